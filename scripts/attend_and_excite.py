@@ -1,4 +1,4 @@
-"""Attend-and-Excite (Chefer et al. 2023): guide a picture so that no chosen word is overlooked.
+"""Attend-and-Excite (Chefer et al. 2023): guide an image so that no chosen word is overlooked.
 
 After each of the first half of the steps the latents go down the gradient of 1 minus the peak of
 the smoothed attention map of the word that has the lowest (section 3, equations 1 to 3; without
@@ -79,7 +79,7 @@ class Excite:
 
 
 def draw(pipe: Any, args: argparse.Namespace, seed: int, step_size: float) -> tuple[Any, float]:
-    """The picture, and the lowest peak of a word, mean over the steps that were looked at."""
+    """The image, and the lowest peak of a word, mean over the steps that were looked at."""
     excite = Excite(sdattn.read_prompt(pipe.tokenizer, args.prompt), args.words, step_size)
     image = pipe(
         args.prompt,

@@ -1,6 +1,6 @@
-"""What mkdocs needs to know of this repository: where its pictures are, how docstrings are written.
+"""What mkdocs needs to know of this repository: where its images are, how docstrings are written.
 
-Pictures lie in outputs/, where the commands that make them put them. Pages link them as they lie
+Images lie in outputs/, where the commands that make them put them. Pages link them as they lie
 in the repository (../outputs/example/grid.png), so the links work on a forge and in the site.
 """
 
@@ -30,11 +30,11 @@ def on_startup(**_: Any) -> None:
 
 
 def on_files(files: Files, config: Any) -> Files:
-    """Put the pictures of outputs/ into the site."""
+    """Put the images of outputs/ into the site."""
     for folder in SHOWN:
-        for picture in sorted((ROOT / "outputs" / folder).rglob("*.png")):
-            place = picture.relative_to(ROOT).as_posix()
-            files.append(File.generated(config, place, abs_src_path=str(picture)))
+        for image in sorted((ROOT / "outputs" / folder).rglob("*.png")):
+            place = image.relative_to(ROOT).as_posix()
+            files.append(File.generated(config, place, abs_src_path=str(image)))
     return files
 
 

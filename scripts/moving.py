@@ -1,11 +1,11 @@
-"""Drawn scenes that move: films whose every frame is explained.
+"""Drawn scenes that move: videos whose every frame is explained.
 
-- ``MovingScene`` is a scene all of which goes to the right; ``random_film`` makes one up.
-- ``MovingScene.frames`` gives the scene of each frame, ``draw`` the film.
+- ``MovingScene`` is a scene all of which goes to the right; ``random_video`` makes one up.
+- ``MovingScene.frames`` gives the scene of each frame, ``draw`` the video.
 - ``goes_right`` reads from an object's places, frame by frame, whether it went there.
 
-``demo-film`` is trained on these. AnimateDiff's motion modules see no text, and the first demo's
-UNet, which stays as it is, knows no word for movement. So a film is said as its scene is, and goes
+``demo-video`` is trained on these. AnimateDiff's motion modules see no text, and the first demo's
+UNet, which stays as it is, knows no word for movement. So a video is said as its scene is, and goes
 one way, whatever is said.
 """
 
@@ -20,7 +20,7 @@ from .scenes.shapes import Pixels, Scene, SceneObject, random_scene
 
 FRAMES = 8
 MARGIN = 0.02  # between objects and the border, as in scenes that stand still
-SHORTEST, LONGEST = 0.35, 0.5  # of the way where there is room, as parts of the picture's side
+SHORTEST, LONGEST = 0.35, 0.5  # of the way where there is room, as parts of the image's side
 
 
 @dataclass(frozen=True)
@@ -29,7 +29,7 @@ class MovingScene:
 
     Attributes:
         scene: the first frame.
-        length: of the way from the first frame to the last, as a part of the picture's side.
+        length: of the way from the first frame to the last, as a part of the image's side.
     """
 
     scene: Scene
@@ -40,7 +40,7 @@ class MovingScene:
         return [moved(self.scene, self.length * at / max(count - 1, 1)) for at in range(count)]
 
     def draw(self, size: int, count: int = FRAMES) -> Pixels:
-        """The film, uint8 [frames, size, size, 3]."""
+        """The video, uint8 [frames, size, size, 3]."""
         return np.stack([scene.draw(size) for scene in self.frames(count)])
 
     def caption(self, rng: np.random.Generator) -> str:
@@ -58,17 +58,17 @@ def moved(scene: Scene, x: float) -> Scene:
 
 
 def room(objects: Sequence[SceneObject]) -> tuple[float, float]:
-    """How far objects can go to the left and to the right within the picture."""
+    """How far objects can go to the left and to the right within the image."""
     left = min(one.centre[0] - one.radius for one in objects)
     right = max(one.centre[0] + one.radius for one in objects)
     return left - MARGIN, 1 - MARGIN - right
 
 
-def random_film(
+def random_video(
     rng: np.random.Generator, *, held_out: bool = False, n_objects: int = 0
 ) -> MovingScene:
-    """A film by chance, whose objects stay within the picture: two side by side go as far as there
-    is room. ``held_out`` and ``n_objects`` as of scenes, but that 0 makes half of the films of one
+    """A video by chance, whose objects stay within the image: two side by side go as far as there
+    is room. ``held_out`` and ``n_objects`` as of scenes, but that 0 makes half of the videos of one
     object."""
     count = n_objects or int(rng.integers(1, 3))
     scene = random_scene(rng, held_out=held_out, n_objects=count)

@@ -20,7 +20,7 @@ from typing import Any
 
 import diffusers
 
-from scripts.trial_call import COLS, FRAMES, PICTURES, ROWS, SeenAttention, Trial, trial_call
+from scripts.trial_call import COLS, FRAMES, IMAGES, ROWS, SeenAttention, Trial, trial_call
 from sdattn.files.terminal import shorter
 from sdattn.loading.index import read_index, without_weights
 from sdattn.loading.locating import download, find_model
@@ -30,7 +30,7 @@ from sdattn.models.families import PAGE, claimed, closest
 from sdattn.models.family import Joined
 
 _READ = ("encoder_hidden_states", "hidden_states", "timestep")  # by default, see Family.names
-_WORDS = {"t": "text", "p": "picture", "b": "both at once", "-": "neither", "?": "of a single row"}
+_WORDS = {"t": "text", "p": "image", "b": "both at once", "-": "neither", "?": "of a single row"}
 _OPEN = (  # fields that no call of the model shows, and where they are to be read
     ("timestep_unit", "what the pipeline's __call__ divides the timestep by: 1.0 or 1000.0"),
     ("readers", "how the pipeline's encode_prompt makes columns of words"),
@@ -48,7 +48,7 @@ class DraftLayers:
         place, kind: None where that is not known.
         said: what was seen of them, or why nothing was.
         joined: of joint attention, the order; None where it is not known.
-        cells: queries of the picture.
+        cells: queries of the image.
     """
 
     pattern: str
@@ -168,7 +168,7 @@ def _kind(seen: SeenAttention) -> Kind | None:
 def _order(seen: SeenAttention) -> Joined | None:
     order = [token for token, _ in groupby(seen.keys) if token != "-"]
     orders: dict[tuple[str, ...], Joined]
-    orders = {("t", "p"): "text first", ("p", "t"): "picture first"}
+    orders = {("t", "p"): "text first", ("p", "t"): "image first"}
     return orders.get(tuple(order))
 
 
@@ -176,7 +176,7 @@ def _said(seen: SeenAttention) -> str:
     """The tokens of a call in words.
 
     >>> _said(SeenAttention("attn", True, True, "ttppp", "ttppp", 1))
-    'queries: 2 text, 3 picture; keys: 2 text, 3 picture'
+    'queries: 2 text, 3 image; keys: 2 text, 3 image'
     """
     parts = []
     for name, tokens in (("queries", seen.queries), ("keys", seen.keys)):
@@ -188,8 +188,8 @@ def _said(seen: SeenAttention) -> str:
 
 def _grid(trial: Trial, cells: set[int]) -> tuple[str | None, str | None, int | None]:
     """The field ``grid`` as source code, ``grid_argument`` and ``patch``, from the number of
-    queries of the picture."""
-    known = [name for name in PICTURES if name in trial.given]
+    queries of the image."""
+    known = [name for name in IMAGES if name in trial.given]
     if len(cells) != 1 or not known:
         return None, None, None
     [count], name = cells, known[0]
@@ -224,9 +224,9 @@ def _not_known(
         elif one.kind == "joint" and "neither" in one.said:
             yield f"what the tokens of neither are in {one.pattern}: no field counts them"
     if joined is None and any(one.kind == "joint" for one in layers):
-        yield "joined: the order in which the processor's torch.cat joins text and picture"
+        yield "joined: the order in which the processor's torch.cat joins text and image"
     if grid is None:
-        yield "grid: how forward makes the picture's tokens of the latents"
+        yield "grid: how forward makes the image's tokens of the latents"
     arguments = trial.given or {}
     if absent := [name for name in _READ if name not in arguments]:
         yield f"names: forward has no {', '.join(absent)}; say which arguments stand for them"

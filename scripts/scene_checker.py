@@ -1,6 +1,6 @@
-"""Find the objects in a picture of a scene, by colour and outline alone.
+"""Find the objects in an image of a scene, by colour and outline alone.
 
-``find_objects`` knows nothing of how the picture was made, nor of what was asked for;
+``find_objects`` knows nothing of how the image was made, nor of what was asked for;
 ``match`` then says which of its finds are the objects of a scene.
 """
 
@@ -32,7 +32,7 @@ from .scenes.shapes import (
     inside,
 )
 
-SIDE = 64  # pictures are looked at in 64 x 64
+SIDE = 64  # images are looked at in 64 x 64
 SOLID = 6  # pixels of one colour, neighbours and all, that no blurred edge has
 
 
@@ -47,22 +47,22 @@ class Found:
 
 
 def find_objects(
-    picture: Image.Image | Pixels,
+    image: Image.Image | Pixels,
     min_area: float = 0.012,
     colours: Mapping[str, tuple[int, int, int]] = COLOURS,
 ) -> list[Found]:
-    """The objects in a picture, biggest first, by colour and outline alone.
+    """The objects in an image, biggest first, by colour and outline alone.
 
     Every pixel takes the nearest colour of the palette; blends at edges count for the colours
     they lie between. Each connected patch is then named after the shape that, at the patch's own
     area and centre of mass, overlaps it best.
 
     Args:
-        picture: PIL image or uint8 [rows, cols, 3]; looked at in 64 x 64.
-        min_area: the least part of the picture that counts as an object.
+        image: PIL image or uint8 [rows, cols, 3]; looked at in 64 x 64.
+        min_area: the least part of the image that counts as an object.
         colours: that an object can have.
     """
-    opened = picture if isinstance(picture, Image.Image) else Image.fromarray(picture)
+    opened = image if isinstance(image, Image.Image) else Image.fromarray(image)
     small = opened.convert("RGB").resize((SIDE, SIDE), Image.Resampling.BOX)
     labels = _label_colours(np.asarray(small, dtype=np.float64), colours)
     found = []
@@ -95,7 +95,7 @@ def match(scene: Scene, found: list[Found]) -> tuple[Found, ...] | None:
 
 
 def _label_colours(
-    picture: NDArray[np.float64], colours: Mapping[str, tuple[int, int, int]]
+    image: NDArray[np.float64], colours: Mapping[str, tuple[int, int, int]]
 ) -> NDArray[np.int64]:
     """The palette's index for each pixel [64, 64]; backgrounds come after the colours.
 
@@ -103,7 +103,7 @@ def _label_colours(
     that is no pink object.
     """
     palette = np.array([*colours.values(), *BACKGROUNDS.values()], dtype=np.float64)
-    distance = ((picture[:, :, None] - palette) ** 2).sum(-1)  # [64, 64, colours]
+    distance = ((image[:, :, None] - palette) ** 2).sum(-1)  # [64, 64, colours]
     nearest = distance.argmin(-1)
     solid = [int(_eroded(nearest == index).sum()) for index in range(len(palette))]
     absent = [index for index, cells in enumerate(solid) if cells < SOLID]

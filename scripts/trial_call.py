@@ -1,8 +1,8 @@
 """One small call of a model of which nothing is known, and which tokens its attention got.
 
-The call has three rows: the same picture and text; another text; another picture. Every attention
+The call has three rows: the same image and text; another text; another image. Every attention
 puts out zeros, so that no token learns of another. Then in any layer, however deep, a query or key
-that differs in the second row is one of the text, and one that differs in the third of the picture.
+that differs in the second row is one of the text, and one that differs in the third of the image.
 """
 
 import inspect
@@ -27,7 +27,7 @@ TEXT_WIDTHS = (  # of the configuration, the first that is there
 )
 UNLESS_NEEDED = {"encoder_attention_mask", "encoder_hidden_states_mask"}
 TEXTS = ("encoder_hidden_states",)
-PICTURES = ("hidden_states", "sample", "x")
+IMAGES = ("hidden_states", "sample", "x")
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class SeenAttention:
     Attributes:
         layer: the path of the innermost module that ran.
         has_processor: whether that holds one.
-        gets_text: whether the module was handed the text beside the picture.
-        queries, keys: a letter a token: ``"t"`` of the text, ``"p"`` of the picture, ``"b"`` of
+        gets_text: whether the module was handed the text beside the image.
+        queries, keys: a letter a token: ``"t"`` of the text, ``"p"`` of the image, ``"b"`` of
             both, ``"-"`` of neither; ``"?"`` where the rows did not come together.
         rows: of the kernel's batch for one of the model's.
     """
@@ -178,7 +178,7 @@ def _made_up(model: Any, latents: Tensor) -> dict[str, Callable[[], Any]]:
         axes = len(config.get("axes_dims_rope") or (0, 0, 0))
         return torch.zeros(count, axes)
 
-    def picture_ids() -> Tensor:
+    def image_ids() -> Tensor:
         made = ids(ROWS * COLS)
         made[:, 1:3] = torch.cartesian_prod(torch.arange(ROWS), torch.arange(COLS))
         return made
@@ -190,7 +190,7 @@ def _made_up(model: Any, latents: Tensor) -> dict[str, Callable[[], Any]]:
         return None if width is None else torch.zeros(*shape, width, **options)
 
     return {
-        **dict.fromkeys(PICTURES, lambda: latents),
+        **dict.fromkeys(IMAGES, lambda: latents),
         **dict.fromkeys(TEXTS, text),
         "timestep": lambda: torch.ones(batch),
         "guidance": lambda: torch.ones(batch) if config.get("guidance_embeds") else None,
@@ -200,7 +200,7 @@ def _made_up(model: Any, latents: Tensor) -> dict[str, Callable[[], Any]]:
             config.get("num_embeds_ada_norm") and batch, dtype=torch.long
         ),
         "added_cond_kwargs": lambda: {"resolution": None, "aspect_ratio": None},
-        "img_ids": picture_ids,
+        "img_ids": image_ids,
         "txt_ids": lambda: ids(N_TEXT),
         "img_shapes": lambda: [[(1, ROWS, COLS)]] * batch,
         "encoder_attention_mask": lambda: torch.ones(batch, N_TEXT),
@@ -274,9 +274,5 @@ def _letters(tokens: Tensor) -> str:
         return "?" * tokens.shape[-2]
     rows = tokens.unflatten(0, (3, -1)).float()  # [3, rows, heads, N, d]
     far = DIFFERENT * rows.abs().max()
-    of_text, of_picture = (
-        ((rows[i] - rows[0]).abs().amax((0, 1, 3)) > far).tolist() for i in (1, 2)
-    )
-    return "".join(
-        "-tpb"[text + 2 * picture] for text, picture in zip(of_text, of_picture, strict=True)
-    )
+    of_text, of_image = (((rows[i] - rows[0]).abs().amax((0, 1, 3)) > far).tolist() for i in (1, 2))
+    return "".join("-tpb"[text + 2 * image] for text, image in zip(of_text, of_image, strict=True))

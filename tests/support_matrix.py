@@ -4,7 +4,7 @@ support matrix of docs/models.md.
     python tests/support_matrix.py
 
 The pipelines are the real classes with tiny random models. A way or a processor counts where the
-picture with capture was bit for bit the one without, every layer that sees the text was seen, and
+image with capture was bit for bit the one without, every layer that sees the text was seen, and
 the words of the prompt were found; else the cell says what went wrong.
 """
 
@@ -69,7 +69,7 @@ def check(row: Row, way: Way, processor: str) -> str:
     with sdattn.capture(pipe) as store:
         watched = row.run(pipe, way)
     if not (plain == watched).all():
-        return "the picture changed"
+        return "the image changed"
     if len(store.maps) != row.layers:
         return f"{len(store.maps)} of {row.layers} layers seen"
     options: dict[str, Any] = row.options(pipe, way)

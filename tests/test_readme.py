@@ -60,7 +60,7 @@ def test_blocks_run(page, tmp_path, monkeypatch):
     gc.collect()
 
 
-@pytest.mark.skipif(not (ROOT / "outputs").exists(), reason="an sdist has no pictures")
+@pytest.mark.skipif(not (ROOT / "outputs").exists(), reason="an sdist has no images")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)

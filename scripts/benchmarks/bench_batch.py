@@ -8,7 +8,7 @@ The runs on Ray (--runs) need `pip install 'sdattn[ray]'`.
 --memory instead compares the peak memory of 200 and of 2,000 items, and then takes the time and the
 peak of a run that reads a million lines and draws four.
 --writing instead takes the time and the bytes of one item of SD 1.5's size, 512x512 and ten words,
-with random maps and a picture of noise, which is the most a PNG can have.
+with random maps and an image of noise, which is the most a PNG can have.
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """What it costs to draw a run: overlays, grid and page of a prompt of ten words at 512x512.
 
-On one core, of random maps of SD 1.5's size, over a picture of noise, which is the most that a PNG
+On one core, of random maps of SD 1.5's size, over an image of noise, which is the most that a PNG
 can have to pack, and over a smooth one, in turn, round by round. The first run of a process loads
 matplotlib and jinja2 as well.
 """
@@ -43,20 +43,20 @@ def main() -> None:
     found: dict[tuple[str, str], list[float]] = {}
     sizes = {}
     for _ in range(options.rounds):
-        for picture, run in runs.items():
+        for image, run in runs.items():
             for name, parts in PARTS.items():
                 start = time.process_time()
                 files = pack_with_page(run, parts).files
-                found.setdefault((picture, name), []).append(time.process_time() - start)
-                sizes[picture, name] = sum(map(len, files.values()))
+                found.setdefault((image, name), []).append(time.process_time() - start)
+                sizes[image, name] = sum(map(len, files.values()))
     print(f"{processor_name()}, torch {torch.__version__}; first run {1000 * first:.0f} ms\n")
-    print("| picture | drawn | one core, median (range) | bytes |\n|---|---|---|---|")
-    for (picture, name), times in found.items():
+    print("| image | drawn | one core, median (range) | bytes |\n|---|---|---|---|")
+    for (image, name), times in found.items():
         low, middle, high = (1000 * f(times) for f in (min, statistics.median, max))
-        size = sizes[picture, name] / 1e6
-        print(f"| {picture} | {name} | {middle:.0f} ms ({low:.0f} to {high:.0f}) | {size:.2f} MB |")
+        size = sizes[image, name] / 1e6
+        print(f"| {image} | {name} | {middle:.0f} ms ({low:.0f} to {high:.0f}) | {size:.2f} MB |")
     if options.out:
-        document = {f"{picture}, {name}": times for (picture, name), times in found.items()}
+        document = {f"{image}, {name}": times for (image, name), times in found.items()}
         options.out.write_text(json.dumps({"first": first, "seconds": document}, indent=1) + "\n")
 
 

@@ -18,7 +18,7 @@ LEVELS = {"down": (0, 0, 1, 1, 2, 2), "mid": (3,), "up": (2, 2, 2, 1, 1, 1, 0, 0
 
 
 def random_run(words: int = 10, steps: int = 0, side: int = 512) -> ImageRun:
-    """16 layers of 77 columns on grids of 64x64 and less, a picture of noise of ``side`` pixels,
+    """16 layers of 77 columns on grids of 64x64 and less, an image of noise of ``side`` pixels,
     and so many steps kept."""
     chance = torch.Generator().manual_seed(0)
     tokenizer = CLIPTokenizer.from_pretrained(DEMO / "tokenizer")

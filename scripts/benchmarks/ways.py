@@ -57,7 +57,7 @@ class Daam:
         return sum(one.nbytes for one in self.sums.values())
 
     def heatmaps(self, words: list[list[int]], size: int) -> list[Tensor]:
-        """One for each word's columns, ``[size, size]``; of a square picture."""
+        """One for each word's columns, ``[size, size]``; of a square image."""
         finest = max(round(one.shape[1] ** 0.5) for one in self.sums.values())
         resized = []
         for one in self.sums.values():

@@ -1,7 +1,7 @@
-"""How often the word that ``demo-lora`` teaches lands in the demo model's pictures, with the LoRA
+"""How often the word that ``demo-lora`` teaches lands in the demo model's images, with the LoRA
 and without, and how often the words that it knew still do.
 
-Prompts are of combinations that no training saw, a picture of each for each seed. Pictures are read
+Prompts are of combinations that no training saw, an image of each for each seed. Images are read
 by ``scene_checker`` with the new colour in its palette, which lies between orange and yellow.
 """
 
@@ -17,7 +17,7 @@ from PIL import Image
 
 from sdattn import load_pipeline
 from sdattn.models.demos import DEMO_LORA, demo_settings
-from sdattn.models.pipeline_call import call_pipeline, pictures_of
+from sdattn.models.pipeline_call import call_pipeline, images_of
 
 from ..scene_checker import find_objects
 from ..scenes.shapes import COLOURS, TAUGHT_COLOURS, Scene, random_scene
@@ -28,9 +28,9 @@ NEAR = {"gold": ("gold", "orange", "yellow")}  # a shade on either side
 PALETTE = {**COLOURS, **TAUGHT_COLOURS}
 
 
-def seen(picture: Image.Image) -> list[tuple[str, str]]:
-    """The colour and the shape of each object in a picture."""
-    return sorted((one.colour, one.shape) for one in find_objects(picture, colours=PALETTE))
+def seen(image: Image.Image) -> list[tuple[str, str]]:
+    """The colour and the shape of each object in an image."""
+    return sorted((one.colour, one.shape) for one in find_objects(image, colours=PALETTE))
 
 
 def wanted(scene: Scene) -> list[tuple[str, str]]:
@@ -38,12 +38,12 @@ def wanted(scene: Scene) -> list[tuple[str, str]]:
     return sorted((one.colour, one.shape) for one in scene.objects)
 
 
-def figures_of(scenes: list[Scene], pictures: list[Image.Image], word: str) -> dict[str, float]:
-    """Shares of pictures: with the word's colour on the object that has it in the prompt, with that
+def figures_of(scenes: list[Scene], images: list[Image.Image], word: str) -> dict[str, float]:
+    """Shares of images: with the word's colour on the object that has it in the prompt, with that
     or a colour next to it there, and with all objects that were asked for and no others."""
     rows = []
-    for scene, picture in zip(scenes, pictures, strict=True):
-        found, asked = seen(picture), wanted(scene)
+    for scene, image in zip(scenes, images, strict=True):
+        found, asked = seen(image), wanted(scene)
         shapes = [shape for colour, shape in asked if colour == word]
         near = any(colour in NEAR[word] and shape in shapes for colour, shape in found)
         exact = any((word, shape) in found for shape in shapes)
@@ -53,13 +53,13 @@ def figures_of(scenes: list[Scene], pictures: list[Image.Image], word: str) -> d
 
 
 def drawn(pipe: Any, prompts: list[str], seed: int) -> list[Image.Image]:
-    """A picture of each prompt; that of number ``i`` from seed ``seed * 100000 + i``."""
-    pictures = []
+    """An image of each prompt; that of number ``i`` from seed ``seed * 100000 + i``."""
+    images = []
     for start in range(0, len(prompts), BATCH):
         part = prompts[start : start + BATCH]
         seeds = [seed * 100_000 + start + i for i in range(len(part))]
-        pictures += pictures_of(call_pipeline(pipe, part, seeds, demo_settings(pipe)))
-    return pictures
+        images += images_of(call_pipeline(pipe, part, seeds, demo_settings(pipe)))
+    return images
 
 
 def unseen(rng: np.random.Generator, word: str, count: int) -> list[Scene]:
@@ -88,7 +88,7 @@ def main() -> None:
     parser.add_argument("--word", default="gold", choices=TAUGHT_COLOURS)
     parser.add_argument("--prompts", type=int, default=40, help="with the word; as many without")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
-    parser.add_argument("--sheet", type=Path, help="a picture file: a row a model and seed")
+    parser.add_argument("--sheet", type=Path, help="an image file: a row a model and seed")
     parser.add_argument("--out", type=Path, help="a JSON file with the figures")
     args = parser.parse_args()
     rng = np.random.default_rng(2024)
@@ -103,14 +103,14 @@ def main() -> None:
         pipe = load_pipeline("demo", device="cpu", lora=lora)
         pipe.set_progress_bar_config(disable=True)
         for seed in args.seeds:
-            pictures = drawn(pipe, said, seed)
-            of_new = figures_of(new, pictures[: len(new)], args.word)
-            of_old = figures_of(old, pictures[len(new) :], args.word)
+            images = drawn(pipe, said, seed)
+            of_new = figures_of(new, images[: len(new)], args.word)
+            of_old = figures_of(old, images[len(new) :], args.word)
             figures[f"{name}, seed {seed}"] = {"new word": of_new, "known words": of_old}
             for kind, row in (("new word", of_new), ("known words", of_old)):
                 cells = ", ".join(f"{what} {share:.1%}" for what, share in row.items())
                 print(f"{name}, seed {seed}, {kind}: {cells}", flush=True)
-            rows.append(np.concatenate([np.asarray(one) for one in pictures[:8]], axis=1))
+            rows.append(np.concatenate([np.asarray(one) for one in images[:8]], axis=1))
     if args.sheet:
         Image.fromarray(np.concatenate(rows)).save(args.sheet)
     if args.out:

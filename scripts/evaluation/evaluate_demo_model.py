@@ -1,6 +1,6 @@
-"""Measure the demo model on prompts it never saw: are the pictures right, and the heatmaps?
+"""Measure the demo model on prompts it never saw: are the images right, and the heatmaps?
 
-Pictures are read by ``scene_checker``, which knows nothing of the model; its own accuracy
+Images are read by ``scene_checker``, which knows nothing of the model; its own accuracy
 is measured first. Heatmaps are compared with the objects that the checker found.
 """
 
@@ -22,6 +22,7 @@ from sdattn import Heatmaps
 
 from ..scenes.shapes import Scene, random_scene
 from ..training.autoencoder import vae_psnr
+from .images import own_settings
 from .knockouts import stays, tells_apart, without_words
 from .landing import (
     THRESHOLDS,
@@ -32,15 +33,14 @@ from .landing import (
     landings,
     seen_in,
 )
-from .pictures import own_settings
 
-BATCH = 10  # pictures drawn at a time
+BATCH = 10  # images drawn at a time
 KINDS: tuple[Kind, Kind] = ("colour", "shape")
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """One picture against its prompt.
+    """One image against its prompt.
 
     Attributes:
         groups: the rows of the table that it counts for.
@@ -68,9 +68,9 @@ def checker_accuracy(seed: int, size: int, count: int = 500) -> float:
     return right / count
 
 
-def judge(scene: Scene, prompt: str, picture: Image.Image, heatmaps: Heatmaps) -> Verdict:
-    """Compare one picture and its heatmaps with what the prompt asked for."""
-    seen = seen_in(scene, picture)
+def judge(scene: Scene, prompt: str, image: Image.Image, heatmaps: Heatmaps) -> Verdict:
+    """Compare one image and its heatmaps with what the prompt asked for."""
+    seen = seen_in(scene, image)
     words = {kind: landings(scene, seen.masks, heatmaps, kind) for kind in KINDS}
     return Verdict(prompt, groups(scene, prompt), seen, words, function_peak(heatmaps))
 
@@ -103,23 +103,23 @@ def summarise(verdicts: list[Verdict]) -> dict[str, Any]:
     }
 
 
-def of_words(pictures: list[list[Landing]]) -> dict[str, Any]:
+def of_words(images: list[list[Landing]]) -> dict[str, Any]:
     """How the words of one kind land: on their own objects of two, and the IoU at that one of
     THRESHOLDS where it is best."""
-    told = [[one.own for one in some if one.own is not None] for some in pictures]
-    levels = np.array([one.ious for some in pictures for one in some])
+    told = [[one.own for one in some if one.own is not None] for some in images]
+    levels = np.array([one.ious for some in images for one in some])
     best = int(levels.mean(0).argmax()) if len(levels) else 0
     return {
         "on_own_object": share([own for some in told for own in some]),
         "both_on_own_object": share([all(some) for some in told if some]),
-        "pictures_of_two": sum(bool(some) for some in told),
+        "images_of_two": sum(bool(some) for some in told),
         "iou": float(levels.mean(0)[best]) if len(levels) else None,
         "iou_threshold": float(THRESHOLDS[best]),
     }
 
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
-    """The figures as text, a row a group: the pictures; of colour words and of shape words the
+    """The figures as text, a row a group: the images; of colour words and of shape words the
     part on its own object and the IoU; the peaks of function words."""
     heads = ("colours", "shapes", "relation", "colour w.", "IoU", "shape w.", "IoU", "peaks")
     lines = [f"{'':24}{'n':>5}" + "".join(f"{head:>10}" for head in heads)]
@@ -159,17 +159,17 @@ def settings(args: argparse.Namespace) -> dict[str, Any]:
 
 def evaluate(pipe: Any, args: argparse.Namespace) -> tuple[list[Verdict], list[Image.Image]]:
     """Draw every prompt with a seed of its own and judge it."""
-    verdicts, pictures = [], []
+    verdicts, images = [], []
     asked = unseen(args)
     options = settings(args)
     for start in range(0, len(asked), BATCH):
         part = asked[start : start + BATCH]
         prompts = [prompt for _, prompt in part]
         run = sdattn.generate(pipe, prompts, seed=args.seed + start, preset=args.preset, **options)
-        for (scene, prompt), picture, maps in zip(part, run.images, run.heatmaps, strict=True):
-            verdicts.append(judge(scene, prompt, picture, maps))
-            pictures.append(picture)
-    return verdicts, pictures
+        for (scene, prompt), image, maps in zip(part, run.images, run.heatmaps, strict=True):
+            verdicts.append(judge(scene, prompt, image, maps))
+            images.append(image)
+    return verdicts, images
 
 
 def readings(pipe: Any, args: argparse.Namespace) -> dict[str, Any]:
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="demo, or a folder")
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--scene-seed", type=int, default=2024, help="which unseen prompts")
-    parser.add_argument("--seed", type=int, default=0, help="of the first picture's noise")
+    parser.add_argument("--seed", type=int, default=0, help="of the first image's noise")
     parser.add_argument("--wording", default="any", choices=["any", "plain", "place first"])
     parser.add_argument("--first", action="store_true", help="the first wording of each scene only")
     parser.add_argument("--steps", type=int, help="by default the model's own")
@@ -204,14 +204,14 @@ def main() -> None:
     print(f"checker: {accuracy:.1%} of drawn scenes read without a mistake", flush=True)
     print(f"vae: {vae_psnr(pipe.vae, seed=7):.2f} dB on unseen scenes", flush=True)
     began = time.time()
-    verdicts, pictures = evaluate(pipe, args)
+    verdicts, images = evaluate(pipe, args)
     by_group = defaultdict(list)
     for verdict in verdicts:
         for group in verdict.groups:
             by_group[group].append(verdict)
     figures = {group: summarise(by_group[group]) for group in sorted(by_group)}
     print(table(figures))
-    print(f"{(time.time() - began) / len(verdicts):.2f} s a picture, heatmaps and check included")
+    print(f"{(time.time() - began) / len(verdicts):.2f} s an image, heatmaps and check included")
     without = readings(pipe, args)
     print(f"without a word of the first object: {json.dumps(without)}")
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -220,10 +220,10 @@ def main() -> None:
     report = {"options": options, "checker": accuracy, "figures": figures, "wrong": wrong}
     report |= {"knockouts": without}
     args.out.write_text(json.dumps(report, indent=2) + "\n")
-    wide = min(20, len(pictures))
-    starts = range(0, len(pictures) - wide + 1, wide)
-    rows = [pictures[start : start + wide] for start in starts]
-    sheet = np.vstack([np.hstack([np.asarray(picture) for picture in row]) for row in rows])
+    wide = min(20, len(images))
+    starts = range(0, len(images) - wide + 1, wide)
+    rows = [images[start : start + wide] for start in starts]
+    sheet = np.vstack([np.hstack([np.asarray(image) for image in row]) for row in rows])
     Image.fromarray(sheet).save(args.out.with_suffix(".png"))
     print(args.out)
 

@@ -28,13 +28,13 @@ from sdattn.models import register, unregister
 from sdattn.models.demos import demo_settings
 from sdattn.models.families import edits_of
 from sdattn.models.layers import find_denoiser
-from sdattn.models.pipeline_call import call_pipeline, pictures_of
+from sdattn.models.pipeline_call import call_pipeline, images_of
 
 from ..scene_checker import Found, find_objects, match
 from ..scenes.shapes import COLOURS, SHAPES, Scene, random_scene
 
 BATCH = 10  # sources drawn at a time
-# How far a centre may move, in parts of the picture's side: of the object that is to be kept, and
+# How far a centre may move, in parts of the image's side: of the object that is to be kept, and
 # of the one that changes (a triangle's centre is not where the circle's was).
 NEAR, FAR = 0.1, 0.25
 
@@ -69,7 +69,7 @@ def make_case(scene: Scene, wording: int, seed: int, rng: np.random.Generator, k
 
 
 def right_sources(pipe: Any, count: int, args: argparse.Namespace) -> list[Case]:
-    """Cases whose source picture the checker reads without a mistake."""
+    """Cases whose source image the checker reads without a mistake."""
     rng = np.random.default_rng(args.scene_seed)
     cases: list[Case] = []
     seed = args.seed
@@ -98,12 +98,12 @@ def edit_at(pipe: Any, depth: tuple[float, float]) -> None:
 
 
 def drawn(pipe: Any, prompts: list[str], seeds: Sequence[int]) -> list[Image.Image]:
-    """The pictures of :func:`sdattn.generate`, without their heatmaps."""
-    return pictures_of(call_pipeline(pipe, prompts, seeds, demo_settings(pipe)))
+    """The images of :func:`sdattn.generate`, without their heatmaps."""
+    return images_of(call_pipeline(pipe, prompts, seeds, demo_settings(pipe)))
 
 
 def places(scene: Scene, image: Image.Image) -> tuple[Found, ...] | None:
-    """The scene's objects in a picture that shows exactly them; None if it does not."""
+    """The scene's objects in an image that shows exactly them; None if it does not."""
     found = find_objects(image)
     seen = Counter((thing.colour, thing.shape) for thing in found)
     wanted = Counter((thing.colour, thing.shape) for thing in scene.objects)
@@ -129,14 +129,14 @@ def judge(case: Case, before: Image.Image, after: Image.Image) -> tuple[bool, bo
 
 
 def main() -> None:
-    """Read the options, measure, print a table and write figures and pictures."""
+    """Read the options, measure, print a table and write figures and images."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="demo", help="demo, demo-mmdit, or a folder")
     parser.add_argument("--cases", type=int, default=50)
     parser.add_argument("--scene-seed", type=int, default=77, help="which unseen scenes")
-    parser.add_argument("--seed", type=int, default=5000, help="of the first picture's noise")
+    parser.add_argument("--seed", type=int, default=5000, help="of the first image's noise")
     parser.add_argument("--cross", type=float, help="by default that of the model's family")
     parser.add_argument("--self", dest="self_steps", type=float, help="likewise")
     parser.add_argument("--depth", type=float, nargs=2, help="likewise: the layers that take part")

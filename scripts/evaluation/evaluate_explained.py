@@ -1,4 +1,4 @@
-"""Where should explain() look in a picture that is there already? Pictures that the script draws,
+"""Where should explain() look in an image that is there already? Images that the script draws,
 with exact masks, noised to one timestep after another, to several of them, and inverted.
 
     python -m scripts.evaluation.evaluate_explained
@@ -28,9 +28,9 @@ from sdattn import Heatmaps
 from sdattn.edit import invert
 from sdattn.models.demos import demo_settings
 
+from .images import Asked, Sample, batches, said, script_images, unseen_scenes
 from .joint import SPLITS
-from .pictures import Asked, Sample, batches, said, script_pictures, unseen_scenes
-from .records import Records, read_picture
+from .records import Records, read_image
 from .solvers import reconstructions
 from .tables import MEASURES, OWN, table
 from .variants import DEFAULT
@@ -52,10 +52,10 @@ SEVERAL = (
 
 
 def explained(pipe: Any, asked: Sequence[Asked], seed: int, inverts: bool) -> Iterator[Sample]:
-    """The script's own pictures with the maps of every way to look at them."""
+    """The script's own images with the maps of every way to look at them."""
     most = pipe.scheduler.config.num_train_timesteps
     for part in batches(asked):
-        given = script_pictures(pipe, part), said(part)
+        given = script_images(pipe, part), said(part)
         # columns as they are: each look is then one pass of its own, whose mean is that of several
         ways = {"seed": seed * 100_000 + part[0][0], "preset": "columns"}
         at = {
@@ -75,7 +75,7 @@ def explained(pipe: Any, asked: Sequence[Asked], seed: int, inverts: bool) -> It
 def _replayed(
     pipe: Any, images: Sequence[Image.Image], prompts: Sequence[str]
 ) -> Sequence[Heatmaps]:
-    """Of the second half of the way back from the pictures' inversions, without guidance."""
+    """Of the second half of the way back from the images' inversions, without guidance."""
     ways: dict[str, Any] = {"guidance_scale": 1.0, "null_text": False}
     ways["num_inference_steps"] = demo_settings(pipe)["num_inference_steps"]
     pairs = zip(images, prompts, strict=True)
@@ -116,7 +116,7 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--scenes", type=int, default=80)
     parser.add_argument("--noises", type=int, default=1, help="seeds of noise for each scene")
     parser.add_argument("--seed", type=int, default=2028, help="which unseen scenes")
-    parser.add_argument("--solvers", type=int, help="only how near so many pictures come back")
+    parser.add_argument("--solvers", type=int, help="only how near so many images come back")
     parser.add_argument("--out", type=Path, default=Path("outputs/evaluation/explained"))
     args = parser.parse_args(given)
     pipe = sdattn.load_pipeline(args.model, device="cpu")
@@ -126,10 +126,10 @@ def main(given: list[str] | None = None) -> None:
         return
     asked, began, records = unseen_scenes(args.scenes, args.seed), time.time(), Records()
     for seed in range(args.noises):
-        for picture in explained(pipe, asked, seed, inverts=seed == 0):
-            split = [*SPLITS][picture.number % 2]
-            read_picture(picture, split, records, both=picture.heatmaps)
-            print(f"{picture.number + 1} of {len(asked)}, {time.time() - began:.0f} s", flush=True)
+        for image in explained(pipe, asked, seed, inverts=seed == 0):
+            split = [*SPLITS][image.number % 2]
+            read_image(image, split, records, both=image.heatmaps)
+            print(f"{image.number + 1} of {len(asked)}, {time.time() - began:.0f} s", flush=True)
     document = {
         "options": {name: str(value) for name, value in vars(args).items() if name != "out"},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",

@@ -1,11 +1,11 @@
 """Do the heatmaps point at the right thing? Presets, layers and steps against known objects.
 
 Scenes that the demo model never saw are drawn twice: by the model, with masks by colour from its
-pictures, and by the script, with exact masks, which the model then explains from one noising to
+images, and by the script, with exact masks, which the model then explains from one noising to
 each of a few timesteps or from its inversion. Each word's map is compared with its object's mask,
-and with where the picture changes when the word is knocked out.
+and with where the image changes when the word is knocked out.
 
-Of an MM-DiT (``--model demo-mmdit``) the model's own pictures are looked at, in two halves: one to
+Of an MM-DiT (``--model demo-mmdit``) the model's own images are looked at, in two halves: one to
 choose by, one to report.
 
 Prints the tables of docs/trust.md and docs/causes.md and writes all figures (.json), the tables
@@ -30,22 +30,22 @@ import torch
 import sdattn
 from sdattn.models.demos import DEMOS
 
-from . import joint, pictures
+from . import images, joint
 from .causes import correlations
-from .records import Records, read_picture
+from .records import Records, read_image
 from .tables import all_tables, plot
 from .variants import PEERS, VARIANTS
 
-SETTINGS: dict[str, Callable[..., Iterator[pictures.Sample]]] = {
-    "generated": pictures.generated,
-    "noised": pictures.noised,
-    "inverted": pictures.inverted,
+SETTINGS: dict[str, Callable[..., Iterator[images.Sample]]] = {
+    "generated": images.generated,
+    "noised": images.noised,
+    "inverted": images.inverted,
 }
 CHUNK = 25  # scenes a job
 JOINT = "joint"
 
 
-def measure(model: str, setting: str, seed: int, asked: Sequence[pictures.Asked]) -> Records:
+def measure(model: str, setting: str, seed: int, asked: Sequence[images.Asked]) -> Records:
     """One job, in a process of its own: some scenes in one setting with one seed."""
     torch.set_num_threads(1)
     pipe = sdattn.load_pipeline(model, device="cpu")
@@ -55,11 +55,11 @@ def measure(model: str, setting: str, seed: int, asked: Sequence[pictures.Asked]
         return way(pipe, model, seed, asked)
     records = Records()
     if setting == "causes":
-        correlations(pipe, pictures.generated(pipe, asked, seed, PEERS), records)
+        correlations(pipe, images.generated(pipe, asked, seed, PEERS), records)
         return records
     variants = VARIANTS if setting == "generated" else PEERS
-    for picture in SETTINGS[setting](pipe, asked, seed, variants):
-        read_picture(picture, setting, records)
+    for image in SETTINGS[setting](pipe, asked, seed, variants):
+        read_image(image, setting, records)
     return records
 
 
@@ -69,9 +69,9 @@ def is_joint(model: str) -> bool:
     return (folder / "transformer").is_dir()
 
 
-def jobs(args: argparse.Namespace) -> list[tuple[str, str, int, list[pictures.Asked]]]:
+def jobs(args: argparse.Namespace) -> list[tuple[str, str, int, list[images.Asked]]]:
     """The longest first."""
-    asked = pictures.unseen_scenes(args.scenes, args.seed)
+    asked = images.unseen_scenes(args.scenes, args.seed)
     seeds = {"inverted": 1, "causes": 1, "generated": args.noises, "noised": args.noises}
     if is_joint(args.model):
         seeds = {"causes": 1, JOINT: args.noises}

@@ -2,7 +2,7 @@
 
 Text columns as they are and spread, by block and by step, the presets of joint attention, and
 another text than the prompt, "a red circle and a blue square". Masks are found by colour in what
-the model draws, and pictures without the objects that were asked for are left out. The first half
+the model draws, and images without the objects that were asked for are left out. The first half
 of the scenes (even numbers) is for choosing, the other is for what is reported of the choice.
 """
 
@@ -21,13 +21,13 @@ from sdattn.maps.from_stores import heatmaps_of
 from sdattn.maps.layermaps import LayerMaps, layer_maps
 from sdattn.maps.presets import PRESETS, Preset
 from sdattn.maps.requirements import columns_around
-from sdattn.models.pipeline_call import call_pipeline, pictures_of
+from sdattn.models.pipeline_call import call_pipeline, images_of
 from sdattn.models.reading import read_prompts
 
 from ..scenes.shapes import Scene
 from .causes import correlations
-from .pictures import Asked, Sample, batches, masks_in, own_settings, said, seeds_of
-from .records import Records, read_picture
+from .images import Asked, Sample, batches, masks_in, own_settings, said, seeds_of
+from .records import Records, read_image
 from .tables import MEASURES, OWN, causes_table, table
 from .variants import DEFAULT
 
@@ -69,7 +69,7 @@ def other_text(scene: Scene) -> str:
 def drawn(
     pipe: Any, asked: Sequence[Asked], seed: int, settings: Mapping[str, Any]
 ) -> Iterator[Sample]:
-    """The model's pictures with every variant's heatmaps."""
+    """The model's images with every variant's heatmaps."""
     for part in batches(asked):
         prompts, seeds = said(part), seeds_of(part, seed)
         texts = [other_text(scene) for _, scene, _ in part]
@@ -91,7 +91,7 @@ def drawn(
                 name: captures.enter_context(sdattn.capture(pipe, **one))
                 for name, one in options.items()
             }
-            images = pictures_of(call_pipeline(pipe, prompts, seeds, settings))
+            images = images_of(call_pipeline(pipe, prompts, seeds, settings))
         plain = stores["plain"]
         by_name: dict[str, Any] = {}
         layers: dict[Any, LayerMaps] = {}  # variants differ in little of what they read
@@ -114,20 +114,20 @@ CAUSES = (DEFAULT, "columns", "sum", "rescaled", "output, 10")  # compared with 
 def caused(pipe: Any, model: str, seed: int, asked: Sequence[Asked]) -> Records:
     """How far the maps of some scenes agree with what knockouts change."""
     records = Records()
-    pictures = (
+    images = (
         replace(one, heatmaps={name: one.heatmaps[name] for name in CAUSES})
         for one in drawn(pipe, asked, seed, own_settings(model))
     )
-    correlations(pipe, pictures, records)
+    correlations(pipe, images, records)
     return records
 
 
 def measured(pipe: Any, model: str, seed: int, asked: Sequence[Asked]) -> Records:
     """The records of some scenes with one seed."""
     records = Records()
-    for picture in drawn(pipe, asked, seed, own_settings(model)):
-        split = [*SPLITS][picture.number % 2]
-        read_picture(picture, split, records, both=picture.heatmaps)
+    for image in drawn(pipe, asked, seed, own_settings(model)):
+        split = [*SPLITS][image.number % 2]
+        read_image(image, split, records, both=image.heatmaps)
     return records
 
 
@@ -135,12 +135,12 @@ def tables(figures: Mapping[str, Any]) -> str:
     """The figures in Markdown."""
     parts = []
     for split in [one for one in SPLITS if one in figures]:
-        right = figures[split]["picture"][DEFAULT]["right"]
-        parts.append(f"**Scenes {split}**: {right[0]:.1%} of the pictures are right.\n")
+        right = figures[split]["image"][DEFAULT]["right"]
+        parts.append(f"**Scenes {split}**: {right[0]:.1%} of the images are right.\n")
         for kind in ("shape", "colour"):
             by_variant = figures[split].get(kind, {})
             measures = {**MEASURES, "own": OWN}
-            # where no picture has two objects, no word has another's to stay away from
+            # where no image has two objects, no word has another's to stay away from
             known = {name: told for name, told in measures.items() if _all_have(name, by_variant)}
             parts.append(f"{kind.capitalize()} words:\n")
             parts.append(table(by_variant, by_variant, known))

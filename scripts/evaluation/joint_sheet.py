@@ -1,4 +1,4 @@
-"""A sheet of the MM-DiT's pictures with the maps of two words, way by way.
+"""A sheet of the MM-DiT's images with the maps of two words, way by way.
 
 python -m scripts.evaluation.joint_sheet
 """
@@ -16,8 +16,8 @@ import sdattn
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
+from .images import own_settings, unseen_scenes
 from .joint import drawn
-from .pictures import own_settings, unseen_scenes
 
 WAYS = ("default", "columns", "output, 3", "rescaled", "asked")
 OUT = Path("outputs/evaluation/joint/sheet.png")
@@ -33,20 +33,20 @@ def main() -> None:
         for one in unseen_scenes(40, 2028)
         if len({thing.shape for thing in one[1].objects}) == 2 and len(one[1].objects) == 2
     ]
-    pictures = list(drawn(pipe, apart[:SCENES], 0, own_settings(model)))
-    rows = [(picture, kind) for picture in pictures for kind in ("colour", "shape")]
+    images = list(drawn(pipe, apart[:SCENES], 0, own_settings(model)))
+    rows = [(image, kind) for image in images for kind in ("colour", "shape")]
     size = 1.6 * (1 + len(WAYS)), 1.75 * len(rows)
     figure, axes = plt.subplots(len(rows), 1 + len(WAYS), figsize=size, layout="constrained")
-    for (picture, kind), row in zip(rows, axes, strict=True):
-        word = getattr(picture.scene.objects[0], kind)
-        row[0].imshow(picture.image)
+    for (image, kind), row in zip(rows, axes, strict=True):
+        word = getattr(image.scene.objects[0], kind)
+        row[0].imshow(image.image)
         row[0].set_ylabel(word)
         for axis, way in zip(row[1:], WAYS, strict=True):
-            values = np.asarray(picture.heatmaps[way].find(word)[0].values)
+            values = np.asarray(image.heatmaps[way].find(word)[0].values)
             axis.imshow(values, cmap="magma", vmin=values.min(), vmax=values.max())
         for axis in row:
             axis.set(xticks=[], yticks=[])
-    for axis, title in zip(axes[0], ("the picture", *WAYS), strict=True):
+    for axis, title in zip(axes[0], ("the image", *WAYS), strict=True):
         axis.set_title(title, fontsize=8)
     OUT.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(OUT, dpi=110)

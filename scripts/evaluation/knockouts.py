@@ -1,7 +1,7 @@
 """Where a colour and a shape are read: what becomes of an object without the look at its words.
 
 without_words(pipe, scene, prompt, seed, options)   what stays of the first object, word by word
-stays(rows)                                         the parts of the pictures where it does
+stays(rows)                                         the parts of the images where it does
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def without_words(
     pipe: Any, scene: Scene, prompt: str, seed: int, options: Mapping[str, Any]
 ) -> Row | None:
     """Draw the scene without the attention to the first object's colour word, and to its shape
-    word, in all steps. None where the picture was not right to begin with."""
+    word, in all steps. None where the image was not right to begin with."""
     first, found = scene.objects[0], {}
     for kind in ("colour", "shape"):
         word = getattr(first, kind)
@@ -48,14 +48,14 @@ def without_words(
 
 
 def stays(rows: Iterable[Row]) -> dict[str, Any]:
-    """The parts of the pictures in which the colour, and the shape, are still there."""
+    """The parts of the images in which the colour, and the shape, are still there."""
     held = list(rows)
     means = {
         kind: np.mean([row[kind] for row in held], axis=0).tolist() if held else None
         for kind in ("colour", "shape")
     }
     return {
-        "pictures": len(held),
+        "images": len(held),
         **{f"without_{kind}": dict(zip(("colour", "shape"), mean or (None,) * 2, strict=True))
            for kind, mean in means.items()},
     }  # fmt: skip

@@ -1,6 +1,6 @@
-"""One picture of a scene and its words' maps: is it right, and do the words land?
+"""One image of a scene and its words' maps: is it right, and do the words land?
 
-seen_in(scene, picture)                  Seen: right or not, where its objects are
+seen_in(scene, image)                  Seen: right or not, where its objects are
 landings(scene, masks, heatmaps, kind)    Landing: a word's map against its object, one an object
 function_peak(heatmaps)                   how high the other words' maps are beside theirs
 """
@@ -30,13 +30,13 @@ Kind = Literal["colour", "shape"]
 
 @dataclass(frozen=True)
 class Seen:
-    """A picture against its scene.
+    """An image against its scene.
 
     Attributes:
         colours: the objects found have the colours that were asked for, and no others.
         shapes: and each has the shape that was asked for.
         relation: the two stand as they should; None if no direction was asked for.
-        masks: bool [objects, 64, 64]; None if the picture has not just the colours asked for.
+        masks: bool [objects, 64, 64]; None if the image has not just the colours asked for.
     """
 
     colours: bool
@@ -58,9 +58,9 @@ class Landing:
     ious: tuple[float, ...]
 
 
-def seen_in(scene: Scene, picture: Image.Image) -> Seen:
-    """Find the objects in the picture, by colour and outline alone."""
-    found = find_objects(picture)
+def seen_in(scene: Scene, image: Image.Image) -> Seen:
+    """Find the objects in the image, by colour and outline alone."""
+    found = find_objects(image)
     chosen = match(scene, found)
     colours, shapes = objects_right(scene, found)
     whole = chosen is not None and len(found) == len(scene.objects)

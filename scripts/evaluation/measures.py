@@ -87,7 +87,7 @@ def interval(
     values: Floats, groups: NDArray[np.int64], rounds: int = 2000, seed: int = 0
 ) -> tuple[float, float, float]:
     """The mean of some values and the ends of its 95 % interval, by resampling whole groups: the
-    pictures of one scene are no independent evidence."""
+    images of one scene are no independent evidence."""
     names, place = np.unique(groups, return_inverse=True)
     sums = np.bincount(place, weights=values, minlength=len(names))
     counts = np.bincount(place, minlength=len(names))

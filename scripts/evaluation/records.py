@@ -13,8 +13,8 @@ from sdattn import Heatmap, Heatmaps
 
 from ..scene_checker import SIDE
 from ..scenes.shapes import Scene
+from .images import Sample
 from .measures import LEVELS, Floats, interval, lands_on_own, score
-from .pictures import Sample
 from .variants import DEFAULT, PEERS
 
 Key = tuple[str, str, str, str]  # setting, kind of word, variant, measure
@@ -28,7 +28,7 @@ class Records:
         self._scenes: dict[Key, list[NDArray[np.int64]]] = defaultdict(list)
 
     def add(self, key: Key, scene: int, values: Floats) -> None:
-        """Values ``[n, ...]`` of one picture."""
+        """Values ``[n, ...]`` of one image."""
         self._values[key].append(values)
         self._scenes[key].append(np.full(len(values), scene))
 
@@ -76,22 +76,22 @@ def _best(ious: Floats) -> int:
     return int(ious.mean(0).argmax())
 
 
-def read_picture(
+def read_image(
     sample: Sample, setting: str, records: Records, both: Collection[str] = tuple(PEERS)
 ) -> None:
     """Score every variant's maps of the words of the objects; colours in ``both`` only."""
-    right = np.array([float(picture.masks is not None)])
-    records.add((setting, "picture", DEFAULT, "right"), picture.number, right)
-    if picture.masks is None:
+    right = np.array([float(sample.masks is not None)])
+    records.add((setting, "image", DEFAULT, "right"), sample.number, right)
+    if sample.masks is None:
         return
-    for variant, heatmaps in picture.heatmaps.items():
+    for variant, heatmaps in sample.heatmaps.items():
         for kind in ("shape", "colour") if variant in both else ("shape",):
-            key, number = (setting, kind, variant), picture.number
-            maps = np.stack([_at_side(one) for one in words_of(picture.scene, heatmaps, kind)])
-            for measure, values in score(maps, picture.masks).items():
+            key, number = (setting, kind, variant), sample.number
+            maps = np.stack([_at_side(one) for one in words_of(sample.scene, heatmaps, kind)])
+            for measure, values in score(maps, sample.masks).items():
                 records.add((*key, measure), number, values)
             if len(maps) == 2:
-                records.add((*key, "own"), number, lands_on_own(maps, picture.masks))
+                records.add((*key, "own"), number, lands_on_own(maps, sample.masks))
 
 
 def words_of(scene: Scene, heatmaps: Heatmaps, kind: str) -> list[Heatmap]:

@@ -1,4 +1,4 @@
-"""How near inversions along a flow come back to the picture: Euler's steps and RF-Solver's.
+"""How near inversions along a flow come back to the image: Euler's steps and RF-Solver's.
 
     reconstructions(pipe, asked)    a table, a line each solver
 
@@ -18,10 +18,10 @@ from torch import Tensor
 
 from sdattn.edit import psnr
 from sdattn.inversion.flow import Flow
-from sdattn.inversion.pictures import encode
+from sdattn.inversion.images import encode
 from sdattn.models.demos import demo_settings
 
-from .pictures import Asked, said, script_pictures
+from .images import Asked, said, script_images
 
 Velocity = Callable[[Tensor, float], Tensor]
 Step = Callable[[Velocity, Tensor, float, float], Tensor]  # latents, from sigma, to sigma
@@ -64,9 +64,9 @@ SOLVERS: tuple[tuple[str, int, Step, Step], ...] = (  # steps, up, down
 
 @torch.no_grad()
 def reconstructions(pipe: Any, asked: Sequence[Asked]) -> str:
-    """A table in Markdown: by solver the passes up and down, the PSNR of the pictures that come
+    """A table in Markdown: by solver the passes up and down, the PSNR of the images that come
     back, and of their latents against a range of 1, decibels."""
-    images, latents = script_pictures(pipe, asked), encode(pipe, script_pictures(pipe, asked))
+    images, latents = script_images(pipe, asked), encode(pipe, script_images(pipe, asked))
     prompts, length = said(asked), demo_settings(pipe)["max_sequence_length"]
     text, _, pooled, _ = pipe.encode_prompt(
         prompts, prompts, prompts, do_classifier_free_guidance=False, max_sequence_length=length
@@ -85,7 +85,7 @@ def reconstructions(pipe: Any, asked: Sequence[Asked]) -> str:
         drawn = pipe.image_processor.postprocess(made.sample)
         return f"{np.mean([psnr(a, b) for a, b in zip(images, drawn, strict=True)]):.2f}"
 
-    lines = ["| | steps | passes up | down | pictures | latents |", "|---|---|---|---|---|---|"]
+    lines = ["| | steps | passes up | down | images | latents |", "|---|---|---|---|---|---|"]
     lines.append(f"| the autoencoder alone | | | | {near(latents)} | |")
     for name, steps, up, down in SOLVERS:
         sigmas, x, passes = _sigmas(pipe, steps), latents, 0

@@ -17,9 +17,9 @@ MEASURES = {
     "precision": "average precision",
 }
 TITLES = {
-    "generated": "Pictures that the model drew (masks by colour)",
-    "noised": "Given pictures, noised to a few timesteps (exact masks)",
-    "inverted": "Given pictures, inverted (exact masks)",
+    "generated": "Images that the model drew (masks by colour)",
+    "noised": "Given images, noised to a few timesteps (exact masks)",
+    "inverted": "Given images, inverted (exact masks)",
 }
 Figures = Mapping[str, Any]
 
@@ -30,11 +30,11 @@ OWN = "word on its own object"
 
 def all_tables(figures: Figures, options: Mapping[str, str]) -> str:
     """All of them; ``options`` are those of the run."""
-    right = figures["generated"]["picture"][DEFAULT]["right"]
+    right = figures["generated"]["image"][DEFAULT]["right"]
     parts = [
         f"{options['scenes']} scenes that training never saw (seed {options['seed']}), "
         f"{options['noises']} seeds of noise each; {options['causes']} scenes with knockouts, one "
-        f"seed. {right[0]:.1%} of the drawn pictures have the objects that were asked for, and no "
+        f"seed. {right[0]:.1%} of the drawn images have the objects that were asked for, and no "
         "others; the rest is left out. Intervals are 95 %, by resampling scenes.\n"
     ]
     for setting, title in TITLES.items():
@@ -46,7 +46,7 @@ def all_tables(figures: Figures, options: Mapping[str, str]) -> str:
         "**Which word lands on its own object, of two; which map agrees with the cause**\n"
     )
     parts.append(_words(figures))
-    parts.append("**Layers and steps**, each the mean of all others, in drawn pictures\n")
+    parts.append("**Layers and steps**, each the mean of all others, in drawn images\n")
     parts.append(table(figures["generated"]["shape"], PARTS, {**MEASURES, "own": OWN}))
     return "\n".join(parts)
 
@@ -119,7 +119,7 @@ def causes_table(by_variant: Figures) -> str:
 
 
 def plot(figures: Figures, path: Path) -> None:
-    """IoU of presets in each setting, and of layers and steps in drawn pictures."""
+    """IoU of presets in each setting, and of layers and steps in drawn images."""
     import matplotlib
 
     matplotlib.use("Agg")
@@ -135,11 +135,11 @@ def plot(figures: Figures, path: Path) -> None:
         _points(left, places, means, colours[setting], CALLED[setting])
     left.set_yticks(range(len(PEERS)), list(PEERS))
     left.set_title("Presets")
-    left.legend(title="pictures", loc="lower left", frameon=False)
+    left.legend(title="images", loc="lower left", frameon=False)
     entries = figures["generated"]["shape"]
     _points(right, range(len(PARTS)), [entries[n]["iou"] for n in PARTS], colours["generated"], "")
     right.set_yticks(range(len(PARTS)), list(PARTS))
-    right.set_title("Layers and steps, in drawn pictures")
+    right.set_title("Layers and steps, in drawn images")
     for one in (left, right):
         one.invert_yaxis()
         one.set_xlim(0, 1)

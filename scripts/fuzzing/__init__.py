@@ -55,8 +55,8 @@ def draw(source: Path, out: Path, format: str, **more) -> Path:
     from sdattn.runs.drawings import PARTS
 
     options = {"num_inference_steps": 1}
-    of_pictures = [part for part in PARTS if part != "film"]
-    more = {"save": of_pictures, "options": options, "batch_size": 2, "device": "cpu", **more}
+    of_images = [part for part in PARTS if part != "video"]
+    more = {"save": of_images, "options": options, "batch_size": 2, "device": "cpu", **more}
     outcome = run_batch(Request(source, out, format=format, shard_bytes=100_000, **more))
     if outcome.whole != len(PROMPTS):
         raise RuntimeError(f"only {outcome.whole} of {len(PROMPTS)} items are whole")

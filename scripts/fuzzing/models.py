@@ -1,4 +1,4 @@
-"""Harm to a model, and two threads at one: what is hostile is refused before it runs, a picture or
+"""Harm to a model, and two threads at one: what is hostile is refused before it runs, an image or
 a map that is none is an error, and each thread gets what it would have got alone."""
 
 import json
@@ -88,7 +88,7 @@ def pipeline(world: World) -> Any:
 
 @kind("a model with a number that is none", 5)
 def not_finite(world: World, chance: random.Random) -> str | None:
-    """One weight is NaN: no picture comes of it, but an error that says what to try."""
+    """One weight is NaN: no image comes of it, but an error that says what to try."""
     pipe = pipeline(world)
     parts = {"unet": pipe.unet, "vae": pipe.vae.decoder, "text_encoder": pipe.text_encoder}
     part = chance.choice(list(parts))
@@ -106,12 +106,12 @@ def not_finite(world: World, chance: random.Random) -> str | None:
         return None if "ry " in str(error) else f"{told}: no word of what to try: {error}"
     finally:
         flat[place] = before
-    return f"{told}: a picture was made of it"
+    return f"{told}: an image was made of it"
 
 
 @kind("two threads at one pipeline", 3)
 def two_threads(world: World, chance: random.Random) -> str | None:
-    """Pictures and maps are those of either run alone."""
+    """Images and maps are those of either run alone."""
     pipe = pipeline(world)
     jobs = [(chance.choice(PROMPTS), chance.randrange(2**32)) for _ in range(2)]
 
@@ -124,5 +124,5 @@ def two_threads(world: World, chance: random.Random) -> str | None:
         together = list(threads.map(draw, jobs))
     for job, (image, maps), (other, others) in zip(jobs, alone, together, strict=True):
         if image != other or not torch.equal(maps, others):
-            return f"{job} gave another {'picture' if image != other else 'map'} beside the other"
+            return f"{job} gave another {'image' if image != other else 'map'} beside the other"
     return None

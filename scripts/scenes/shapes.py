@@ -1,12 +1,12 @@
-"""Drawn scenes: pictures whose every pixel is explained, and the words for them.
+"""Drawn scenes: images whose every pixel is explained, and the words for them.
 
 - ``Scene`` and ``SceneObject`` say what there is; ``random_scene`` makes one up.
-- ``Scene.draw`` and ``Scene.masks`` give the picture and the exact place of each object.
+- ``Scene.draw`` and ``Scene.masks`` give the image and the exact place of each object.
 - ``Scene.prompts`` gives the ways of saying it; ``is_held_out`` keeps some for testing.
 
 The demo model is trained on these, so its heatmaps can be measured against the truth;
-``scene_checker`` finds the objects in a picture that the model made.
-Places are (x, y) in fractions of the picture's side, from the top left corner.
+``scene_checker`` finds the objects in an image that the model made.
+Places are (x, y) in fractions of the image's side, from the top left corner.
 """
 
 from __future__ import annotations
@@ -104,14 +104,14 @@ class Scene:
     background: str
 
     def draw(self, size: int = 64, supersample: int = 4) -> Pixels:
-        """The picture, uint8 [size, size, 3], each pixel the mean of ``supersample²`` points."""
+        """The image, uint8 [size, size, 3], each pixel the mean of ``supersample²`` points."""
         colours = {**COLOURS, **TAUGHT_COLOURS}
-        picture = np.full((size, size, 3), BACKGROUNDS[self.background], dtype=np.float64)
+        image = np.full((size, size, 3), BACKGROUNDS[self.background], dtype=np.float64)
         for thing in self.objects:
             rows, cols, cover = _cover(thing, size, supersample)
-            part = picture[rows, cols]
+            part = image[rows, cols]
             part += cover[..., None] * (np.array(colours[thing.colour]) - part)
-        return np.rint(picture).astype(np.uint8)
+        return np.rint(image).astype(np.uint8)
 
     def masks(self, size: int | tuple[int, int] = 64) -> Mask:
         """Where each object is: bool [objects, rows, cols], true where the cell's centre is on it.

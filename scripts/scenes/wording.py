@@ -24,7 +24,7 @@ PLACE_FIRST = {
     "below": ("at the bottom {a}, at the top {b}",),
     "and": (),
 }
-ALONE = ("{a}", "an image of {a}", "a drawing of {a}")
+ALONE = ("{a}", "a picture of {a}", "a drawing of {a}")
 THREE = ("{a}, {b} and {c}", "{a} and {b} and {c}")
 GROUND_LAST, GROUND_FIRST = "{scene} {ground}", "{ground} {scene}"
 ON = {"grass": "on grass", "beach": "at the beach", "night": "at night", "snow": "in the snow"}

@@ -1,4 +1,4 @@
-"""Stage 2: pictures to latents and back."""
+"""Stage 2: images to latents and back."""
 
 from __future__ import annotations
 
@@ -25,30 +25,30 @@ UNSEEN_SHAPES = partial(shapes.random_scene, held_out=True)
 UNSEEN_SPRITES = partial(emoji.random_scene, held_out=True)
 
 
-def as_pixels(pictures: Tensor) -> Tensor:
+def as_pixels(images: Tensor) -> Tensor:
     """uint8 in [0, 255] to float32 in [-1, 1], channels last in memory, which is faster."""
-    return (pictures.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
+    return (images.float() / 127.5 - 1).contiguous(memory_format=torch.channels_last)
 
 
-def window(rng: np.random.Generator, pictures: Tensor, side: int) -> Tensor:
-    """One and the same ``side`` x ``side`` pixels, somewhere, of all pictures."""
-    top, left = rng.integers(pictures.shape[-1] - side, size=2, endpoint=True)
-    return pictures[..., top : top + side, left : left + side]
+def window(rng: np.random.Generator, images: Tensor, side: int) -> Tensor:
+    """One and the same ``side`` x ``side`` pixels, somewhere, of all images."""
+    top, left = rng.integers(images.shape[-1] - side, size=2, endpoint=True)
+    return images[..., top : top + side, left : left + side]
 
 
-def train_vae(pictures: Tensor, work: Path, steps: int, seed: int) -> AutoencoderKL:
-    """An autoencoder of the pictures, its latents as they come.
+def train_vae(images: Tensor, work: Path, steps: int, seed: int) -> AutoencoderKL:
+    """An autoencoder of the images, its latents as they come.
 
-    Most steps see a quarter of each picture, in a quarter of the time; the last see whole ones,
+    Most steps see a quarter of each image, in a quarter of the time; the last see whole ones,
     since the norms' means are others there.
     """
     torch.manual_seed(seed)
     vae = new_vae()
 
     def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, torch.arange(len(pictures)), batch=8)
+        rng, chosen = pick(step, seed, torch.arange(len(images)), batch=8)
         side = SIZE // 2 if step < CROPPED * steps else SIZE
-        pixels = as_pixels(window(rng, pictures[chosen], side))
+        pixels = as_pixels(window(rng, images[chosen], side))
         posterior = vae.encode(pixels).latent_dist
         again = vae.decode(posterior.sample()).sample
         return unlike(again, pixels) + 1e-7 * posterior.kl().mean()
@@ -57,16 +57,16 @@ def train_vae(pictures: Tensor, work: Path, steps: int, seed: int) -> Autoencode
 
 
 def train_vae_of(
-    latents: Tensor, pictures: Tensor, work: Path, steps: int, seed: int
+    latents: Tensor, images: Tensor, work: Path, steps: int, seed: int
 ) -> AutoencoderKL:
-    """An autoencoder whose latents are given: its encoder learns to make them of the pictures, and
-    its decoder to draw the pictures from them."""
+    """An autoencoder whose latents are given: its encoder learns to make them of the images, and
+    its decoder to draw the images from them."""
     torch.manual_seed(seed)
     vae = new_vae()
 
     def loss(step: int) -> Tensor:
-        _, chosen = pick(step, seed, torch.arange(len(pictures)), batch=4)
-        pixels, given = as_pixels(pictures[chosen]), latents[chosen]
+        _, chosen = pick(step, seed, torch.arange(len(images)), batch=4)
+        pixels, given = as_pixels(images[chosen]), latents[chosen]
         posterior = vae.encode(pixels).latent_dist
         noisy = given + math.exp(NARROW / 2) * torch.randn_like(given)
         wide = (posterior.logvar - NARROW).square().mean()
@@ -77,7 +77,7 @@ def train_vae_of(
 
 
 def unlike(drawn: Tensor, pixels: Tensor) -> Tensor:
-    """How far drawn pictures are from given ones."""
+    """How far drawn images are from given ones."""
     error = drawn - pixels
     return error.abs().mean() + 2 * error.square().mean()
 
@@ -85,7 +85,7 @@ def unlike(drawn: Tensor, pixels: Tensor) -> Tensor:
 def fit_vae(
     vae: AutoencoderKL, loss: Callable[[int], Tensor], work: Path, steps: int
 ) -> AutoencoderKL:
-    """Train it on a loss; the figures on the way are of pictures that it never sees."""
+    """Train it on a loss; the figures on the way are of images that it never sees."""
 
     def watch(step: int) -> None:
         note(work, "vae", step, decibels=vae_psnr(vae, seed=7, count=64))
@@ -109,13 +109,13 @@ def vae_psnr(
 
 
 @torch.no_grad()
-def make_latents(vae: AutoencoderKL, pictures: Tensor, work: Path) -> Tensor:
-    """Latents [scenes, 4, 16, 16] of the pictures, or of smaller ones where it is made for these,
+def make_latents(vae: AutoencoderKL, images: Tensor, work: Path) -> Tensor:
+    """Latents [scenes, 4, 16, 16] of the images, or of smaller ones where it is made for these,
     with its scaling factor."""
     smaller, factor = SIZE // vae.config.sample_size, vae.config.scaling_factor
     kept = [work / f"latents-{index}-of-{world()}.pt" for index in range(world())]
     if not kept[rank()].exists():
-        mine = pictures.chunk(world())[rank()].split(8)
+        mine = images.chunk(world())[rank()].split(8)
         small = (F.avg_pool2d(as_pixels(part), smaller) for part in mine)
         parts = [vae.encode(part).latent_dist.mode() for part in small]
         torch.save(factor * torch.cat(parts), f"{kept[rank()]}.new")
@@ -130,7 +130,7 @@ def even_out(vae: AutoencoderKL, latents: Tensor) -> Tensor:
     """Give each channel of the latents [scenes, channels, rows, cols] the mean 0 and the deviation
     1, by way of the 1x1 convolutions in which the encoder ends and the decoder begins.
 
-    The autoencoder is the same as before from picture to picture. With
+    The autoencoder is the same as before from image to image. With
     one factor for channels of 0.5 and 6, the small ones would drown in the noise of all times.
     """
     mean, deviation = latents.mean((0, 2, 3)), latents.std((0, 2, 3))
@@ -144,13 +144,13 @@ def even_out(vae: AutoencoderKL, latents: Tensor) -> Tensor:
 
 
 def polish_decoder(
-    vae: AutoencoderKL, latents: Tensor, pictures: Tensor, work: Path, steps: int, seed: int
+    vae: AutoencoderKL, latents: Tensor, images: Tensor, work: Path, steps: int, seed: int
 ) -> None:
     """Train the decoder alone on the latents as they now stand; it is the cheaper half."""
 
     def loss(step: int) -> Tensor:
-        _, chosen = pick(step, seed, torch.arange(len(pictures)), batch=8)
-        return unlike(vae.decode(latents[chosen]).sample, as_pixels(pictures[chosen]))
+        _, chosen = pick(step, seed, torch.arange(len(images)), batch=8)
+        return unlike(vae.decode(latents[chosen]).sample, as_pixels(images[chosen]))
 
     def watch(step: int) -> None:
         note(work, "decoder", step, decibels=vae_psnr(vae, seed=7, count=64))

@@ -1,4 +1,4 @@
-"""Scenes with their pictures, and the tokenizer for the words of them."""
+"""Scenes with their images, and the tokenizer for the words of them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from transformers import CLIPTokenizer
 
 from ..scenes.shapes import Scene, random_scene
 
-SIZE = 128  # side of a picture in pixels
+SIZE = 128  # side of an image in pixels
 TOKENS = 32  # length of a prompt with its start, end and padding
 
 
@@ -34,8 +34,8 @@ def make_scenes(seed: int, count: int = 1000, make: SceneMaker = random_scene) -
 
 def draw_scenes(seed: int, make: SceneMaker = random_scene) -> Tensor:
     """Return the images of ``make_scenes(seed)``, uint8 [count, 3, SIZE, SIZE]."""
-    pictures = np.stack([scene.draw(SIZE) for scene in make_scenes(seed, make=make)])
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
+    images = np.stack([scene.draw(SIZE) for scene in make_scenes(seed, make=make)])
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
 def all_scenes(seed: int, chunks: int, make: SceneMaker = random_scene) -> list[Any]:
@@ -53,7 +53,7 @@ def make_dataset(
     seed: int, chunks: int, work: Path, make: SceneMaker = random_scene
 ) -> tuple[list[Any], Tensor]:
     """Return a thousand scenes a chunk with their images, drawn once and kept in ``work``."""
-    kept = work / "pictures.pt"
+    kept = work / "images.pt"
     if not kept.exists():
         seeds = [chunk_seed(seed, index) for index in range(chunks)]
         with ProcessPoolExecutor() as pool:

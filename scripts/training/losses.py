@@ -160,7 +160,7 @@ def another(rng: np.random.Generator, names: Iterable[str], own: str) -> str:
 def noisy_times(rng: np.random.Generator, count: int) -> Tensor:
     """Timesteps [count]: an eighth at the very end, a quarter near it, the others anywhere.
 
-    The first steps of a picture decide what goes where, and there is only the prompt to tell them.
+    The first steps of an image decide what goes where, and there is only the prompt to tell them.
     Times are spread evenly by chance, which is less noisy than drawing every one alone.
     """
     last, near = count // 8, count // 4

@@ -36,13 +36,13 @@ from .losses import LAST_READINGS, READINGS, Caption, captions, read_states
 from .models import FACTOR, WIDTH
 from .models import SETTINGS as OF_THE_FIRST
 from .stages import often
-from .watch import report_pictures
+from .watch import report_images
 
 ZEROS = 8  # columns of zeros behind the text, where T5's would be
 POOLED = 8  # width of each encoder's pooled state, which is zero
 SETTINGS = {**OF_THE_FIRST, "max_sequence_length": ZEROS}
 BATCH = 32
-PICTURES = 16  # drawn by each process to see how it does
+IMAGES = 16  # drawn by each process to see how it does
 
 
 def new_transformer(blocks: int = 6, heads: int = 3, head_width: int = 64) -> SD3Transformer2DModel:
@@ -152,9 +152,9 @@ def joint_states(pipe: StableDiffusion3Pipeline, said: list[Caption]) -> Tensor:
 
 
 @torch.no_grad()
-def latents_of(vae: AutoencoderKL, pictures: Tensor) -> Tensor:
-    """Latents [count, 4, 16, 16] of pictures uint8 [count, 3, SIZE, SIZE], on the CPU."""
-    parts = (as_pixels(part).to(vae.device) for part in pictures.split(8))
+def latents_of(vae: AutoencoderKL, images: Tensor) -> Tensor:
+    """Latents [count, 4, 16, 16] of images uint8 [count, 3, SIZE, SIZE], on the CPU."""
+    parts = (as_pixels(part).to(vae.device) for part in images.split(8))
     latents = torch.cat([vae.encode(part).latent_dist.mode().cpu() for part in parts])
     return vae.config.scaling_factor * latents
 
@@ -166,9 +166,9 @@ def scene_latents(
     work: Path,
     draw: Callable[[int], Tensor] = draw_scenes,
 ) -> Tensor:
-    """Latents [pictures, 4, 16, 16] of so many chunks, by default of ``all_scenes(seed, chunks)``,
+    """Latents [images, 4, 16, 16] of so many chunks, by default of ``all_scenes(seed, chunks)``,
     a file a chunk in ``work``; each process makes its part of those that are missing. ``draw``
-    gives the pictures of a chunk, by its own seed."""
+    gives the images of a chunk, by its own seed."""
     seeds = [chunk_seed(seed, index) for index in range(chunks)]
     kept = {one: work / f"latents-{one}.pt" for one in seeds}
     for one, path in list(kept.items())[rank() :: world()]:
@@ -196,7 +196,7 @@ def flow_times(rng: np.random.Generator, count: int) -> Tensor:
 def flow_loss(
     transformer: SD3Transformer2DModel, latents: Tensor, noise: Tensor, part: Tensor, states: Tensor
 ) -> Tensor:
-    """Squared error of the way from picture to noise (Lipman et al., 2023), where ``part`` of what
+    """Squared error of the way from image to noise (Lipman et al., 2023), where ``part`` of what
     is seen is noise; what is given may lie on the CPU."""
     device = transformer.device
     latents, noise, part, states = (one.to(device) for one in (latents, noise, part, states))
@@ -243,7 +243,7 @@ def train_mmdit(
     def watch(step: int) -> None:
         report(step)
         if step % 1000 == 0 or step == steps:
-            report_pictures(averaged, "mmdit", step, work, SETTINGS, PICTURES)
+            report_images(averaged, "mmdit", step, work, SETTINGS, IMAGES)
 
     modules = {"transformer": pipe.transformer}
     Fit("mmdit", modules, (1.5e-3,), loss, steps, FLAT["mmdit"], mean, watch).run(work)

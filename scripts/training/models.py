@@ -21,7 +21,7 @@ NARROW = -6.0  # log variance of latents: exp(-6 / 2) is 5 % of one
 
 
 def new_vae() -> AutoencoderKL:
-    """An eighth of the picture's side, 4 channels: 128 x 128 pictures, 16 x 16 latents."""
+    """An eighth of the image's side, 4 channels: 128 x 128 images, 16 x 16 latents."""
     blocks = (16, 32, 64, 64)
     vae = AutoencoderKL(
         block_out_channels=blocks,
@@ -120,9 +120,9 @@ class PlaceProbe(nn.Module):
     """Has every cross-attention of a UNet know where each of its cells is.
 
     A UNet has no position embedding: all it knows of places comes in from its zero-padded borders,
-    and it takes very long to find that out from pictures. A linear map from what each
+    and it takes very long to find that out from images. A linear map from what each
     cross-attention's queries are made of to (x, y) is trained with it, and then thrown away. It
-    sees no picture, no mask and no word.
+    sees no image, no mask and no word.
     """
 
     def __init__(self, unet: UNet2DConditionModel) -> None:
@@ -147,7 +147,7 @@ class PlaceProbe(nn.Module):
             self.guesses.append(head(hidden))
 
     def forward(self) -> Tensor:
-        """Mean squared error of the places in the UNet's last pass; the picture spans -1 to 1."""
+        """Mean squared error of the places in the UNet's last pass; the image spans -1 to 1."""
         errors = []
         for guess in self.guesses:
             side = math.isqrt(guess.shape[1])

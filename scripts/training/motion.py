@@ -2,8 +2,8 @@
 
 new_adapter()                   the motion modules, untrained, which change nothing
 assemble(demo, adapter)         the pipeline: the demo model with them
-film_latents(...)               latents of films, worked out once
-train_motion(...)               diffusion of films, the motion modules alone
+video_latents(...)               latents of videos, worked out once
+train_motion(...)               diffusion of videos, the motion modules alone
 snapshot(work, start)           the pipeline as the last checkpoint has it
 """
 
@@ -27,26 +27,26 @@ from torch.nn import functional as F
 
 from sdattn.loading.quiet import no_notices
 
-from ..moving import FRAMES, MovingScene, goes_right, random_film
+from ..moving import FRAMES, MovingScene, goes_right, random_video
 from ..scene_checker import find_objects
 from .data import chunk_seed
 from .fit import FLAT, Fit, note, rank, world
 from .losses import Caption, noisy_times, text_states
 from .mmdit import mine, scene_latents
-from .models import SETTINGS as OF_PICTURES
+from .models import SETTINGS as OF_IMAGES
 
 LONGEST = 16  # frames that the modules can tell apart
-SETTINGS = {**OF_PICTURES, "num_frames": FRAMES}
-BATCH = 8  # films a step
-FILMS_A_CHUNK = 250
+SETTINGS = {**OF_IMAGES, "num_frames": FRAMES}
+BATCH = 8  # videos a step
+VIDEOS_A_CHUNK = 250
 SIZE = 128  # side of a frame in pixels
-SILENT = 0.1  # of the films: without a prompt, for guidance
+SILENT = 0.1  # of the videos: without a prompt, for guidance
 
 
 def new_adapter() -> MotionAdapter:
     """A module behind each block of the UNet, one transformer layer each but at the smallest size,
-    2x2, where there is none. Each begins by adding nothing (Guo et al. 2023), so that the film is a
-    row of pictures of the demo model."""
+    2x2, where there is none. Each begins by adding nothing (Guo et al. 2023), so that the video is
+    a row of images of the demo model."""
     adapter = MotionAdapter(
         block_out_channels=(32, 64, 96, 96),
         motion_layers_per_block=2,
@@ -90,34 +90,34 @@ def adapter_of(unet: UNetMotionModel) -> MotionAdapter:
     return adapter
 
 
-def all_films(seed: int, chunks: int) -> list[MovingScene]:
-    """The films of so many chunks."""
-    return [film for at in range(chunks) for film in make_films(chunk_seed(seed, at))]
+def all_videos(seed: int, chunks: int) -> list[MovingScene]:
+    """The videos of so many chunks."""
+    return [video for at in range(chunks) for video in make_videos(chunk_seed(seed, at))]
 
 
-def make_films(seed: int) -> list[MovingScene]:
-    """A chunk of films of the training part."""
+def make_videos(seed: int) -> list[MovingScene]:
+    """A chunk of videos of the training part."""
     rng = np.random.default_rng(seed)
-    return [random_film(rng) for _ in range(FILMS_A_CHUNK)]
+    return [random_video(rng) for _ in range(VIDEOS_A_CHUNK)]
 
 
-def draw_films(seed: int) -> Tensor:
-    """The frames of ``make_films(seed)`` one film after the other, uint8 [count, 3, SIZE, SIZE]."""
-    frames = np.concatenate([film.draw(SIZE) for film in make_films(seed)])
+def draw_videos(seed: int) -> Tensor:
+    """Return the frames of ``make_videos(seed)``, video by video, uint8 [count, 3, SIZE, SIZE]."""
+    frames = np.concatenate([video.draw(SIZE) for video in make_videos(seed)])
     return torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous()
 
 
-def film_latents(vae: AutoencoderKL, seed: int, chunks: int, work: Path) -> Tensor:
-    """Latents [films, 4, FRAMES, 16, 16] of ``all_films(seed, chunks)``."""
-    latents = scene_latents(vae, seed, chunks, work, draw_films)
+def video_latents(vae: AutoencoderKL, seed: int, chunks: int, work: Path) -> Tensor:
+    """Latents [videos, 4, FRAMES, 16, 16] of ``all_videos(seed, chunks)``."""
+    latents = scene_latents(vae, seed, chunks, work, draw_videos)
     return latents.unflatten(0, (-1, FRAMES)).transpose(1, 2).contiguous()
 
 
-def film_loss(
+def video_loss(
     pipe: AnimateDiffPipeline, latents: Tensor, noise: Tensor, t: Tensor, states: Tensor
 ) -> Tensor:
-    """Squared error of the velocity (Salimans and Ho, 2022) of films [films, 4, frames, ...], every
-    frame with its film's prompt and timestep."""
+    """Squared error of the velocity (Salimans and Ho, 2022) of videos [videos, 4, frames, ...],
+    every frame with its video's prompt and timestep."""
     noisy = pipe.scheduler.add_noise(latents, noise, t)
     frames = states.repeat_interleave(latents.shape[2], dim=0)
     found = pipe.unet(noisy, t, frames).sample
@@ -126,31 +126,31 @@ def film_loss(
 
 def train_motion(
     pipe: AnimateDiffPipeline,
-    films: list[MovingScene],
+    videos: list[MovingScene],
     latents: Tensor,
     work: Path,
     steps: int,
     seed: int,
 ) -> AnimateDiffPipeline:
     """Train the motion modules; returns a pipeline with the running mean of their weights."""
-    everything, part_of = torch.arange(len(films)), slice(rank(), None, world())
+    everything, part_of = torch.arange(len(videos)), slice(rank(), None, world())
     averaged = AnimateDiffPipeline(**{**pipe.components, "unet": copy.deepcopy(pipe.unet)})
     averaged.set_progress_bar_config(disable=True)
     modules = {"motion": motion_of(pipe.unet).requires_grad_(True).train()}
 
     def loss(step: int) -> Tensor:
         rng, chosen = mine(step, seed, everything, BATCH)
-        said = [films[at].caption(rng) if rng.random() >= SILENT else "" for at in chosen]
+        said = [videos[at].caption(rng) if rng.random() >= SILENT else "" for at in chosen]
         t = torch.from_numpy(rng.permutation(noisy_times(rng, BATCH).numpy()))
         noise = torch.randn(latents[chosen].shape)
         captions = [Caption(text, 0, ()) for text in said[part_of]]
         with torch.no_grad():
             states = text_states(pipe.text_encoder, pipe.tokenizer, captions)
-        return film_loss(pipe, *(one[part_of] for one in (latents[chosen], noise, t)), states)
+        return video_loss(pipe, *(one[part_of] for one in (latents[chosen], noise, t)), states)
 
     def watch(step: int) -> None:
         if step % 500 == 0 or step == steps:
-            report_films(averaged, step, work)
+            report_videos(averaged, step, work)
 
     mean = {"motion": motion_of(averaged.unet)}
     Fit("motion", modules, (1e-3,), loss, steps, FLAT["motion"], mean, watch, memory=0.998).run(
@@ -160,19 +160,19 @@ def train_motion(
 
 
 @torch.no_grad()
-def report_films(pipe: AnimateDiffPipeline, step: int, work: Path, count: int = 12) -> None:
-    """Draw unseen films with one object in the first process, note how many are of the right object
-    in all frames and how many go to the right, keep a sheet of them, a row a film."""
+def report_videos(pipe: AnimateDiffPipeline, step: int, work: Path, count: int = 12) -> None:
+    """Draw unseen videos with one object in the first process, note how many are of the right
+    object in all frames and how many go to the right, keep a sheet of them, a row a video."""
     if rank() != 0:
         return
     rng = np.random.default_rng(97)
-    asked = [random_film(rng, held_out=True, n_objects=1) for _ in range(count)]
-    prompts = [film.caption(rng) for film in asked]
+    asked = [random_video(rng, held_out=True, n_objects=1) for _ in range(count)]
+    prompts = [video.caption(rng) for video in asked]
     seeds = [torch.Generator().manual_seed(number) for number in range(count)]
     drawn = pipe(prompts, generator=seeds, **SETTINGS).frames
     right, went = [], []
-    for film, frames in zip(asked, drawn, strict=True):
-        [thing] = film.scene.objects
+    for video, frames in zip(asked, drawn, strict=True):
+        [thing] = video.scene.objects
         found = [find_objects(frame) for frame in frames]
         seen = [[(one.colour, one.shape) for one in some] for some in found]
         right.append(all(some == [(thing.colour, thing.shape)] for some in seen))

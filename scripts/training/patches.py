@@ -43,19 +43,19 @@ class Patches:
     mean: Tensor
     weight: Tensor
 
-    def encode(self, pictures: Tensor) -> Tensor:
+    def encode(self, images: Tensor) -> Tensor:
         """Return latents [batch, CHANNELS, rows, cols] of images, uint8 [batch, 3, H, W]."""
         kernel = self.weight.unflatten(1, (3, FACTOR, FACTOR))
-        return F.conv2d(as_pixels(pictures), kernel, -self.weight @ self.mean, stride=FACTOR)
+        return F.conv2d(as_pixels(images), kernel, -self.weight @ self.mean, stride=FACTOR)
 
 
-def fit_patches(pictures: Tensor) -> Patches:
+def fit_patches(images: Tensor) -> Patches:
     """Return the main components of all patches of the images, uint8 [count, 3, H, W].
 
     Deviations are evened out half way, then scaled together to a mean square of 1: in full, noise
     would weigh as much as colour; not at all, edges would drown in the noise of all times.
     """
-    cut = as_pixels(pictures).unfold(2, FACTOR, FACTOR).unfold(3, FACTOR, FACTOR)
+    cut = as_pixels(images).unfold(2, FACTOR, FACTOR).unfold(3, FACTOR, FACTOR)
     patches = cut.permute(0, 2, 3, 1, 4, 5).reshape(-1, 3 * FACTOR * FACTOR).double()
     mean = patches.mean(0)
     variances, vectors = torch.linalg.eigh(torch.cov(patches.T))

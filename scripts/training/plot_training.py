@@ -44,10 +44,10 @@ def draw_vae(axes: Any, runs: list[dict[str, Any]]) -> None:
     axes.set(title="autoencoder", xlabel="step", ylabel="PSNR on unseen scenes, dB")
 
 
-def draw_pictures(axes: Any, runs: list[dict[str, Any]]) -> None:
-    """All stages that draw pictures, one behind the other on one axis of steps.
+def draw_images(axes: Any, runs: list[dict[str, Any]]) -> None:
+    """All stages that draw images, one behind the other on one axis of steps.
 
-    An MM-DiT only borrows parts of what the runs before it made: its pictures are its own alone.
+    An MM-DiT only borrows parts of what the runs before it made: its images are its own alone.
     """
     runs = runs[-1:] if "mmdit" in runs[-1]["curve"] else runs
     stages = [
@@ -67,7 +67,7 @@ def draw_pictures(axes: Any, runs: list[dict[str, Any]]) -> None:
     for begin, (name, _, _) in zip(begins, stages, strict=True):
         axes.axvline(begin, color="0.6", linestyle=":")
         axes.text(begin, 0.02, f" {name}", color="0.3")
-    axes.set(title="pictures of unseen prompts", xlabel="step", ylim=(0, 1.02))
+    axes.set(title="images of unseen prompts", xlabel="step", ylim=(0, 1.02))
     axes.legend(loc="lower right", fontsize=8)
     axes.grid(axis="y", alpha=0.3)
 
@@ -82,7 +82,7 @@ def main() -> None:
         1, 2, figsize=(11, 4), width_ratios=(1, 2), constrained_layout=True
     )
     draw_vae(left, runs)
-    draw_pictures(right, runs)
+    draw_images(right, runs)
     figure.savefig(args.out, dpi=110)
     stages = [(name, stage) for run in runs for name, stage in run["stages"].items()]
     for name, stage in stages:

@@ -101,13 +101,13 @@ def report_images(
     (work / "prompts.txt").write_text("\n".join(prompts) + "\n")
 
 
-def write_latents(pictures: Tensor, work: Path) -> tuple[Patches, Tensor]:
+def write_latents(images: Tensor, work: Path) -> tuple[Patches, Tensor]:
     """Return the components of the first scenes' patches, and latents [scenes, CHANNELS, 16, 16] of
     all scenes; both are kept in ``work``."""
     kept = work / "latents.pt"
     if not kept.exists():
-        patches = fit_patches(pictures[:FITTED_TO])
-        latents = torch.cat([patches.encode(part) for part in pictures.split(1000)])
+        patches = fit_patches(images[:FITTED_TO])
+        latents = torch.cat([patches.encode(part) for part in images.split(1000)])
         torch.save((patches.mean, patches.weight, latents), f"{kept}.new")
         os.replace(f"{kept}.new", kept)
     mean, weight, latents = torch.load(kept, mmap=True)
@@ -115,7 +115,7 @@ def write_latents(pictures: Tensor, work: Path) -> tuple[Patches, Tensor]:
 
 
 def train_decoder(
-    patches: Patches, latents: Tensor, pictures: Tensor, work: Path, steps: int, seed: int
+    patches: Patches, latents: Tensor, images: Tensor, work: Path, steps: int, seed: int
 ) -> AutoencoderKL:
     """Return an autoencoder whose decoder has learnt to draw the images from their latents.
 
@@ -126,7 +126,7 @@ def train_decoder(
     vae = new_patch_vae(patches, SIZE).to(memory_format=torch.channels_last)
 
     def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, torch.arange(len(pictures)), batch=16)
+        rng, chosen = pick(step, seed, torch.arange(len(images)), batch=16)
         cells = CELLS if step < CROPPED * steps else SIZE // FACTOR
         top, left = rng.integers(SIZE // FACTOR - cells, size=2, endpoint=True).tolist()
         seen = latents[chosen, :, top : top + cells, left : left + cells]
@@ -134,7 +134,7 @@ def train_decoder(
         noisy = (seen + 0.05 * torch.randn_like(seen)).contiguous(memory_format=torch.channels_last)
         with RECIPE.context():
             drawn = vae.decode(noisy).sample
-        return unlike(drawn.float(), as_pixels(pictures[chosen, :, rows, columns]))
+        return unlike(drawn.float(), as_pixels(images[chosen, :, rows, columns]))
 
     def watch(step: int) -> None:
         decibels = vae_psnr(vae, seed=7, count=48, make=UNSEEN_SPRITES)

@@ -30,9 +30,9 @@ from .losses import (
     text_states,
 )
 from .models import SETTINGS, LatentReader, PlaceProbe, assemble, new_text_encoder, new_unet
-from .watch import report_pictures, report_use_of_text
+from .watch import report_images, report_use_of_text
 
-report_shapes = partial(report_pictures, options=SETTINGS)
+report_shapes = partial(report_images, options=SETTINGS)
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,7 @@ def train_unet(
     seed: int,
     recipe: Recipe = SHAPES,
 ) -> StableDiffusionPipeline:
-    """A pipeline with a UNet that knows its places; pictures on the way are of the running mean
+    """A pipeline with a UNet that knows its places; images on the way are of the running mean
     of its weights.
 
     As with Stable Diffusion, the text encoder stays as it is: while the UNet cannot yet use what

@@ -61,7 +61,7 @@ def make_scenes(rng: np.random.Generator, word: str, count: int) -> list[Scene]:
 
 @torch.no_grad()
 def encoded(pipe: Any, scenes: list[Scene]) -> Tensor:
-    """The latents of the scenes' pictures, as the UNet takes them, [scenes, 4, 16, 16]."""
+    """The latents of the scenes' images, as the UNet takes them, [scenes, 4, 16, 16]."""
     found = []
     for start in range(0, len(scenes), 50):
         drawn = np.stack([scene.draw(SIZE) for scene in scenes[start : start + 50]])

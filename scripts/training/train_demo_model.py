@@ -2,8 +2,8 @@
 
 Five stages, each kept in ``--work`` and taken up again where it stopped:
 
-1. scenes: pictures and the words for them (``scenes``);
-2. vae: the autoencoder, 128 x 128 pictures to 16 x 16 x 4 latents;
+1. scenes: images and the words for them (``scenes``);
+2. vae: the autoencoder, 128 x 128 images to 16 x 16 x 4 latents;
 3. text: the text encoder learns to foretell the latent from the prompt alone, which stands
    in for the pretraining that CLIP brings to Stable Diffusion;
 4. unet: diffusion by v-prediction, the text encoder left as it is, until places are right;
@@ -49,13 +49,13 @@ from .stages import refine, train_text, train_unet
 
 
 def train_from_nothing(
-    args: argparse.Namespace, scenes: list[Scene], pictures: Tensor
+    args: argparse.Namespace, scenes: list[Scene], images: Tensor
 ) -> StableDiffusionPipeline:
     """Stages 2 to 5."""
     tokenizer = make_tokenizer(scenes[:2000])  # the first two chunks
-    vae = train_vae(pictures, args.work, args.vae_steps, args.seed)
-    latents = even_out(vae, make_latents(vae, pictures, args.work))
-    polish_decoder(vae, latents, pictures, args.work, args.decoder_steps, args.seed + 3)
+    vae = train_vae(images, args.work, args.vae_steps, args.seed)
+    latents = even_out(vae, make_latents(vae, images, args.work))
+    polish_decoder(vae, latents, images, args.work, args.decoder_steps, args.seed + 3)
     keep(vae, tokenizer, args.work)
     text = train_text(tokenizer, scenes, latents, args.work, args.text_steps, args.seed + 1)
     seed, steps = args.seed + 2, args.unet_steps
@@ -64,10 +64,10 @@ def train_from_nothing(
 
 
 def train_from(
-    args: argparse.Namespace, scenes: list[Scene], pictures: Tensor
+    args: argparse.Namespace, scenes: list[Scene], images: Tensor
 ) -> StableDiffusionPipeline:
     """Stage 5 for a given pipeline, and an autoencoder for its latents where its own is of smaller
-    pictures."""
+    images."""
     start = StableDiffusionPipeline.from_pretrained(args.start, dtype=torch.float32)
     tokenizer = start.tokenizer
     text, unet = new_text_encoder(tokenizer), new_unet()
@@ -76,7 +76,7 @@ def train_from(
     config = {name: value for name, value in start.vae.config.items() if name[0] != "_"}
     vae = AutoencoderKL.from_config(config)
     vae.load_state_dict(start.vae.state_dict())
-    latents = make_latents(vae.eval(), pictures, args.work)
+    latents = make_latents(vae.eval(), images, args.work)
     keep(vae, tokenizer, args.work)
     pipe = assemble(vae, text, tokenizer, unet)
     again = vae.config.sample_size == SIZE  # what this script makes; the first draws 64x64
@@ -84,7 +84,7 @@ def train_from(
     made = refine(pipe, scenes, latents, args.work, steps, seed, again)
     if again:
         return made
-    larger = train_vae_of(latents, pictures, args.work, args.vae_steps, args.seed)
+    larger = train_vae_of(latents, images, args.work, args.vae_steps, args.seed)
     keep(larger, tokenizer, args.work)
     return assemble(larger, made.text_encoder, tokenizer, made.unet)
 
@@ -104,8 +104,8 @@ def train(process: int, args: argparse.Namespace) -> None:
         store = f"file://{(args.work / 'processes').resolve()}"
         dist.init_process_group("gloo", store, rank=process, world_size=args.processes)
     torch.manual_seed(args.seed)
-    scenes, pictures = make_dataset(args.seed, args.chunks, args.work)
-    made = (train_from if args.start else train_from_nothing)(args, scenes, pictures)
+    scenes, images = make_dataset(args.seed, args.chunks, args.work)
+    made = (train_from if args.start else train_from_nothing)(args, scenes, images)
     if process == 0:
         write_model(made, args.work, args.out, SETTINGS, INVERSION)
 
@@ -155,7 +155,7 @@ def main() -> None:
     parser.add_argument(
         "--start",
         type=Path,
-        help="a demo model to go on from: stage 5, and where its pictures are smaller an "
+        help="a demo model to go on from: stage 5, and where its images are smaller an "
         "autoencoder of larger ones for its latents",
     )
     parser.add_argument("--seed", type=int, default=1)

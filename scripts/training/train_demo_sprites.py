@@ -52,9 +52,9 @@ def train(process: int, args: argparse.Namespace) -> None:
         store = f"file://{(args.work / 'processes').resolve()}"
         dist.init_process_group("gloo", store, rank=process, world_size=args.processes)
     work, seed = args.work, args.seed
-    scenes, pictures = make_dataset(seed, args.chunks, work, random_scene)
-    patches, latents = write_latents(pictures, work)
-    vae = train_decoder(patches, latents, pictures, work, args.decoder_steps, seed)
+    scenes, images = make_dataset(seed, args.chunks, work, random_scene)
+    patches, latents = write_latents(images, work)
+    vae = train_decoder(patches, latents, images, work, args.decoder_steps, seed)
     tokenizer = make_word_tokenizer()
     say(f"vae: {vae_psnr(vae, seed=8, count=100, make=UNSEEN_SPRITES):.2f} dB on unseen scenes")
     if rank() == 0:

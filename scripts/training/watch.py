@@ -1,4 +1,4 @@
-"""Pictures and figures while the demo model trains."""
+"""Images and figures while the demo model trains."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def report_use_of_text(
     note(work, stage, step, own_prompt=losses[0], others_prompt=losses[1])
 
 
-def report_pictures(
+def report_images(
     pipe: DiffusionPipeline,
     stage: str,
     step: int,
@@ -59,8 +59,8 @@ def report_pictures(
     prompts = [scene.caption(rng) for scene in scenes]
     run = sdattn.generate(pipe, prompts, seed=count * rank(), **options)
     counts = torch.zeros(5, 2)  # right, of how many
-    for scene, picture, maps in zip(scenes, run.images, run.heatmaps, strict=True):
-        verdict = seen_in(scene, picture)
+    for scene, image, maps in zip(scenes, run.images, run.heatmaps, strict=True):
+        verdict = seen_in(scene, image)
         own = [landings(scene, verdict.masks, maps, kind) for kind in ("colour", "shape")]
         flags = [[verdict.colours], [verdict.shapes], [verdict.relation]]
         flags += [[one.own for one in of_kind] for of_kind in own]
@@ -72,6 +72,6 @@ def report_pictures(
     parts = (counts[:, 0] / counts[:, 1].clamp(min=1)).tolist()
     note(work, stage, step, **dict(zip(names, parts, strict=True)))
     if rank() == 0:
-        tiles = [np.asarray(picture) for picture in run.images]
+        tiles = [np.asarray(image) for image in run.images]
         rows = [np.hstack(tiles[start : start + 8]) for start in range(0, count, 8)]
         Image.fromarray(np.vstack(rows)).save(work / f"{stage}-{step:06}.png")

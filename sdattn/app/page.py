@@ -13,10 +13,10 @@ from ..maps.notebook import framed
 from ..maps.presets import PRESETS
 from ..models.call_options import call_options
 from ..models.demos import demo_of, demo_settings
-from ..models.films import default_frames, makes_films
 from ..models.layers import find_denoiser
 from ..models.pipeline_call import turn
 from ..models.sizes import default_size, size_unit
+from ..models.videos import default_frames, makes_videos
 from ..runs.generation import generate
 from ..runs.option_names import PIPELINE
 from ..runs.run import Run
@@ -25,13 +25,13 @@ from .server import import_gradio, launch_settings
 
 gradio: Any = import_gradio()
 
-_STOPPED = "Stopped: no picture is drawn for this page now."
+_STOPPED = "Stopped: no image is drawn for this page now."
 _MOST_RUNS = 10  # that a browser has on offer
 _OF_DEMOS = ["a red circle left of a blue square", "on the left a green star, on the right a ring"]
 _EXAMPLES = {
     "demo": _OF_DEMOS,
     "demo-mmdit": _OF_DEMOS,
-    "demo-film": ["a red circle", "a green star above a blue square"],
+    "demo-video": ["a red circle", "a green star above a blue square"],
 }
 _ANY_EXAMPLES = ["a cat on a sofa", "an astronaut riding a horse on the moon"]
 _LABELS = {**PIPELINE, "seed": "seed"}
@@ -67,7 +67,7 @@ def serve(
 
 
 def build_app(pipe: Any, kept: RecentRuns) -> Any:
-    """A gradio app that draws with a loaded pipeline, one picture at a time.
+    """A gradio app that draws with a loaded pipeline, one image at a time.
 
     Args:
         pipe: as :func:`sdattn.load_pipeline` gives it.
@@ -93,15 +93,15 @@ def build_app(pipe: Any, kept: RecentRuns) -> Any:
             "inputs": [prompt, *settings],
             "outputs": [drawn],
             "show_progress_on": view[0],
-            "concurrency_limit": 1,  # the pipeline draws one picture at a time
+            "concurrency_limit": 1,  # the pipeline draws one image at a time
             "concurrency_id": "pipe",
         }
-        # To draw and to keep are two jobs, so that the next picture is drawn while files are
+        # To draw and to keep are two jobs, so that the next image is drawn while files are
         # written.
         typed = gradio.on([button.click, prompt.submit], **drawing)
         example = examples.load_input_event.then(**drawing, api_visibility="private")
         keeping = {
-            "fn": live.keep,  # meanwhile the next picture is drawn
+            "fn": live.keep,  # meanwhile the next image is drawn
             "inputs": [drawn, seen],
             "outputs": [drawn, *view, seen, gallery],
             "show_progress_on": view[0],
@@ -118,7 +118,7 @@ def build_app(pipe: Any, kept: RecentRuns) -> Any:
 
 def _view() -> list[Any]:
     """What is above a run's page, the page, and the last runs."""
-    status = gradio.HTML("The picture and where its words went come here.", min_height=80)
+    status = gradio.HTML("The image and where its words went come here.", min_height=80)
     gallery = gradio.Gallery(
         label="Last runs",
         height=150,
@@ -142,7 +142,7 @@ def _settings(pipe: Any) -> list[Any]:
     # FLUX and Qwen-Image use it only with a further option
     has_negative = "negative_prompt" in defaults and "true_cfg_scale" not in defaults
     steps, size = defaults.get("num_inference_steps") or 30, {"step": unit, "visible": is_sized}
-    frames = default_frames(pipe) if makes_films(pipe) else None
+    frames = default_frames(pipe) if makes_videos(pipe) else None
 
     def number(label: str, value: float | None, **options: Any) -> Any:
         return gradio.Number(value, label=label, min_width=100, **options)
@@ -172,7 +172,7 @@ def _defaults(pipe: Any) -> dict[str, Any]:
 @dataclass(frozen=True)
 class _Live:
     """What happens on the page. Arguments are values of components, and so is what comes back: the
-    line above the page, its file, the run's, the page, the keys of the last runs, their pictures.
+    line above the page, its file, the run's, the page, the keys of the last runs, their images.
     """
 
     pipe: Any
@@ -226,8 +226,8 @@ class _Live:
     def recall(self, seen: list[str]) -> list[Any]:
         """The last runs, those of which are still here."""
         known = list(self.kept.known(seen))[:_MOST_RUNS]
-        pictures = [(kept.small, kept.title) for _, kept in known]
-        return [[key for key, _ in known], gradio.Gallery(pictures, visible=bool(known))]
+        images = [(kept.small, kept.title) for _, kept in known]
+        return [[key for key, _ in known], gradio.Gallery(images, visible=bool(known))]
 
     def _viewed(self, key: str) -> list[Any]:
         try:
@@ -271,7 +271,7 @@ def _labelled(name: str, *value: Any) -> str:
 @contextmanager
 def _progress_of(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
     """Inside, each call of the model moves the bar of ``progress``, and is the last one if nobody
-    waits for the picture any more."""
+    waits for the image any more."""
     calls = 0
 
     def count(*_: Any) -> None:

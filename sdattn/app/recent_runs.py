@@ -15,7 +15,7 @@ from ..files.paths import file_name
 from ..runs.folder import pack_with_page
 from ..runs.run import Run, run_folders
 
-_SIDE = 160  # pixels of the longer side of a small picture
+_SIDE = 160  # pixels of the longer side of a small image
 _PREFIX, _LOCK = "sdattn-app-", "lock"
 
 
@@ -43,7 +43,7 @@ def own_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class RecentRun:
-    """A run's files: the page and a small picture of its first image, and all that
+    """A run's files: the page and a small image of its first image, and all that
     :meth:`sdattn.Run.save` writes, packed."""
 
     title: str

@@ -17,7 +17,7 @@ addEventListener("message", ({ source, data }) => {
       frame.style.height = `${Math.min(data.sdattnHeight, 20000)}px`;
 });
 """
-# The frame is as wide as what is around it. The last runs are a strip of small pictures below its
+# The frame is as wide as what is around it. The last runs are a strip of small images below its
 # name, however many they are.
 _STYLE = """
 .html-container:has(iframe) { padding: 0 !important }

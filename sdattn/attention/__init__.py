@@ -5,7 +5,7 @@
     scaled_dot_product_attention(...)  -> output [..., N, d_v], weights [..., N, T]
     MultiHeadAttention(64, heads=4)    -> a module, self or cross: output and weights
     TorchAttnProcessor(controller)     -> the same for layers of diffusers, open to a controller
-    TorchJointProcessor(controller)    -> for those of joint attention, text and picture in one
+    TorchJointProcessor(controller)    -> for those of joint attention, text and image in one
 
 Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1 and section 3.2.2.
 """

@@ -208,7 +208,7 @@ def scaled_dot_product_attention(
 
 def level_grids(latent_size: tuple[int, ...], n_levels: int = 4) -> list[tuple[int, ...]]:
     """(rows, cols) at each level of a UNet, which halves its latent, rounding up; frames before
-    them, of a film, stay as many.
+    them, of a video, stay as many.
 
     >>> level_grids((9, 17), 3)
     [(9, 17), (5, 9), (3, 5)]
@@ -224,15 +224,15 @@ def query_grid(n_queries: int, latent_size: tuple[int, ...], n_levels: int = 4) 
     """Recover the (rows, cols) behind a flattened query axis.
 
     The number of queries identifies the level of :func:`level_grids`. Nothing assumes a square
-    picture.
+    image.
 
     Args:
         n_queries: length of the query axis in one attention call.
-        latent_size: (rows, cols) in latent cells, not pixels, or (frames, rows, cols) of a film.
+        latent_size: (rows, cols) in latent cells, not pixels, or (frames, rows, cols) of a video.
         n_levels: resolutions in the UNet, ``len(config.block_out_channels)``.
 
     Returns:
-        (rows, cols), row-major: query ``i`` sits at ``divmod(i, cols)``. Of a film
+        (rows, cols), row-major: query ``i`` sits at ``divmod(i, cols)``. Of a video
         (frames, rows, cols), frame by frame.
 
     Raises:

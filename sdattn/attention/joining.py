@@ -1,6 +1,6 @@
 """The query, key and value of a layer of joint attention: projected, normed, joined and rotated.
 
-A layer of two streams (double) gets picture and text apart and projects each by its own weights; a
+A layer of two streams (double) gets image and text apart and projects each by its own weights; a
 layer of one stream (single) gets them joined already. What is known of a layer is read off the
 layer itself, and anything else is refused by name.
 
@@ -21,7 +21,7 @@ from ..errors import InvalidTypeError
 from .core import heads_of, split_heads
 
 FUSED_WITH_MLP = "to_qkv_mlp_proj"  # FLUX.2's parallel blocks: one projection for all
-PICTURE = ("to_q", "to_k", "to_v", "to_qkv", "norm_q", "norm_k")
+IMAGE = ("to_q", "to_k", "to_v", "to_qkv", "norm_q", "norm_k")
 TEXT = ("add_q_proj", "add_k_proj", "add_v_proj", "to_added_qkv", "norm_added_q", "norm_added_k")
 # Parts of diffusers' layers of which no processor of joint attention makes use.
 UNKNOWN_PARTS = ("spatial_norm", "group_norm", "norm_cross", "residual_connection")
@@ -32,7 +32,7 @@ class Joined(NamedTuple):
     """What a layer of joint attention computes its softmax of.
 
     Attributes:
-        query, key, value: ``[B, heads, S, d]``, of all S tokens of text and picture.
+        query, key, value: ``[B, heads, S, d]``, of all S tokens of text and image.
         text: where the text is among them; None where the layer got them joined already.
         mlp: what a parallel block carries beside the attention, ``[B, S, width]``; None elsewhere.
     """
@@ -74,14 +74,14 @@ def joined(
 
     Args:
         attn: the layer.
-        hidden_states: ``[B, N, C]`` of the picture, or of text and picture in one.
+        hidden_states: ``[B, N, C]`` of the image, or of text and image in one.
         text_states: ``[B, T, C_text]``; None where the layer is given no text of its own.
-        rotary: (cos, sin), real ``[S, d]``, over all tokens, the text first; (of the picture, of
+        rotary: (cos, sin), real ``[S, d]``, over all tokens, the text first; (of the image, of
             the text), complex ``[N, d/2]`` and ``[T, d/2]``; or None.
 
     Returns:
         The text first where there are rotary embeddings. Without them the softmax has no order, and
-        the picture comes first, as in SD3.
+        the image comes first, as in SD3.
 
     Raises:
         TypeError: a layer or rotary embeddings of another kind.
@@ -95,19 +95,19 @@ def joined(
         raise unknown_layer(
             attn, f"is given {found} and has {'' if has_own else 'no '}projections for it"
         )
-    picture = _projected(attn, hidden_states, PICTURE)
+    image = _projected(attn, hidden_states, IMAGE)
     if text_states is None:
-        return Joined(*_rotated_by(attn, picture, rotary), text=None)
+        return Joined(*_rotated_by(attn, image, rotary), text=None)
     text, n_text = _projected(attn, text_states, TEXT), text_states.shape[1]
     if rotary is None:
         cells = hidden_states.shape[1]
-        return Joined(*_cat(picture, text), text=slice(cells, cells + n_text))
-    if _are_complex(rotary):  # of picture and text apart
-        of_picture, of_text = rotary
-        picture = _rotated_pair(attn, picture, of_picture)
+        return Joined(*_cat(image, text), text=slice(cells, cells + n_text))
+    if _are_complex(rotary):  # of image and text apart
+        of_image, of_text = rotary
+        image = _rotated_pair(attn, image, of_image)
         text = _rotated_pair(attn, text, of_text)
-        return Joined(*_cat(text, picture), text=slice(0, n_text))
-    return Joined(*_rotated_by(attn, _cat(text, picture), rotary), text=slice(0, n_text))
+        return Joined(*_cat(text, image), text=slice(0, n_text))
+    return Joined(*_rotated_by(attn, _cat(text, image), rotary), text=slice(0, n_text))
 
 
 Three = tuple[Tensor, Tensor, Tensor]  # query, key and value, [B, heads, S, d] each
@@ -118,7 +118,7 @@ def _parallel(attn: Any, hidden_states: Tensor, rotary: Any) -> Joined:
     made = getattr(attn, FUSED_WITH_MLP)(hidden_states)
     width = 3 * attn.inner_dim
     qkv, mlp = made[..., :width], made[..., width:]
-    three = _by_head(attn, qkv.chunk(3, dim=-1), PICTURE)
+    three = _by_head(attn, qkv.chunk(3, dim=-1), IMAGE)
     return Joined(*_rotated_by(attn, three, rotary), text=None, mlp=mlp)
 
 

@@ -1,4 +1,4 @@
-"""`TorchJointProcessor`: joint attention in pure torch, one softmax over text and picture.
+"""`TorchJointProcessor`: joint attention in pure torch, one softmax over text and image.
 
 Source: Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image
 Synthesis", section 4, for joint attention.
@@ -24,7 +24,7 @@ from .controlled import Spans as Spans
 from .core import attention_probs, fold_heads, merge_heads
 from .joining import FUSED_WITH_MLP, Joined, joined, unknown_layer
 
-Queries = Literal["picture", "all"]
+Queries = Literal["image", "all"]
 
 
 class JointCall(NamedTuple):
@@ -54,7 +54,7 @@ class TorchJointProcessor(ControlledProcessor):
     It imports no diffusers and computes the layers of Stable Diffusion 3 and 3.5 (the
     self-attention of 3.5 too), FLUX.1, FLUX.2 and Qwen-Image, of two streams and of one. Its output
     agrees with that of diffusers' processors for them up to rounding. The whole matrix
-    ``[B, heads, S, S]`` of text and picture is made.
+    ``[B, heads, S, S]`` of text and image is made.
 
     What the controller is shown is a block of the softmax over all keys, so that the rows of the
     text's part sum to less than 1. Once it has edited, the row is divided by its new sum:
@@ -69,22 +69,22 @@ class TorchJointProcessor(ControlledProcessor):
 
     Args:
         controller: called as ``controller(probs, is_cross, place)``. With ``is_cross=True`` once a
-            call of the layer, with what the picture's queries pay to the text's keys, contiguous
+            call of the layer, with what the image's queries pay to the text's keys, contiguous
             ``[B*heads, N, T]``, row ``batch * heads + head``. A tensor that it returns is used; if
             it returns None, ``probs`` is used as it is then, so an edit in place counts. None for
             plain attention, which needs to know nothing about the text.
         place: ``"double"`` or ``"single"``, handed to the controller. An
             :class:`sdattn.AttentionStore` that is attached knows it by the layer.
-        spans: gives where the picture's tokens and the text's are among all of them, asked in each
-            call: ``lambda: (slice(7, 71), slice(0, 7))``. Reference pictures are in neither.
-            It is needed in layers of one stream, which get text and picture joined already; an
+        spans: gives where the image's tokens and the text's are among all of them, asked in each
+            call: ``lambda: (slice(7, 71), slice(0, 7))``. Reference images are in neither.
+            It is needed in layers of one stream, which get text and image joined already; an
             attached store knows it, and a layer of two streams knows its text.
-        picture: whether the controller is first called with ``is_cross=False`` as well, with what
-            the picture's queries pay to the picture's keys, ``[B*heads, N, N]``. None for what the
+        image: whether the controller is first called with ``is_cross=False`` as well, with what
+            the image's queries pay to the image's keys, ``[B*heads, N, N]``. None for what the
             ``kinds`` of a store say.
         queries: ``"all"`` shows and edits what every token pays to the text's keys,
             ``[B*heads, S, T]``, in the order in which the layer joins them (Stable Diffusion 3: the
-            picture first; FLUX and Qwen-Image: the text first), since the text carries words on.
+            image first; FLUX and Qwen-Image: the text first), since the text carries words on.
 
     Attributes:
         joint_watchers: shown the :class:`JointCall` of each call, behind any edit.
@@ -106,21 +106,21 @@ class TorchJointProcessor(ControlledProcessor):
         place: str = "",
         *,
         spans: Callable[[], Spans | None] | None = None,
-        picture: bool | None = None,
-        queries: Queries = "picture",
+        image: bool | None = None,
+        queries: Queries = "image",
     ):
         super().__init__(controller, place)
-        if queries not in ("picture", "all"):
-            raise InvalidValueError(f"queries={queries!r}: pass 'picture' or 'all'.")
-        self.spans, self.picture, self.queries = spans, picture, queries
+        if queries not in ("image", "all"):
+            raise InvalidValueError(f"queries={queries!r}: pass 'image' or 'all'.")
+        self.spans, self.image, self.queries = spans, image, queries
         self.joint_watchers: list[Callable[[JointCall], object]] = []
 
     @property
-    def shows_picture(self) -> bool:
-        """Whether the controller is shown what the picture pays to itself."""
-        if self.picture is None:
+    def shows_image(self) -> bool:
+        """Whether the controller is shown what the image pays to itself."""
+        if self.image is None:
             return "self" in (getattr(self.controller, "kinds", None) or ())
-        return self.picture
+        return self.image
 
     def __call__(
         self,
@@ -138,7 +138,7 @@ class TorchJointProcessor(ControlledProcessor):
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend; the shape of ``hidden_states``, and of ``encoder_hidden_states`` where given."""
         refused = {
-            "an IP-Adapter's pictures": ip_hidden_states,
+            "an IP-Adapter's images": ip_hidden_states,
             "a cache of keys": kv_cache_mode,
             "freqs_cis": freqs_cis,
         }
@@ -166,10 +166,10 @@ class TorchJointProcessor(ControlledProcessor):
         where = self._where(attn, probs.shape[-1], own)
         if where is None:
             return probs
-        picture, text = where
+        image, text = where
         if text.start == text.stop:  # self-attention beside the joint one
             return self._controlled(attn, probs, False)
-        return self._edited_blocks(attn, probs, picture, text)
+        return self._edited_blocks(attn, probs, image, text)
 
     def _where(self, attn: Any, length: int, own: slice | None) -> Spans | None:
         """Return the image's tokens and the text's: as told, else as the layer has them; None if a
@@ -204,14 +204,14 @@ class TorchJointProcessor(ControlledProcessor):
         controller.pass_over(why)
         return None
 
-    def _edited_blocks(self, attn: Any, probs: Tensor, picture: slice, text: slice) -> Tensor:
+    def _edited_blocks(self, attn: Any, probs: Tensor, image: slice, text: slice) -> Tensor:
         """Each block edited, and the rows divided by what they sum to then."""
         if probs.requires_grad:
             probs = probs.clone()  # the softmax needs its own for the gradient
-        rows = probs if self.queries == "all" else probs[:, :, picture]  # views
+        rows = probs if self.queries == "all" else probs[:, :, image]  # views
         blocks = [(rows[..., text], True)]  # [B, heads, N, T]
-        if self.shows_picture:
-            blocks.insert(0, (probs[:, :, picture, picture], False))
+        if self.shows_image:
+            blocks.insert(0, (probs[:, :, image, image], False))
         before = rows.sum(-1, keepdim=True, dtype=torch.float32)  # [B, heads, N, 1]
         shown = [self._edited_block(attn, block, is_cross) for block, is_cross in blocks]
         # Both are sums of the same kernel in the same order, so that the ratio of a row that was
@@ -257,14 +257,14 @@ def _joint_mask(
     if mask is None:
         return None
     if text is not None and rotary is None and text_mask is None:
-        raise unknown_layer(attn, "is given a mask over text and picture in an unknown order")
+        raise unknown_layer(attn, "is given a mask over text and image in an unknown order")
     if mask.ndim == 2:
         mask = mask[:, None]  # [B, 1, S]
     return mask_by_head(mask, batch, heads, length)
 
 
 def _split(attn: Any, parts: Joined, output: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-    """``[B, S, heads*d]`` through the output projections, the picture's and the text's apart where
+    """``[B, S, heads*d]`` through the output projections, the image's and the text's apart where
     they came apart."""
     if parts.mlp is not None:
         whole = torch.cat([output, attn.mlp_act_fn(parts.mlp)], dim=-1)

@@ -55,7 +55,7 @@ class TorchAttnProcessor(ControlledProcessor):
         if getattr(attn, "add_k_proj", None) is not None:
             raise InvalidTypeError(
                 "TorchAttnProcessor computes self- and cross-attention; this layer's is joint, or "
-                "to a picture as well (it has add_k_proj). TorchJointProcessor computes joint "
+                "to an image as well (it has add_k_proj). TorchJointProcessor computes joint "
                 "attention; or leave its own processor in place."
             )
         residual = hidden_states

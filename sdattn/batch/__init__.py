@@ -3,7 +3,7 @@
 run_batch(Request("prompts.jsonl", "RUN"))       ->  Outcome, and a folder that holds every item
 open_batch("RUN")["000012"].heatmaps["cat"]      ->  items read back, whichever the format
 status("RUN")    verify("RUN")    merge(["RUN-1", "RUN-2"], "RUN")
-rows.map_batches(Draw, ...)                      ->  rows of pictures and maps, in Ray Data
+rows.map_batches(Draw, ...)                      ->  rows of images and maps, in Ray Data
 """
 
 from .engines.raydata import Draw

@@ -29,14 +29,14 @@ def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
         model=str(request.model),
         loading=request.loading or None,
         **known,
-        save=sorted(request.parts(films=loaded.film_format is not None)),
+        save=sorted(request.parts(videos=loaded.video_format is not None)),
         preset=plain(preset.to_json()),  # to compare with that of a batch.json
         options=plain(request.options),
         format=request.format,
         shard_bytes=request.shard_bytes,
     )
     decisive = [getattr(settings, name) for name in _DECISIVE]
-    decisive += [settings.film_format] if settings.film_format else []
+    decisive += [settings.video_format] if settings.video_format else []
     return replace(settings, fingerprint=digest([RUN_FORMAT, *decisive]))
 
 
@@ -85,7 +85,7 @@ class Claim:
         """
         folder = self.folder
         if not folder.is_new:
-            self._check_film_format(folder.manifest)
+            self._check_video_format(folder.manifest)
             self._check_manifest(folder.manifest)
         folder.claim(self._manifest(), ids)
         rows = settle(folder, self.fingerprints)
@@ -146,17 +146,17 @@ class Claim:
                 return [*found, f"the {what} is another one ({old.source}: {numbers})"]
         return found
 
-    def _check_film_format(self, manifest: Manifest) -> None:
-        """Refuse to go on with films of another kind of file, whatever made this machine's."""
-        old, new = manifest.settings.film_format, self.settings.film_format
+    def _check_video_format(self, manifest: Manifest) -> None:
+        """Refuse to go on with videos of another kind of file, whatever made this machine's."""
+        old, new = manifest.settings.video_format, self.settings.video_format
         if None in (old, new) or old == new or self.request.force:
             return
-        do = "Install PyAV: pip install 'sdattn[film]'."
+        do = "Install PyAV: pip install 'sdattn[video]'."
         if new == "mp4":
             do = "Go on where PyAV (av) is not installed."
         text = (
-            "{0} has films as {1}, and this machine writes {2}. {3} Or choose another {folder}, or "
-            "pass {force=True} to make all films anew."
+            "{0} has videos as {1}, and this machine writes {2}. {3} Or choose another {folder}, "
+            "or pass {force=True} to make all videos anew."
         )
         raise InvalidValueError(Message(text, self.folder.root, old, new, do))
 

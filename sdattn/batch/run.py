@@ -88,14 +88,14 @@ class _BatchRun:
                 bad = bad + more
             return self._draw_missing(loaded, jobs, bad)
         except OSError as error:
-            if error.errno == errno.ENOSPC:  # before the first picture, too
+            if error.errno == errno.ENOSPC:  # before the first image, too
                 raise _with_advice(error, self.folder) from error
             raise
         finally:
             self.engine.close()
             self.folder.close()
 
-    # Before the first picture
+    # Before the first image
 
     def _read(self) -> tuple[list[Item], list[Job] | None, list[BadLine]]:
         data, kind = read_source(str(self.request.source), self.request.input_format)
@@ -247,7 +247,7 @@ class _BatchRun:
         with suppress(OSError):  # a full disk: the others will notice too, and the error is raised
             self.folder.stop(reason)
 
-    # After the last picture
+    # After the last image
 
     def _end(self, bad: list[BadLine], error: Exception | None) -> tuple[int, int]:
         """Gather what the processes have noted; returns how many items are whole and failed."""

@@ -20,7 +20,7 @@ def app(
     ] = None,
     browser: Annotated[bool, typer.Option("--browser", help="Open a browser.")] = False,
 ) -> None:
-    """Draw pictures in a page and see where the words of their prompts went. Needs gradio:
+    """Draw images in a page and see where the words of their prompts went. Needs gradio:
     pip install 'sdattn[app]'
 
     Examples:

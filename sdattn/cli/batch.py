@@ -17,7 +17,7 @@ _LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for
     "TORCHELASTIC_RUN_ID",
     "RAY_JOB_CONFIG_JSON_ENV_VAR",
 }
-_PARTS = ("image", "film", "overlays", "grid", "maps", "masks", "report")
+_PARTS = ("image", "video", "overlays", "grid", "maps", "masks", "report")
 
 
 def batch(
@@ -70,7 +70,7 @@ def batch(
         str, typer.Option(help="K/N: draw the K-th of N parts of the input, for job arrays.")
     ] = "1/1",
     strict: Annotated[
-        bool, typer.Option("--strict", help="Stop before the first picture if a line is bad.")
+        bool, typer.Option("--strict", help="Stop before the first image if a line is bad.")
     ] = False,
     force: Annotated[
         bool,

@@ -74,9 +74,7 @@ def _entries(path: Path, command: str) -> dict[str, Any]:
     if made != command:
         raise _refused(f"{path} is of a run of `sdattn {made}`, not of `sdattn {command}`.")
     if not entries:
-        raise _refused(
-            f"{path} is of one picture of an edit. Take the run.json of the folder above."
-        )
+        raise _refused(f"{path} is of one image of an edit. Take the run.json of the folder above.")
     return {name: value for name, value in entries.items() if value is not None}
 
 
@@ -117,7 +115,7 @@ def _of_run(path: Path, data: bytes, document: Any) -> tuple[str, dict[str, Any]
 
 
 def _beside(path: Path, name: str | None) -> str | None:
-    """A picture by the name that a run has of it: in the run's folder, that around it, or here."""
+    """An image by the name that a run has of it: in the run's folder, that around it, or here."""
     if name is None:
         return None
     candidates = (folder / Path(name).name for folder in (path.parent, path.parent.parent, Path()))

@@ -106,9 +106,9 @@ def _with_and_without(
     out: Path | None,
     force: bool,
 ) -> tuple[Any, Path]:
-    """The comparison of a prompt's pictures without a LoRA (A) and with it (B), and its folder."""
+    """The comparison of a prompt's images without a LoRA (A) and with it (B), and its folder."""
     from ..files.paths import file_name
-    from ..models.films import check_makes_pictures
+    from ..models.videos import check_makes_images
     from ..runs.diff import diff
     from ..runs.folder import check_target
     from ..runs.generation import prepare
@@ -125,7 +125,7 @@ def _with_and_without(
     runs = []
     for how in (loading, without):
         pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)
-        check_makes_pictures(pipe)
+        check_makes_images(pipe)
         runs.append(prepare(pipe, prompt, seed=seed, words=words, **given).draw())
         del pipe  # before the next is loaded
     said = ", ".join(loading["lora"])
@@ -150,7 +150,7 @@ def _print(output: Output, found: Any, out: Path) -> None:
 
 
 def _largest(word: Any, size: tuple[int, int]) -> tuple[str, str]:
-    """The largest difference, and the middle of its cell in pixels of A's picture."""
+    """The largest difference, and the middle of its cell in pixels of A's image."""
     if word.largest is None:
         return "-", "-"
     value, (row, col) = word.largest

@@ -1,4 +1,4 @@
-"""``sdattn edit``: a picture kept while its prompt changes."""
+"""``sdattn edit``: an image kept while its prompt changes."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -11,7 +11,7 @@ from .output import Output
 
 def edit(
     output: Output,
-    source: Annotated[str, typer.Argument(help="The prompt whose picture is kept.")],
+    source: Annotated[str, typer.Argument(help="The prompt whose image is kept.")],
     targets: Annotated[list[str], typer.Argument(help="The edited prompt, or several.")],
     mode: Annotated[
         Literal["auto", "replace", "refine", "reweight"],
@@ -29,18 +29,18 @@ def edit(
         typer.Option("--self", help="Part that takes its self-attention; by default likewise."),
     ] = None,
     blend: Annotated[
-        list[str] | None, typer.Option(help="Change the picture only where this WORD is.")
+        list[str] | None, typer.Option(help="Change the image only where this WORD is.")
     ] = None,
     weight: Annotated[
         list[str] | None, typer.Option(help="WORD=FACTOR: more or less attention to a word.")
     ] = None,
     image: Annotated[
-        Path | None, typer.Option(help="Edit this picture, which SOURCE describes.")
+        Path | None, typer.Option(help="Edit this image, which SOURCE describes.")
     ] = None,
     null_text: Annotated[
         bool | None,
         typer.Option(
-            help="Optimise the way back to the picture of --image; by default where that is "
+            help="Optimise the way back to the image of --image; by default where that is "
             "known, of UNets."
         ),
     ] = None,
@@ -77,7 +77,7 @@ def edit(
     if image:
         check_apart(out, image)
     check_target(out, force=force, kind="edit")
-    given_image = options.open_picture(image) if image else None
+    given_image = options.open_image(image) if image else None
     pipe = options.load(model, device, dtype, loading, output)
     given = options.pipeline_options(steps, guidance, negative, width, height)
     if given_image is not None:
@@ -107,7 +107,7 @@ def _parsed_weight(text: str) -> tuple[str, float]:
 
 
 def _invert(
-    pipe: Any, picture: Any, source: str, given: dict[str, Any], null_text: bool | None
+    pipe: Any, image: Any, source: str, given: dict[str, Any], null_text: bool | None
 ) -> Any:
     """Take out of ``given`` what an inversion fixes, and invert."""
     from ..edit import invert
@@ -115,10 +115,10 @@ def _invert(
 
     if fixed := {"width", "height", "negative_prompt"} & set(given):
         names = ", ".join(f"--{name.removesuffix('_prompt')}" for name in sorted(fixed))
-        raise typer.BadParameter(f"{names}: with --image the picture decides.")
+        raise typer.BadParameter(f"{names}: with --image the image decides.")
     demo = demo_of(pipe)
     settings: dict[str, Any] = {**demo.settings, **demo.inversion} if demo else {}
     for name in ("num_inference_steps", "guidance_scale"):
         if name in given:
             settings[name] = given.pop(name)
-    return invert(pipe, picture, source, null_text=null_text, **settings)
+    return invert(pipe, image, source, null_text=null_text, **settings)

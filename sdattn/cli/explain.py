@@ -1,4 +1,4 @@
-"""``sdattn explain``: a picture of one's own, and where the words for it go."""
+"""``sdattn explain``: an image of one's own, and where the words for it go."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,14 +11,14 @@ from .output import Output
 
 def explain(
     output: Output,
-    image: Annotated[Path, typer.Argument(help="The picture's file.")],
-    prompt: Annotated[str, typer.Argument(help="What the picture shows.")],
+    image: Annotated[Path, typer.Argument(help="The image's file.")],
+    prompt: Annotated[str, typer.Argument(help="What the image shows.")],
     invert: Annotated[
         bool,
-        typer.Option("--invert", help="Find the noise behind the picture; slower; UNets only."),
+        typer.Option("--invert", help="Find the noise behind the image; slower; UNets only."),
     ] = False,
     timesteps: Annotated[
-        str | None, typer.Option(help="Where to look, as 100,300: 1 shows nearly the picture.")
+        str | None, typer.Option(help="Where to look, as 100,300: 1 shows nearly the image.")
     ] = None,
     model: options.Model = "demo",
     seed: options.Seed = 0,
@@ -35,7 +35,7 @@ def explain(
     out: Annotated[Path | None, options.folder_named("IMAGE-explained-SEED")] = None,
     force: options.Force = False,
 ) -> None:
-    """Show where each word of PROMPT goes in the picture IMAGE.
+    """Show where each word of PROMPT goes in the image IMAGE.
 
     Examples:
       sdattn explain photo.jpg "a cat on a sofa" --model owner/name
@@ -54,7 +54,7 @@ def explain(
     way |= {} if steps is None else {"num_inference_steps": steps}
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
     maps: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask}
-    opened = options.open_picture(image)
+    opened = options.open_image(image)
     check_apart(out, image)
     check_target(out, force=force)
     pipe = options.load(model, device, dtype, loading, output)

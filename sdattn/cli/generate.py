@@ -1,4 +1,4 @@
-"""``sdattn generate``: a picture, and where the words of its prompt went."""
+"""``sdattn generate``: an image, and where the words of its prompt went."""
 
 from pathlib import Path
 from typing import Annotated, Any
@@ -48,7 +48,7 @@ def generate(
     out: Annotated[Path | None, options.folder_named("PROMPT-SEED")] = None,
     force: options.Force = False,
 ) -> None:
-    """Draw a picture from PROMPT and show where each of its words went.
+    """Draw an image from PROMPT and show where each of its words went.
 
     Examples:
       sdattn generate "a red circle left of a blue square"

@@ -31,8 +31,8 @@ def list_of(*names: str) -> Callable[[str], list[str]]:
 Model = Annotated[
     str,
     typer.Option(
-        help="demo, demo-mmdit, demo-film, a diffusers folder, a .safetensors file, or a hub id.",
-        autocompletion=_one_of("demo", "demo-mmdit", "demo-film"),
+        help="demo, demo-mmdit, demo-video, a diffusers folder, a .safetensors file, or a hub id.",
+        autocompletion=_one_of("demo", "demo-mmdit", "demo-video"),
     ),
 ]
 Device = Annotated[
@@ -79,7 +79,7 @@ InvertedGuidance = Annotated[
 Negative = Annotated[str | None, typer.Option(help="Negative prompt.")]
 Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels; by default the model's own.")]
 Frames = Annotated[
-    int | None, typer.Option(min=1, help="Of a film; by default the pipeline's own number.")
+    int | None, typer.Option(min=1, help="Of a video; by default the pipeline's own number.")
 ]
 Settings = Annotated[
     list[str] | None,
@@ -107,7 +107,7 @@ Preset = Annotated[
 ]
 Refine = Annotated[
     Literal["self"] | None,
-    typer.Option(help="self: sharper maps, along the picture's self-attention."),
+    typer.Option(help="self: sharper maps, along the image's self-attention."),
 ]
 Ask = Annotated[
     str | None,
@@ -194,12 +194,12 @@ def load(
     return pipe
 
 
-def open_picture(path: Path) -> Any:
+def open_image(path: Path) -> Any:
     """A file as a PIL image, read whole.
 
     Raises:
         OSError: it cannot be opened.
-        ValueError: it holds no picture of :data:`PHOTOS`, or a broken one.
+        ValueError: it holds no image of :data:`PHOTOS`, or a broken one.
     """
     from PIL import Image, UnidentifiedImageError
 
@@ -213,8 +213,8 @@ def open_picture(path: Path) -> Any:
         except UnidentifiedImageError as error:
             choice = f"{', '.join(formats[:-1])} or {formats[-1]}"
             raise InvalidValueError(
-                f"{path} is no picture that can be read. Pass {choice}."
+                f"{path} is no image that can be read. Pass {choice}."
             ) from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InvalidValueError(f"{path} is no picture that can be read: {error}") from error
+            raise InvalidValueError(f"{path} is no image that can be read: {error}") from error
     return image

@@ -1,4 +1,4 @@
-"""``sdattn show``: a saved run drawn again: pictures and a page, a figure, a moving picture."""
+"""``sdattn show``: a saved run drawn again: images and a page, a figure, a moving image."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -27,7 +27,7 @@ def show(
     frame: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Of a film, what --figure and --animate show; its middle by default."
+            min=1, help="Of a video, what --figure and --animate show; its middle by default."
         ),
     ] = None,
     out: Annotated[
@@ -180,8 +180,8 @@ def _load(run: Path, item: str | None, frame: int | None = None) -> Any:
     if item is None and (run_path / "batch.json").is_file():
         raise typer.BadParameter(f"{run_path} is a batch run. Name one of its items: --item ID.")
     loaded = load_run(run) if item is None else open_batch(run)[item]
-    there = len(loaded.film or ())
+    there = len(loaded.video or ())
     if frame is not None and frame > there:
-        found = f"has {there} frames, 1 to {there}" if there else "is of a picture, without frames"
+        found = f"has {there} frames, 1 to {there}" if there else "is of an image, without frames"
         raise typer.BadParameter(f"{run_path} {found}.", param_hint="--frame")
     return loaded if frame is None else loaded.frame(frame - 1)

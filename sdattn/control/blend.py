@@ -1,4 +1,4 @@
-"""`LocalBlend`: an edit changes the picture only where chosen words are."""
+"""`LocalBlend`: an edit changes the image only where chosen words are."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -116,7 +116,7 @@ class LocalBlend:
         heat = F.interpolate(heat, size=size)
         peak = heat.amax((2, 3), keepdim=True).clamp(min=0)  # a word may have a negative weight
         mask = heat > self.threshold * peak
-        return mask | mask[:1]  # where either picture has the words
+        return mask | mask[:1]  # where either image has the words
 
 
 def _chosen_columns(prompts: Sequence[Prompt], words: Sequence[str | Sequence[str]]) -> Tensor:

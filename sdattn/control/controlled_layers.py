@@ -50,10 +50,10 @@ def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
         TypeError: an order, a layer or a place of the text that it does not know.
     """
     joint_order(denoiser)
-    if denoiser.family.film:
+    if denoiser.family.video:
         raise InvalidTypeError(
-            f"A {type(denoiser.model).__name__} makes films, and controllers and knockouts are of "
-            "pictures. capture() can watch it."
+            f"A {type(denoiser.model).__name__} makes videos, and controllers and knockouts are of "
+            "images. capture() can watch it."
         )
     if denoiser.family.spans is not None:
         raise InvalidTypeError(

@@ -46,7 +46,7 @@ class AttentionControlEdit(AttentionStore):
             first 80 %, ``(0.2, 0.8)``, or per word of the targets ``{"default_": 0.8, "star":
             (0, 0.4)}``, where all others have 1.0 if there is no ``"default_"``.
         self_replace_steps: during which part self-attention is the source's.
-        local_blend: keeps the picture outside some words; applied by :meth:`step_callback`.
+        local_blend: keeps the image outside some words; applied by :meth:`step_callback`.
         max_self_queries: self-attention with more queries than this is left alone.
         store_options: ``guidance``, ``max_queries`` and ``kinds`` of
             :class:`sdattn.AttentionStore`. ``guidance`` is ``"batch"`` by default.

@@ -41,7 +41,7 @@ def calls_in_a_pass(processor: Any, kind: Kind, controller: Any) -> int:
     attention twice if what the image pays to itself is shown. One of other code may call or not."""
     if not isinstance(processor, ControlledProcessor) or processor.controller is not controller:
         return 0
-    return 2 if kind == "joint" and getattr(processor, "shows_picture", False) else 1
+    return 2 if kind == "joint" and getattr(processor, "shows_image", False) else 1
 
 
 def _displaced(processor: Any) -> Iterator[Any]:

@@ -21,9 +21,9 @@ from ..models.pipeline_call import (
     call_pipeline,
     checked_options,
     checked_seeds,
-    is_of_pictures,
+    images_of,
+    is_of_images,
     named_bar,
-    pictures_of,
 )
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
@@ -55,13 +55,13 @@ def prepare(
     """Everything that :func:`knockouts` can refuse before the run; see there."""
     if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
         raise InvalidTypeError(
-            f"A knockout draws pictures of one prompt, and was given a {type(pipe).__name__} and a "
+            f"A knockout draws images of one prompt, and was given a {type(pipe).__name__} and a "
             f"{type(prompt).__name__}. Pass a pipeline, not its model, and one text."
         )
     options = checked_options(pipe, options)
     if options.get("padding_mask_crop") is not None:
         text = (
-            "a knockout draws a batch in which each picture has an image of its own, and a {0} "
+            "a knockout draws a batch in which each image has an image of its own, and a {0} "
             "crops one alone. Crop the image and the mask yourself, and leave it out."
         )
         raise OptionError(
@@ -69,7 +69,7 @@ def prepare(
         )
     if (made := images_a_prompt(pipe, options)) != 1:
         raise InvalidValueError(
-            f"This run makes {made} pictures of a prompt, and a knockout is about one. Leave out "
+            f"This run makes {made} images of a prompt, and a knockout is about one. Leave out "
             "num_images_per_prompt and call it once for each seed; videos are not supported."
         )
     [read] = read_prompts(pipe, prompt, **options)
@@ -82,7 +82,7 @@ def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image]
     """Draw one batch, each row with columns of its own removed, and put everything back.
 
     Returns:
-        the pictures, and (rows, cols) of the latent cells.
+        the images, and (rows, cols) of the latent cells.
     """
     n_text = len(plan.prompt.tokens)
     removal = Removal(plan.pipe, rows, n_text, plan.layers, plan.steps, plan.queries)
@@ -92,25 +92,25 @@ def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image]
         result = call_pipeline(plan.pipe, texts, seeds, options)
     if any(getattr(result, "nsfw_content_detected", None) or []):
         raise RunError(
-            "The pipeline's safety checker blanked a picture, so where it changed is not known. "
+            "The pipeline's safety checker blanked an image, so where it changed is not known. "
             "Choose another seed, or a pipeline without a checker."
         )
-    return pictures_of(result), removal.grid
+    return images_of(result), removal.grid
 
 
 def _for_each(name: str, value: Any, rows: int) -> Any:
-    """What an option that is about one picture is for a batch of them: given once, it is shared.
+    """What an option that is about one image is for a batch of them: given once, it is shared.
 
-    Pipelines share a lone picture by themselves, but not always well: inpainting takes noise for
+    Pipelines share a lone image by themselves, but not always well: inpainting takes noise for
     it from the first row's generator alone, and the rows differ from there on.
     """
-    if not is_of_pictures(name):
+    if not is_of_images(name):
         return value
     if isinstance(value, (np.ndarray, Tensor)) and value.ndim == 4 and len(value) == 1:
         return value.repeat(rows, 0) if isinstance(value, np.ndarray) else torch.cat([value] * rows)
     if isinstance(value, list) and len(value) > 1:
         raise InvalidValueError(
-            f"{name} has {len(value)} entries, and a knockout is about one picture. Pass its own."
+            f"{name} has {len(value)} entries, and a knockout is about one image. Pass its own."
         )
     if isinstance(value, list) and len(value) == 1:
         [value] = value

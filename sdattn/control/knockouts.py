@@ -1,6 +1,6 @@
-"""Causes, not correlations: what of a picture is lost when the model may not look at a word.
+"""Causes, not correlations: what of an image is lost when the model may not look at a word.
 
-A heatmap shows where a word was looked at. Whether the picture hangs on that is another question,
+A heatmap shows where a word was looked at. Whether the image hangs on that is another question,
 and only taking the word away answers it.
 """
 
@@ -32,13 +32,13 @@ from .removal import Columns
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Knockout:
-    """A picture with and without the attention to a word, see :func:`knockout`.
+    """An image with and without the attention to a word, see :func:`knockout`.
 
     Attributes:
         prompt: the text.
         word: the word or phrase, as it was asked for.
         columns: its token columns, those of all its occurrences.
-        seed: of both pictures.
+        seed: of both images.
         image: PIL, with everything.
         without: PIL, from the same noise, with the word's attention removed.
         heatmap: where the two differ. Its values are float32 ``[rows, cols]`` at latent cells, in
@@ -83,14 +83,14 @@ def knockout(
     queries: Queries | None = None,
     **options: Any,
 ) -> Knockout:
-    """Draw a picture again without the attention to a word, and map where it changes.
+    """Draw an image again without the attention to a word, and map where it changes.
 
         found = sdattn.knockout(pipe, "a red circle left of a blue square", "circle")
         found.heatmap.overlay(found.image)
 
     In the chosen layers and steps the word's columns of the attention are set to zero and the rest
     of each row is divided by what is left, which is the same as to mask these keys out of the
-    softmax. In joint attention that rest is of the picture too. Both pictures are rows of one
+    softmax. In joint attention that rest is of the image too. Both images are rows of one
     batch, go through the same processors and share their noise, so the removal is all that they
     differ by.
 
@@ -98,9 +98,9 @@ def knockout(
     read the whole prompt before: the columns behind the word, "<eos>" and the padding among them,
     know of it (and those before it too, where the encoder is not causal, as T5). SDXL's pooled
     text embedding still holds it, and a ControlNet has a cross-attention of its own. So a small
-    change says that the picture does not need these columns; not that the word had no part in it.
+    change says that the image does not need these columns; not that the word had no part in it.
 
-    The map shows what is gone and what was drawn instead. A picture that never saw a word may be
+    The map shows what is gone and what was drawn instead. An image that never saw a word may be
     composed otherwise, and then changes all over; with ``steps=(0.5, 1.0)`` the layout mostly
     stays, and the map is about what the word does there.
 
@@ -120,21 +120,21 @@ def knockout(
             counted in calls of the model for the prompt, and of an odd number the middle one is in
             both halves.
         queries: of joint attention, who may not look at the word: ``"all"`` (the default) or the
-            ``"picture"`` alone. With ``"picture"`` the words of the prompt go on reading each
-            other in every block, and the picture reads it off them.
+            ``"image"`` alone. With ``"image"`` the words of the prompt go on reading each
+            other in every block, and the image reads it off them.
         options: handed to the pipeline, as by :func:`sdattn.generate`.
 
     Returns:
-        Knockout: both pictures and the map.
+        Knockout: both images and the map.
 
     Raises:
         KeyError: the word is empty, not in the prompt, or was cut off.
         TypeError: joint attention of another kind than theirs, or no pipeline.
         ValueError: an option, a layer or a part of the run that cannot be; a processor with
             weights of its own (IP-Adapter) in a chosen layer. All of them before the first step.
-        CaptureError: the latents or pictures that were passed differ from row to row; the run was
+        CaptureError: the latents or images that were passed differ from row to row; the run was
             broken off, or its processors were replaced meanwhile.
-        RuntimeError: the safety checker blanked a picture.
+        RuntimeError: the safety checker blanked an image.
     """
     [found] = knockouts(
         pipe,
@@ -163,15 +163,15 @@ def knockouts(
     batch_size: int = 4,
     **options: Any,
 ) -> list[Knockout]:
-    """:func:`knockout` for several words, each removed alone; the whole picture is drawn once.
+    """:func:`knockout` for several words, each removed alone; the whole image is drawn once.
 
-    Memory is that of a run of ``batch_size`` pictures, however many words and steps; of each word
-    its picture and its map are kept. Where a device rounds batches of different sizes differently,
-    a word that shares no batch with the whole picture differs from it by that rounding too.
+    Memory is that of a run of ``batch_size`` images, however many words and steps; of each word
+    its image and its map are kept. Where a device rounds batches of different sizes differently,
+    a word that shares no batch with the whole image differs from it by that rounding too.
 
     Args:
         words: words and phrases, in any order.
-        batch_size: pictures that are drawn at once, 1 or more.
+        batch_size: images that are drawn at once, 1 or more.
         pipe, prompt, seed, layers, steps, queries, options: as for :func:`knockout`.
 
     Returns:
@@ -183,7 +183,7 @@ def knockouts(
     if isinstance(words, str) or not words or batch_size < 1:
         raise InvalidValueError(
             f"words={words!r}, batch_size={batch_size}: pass a list of one word or more, and at "
-            "least 1 picture a batch."
+            "least 1 image a batch."
         )
     plan = prepare(pipe, prompt, seed, layers, steps, options, queries)
     return draw_without(plan, words, batch_size)
@@ -213,7 +213,7 @@ def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) 
 
 
 def change(image: Image.Image, other: Image.Image, grid: tuple[int, ...]) -> Tensor:
-    """Where two pictures differ.
+    """Where two images differ.
 
     Args:
         image, other: PIL, of one size.

@@ -25,9 +25,7 @@ class _RegisteredJoint(TorchJointProcessor):
     """Of joint attention, both of whose blocks are shown unless ``options`` say otherwise."""
 
     def __init__(self, handle: Any, place: str, **options: Any):
-        super().__init__(
-            handle.controller, place, spans=handle.spans, **{"picture": True, **options}
-        )
+        super().__init__(handle.controller, place, spans=handle.spans, **{"image": True, **options})
         self.handle = handle
 
 

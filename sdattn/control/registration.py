@@ -31,7 +31,7 @@ def register_attention_control(
     Each layer gets a :class:`sdattn.TorchAttnProcessor`, which calls ``controller(probs [B*heads,
     N, T], is_cross, place)`` once a pass, layers in execution order (down, mid, up; self before
     cross in a block). A layer of joint attention gets a :class:`sdattn.TorchJointProcessor`, which
-    calls twice: with ``is_cross=False`` for what the picture's queries pay to the picture,
+    calls twice: with ``is_cross=False`` for what the image's queries pay to the image,
     ``[B*heads, N, N]``, then with ``is_cross=True`` for what they pay to the text, in the places
     ``"double"`` and ``"single"``. A tensor that it returns is used. If it returns None, what it has
     left in ``probs`` is used, so edits in place count. Without gradients ``probs`` may be written
@@ -267,14 +267,14 @@ class ControlHandle:
         store.begin_pass(found.batch, size, self._denoiser.levels, prompts, self._places)
 
     def spans(self) -> Spans | None:
-        """Where picture and text are in the pass that runs now, in joint attention."""
+        """Where image and text are in the pass that runs now, in joint attention."""
         return self._reader.shared_spans()
 
 
 def _warn_eager(model: Any, controller: Any) -> None:
     warn(
         f"The {type(unwrapped(model)).__name__} is compiled. While the {type(controller).__name__} "
-        "is registered it runs eagerly, so the picture can differ from the compiled model's in its "
+        "is registered it runs eagerly, so the image can differ from the compiled model's in its "
         "last bits.",
         CaptureWarning,
     )

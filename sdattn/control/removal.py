@@ -7,7 +7,7 @@ In cross-attention and in joint attention alike, to take a column out is to mask
 the softmax. In joint attention the text has queries too, see ``queries``.
 
 Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control", section
-3.2, for the edit of probabilities while a picture is made.
+3.2, for the edit of probabilities while an image is made.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Removal:
             self._plan_passes()
             self.grid = cast(Size, found.latent_size)
             chosen = select_layers(self._denoiser.layers, self.layers, TEXT_KINDS, self.grid)
-            self._handle.put(chosen, queries=self.queries, picture=False)
+            self._handle.put(chosen, queries=self.queries, image=False)
         # Asked anew in each pass, since guidance may end in the middle of a run.
         if self._passes in self._during:
             self._edits = self._edits_of(order)
@@ -154,26 +154,26 @@ class Removal:
     def _check_start(self, call: DenoiserCall, order: Order) -> None:
         if call.batch != len(order) * len(self.rows):
             raise CaptureError(
-                f"The model was called with a batch of {call.batch}; for {len(self.rows)} pictures "
+                f"The model was called with a batch of {call.batch}; for {len(self.rows)} images "
                 f"and guidance {order} it is {len(order) * len(self.rows)}. Run the pipeline on "
-                "one prompt for each row, and make one picture of each."
+                "one prompt for each row, and make one image of each."
             )
         if call.n_text != self.n_text:
             raise InvalidValueError(
                 f"The attention has {call.n_text} token columns of text, and the prompt was read "
                 f"with {self.n_text}. Pass the options that change them to both."
             )
-        # Else the pictures would differ by more than the word.
+        # Else the images would differ by more than the word.
         sample = cast(Tensor, call.sample)
         first, *others = sample.chunk(len(order))[order.index("conditional")].float()
         if not all(torch.allclose(first, other, atol=1e-2) for other in others):
             raise CaptureError(
-                "The rows of the batch start from different noise or pictures, so that more than "
-                "the removal would change them. Pass one picture, or one set of latents, for all."
+                "The rows of the batch start from different noise or images, so that more than "
+                "the removal would change them. Pass one image, or one set of latents, for all."
             )
 
     def _plan_passes(self) -> None:
-        # what is left of the schedule where a run starts from a picture
+        # what is left of the schedule where a run starts from an image
         self._expected = getattr(self.pipe, "num_timesteps", len(self.pipe.scheduler.timesteps))
         self._during = self.steps.passes(self._expected)
         if not self._during:
@@ -191,8 +191,8 @@ def check_removal(
     denoiser = find_denoiser(pipe)
     chosen = select_layers(denoiser.layers, layers, TEXT_KINDS)
     joint = [layer for layer in chosen if layer.kind == "joint"]
-    if queries not in ("picture", "all", None):
-        raise OptionError("queries", queries, "pass 'picture' or 'all'.")
+    if queries not in ("image", "all", None):
+        raise OptionError("queries", queries, "pass 'image' or 'all'.")
     if queries is not None and not joint:
         text = "the text has queries in joint attention only. Leave it out for a {0}."
         raise OptionError("queries", queries, text, type(pipe).__name__)

@@ -58,7 +58,7 @@ def edit(
     Args:
         pipe: a text-to-image pipeline of a family that has :class:`sdattn.models.Edits`: SD 1.x,
             2.x, SDXL, Stable Diffusion 3, FLUX.1.
-        source: the prompt whose picture is kept.
+        source: the prompt whose image is kept.
         target: the edited prompt, or several, which run in one batch.
         seed: of the noise that all images share; drawn on the CPU.
         mode: ``"replace"`` words one for one; ``"refine"``: words came or went; ``"reweight"``:
@@ -66,16 +66,16 @@ def edit(
             best at the same places, refine where they do not, reweight for one and the same text.
         cross_replace_steps: during which part of the run the source's cross-attention is used,
             0.8, ``(0.2, 0.8)``, or by word ``{"default_": 0.8, "star": 0.4}``; of joint attention
-            what the picture pays to the text. By default what the family has measured best.
+            what the image pays to the text. By default what the family has measured best.
         self_replace_steps: during which part its self-attention is used; of joint attention what
-            the picture pays to the picture. By default likewise.
-        blend: a word or several; the picture changes only where they are. Each prompt must have
+            the image pays to the image. By default likewise.
+        blend: a word or several; the image changes only where they are. Each prompt must have
             one of them, or a word in the place of one of them.
         weights: factor of words of the targets, on top of any mode.
         max_self_queries: self-attention with more queries is left alone; by default, of a UNet,
             than a quarter of the latent's side has: 16x16 for 64x64.
-        inversion: what :func:`invert` made of a real picture and ``source``. The first image is
-            then that picture, reconstructed; steps, guidance and size are the inversion's.
+        inversion: what :func:`invert` made of a real image and ``source``. The first image is
+            then that image, reconstructed; steps, guidance and size are the inversion's.
         preset, refine: how the heatmaps are made, as by :func:`sdattn.generate`.
         options: handed to the pipeline, as by :func:`sdattn.generate`.
 
@@ -103,10 +103,10 @@ def edit(
     edited = plan.edited
     own: dict[str, Any] = {}
     if inversion:
-        # How near the first image came back to the picture says what the edits can be trusted with.
+        # How near the first image came back to the image says what the edits can be trusted with.
         near = min(psnr(inversion.image, run.images[0]), 99.0)
         edited = replace(edited, reconstruction_psnr=near)
-        own = {"seed": None}  # the noise is the picture's own
+        own = {"seed": None}  # the noise is the image's own
     image_runs = [replace(r, settings=replace(r.settings, edited=edited, **own)) for r in run]
     words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
     return EditRun(image_runs, run.store, run.layers, words, edited)
@@ -171,12 +171,12 @@ def prepare(
 def _of_inversion(
     source: str, inversion: Inversion | None, options: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """The options that a real picture decides."""
+    """The options that a real image decides."""
     if inversion is None:
         return {}
     if source != inversion.prompt:
         raise InvalidValueError(
-            f"The picture was inverted with {inversion.prompt!r} and the source is {source!r}. "
+            f"The image was inverted with {inversion.prompt!r} and the source is {source!r}. "
             "Pass that prompt as the source, or invert again with this one."
         )
     fixed = inversion.options()

@@ -2,7 +2,7 @@
 
 figure(run, "steps", ["red circle"])     a figure of matplotlib
 save_figure(figure, "fig.pdf")           as PDF, SVG or PNG, whole or not at all
-animate(run, ["circle"])                 its maps over the steps, a picture each
+animate(run, ["circle"])                 its maps over the steps, an image each
 save_animation(frames, "steps.gif")      as GIF or WebP
 """
 
@@ -56,15 +56,15 @@ def figure(
 ) -> Figure:
     """Small multiples of a run's maps, at most 7 x 9.5 inches, with one colour bar for all.
 
-    ``"words"``: the picture and a panel a word. ``"steps"``: a row a word, a column a step of those
+    ``"words"``: the image and a panel a word. ``"steps"``: a row a word, a column a step of those
     that were kept, at most 8 of them, evenly, the first and the last included; steps are counted
     from 1. ``"layers"``: a column a group of layers, by place and grid (rows x cols), in the order
     in which they run. ``"heads"``: a row a word and layer, of the layers that the preset reads on
     their finest grid, a column a head; heads and layers have the model's numbers, from 0, so that
     ``up 3.0.1`` is the ``attn2`` of ``up_blocks.3.attentions.0.transformer_blocks.1``.
-    ``"frames"``, of a film: a column a frame, at most 8, evenly, the first and the last included,
-    counted from 1; a row of the film, then one a word. Of a film all other figures show its middle
-    frame; for another pass ``run.frame(number)``.
+    ``"frames"``, of a video: a column a frame, at most 8, evenly, the first and the last included,
+    counted from 1; a row of the video, then one a word. Of a video all other figures show its
+    middle frame; for another pass ``run.frame(number)``.
 
     A cell has one colour, as it was measured. The first colour is the smallest value of all panels,
     the last one the largest: panels of one figure can be compared. Text has the fonts and sizes of
@@ -81,7 +81,7 @@ def figure(
         The figure of ``axes``, or one at 300 dpi without pyplot; its last axes are the colour bar.
 
     Raises:
-        ValueError: no such kind, the run has not kept what it shows, frames of a picture, there
+        ValueError: no such kind, the run has not kept what it shows, frames of an image, there
             are more panels than a page has room for, or not as many as ``axes``.
         KeyError: a word that is not in the prompt.
     """
@@ -89,8 +89,8 @@ def figure(
         raise InvalidValueError(
             f"Asked for a figure of {kind!r}: choose one of {', '.join(KINDS)}."
         )
-    if run.film is not None and kind != "frames":
-        run = run.frame(run.film.middle)
+    if run.video is not None and kind != "frames":
+        run = run.frame(run.video.middle)
     rows, preset = _KINDS[kind](run, words)
     page = _page(run, rows, preset)
     if axes is not None:
@@ -118,8 +118,8 @@ def save_figure(figure: Figure, path: str | Path) -> None:
 
 def _words(run: ImageRun, words: Sequence[str] | None) -> Shown:
     row = [_panel(word, (word.label,)) for word in chosen(run.heatmaps, words)]
-    picture = Panel(np.asarray(run.image.convert("RGB")), ("image",))
-    return [[picture, *row]], run.heatmaps.preset
+    image = Panel(np.asarray(run.image.convert("RGB")), ("image",))
+    return [[image, *row]], run.heatmaps.preset
 
 
 def _steps(run: ImageRun, words: Sequence[str] | None) -> Shown:
@@ -148,19 +148,19 @@ def _heads(run: ImageRun, words: Sequence[str] | None) -> Shown:
 
 
 def _frames(run: ImageRun, words: Sequence[str] | None) -> Shown:
-    if run.film is None:
+    if run.video is None:
         raise InvalidValueError(
-            "This run is of a picture, which has no frames. Choose a figure of its words."
+            "This run is of an image, which has no frames. Choose a figure of its words."
         )
-    numbers = run.film.key_frames(MOST_FRAMES)
+    numbers = run.video.key_frames(MOST_FRAMES)
     frames = [run.frame(number) for number in numbers]
     titles = [(f"frame {number + 1}",) for number in numbers]
-    film = [
-        Panel(np.asarray(frame.image.convert("RGB")), title, ("film",))
+    video = [
+        Panel(np.asarray(frame.image.convert("RGB")), title, ("video",))
         for frame, title in zip(frames, titles, strict=True)
     ]
     shown = list(zip(titles, (frame.heatmaps for frame in frames), strict=True))
-    return [film, *_columns(shown, words)], run.heatmaps.preset
+    return [video, *_columns(shown, words)], run.heatmaps.preset
 
 
 _KINDS = {

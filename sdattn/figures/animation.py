@@ -1,4 +1,4 @@
-"""The maps of one image's run over its steps, as a moving picture."""
+"""The maps of one image's run over its steps, as a moving image."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _SAMPLE = 8  # steps that a GIF's colours are chosen from
 def animate(
     run: ImageRun, words: Sequence[str] | None = None, *, size: int = 1600
 ) -> list[Image.Image]:
-    """A frame for each step that was kept: the picture with the step's number and timestep, and
+    """A frame for each step that was kept: the image with the step's number and timestep, and
     each word in colour over it.
 
     All words have one scale in all frames, from 0 to the highest value of a content word in any
@@ -34,7 +34,7 @@ def animate(
     Args:
         run: of :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`, with its steps.
         words: words or phrases, each occurrence by itself; all words by default.
-        size: pixels of a frame's longer side at most. A word's picture has 256 pixels on its
+        size: pixels of a frame's longer side at most. A word's image has 256 pixels on its
             shorter side where there is room for all.
 
     Returns:
@@ -44,18 +44,18 @@ def animate(
         ValueError: the run has not kept its steps.
         KeyError: a word that is not in the prompt.
 
-    Of a film its middle frame is shown; for another pass ``run.frame(number)``.
+    Of a video its middle frame is shown; for another pass ``run.frame(number)``.
     """
-    if run.film is not None:
-        run = run.frame(run.film.middle)
+    if run.video is not None:
+        run = run.frame(run.video.middle)
     kept = kept_steps(run)
     steps = [chosen(heatmaps, words) for _, heatmaps in kept]
     # One scale for all frames: a colour that changes is attention that does.
     scale = 0.0, max(heatmaps.top for _, heatmaps in kept)
-    picture, frames = _reduced(run.image), []
+    image, frames = _reduced(run.image), []
     for (name, _), maps in zip(kept, steps, strict=True):
-        tiles = [heatmap.overlay(picture, scale=scale) for heatmap in maps]
-        frame = sheets.grid(picture, tiles, ", ".join(name))
+        tiles = [heatmap.overlay(image, scale=scale) for heatmap in maps]
+        frame = sheets.grid(image, tiles, ", ".join(name))
         frame.thumbnail((size, size))
         frames.append(frame)
     return frames

@@ -41,7 +41,7 @@ _SHORTEST, _LONGEST, _THICK = 0.9, 3.0, 0.1  # the colour bar
 
 @dataclass(frozen=True)
 class Panel:
-    """Values ``[rows, cols]`` or a picture, uint8 ``[rows, cols, 3]``; the lines of its column's
+    """Values ``[rows, cols]`` or an image, uint8 ``[rows, cols, 3]``; the lines of its column's
     title or its own, and of its row's label, which has as many in all rows."""
 
     values: np.ndarray
@@ -54,7 +54,7 @@ class Page:
     """What the panels of a figure share.
 
     Attributes:
-        size: (width, height) of the picture in pixels, which the sides of each panel count.
+        size: (width, height) of the image in pixels, which the sides of each panel count.
         scale: the values of the first and of the last colour.
         note: what the values are, beside the colour bar.
     """
@@ -242,7 +242,7 @@ class _Sheet:
             axes.set_aspect("equal")
 
     def _resized(self, figure: Figure, shape: np.ndarray) -> tuple[float, float]:
-        """Make panels as large as a page allows, in the picture's proportions, but leave a colour
+        """Make panels as large as a page allows, in the image's proportions, but leave a colour
         bar its shortest length; the (width, height) that each has then."""
         cast("LayoutEngine", figure.get_layout_engine()).execute(figure)
         size = figure.get_size_inches()

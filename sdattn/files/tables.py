@@ -37,7 +37,7 @@ def labelled(
     Args:
         values: of any shape; not copied.
         axes: the name of each axis and its coordinates, None for none; ``"row"`` and ``"col"``
-            have the centres of the cells, as parts of the picture, from the top and the left, with
+            have the centres of the cells, as parts of the image, from the top and the left, with
             (start, stop) for a part of it in the place of coordinates.
         attrs: what else is known of it.
 
@@ -49,7 +49,7 @@ def labelled(
         if dim in ("row", "col"):
             start, stop = axes[dim] or (0, 1)
             centres = start + (stop - start) * ((np.arange(size) + 0.5) / size)
-            coords[dim] = dim, centres, {"units": "parts of the picture"}
+            coords[dim] = dim, centres, {"units": "parts of the image"}
     return library("xarray").DataArray(values, coords, [*axes], "attention", attrs)
 
 

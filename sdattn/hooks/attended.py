@@ -205,11 +205,11 @@ class SideBySide(Attended):
 
 
 class FramesTogether(Attended):
-    """Of a film whose frames are rows of the batch one after the other: a row for each film, its
+    """Of a video whose frames are rows of the batch one after the other: a row for each video, its
     cells frame by frame.
 
     Args:
-        single: of the frames, ``frames`` rows for each film.
+        single: of the frames, ``frames`` rows for each video.
     """
 
     def __init__(self, single: Attended, frames: int):
@@ -217,13 +217,13 @@ class FramesTogether(Attended):
         self.single, self.frames = single, frames
 
     def of(self, rows: Rows) -> Attended:
-        films = range(self.batch)[rows] if isinstance(rows, slice) else rows
+        videos = range(self.batch)[rows] if isinstance(rows, slice) else rows
         frames = range(self.frames)
-        chosen_frames = tuple(film * self.frames + frame for film in films for frame in frames)
+        chosen_frames = tuple(video * self.frames + frame for video in videos for frame in frames)
         return FramesTogether(self.single.of(row_index(chosen_frames)), self.frames)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        probs = self.single.probs(heads, columns)  # [films*frames, heads, N, T]
+        probs = self.single.probs(heads, columns)  # [videos*frames, heads, N, T]
         return probs.unflatten(0, (self.batch, -1)).transpose(1, 2).flatten(2, 3)
 
     def head_sums(self, columns: Columns) -> Iterator[Tensor]:
@@ -235,7 +235,7 @@ class FramesTogether(Attended):
         return self._together(self.single.add_to(total, columns))
 
     def _together(self, sums: Tensor) -> Tensor:
-        """A view ``[films, frames*N, T]`` of ``[films*frames, N, T]``."""
+        """A view ``[videos, frames*N, T]`` of ``[videos*frames, N, T]``."""
         return sums.view(self.batch, self.cells, -1)
 
 

@@ -82,7 +82,7 @@ def warn_of_running_eagerly(model: Any) -> None:
     warn(
         f"The {type(unwrapped(model)).__name__} is compiled, and in its graph can be recorded "
         "only means over heads of a UNet's own processors. Inside capture() it runs eagerly, "
-        "so the picture can differ from the compiled model's in its last bits. To keep it "
+        "so the image can differ from the compiled model's in its last bits. To keep it "
         "compiled, enter capture() first and compile inside: each watched layer is then a "
         "graph break.",
         CaptureWarning,

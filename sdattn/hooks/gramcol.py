@@ -48,10 +48,10 @@ class GramCol(Attended):
     """``z`` of each head, float32 of any sign, 0 where a cell is as like one word as another.
 
     Args:
-        query: of the picture, ``[B, heads, N, d]``, frame by frame.
+        query: of the image, ``[B, heads, N, d]``, frame by frame.
         key: of the text, ``[B, heads, T, d]``.
-        output: of the picture, before the output projection, ``[B, heads, N, d]``.
-        frames: F, which ``N`` is a multiple of; 1 for a picture.
+        output: of the image, before the output projection, ``[B, heads, N, d]``.
+        frames: F, which ``N`` is a multiple of; 1 for an image.
         best: the mean over heads is to be that over so many, which tell the frames apart best: a
             head that is not among them is 0, and one that is, is ``z`` times ``heads / best``. None
             for all heads.
@@ -163,6 +163,6 @@ def check_frames(space: Space, size: Size | None) -> None:
     if space != "imap" or (size and len(size) == 3 and size[0] > 1 < size[1] * size[2]):
         return
     raise CaptureError(
-        f"space='imap' takes the heads that tell a film's frames apart, and the grid of this run "
+        f"space='imap' takes the heads that tell a video's frames apart, and the grid of this run "
         f"is {size}. Draw more frames, or take space='gramcol', which takes all heads."
     )

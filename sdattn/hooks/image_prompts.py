@@ -2,7 +2,7 @@
 
 What is made attends to them apart from the text, in a softmax of their own, and what both make is
 added. Those of an IP-Adapter have one softmax an adapter, or one an image where masks say which
-image goes where. In Wan 2.1 they are the picture that a film begins with.
+image goes where. In Wan 2.1 they are the image that a video begins with.
 
 Source: Ye et al. 2023, "IP-Adapter", equation 4; diffusers' transformer_wan.py,
 ``WanAttnProcessor``.
@@ -23,8 +23,8 @@ from .projections import Projection, query_and_key
 from .sdpa import SdpaCall
 from .unknown_processors import Event, unknown_use, used_in
 
-# Projections of a layer's keys and values of a picture; the last is a fused one
-PICTURE = ("add_k_proj", "add_v_proj", "to_added_kv")
+# Projections of a layer's keys and values of an image; the last is a fused one
+IMAGE = ("add_k_proj", "add_v_proj", "to_added_kv")
 Used = tuple[Attended, Tensor]  # an attention, and what it makes of the values, [B, N, heads*d]
 
 
@@ -62,15 +62,15 @@ def beside_images(
     return SideBySide(text, others) if others else text
 
 
-def attends_to_picture(attn: Any) -> bool:
-    """Whether a layer of cross-attention attends to a picture as well (Wan 2.1's)."""
+def attends_to_image(attn: Any) -> bool:
+    """Whether a layer of cross-attention attends to an image as well (Wan 2.1's)."""
     return getattr(attn, "add_k_proj", None) is not None
 
 
 def used_by(
     attn: Any, events: Sequence[Event], arrived: Tensor, seen: dict[str, list[Tensor]]
 ) -> Used | None:
-    """:func:`used_in`, of a layer that attends to a picture too what it pays to both, and the sum
+    """:func:`used_in`, of a layer that attends to an image too what it pays to both, and the sum
     of what both make; None where these are not two calls of torch's attention, the text's last, as
     far as their numbers of keys tell.
 
@@ -78,22 +78,22 @@ def used_by(
         seen: what the layer's projections gave, by name.
     """
     heads = head_count(attn)
-    if not attends_to_picture(attn):
+    if not attends_to_image(attn):
         return used_in(events, arrived, heads)
     calls = [event for event in events if isinstance(event, SdpaCall)]
     parts = [used_in([call], arrived, heads) for call in calls]
     found = [part for part in parts if part is not None]
     if len(found) != 2:
         return None
-    (picture, of_picture), (text, of_text) = found
+    (image, of_image), (text, of_text) = found
     keys = [made[0].shape[1] for name in ("to_k", "to_kv") if (made := seen.get(name))]
-    if keys != [text.keys] or picture.keys == text.keys:
+    if keys != [text.keys] or image.keys == text.keys:
         return None
-    return _both(text, picture), of_text + of_picture
+    return _both(text, image), of_text + of_image
 
 
 def softmax_of(attn: Any, seen: dict[str, list[Tensor]], mask: Tensor | None, inner: Any) -> Used:
-    """The softmax of the query and key of a layer, and what it makes of the values; of a picture
+    """The softmax of the query and key of a layer, and what it makes of the values; of an image
     that it attends to as well the same.
 
     Args:
@@ -107,21 +107,21 @@ def softmax_of(attn: Any, seen: dict[str, list[Tensor]], mask: Tensor | None, in
         raise RunError(unknown_use(inner))
     text = QueryKey.masked(attn, query, key, mask)
     made = _product(text, values[0])
-    if not attends_to_picture(attn):
+    if not attends_to_image(attn):
         return text, made
-    key_value = [seen[name][0] for name in PICTURE if name in seen]
+    key_value = [seen[name][0] for name in IMAGE if name in seen]
     if len(key_value) == 1:
         key_value = list(key_value[0].chunk(2, dim=-1))
     if len(key_value) != 2:
         raise RunError(unknown_use(inner))
     norms = SimpleNamespace(heads=attn.heads, norm_q=attn.norm_q, norm_k=attn.norm_added_k)
-    picture = QueryKey(norms, query, key_value[0])
-    return _both(text, picture), made + _product(picture, key_value[1])
+    image = QueryKey(norms, query, key_value[0])
+    return _both(text, image), made + _product(image, key_value[1])
 
 
-def _both(text: Attended, picture: Attended) -> Attended:
-    """The picture's columns behind the text's; a bare transformer may be given none."""
-    return SideBySide(text, [picture]) if picture.keys else text
+def _both(text: Attended, image: Attended) -> Attended:
+    """The image's columns behind the text's; a bare transformer may be given none."""
+    return SideBySide(text, [image]) if image.keys else text
 
 
 @torch.no_grad()

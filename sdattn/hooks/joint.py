@@ -1,5 +1,5 @@
-"""Joint attention observed: what the picture's queries pay to the text, without the ``[N, N]``
-matrix of text and picture together.
+"""Joint attention observed: what the image's queries pay to the text, without the ``[N, N]``
+matrix of text and image together.
 
 Source: Esser et al. 2024, "Scaling Rectified Flow Transformers", for joint attention.
 """
@@ -47,7 +47,7 @@ RowSpans = Callable[[], Sequence[Spans] | None]
 
 
 class JointLook:
-    """See what the picture's queries pay to the text in one layer of joint attention.
+    """See what the image's queries pay to the text in one layer of joint attention.
 
     What a processor attends to is seen where it calls torch's ``scaled_dot_product_attention``:
     normed, rotated and joined. The output is that of the very kernel that torch would choose. A
@@ -57,9 +57,9 @@ class JointLook:
     part of the joint softmax, so a row sums to less than 1.
 
     Args:
-        spans: where the picture's queries and the text's keys are, a pair for all rows of the batch
+        spans: where the image's queries and the text's keys are, a pair for all rows of the batch
             or for each.
-        spreading: of a capture whose maps are spread along the picture's own attention, see
+        spreading: of a capture whose maps are spread along the image's own attention, see
             :mod:`sdattn.hooks.refined`; None for maps as they are.
         space: ``"attention"``; ``"output"`` for how alike the outputs of both are, see
             :class:`sdattn.hooks.output_space.OutputSpace`; ``"gramcol"`` or ``"imap"``, see
@@ -68,7 +68,7 @@ class JointLook:
 
     Raises (when called):
         RuntimeError: the processor did not call ``scaled_dot_product_attention`` just once for text
-            and picture together, or joined them in another order than ``spans`` says.
+            and image together, or joined them in another order than ``spans`` says.
     """
 
     def __init__(
@@ -113,7 +113,7 @@ class JointLook:
         self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Attended | None]:
         """What a user's own processor used: the product with the values, or call of torch's
-        attention, whose picture reached the output projection."""
+        attention, whose image reached the output projection."""
         calls: list[Any] = []
         to_out = output_projection(attn)
         with observer.projections.during([(ARRIVED, to_out)]) as seen:
@@ -140,7 +140,7 @@ class JointLook:
         spans = rows[0]
         predicted = merge_heads(maker.output)  # [B, S, heads*d]
         cells, first = arrived[-1].shape[1], spans[0].start
-        # Reference pictures, which follow the one that is made, reach the projection with it.
+        # Reference images, which follow the one that is made, reach the projection with it.
         own = predicted[:, first : first + cells]
         if not self.checked and cells < length:
             self.checked = True
@@ -195,54 +195,54 @@ class JointLook:
         self,
         probs: Tensor,
         made: Tensor,
-        picture: slice,
+        image: slice,
         text: slice,
         made_by: tuple[Tensor, Tensor] | None = None,
     ) -> Attended:
         """Of probabilities ``[B, heads, S, S]``, what they made, ``[B, heads, S, d]``, and the
         query and key that they were made by, where these are known."""
         if self.space == "output":
-            shown: Attended = OutputSpace(made[:, :, picture], made[:, :, text])
+            shown: Attended = OutputSpace(made[:, :, image], made[:, :, text])
         elif self.space in Z_SCORES and made_by is not None:
-            shown = self._compared(*made_by, made, picture, text)
+            shown = self._compared(*made_by, made, image, text)
         else:
-            shown = GivenProbs(probs[:, :, picture, text])
+            shown = GivenProbs(probs[:, :, image, text])
         if self.spreading is None:
             return shown
-        return RefinedProbs(shown, self.spreading, probs[:, :, picture, picture])
+        return RefinedProbs(shown, self.spreading, probs[:, :, image, image])
 
     def _shown(self, seen: SdpaCall, rows: Sequence[Spans]) -> Attended:
-        """Of one call for text and picture together, and where in it each of them is."""
-        (picture, text), kept = rows[0], None
+        """Of one call for text and image together, and where in it each of them is."""
+        (image, text), kept = rows[0], None
         if len(rows) > 1:
             of = tuple(rows), seen.shape[3]
             if self._order is None or self._order.of != of:
                 self._order = RowOrder(*of)
-            seen, picture, text = self._order(seen), self._order.picture, self._order.text
+            seen, image, text = self._order(seen), self._order.image, self._order.text
             kept = self._order.tokens
         elif isinstance(seen, RowCalls):
             kept = DeviceCopies(seen.taken[:, None, None, text])
         if self.space == "output":
-            outputs = (seen.output[:, :, part] for part in (picture, text))
+            outputs = (seen.output[:, :, part] for part in (image, text))
             shown: Attended = OutputSpace(*outputs)
         elif self.space in Z_SCORES:
-            shown = self._compared(seen.query, seen.key, seen.output, picture, text, kept)
+            shown = self._compared(seen.query, seen.key, seen.output, image, text, kept)
         else:
-            shown = seen.attended(picture, text)
+            shown = seen.attended(image, text)
         if self.spreading is None:
             return shown
-        return Refined.of_call(seen, picture, shown, self.spreading)
+        return Refined.of_call(seen, image, shown, self.spreading)
 
     def _compared(
         self,
         query: Tensor,
         key: Tensor,
         output: Tensor,
-        picture: slice,
+        image: slice,
         text: slice,
         kept: DeviceCopies | None = None,
     ) -> Attended:
         """Of all tokens' query, key and output, ``[B, heads, S, d]``."""
-        of_picture, of_text = query[:, :, picture], key[:, :, text]
+        of_image, of_text = query[:, :, image], key[:, :, text]
         best = BEST if self.space == "imap" else None
-        return GramCol(of_picture, of_text, output[:, :, picture], self.frames(), best, kept)
+        return GramCol(of_image, of_text, output[:, :, image], self.frames(), best, kept)

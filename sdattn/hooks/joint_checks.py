@@ -1,5 +1,5 @@
 """What must hold of a layer of joint attention, so that what it is seen to do is known to be what
-its picture pays to its text."""
+its image pays to its text."""
 
 from __future__ import annotations
 
@@ -82,14 +82,14 @@ def check_ways(
 
     Raises:
         ValueError: none of the layers is of joint attention; heads that tell frames apart were
-            asked for of a model that makes pictures.
+            asked for of a model that makes images.
     """
     kind = type(denoiser.model).__name__
     if any(layer.kind == "joint" for layer in layers):
         joint_spans(denoiser, 1, 1)  # refused now where it is not known
-        if space == "imap" and not denoiser.family.film:
+        if space == "imap" and not denoiser.family.video:
             text = (
-                "it takes the heads that tell a film's frames apart, and a {0} makes pictures. "
+                "it takes the heads that tell a video's frames apart, and a {0} makes images. "
                 "Pass 'gramcol', which takes all heads."
             )
             raise OptionError("space", space, text, kind)
@@ -101,8 +101,8 @@ def check_ways(
 
 def token_count(given: dict[str, Any]) -> int:
     """Tokens of a layer's call; of a layer of one stream some models hand them over twice."""
-    picture, text = given["hidden_states"], given.get("encoder_hidden_states")
-    return int(picture.shape[1] + (0 if text is None or text is picture else text.shape[1]))
+    image, text = given["hidden_states"], given.get("encoder_hidden_states")
+    return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
 
 
 def own_lengths(processor: Any) -> str:
@@ -124,14 +124,14 @@ def only_call(calls: Sequence[JointCall], name: str) -> JointCall:
 
 
 def whole_call(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
-    """The one call for all tokens of text and picture."""
+    """The one call for all tokens of text and image."""
     fitting = [call for call in calls if call.shape[2:] == (length, length)]
     if len(fitting) != 1:
         lengths = ["x".join(map(str, call.shape[2:])) for call in calls]
         raise RunError(
             f"The processor {name} called torch's "
             f"scaled_dot_product_attention {len(fitting)} times for all of its {length} "
-            f"tokens of text and picture together (in all {lengths or 'never'}), so what "
+            f"tokens of text and image together (in all {lengths or 'never'}), so what "
             "it attended to cannot be known. Choose a backend that calls it, "
             "model.set_attention_backend('native'), or leave this layer out (layers=...)."
         )
@@ -153,7 +153,7 @@ def fits(predicted: Tensor, arrived: Tensor) -> bool:
 
 def check_order(
     seen: SdpaCall,
-    picture: slice,
+    image: slice,
     text: slice,
     attn: Any,
     projected: dict[str, Tensor],
@@ -161,7 +161,7 @@ def check_order(
 ) -> None:
     """Refuse a layer that did not put the values of the text where its keys are said to be.
 
-    Values are neither normed nor rotated. Layers that get text and picture joined already
+    Values are neither normed nor rotated. Layers that get text and image joined already
     project them in one; their order is that of the layers before. Of some models the text's stream
     has tokens of nobody around those of the text, or some that take no part.
     """
@@ -172,7 +172,7 @@ def check_order(
         return
     expected = split_heads(own, head_count(attn)).to(seen.value.dtype)  # [B, heads, T, d]
     if text.stop - text.start < expected.shape[2]:
-        first = 0 if text.start < picture.start else seen.shape[3] - expected.shape[2]
+        first = 0 if text.start < image.start else seen.shape[3] - expected.shape[2]
         expected = expected[:, :, text.start - first : text.stop - first]
     if isinstance(seen, RowCalls):  # which has only the tokens that take part
         expected = expected * seen.taken[:, None, text, None]
@@ -182,7 +182,7 @@ def check_order(
 
 def otherwise_joined(name: str, text: slice) -> str:
     return (
-        f"The processor {name} does not join text and picture in the order that is known of this "
+        f"The processor {name} does not join text and image in the order that is known of this "
         f"model (the text at {text.start} to {text.stop}), so which column is which token cannot "
         "be known. Leave this layer out (layers=...)."
     )

@@ -144,10 +144,10 @@ class Keep:
         device: where the maps are held; None for where they are computed.
         dtype: of the maps.
         grad: whether their graph is kept.
-        refine: whether joint layers' maps are spread along the picture's self-attention.
+        refine: whether joint layers' maps are spread along the image's self-attention.
         space: ``"attention"``, ``"output"`` for joint layers' products of outputs, ``"gramcol"`` or
             ``"imap"`` for those with the outputs of single cells.
-        frames: of a film's grid, counted from 0; None for all.
+        frames: of a video's grid, counted from 0; None for all.
     """
 
     steps: Steps
@@ -230,11 +230,11 @@ class Keep:
 
         Args:
             layers: the watched layers. A self-attention layer has as many keys as queries.
-            latent_size: of the latent, (frames, rows, cols) of a film.
+            latent_size: of the latent, (frames, rows, cols) of a video.
             n_keys: token columns kept of a layer that sees the text.
-            images: rows kept of the batch, or films.
+            images: rows kept of the batch, or videos.
             passes: calls of the model.
-            frame_rows: of a film the frames that attend to themselves alone, see
+            frame_rows: of a video the frames that attend to themselves alone, see
                 :class:`sdattn.models.denoiser_call.DenoiserCall`.
         """
         total = 0

@@ -80,7 +80,7 @@ class CapturedMaps:
 
     @property
     def images(self) -> int:
-        """Number of images: rows kept of the batch, or films."""
+        """Number of images: rows kept of the batch, or videos."""
         return len(self.passes[0].branches) if self.passes else 0
 
     @property
@@ -90,8 +90,8 @@ class CapturedMaps:
 
     @property
     def latent_size(self) -> Size | None:
-        """(rows, cols) of the latent, (frames, rows, cols) of a film; None where queries are a mere
-        sequence, one row each.
+        """(rows, cols) of the latent, (frames, rows, cols) of a video; None where queries are a
+        mere sequence, one row each.
 
         Raises:
             CaptureError: the model has not run.
@@ -101,7 +101,7 @@ class CapturedMaps:
         return self.passes[0].latent_size
 
     @property
-    def is_film(self) -> bool:
+    def is_video(self) -> bool:
         """Whether the maps have frames."""
         return bool(self.passes) and len(self.latent_size or ()) == 3
 
@@ -272,7 +272,7 @@ class CapturedMaps:
             place of ``token`` for self-attention. ``frame`` counts those of the latent from 0.
             ``token`` has the columns that are kept, ``step`` the calls of the model, counted from
             0, with ``timestep`` beside them, ``head`` the model's numbers, ``row`` and ``col`` the
-            centres of the cells as parts of the picture.
+            centres of the cells as parts of the image.
 
         Raises:
             ImportError: xarray is not installed.

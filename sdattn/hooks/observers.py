@@ -21,8 +21,8 @@ from ..errors import RunError
 from ..models.denoiser_call import innermost
 from .attended import Attended, GivenProbs, QueryKey
 from .image_prompts import (
-    PICTURE,
-    attends_to_picture,
+    IMAGE,
+    attends_to_image,
     beside_images,
     image_projections,
     softmax_of,
@@ -212,7 +212,7 @@ class ObservingProcessor:
         """What any other processor attended to: what made its output of the values. Of a kernel
         that is not seen, the softmax of the query and key, where that makes the same of them."""
         events: list[Any] = []
-        names = (*QUERY_KEY, "to_v", GATES, *(PICTURE if attends_to_picture(attn) else ()))
+        names = (*QUERY_KEY, "to_v", GATES, *(IMAGE if attends_to_image(attn) else ()))
         parts = [*named(attn, names), (ARRIVED, output_projection(attn))]
         with self.projections.during(parts) as seen:
             output = self.watched(events, ProductWatch, attn, *args, **kwargs)

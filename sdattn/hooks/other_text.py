@@ -1,4 +1,4 @@
-"""What a picture would attend to in another text than its prompt: by cross-attention here, by joint
+"""What an image would attend to in another text than its prompt: by cross-attention here, by joint
 attention in :mod:`sdattn.hooks.text_stream`.
 
 Source: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token Optimization for
@@ -97,7 +97,7 @@ class OtherTextLook:
     """See what the queries of a processor would attend to in another text.
 
     The keys are the layer's own projection of ``text_states``, so LoRA and whatever else acts on
-    it count. The picture does not depend on them.
+    it count. The image does not depend on them.
 
     Args:
         text_states: ``[1 or images, T, width]``.

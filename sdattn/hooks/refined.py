@@ -1,13 +1,13 @@
-"""Text columns spread along the picture's own self-attention, while the model runs.
+"""Text columns spread along the image's own self-attention, while the model runs.
 
-Cells that attend to each other belong together. Where text and picture share one softmax, the
-picture's part of it is there beside the text's, so that a map can be spread at once, and no
+Cells that attend to each other belong together. Where text and image share one softmax, the
+image's part of it is there beside the text's, so that a map can be spread at once, and no
 ``[N, N]`` matrix is made or kept: ``S m`` is one more attention, whose values are the maps.
 
-Each block sees other things in the picture. So what a call spreads is the mean over all blocks, of
+Each block sees other things in the image. So what a call spreads is the mean over all blocks, of
 the pass before, since that of its own pass is not there yet.
 
-Source: GoCA (arXiv:2603.06178), for two products with the picture's self-attention.
+Source: GoCA (arXiv:2603.06178), for two products with the image's self-attention.
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ class Refined(Attended):
     Of a single head it is ``S_h s``, so that the mean over heads is the above.
 
     Args:
-        text: what the picture's queries pay to the text.
+        text: what the image's queries pay to the text.
         spreading: what the layers of all passes spread.
-        query: the picture's, ``[B, heads, N, d]``.
-        key: the picture's, of the same shape.
+        query: the image's, ``[B, heads, N, d]``.
+        key: the image's, of the same shape.
         mask: None or the addend to the scores of ``S``, ``[B or 1, heads or 1, N or 1, N]``.
         scale: of these scores; None for ``1 / sqrt(d)``.
     """
@@ -84,16 +84,14 @@ class Refined(Attended):
         self.mask, self.scale = mask, scale
 
     @classmethod
-    def of_call(
-        cls, call: SdpaCall, picture: slice, text: Attended, spreading: Spreading
-    ) -> Refined:
-        """Of one call for text and picture together, where in it the picture is, and what is known
+    def of_call(cls, call: SdpaCall, image: slice, text: Attended, spreading: Spreading) -> Refined:
+        """Of one call for text and image together, where in it the image is, and what is known
         of the text."""
         mask = addend(call.mask)
         if mask is not None:
-            mask = mask[(None,) * (4 - mask.ndim)][..., picture]
-            mask = mask if mask.shape[2] == 1 else mask[:, :, picture]
-        query, key = call.query[:, :, picture], call.key[:, :, picture]
+            mask = mask[(None,) * (4 - mask.ndim)][..., image]
+            mask = mask if mask.shape[2] == 1 else mask[:, :, image]
+        query, key = call.query[:, :, image], call.key[:, :, image]
         return cls(text, spreading, query, key, mask, call.scale)
 
     def of(self, rows: Rows) -> Attended:
@@ -139,23 +137,23 @@ class Refined(Attended):
 
 
 class RefinedProbs(Refined):
-    """The same, where the picture's part of the softmax was made.
+    """The same, where the image's part of the softmax was made.
 
-    A cell that pays the picture nothing that its dtype can hold is spread nowhere: its row is zero.
+    A cell that pays the image nothing that its dtype can hold is spread nowhere: its row is zero.
 
     Args:
         text, spreading: as of :class:`Refined`.
-        picture: what they pay to the picture's keys, ``[B, heads, N, N]``.
+        image: what they pay to the image's keys, ``[B, heads, N, N]``.
     """
 
-    def __init__(self, text: Attended, spreading: Spreading, picture: Tensor):
+    def __init__(self, text: Attended, spreading: Spreading, image: Tensor):
         Attended.__init__(self, text.batch, text.heads, text.cells, text.keys)
-        self.text, self.spreading, self.picture = text, spreading, picture
+        self.text, self.spreading, self.image = text, spreading, image
 
     def of(self, rows: Rows) -> Attended:
-        return RefinedProbs(self.text.of(rows), self.spreading, chosen_rows(self.picture, rows))
+        return RefinedProbs(self.text.of(rows), self.spreading, chosen_rows(self.image, rows))
 
     def _spread(self, maps: Tensor) -> Tensor:
-        shares = self.picture.float()
-        tiny = torch.finfo(shares.dtype).tiny  # of a row that pays nothing to the picture
+        shares = self.image.float()
+        tiny = torch.finfo(shares.dtype).tiny  # of a row that pays nothing to the image
         return shares / shares.sum(-1, keepdim=True).clamp_min(tiny) @ maps[:, None]

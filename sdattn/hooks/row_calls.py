@@ -1,6 +1,6 @@
 """Joint attention that calls its kernel for one row of the batch at a time, seen as one call.
 
-Mochi attends so: each row's film and what the mask leaves of its text, joined without padding.
+Mochi attends so: each row's video and what the mask leaves of its text, joined without padding.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from .sdpa import SdpaCall
 
 
 class RowCalls(SdpaCall):
-    """Calls of a row each as one call of the batch: the picture, then the whole text. Tokens that a
+    """Calls of a row each as one call of the batch: the image, then the whole text. Tokens that a
     row left out are masked, and their output is 0.
 
     Args:
         calls: for each row, its own tokens ``[1, heads, cells + words, d]`` in this order.
-        cells: of the picture.
+        cells: of the image.
         mask: ``[B, T]``, not 0 where a token of the text takes part; read on its device alone.
 
     Attributes:
@@ -32,11 +32,11 @@ class RowCalls(SdpaCall):
         self._calls = calls
         device = calls[0].query.device
         taken = mask.to(device) != 0
-        picture = torch.arange(cells, device=device).expand(len(calls), -1)
+        image = torch.arange(cells, device=device).expand(len(calls), -1)
         # where each token is among its row's; one that was left out stands for another, masked
         text = cells - 1 + taken.cumsum(1)
-        self._index = torch.cat([picture, text], dim=1)  # [B, S]
-        self.taken = torch.cat([picture >= 0, taken], dim=1)
+        self._index = torch.cat([image, text], dim=1)  # [B, S]
+        self.taken = torch.cat([image >= 0, taken], dim=1)
         query, key = self._all("query"), self._all("key")
         super().__init__(query, key, self.taken[:, None, None], calls[0].scale)
         self.dropout = any(call.dropout or call.causal for call in calls)
@@ -65,12 +65,12 @@ def as_one_call(calls: Sequence[Any], given: dict[str, Any]) -> Sequence[Any]:
         calls: of torch's attention, in order, and other products.
         given: the processor's arguments by name.
     """
-    picture, text = given["hidden_states"], given.get("encoder_hidden_states")
+    image, text = given["hidden_states"], given.get("encoder_hidden_states")
     mask = given.get("attention_mask")
-    if text is None or text is picture or mask is None or mask.shape != text.shape[:2]:
+    if text is None or text is image or mask is None or mask.shape != text.shape[:2]:
         return calls
-    cells, longest = picture.shape[1], picture.shape[1] + text.shape[1]
-    if len(calls) != len(picture) or not all(_is_of_a_row(one, cells, longest) for one in calls):
+    cells, longest = image.shape[1], image.shape[1] + text.shape[1]
+    if len(calls) != len(image) or not all(_is_of_a_row(one, cells, longest) for one in calls):
         return calls
     return [RowCalls(calls, cells, mask)]
 

@@ -1,8 +1,8 @@
 """Joint attention whose rows have texts of their own lengths, shown in one order.
 
-Some models join each row's text to its picture without padding between them, so that the same
+Some models join each row's text to its image without padding between them, so that the same
 token is elsewhere in each row. Here the tokens of all rows are put in one order, which a softmax
-does not mind: the picture, the text filled up to the longest, then all that is neither.
+does not mind: the image, the text filled up to the longest, then all that is neither.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ class RowOrder:
     """The one order of the tokens of all rows of a batch.
 
     Args:
-        spans: for each row where the picture's tokens and the text's are.
+        spans: for each row where the image's tokens and the text's are.
         length: S, tokens of a row.
 
     Attributes:
-        picture, text: where they are in that order.
+        image, text: where they are in that order.
         tokens: bool ``[B, 1, 1, T]``, which columns of the text are a row's own, and no filling.
     """
 
@@ -34,17 +34,17 @@ class RowOrder:
         self.of = tuple(spans), length
         cells = spans[0][0].stop - spans[0][0].start
         n_text = max(text.stop - text.start for _, text in spans)
-        self.picture, self.text = slice(0, cells), slice(cells, cells + n_text)
+        self.image, self.text = slice(0, cells), slice(cells, cells + n_text)
         lengths = torch.tensor([text.stop - text.start for _, text in spans])
         own = torch.arange(n_text) < lengths[:, None]
         self.tokens = DeviceCopies(own[:, None, None])
         rows = []
-        for picture, text in spans:
+        for image, text in spans:
             numbers = list(range(length))
-            first, last = sorted((picture, text), key=lambda span: span.start)
+            first, last = sorted((image, text), key=lambda span: span.start)
             rest = numbers[: first.start] + numbers[first.stop : last.start] + numbers[last.stop :]
             fill = [-1] * (n_text - len(numbers[text]))
-            rows.append([*numbers[picture], *numbers[text], *fill, *rest])
+            rows.append([*numbers[image], *numbers[text], *fill, *rest])
         most = max(map(len, rows))
         index = torch.tensor([row + [-1] * (most - len(row)) for row in rows])
         # what stands for no token gets no attention

@@ -33,7 +33,7 @@ class RunningSum:
         calls: how many calls were added.
         seen: the passes whose maps are held, in order; of a mean, those that it is of.
         keys: key columns of the layer, kept or not; None before it ran.
-        grid: (rows, cols) of its queries, of a film (frames, rows, cols) with the frames that are
+        grid: (rows, cols) of its queries, of a video (frames, rows, cols) with the frames that are
             kept; None before it ran.
     """
 
@@ -124,7 +124,7 @@ class RunningSum:
 
     def _choose_frames(self, frames: tuple[int, ...], grid: Size) -> None:
         if len(grid) < 3 or max(frames) >= grid[0]:
-            there = f"{grid[0]} (0 to {grid[0] - 1})" if len(grid) == 3 else "none: it is a picture"
+            there = f"{grid[0]} (0 to {grid[0] - 1})" if len(grid) == 3 else "none: it is an image"
             raise CaptureError(
                 f"Asked for frame {max(frames)} of {self.layer.name}, whose grid is "
                 f"{grid_text(grid)}. Its frames: {there}."

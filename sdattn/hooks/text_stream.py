@@ -1,9 +1,9 @@
-"""Another text beside the prompt in joint attention, which the picture never attends to.
+"""Another text beside the prompt in joint attention, which the image never attends to.
 
-A block of joint attention carries the text on as it carries the picture, in a stream of its own.
-Once the model has run a block, it is run again here with the picture that came in and the other
-text in place of the prompt: the text that comes out goes to the next block, the picture is thrown
-away. So the maps show what the picture would pay to that text, and the text is read as a prompt is.
+A block of joint attention carries the text on as it carries the image, in a stream of its own.
+Once the model has run a block, it is run again here with the image that came in and the other
+text in place of the prompt: the text that comes out goes to the next block, the image is thrown
+away. So the maps show what the image would pay to that text, and the text is read as a prompt is.
 
 Source: Helbling et al. 2025, "ConceptAttention" (arXiv:2502.04320), for a stream of concepts beside
 that of the prompt. There a concept is one token without its sentence.
@@ -94,7 +94,7 @@ class TextStream:
                 _running.reset(token)
         if not isinstance(made, tuple) or len(made) != 2:
             raise RunError(
-                f"A {type(block).__name__} gave no pair of text and picture, so where the other "
+                f"A {type(block).__name__} gave no pair of text and image, so where the other "
                 "text is in it cannot be known."
             )
         self.now = made[0]

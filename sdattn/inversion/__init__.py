@@ -1,7 +1,7 @@
-"""A picture back to its noise, or shown to the model as noised as it likes.
+"""An image back to its noise, or shown to the model as noised as it likes.
 
-`pictures` makes a picture what a pipeline can take; `schedules` says whether its model removes
+`images` makes an image what a pipeline can take; `schedules` says whether its model removes
 noise (`ddim`) or follows a flow (`flow`); `stand_ins` puts schedulers in a pipeline for a run.
-`invert` goes up the steps from a picture and, under guidance, optimises the unconditional states
-(`nulltext`), so that an edit begins where the picture came from.
+`invert` goes up the steps from an image and, under guidance, optimises the unconditional states
+(`nulltext`), so that an edit begins where the image came from.
 """

@@ -1,4 +1,4 @@
-"""Flow matching: noise mixed into latents, Euler's steps down to the picture and up.
+"""Flow matching: noise mixed into latents, Euler's steps down to the image and up.
 
 A model of flow matching predicts the velocity ``eps - x0`` along ``x_sigma = (1 - sigma) x0 +
 sigma eps`` (Esser et al. 2024, eq. 13), and its timestep is ``sigma`` in thousandths.

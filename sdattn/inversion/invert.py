@@ -1,10 +1,10 @@
-"""The noise behind a real picture, with which it can be edited like a generated one.
+"""The noise behind a real image, with which it can be edited like a generated one.
 
     inversion = invert(pipe, image, "a red circle")
     with inversion.replay(pipe):
-        picture, edit = pipe([inversion.prompt, "a red star"], **inversion.options(2)).images
+        image, edit = pipe([inversion.prompt, "a red star"], **inversion.options(2)).images
 
-DDIM run upwards finds noise that leads back to the picture without guidance (Song et al. 2020);
+DDIM run upwards finds noise that leads back to the image without guidance (Song et al. 2020);
 null-text optimisation finds unconditional text states with which it also does so under guidance
 (Mokady et al. 2022, "Null-text Inversion for Editing Real Images using Guided Diffusion Models").
 Of Stable Diffusion 3 the steps are Euler's along the flow, and there is no null-text optimisation.
@@ -27,8 +27,8 @@ from ..models.families import image_latents_of, unguided_options
 from ..models.layers import find_denoiser
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts
+from .images import encode, fit
 from .nulltext import guided_rows, optimise, replaced_rows
-from .pictures import encode, fit
 from .schedules import schedule_of
 from .stand_ins import Upwards, in_place
 
@@ -37,13 +37,13 @@ Kwargs = dict[str, Any]
 
 @dataclass(eq=False)
 class Inversion:
-    """The way from a picture to its noise, and what it takes to come back.
+    """The way from an image to its noise, and what it takes to come back.
 
     Attributes:
-        prompt: the description of the picture.
-        image: the picture as the pipeline saw it: RGB, at a size that the pipeline can make.
+        prompt: the description of the image.
+        image: the image as the pipeline saw it: RGB, at a size that the pipeline can make.
         trajectory: ``[steps + 1, C, rows, cols]``, dtype and device as in the pipeline. Index 0
-            is the picture's latent, the last one its noise.
+            is the image's latent, the last one its noise.
         null_states: float32 ``[steps, T, width]``, the unconditional text states in the order of
             sampling (the noisiest step first); None without null-text optimisation.
         guidance_scale, num_inference_steps: what it was made for.
@@ -112,7 +112,7 @@ class Inversion:
             raise InvalidValueError(
                 f"The null-text states are {list(self.null_states.shape[1:])} ([tokens, width]) "
                 f"and this pipeline's text states {list(text.shape[1:])}. Replay with the pipeline "
-                "that the picture was inverted with."
+                "that the image was inverted with."
             )
 
 
@@ -131,15 +131,15 @@ def invert(
     refinements: int | None = None,
     **options: Any,
 ) -> Inversion:
-    """Find the noise of a picture and, with ``null_text``, the states that lead back to it.
+    """Find the noise of an image and, with ``null_text``, the states that lead back to it.
 
-    To see what the words attend to in the picture, capture its replay, not the inversion.
+    To see what the words attend to in the image, capture its replay, not the inversion.
 
     Args:
         pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL or SD3. Whatever its scheduler,
             inversion takes DDIM steps on the same noise schedule, for SD3 Euler's.
-        image: any size and mode; see :func:`sdattn.inversion.pictures.fit`.
-        prompt: what the picture shows, with the words that are to be edited.
+        image: any size and mode; see :func:`sdattn.inversion.images.fit`.
+        prompt: what the image shows, with the words that are to be edited.
         num_inference_steps, guidance_scale: of the replay; there is no guidance on the way up. The
             scale is 7.5 by default; 1, which is none, where nothing is optimised for it (SD3).
         null_text: by default for UNets; joint attention has none.
@@ -154,7 +154,7 @@ def invert(
 
     Raises:
         TypeError: another kind of pipeline, or ``image`` is no PIL image.
-        ValueError: an empty picture or prompt, or a setting that cannot be.
+        ValueError: an empty image or prompt, or a setting that cannot be.
         RuntimeError: the latents stopped being finite.
     """
     schedule = schedule_of(pipe)
@@ -225,7 +225,7 @@ def _checked_call(pipe: Any, options: Kwargs) -> Kwargs:
 
 
 def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
-    """Run the pipeline from the picture's latent to noise; ``[steps + 1, C, rows, cols]``."""
+    """Run the pipeline from the image's latent to noise; ``[steps + 1, C, rows, cols]``."""
     schedule, family = schedule_of(pipe), find_denoiser(pipe).family
     trajectory, scheduler = [found.noise], Upwards(schedule.down(), schedule.factors)
 

@@ -1,4 +1,4 @@
-"""Null-text optimisation: unconditional text states that lead back to a picture under guidance.
+"""Null-text optimisation: unconditional text states that lead back to an image under guidance.
 
 Source: Mokady et al. 2022, "Null-text Inversion for Editing Real Images using Guided Diffusion
 Models", section 3.2 and algorithm 1; google/prompt-to-prompt for the optimiser's settings.
@@ -18,7 +18,7 @@ from ..models.pipeline_call import named_bar
 from .ddim import DDIM
 from .stand_ins import in_place
 
-# The paper's code starts here and grows to 1e-3, which ends the last steps short of the picture.
+# The paper's code starts here and grows to 1e-3, which ends the last steps short of the image.
 ENOUGH = 1e-5
 
 Kwargs = dict[str, Any]

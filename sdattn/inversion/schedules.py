@@ -11,7 +11,7 @@ def schedule_of(pipe: Any) -> DDIM | Flow:
     """DDIM's steps or a flow's, as the pipeline's family says.
 
     Raises:
-        TypeError: a pipeline that makes its picture of more than noise and prompts, or of a family
+        TypeError: a pipeline that makes its image of more than noise and prompts, or of a family
             whose latents are not known.
     """
     return Flow(pipe) if image_latents_of(pipe).noise == "flow" else DDIM(pipe)

@@ -58,7 +58,7 @@ class Noised(StandIn):
         config: of the scheduler whose place it takes.
         mix: latents and noise at a timestep, such as :meth:`sdattn.inversion.flow.Flow.mix`.
         timesteps: to be shown, whatever number of steps is asked for.
-        seeds: one for each picture of the batch.
+        seeds: one for each image of the batch.
     """
 
     def __init__(
@@ -112,7 +112,7 @@ def noised(pipe: Any, scheduler: Noised) -> Iterator[None]:
 
 
 class Upwards(StandIn):
-    """A scheduler that takes another's steps backwards, from the picture to the noise.
+    """A scheduler that takes another's steps backwards, from the image to the noise.
 
     A step down is ``x_prev = a x + b f(x)``, linear in the model's output ``f``, so that ``x`` is
     ``(x_prev - b f(x)) / a``. With ``f(x_prev)`` for ``f(x)`` that is plain inversion (DDIM's: Song

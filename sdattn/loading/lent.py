@@ -9,7 +9,7 @@ from .index import without_weights
 # Parts of a demo, and the parts of the first demo with their weights
 LENT = {
     "demo-mmdit": {"vae": "vae", "text_encoder": "text_encoder", "text_encoder_2": "text_encoder"},
-    "demo-film": {"vae": "vae", "text_encoder": "text_encoder", "unet": "unet"},
+    "demo-video": {"vae": "vae", "text_encoder": "text_encoder", "unet": "unet"},
 }
 
 

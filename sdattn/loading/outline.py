@@ -88,7 +88,7 @@ def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_motion(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The UNet that AnimateDiff's pipelines make of a UNet of pictures and motion modules, which
+    """The UNet that AnimateDiff's pipelines make of a UNet of images and motion modules, which
     they would make on the CPU."""
     from diffusers import UNet2DConditionModel, UNetMotionModel
 

@@ -38,7 +38,7 @@ def load_pipeline(
     """Load a pipeline of diffusers.
 
     Args:
-        model: ``"demo"``, ``"demo-mmdit"`` or ``"demo-film"``, the small models inside this
+        model: ``"demo"``, ``"demo-mmdit"`` or ``"demo-video"``, the small models inside this
             package, Stable Diffusion 1 and 3 and AnimateDiff in miniature; a folder that diffusers
             saved; a single ``.safetensors`` checkpoint, such as SD 1.x, 2.x and SDXL are published
             in; or a hub id, ``"owner/name"``.

@@ -7,6 +7,6 @@ prompt-to-prompt code) -> `aggregation` (one map a token) -> `heatmaps` (class `
 -> `heatmap` (one word: values, mask, statistics, overlay). `from_stores.heatmaps()` is the whole
 way. `presets` is the table of what each tool of the field does; to add one, add an entry there.
 `masks`, `statistics` and `render` are numpy and torch on plain maps; colours are chosen in
-`render` alone, and `sheets` puts its pictures together. `requirements` says what `capture()` must
+`render` alone, and `sheets` puts its images together. `requirements` says what `capture()` must
 keep for a preset.
 """

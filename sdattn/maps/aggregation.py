@@ -144,7 +144,7 @@ def sharpened(maps: Tensor, power: float) -> Tensor:
 
 
 def refines_itself(target: Any) -> bool:
-    """Whether a model's maps are spread along the picture's self-attention while it runs, as those
+    """Whether a model's maps are spread along the image's self-attention while it runs, as those
     of joint attention are: ``capture(refine="self")``."""
     return find_denoiser(target).family.joined is not None
 

@@ -44,11 +44,11 @@ class MapStore(CapturedMaps):
         expected_nbytes: bytes that will be held at the end of the run, at most; None before it. Of
             a model without its pipeline, whose number of calls is not known, after one call.
         maps: a mapping, layer name to ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``.
-            The frames axis is there with models of films. The steps axis is there with
+            The frames axis is there with models of videos. The steps axis is there with
             ``steps="all"`` or a list, the heads axis likewise. Values are probabilities
             in [0, 1]; in the default dtype float32 and with all tokens kept those of cross- and
             self-attention sum to 1 over the last axis (text columns and those of each image prompt
-            by themselves), those of joint attention to less: the rest goes to the picture. A layer
+            by themselves), those of joint attention to less: the rest goes to the image. A layer
             that has not run yet is not in it.
     """
 
@@ -116,7 +116,7 @@ def capture(
             :func:`sdattn.models.layers.select_layers`.
         kinds: of ``"cross"``, ``"joint"`` and ``"self"``; by default those that see the text. Of
             joint attention (SD3, FLUX, Qwen-Image) the text's columns are kept, which sum to less
-            than 1: the rest goes to the picture. Self-attention keeps a column for every cell.
+            than 1: the rest goes to the image. Self-attention keeps a column for every cell.
         branch: ``"conditional"`` (the prompt), ``"unconditional"`` (the negative prompt), or
             ``"both"``: first the unconditional images, then the conditional ones. Pipelines that
             run the two in turn (FLUX, Qwen-Image) show one of them to one capture; nest two.
@@ -131,7 +131,7 @@ def capture(
         among: for each image (or once for all) the key columns that the softmax, or the z-score of
             ``space``, is taken over, in place of all of them. Not of self-attention.
         text_states: ``[1 or images, T, width]``, of another text than the prompt (or the same): the
-            maps show what the picture would attend to in it. Of UNets' cross-attention, see
+            maps show what the image would attend to in it. Of UNets' cross-attention, see
             :class:`sdattn.hooks.other_text.OtherTextLook`, and of the joint attention of SD3 and
             FLUX, each of whose blocks then runs twice, see :mod:`sdattn.hooks.text_stream`.
         device: where the maps are held, by default where they are computed.
@@ -140,7 +140,7 @@ def capture(
         latent_size: of a model of yours, the (rows, cols) of its queries; without it they are a
             sequence, a single row. Models of diffusers know it, but for those on torch's meta
             device whose grid is in the values of ids (FLUX).
-        refine: of joint attention, ``"self"``: maps are spread twice along the picture's own
+        refine: of joint attention, ``"self"``: maps are spread twice along the image's own
             self-attention while the model runs, see :mod:`sdattn.hooks.refined`. A UNet's maps are
             spread afterwards: capture ``kinds=("cross", "self")``.
         space: of joint attention, ``"output"``: not what a cell pays to a token but how alike what
@@ -148,9 +148,9 @@ def capture(
             mean, of any sign, see :mod:`sdattn.hooks.output_space`. ``"gramcol"``: how like a cell
             is to the cell of its frame that a token is looked for by, as z-scores over the columns
             of ``among``, of any sign; ``"imap"``: the same of the five heads of each layer that
-            tell a film's frames apart best, see :mod:`sdattn.hooks.gramcol`.
-        frames: of a film, those of its latent to keep, counted from 0; None for all. A latent frame
-            may stand for several of the film, see :meth:`sdattn.Heatmap.of_frames`.
+            tell a video's frames apart best, see :mod:`sdattn.hooks.gramcol`.
+        frames: of a video, those of its latent to keep, counted from 0; None for all. A latent
+            frame may stand for several of the video, see :meth:`sdattn.Heatmap.of_frames`.
 
     Returns:
         A context manager that gives a :class:`MapStore`, see there for ``maps``; with the defaults

@@ -34,7 +34,7 @@ class Details:
     head_numbers: Literal["all"] | tuple[int, ...] = "all"
 
     def frame(self, number: int) -> Details:
-        """Those of one frame of a film's latent, as of a picture."""
+        """Those of one frame of a video's latent, as of an image."""
         steps, heads = (held and held.frame(number) for held in (self.steps, self.heads))
         return replace(self, steps=steps, heads=heads)
 
@@ -57,7 +57,7 @@ def details_of(store: CapturedMaps, number: int, heatmaps: Heatmaps) -> Details:
                 maps = maps_of(layer.name, store.maps[layer.name][number : number + 1].detach())
                 maps = maps[..., positions].float().cpu()
                 about = layer.place, layer.level, layer.heads
-                found[layer.name] = LayerMap(*about, maps, store.is_film)
+                found[layer.name] = LayerMap(*about, maps, store.is_video)
         return LayerMaps(found, tuple(columns), passes=1)
 
     steps = heads = None

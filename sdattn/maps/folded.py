@@ -208,8 +208,8 @@ def folded_maps(
         )
     if latent_size is None:
         raise InvalidValueError(
-            f"Where in the picture the {cross[0][1].shape[1]} queries of a map are is not known. "
-            "Pass latent_size=(rows, cols), the picture's height and width divided by the VAE's "
+            f"Where in the image the {cross[0][1].shape[1]} queries of a map are is not known. "
+            "Pass latent_size=(rows, cols), the image's height and width divided by the VAE's "
             "scale factor (64, 64 for 512x512), or call store.attach(pipe) before the run."
         )
     if not isinstance(x, StepStore):

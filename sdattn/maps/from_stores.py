@@ -64,10 +64,10 @@ def heatmaps(
             Where text states were passed to the pipeline in place of a prompt: labels, ``{"cat":
             [2], "red dog": [4, 5]}``.
         preset: of :data:`sdattn.maps.presets.PRESETS`, by name, or one of your own.
-        refine: ``"self"`` spreads each map along the picture's self-attention, which the store must
+        refine: ``"self"`` spreads each map along the image's self-attention, which the store must
             hold, see :mod:`sdattn.maps.aggregation`; of joint attention it is captured so, see
             :func:`sdattn.capture`.
-        latent_size: (rows, cols) of the latent, where maps do not know it: the picture's height
+        latent_size: (rows, cols) of the latent, where maps do not know it: the image's height
             and width divided by the VAE's scale factor. An attached store knows.
         steps: of an ``AttentionStore``: ``"mean"`` over its steps, the default; ``"last"``, the
             default of presets that read the last alone; of those kept one by one

@@ -1,4 +1,4 @@
-"""Where one word went in one picture: as values, a mask, numbers, or in colour over it."""
+"""Where one word went in one image: as values, a mask, numbers, or in colour over it."""
 
 from __future__ import annotations
 
@@ -29,21 +29,22 @@ class Heatmap:
     Attributes:
         label: what it shows, as written in the prompt.
         values: float32 ``[rows, cols]`` in cells of the finest attention that was read, row 0 at
-            the top, >= 0; of a film ``[frames, rows, cols]`` with those of its latent. In the
+            the top, >= 0; of a video ``[frames, rows, cols]`` with those of its latent. In the
             default preset the share of a cell's attention that goes to the columns, in [0, 1]: the
             columns of a prompt sum to 1 in cross-attention, and to less in joint attention, where
-            the rest goes to the picture; those of an image prompt sum to 1 by themselves. In
+            the rest goes to the image; those of an image prompt sum to 1 by themselves. In
             presets that sum over steps, heads or layers the sum of shares; in ``gramcol`` and
-            ``imap`` z-scores among the words; of a knockout how much the picture changed.
+            ``imap`` z-scores among the words; of a knockout how much the image changed.
         map: the same as ``values``; of a crop the map of the whole image, in cells of about the
             same size, 0 outside the crop.
         columns: the token columns that it comes from.
         top: the highest value that a content word of the same prompt reaches, see
             :attr:`sdattn.Heatmaps.top`; None where that is not known.
-        frames: of a film of which some frames were kept, their numbers in its latent; None for all.
-        crop: the part of the image that was drawn, and that the cells of ``values`` cover; None for
-            all of it. What lies outside has no attention: it is in no statistics, and 0 or False in
-            a map, a mask or an overlay.
+        frames: of a video of which some frames were kept, their numbers in its latent; None for
+            all.
+        crop: the part of the image that was drawn, and that the cells of ``values`` cover;
+            None for all of it. What lies outside has no attention: it is in no statistics, and 0 or
+            False in a map, a mask or an overlay.
     """
 
     label: str
@@ -125,7 +126,7 @@ class Heatmap:
 
         Returns:
             bool ``[(frames,) height, width]``; all False for a map of one value. The frames of a
-            film have one level; ``largest`` is of each frame.
+            video have one level; ``largest`` is of each frame.
 
         Raises:
             ValueError: a threshold, quantile or sigma that cannot be, or more than one of the
@@ -136,25 +137,25 @@ class Heatmap:
         return self._laid(mask, size)
 
     def frame(self, number: int) -> Heatmap:
-        """That of one of the frames of a film's latent that were kept, counted from 0, on the scale
-        of them all.
+        """That of one of the frames of a video's latent that were kept, counted from 0, on the
+        scale of them all.
 
         Raises:
-            ValueError: it is of a picture, or there is no such frame.
+            ValueError: it is of an image, or there is no such frame.
         """
         check_frame(len(self.values) if self.values.ndim == 3 else 0, number, repr(self))
         return replace(self, values=self.values[number], top=self.full, frames=None)
 
     def of_frames(self, number: int) -> Tensor:
-        """The values for each of a film's ``number`` frames: float32 ``[number, rows, cols]``, see
+        """The values for each of a video's ``number`` frames: float32 ``[number, rows, cols]``, see
         :func:`latent_frames`.
 
         Raises:
-            ValueError: it is of a picture, no film of so many frames has such a latent, or not all
+            ValueError: it is of an image, no video of so many frames has such a latent, or not all
                 frames of it were kept.
         """
         if self.values.ndim != 3:
-            raise InvalidValueError(f"{self!r} is of a picture, which has no frames.")
+            raise InvalidValueError(f"{self!r} is of an image, which has no frames.")
         if self.frames is not None:
             raise InvalidValueError(
                 f"{self!r} has frames {list(self.frames)} of the latent alone, which do not say "
@@ -167,11 +168,11 @@ class Heatmap:
         """The map in colour over the image, see :func:`sdattn.maps.render.overlay`.
 
         All words of a prompt have one scale, from 0 to ``top``: where a word has little of the
-        attention the picture stays bare. ``stretch=True`` shows the shape of a weak map.
+        attention the image stays bare. ``stretch=True`` shows the shape of a weak map.
         """
         from .render import overlay  # pillow is loaded only when something is drawn
 
-        self._check_picture("overlay(image)")
+        self._check_image("overlay(image)")
         if not options.get("stretch") and options.get("scale") is None:
             options["scale"] = 0.0, self.full
         return overlay(image, self.values.numpy(), self.label, crop=self.crop, **options)
@@ -182,7 +183,7 @@ class Heatmap:
         Args:
             ax: to draw into; by default that of a new figure.
             options: of ``Axes.imshow``: ``vmin`` and ``vmax``, by default 0 and ``top``, so that
-                the words of a prompt have one scale; over a picture of (width, height) that the
+                the words of a prompt have one scale; over an image of (width, height) that the
                 axes show already ``extent=(0, width, height, 0), alpha=0.7``.
 
         Returns:
@@ -190,7 +191,7 @@ class Heatmap:
         """
         from .render import COLORMAP
 
-        self._check_picture("plot()")
+        self._check_image("plot()")
         if ax is None:
             from matplotlib import pyplot
 
@@ -204,14 +205,14 @@ class Heatmap:
     def _repr_png_(self) -> bytes:
         from .notebook import png
 
-        # of a film its frames in a row
+        # of a video its frames in a row
         values = self.map if self.values.ndim == 2 else torch.cat([*self.map], 1)
         return png(self.label, values.numpy(), self.full)
 
-    def _check_picture(self, asked: str) -> None:
+    def _check_image(self, asked: str) -> None:
         if self.values.ndim != 2:
             raise InvalidValueError(
-                f"Asked {self!r} for {asked}, which draws one picture. Take one of its frames, "
+                f"Asked {self!r} for {asked}, which draws one image. Take one of its frames, "
                 "heatmap.frame(0)."
             )
 
@@ -222,42 +223,42 @@ class Heatmap:
 
 
 def check_frame(frames: int, number: int, what: str) -> None:
-    """Refuse the number of a frame that something has not; ``frames`` is 0 of a picture."""
+    """Refuse the number of a frame that something has not; ``frames`` is 0 of an image."""
     if not 0 <= number < frames:
-        there = f"{frames} frames, 0 to {frames - 1}" if frames else "none: it is of a picture"
+        there = f"{frames} frames, 0 to {frames - 1}" if frames else "none: it is of an image"
         raise InvalidValueError(f"Asked for frame {number} of {what}, which has {there}.")
 
 
 def latent_frames(latent: int, frames: int) -> list[int]:
-    """Which frame of a latent each frame of a film comes from.
+    """Which frame of a latent each frame of a video comes from.
 
-    A VAE of films codes the first frame alone and then an even number at a time (Wan, HunyuanVideo,
-    CogVideoX four: 81 frames are 21 of the latent; Mochi six, LTX eight); where the numbers do not
-    fit that, as many each (Allegro four, CogVideoX of an even latent). CogVideoX 1.5 makes one of
-    two frames of its latent, and fills up an odd one at the beginning. Frames that are a batch are
-    their own.
+    A VAE of videos codes the first frame alone and then an even number at a time (Wan,
+    HunyuanVideo, CogVideoX four: 81 frames are 21 of the latent; Mochi six, LTX eight); where the
+    numbers do not fit that, as many each (Allegro four, CogVideoX of an even latent). CogVideoX 1.5
+    makes one of two frames of its latent, and fills up an odd one at the beginning. Frames that are
+    a batch are their own.
 
     Args:
         latent: frames of the latent.
-        frames: of the film.
+        frames: of the video.
 
     Returns:
         ``frames`` numbers from 0 to ``latent - 1``, rising.
 
     Raises:
-        ValueError: no film of so many frames has such a latent.
+        ValueError: no video of so many frames has such a latent.
 
     >>> latent_frames(3, 9)
     [0, 1, 1, 1, 1, 2, 2, 2, 2]
     """
     each, rest = divmod(frames - 1, latent - 1) if 1 < latent <= frames else (0, 1)
-    # what CogVideoX 1.5 was asked for where its latent is even: its film has three frames more
+    # what CogVideoX 1.5 was asked for where its latent is even: its video has three frames more
     is_shorter = frames == 8 * latent - 3
     if rest == 0 and (each % 2 == 0 or frames % latent) and not is_shorter:
         return [0, *(1 + frame // each for frame in range(frames - 1))]
     if not 1 <= latent <= frames or frames % latent or is_shorter:
         raise InvalidValueError(
-            f"A film of {frames} frames has no latent of {latent}: the first of them stands for "
+            f"A video of {frames} frames has no latent of {latent}: the first of them stands for "
             "one frame, each other for as many as any. Pass the number of frames of this very run."
         )
     return [frame // (frames // latent) for frame in range(frames)]

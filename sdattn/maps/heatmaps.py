@@ -1,4 +1,4 @@
-"""Where the words of a prompt went in one picture, by word."""
+"""Where the words of a prompt went in one image, by word."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from torch import Tensor
 
 from ..attention.core import grid_text
 from ..errors import InvalidValueError, NotFoundError
-from ..files.films import key_frames
 from ..files.tables import labelled
 from ..files.terminal import shorter
+from ..files.videos import key_frames
 from ..models.crops import Crop
 from ..models.pipeline_call import whole
 from ..prompts.tokens import Prompt, Word
@@ -46,12 +46,13 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     Attributes:
         prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
-        maps: float32 ``[rows, cols, columns kept]``, of a film ``[frames, rows, cols, columns
+        maps: float32 ``[rows, cols, columns kept]``, of a video ``[frames, rows, cols, columns
             kept]``.
         preset: what they were made by.
-        frames: of a film of which some frames were kept, their numbers in its latent; None for all.
-        crop: the part of the image that was drawn, and that the cells of ``maps`` cover; None for
-            all of it.
+        frames: of a video of which some frames were kept, their numbers in its latent; None for
+            all.
+        crop: the part of the image that was drawn, and that the cells of ``maps`` cover; None
+            for all of it.
     """
 
     def __init__(
@@ -77,7 +78,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         self.crop = crop
         self.frames = None if frames is None else tuple(frames)
         self._place = {column: i for i, column in enumerate(kept)}
-        self._top = top  # of the film that these are one frame of
+        self._top = top  # of the video that these are one frame of
 
     def __repr__(self) -> str:
         grid = grid_text(self.maps.shape[:-1])
@@ -157,7 +158,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         return max((float(self._values(word.columns).max()) for word in content), default=0.0)
 
     def frame(self, number: int) -> Heatmaps:
-        """Those of one of the frames of a film's latent that were kept, counted from 0, on the
+        """Those of one of the frames of a video's latent that were kept, counted from 0, on the
         scale of them all; raises as :meth:`Heatmap.frame` does."""
         check_frame(len(self.maps) if self.maps.ndim == 4 else 0, number, repr(self))
         held = self.prompt, self.maps[number], self.columns
@@ -186,7 +187,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         sigma: float = 0.0,
         **options: Any,
     ) -> Tensor:
-        """Several words in one picture: which of them a pixel belongs to.
+        """Several words in one image: which of them a pixel belongs to.
 
         A pixel belongs to the words whose masks hold it; of several to the one whose map is
         highest in its own range there.
@@ -224,7 +225,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         Its columns are those of :class:`sdattn.maps.statistics.WordStatistics`: ``word``,
         ``columns``, ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``,
         ``entropy``. Centres count from the top and from the left; they and the area are parts of
-        the picture. What an all-zero map lacks is NaN.
+        the image. What an all-zero map lacks is NaN.
 
         Raises:
             ImportError: pandas is not installed.
@@ -238,7 +239,7 @@ class Heatmaps(Mapping[str, Heatmap]):
 
         ``word`` has the words in prompt order, repeats on their own: ``sel(word="a")`` gives each
         "a" of the prompt, along ``word``, where there are several. ``row`` and ``col`` are the
-        centres of the cells as parts of the picture, from the top and from the left; for a plot
+        centres of the cells as parts of the image, from the top and from the left; for a plot
         that stands upright pass ``yincrease=False``. The attributes name prompt, preset and unit.
 
         Raises:
@@ -257,13 +258,13 @@ class Heatmaps(Mapping[str, Heatmap]):
         return labelled(values, axes, **about)
 
     def _repr_html_(self) -> str:
-        from .notebook import film_stills, stills  # pillow is loaded only when something is drawn
+        from .notebook import stills, video_stills  # pillow is loaded only when something is drawn
 
         maps = [(heatmap.label, heatmap.map.numpy()) for heatmap in self.occurrences()]
         if self.maps.ndim == 4:
             numbers = self.frames or range(len(self.maps))
             shown = [(f"latent frame {numbers[i]}", i, None) for i in key_frames(len(numbers))]
-            found = film_stills(maps, self.top, shown)
+            found = video_stills(maps, self.top, shown)
         else:
             found = stills(maps, self.top)
         return f"<p><bdi>{escape(self.prompt.text)}</bdi></p>{found}"

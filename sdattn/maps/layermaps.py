@@ -28,14 +28,14 @@ class LayerMap:
         maps: float32 ``[images, (heads,) (frames,) rows, cols, tokens]`` on the CPU, probabilities;
             the mean over the steps that were kept, with its graph where the store has one. The
             heads axis is there where the preset reads each head by itself.
-        is_film: whether there are frames.
+        is_video: whether there are frames.
     """
 
     place: str
     level: int
     heads: int
     maps: Tensor
-    is_film: bool = False
+    is_video: bool = False
 
     @property
     def size(self) -> tuple[int, int]:
@@ -44,8 +44,8 @@ class LayerMap:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """(rows, cols), of a film (frames, rows, cols)."""
-        return tuple(self.maps.shape[-4 if self.is_film else -3 : -1])
+        """(rows, cols), of a video (frames, rows, cols)."""
+        return tuple(self.maps.shape[-4 if self.is_video else -3 : -1])
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -58,10 +58,10 @@ class LayerMaps:
         columns: the token columns that the maps have.
         passes: how many calls of the model they are the mean of.
         affinity: float32 ``[images, N, N]``, the mean of the self-attention layers that a refining
-            preset reads; ``[images, frames, N, N]`` of films whose frames attend to themselves
+            preset reads; ``[images, frames, N, N]`` of videos whose frames attend to themselves
             alone (AnimateDiff); None for any other, and for maps that were spread while the model
             ran. Row ``i`` is what cell ``i`` attends to; it sums to 1.
-        affinity_grid: (rows, cols) with ``rows * cols = N``; (frames, rows, cols) of films whose
+        affinity_grid: (rows, cols) with ``rows * cols = N``; (frames, rows, cols) of videos whose
             cells attend to those of all frames.
         crop: the part of the image that the maps are of; None for all of it.
     """
@@ -81,10 +81,10 @@ class LayerMaps:
         return replace(self, layers=kept, affinity=affinity)
 
     def frame(self, number: int) -> LayerMaps:
-        """Those of one frame of a film's latent, as of a picture; without what refines them where
+        """Those of one frame of a video's latent, as of an image; without what refines them where
         that is over all frames."""
         kept = {
-            name: replace(layer, maps=layer.maps.select(-4, number), is_film=False)
+            name: replace(layer, maps=layer.maps.select(-4, number), is_video=False)
             for name, layer in self.layers.items()
         }
         if self.affinity is None or self.over_frames:
@@ -93,7 +93,7 @@ class LayerMaps:
 
     @property
     def over_frames(self) -> bool:
-        """Whether what refines the maps is along all frames of a film."""
+        """Whether what refines the maps is along all frames of a video."""
         return self.affinity_grid is not None and len(self.affinity_grid) == 3
 
     def keep(self, columns: Sequence[int]) -> LayerMaps:
@@ -186,8 +186,8 @@ def _of_layer(store: CapturedMaps, layer: AttentionLayer, preset: Preset) -> Lay
     heads = store.keep.heads
     if heads.each and not preset.each_head:
         maps = maps.mean(1)
-    used, is_film = heads.used(layer.heads), store.is_film
-    return LayerMap(layer.place, layer.level, used, maps.float().cpu(), is_film)
+    used, is_video = heads.used(layer.heads), store.is_video
+    return LayerMap(layer.place, layer.level, used, maps.float().cpu(), is_video)
 
 
 def read_steps(store: CapturedMaps, preset: Preset) -> list[int]:
@@ -267,8 +267,8 @@ def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
     if mean.shape[-1] != math.prod(grid[-2:]):
         raise CaptureError(
             Message(
-                "{refine='self'} spreads the maps along all frames of a film, and this store holds "
-                "some. Capture without {frames}."
+                "{refine='self'} spreads the maps along all frames of a video, and this store "
+                "holds some. Capture without {frames}."
             )
         )
     return mean.flatten(2, 3), grid[-2:]  # each frame attends to itself alone

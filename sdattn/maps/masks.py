@@ -142,14 +142,14 @@ def mask_of(
     """Where a map is high.
 
     Args:
-        values: real numbers ``[rows, cols]``, or ``[frames, rows, cols]`` of a film, which has one
+        values: real numbers ``[rows, cols]``, or ``[frames, rows, cols]`` of a video, which has one
             level for all frames.
         threshold: a share of the range from the lowest value to the highest, in [0, 1], or
             ``"otsu"``, see :func:`otsu`; 0.5 by default.
         quantile: in [0, 1), in place of ``threshold``: what lies at or above this quantile of the
             values, about ``1 - quantile`` of the cells, and more where many are equal to it.
-        largest: keep only the largest connected part, see :func:`largest_component`; of a film that
-            of each frame.
+        largest: keep only the largest connected part, see :func:`largest_component`; of a video
+            that of each frame.
 
     Returns:
         bool, shaped like ``values``. All False for a map of one value, as nothing in it stands
@@ -199,7 +199,7 @@ def components(mask: Tensor) -> Tensor:
         )
     cells = mask.numpy(force=True)
     starts, ends, width = _runs(cells)
-    # Runs of cells take the place of cells: a picture has a few hundred of them.
+    # Runs of cells take the place of cells: an image has a few hundred of them.
     roots = _roots(len(starts), *_touching(starts, ends, width))
     _, names = np.unique(roots, return_inverse=True)  # a root is the first run of its part
     labels = np.zeros(cells.shape, dtype=np.int64)

@@ -14,11 +14,11 @@ _SIDE = 160  # pixels of a still's longer side
 
 
 def png(label: str, values: np.ndarray, top: float) -> bytes:
-    """A map ``[rows, cols]`` in colour without its picture, from 0 to ``top``, its label and its
+    """A map ``[rows, cols]`` in colour without its image, from 0 to ``top``, its label and its
     highest value below: a PNG file."""
-    picture = render.enlarge(Image.fromarray(render.colorize(values, (0.0, top))))
+    image = render.enlarge(Image.fromarray(render.colorize(values, (0.0, top))))
     buffer = io.BytesIO()
-    render.caption(picture, label, f"peak {values.max():.2g}").save(buffer, "PNG")
+    render.caption(image, label, f"peak {values.max():.2g}").save(buffer, "PNG")
     return buffer.getvalue()
 
 
@@ -41,17 +41,17 @@ def stills(
     return figures_of(found)
 
 
-def film_stills(
+def video_stills(
     maps: Iterable[tuple[str, np.ndarray]],
     top: float,
     frames: Sequence[tuple[str, int, Image.Image | None]],
 ) -> str:
-    """Key frames of a film's maps beside each other, on one scale, a row a word.
+    """Key frames of a video's maps beside each other, on one scale, a row a word.
 
     Args:
         maps: (label, values ``[frames, rows, cols]``) of each word.
         top: the value of the last colour; the first is 0.
-        frames: of each key frame its name, its number in the maps, and the picture, which comes
+        frames: of each key frame its name, its number in the maps, and the image, which comes
             first and which the maps lie over; None for maps alone.
 
     Returns:
@@ -75,17 +75,17 @@ def _in_colour(values: np.ndarray, top: float, image: Image.Image | None) -> Ima
 
 
 def figures_of(parts: Iterable[tuple[Image.Image, str, str]]) -> str:
-    """Small pictures beside each other, each with a label and a note below, which are escaped."""
-    found = [_figure(_small(picture), label, note) for picture, label, note in parts]
+    """Small images beside each other, each with a label and a note below, which are escaped."""
+    found = [_figure(_small(image), label, note) for image, label, note in parts]
     return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(found)}</div>'
 
 
-def whole(picture: Image.Image, label: str) -> str:
-    """A picture in its own size, or as wide as there is room; ``label`` is for those who cannot
+def whole(image: Image.Image, label: str) -> str:
+    """An image in its own size, or as wide as there is room; ``label`` is for those who cannot
     see it, and escaped."""
-    width, height = picture.size
+    width, height = image.size
     return (
-        f'<img src="{_data(picture)}" alt="{escape(label)}" width="{width}" height="{height}" '
+        f'<img src="{_data(image)}" alt="{escape(label)}" width="{width}" height="{height}" '
         'style="max-width:100%;height:auto">'
     )
 
@@ -118,17 +118,17 @@ def _small(image: Image.Image) -> Image.Image:
     return image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
 
 
-def _figure(picture: Image.Image, label: str, note: str) -> str:
+def _figure(image: Image.Image, label: str, note: str) -> str:
     text = f'<bdi>{escape(label)}</bdi><br><span style="opacity:.7">{escape(note)}</span>'
     return (
         f'<figure style="margin:0;max-width:{_SIDE}px">'
-        f'<img src="{_data(picture)}" alt="{escape(label)}" '
-        f'width="{picture.width}" height="{picture.height}">'
+        f'<img src="{_data(image)}" alt="{escape(label)}" '
+        f'width="{image.width}" height="{image.height}">'
         f'<figcaption style="font-size:12px;overflow-wrap:anywhere">{text}</figcaption></figure>'
     )
 
 
-def _data(picture: Image.Image) -> str:
+def _data(image: Image.Image) -> str:
     buffer = io.BytesIO()
-    picture.save(buffer, "WEBP", quality=85)
+    image.save(buffer, "WEBP", quality=85)
     return f"data:image/webp;base64,{base64.b64encode(buffer.getvalue()).decode()}"

@@ -71,7 +71,7 @@ class Preset:
             and ``"imap"``: of joint attention, how much more like the cell that a word is looked
             for by than like those of other words, see :mod:`sdattn.hooks.gramcol`. Without
             ``contrast`` such a map is cut off at 0, the mean of the words.
-        refine: ``"self"``: spread along the picture's self-attention, see
+        refine: ``"self"``: spread along the image's self-attention, see
             :mod:`sdattn.maps.aggregation`; None for as they are.
         sharpen: if not 1: a map's way from its lowest value, which becomes 0, to its highest, which
             stays what it is, is raised to this power.
@@ -200,7 +200,7 @@ class Preset:
 
 _ALL = (
     # Where it points is measured by scripts/evaluation/evaluate_heatmaps.py: the way up, on grids
-    # fine enough to point with, once the picture has formed.
+    # fine enough to point with, once the image has formed.
     Preset("default", ("up",), or_all=True, least_cells=16, steps=(0.5, 1.0)),
     Preset(
         "daam",

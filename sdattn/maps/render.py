@@ -1,4 +1,4 @@
-"""Heatmap + image -> PIL pictures. Values are normalised here, when they are drawn, only here."""
+"""Heatmap + image -> PIL images. Values are normalised here, when they are drawn, only here."""
 
 import math
 from functools import cache
@@ -14,7 +14,7 @@ from .laying import inside, laid
 OPACITY = 0.85  # of what is highest
 COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
 DIVERGING = "RdBu_r"  # blue below zero, red above: colour-blind people tell them apart
-SHORTEST_SIDE = 256  # pixels; a smaller picture is drawn enlarged so that its label can be read
+SHORTEST_SIDE = 256  # pixels; a smaller image is drawn enlarged so that its label can be read
 LONGEST_SIDE = 4096  # pixels; what is long and thin is not enlarged beyond
 INK, FAINT, PAPER = (235, 235, 235), (170, 170, 170), (20, 20, 20)
 
@@ -85,7 +85,7 @@ def signed(
 ) -> Image.Image:
     """A map of differences in colour, as by :func:`colorize_signed`, with a caption below.
 
-    There is no picture beneath it: a colour is a value, and the neutral colour is no difference.
+    There is no image beneath it: a colour is a value, and the neutral colour is no difference.
 
     Args:
         values: ``[rows, cols]``, brought to ``size`` bilinearly.
@@ -102,9 +102,9 @@ def signed(
     values = np.asarray(values, dtype=np.float32)
     most = float(np.abs(values).max()) if most is None else most
     fine = Image.fromarray(values).resize(size, Image.Resampling.BILINEAR)
-    picture = Image.fromarray(colorize_signed(np.asarray(fine), most))
+    image = Image.fromarray(colorize_signed(np.asarray(fine), most))
     note = f"-{most:.2g} to +{most:.2g}" if most > 0 else "0 everywhere"
-    return caption(picture, label, note) if label else picture
+    return caption(image, label, note) if label else image
 
 
 def overlay(
@@ -120,7 +120,7 @@ def overlay(
 ) -> Image.Image:
     """A heatmap in colour over the image it belongs to, with a caption below.
 
-    Colours are the more opaque the higher the value: where there is nothing the picture, in grey,
+    Colours are the more opaque the higher the value: where there is nothing the image, in grey,
     is bare.
 
     Args:
@@ -154,22 +154,22 @@ def overlay(
     values = np.asarray(values, dtype=np.float32)
     _check_proportions(image, values.shape, crop)
     base, (low, high) = enlarge(image), (float(values.min()), float(values.max()))
-    # The map is resized to the picture before it is coloured: resizing would mix colours.
+    # The map is resized to the image before it is coloured: resizing would mix colours.
     shades = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
-    heat, drawn = _on_picture(shades, base.size, crop)
+    heat, drawn = _on_image(shades, base.size, crop)
     colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
     opaque = np.rint(255 * opacity * (drawn if stretch else heat)).astype(np.uint8)
-    # The picture keeps its drawing in grey, so that every colour on it is heat.
+    # The image keeps its drawing in grey, so that every colour on it is heat.
     grey = base.convert("L").convert("RGB")
     painted = Image.composite(colours, grey, Image.fromarray(opaque))
     note = f"{low:.2g} to {high:.2g}" if stretch else f"peak {high:.2g}"
     return caption(painted, label, note) if label else painted
 
 
-def _on_picture(
+def _on_image(
     shades: np.ndarray, size: tuple[int, int], crop: Crop | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shades at (width, height) pixels, and 1 where the picture was drawn, 0 around a crop."""
+    """Shades at (width, height) pixels, and 1 where the image was drawn, 0 around a crop."""
     if crop is None:
         heat = np.asarray(Image.fromarray(shades).resize(size, Image.Resampling.BILINEAR))
         return heat, np.ones_like(heat)
@@ -205,17 +205,17 @@ def enlarge(image: Image.Image) -> Image.Image:
     )
 
 
-def caption(picture: Image.Image, label: str, note: str = "") -> Image.Image:
-    """The picture with a strip of text below: ``label`` on the left, ``note`` on the right."""
-    size = max(12, min(picture.width // 20, picture.height // 4))
+def caption(image: Image.Image, label: str, note: str = "") -> Image.Image:
+    """The image with a strip of text below: ``label`` on the left, ``note`` on the right."""
+    size = max(12, min(image.width // 20, image.height // 4))
     font = font_of(size)
     strip = round(size * 1.7)
-    out = Image.new("RGB", (picture.width, picture.height + strip), PAPER)
-    out.paste(picture)
-    draw, pad, middle = ImageDraw.Draw(out), size // 2, picture.height + strip // 2
-    label = fit(label, font, picture.width - 3 * pad - font.getlength(note))
+    out = Image.new("RGB", (image.width, image.height + strip), PAPER)
+    out.paste(image)
+    draw, pad, middle = ImageDraw.Draw(out), size // 2, image.height + strip // 2
+    label = fit(label, font, image.width - 3 * pad - font.getlength(note))
     draw.text((pad, middle), label, INK, font, anchor="lm")
-    draw.text((picture.width - pad, middle), note, FAINT, font, anchor="rm")
+    draw.text((image.width - pad, middle), note, FAINT, font, anchor="rm")
     return out
 
 

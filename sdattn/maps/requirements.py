@@ -9,8 +9,8 @@ from ..hooks.keep import Heads, Steps
 from ..hooks.run_part import RunPart
 from ..models.call_facts import images_a_prompt
 from ..models.call_options import call_options, option_of
-from ..models.films import default_frames, makes_films
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
+from ..models.videos import default_frames, makes_videos
 from ..prompts.tokenizing import PAD
 from ..prompts.tokens import Prompt
 from .aggregation import refines_itself, refining
@@ -118,11 +118,11 @@ def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -
         if not is_joint:
             raise InvalidTypeError(
                 f"The preset {preset.name!r} compares the outputs that joint attention makes of "
-                f"text and picture, and a {type(find_denoiser(pipe).model).__name__} has none. "
+                f"text and image, and a {type(find_denoiser(pipe).model).__name__} has none. "
                 "Choose another preset."
             )
     if preset.space == "imap":
-        _check_film(pipe, preset, options)
+        _check_video(pipe, preset, options)
     if preset.refine and is_joint:
         needs["refine"] = "self"
     elif preset.refine:
@@ -130,12 +130,12 @@ def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -
     return needs
 
 
-def _check_film(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> None:
+def _check_video(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> None:
     """Refuse to choose heads by how they tell frames apart where there are none."""
-    if not makes_films(pipe):
+    if not makes_videos(pipe):
         raise InvalidTypeError(
-            f"The preset {preset.name!r} takes the heads that tell a film's frames apart, and a "
-            f"{type(pipe).__name__} makes pictures. Choose 'gramcol', which takes all heads."
+            f"The preset {preset.name!r} takes the heads that tell a video's frames apart, and a "
+            f"{type(pipe).__name__} makes images. Choose 'gramcol', which takes all heads."
         )
     if (options.get("num_frames") or default_frames(pipe)) == 1:
         text = "the preset {0!r} takes the heads that tell frames apart. Take more, or 'gramcol'."

@@ -1,4 +1,4 @@
-"""Pictures with their captions put together on a sheet: in a grid, in columns, in bands of rows."""
+"""Images with their captions put together on a sheet: in a grid, in columns, in bands of rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -70,7 +70,7 @@ def bands(
 
 
 def _headed(body: Image.Image, lines: Mapping[str, str]) -> Image.Image:
-    """A picture below lines of text, each with its name on the left."""
+    """An image below lines of text, each with its name on the left."""
     size = min(36, max(14, body.width // 64))
     font = font_of(size)
     left = round(max(map(font.getlength, lines))) + 2 * size

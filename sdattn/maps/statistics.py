@@ -25,19 +25,19 @@ _DIGITS = 6  # significant ones in files, of maps in float16, which has three to
 
 @dataclass(frozen=True)
 class WordStatistics(Record):
-    """What the values ``v[r, c]`` of a heatmap with ``R`` rows and ``C`` columns come to; of a film
-    with ``F`` frames ``v[f, r, c]``, the sums over its frames too.
+    """What the values ``v[r, c]`` of a heatmap with ``R`` rows and ``C`` columns come to; of a
+    video with ``F`` frames ``v[f, r, c]``, the sums over its frames too.
 
     All sums are over the cells, in float64 and in numpy's order, so that they do not depend on the
     number of threads. Peak, mean and mass have the unit of the values, by
-    default a share of the cell's attention. The centre and the area are parts of the picture, so
+    default a share of the cell's attention. The centre and the area are parts of the image, so
     they do not depend on the grid.
 
     Attributes:
         word: what the map shows.
         columns: the token columns that it comes from.
         peak: the largest value.
-        mean: ``sum v / (R C)``, of a film ``sum v / (F R C)``.
+        mean: ``sum v / (R C)``, of a video ``sum v / (F R C)``.
         mass: ``sum v``, in cells: 3.5 is as much as three and a half cells that attend to nothing
             but the word.
         centre: (row, col), the mean place weighted by the values, from the top and from the left:
@@ -46,9 +46,9 @@ class WordStatistics(Record):
         area: the part of the cells above half of the range, those of :meth:`Heatmap.mask`, in
             [0, 1]; 0 for a map of one value.
         entropy: ``-sum p ln p`` with ``p = v / sum v``, in nats, from 0 for a single cell to
-            ``ln(R C)`` for a map of one value, of a film ``ln(F R C)``; None for a map that is 0
+            ``ln(R C)`` for a map of one value, of a video ``ln(F R C)``; None for a map that is 0
             everywhere.
-        frames: of a film the mass of each frame; None of a picture.
+        frames: of a video the mass of each frame; None of an image.
     """
 
     word: str
@@ -89,7 +89,7 @@ class WordStatistics(Record):
         )
 
     def within(self, parts: tuple[float, float, float, float]) -> WordStatistics:
-        """Return those of a map that covers a part of the picture, (left, top, right, bottom):
+        """Return those of a map that covers a part of the image, (left, top, right, bottom):
         centre and area are parts of the whole, the others are of the cells that there are."""
         left, top, right, bottom = parts
         centre = None

@@ -1,4 +1,4 @@
-"""Heat strips: how much of each frame of a film goes to each word, a row a word."""
+"""Heat strips: how much of each frame of a video goes to each word, a row a word."""
 
 from collections.abc import Sequence
 
@@ -12,7 +12,7 @@ _ROW, _GAP, _LABEL, _WIDTH, _NOTE = 28, 6, 150, 640, 110  # pixels
 
 
 def frame_means(heatmap: Heatmap, frames: int) -> np.ndarray:
-    """The mean of a word's map in each frame of a film: float64 ``[frames]``, in the unit of the
+    """The mean of a word's map in each frame of a video: float64 ``[frames]``, in the unit of the
     map; that of a frame's latent is of each frame that it stands for."""
     values = heatmap.values.detach().double().mean((1, 2)).numpy()
     return np.asarray(values[latent_frames(len(values), frames)])
@@ -22,8 +22,8 @@ def strips(maps: Sequence[Heatmap], frames: int) -> Image.Image:
     """A strip a word, its colour from 0 to the highest mean that any of the words has in a frame.
 
     Args:
-        maps: of a film's words.
-        frames: of the film.
+        maps: of a video's words.
+        frames: of the video.
 
     Returns:
         RGB; on the left the word, on the right its highest mean and in which frame, counted from 1.

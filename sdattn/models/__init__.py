@@ -6,7 +6,7 @@ denoiser and its layers, `reading` its prompts' columns, `guidance` which rows a
 
 `sizes`, `call_facts` and `shortcomings` answer questions about a pipeline, `pipeline_call` calls it
 with checked options; `demos` knows the two models inside this package.
-:func:`register` adds a family; `image_latents` says how its pipelines take a picture.
+:func:`register` adds a family; `image_latents` says how its pipelines take an image.
 """
 
 from .edits import Edits

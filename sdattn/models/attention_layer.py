@@ -29,10 +29,10 @@ class AttentionLayer:
         name: the module's path, ``down_blocks.0.attentions.0.transformer_blocks.0.attn2``.
         place: ``"down"``, ``"mid"`` or ``"up"`` in a UNet; ``"double"`` or ``"single"`` stream in a
             transformer with joint attention, ``"block"`` in any other.
-        kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and picture), ``"self"``
-            (keys from the picture); ``"text"`` (of the text alone), ``"temporal"`` (over the frames
-            of a video), ``"linear"`` (no softmax), ``"audio"`` (to or from a film's sound),
-            ``"grounded"`` (of the picture and the objects of GLIGEN's boxes together) and
+        kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and image), ``"self"``
+            (keys from the image); ``"text"`` (of the text alone), ``"temporal"`` (over the frames
+            of a video), ``"linear"`` (no softmax), ``"audio"`` (to or from a video's sound),
+            ``"grounded"`` (of the image and the objects of GLIGEN's boxes together) and
             ``"control"`` (of a control network that runs inside the model) are listed but cannot be
             captured.
         level: 0 at the full latent resolution, 1 at half of it, and so on.
@@ -49,5 +49,5 @@ class AttentionLayer:
 
     def grid(self, latent_size: Size) -> Size:
         """(rows, cols) of this layer's queries for a latent of (rows, cols) cells; frames, which a
-        film has before them, stay as many."""
+        video has before them, stay as many."""
         return level_grids(latent_size, self.level + 1)[-1]

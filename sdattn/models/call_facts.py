@@ -1,4 +1,4 @@
-"""What a call of a pipeline will do: how many pictures, how many passes, with guidance or not."""
+"""What a call of a pipeline will do: how many images, how many passes, with guidance or not."""
 
 import math
 from collections.abc import Mapping
@@ -10,12 +10,12 @@ from .families import guidance_of
 from .guiders import guider_of, makes_negative
 from .layers import find_denoiser
 
-# The options that say how many pictures, or films, are made of one prompt
+# The options that say how many images, or videos, are made of one prompt
 EACH = ("num_images_per_prompt", "num_videos_per_prompt")
 
 
 def images_a_prompt(pipe: Any, options: Mapping[str, Any]) -> int:
-    """How many pictures, or films, a run makes of one prompt."""
+    """How many images, or videos, a run makes of one prompt."""
     known = call_options(pipe)
     return math.prod(option_of(pipe, options, name) or 1 for name in EACH if name in known)
 
@@ -24,7 +24,7 @@ def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:
     """How often a run will call the model; second-order schedulers do so twice a step."""
     # A scheduler of its own, since set_timesteps would change that of the pipeline.
     scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
-    # A shift that depends on the picture's size moves timesteps and leaves their number.
+    # A shift that depends on the image's size moves timesteps and leaves their number.
     shift = {"mu": 1.0} if scheduler.config.get("use_dynamic_shifting") else {}
     scheduler.set_timesteps(option_of(pipe, options, "num_inference_steps"), **shift)
     return len(scheduler.timesteps)

@@ -18,7 +18,7 @@ DEMO = HOME / "demo"
 DEMO_LORA = HOME / "demo-lora" / "gold.safetensors"
 LORAS = {"demo-lora": DEMO_LORA}  # of the first demo
 TAUGHT = {"demo-lora": "gold"}  # the words that they teach
-DEMOS = {"demo": DEMO, **{name: HOME / name for name in ("demo-mmdit", "demo-film")}}
+DEMOS = {"demo": DEMO, **{name: HOME / name for name in ("demo-mmdit", "demo-video")}}
 RECORD = "demo.json"
 
 
@@ -39,7 +39,7 @@ class Demo:
     words: Mapping[str, list[str]]
 
     def unlearnt(self, words: Iterable[str], loras: Iterable[str] = ()) -> str:
-        """Which of the words no picture of its training was described with, so that what the model
+        """Which of the words no image of its training was described with, so that what the model
         makes of them means nothing, and which words there are; "" if all are known. Punctuation
         is ignored, and so is case, since the tokenizer lowercases.
 

@@ -1,6 +1,6 @@
 """A denoiser and its calls: what families share in reading them, and what may be wrapped around it.
 
-Every model has arguments of its own for the timestep, the grid of its picture and the text; its
+Every model has arguments of its own for the timestep, the grid of its image and the text; its
 :class:`sdattn.models.family.Family` reads them into a :class:`DenoiserCall`, once a call.
 """
 
@@ -16,7 +16,7 @@ from torch import Tensor
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError, Message
 
-Size = tuple[int, ...]  # (rows, cols) of a picture, (frames, rows, cols) of a film
+Size = tuple[int, ...]  # (rows, cols) of an image, (frames, rows, cols) of a video
 
 
 class Timestep:
@@ -75,14 +75,14 @@ class DenoiserCall:
         text: the text states, ``[B, T, width]``; None for a model of one's own, and where each row
             has states of its own.
         text_2: those of a second encoder, whose columns are behind them; None where there is none.
-        frame_rows: of a film whose frames are rows of the batch one after the other, how many they
-            are; 1 of a picture, and of a film that is one sequence.
+        frame_rows: of a video whose frames are rows of the batch one after the other, how many they
+            are; 1 of an image, and of a video that is one sequence.
         sample: the latents as the model gets them; None for a model of one's own.
         n_image: columns of image prompts (IP-Adapter), which follow those of the text.
         skips_layers: whether this is a further pass, without some of the layers, of skip-layer
             guidance (SD 3.5) or the like (LTX-2), which is neither branch of the guidance.
         grid_ids: the tensor whose values give the size; None where shapes or numbers do.
-        spans: of joint attention whose rows have texts of their own lengths, where picture and text
+        spans: of joint attention whose rows have texts of their own lengths, where image and text
             are in each, see :attr:`sdattn.models.Family.spans`; None elsewhere.
         spans_of: the tensors whose values give these; none where shapes do.
     """
@@ -102,8 +102,8 @@ class DenoiserCall:
 
     @cached_property
     def latent_size(self) -> Size | None:
-        """(rows, cols) of the finest queries, of a film (frames, rows, cols): the cells of a UNet's
-        latent, the patches of a transformer's; None for a model of one's own, whose grid no
+        """(rows, cols) of the finest queries, of a video (frames, rows, cols): the cells of a
+        UNet's latent, the patches of a transformer's; None for a model of one's own, whose grid no
         argument names."""
         return self.size() if callable(self.size) else self.size
 
@@ -137,7 +137,7 @@ def grid_of_patches(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return rows // model.config.patch_size, cols // model.config.patch_size
 
 
-def grid_of_film(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def grid_of_video(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """The grid of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches, of one
     frame where its configuration does not say of how many."""
     frames, rows, cols = given["hidden_states"].shape[-3:]
@@ -147,9 +147,9 @@ def grid_of_film(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[int, ...]:
-    """The grid of packed patches ``[B, N, C]`` with ``img_ids`` ``[(B,) N, (picture, row, col)]``.
+    """The grid of packed patches ``[B, N, C]`` with ``img_ids`` ``[(B,) N, (image, row, col)]``.
 
-    The picture number ``made`` is made and comes first; reference pictures follow it. The values
+    The image number ``made`` is made and comes first; reference images follow it. The values
     are read, so a family with this grid names ``img_ids`` as its ``grid_argument``.
 
     Raises:
@@ -158,7 +158,7 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[i
     ids = given["img_ids"]
     if ids.is_meta:
         text = (
-            "The grid of the picture is in the values of img_ids, which are on torch's meta device "
+            "The grid of the image is in the values of img_ids, which are on torch's meta device "
             "and have none. Pass {latent_size} to {capture()}, the (rows, cols) of {0} patches."
         )
         raise InvalidValueError(Message(text, ids.shape[-2]))
@@ -167,7 +167,7 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[i
     rows, cols = own[:, 0].unique(), own[:, 1].unique()
     if not len(own) or not torch.equal(own, torch.cartesian_prod(rows, cols)):
         raise InvalidValueError(
-            f"img_ids name {len(own)} patches of the picture in {len(rows)} rows and {len(cols)} "
+            f"img_ids name {len(own)} patches of the image in {len(rows)} rows and {len(cols)} "
             "columns, which is no grid, row by row, so where a patch lies is not known."
         )
     return len(rows), len(cols)

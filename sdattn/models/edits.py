@@ -10,14 +10,14 @@ Part = tuple[float, float]  # of a run or of the depth of a model, in [0, 1]
 
 @dataclass(frozen=True, kw_only=True)
 class Edits:
-    """How prompt-to-prompt edits pictures of a family: what has been measured of it.
+    """How prompt-to-prompt edits images of a family: what has been measured of it.
 
     Attributes:
-        pipelines: names of the classes whose pictures are edited.
+        pipelines: names of the classes whose images are edited.
         depth: the part of the layers, in the order in which they run, that takes the source's
             attention: 0 is before the first of them, 1 behind the last.
         cross, self_: during which part of the run it takes the source's attention to the text, and
-            that of the picture to itself, where nothing else is asked for.
+            that of the image to itself, where nothing else is asked for.
     """
 
     pipelines: tuple[str, ...]

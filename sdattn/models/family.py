@@ -38,7 +38,7 @@ from .encoders import Reader
 from .image_latents import ImageLatents
 from .names import Names
 
-Joined = Literal["text first", "picture first"]
+Joined = Literal["text first", "image first"]
 Half = Literal["float16", "bfloat16"]
 Branch = Literal["conditional", "unconditional"]
 Order = tuple[Branch | None, ...]
@@ -80,27 +80,27 @@ class Family:
 
     Attributes:
         name: as its users call it.
-        grid: the grid of the picture's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
+        grid: the grid of the image's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
             the model and the arguments of its call by name.
-        film: whether its pictures are films: their maps have an axis for the frames, also where
+        video: whether its images are videos: their maps have an axis for the frames, also where
             there is one. Each is one sequence, frame by frame, or its frames are rows of the batch
             one after the other, :attr:`DenoiserCall.frame_rows`.
-        fps: of films, the frames a second that its authors show; of a model, where its releases
+        fps: of videos, the frames a second that its authors show; of a model, where its releases
             differ.
-        default_frames: of films, how many frames they have by default, where neither the
+        default_frames: of videos, how many frames they have by default, where neither the
             pipeline nor the model says it.
-        frame_unit: of films, their latents have one frame and a multiple of this number.
+        frame_unit: of videos, their latents have one frame and a multiple of this number.
         grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):
             those of one run are read once, since the device waits for it. None where there is none.
         denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
             imported. Their subclasses belong to the family too.
         layers: where the attention layers are, by patterns of module paths, and of what place and
             kind. They are modules with ``heads`` (or ``num_heads``) and a ``processor``.
-        joined: in which order the joint attention joins text and picture (reference pictures follow
+        joined: in which order the joint attention joins text and image (reference images follow
             the one that is made); None where none is joint. There is no default.
-        spans: of joint attention in which picture and text do not simply follow each other, or are
+        spans: of joint attention in which image and text do not simply follow each other, or are
             elsewhere in each row: where they are, a pair of slices for each row of the batch, from
-            the model, the arguments of its call by name and the number of the picture's cells. The
+            the model, the arguments of its call by name and the number of the image's cells. The
             columns of a row are those of its text, then nobody's up to the longest text. None
             where :attr:`joined` says it all.
         spans_arguments: those whose values, not their shapes, ``spans`` reads (masks): where they
@@ -108,8 +108,8 @@ class Family:
         timestep_unit: what the model's timestep is multiplied by to be the scheduler's.
         timestep_start: the scheduler's timestep where the model's is 0; its unit is then negative.
         patch: cells of the latent that one query has on a side; None for ``config.patch_size``.
-        size_unit: pictures have sides of a multiple of this many pixels, at the least.
-        default_size: pixels a side of its pictures by default, where neither the pipeline nor the
+        size_unit: images have sides of a multiple of this many pixels, at the least.
+        default_size: pixels a side of its images by default, where neither the pipeline nor the
             model has a ``sample_size``.
         readers: the beginnings of names of pipeline classes, and how those read their prompts; the
             longest that fits a class, or the nearest base that any fits, is taken.
@@ -120,12 +120,12 @@ class Family:
             ask for them.
         names: names that the model's forward has for its inputs.
         text_stream: of joint attention, how text states as the model gets them enter the stream
-            beside the picture; None where the blocks have no stream of their own for the text.
+            beside the image; None where the blocks have no stream of their own for the text.
         preset: the name of that of :data:`sdattn.maps.presets.PRESETS` which points best.
         half: the half type that its authors run it in, of which torch has a dtype.
-        image_latents: how its text-to-image pipelines take a picture that is there already; None
+        image_latents: how its text-to-image pipelines take an image that is there already; None
             where that is not known.
-        edits: how prompt-to-prompt edits its pictures; None where that is not known.
+        edits: how prompt-to-prompt edits its images; None where that is not known.
 
     Raises:
         ValueError: joint attention without ``joined``, or the reverse.
@@ -135,7 +135,7 @@ class Family:
     grid: Callable[[Any, Mapping[str, Any]], tuple[int, ...]]
     denoisers: tuple[type | str, ...] = ()
     layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
-    film: bool = False
+    video: bool = False
     fps: int | Callable[[Any], int] = 8
     default_frames: int = 16
     frame_unit: int = 1
@@ -276,18 +276,18 @@ class Family:
         return 0
 
     def size(self, model: Any, given: Mapping[str, Any]) -> Size:
-        """:attr:`grid` as whole numbers, of a picture (rows, cols).
+        """:attr:`grid` as whole numbers, of an image (rows, cols).
 
         Raises:
-            ValueError: several frames of a model that is not known to make films.
+            ValueError: several frames of a model that is not known to make videos.
         """
         *frames, rows, cols = map(int, self.grid(model, given))
-        if self.film:
+        if self.video:
             return (*frames, rows, cols)
         if math.prod(frames) != 1:
             raise InvalidValueError(
                 f"A {type(unwrapped(model)).__name__} was called with a grid of {frames[0]} frames "
-                f"of {rows}x{cols} cells in one sequence. Its maps are of single pictures: make "
+                f"of {rows}x{cols} cells in one sequence. Its maps are of single images: make "
                 "one."
             )
         return rows, cols

@@ -1,4 +1,4 @@
-"""Refuse pictures and maps that are not finite: say where that began, and what to try.
+"""Refuse images and maps that are not finite: say where that began, and what to try.
 
     with watch_finite(pipe, options):    a run of the pipeline; raises NotFiniteError at its end
         pipe(...)
@@ -21,11 +21,11 @@ from torch import Tensor, nn
 from ..errors import NotFiniteError as NotFiniteError
 from .denoiser_call import is_compiled
 
-TEXT, LATENTS, PICTURE = "text states", "latents", "picture"
+TEXT, LATENTS, IMAGE = "text states", "latents", "image"
 _NAMES = {
     TEXT: "The text states that the text encoder made are",
-    LATENTS: "The latents of the picture are",
-    PICTURE: "The latents are finite (up to {:.3g}), but the picture that the VAE makes of them is",
+    LATENTS: "The latents of the image are",
+    IMAGE: "The latents are finite (up to {:.3g}), but the image that the VAE makes of them is",
 }
 Largest = dict[str, list[Tensor]]  # on the device, of each call
 _MUCH = 20  # a guidance scale above which it is the likely cause
@@ -37,24 +37,24 @@ def watch_finite(pipe: Any, options: Mapping[str, Any]) -> Iterator[None]:
 
     Args:
         pipe: of diffusers. Watched are its text encoders and the decoder of its VAE, where it has
-            them; not that of a film's sound.
+            them; not that of a video's sound.
         options: of the run, for the advice.
 
     Raises:
-        NotFiniteError: at the end, if a picture is not finite; the message names where that began.
+        NotFiniteError: at the end, if an image is not finite; the message names where that began.
     """
-    largest: Largest = {TEXT: [], LATENTS: [], PICTURE: []}
+    largest: Largest = {TEXT: [], LATENTS: [], IMAGE: []}
     with ExitStack() as undo:
         for module, note in _watched(pipe):
             undo.callback(module.register_forward_hook(partial(note, largest)).remove)
         yield
     found = _read(largest)
-    if math.isfinite(found[LATENTS]) and math.isfinite(found[PICTURE]):
+    if math.isfinite(found[LATENTS]) and math.isfinite(found[IMAGE]):
         return
     # In the order in which they are made: what is not finite first made the rest so.
     first = next(what for what, number in found.items() if not math.isfinite(number))
     raise NotFiniteError(
-        f"{_NAMES[first].format(found[LATENTS])} not finite, so there is no picture. "
+        f"{_NAMES[first].format(found[LATENTS])} not finite, so there is no image. "
         f"{_advice(pipe, options, first)}"
     )
 
@@ -87,7 +87,7 @@ def _watched(pipe: Any) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
 
 def _note_decoded(largest: Largest, _: Any, args: Any, made: Any) -> None:
     _note(largest[LATENTS], args)
-    _note(largest[PICTURE], made)
+    _note(largest[IMAGE], made)
 
 
 def _note_text(largest: Largest, _: Any, args: Any, made: Any) -> None:
@@ -117,10 +117,10 @@ def _advice(pipe: Any, options: Mapping[str, Any], where: str) -> str:
     guidance = options.get("guidance_scale")
     if isinstance(guidance, (int, float)) and abs(guidance) > _MUCH and where != TEXT:
         tries.append(f"a guidance scale below {_MUCH} in place of {guidance:g}")
-    dtype = pipe.vae.dtype if where == PICTURE and hasattr(pipe, "vae") else pipe.dtype
+    dtype = pipe.vae.dtype if where == IMAGE and hasattr(pipe, "vae") else pipe.dtype
     if dtype == torch.float16:
         tries.append("bfloat16 or float32 in place of float16, which ends at 65,504")
-    if where == PICTURE and dtype == torch.float16:
+    if where == IMAGE and dtype == torch.float16:
         tries.append("a VAE that was made for float16")
     tries.append("the model's files anew, should other prompts fail too")
     return f"Try {'; or '.join(tries)}."

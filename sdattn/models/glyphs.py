@@ -28,7 +28,7 @@ def read_with_glyphs(
         texts: one prompt each.
         whole: a prompt as its tokenizer gets it.
         quoted: what ByT5 gets of a prompt; None where it gets nothing, and columns are zeros.
-        several: the option for several pictures or films of each prompt.
+        several: the option for several images or videos of each prompt.
 
     Raises:
         ValueError: several of each of several prompts whose quoted texts differ in length.

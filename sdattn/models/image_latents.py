@@ -1,7 +1,7 @@
-"""How the text-to-image pipelines of a family take a picture that is there already.
+"""How the text-to-image pipelines of a family take an image that is there already.
 
 A family's record has one :class:`ImageLatents`; what several families share is below it: what a VAE
-makes of pictures, its scale, and the packing of 2x2 cells into one patch.
+makes of images, its scale, and the packing of 2x2 cells into one patch.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,12 +15,12 @@ NoiseKind = Literal["diffusion", "flow"]
 
 @dataclass(frozen=True, kw_only=True)
 class ImageLatents:
-    """What is known of pipelines that make a picture of noise and prompts alone.
+    """What is known of pipelines that make an image of noise and prompts alone.
 
     Attributes:
         pipelines: names of their classes, and the options with which each runs without guidance: a
             scale that the model itself takes as an input (FLUX's) is none of them.
-        encode: the latents of pictures as the pipeline's call takes them, float32
+        encode: the latents of images as the pipeline's call takes them, float32
             ``[B, C, rows, cols]`` or packed ``[B, patches, C]``, from the pipeline and RGB pixels,
             float32 ``[B, 3, height, width]`` from -1 to 1. The VAE is in float32 meanwhile.
         noise: how training mixed noise into latents: ``"diffusion"``, by the scheduler's betas (Ho

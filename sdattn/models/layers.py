@@ -2,7 +2,7 @@
 
 A UNet has self-attention ``attn1`` and cross-attention ``attn2`` in its down, mid and up blocks. A
 transformer has blocks of one resolution, whose attention is either of these two kinds or joint: one
-softmax over the tokens of text and picture together (Esser et al. 2024, section 4).
+softmax over the tokens of text and image together (Esser et al. 2024, section 4).
 """
 
 import inspect
@@ -105,7 +105,7 @@ def find_layers(model: Any) -> list[AttentionLayer]:
 
 
 def joint_order(denoiser: Denoiser) -> Joined:
-    """In which order the joint attention of a transformer joins text and picture.
+    """In which order the joint attention of a transformer joins text and image.
 
     Raises:
         TypeError: that is not known of this model: another class that only bears the name of a
@@ -117,7 +117,7 @@ def joint_order(denoiser: Denoiser) -> Joined:
         kind = type(model)
         raise InvalidTypeError(
             f"A {kind.__name__} ({kind.__module__}) has a forward that is not its family's own, so "
-            "whether its joint attention has the text or the picture first is not known. Supported "
+            "whether its joint attention has the text or the image first is not known. Supported "
             "are these families, and subclasses that leave forward to them: "
             + ", ".join(family.title for family in registered() if family.joined)
             + "."
@@ -126,8 +126,8 @@ def joint_order(denoiser: Denoiser) -> Joined:
 
 
 def ordered_spans(joined: Joined, cells: int, n_text: int) -> tuple[slice, slice]:
-    """In joint attention of that order, where the picture's ``cells`` and the text's ``n_text``
-    tokens are. Reference pictures follow the one that is made, and are in neither."""
+    """In joint attention of that order, where the image's ``cells`` and the text's ``n_text``
+    tokens are. Reference images follow the one that is made, and are in neither."""
     if joined == "text first":
         return slice(n_text, n_text + cells), slice(0, n_text)
     return slice(0, cells), slice(cells, cells + n_text)
@@ -157,7 +157,7 @@ def select_layers(
             at a dot (``"down_blocks.0"``), a place (``"down"``), a resolution: ``(rows, cols)``, or
             an integer for the grid whose shorter side it is.
         kinds: of ``"cross"``, ``"joint"``, ``"self"``; by default both kinds that see the text.
-        latent_size: of the latent, (frames, rows, cols) of a film. While it is None, resolutions
+        latent_size: of the latent, (frames, rows, cols) of a video. While it is None, resolutions
             are not known yet and fit every layer.
 
     Raises:

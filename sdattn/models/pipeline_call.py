@@ -1,4 +1,4 @@
-"""A pipeline's call: its options checked, the call with a seed for each image, its pictures."""
+"""A pipeline's call: its options checked, the call with a seed for each image, its images."""
 
 import difflib
 import functools
@@ -22,15 +22,15 @@ from ..errors import (
 from .call_facts import EACH, check_guidance, images_a_prompt
 from .call_options import call_options, is_modular
 from .demos import demo_settings
-from .films import check_frames, check_makes_pictures, default_frames, frame_rate, makes_films
 from .finite import watch_finite
 from .guiders import guider_of
 from .layers import held_model
 from .reading import check_text
 from .sizes import default_size, size_unit
+from .videos import check_frames, check_makes_images, default_frames, frame_rate, makes_videos
 
 LARGEST_SEED = 2**63 - 1  # of a torch.Generator
-_BYTES_A_PIXEL = 3 * 4  # of the picture that the autoencoder makes, RGB in float32
+_BYTES_A_PIXEL = 3 * 4  # of the image that the autoencoder makes, RGB in float32
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
@@ -63,18 +63,18 @@ def turn(pipe: Any) -> Any:
 
 
 def checked_options(
-    pipe: Any, options: Mapping[str, Any], *, prompts: int = 1, films: bool = False
+    pipe: Any, options: Mapping[str, Any], *, prompts: int = 1, videos: bool = False
 ) -> dict[str, Any]:
     """The options of a call with so many prompts, refused where they cannot be, filled in where
-    that needs knowledge; ``films`` may be made by who asks.
+    that needs knowledge; ``videos`` may be made by who asks.
 
     Raises:
-        ValueError: an option that is not free here, a size or a number of steps or of pictures that
-            cannot be, pictures that this machine's memory cannot hold, a text that is too long.
-        TypeError: the pipeline makes films, and those cannot be made here.
+        ValueError: an option that is not free here, a size or a number of steps or of images that
+            cannot be, images that this machine's memory cannot hold, a text that is too long.
+        TypeError: the pipeline makes videos, and those cannot be made here.
     """
-    if not films:
-        check_makes_pictures(pipe)
+    if not videos:
+        check_makes_images(pipe)
     given = {**demo_settings(pipe), **options}
     options = {name: _plain(value) for name, value in given.items()}
     if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
@@ -104,7 +104,7 @@ def _plain(value: Any) -> Any:
 
 
 def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
-    """The steps and the numbers of pictures, as far as they were given."""
+    """The steps and the numbers of images, as far as they were given."""
     most = pipe.scheduler.config.num_train_timesteps
     found = {}
     if "num_inference_steps" in options:
@@ -125,7 +125,7 @@ def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
             found[name] = number
     if "num_frames" in found:
         check_frames(pipe, found["num_frames"])
-    if makes_films(pipe):
+    if makes_videos(pipe):
         frame_rate(pipe, options)
     return found
 
@@ -142,19 +142,19 @@ def whole(value: Any) -> int | None:
 
 
 def _check_memory(pipe: Any, options: Mapping[str, Any], prompts: int) -> None:
-    """Refuse pictures that alone, without the model's own needs, are more than there is memory."""
+    """Refuse images that alone, without the model's own needs, are more than there is memory."""
     import psutil
 
     images, (height, width) = prompts * images_a_prompt(pipe, options), default_size(pipe)
     height, width = options.get("height") or height, options.get("width") or width
-    what = "picture(s)"
-    if makes_films(pipe):
+    what = "image(s)"
+    if makes_videos(pipe):
         what, images = "frame(s)", images * (options.get("num_frames") or default_frames(pipe))
     needed, memory = images * height * width * _BYTES_A_PIXEL, psutil.virtual_memory().total
     if needed > memory:
         raise InvalidValueError(
             f"{images:,} {what} of {width}x{height} pixels need {needed / 1e9:,.0f} GB before "
-            f"they are pictures, and this machine has {memory / 1e9:,.0f} GB. Make fewer at a "
+            f"they are images, and this machine has {memory / 1e9:,.0f} GB. Make fewer at a "
             "time, or smaller ones."
         )
 
@@ -190,14 +190,14 @@ def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
 
 
 def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Both sides of the size, or none (of a lone side diffusers would take no notice), and a
-    picture that is as the model made it."""
+    """Both sides of the size, or none (of a lone side diffusers would take no notice), and an
+    image that is as the model made it."""
     found: dict[str, Any] = {}
     if "use_resolution_binning" in call_options(pipe):
         if options.get("use_resolution_binning"):
             text = (
                 "{use_resolution_binning=True} has the model make another size and cuts the "
-                "picture out of it, so that the heatmaps would not fit. Pass a size it was "
+                "image out of it, so that the heatmaps would not fit. Pass a size it was "
                 "trained on, or use {capture()} around the pipeline."
             )
             raise InvalidValueError(Message(text))
@@ -229,13 +229,13 @@ def call_pipeline(
 
     Raises:
         ValueError: a seed that cannot be.
-        NotFiniteError: a picture holds NaN or infinity, see :mod:`sdattn.models.finite`.
+        NotFiniteError: an image holds NaN or infinity, see :mod:`sdattn.models.finite`.
     """
     seeds = [checked for seed in seeds for checked in checked_seeds(seed)]
     options = dict(options)
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
         options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
-    if makes_films(pipe):  # some give arrays otherwise
+    if makes_videos(pipe):  # some give arrays otherwise
         options["output_type"] = "pil"
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     with named_bar(pipe, "drawing"), watch_finite(pipe, options):
@@ -257,8 +257,8 @@ def named_bar(pipe: Any, phase: str) -> Iterator[None]:
         show(**before)
 
 
-def is_of_pictures(name: str) -> bool:
-    """Whether an option may have a value of its own for each picture."""
+def is_of_images(name: str) -> bool:
+    """Whether an option may have a value of its own for each image."""
     return "image" in name or "prompt" in name or name == "latents"
 
 
@@ -268,7 +268,7 @@ def options_of_image(
     """The options that draw one image of a run alone, in the order of the pipeline."""
     found = {name: value for name, value in options.items() if name not in EACH}
     for name, value in found.items():
-        if is_of_pictures(name) and isinstance(value, (list, tuple)) and len(value) == prompts:
+        if is_of_images(name) and isinstance(value, (list, tuple)) and len(value) == prompts:
             found[name] = value[number // (images // prompts)]
         # Latents have a row for each image, all else that is listed an entry for each prompt.
         elif name == "latents" and len(value) == images:
@@ -281,8 +281,8 @@ def one_each(negative: str | Sequence[str], prompts: int) -> list[str]:
     return [negative] * prompts if isinstance(negative, str) else list(negative)
 
 
-def pictures_of(result: Any) -> list[Any]:
-    """What a pipeline returned: PIL images, or of each film a list of its frames."""
+def images_of(result: Any) -> list[Any]:
+    """What a pipeline returned: PIL images, or of each video a list of its frames."""
     for name in ("images", "image"):  # Kandinsky 5 has them by the other name
         if hasattr(result, name):
             return list(getattr(result, name))

@@ -1,6 +1,6 @@
-"""How Qwen2.5-VL reads prompts: inside a template, without its first tokens, behind pictures.
+"""How Qwen2.5-VL reads prompts: inside a template, without its first tokens, behind images.
 
-A picture becomes as many tokens as its size asks for, so that the columns of a prompt behind it
+An image becomes as many tokens as its size asks for, so that the columns of a prompt behind it
 depend on that.
 """
 
@@ -14,7 +14,7 @@ from ..prompts.tokens import Prompt
 from ..prompts.words import Source
 from .encoders import PLACEHOLDER, TextCall, filled_to_longest, read_inside
 
-PICTURE = "<|image_pad|>"  # a token of a picture
+IMAGE = "<|image_pad|>"  # a token of an image
 
 
 def read_filled(
@@ -43,49 +43,49 @@ def read_filled(
         source = Source.of(text).within(before, after)
         read += read_inside(call.pipe.tokenizer, [source], keep=keep, **options)
     if most is None:
-        return filled_to_longest(call, read, "these pictures")
+        return filled_to_longest(call, read, "these images")
     return filled_to_longest(call, read, "{max_sequence_length}", max_sequence_length=most)
 
 
 def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Uncut, behind a picture, which is resized to a megapixel; of a list each prompt has its own,
+    """Uncut, behind an image, which is resized to a megapixel; of a list each prompt has its own,
     as it is. Source: pipeline_qwenimage_edit.py, ``__call__`` and ``_get_qwen_prompt_embeds``."""
     given = _option(call, texts, "image", "prompt_image")
     if isinstance(given, list):
-        numbers = [_tokens(call, picture.size) for picture in given]
+        numbers = [_tokens(call, image.size) for image in given]
     else:
         numbers = [_tokens(call, _resized(given.size, 1024 * 1024))] * len(texts)
     template = call.setting("prompt_template_encode").format(PLACEHOLDER)
-    templates = [template.replace(PICTURE, PICTURE * number) for number in numbers]
+    templates = [template.replace(IMAGE, IMAGE * number) for number in numbers]
     return _of_template(read_filled(call, texts, templates))
 
 
 def read_edit_plus(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Uncut, behind one picture or more. Source: pipeline_qwenimage_edit_plus.py, likewise."""
+    """Uncut, behind one image or more. Source: pipeline_qwenimage_edit_plus.py, likewise."""
     given = _option(call, texts, "image", "condition_images")
     before = ""
-    for i, picture in enumerate(given if isinstance(given, list) else [given], start=1):
-        number = _tokens(call, _resized(picture.size, 384 * 384))
-        before += f"Picture {i}: <|vision_start|>{PICTURE * number}<|vision_end|>"
+    for i, image in enumerate(given if isinstance(given, list) else [given], start=1):
+        number = _tokens(call, _resized(image.size, 384 * 384))
+        before += f"Picture {i}: <|vision_start|>{IMAGE * number}<|vision_end|>"
     template = call.setting("prompt_template_encode").format(before + PLACEHOLDER)
     return _of_template(read_filled(call, texts, [template] * len(texts)))
 
 
 def _option(call: TextCall, texts: list[str], *names: str) -> Any:
-    """The pictures of a call: its argument, or the variable of the running call that the text
+    """The images of a call: its argument, or the variable of the running call that the text
     encoder's processor got."""
     given = next((call.options[name] for name in names if call.options.get(name) is not None), None)
     if given is None:
         raise InvalidValueError(
-            f"A {type(call.pipe).__name__} has its text encoder read pictures before the prompt, "
-            f"so the columns of {texts[0]!r} depend on their size. Pass image=, the pictures of "
+            f"A {type(call.pipe).__name__} has its text encoder read images before the prompt, "
+            f"so the columns of {texts[0]!r} depend on their size. Pass image=, the images of "
             "the run; or labels, {'cat': [2]} say, and columns=."
         )
     return given
 
 
 def _resized(size: tuple[int, int], area: int) -> tuple[int, int]:
-    """(width, height) of a picture that a pipeline resizes to about so many pixels. Source:
+    """(width, height) of an image that a pipeline resizes to about so many pixels. Source:
     pipeline_qwenimage_edit.py, ``calculate_dimensions``."""
     ratio = size[0] / size[1]
     width = math.sqrt(area * ratio)
@@ -93,7 +93,7 @@ def _resized(size: tuple[int, int], area: int) -> tuple[int, int]:
 
 
 def _tokens(call: TextCall, size: tuple[int, int]) -> int:
-    """The tokens of a picture of (width, height). Source: transformers,
+    """The tokens of an image of (width, height). Source: transformers,
     processing_qwen2_5_vl.py, ``replace_image_token``."""
     processor = call.pipe.processor.image_processor
     patches = processor.get_number_of_image_patches(size[1], size[0], {})
@@ -101,9 +101,9 @@ def _tokens(call: TextCall, size: tuple[int, int]) -> int:
 
 
 def _of_template(read: list[Prompt]) -> list[Prompt]:
-    """The pictures' tokens, which a tokenizer takes for ends, as a part of the template."""
+    """The images' tokens, which a tokenizer takes for ends, as a part of the template."""
     return [replace(prompt, tokens=tuple(map(_named, prompt.tokens))) for prompt in read]
 
 
 def _named(token: Token) -> Token:
-    return replace(token, special=TEMPLATE) if token.text == PICTURE else token
+    return replace(token, special=TEMPLATE) if token.text == IMAGE else token

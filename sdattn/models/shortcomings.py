@@ -12,7 +12,7 @@ UNSEEN = {
     "linear": "they have no softmax",
     "temporal": "they look at frames, not at the text",
     "text": "they are of the text alone",
-    "audio": "their queries or keys are a film's sound",
+    "audio": "their queries or keys are a video's sound",
 }
 
 
@@ -25,7 +25,7 @@ def shortcomings(pipe: Any) -> list[str]:
         if kinds[kind]
     ]
     if kinds["joint"]:
-        found.append("joint attention: the text's columns are captured, not the picture's own.")
+        found.append("joint attention: the text's columns are captured, not the image's own.")
     for check in (guided_order, lambda pipe: read_prompts(pipe, "a")):
         try:
             check(pipe)

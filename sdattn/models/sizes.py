@@ -1,4 +1,4 @@
-"""Sizes of the pictures that a pipeline makes, and of the cells of its maps."""
+"""Sizes of the images that a pipeline makes, and of the cells of its maps."""
 
 import math
 from collections.abc import Mapping
@@ -33,7 +33,7 @@ def size_unit(pipe: Any) -> int:
 
 
 def default_size(pipe: Any) -> tuple[int, int]:
-    """(height, width) in pixels of the pictures that a pipeline makes by default."""
+    """(height, width) in pixels of the images that a pipeline makes by default."""
     known = call_options(pipe)
     height, width = known.get("height"), known.get("width")
     if isinstance(height, int) and isinstance(width, int):
@@ -54,7 +54,7 @@ def default_size(pipe: Any) -> tuple[int, int]:
 
 def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[int, int]:
     """(rows, cols) of the finest cells that a pipeline makes with these options, or by default; of
-    a film those of a frame."""
+    a video those of a frame."""
     height, width = default_size(pipe)
     if options and "height" in options:
         height, width = options["height"], options["width"]

@@ -19,14 +19,14 @@ _ARGUMENTS = {
     "explain": ("image", "prompt"),
     "edit": ("source", "targets"),
 }
-_EACH_ALONE = "num_images_per_prompt"  # a run is of one of the pictures
+_EACH_ALONE = "num_images_per_prompt"  # a run is of one of the images
 
 
 def command_of(run: ImageRun) -> str:
-    """The command that makes a run's picture and maps again, one line for a shell.
+    """The command that makes a run's image and maps again, one line for a shell.
 
-    A picture of one's own has its file's name, so that the command works where that lies; one that
-    came from no file is ``image.png``, which the run's folder has. A picture of several of one
+    An image of one's own has its file's name, so that the command works where that lies; one that
+    came from no file is ``image.png``, which the run's folder has. An image of several of one
     prompt is made alone.
 
     Raises:
@@ -136,7 +136,7 @@ def _explained(settings: RunSettings, explained: Explained, steps: int | None) -
 
 def _edited(edited: Edited) -> dict[str, Any]:
     if edited.reconstruction_psnr is not None:
-        raise InvalidValueError("The picture was edited from one that the run does not hold.")
+        raise InvalidValueError("The image was edited from one that the run does not hold.")
     parts = {"cross": edited.cross_replace_steps, "self": edited.self_replace_steps}
     if not all(isinstance(part, (int, float)) for part in parts.values()):
         raise InvalidValueError("The parts of the run that were taken over were given in Python.")

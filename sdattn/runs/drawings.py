@@ -1,4 +1,4 @@
-"""A run's pictures as files: maps over the image, all in a grid, masks; of a film, films."""
+"""A run's images as files: maps over the image, all in a grid, masks; of a video, videos."""
 
 import io
 import zlib
@@ -7,31 +7,31 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 import numpy as np
 from PIL import Image
 
-from ..files.films import Film, best_format, write_film
 from ..files.paths import file_name
+from ..files.videos import Video, best_format, write_video
 from ..maps import sheets
 from ..maps.heatmap import Heatmap, latent_frames
 from ..maps.render import caption, enlarge
 from ..maps.strips import strips
 from .imagerun import ImageRun
 
-PARTS = ("image", "film", "overlays", "grid", "maps", "masks", "report")
-USUAL = ("image", "film", "overlays", "grid", "maps", "report")
-USUAL_OF_PICTURES = tuple(part for part in USUAL if part != "film")
+PARTS = ("image", "video", "overlays", "grid", "maps", "masks", "report")
+USUAL = ("image", "video", "overlays", "grid", "maps", "report")
+USUAL_OF_IMAGES = tuple(part for part in USUAL if part != "video")
 # About the bytes of zlib's quickest level in three quarters of its time
 _QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 Scale = tuple[float, float] | None
 
 
-def picture_files(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
-    """``image.png``, and of a film ``film.mp4``, as asked; ``image.png`` is its middle frame, which
-    a film always has beside it. Films are ``.webp`` where PyAV is not installed, see
-    :mod:`sdattn.files.films`."""
-    with_film = run.film is not None and "film" in parts
-    files = {"image.png": png(run.image)} if "image" in parts or with_film else {}
-    if run.film is not None and with_film:
+def image_files(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
+    """``image.png``, and of a video ``video.mp4``, as asked; ``image.png`` is its middle frame,
+    which a video always has beside it. Videos are ``.webp`` where PyAV is not installed, see
+    :mod:`sdattn.files.videos`."""
+    with_video = run.video is not None and "video" in parts
+    files = {"image.png": png(run.image)} if "image" in parts or with_video else {}
+    if run.video is not None and with_video:
         kind = best_format()
-        files[f"film.{kind}"] = write_film(run.film, run.film.rate, kind)
+        files[f"video.{kind}"] = write_video(run.video, run.video.rate, kind)
     return files
 
 
@@ -42,17 +42,17 @@ def drawings(
     parts: Collection[str] = USUAL,
     scale: Scale = None,
 ) -> dict[str, bytes]:
-    """What is drawn of maps over a run's picture, as asked; ``scale`` is that of all maps, by
+    """What is drawn of maps over a run's image, as asked; ``scale`` is that of all maps, by
     default their own, see :meth:`sdattn.Heatmap.overlay`.
 
-    - ``overlays``: ``heatmaps/NN-word.png`` for each map; over a film a film, ``.mp4``.
-    - ``grid``: ``grid.png``, all of them beside each other; of a film key frames, a row a word, and
-      ``strips.png``, see :func:`sdattn.maps.strips.strips`.
+    - ``overlays``: ``heatmaps/NN-word.png`` for each map; over a video a video, ``.mp4``.
+    - ``grid``: ``grid.png``, all of them beside each other; of a video key frames, a row a word,
+      and ``strips.png``, see :func:`sdattn.maps.strips.strips`.
     - ``masks``: ``masks/NN-word.png``, 255 where a map lies in the upper half of its range; of a
-      film an animated ``.webp`` without loss.
+      video an animated ``.webp`` without loss.
     """
-    if run.film is not None:
-        return _film_drawings(run.film, maps, title, parts, scale)
+    if run.video is not None:
+        return _video_drawings(run.video, maps, title, parts, scale)
     files: dict[str, bytes] = {}
     names = [f"{name}.png" for name in named(heatmap.label for heatmap in maps)]
     wanted = {"overlays", "grid"}.intersection(parts)
@@ -69,43 +69,43 @@ def drawings(
     return files
 
 
-def _film_drawings(
-    film: Film, maps: Sequence[Heatmap], title: str, parts: Collection[str], scale: Scale
+def _video_drawings(
+    video: Video, maps: Sequence[Heatmap], title: str, parts: Collection[str], scale: Scale
 ) -> dict[str, bytes]:
     kind, files, names = best_format(), {}, named(heatmap.label for heatmap in maps)
     if "overlays" in parts:
         for name, heatmap in zip(names, maps, strict=True):
-            frames = _over(film, heatmap, scale)
-            files[f"heatmaps/{name}.{kind}"] = write_film(frames, film.rate, kind)
+            frames = _over(video, heatmap, scale)
+            files[f"heatmaps/{name}.{kind}"] = write_video(frames, video.rate, kind)
     if "grid" in parts:
-        files["grid.png"] = png(_key_frames(film, maps, title, scale), **_QUICK)
-        files["strips.png"] = png(strips(maps, len(film)), **_QUICK)
+        files["grid.png"] = png(_key_frames(video, maps, title, scale), **_QUICK)
+        files["strips.png"] = png(strips(maps, len(video)), **_QUICK)
     if "masks" in parts:
         for name, heatmap in zip(names, maps, strict=True):
-            # one level for all frames, so the mask is of the whole film
-            mask = heatmap.mask((film[0].height, film[0].width)).numpy()
-            shown = latent_frames(len(mask), len(film))
+            # one level for all frames, so the mask is of the whole video
+            mask = heatmap.mask((video[0].height, video[0].width)).numpy()
+            shown = latent_frames(len(mask), len(video))
             white = (_white(mask[i]) for i in shown)
-            files[f"masks/{name}.webp"] = write_film(white, film.rate, "webp", lossless=True)
+            files[f"masks/{name}.webp"] = write_video(white, video.rate, "webp", lossless=True)
     return files
 
 
 def _over(
-    film: Film, heatmap: Heatmap, scale: Scale, numbers: Sequence[int] | None = None
+    video: Video, heatmap: Heatmap, scale: Scale, numbers: Sequence[int] | None = None
 ) -> Iterator[Image.Image]:
-    """A map over frames of a film, over all by default; made one by one."""
-    shown = latent_frames(len(heatmap.values), len(film))
-    numbers = range(len(film)) if numbers is None else numbers
-    return (heatmap.frame(shown[i]).overlay(film[i], scale=scale) for i in numbers)
+    """A map over frames of a video, over all by default; made one by one."""
+    shown = latent_frames(len(heatmap.values), len(video))
+    numbers = range(len(video)) if numbers is None else numbers
+    return (heatmap.frame(shown[i]).overlay(video[i], scale=scale) for i in numbers)
 
 
 def _key_frames(
-    film: Film, maps: Sequence[Heatmap], title: str, scale: Scale = None
+    video: Video, maps: Sequence[Heatmap], title: str, scale: Scale = None
 ) -> Image.Image:
     """Key frames side by side, below them a row of overlays a word."""
-    numbers = film.key_frames()
-    head = [caption(enlarge(film[i]), f"frame {i + 1}") for i in numbers]
-    rows = [[*_over(film, heatmap, scale, numbers)] for heatmap in maps]
+    numbers = video.key_frames()
+    head = [caption(enlarge(video[i]), f"frame {i + 1}") for i in numbers]
+    rows = [[*_over(video, heatmap, scale, numbers)] for heatmap in maps]
     return sheets.bands(head, rows, {"prompt": title})
 
 
@@ -123,7 +123,7 @@ def _white(mask: np.ndarray) -> Image.Image:
 
 
 def png(image: Image.Image, **packing: int) -> bytes:
-    """A picture as a PNG file."""
+    """An image as a PNG file."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", **packing)
     return buffer.getvalue()

@@ -33,7 +33,7 @@ class EditRun(Run):
 
     Attributes:
         words: for each image the words that the edit is about.
-        edited: what was asked, and how near the first image came to a real picture.
+        edited: what was asked, and how near the first image came to a real image.
     """
 
     words: list[list[str]]
@@ -47,7 +47,7 @@ class EditRun(Run):
     @property
     def settings(self) -> dict[str, Any]:
         """Of the edit, as ``run.json`` holds them. ``"reconstruction_psnr"`` is how near the first
-        image came to a real picture, in decibels."""
+        image came to a real image, in decibels."""
         document = self._document().to_json()
         return {name: held for name, held in document.items() if name not in ("format", "runs")}
 
@@ -69,7 +69,7 @@ class EditRun(Run):
         return sheets.columns(columns)
 
     def page(self) -> bytes:
-        """``edit.html``: a page with the source's picture and a target's, a slider between them,
+        """``edit.html``: a page with the source's image and a target's, a slider between them,
         and the maps of each word in both at once. UTF-8 HTML of one file that loads nothing."""
         source, *targets = [
             Side(name, run.image, run.heatmaps.prompt, run.heatmaps.occurrences())
@@ -93,7 +93,7 @@ class EditRun(Run):
         """The links of the words that the edit is about."""
         words = {word for words in self.words for word in words}
         labels = [
-            {picture.maps[i].label for picture, i in ((source, a), (target, b)) if i is not None}
+            {image.maps[i].label for image, i in ((source, a), (target, b)) if i is not None}
             for a, b in links
         ]
         return [number for number, both in enumerate(labels) if both & words]
@@ -117,7 +117,7 @@ class EditRun(Run):
 
     def beside_target(self, parts: Collection[str]) -> dict[str, bytes]:
         """What lies beside the run of the only target where its folder is all that there is of the
-        edit: ``source.png`` and ``edit.html``, as far as ``parts`` has pictures and pages."""
+        edit: ``source.png`` and ``edit.html``, as far as ``parts`` has images and pages."""
         files = {}
         if "image" in parts:
             files["source.png"] = png(self[0].image)

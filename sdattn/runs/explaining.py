@@ -1,9 +1,9 @@
-"""Where the words of a prompt would go in a picture that is there already.
+"""Where the words of a prompt would go in an image that is there already.
 
-A diffusion model that removes noise from a picture looks for the words in it, whoever made the
-picture. So its latent is noised to a few timesteps, and the model looks at each of them once (as
+A diffusion model that removes noise from an image looks for the words in it, whoever made the
+image. So its latent is noised to a few timesteps, and the model looks at each of them once (as
 Tang et al. 2023, "Emergent Correspondence from Image Diffusion", do for its features); or, with
-UNets, DDIM inversion finds the noise that leads to the picture, and the model is watched all the
+UNets, DDIM inversion finds the noise that leads to the image, and the model is watched all the
 way back.
 """
 
@@ -21,7 +21,7 @@ from PIL import Image
 
 from ..errors import InvalidValueError, Message, OptionError, option_names
 from ..inversion import invert as inversion
-from ..inversion.pictures import at_own_size, encode, fit
+from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import schedule_of
 from ..inversion.stand_ins import Noised, noised
 from ..maps.presets import Preset, preset_for
@@ -39,7 +39,7 @@ from .settings import Explained
 # than these either, see scripts/evaluation/evaluate_explained.py.
 TIMESTEPS = (0.05, 0.15, 0.25)
 
-# What is free in a run that draws: here the picture decides, or nothing is drawn at all.
+# What is free in a run that draws: here the image decides, or nothing is drawn at all.
 _DECIDED = {"callback_on_step_end", "denoising_end", "eta", "generator", "guidance_rescale"}
 _DECIDED |= {"guidance_scale", "height", "latents", "num_images_per_prompt", "num_inference_steps"}
 _DECIDED |= {"mu", "sigmas", "true_cfg_scale", "width"}
@@ -61,9 +61,9 @@ def explain(
     capture_options: Mapping[str, Any] | None = None,
     **options: Any,
 ) -> Run:
-    """See where each word of a prompt goes in a picture of your own.
+    """See where each word of a prompt goes in an image of your own.
 
-    By default the picture's latent ``x0`` is noised, ``sqrt(abar_t) x0 + sqrt(1 - abar_t) eps``
+    By default the image's latent ``x0`` is noised, ``sqrt(abar_t) x0 + sqrt(1 - abar_t) eps``
     (Ho et al. 2020, eq. 4) or, for a model of flow matching, ``(1 - t/T) x0 + (t/T) eps`` (Esser et
     al. 2024, eq. 13), and the model runs once, without guidance, at each of a few timesteps. The
     maps are the mean over these, as they are the mean over the steps of a run that draws.
@@ -72,15 +72,15 @@ def explain(
         pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL, SD3, FLUX.1, FLUX.2 or Qwen-Image.
             Whatever its scheduler, its noise schedule is used. The guidance that FLUX takes as an
             input stays at the pipeline's default.
-        image: any size and mode, see :func:`sdattn.inversion.pictures.fit`; or several that come
+        image: any size and mode, see :func:`sdattn.inversion.images.fit`; or several that come
             to one size there, which run in one batch.
-        prompt: what the picture shows; as many prompts as pictures.
-        seed: of the first picture's noise; the next picture has the next seed. The noise of a
-            picture at timestep ``t`` is drawn on the CPU, with the seed ``seed * T + t`` for the
-            ``T`` timesteps of training, so that it depends on no other picture and timestep.
+        prompt: what the image shows; as many prompts as images.
+        seed: of the first image's noise; the next image has the next seed. The noise of an
+            image at timestep ``t`` is drawn on the CPU, with the seed ``seed * T + t`` for the
+            ``T`` timesteps of training, so that it depends on no other image and timestep.
         timesteps: where to look, between 0 (no noise) and ``T``; :data:`TIMESTEPS` by default. With
             flow matching they are the model's own, whatever the shift of its schedule.
-        invert: find the noise that leads to the picture by DDIM inversion, and watch the run back
+        invert: find the noise that leads to the image by DDIM inversion, and watch the run back
             to it; of UNets only. No chance is in it, so the seed does not matter. It takes five
             passes of the model a step.
         words: keep the maps of these words and phrases only.
@@ -91,15 +91,15 @@ def explain(
             ``invert`` the ``num_inference_steps`` and no other.
 
     Returns:
-        Run: ``images`` are the pictures, of them the part that the pipeline saw, as fine as they
-        were (see :func:`sdattn.inversion.pictures.at_own_size`). ``"explained"`` in ``info`` tells
+        Run: ``images`` are the images, of them the part that the pipeline saw, as fine as they
+        were (see :func:`sdattn.inversion.images.at_own_size`). ``"explained"`` in ``info`` tells
         the way, the timesteps, the file's name and ``"reconstruction_psnr"``, how near to the
-        picture the pipeline came back, in decibels: its autoencoder alone, or with ``invert`` the
-        whole way. A low one means that the maps are of something else than the picture.
+        image the pipeline came back, in decibels: its autoencoder alone, or with ``invert`` the
+        whole way. A low one means that the maps are of something else than the image.
 
     Raises:
         TypeError: another kind of pipeline, or ``image`` is no PIL image.
-        ValueError: an empty picture or prompt, numbers or sizes that do not fit, a timestep or an
+        ValueError: an empty image or prompt, numbers or sizes that do not fit, a timestep or an
             option that cannot be.
         KeyError: a word that is in none of the prompts. All of them before the model runs.
     """
@@ -145,7 +145,7 @@ def _noised(
 def _replayed(
     pipe: Any, images: Sequence[Image.Image], read: Sequence[Prompt], options: Mapping[str, Any]
 ) -> Iterator[dict[str, Any]]:
-    """Inside, a run of the pipeline with these options is the way back to all the pictures."""
+    """Inside, a run of the pipeline with these options is the way back to all the images."""
     steps = {name: options[name] for name in ("num_inference_steps",) if name in options}
     found = [
         inversion.invert(pipe, image, prompt.text, guidance_scale=1.0, null_text=False, **steps)
@@ -162,13 +162,13 @@ def _told(
     way: str,
     scheduler: str,
 ) -> Run:
-    """The run with the pictures in place of what came back, and with how it was made;
+    """The run with the images in place of what came back, and with how it was made;
     ``images`` are those that were given as the pipeline saw them."""
     timesteps = [round(t) for t in run.store.timesteps]
     image_runs = []
     for image_run, original, image in zip(run, given, images, strict=True):
         settings, near = image_run.settings, None
-        # How near the pipeline came to the picture says how far its maps are of that.
+        # How near the pipeline came to the image says how far its maps are of that.
         if not settings.blanked:  # by a safety checker, which saw what came back
             near = min(inversion.psnr(image, image_run.image), 99.0)  # JSON knows no infinity
         shown = at_own_size(original, image)
@@ -177,7 +177,7 @@ def _told(
             size=shown.size,
             scheduler=scheduler,
             blanked=None,
-            seed=None if way == "inversion" else settings.seed,  # the noise is the picture's own
+            seed=None if way == "inversion" else settings.seed,  # the noise is the image's own
             explained=Explained(
                 way=way,
                 timesteps=timesteps,
@@ -190,20 +190,20 @@ def _told(
 
 
 def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list[str]]:
-    """The pictures as the pipeline sees them, of one size, and a prompt for each."""
+    """The images as the pipeline sees them, of one size, and a prompt for each."""
     images = list(image) if isinstance(image, (list, tuple)) else [image]
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     if len(images) != len(prompts) or not images:
         raise InvalidValueError(
-            f"{len(images)} picture(s) and {len(prompts)} prompt(s) were passed. Pass one prompt "
-            "for each picture."
+            f"{len(images)} image(s) and {len(prompts)} prompt(s) were passed. Pass one prompt "
+            "for each image."
         )
     images = [fit(pipe, image) for image in images]
     if len({image.size for image in images}) > 1:
         sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
         raise InvalidValueError(
-            f"The pictures come to {sizes} pixels (width x height), and a batch has one size. Call "
-            "explain() once for each size, or crop the pictures to one shape."
+            f"The images come to {sizes} pixels (width x height), and a batch has one size. Call "
+            "explain() once for each size, or crop the images to one shape."
         )
     return images, prompts
 
@@ -214,7 +214,7 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     if invert and image_latents_of(pipe).noise == "flow":
         text = (
             "a {0} follows a flow, on which maps of the way back point no better than those of the "
-            "noised picture, for 20 times the passes. Leave it out."
+            "noised image, for 20 times the passes. Leave it out."
         )
         raise OptionError("invert", invert, text, type(pipe).__name__)
     if invert and timesteps is not None:
@@ -243,7 +243,7 @@ def _checked_options(
 ) -> dict[str, Any]:
     """The pipeline's options, with those that are not free here; ``size`` is (width, height)."""
     if timesteps:
-        why = "The picture and the timesteps decide on"
+        why = "The image and the timesteps decide on"
         taken = {name for name in options if name in _DECIDED or name.startswith("negative_")}
     else:
         why = "With {invert=True} only {num_inference_steps} can be chosen, not"

@@ -57,13 +57,13 @@ def generate(
             captured: by default the mean over the second half of the steps.
         refine: ``"self"``: sharper maps, see :mod:`sdattn.maps.aggregation`; 12.6 MB more an image
             for SD 1.x at 512x512, nothing more for joint attention.
-        ask: another text, ``"wheel, hat"``: where the picture would attend to its words, against
+        ask: another text, ``"wheel, hat"``: where the image would attend to its words, against
             each other and ``<sos>`` and ``<eos>``; commas are left out. In the default preset it
             holds as much as the maps of so many columns: 4 for these, 0.4 MB an image for SD 1.x at
             512x512, however many steps. In joint attention (SD3, FLUX) what it would pay to them as
             to a prompt, for about twice the time, see :mod:`sdattn.hooks.text_stream`.
-        causal: draw the picture again without each of the words, in the second half of the steps,
-            and see where it changes, see :func:`sdattn.knockout`; a picture more for each word.
+        causal: draw the image again without each of the words, in the second half of the steps,
+            and see where it changes, see :func:`sdattn.knockout`; an image more for each word.
         capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say. With
             ``{"branch": "both"}`` the negative prompt gets heatmaps too.
         options: handed to the pipeline: ``num_inference_steps``, ``guidance_scale``,
@@ -74,16 +74,16 @@ def generate(
 
     Raises:
         ValueError: no prompt, one that is empty or too long, a seed, a size or a number of steps or
-            images that cannot be, more pictures than memory holds, capture options that the preset
+            images that cannot be, more images than memory holds, capture options that the preset
             cannot do with. A :class:`sdattn.NotFiniteError`, which is one too, where
-            a picture or a map came out as NaN or infinity.
+            an image or a map came out as NaN or infinity.
         KeyError: a word that is in none of the prompts.
         TypeError: a model that cannot be refined, asked, or have words knocked out.
 
-    A run that is stopped (``pipe._interrupt = True``) keeps its pictures and the maps that there
+    A run that is stopped (``pipe._interrupt = True``) keeps its images and the maps that there
     are: a :class:`sdattn.CaptureWarning` and ``run.json`` say of which steps. Where a callback may
     stop it (``callback_on_step_end``), the steps before those that the preset reads are kept for
-    that case, in as much memory again; else a CaptureError with the pictures in its ``images`` says
+    that case, in as much memory again; else a CaptureError with the images in its ``images`` says
     that there are no maps of a run that ended before them.
 
     With a demo model a ``UserWarning`` names the words of the prompt that it never learnt.
@@ -138,7 +138,7 @@ class GenerationPlan:
             pairs = zip(run, self.knockouts, strict=True)
             try:
                 run.image_runs = [_with_causes(*pair, self.words) for pair in pairs]
-            except Exception as error:  # the pictures and their maps are there
+            except Exception as error:  # the images and their maps are there
                 warn(f"There are no causal maps: {error}", SdattnWarning)
         return run
 
@@ -164,7 +164,7 @@ def prepare(
         out, force: of :meth:`sdattn.Run.save`; folders that could not be written are refused too.
     """
     number = 1 if isinstance(prompt, str) else len(prompt)
-    options = checked_options(pipe, options, prompts=number, films=not causal)
+    options = checked_options(pipe, options, prompts=number, videos=not causal)
     read = read_prompts(pipe, prompt, **options)
     if not read:
         raise OptionError("prompt", prompt, "there is none. Pass a text, or a list of some.")
@@ -176,7 +176,7 @@ def prepare(
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("frames") is not None:
         raise InvalidValueError(
-            Message("A run keeps all frames of a film. Choose {frames} with {capture()}.")
+            Message("A run keeps all frames of a video. Choose {frames} with {capture()}.")
         )
     if watch.get("branch") == "both":
         if not options.get("negative_prompt"):
@@ -196,7 +196,7 @@ def prepare(
 def _causal_plans(
     pipe: Any, prompts: Sequence[Prompt], seeds: Sequence[int], options: Mapping[str, Any]
 ) -> list[KnockoutPlan]:
-    """The knockouts of each image, checked before any picture is drawn."""
+    """The knockouts of each image, checked before any image is drawn."""
     images, plans = len(seeds), []
     for i, seed in enumerate(seeds):
         own = options_of_image(options, i, images=images, prompts=len(prompts))

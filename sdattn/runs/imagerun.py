@@ -12,9 +12,9 @@ from torch import Tensor
 
 from ..attention.core import grid_text
 from ..errors import InvalidValueError, Message
-from ..files.films import Film
 from ..files.tables import along
 from ..files.terminal import shorter
+from ..files.videos import Video
 from ..maps.aggregation import aggregate, read_by
 from ..maps.details import Details
 from ..maps.from_stores import finish
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 
 class Further(NamedTuple):
-    """Further maps of a picture.
+    """Further maps of an image.
 
     Attributes:
         text: that they are of.
@@ -46,17 +46,17 @@ class ImageRun:
     """One image's run.
 
     Attributes:
-        image: the picture; of a film its middle frame.
+        image: the image; of a video its middle frame.
         heatmaps: its heatmaps.
         layers: the maps of this one image's layers that they were made of.
         settings: how it was made; of a folder that was read all of its ``run.json``, see
             :class:`sdattn.runs.info.RunInfo`.
         details: what was kept of single steps and heads.
-        more: further maps of the same picture by what they are, ``"negative"``, ``"asked"``,
+        more: further maps of the same image by what they are, ``"negative"``, ``"asked"``,
             ``"causal"``.
         texts: the heatmaps of the texts among these, of a run that was just made; a folder holds
             the maps of their words only.
-        film: the film; None where it is a picture.
+        video: the video; None where it is an image.
     """
 
     image: Image.Image
@@ -66,7 +66,7 @@ class ImageRun:
     details: Details = field(default_factory=Details)
     more: Mapping[str, Further] = field(default_factory=dict)
     texts: Mapping[str, Heatmaps] = field(default_factory=dict)
-    film: Film | None = None
+    video: Video | None = None
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({described([self])})"
@@ -85,19 +85,19 @@ class ImageRun:
         return replace(self, heatmaps=heatmaps, layers=layers)
 
     def frame(self, number: int) -> ImageRun:
-        """One frame of a film as a picture's run, on the scale of the whole film.
+        """One frame of a video as an image's run, on the scale of the whole video.
 
-        Maps that were refined along all frames stay so; their single steps are the film's alone.
+        Maps that were refined along all frames stay so; their single steps are the video's alone.
 
         Args:
-            number: of the film's frames, counted from 0.
+            number: of the video's frames, counted from 0.
 
         Raises:
-            ValueError: it is a picture, or there is no such frame.
+            ValueError: it is an image, or there is no such frame.
         """
-        check_frame(len(self.film or ()), number, repr(self))
-        film = self.film or ()
-        at = latent_frames(len(self.heatmaps.maps), len(film))[number]
+        check_frame(len(self.video or ()), number, repr(self))
+        video = self.video or ()
+        at = latent_frames(len(self.heatmaps.maps), len(video))[number]
         details = self.details.frame(at)
         if self.layers.over_frames:
             details = replace(details, steps=None, calls=())
@@ -107,13 +107,13 @@ class ImageRun:
         }
         return replace(
             self,
-            image=film[number],
+            image=video[number],
             heatmaps=self.heatmaps.frame(at),
             layers=self.layers.frame(at),
             details=details,
             more=more,
             texts={name: maps.frame(at) for name, maps in self.texts.items()},
-            film=None,
+            video=None,
         )
 
     def to_xarray(self, each: Literal["steps", "heads"] | None = None) -> xr.DataArray:
@@ -175,14 +175,14 @@ def not_kept(what: str) -> ValueError:
 def described(runs: Sequence[ImageRun]) -> str:
     """A line about the images of one call: how many, of what size and text, and how made."""
     settings, preset = runs[0].settings, runs[0].heatmaps.preset
-    film = runs[0].film
-    kind = "images" if film is None else "films"
+    video = runs[0].video
+    kind = "images" if video is None else "videos"
     number = f"{len(runs)} {kind} " if len(runs) > 1 else ""
     sizes = " and ".join(dict.fromkeys(f"{r.image.width}x{r.image.height}" for r in runs))
     texts = [*dict.fromkeys(run.settings.prompt for run in runs)]
     text = repr(shorter(texts[0], 60)) if len(texts) == 1 else f"{len(texts)} prompts"
     seeds = [run.settings.seed for run in runs if run.settings.seed is not None]
-    frames = "" if film is None else f", {len(film)} frames,"
+    frames = "" if video is None else f", {len(video)} frames,"
     said = [
         f"{number}{sizes}{frames} of {text}",
         settings.model or settings.pipeline,

@@ -23,12 +23,12 @@ _DO = "Restore it or generate the run again."
 
 
 class FurtherKind(NamedTuple):
-    """What further maps of a picture are.
+    """What further maps of an image are.
 
     Attributes:
         title: on the page of a run.
         option: of ``sdattn generate`` that asks for them.
-        changes: they are changes of the picture, not attention.
+        changes: they are changes of the image, not attention.
     """
 
     title: str
@@ -46,7 +46,7 @@ FURTHER = {  # by the folder that they are in
 @dataclass(frozen=True)
 class LayerEntry(Record):
     """A layer's place, level and heads, and the (rows, cols) of its map, (frames, rows, cols) of a
-    film's."""
+    video's."""
 
     place: str
     level: int
@@ -83,7 +83,7 @@ class RunInfo(RunSettings):
             the saved maps, to six significant digits.
         passes: how many calls of the model the maps are the mean of.
         layers: what ``maps.safetensors`` holds, by name.
-        self_attention: (rows, cols) of what refines the maps; (frames, rows, cols) of a film whose
+        self_attention: (rows, cols) of what refines the maps; (frames, rows, cols) of a video whose
             cells attend to those of all frames.
         details: what the files of single steps and heads hold.
         more: further maps, by the folder that they are in.

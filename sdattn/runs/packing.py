@@ -1,13 +1,13 @@
 """One image's run as files in memory, name to bytes: what a folder or a shard holds of it.
 
 image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  maps.safetensors
-film.mp4  heatmaps/NN-word.mp4  strips.png  masks/NN-word.webp      of a film; .webp for .mp4
+video.mp4  heatmaps/NN-word.mp4  strips.png  masks/NN-word.webp      of a video; .webp for .mp4
                                where PyAV is not installed, image.png its middle frame
 steps.safetensors  heads.safetensors        where kept, of the words' columns
 run.json           the settings, every file's checksum, and one of its own
-preview.webp                   of a film in a batch: some of its frames, small, for the gallery,
+preview.webp                   of a video in a batch: some of its frames, small, for the gallery,
                                and overlays of the middle frame, heatmaps/NN-word.png
-source.png  edit.html          of an edit in a batch: the picture that was edited, both of them
+source.png  edit.html          of an edit in a batch: the image that was edited, both of them
 negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, grid.png and
                                maps.safetensors, [(frames,) rows, cols] by word
 """
@@ -28,7 +28,7 @@ from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, halved
 from ..maps.presets import Preset
 from ..prompts.tokens import Prompt
-from .drawings import USUAL, drawings, named, picture_files
+from .drawings import USUAL, drawings, image_files, named
 from .imagerun import ImageRun
 from .info import (
     FORMAT,
@@ -44,7 +44,7 @@ from .info import (
 
 # A file that a run's folder can have, by its path in it
 RUN_FILE = re.compile(
-    r"(image|source)\.png|film\.(mp4|webp)|preview\.webp|(report|edit)\.html"
+    r"(image|source)\.png|video\.(mp4|webp)|preview\.webp|(report|edit)\.html"
     r"|(maps|steps|heads)\.safetensors|run\.json"
     rf"|(({'|'.join(FURTHER)})/)?"
     r"((grid|strips)\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.(png|mp4|webp))"
@@ -87,7 +87,7 @@ def pack_run(
             }
     _check_finite(tensors)
     # The files of the prompt.
-    files = picture_files(run, parts)
+    files = image_files(run, parts)
     if "maps" in parts:
         files |= {name: pack_maps(held) for name, held in tensors.items()}
     heatmaps = run.heatmaps

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
 from ..errors import InvalidValueError
-from ..files.films import Film
+from ..files.videos import Video
 from ..maps.capture import MapStore
 from ..maps.heatmap import Heatmap, latent_frames
 from ..maps.heatmaps import Heatmaps
@@ -90,13 +90,13 @@ class Run:
 
     @property
     def images(self) -> list[Image.Image]:
-        """PIL, one or more a prompt; of films their middle frames."""
+        """PIL, one or more a prompt; of videos their middle frames."""
         return [image_run.image for image_run in self]
 
     @property
-    def films(self) -> list[Film]:
-        """The films, one or more a prompt; empty where they are pictures."""
-        return [image_run.film for image_run in self if image_run.film is not None]
+    def videos(self) -> list[Video]:
+        """The videos, one or more a prompt; empty where they are images."""
+        return [image_run.video for image_run in self if image_run.video is not None]
 
     @property
     def heatmaps(self) -> EachHeatmaps:
@@ -162,16 +162,16 @@ def _only(held: Sequence[_One], text: str, *about: Any) -> _One:
 
 
 def _stills(run: ImageRun) -> str:
-    """Its maps over the picture; over key frames of a film."""
-    from ..maps.notebook import film_stills, stills
+    """Its maps over the image; over key frames of a video."""
+    from ..maps.notebook import stills, video_stills
 
     maps = [(heatmap.label, heatmap.map.numpy()) for heatmap in run.heatmaps.occurrences()]
-    film, top = run.film, run.heatmaps.top
-    if film is None:
+    video, top = run.video, run.heatmaps.top
+    if video is None:
         return stills(maps, top, run.image)
-    latent = latent_frames(len(run.heatmaps.maps), len(film))
-    shown = [(f"frame {i + 1}", latent[i], film[i]) for i in film.key_frames()]
-    return film_stills(maps, top, shown)
+    latent = latent_frames(len(run.heatmaps.maps), len(video))
+    shown = [(f"frame {i + 1}", latent[i], video[i]) for i in video.key_frames()]
+    return video_stills(maps, top, shown)
 
 
 def run_folders(folder: str | Path, number: int) -> list[Path]:

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from torch import Tensor
 
 from ..errors import SdattnWarning, warn
-from ..files.films import Film
 from ..files.version import __version__
+from ..files.videos import Video
 from ..hooks.other_text import encode_text
 from ..loading.devices import device_of
 from ..loading.options import options_of
@@ -28,11 +28,11 @@ from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, columns_among, kept_columns
 from ..models.call_facts import images_a_prompt
 from ..models.demos import model_name
-from ..models.films import frame_rate
 from ..models.finite import check_maps
 from ..models.layers import find_denoiser
-from ..models.pipeline_call import call_pipeline, one_each, pictures_of, turn
+from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
 from ..models.reading import read_prompts
+from ..models.videos import frame_rate
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run
@@ -61,7 +61,7 @@ def sample(
     the preset reads are kept as well, for a run that may be stopped.
 
     Raises:
-        NotFiniteError: a picture or a map holds NaN or infinity; the message says what to try.
+        NotFiniteError: an image or a map holds NaN or infinity; the message says what to try.
     """
     settings = capture_options or capture_settings(pipe, preset, prompts, options)
     asked = None if ask is None else _Asked(pipe, ask, preset, options)
@@ -90,13 +90,13 @@ class _Drawn:
     Attributes:
         stores: what each capture holds, by the text that it is of, each checked.
         images: one an image of the run; the middle frames of videos.
-        films: the videos; None where they are images.
+        videos: the videos; None where they are images.
         result: what the pipeline returned.
     """
 
     stores: Mapping[str, MapStore]
     images: Sequence[Image.Image]
-    films: Sequence[Film] | None
+    videos: Sequence[Video] | None
     result: Any
 
 
@@ -117,7 +117,7 @@ def _watch(order: _Order, settings: Mapping[str, Any]) -> dict[str, dict[str, An
     settings, preset = dict(settings), order.preset
     both = settings.pop("branch", "conditional") == "both"
     found = {"prompt": settings}
-    # The columns of self-attention are the picture's own cells: those of words do not apply.
+    # The columns of self-attention are the image's own cells: those of words do not apply.
     if preset.refine and "refine" not in settings:
         kept = ("steps", "dtype", "device")
         alike = {name: settings[name] for name in kept if name in settings}
@@ -143,12 +143,12 @@ def _draw(order: _Order, watched: Mapping[str, Mapping[str, Any]]) -> _Drawn:
             store.checks_itself = False
         texts = [prompt.text for prompt in order.prompts]
         result = call_pipeline(pipe, texts, order.seeds, options)
-    made = pictures_of(result)
+    made = images_of(result)
     stores = settled(stores, made)
-    if not stores["prompt"].is_film:
+    if not stores["prompt"].is_video:
         return _Drawn(stores, made, None, result)
-    films = [Film(frames, frame_rate(pipe, options)) for frames in made]
-    return _Drawn(stores, [film[film.middle] for film in films], films, result)
+    videos = [Video(frames, frame_rate(pipe, options)) for frames in made]
+    return _Drawn(stores, [video[video.middle] for video in videos], videos, result)
 
 
 def _make_maps(order: _Order, drawn: _Drawn) -> _Maps:
@@ -176,7 +176,7 @@ def _make_maps(order: _Order, drawn: _Drawn) -> _Maps:
 def _describe(order: _Order, drawn: _Drawn, maps: _Maps) -> Run:
     """Say what ``run.json`` will say, and give each image a run of its own, of views of what the
     whole batch holds."""
-    store, preset, films = drawn.stores["prompt"], order.preset, drawn.films
+    store, preset, videos = drawn.stores["prompt"], order.preset, drawn.videos
     blanked, stopped = _blanked(drawn.result), stop_of(store, preset)
     if stopped is not None:
         stopped.tell()
@@ -186,12 +186,12 @@ def _describe(order: _Order, drawn: _Drawn, maps: _Maps) -> Run:
     has_no_padding = columns and store.tokens == tuple(columns)
     image_runs = []
     for i, settings in enumerate(_each_own(common, order, drawn)):
-        heatmaps, film = maps.heatmaps[i], None if films is None else films[i]
+        heatmaps, video = maps.heatmaps[i], None if videos is None else videos[i]
         own = {name: found[i] for name, found in maps.texts.items()}
         more = {name: Further(one.prompt.text, one.occurrences()) for name, one in own.items()}
         how, layers = replace(settings, blanked=i in blanked or None), maps.layers.image(i)
         details = details_of(store, i, heatmaps)
-        one = ImageRun(drawn.images[i], heatmaps, layers, how, details, more, own, film)
+        one = ImageRun(drawn.images[i], heatmaps, layers, how, details, more, own, video)
         if has_no_padding:  # its own columns, whatever is drawn with it
             one = one.keep(kept_columns(preset, [heatmaps.prompt], store.keep.refine) or ())
         image_runs.append(one)
@@ -205,7 +205,7 @@ def _named(layers: LayerMaps) -> dict[str, Tensor]:
 
 def _each_own(common: RunSettings, order: _Order, drawn: _Drawn) -> list[RunSettings]:
     """Return the settings of each image's run."""
-    images, films, prompts = drawn.images, drawn.films, order.prompts
+    images, videos, prompts = drawn.images, drawn.videos, order.prompts
     a_prompt, a_seed = len(images) // len(prompts), len(images) // len(order.seeds)
     negatives = order.options.get("negative_prompt")
     texts = None if negatives is None else one_each(negatives, len(prompts))
@@ -217,8 +217,8 @@ def _each_own(common: RunSettings, order: _Order, drawn: _Drawn) -> list[RunSett
             prompt=prompts[i // a_prompt].text,
             seed=order.seeds[i // a_seed],
             size=image.size,
-            frames=None if films is None else len(films[i]),
-            frame_rate=None if films is None else films[i].rate,
+            frames=None if videos is None else len(videos[i]),
+            frame_rate=None if videos is None else videos[i].rate,
             options={**(common.options or {}), **negative},
         )
         own.append(settings)
@@ -236,7 +236,7 @@ class _Asked:
             "text_states": encode_text(pipe, text, options),
             "tokens": None if preset.needs_all_columns else columns,
         }
-        # in joint attention the picture's own columns compete with the words already
+        # in joint attention the image's own columns compete with the words already
         is_joint = any(layer.kind == "joint" for layer in find_denoiser(pipe).layers)
         if preset.compares_words or not is_joint:
             self.settings["among"] = [columns]
@@ -245,9 +245,9 @@ class _Asked:
 def _beside(
     store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
 ) -> list[Heatmaps]:
-    """The heatmaps of another text, refined, where that is asked, along the same pictures."""
+    """The heatmaps of another text, refined, where that is asked, along the same images."""
     own = store.layer_maps(replace(preset, refine=None, among_words=False))
-    # Every text is smoothed along the picture's self-attention, which was captured once.
+    # Every text is smoothed along the image's self-attention, which was captured once.
     own = replace(own, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
     return heatmaps_of(store, own, preset, prompts)
 

@@ -1,4 +1,4 @@
-"""How a run was made, as records: what ``run.json`` says of it, of a run, an edit or a picture that
+"""How a run was made, as records: what ``run.json`` says of it, of a run, an edit or an image that
 was looked at. What its files hold is in :mod:`sdattn.runs.info`."""
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Captured(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Explained(Record):
-    """How a picture that was there already was looked at, see :func:`sdattn.explain`; ``file`` is
+    """How an image that was there already was looked at, see :func:`sdattn.explain`; ``file`` is
     the name that it had, where it had one."""
 
     way: str
@@ -38,7 +38,7 @@ class Explained(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Edited(Record):
-    """The edit that a picture is of, see :func:`sdattn.edit.edit` for its arguments."""
+    """The edit that an image is of, see :func:`sdattn.edit.edit` for its arguments."""
 
     prompt: str
     targets: list[str]
@@ -58,7 +58,7 @@ class RunSettings(Record):
         id, line, fingerprint: of an item of a batch run.
         list_columns: further columns of the list that the item is from, as text; None: none kept.
         prompt: the text.
-        seed: of the noise; None where that is a picture's own.
+        seed: of the noise; None where that is an image's own.
         model, pipeline, scheduler: ``"demo"``, a folder or a name; names of classes.
         loading: how the model was loaded; None where nothing was asked for.
         options: the pipeline's that JSON can hold.
@@ -69,11 +69,11 @@ class RunSettings(Record):
         stopped: where the run was stopped, if it was, and the steps that its maps are of.
         versions: of the packages.
         size: width and height in pixels.
-        crop: the part of the picture that was drawn, where that was not all of it.
-        frames, frame_rate: of a film, how many and how many a second; None of a picture.
-        blanked: the pipeline's safety checker blanked the picture.
+        crop: the part of the image that was drawn, where that was not all of it.
+        frames, frame_rate: of a video, how many and how many a second; None of an image.
+        blanked: the pipeline's safety checker blanked the image.
         asked: the other text that was asked about.
-        explained, edited: the picture was there already, or is of an edit.
+        explained, edited: the image was there already, or is of an edit.
     """
 
     id: str | None = None

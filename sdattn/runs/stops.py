@@ -21,7 +21,7 @@ class StoppedError(CaptureError):
     """A run was stopped before the steps that its preset reads, so it has no maps.
 
     Attributes:
-        images: what was drawn, PIL; of films lists of frames.
+        images: what was drawn, PIL; of videos lists of frames.
     """
 
     def __init__(self, message: str, images: Sequence[Any] = ()):

@@ -11,7 +11,7 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import InvalidValueError, MissingFileError
-from ..files.films import FORMATS, Film, read_film
+from ..files.videos import FORMATS, Video, read_video
 from ..files.writing import sha256
 from ..maps.details import Details
 from ..maps.heatmap import Heatmap
@@ -22,8 +22,8 @@ from .info import FURTHER, HEADS, MAPS, STEPS, LayerEntry, RunInfo, missing, rea
 from .packing import AFFINITY, heatmaps_from
 
 NEEDED = ("run.json", "image.png", MAPS)
-FILMS = {f"film.{kind}": kind for kind in FORMATS}
-READ = (*NEEDED, *FILMS, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
+VIDEOS = {f"video.{kind}": kind for kind in FORMATS}
+READ = (*NEEDED, *VIDEOS, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
 
 
 def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
@@ -51,7 +51,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
             info,
             _unpack_details(files, info),
             {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info.more},
-            film=_unpack_film(files, info, where),
+            video=_unpack_video(files, info, where),
         )
     except Exception as error:  # whatever a document of someone else's making leads to
         raise InvalidValueError(
@@ -66,26 +66,26 @@ def _open_png(data: bytes, where: str) -> Image.Image:
         return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidValueError(
-            f"{where} is no PNG picture that can be read: {error}. Restore it or generate the run "
+            f"{where} is no PNG image that can be read: {error}. Restore it or generate the run "
             "again."
         ) from error
 
 
-def _unpack_film(files: Mapping[str, bytes], info: RunInfo, where: str) -> Film | None:
-    """The film, which is read when it is first looked at; one that was not saved is refused
+def _unpack_video(files: Mapping[str, bytes], info: RunInfo, where: str) -> Video | None:
+    """The video, which is read when it is first looked at; one that was not saved is refused
     then."""
     if info.frames is None:
         return None
     rate, number = info.frame_rate or 1.0, info.frames
-    for name in FILMS.keys() & files.keys():  # one of them
-        read = partial(read_film, files[name], FILMS[name], f"{where}/{name}", number, rate)
-        return Film(read, rate, number)
-    return Film(partial(_refuse_film, where), rate, number)
+    for name in VIDEOS.keys() & files.keys():  # one of them
+        read = partial(read_video, files[name], VIDEOS[name], f"{where}/{name}", number, rate)
+        return Video(read, rate, number)
+    return Video(partial(_refuse_video, where), rate, number)
 
 
-def _refuse_film(where: str) -> NoReturn:
+def _refuse_video(where: str) -> NoReturn:
     raise MissingFileError(
-        f"{where} was saved without its film, so its frames cannot be shown. Its maps are there: "
+        f"{where} was saved without its video, so its frames cannot be shown. Its maps are there: "
         "run.heatmaps."
     )
 
@@ -179,6 +179,6 @@ def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
     if info.self_attention is None:
         return shapes
     cells = math.prod(info.self_attention)
-    # of films whose frames attend to themselves alone each has its own
+    # of videos whose frames attend to themselves alone each has its own
     frames = next(iter(info.layers.values())).grid[:-2] if len(info.self_attention) == 2 else ()
     return {**shapes, AFFINITY: (*frames, cells, cells)}

@@ -174,7 +174,7 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
     assert [url for url in page.asked if not url.startswith(own)] == []
 
 
-# Of gradio: the alternative text of a picture in its gallery is the caption that is below it.
+# Of gradio: the alternative text of an image in its gallery is the caption that is below it.
 OF_GRADIO = "image-redundant-alt: <img src="
 
 
@@ -197,8 +197,8 @@ def test_nothing_keeps_people_from_using_it(open_app, width, scheme):
         "(b) => getComputedStyle(b).backgroundColor.match(/\\d+/g)[0] < 99"
     )
     assert dark is (scheme == "dark")
-    picture = frame.locator("#stage").bounding_box()
-    assert picture["width"] > 250 and picture["height"] > 250
+    image = frame.locator("#stage").bounding_box()
+    assert image["width"] > 250 and image["height"] > 250
     assert frame.locator("#prompt").bounding_box()["height"] > 20
     word = frame.locator(".word").filter(has_text="red")
     before = word.get_attribute("aria-pressed")  # strong words are pinned when it opens
@@ -276,7 +276,7 @@ def test_stop_ends_a_drawing_and_those_who_wait_see_their_place(open_app):
     other.get_by_role("button", name="Draw").click()
     other.get_by_text("queue: 1/1").wait_for()
     page.get_by_role("button", name="Stop").click()
-    page.get_by_text("Stopped: no picture is drawn").wait_for()
+    page.get_by_text("Stopped: no image is drawn").wait_for()
     shown(other, "a red dog")
     page.get_by_text("of 1000").wait_for(state="hidden")
     page.get_by_label("Steps", exact=True).fill("1")
@@ -310,7 +310,7 @@ def ask(port, path, body=None, **headers):
 
 
 def join(port, session, steps, seed=0):
-    """Have a picture drawn, as the page does: by way of the queue."""
+    """Have an image drawn, as the page does: by way of the queue."""
     return call(
         port, session, "draw", ["a red cat", "", seed, steps, 2.0, 64, 64, None, "default", False]
     )
@@ -365,7 +365,7 @@ def test_nothing_is_uploaded(port):
     assert status == 413, said
 
 
-def test_a_picture_that_was_stopped_or_whose_page_was_closed_is_given_up(port, served_folder):
+def test_an_image_that_was_stopped_or_whose_page_was_closed_is_given_up(port, served_folder):
     before = len(lines_of(served_folder))
     job = join(port, "stopped", steps=100)
     with listening(port, "stopped") as messages:

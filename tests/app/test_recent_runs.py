@@ -39,7 +39,7 @@ def test_a_kept_run_is_all_that_save_writes(tmp_path):
     assert Image.open(io.BytesIO(files.small.read_bytes())).size == (96, 64)
 
 
-def test_pictures_of_one_run_have_a_folder_each(tmp_path):
+def test_images_of_one_run_have_a_folder_each(tmp_path):
     run = generate(make_pipeline(), "a cat", num_images_per_prompt=2, **SMALL)
     kept = RecentRuns(tmp_path)
     [(_, files)] = kept.known([kept.keep(run)])

@@ -132,18 +132,18 @@ def plain_probs(kind):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_controller_sees_the_pictures_rows_and_the_texts_columns(kind):
+def test_a_controller_sees_the_images_rows_and_the_texts_columns(kind):
     seen = []
     model, given = controlled(kind, lambda *call: seen.append(call))
     output = model(**given).sample
     probs, plain = plain_probs(kind)
     assert torch.equal(output, plain)
-    picture, text = spans_of(kind)
+    image, text = spans_of(kind)
     layers = find_layers(model)
     assert len(seen) == len(layers)
     for (block, is_cross, place), layer in zip(seen, layers, strict=True):
         whole = probs[layer.name]
-        expected = whole if layer.kind == "self" else whole[:, :, picture, text]
+        expected = whole if layer.kind == "self" else whole[:, :, image, text]
         assert (is_cross, place) == (layer.kind == "joint", layer.place)
         assert block.is_contiguous()
         assert torch.equal(block, expected.flatten(0, 1))
@@ -151,17 +151,17 @@ def test_a_controller_sees_the_pictures_rows_and_the_texts_columns(kind):
 
 @torch.no_grad()
 @pytest.mark.parametrize("kind", NAMES)
-def test_the_pictures_own_block_comes_first_where_it_is_asked_for(kind):
+def test_the_images_own_block_comes_first_where_it_is_asked_for(kind):
     seen = []
-    model, given = controlled(kind, lambda *call: seen.append(call), picture=True)
+    model, given = controlled(kind, lambda *call: seen.append(call), image=True)
     model(**given)
     probs, _ = plain_probs(kind)
-    picture, _text = spans_of(kind)
+    image, _text = spans_of(kind)
     joint = [layer for layer in find_layers(model) if layer.kind == "joint"]
     kinds = [is_cross for block, is_cross, place in seen]
     if kind != "SD3.5":
         assert kinds == [False, True] * len(joint)
-        first = probs[joint[0].name][:, :, picture, picture].flatten(0, 1)
+        first = probs[joint[0].name][:, :, image, image].flatten(0, 1)
         assert torch.equal(seen[0][0], first)
     assert kinds.count(True) == len(joint)
 
@@ -190,7 +190,7 @@ def first_layer_watched(kind, controller, **options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("queries", ["picture", "all"])
+@pytest.mark.parametrize("queries", ["image", "all"])
 @pytest.mark.parametrize("kind", ["SD3", "FLUX.1"])
 def test_a_key_set_to_zero_is_that_key_masked_out(kind, queries):
     def without_third(probs, is_cross, _place):
@@ -198,12 +198,12 @@ def test_a_key_set_to_zero_is_that_key_masked_out(kind, queries):
             probs[..., 3] = 0
 
     used, plain = first_layer_watched(kind, without_third, queries=queries)
-    picture, text = spans_of(kind)
+    image, text = spans_of(kind)
     scores = plain.double().log()
-    rows = slice(None) if queries == "all" else picture
+    rows = slice(None) if queries == "all" else image
     scores[:, :, rows, text.start + 3] = -torch.inf
     torch.testing.assert_close(used.double(), scores.softmax(-1), atol=1e-6, rtol=0)
-    if queries == "picture":
+    if queries == "image":
         assert torch.equal(used[:, :, text], plain[:, :, text])
 
 
@@ -215,11 +215,11 @@ def test_a_column_times_f_is_log_f_added_to_its_scores(returns):
         target[..., 3] *= 1000.0 if is_cross else 0.5
         return target if returns else None
 
-    used, plain = first_layer_watched("FLUX.1", times, picture=True)
-    picture, text = spans_of("FLUX.1")
+    used, plain = first_layer_watched("FLUX.1", times, image=True)
+    image, text = spans_of("FLUX.1")
     scores = plain.double().log()
-    scores[:, :, picture, text.start + 3] += torch.tensor(1000.0).double().log()
-    scores[:, :, picture, picture.start + 3] += torch.tensor(0.5).double().log()
+    scores[:, :, image, text.start + 3] += torch.tensor(1000.0).double().log()
+    scores[:, :, image, image.start + 3] += torch.tensor(0.5).double().log()
     torch.testing.assert_close(used.double(), scores.softmax(-1), atol=1e-6, rtol=0)
     torch.testing.assert_close(used.sum(-1), torch.ones_like(used[..., 0]), atol=1e-6, rtol=0)
 
@@ -229,7 +229,7 @@ def test_where_next_to_nothing_is_left_the_row_still_sums_to_one():
     """Almost everything on the text, which is taken away: 1 + (what was added) has no digits."""
     torch.manual_seed(0)
     layer = FluxAttention(16, heads=1, dim_head=16, added_kv_proj_dim=16, context_pre_only=False)
-    layer.norm_added_k.weight.data *= 8  # scores of the text to +-32, of the picture to +-4
+    layer.norm_added_k.weight.data *= 8  # scores of the text to +-32, of the image to +-4
     turns = torch.ones(15, 16), torch.zeros(15, 16)
     given = torch.randn(1, 12, 16), torch.randn(1, 3, 16), None, turns
     shares = []
@@ -277,8 +277,8 @@ def test_what_the_controller_was_shown_holds_what_was_used():
         probs[..., 2] /= 2
 
     used, _ = first_layer_watched("SD3", halve)
-    picture, text = spans_of("SD3")
-    assert torch.equal(kept[0], used[:, :, picture, text].flatten(0, 1))
+    image, text = spans_of("SD3")
+    assert torch.equal(kept[0], used[:, :, image, text].flatten(0, 1))
 
 
 def test_gradients_reach_the_latents_through_an_edit():
@@ -297,7 +297,7 @@ def test_gradients_reach_the_latents_through_an_edit():
                 kept.append(probs)
                 return edit(probs, *call)
 
-            processor = TorchJointProcessor(look, "double", picture=True)
+            processor = TorchJointProcessor(look, "double", image=True)
             made, words = processor(layer, states, text, None, (angles.cos(), angles.sin()))
             return made.square().sum() + words.sum() + kept[-1][..., 1].max()
 
@@ -327,7 +327,7 @@ def test_a_split_that_the_layer_contradicts_is_refused(kind):
 
 
 def test_options_and_shapes_are_checked():
-    with pytest.raises(ValueError, match="queries='text'.*'picture'"):
+    with pytest.raises(ValueError, match="queries='text'.*'image'"):
         TorchJointProcessor(queries="text")
     model, given = controlled("SD3", lambda probs, *_: probs[:1])
     with pytest.raises(ValueError, match=r"\[8, 15, 7\].*returned \[1, 15, 7\]"):
@@ -345,7 +345,7 @@ def no_text():
 
 
 def rotated_otherwise():
-    """The picture's tokens alone, as HunyuanVideo does."""
+    """The image's tokens alone, as HunyuanVideo does."""
     layer = FluxAttention(16, heads=2, dim_head=8, added_kv_proj_dim=16, context_pre_only=False)
     turns = torch.ones(4, 8), torch.zeros(4, 8)
     return layer, {"encoder_hidden_states": torch.randn(1, 3, 16), "image_rotary_emb": turns}
@@ -355,7 +355,7 @@ def grouped():
     return Attention(16, heads=4, kv_heads=2, dim_head=4, cross_attention_dim=None), {}
 
 
-def with_pictures():
+def with_images():
     return FluxAttention(16, heads=2, dim_head=8, pre_only=True), {"ip_hidden_states": [1]}
 
 
@@ -386,7 +386,7 @@ REFUSED = {
     no_text: "given no text and has projections for it",
     rotated_otherwise: r"rotary embeddings \[\(4, 8\), \(4, 8\)\] for",
     grouped: "keys and values of fewer heads",
-    with_pictures: "IP-Adapter",
+    with_images: "IP-Adapter",
     cached: "a cache of keys",
     complex_turns: "freqs_cis",
     residual: "residual_connection",

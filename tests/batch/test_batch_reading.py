@@ -27,8 +27,8 @@ def test_a_run_is_a_mapping_of_its_items(tmp_path, format):
     assert [*run] == ["z", "m", "a"] and len(run) == 3  # the order of the input
     assert "m" in run and "x" not in run
     for item, one in run.items():
-        picture = Image.open(io.BytesIO(items[item]["image.png"]))
-        assert one.image.tobytes() == picture.tobytes()
+        image = Image.open(io.BytesIO(items[item]["image.png"]))
+        assert one.image.tobytes() == image.tobytes()
         assert one.info == json.loads(items[item]["run.json"])
         maps = load(items[item]["maps.safetensors"])
         saved = as_layers({name: maps[name].float() for name in ("down.a", "up.b")})

@@ -51,7 +51,7 @@ def retold(path, change):
 
 
 DAMAGES = {  # of item b, whose folder is given
-    "a picture's byte": (lambda b: flip(b / "image.png"), ["b: image.png is not what was written"]),
+    "an image's byte": (lambda b: flip(b / "image.png"), ["b: image.png is not what was written"]),
     "a drawing's byte": (
         lambda b: flip(b / "heatmaps/01-a.png"),
         ["b: heatmaps/01-a.png is not what was written"],
@@ -160,8 +160,8 @@ def test_verify_finds_what_is_wrong_in_a_shard(tmp_path):
     assert verify(root) == (3, [])
     [shard] = (root / "shards").iterdir()
     whole = shard.read_bytes()
-    picture = three()["b"]["image.png"]
-    flip(shard, whole.index(picture) + len(picture) // 2)
+    image = three()["b"]["image.png"]
+    flip(shard, whole.index(image) + len(image) // 2)
     number, [problem] = verify(root)
     assert number == 3 and problem.startswith("b: image.png is not what was written")
     shard.write_bytes(whole[:-1])

@@ -118,10 +118,12 @@ def test_captions_of_coco_are_read(kind, indent):
 
 
 def test_styles_are_read_and_those_for_another_text_refused():
-    data = 'name,prompt,negative_prompt\nA,"a red circle, film",blurry\nB,"{prompt}, film",\nC,,x\n'
+    data = (
+        'name,prompt,negative_prompt\nA,"a red circle, video",blurry\nB,"{prompt}, video",\nC,,x\n'
+    )
     items, bad = read_items(data.encode(), "csv", columns=Columns(keep=["name"]))
     [item] = items
-    assert (item.prompt, item.negative_prompt) == ("a red circle, film", "blurry")
+    assert (item.prompt, item.negative_prompt) == ("a red circle, video", "blurry")
     assert item.columns == {"name": "A"}
     assert [one.line for one in bad] == [3, 4] and "is a style" in bad[0].reason
 

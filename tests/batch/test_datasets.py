@@ -15,7 +15,7 @@ from sdattn.batch.storage.disk import Disk
 from sdattn.batch.storage.parquets import Parquets
 from sdattn.runs.drawings import PARTS
 
-OF_PICTURES = tuple(part for part in PARTS if part != "film")
+OF_IMAGES = tuple(part for part in PARTS if part != "video")
 
 
 @pytest.fixture
@@ -35,11 +35,11 @@ def load_dataset(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def drawn(model, tmp_path_factory):
-    """A run with all that can be kept, pictures of all kinds among it."""
+    """A run with all that can be kept, images of all kinds among it."""
     root = tmp_path_factory.mktemp("drawn") / "run"
     rows = [{"prompt": "a cat"}, {"prompt": "red, a dog", "negative_prompt": "cat", "id": "x.y"}]
     rows += [{"prompt": "dog and cat", "words": ["cat"], "width": 128}]
-    assert draw(model, root, *rows, save=OF_PICTURES).exit_code == 0
+    assert draw(model, root, *rows, save=OF_IMAGES).exit_code == 0
     assert len([*root.rglob("*.png")]) > 15
     return root
 
@@ -58,7 +58,7 @@ def check_rows(found, root):
         }
 
 
-def test_a_run_is_a_data_set_of_its_pictures(drawn, load_dataset):
+def test_a_run_is_a_data_set_of_its_images(drawn, load_dataset):
     found = load_dataset("imagefolder", data_dir=str(drawn))
     check_rows(found, drawn)
     assert found["negative_prompt"] == [None, "cat", None]
@@ -92,7 +92,7 @@ def of_splits(model, tmp_path_factory):
     """A run with ids and words that datasets takes for splits, as it does anywhere in a path."""
     root = tmp_path_factory.mktemp("splits") / "run"
     rows = [{"prompt": "a cat", "id": name} for name in ("train", "test-1", "c_val.2")]
-    assert draw(model, root, *rows, {"prompt": "a train, dev"}, save=OF_PICTURES).exit_code == 0
+    assert draw(model, root, *rows, {"prompt": "a train, dev"}, save=OF_IMAGES).exit_code == 0
     return root
 
 
@@ -107,7 +107,7 @@ def test_a_run_tells_datasets_what_its_files_are(of_splits, load_dataset, stream
     check_rows(load_dataset(str(of_splits), streaming=streaming), of_splits)
 
 
-def test_a_run_without_pictures_has_its_rows(tmp_path, load_dataset):
+def test_a_run_without_images_has_its_rows(tmp_path, load_dataset):
     items = {name: pack(name, line, parts=("maps",)) for line, name in enumerate("ab", 1)}
     found = load_dataset(str(new_run(tmp_path / "run", items, save=["maps"])))
     assert found["id"] == ["a", "b"] and "image" not in found.column_names
@@ -132,7 +132,7 @@ def tars(tmp_path_factory):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_tars_are_a_data_set_of_pictures_maps_and_settings(tars, load_dataset, streaming):
+def test_tars_are_a_data_set_of_images_maps_and_settings(tars, load_dataset, streaming):
     root, items = tars
     found = {row["json"]["id"]: row for row in load_dataset(str(root), streaming=streaming)}
     assert found.keys() == items.keys()
@@ -212,7 +212,7 @@ def parquets(tmp_path_factory):
 
 
 @pytest.mark.parametrize("streaming", [False, True])
-def test_parquet_is_a_data_set_of_pictures_rows_and_maps(parquets, load_dataset, streaming):
+def test_parquet_is_a_data_set_of_images_rows_and_maps(parquets, load_dataset, streaming):
     root, items = parquets
     rows = {row["id"]: row for row in rows_of(root / "metadata.jsonl")}
     found = {row["id"]: row for row in load_dataset(str(root), streaming=streaming)}
@@ -251,12 +251,12 @@ def test_columns_of_parts_that_were_not_saved_are_left_out(tmp_path, load_datase
 
 
 def test_a_byte_that_changed_in_a_page_is_not_read_as_if_it_were_right(parquets, tmp_path):
-    """Of a picture, which is stored as it is: nothing but the page's checksum knows of it."""
+    """Of an image, which is stored as it is: nothing but the page's checksum knows of it."""
     root, items = parquets
-    picture = items["e"]["image.png"]
-    [shard] = [path for path in (root / "shards").iterdir() if picture in path.read_bytes()]
+    image = items["e"]["image.png"]
+    [shard] = [path for path in (root / "shards").iterdir() if image in path.read_bytes()]
     data = bytearray(shard.read_bytes())
-    data[data.index(picture) + len(picture) // 2] ^= 1
+    data[data.index(image) + len(image) // 2] ^= 1
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / shard.name).write_bytes(data)
     held = Parquets(Disk(tmp_path), 1)

@@ -1,4 +1,4 @@
-"""Items that are edits of a picture: lines with ``edit_to``."""
+"""Items that are edits of an image: lines with ``edit_to``."""
 
 import io
 import json
@@ -171,7 +171,7 @@ def test_rows_of_ray_data_have_the_source_too(model):
     assert list(drawn["words"][1]) == ["a", "red", "dog"]
 
 
-def test_the_gallery_shows_both_pictures(model, tmp_path):
+def test_the_gallery_shows_both_images(model, tmp_path):
     draw(model, tmp_path / "run", LINES[:2], options=GUIDED, save=("image", "maps", "report"))
     rows = data_of(tmp_path / "run" / "index.html")["rows"]
     assert [row[9:] for row in rows] == [[], ["a red cat"]]

@@ -68,7 +68,7 @@ def test_a_page_holds_what_the_rows_say(tmp_path):
         assert dict(zip(names, values, strict=True)) == {name: expected[name] for name in names}
 
 
-def test_the_policy_allows_our_script_and_pictures_beside_the_page(tmp_path):
+def test_the_policy_allows_our_script_and_images_beside_the_page(tmp_path):
     """The whole of it, with the hashes of what is in the page."""
     page = Inline(written(tmp_path / "run", [row(1)]) / "index.html")
     [policy] = page.policies
@@ -88,7 +88,7 @@ def test_the_policy_allows_our_script_and_pictures_beside_the_page(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("save", "format", "opens", "pictures"),
+    ("save", "format", "opens", "images"),
     [
         (["image", "overlays", "grid", "report"], "folder", "report.html", True),
         (["image", "grid", "maps"], "folder", "grid.png", True),
@@ -98,12 +98,12 @@ def test_the_policy_allows_our_script_and_pictures_beside_the_page(tmp_path):
         (["image", "maps", "grid", "report"], "webdataset", None, False),
     ],
 )
-def test_what_a_card_opens_follows_from_what_was_saved(tmp_path, save, format, opens, pictures):
+def test_what_a_card_opens_follows_from_what_was_saved(tmp_path, save, format, opens, images):
     page = written(tmp_path / "run", [row(1)], save=save, format=format) / "index.html"
     found = data_of(page)
-    assert (found["opens"], found["pictures"]) == (opens, pictures)
+    assert (found["opens"], found["images"]) == (opens, images)
     assert ("lie in shards" in text_of(page)) == (format == "webdataset")
-    assert ("told not to save" in text_of(page)) == (format == "folder" and not pictures)
+    assert ("told not to save" in text_of(page)) == (format == "folder" and not images)
 
 
 def test_a_command_is_offered_where_it_can_draw(tmp_path):

@@ -19,7 +19,7 @@ from helpers.small_runs import small_run
 from PIL import Image
 
 from sdattn.batch import gallery
-from sdattn.files.films import Film, preview
+from sdattn.files.videos import Video, preview
 from sdattn.files.writing import write_files
 from sdattn.runs.folder import pack_with_page
 
@@ -29,7 +29,7 @@ PHONE = {"width": 390, "height": 844}
 COLOURS, SHAPES = ("red", "Green", "blue", "yellow"), ("circle", "square", "triangle")
 
 
-def give_pictures(root, rows):
+def give_images(root, rows):
     """Each item's folder is a link to one that holds what a run saves."""
     (root / "one").mkdir()
     for name in ("image.png", "grid.png"):
@@ -50,7 +50,7 @@ def many(tmp_path_factory):
         colours, shapes = numbers.choices(COLOURS, k=2), numbers.choices(SHAPES, k=2)
         prompt = f"a {colours[0]} {shapes[0]} left of a {colours[1]} {shapes[1]}, take-{line % 97}x"
         rows.append(row(line, prompt, seed=numbers.randrange(2**63)))
-    give_pictures(root, rows)
+    give_images(root, rows)
     return written(root, rows, save=[*USUAL, "report"]), rows
 
 
@@ -184,7 +184,7 @@ def test_every_card_is_reached_by_keys(many, open_page):
 def test_hostile_prompts_are_text(tmp_path, open_page, save):
     rows = [row(line, prompt, item=f"h{line}") for line, prompt in enumerate(HOSTILE, 1)]
     rows[0] |= {"truncated": ["<img src=x onerror=alert(2)>"], "words": ["<b onclick=alert(3)>"]}
-    give_pictures(tmp_path, rows)
+    give_images(tmp_path, rows)
     page = open_page(written(tmp_path, rows, save=[*save], model="<img src=x>") / "index.html")
     said = page.locator("#cards .prompt")
     assert [one.text_content() for one in said.all()] == [*HOSTILE]
@@ -192,9 +192,9 @@ def test_hostile_prompts_are_text(tmp_path, open_page, save):
     directions = said.evaluate_all("all => all.map((one) => getComputedStyle(one).direction)")
     assert [n for n, one in enumerate(directions) if one == "rtl"] == [7, 8]
     assert page.evaluate("document.querySelectorAll('script').length") == 2
-    pictures = page.evaluate("[...document.images].map((one) => one.getAttribute('src'))")
+    images = page.evaluate("[...document.images].map((one) => one.getAttribute('src'))")
     expected = [f"./{one['place']}/image.png" for one in rows] if "image" in save else []
-    assert pictures == expected
+    assert images == expected
     ask(page, HOSTILE[1])
     assert shown(page) == ["h2"]
 
@@ -240,7 +240,7 @@ def test_what_was_cut_off_and_blanked_can_be_chosen(tmp_path, open_page):
         rows[n]["truncated"] = ["late"]
     for n in (3, 5, 6):
         rows[n]["blanked"] = True
-    give_pictures(tmp_path, rows)
+    give_images(tmp_path, rows)
     page = open_page(written(tmp_path, rows) / "index.html")
     assert page.inner_text("#cut") == "Cut off 2" and page.inner_text("#blanked") == "Blanked 3"
     page.click("#cut")
@@ -257,7 +257,7 @@ def test_what_was_cut_off_and_blanked_can_be_chosen(tmp_path, open_page):
 
 
 def drawn(root, prompts):
-    """Rows of items whose pictures and overlays are what a run writes."""
+    """Rows of items whose images and overlays are what a run writes."""
     rows = []
     for line, prompt in enumerate(prompts, 1):
         made = small_run(line, prompt)
@@ -282,40 +282,40 @@ SEEN = "all => all.every((one) => one.naturalWidth > 0)"
 def test_a_typed_word_shows_its_heatmaps_over_the_items_that_have_it(tmp_path, open_page):
     rows = drawn(tmp_path, ["a red cat", "a red dog", "the girl's <i>Cat</i>, cat"])
     page = open_page(written(tmp_path, rows) / "index.html")
-    pictures = page.locator("#cards img")
+    images = page.locator("#cards img")
     plain = ["image.png", ""]
-    assert pictures.evaluate_all(SOURCES) == [plain] * 3
+    assert images.evaluate_all(SOURCES) == [plain] * 3
     type_word(page, " CAT")
     third = rows[2]["words"].index("Cat") + 1
     first, second = ["03-cat.png", "Heatmap of “cat”"], [f"{third:02d}-Cat.png", "Heatmap of “Cat”"]
-    assert pictures.evaluate_all(SOURCES) == [first, plain, second]
-    assert pictures.evaluate_all(SEEN)
+    assert images.evaluate_all(SOURCES) == [first, plain, second]
+    assert images.evaluate_all(SEEN)
     assert page.inner_text("#shown") == "“CAT” over 2 of 3"
-    heat, bare = (pictures.nth(i).bounding_box() for i in (0, 1))
+    heat, bare = (images.nth(i).bounding_box() for i in (0, 1))
     assert heat["height"] > bare["height"]  # with its caption, which has the peak
     type_word(page, "girl's")
-    assert pictures.evaluate_all(SOURCES)[2] == ["02-girl-s.png", "Heatmap of “girl's”"]
+    assert images.evaluate_all(SOURCES)[2] == ["02-girl-s.png", "Heatmap of “girl's”"]
     type_word(page, "<")
-    assert pictures.evaluate_all(SOURCES)[2][0] == "03-sign.png" and pictures.evaluate_all(SEEN)
+    assert images.evaluate_all(SOURCES)[2][0] == "03-sign.png" and images.evaluate_all(SEEN)
     page.reload()
     assert page.input_value("#word") == "<"
-    assert pictures.evaluate_all(SOURCES)[2][0] == "03-sign.png"
+    assert images.evaluate_all(SOURCES)[2][0] == "03-sign.png"
     type_word(page, "red  CAT")  # a phrase: each of its words, where an item has all of them
     first = [["02-red.png", "Heatmap of “red”"], ["03-cat.png", "Heatmap of “cat”"]]
-    assert pictures.evaluate_all(SOURCES) == [*first, plain, plain]
+    assert images.evaluate_all(SOURCES) == [*first, plain, plain]
     assert page.inner_text("#shown") == "“red CAT” over 1 of 3"
-    assert pictures.evaluate_all(SEEN)
-    left, right = (pictures.nth(i).bounding_box() for i in (0, 1))
+    assert images.evaluate_all(SEEN)
+    left, right = (images.nth(i).bounding_box() for i in (0, 1))
     assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
     type_word(page, "a dog")  # not beside each other
-    assert pictures.evaluate_all(SOURCES)[1:3] == [
+    assert images.evaluate_all(SOURCES)[1:3] == [
         ["01-a.png", "Heatmap of “a”"],
         ["03-dog.png", "Heatmap of “dog”"],
     ]
     for missing in ("blue cat", "constructor"):
         type_word(page, missing)
         assert page.inner_text("#shown").startswith(f"none of these has “{missing}”; ")
-        assert pictures.evaluate_all(SOURCES) == [plain] * 3
+        assert images.evaluate_all(SOURCES) == [plain] * 3
     type_word(page, "")
     assert not page.is_visible("#shown")
 
@@ -330,7 +330,7 @@ def test_the_words_of_a_phrase_are_those_that_stand_together(tmp_path, open_page
     assert page.locator("#cards img").evaluate_all(SOURCES)[0][0] == "02-red.png"
 
 
-def test_an_overlay_that_is_gone_leaves_the_picture(tmp_path, open_page, troubles):
+def test_an_overlay_that_is_gone_leaves_the_image(tmp_path, open_page, troubles):
     rows = drawn(tmp_path, ["a red cat"])
     (tmp_path / rows[0]["place"] / "heatmaps" / "03-cat.png").unlink()
     page = open_page(written(tmp_path, rows) / "index.html")
@@ -342,16 +342,16 @@ def test_an_overlay_that_is_gone_leaves_the_picture(tmp_path, open_page, trouble
 
 def test_a_run_without_overlays_says_that_it_has_none(tmp_path, open_page):
     rows = [row(1)]
-    give_pictures(tmp_path, rows)
+    give_images(tmp_path, rows)
     page = open_page(written(tmp_path, rows, save=["image", "maps"]) / "index.html")
     assert page.locator("#word").count() == 0
-    assert "saved no heatmaps as pictures" in page.inner_text("main")
+    assert "saved no heatmaps as images" in page.inner_text("main")
 
 
 def test_other_pages_go_on_with_the_search(tmp_path, monkeypatch, open_page):
     monkeypatch.setattr(gallery, "EACH", 4)
     rows = [row(line, f"a {COLOURS[line % 2]} cat") for line in range(1, 9)]
-    give_pictures(tmp_path, rows)
+    give_images(tmp_path, rows)
     page = open_page(written(tmp_path, rows) / "index.html")
     assert not page.is_visible("#cut") and not page.is_visible("#blanked")
     ask(page, "green")
@@ -367,7 +367,7 @@ def test_a_phone_scrolls_one_way_only(tmp_path, open_page, kind):
     prompts = [*HOSTILE, "a cat"]
     rows = [row(n, one, item="i" * 98 + str(10 + n)) for n, one in enumerate(prompts, 1)]
     rows[0] |= {"truncated": ["late"], "blanked": True, "seed": 2**63 - 1}
-    give_pictures(tmp_path, rows)
+    give_images(tmp_path, rows)
     root = written(tmp_path, rows, format=kind, model="m" * 200, errors=[FAILED])
     page = open_page(root / "index.html", viewport=PHONE)
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
@@ -398,7 +398,7 @@ def test_the_theme_is_chosen_and_kept(tmp_path, open_page):
 def test_axe_finds_no_fault(tmp_path, open_page):
     rows = [row(line, f"a red cat, number {line}") for line in range(1, 6)]
     (tmp_path / "run").mkdir()
-    give_pictures(tmp_path / "run", rows)
+    give_images(tmp_path / "run", rows)
     location = written(tmp_path / "run", rows, save=[*USUAL, "report"]) / "index.html"
     page = open_page(location)
     assert len(shown(page)) == 5
@@ -406,65 +406,65 @@ def test_axe_finds_no_fault(tmp_path, open_page):
 
 
 @pytest.fixture
-def films(tmp_path):
-    """A run of two films, its gallery's page: (page, the still and the preview of the first)."""
+def videos(tmp_path):
+    """A run of two videos, its gallery's page: (page, the still and the preview of the first)."""
     rows = [row(line, f"a red cat, number {line}") for line in (1, 2)]
     (tmp_path / "run").mkdir()
-    give_pictures(tmp_path / "run", rows)
+    give_images(tmp_path / "run", rows)
     frames = [Image.new("RGB", (64, 64), colour) for colour in ("red", "green", "blue")]
-    (tmp_path / "run" / "one" / "preview.webp").write_bytes(preview(Film(frames, 2.0)))
-    save = [*USUAL, "film", "report"]
-    page = written(tmp_path / "run", rows, save=save, film_format="mp4") / "index.html"
+    (tmp_path / "run" / "one" / "preview.webp").write_bytes(preview(Video(frames, 2.0)))
+    save = [*USUAL, "video", "report"]
+    page = written(tmp_path / "run", rows, save=save, video_format="mp4") / "index.html"
     return page, *(f"./{rows[0]['place']}/{name}" for name in ("image.png", "preview.webp"))
 
 
-def test_a_film_plays_under_the_pointer_and_the_keyboard_and_by_its_button(films, open_page):
+def test_a_video_plays_under_the_pointer_and_the_keyboard_and_by_its_button(videos, open_page):
     """Also by a finger; the other card's stays still."""
-    location, still, film = films
+    location, still, video = videos
     page = open_page(location, has_touch=True)
     seen = lambda: [one.get_attribute("src") for one in page.locator("#cards img").all()]  # noqa: E731
     other = seen()[1]
     assert seen() == [still, other]
     page.hover("#cards a >> nth=0")
-    assert seen() == [film, other]
+    assert seen() == [video, other]
     assert page.locator("#cards img").first.evaluate(
         "one => one.decode().then(() => one.width > 0)"
     )
     page.mouse.move(0, 0)
     assert seen() == [still, other]
     page.focus("#cards a >> nth=0")
-    assert seen() == [film, other]
+    assert seen() == [video, other]
     page.keyboard.press("Tab")  # to its button
     assert seen() == [still, other]
-    button = page.get_by_role("button", name="Play the film of 000001")
-    for pressed, expected in (("true", film), ("false", still)):
+    button = page.get_by_role("button", name="Play the video of 000001")
+    for pressed, expected in (("true", video), ("false", still)):
         page.keyboard.press("Space")
         assert (button.get_attribute("aria-pressed"), seen()) == (pressed, [expected, other])
-    for expected in (film, still):
+    for expected in (video, still):
         button.tap()
         assert seen() == [expected, other]
     assert page.url.endswith("index.html")  # nothing was followed
 
 
-def test_with_less_motion_a_film_plays_when_it_is_asked_to(films, open_page):
-    location, still, film = films
+def test_with_less_motion_a_video_plays_when_it_is_asked_to(videos, open_page):
+    location, still, video = videos
     page = open_page(location, reduced_motion="reduce")
     first = page.locator("#cards img").first
     page.hover("#cards a >> nth=0")
     page.focus("#cards a >> nth=0")
     assert first.get_attribute("src") == still
     page.click(".play >> nth=0")
-    assert first.get_attribute("src") == film
+    assert first.get_attribute("src") == video
     assert faults_in_every_look(page) == []
 
 
-def test_pictures_keep_their_shape(tmp_path, open_page):
+def test_images_keep_their_shape(tmp_path, open_page):
     """A run of one size shows it; of several each is whole in a square."""
     for sizes, expected in (([(64, 32)] * 2, 2.0), ([(64, 32), (32, 64)], 1.0)):
         root = tmp_path / str(expected)
         root.mkdir()
         rows = [row(n, width=w, height=h) for n, (w, h) in enumerate(sizes, 1)]
-        give_pictures(root, rows)
+        give_images(root, rows)
         page = open_page(written(root, rows) / "index.html")
         ratios = page.evaluate("[...document.images].map((one) => one.width / one.height)")
         assert ratios == pytest.approx([expected] * 2, rel=0.02)

@@ -113,8 +113,8 @@ BAD_FIELDS = [
     ("words", ["cat", "ca"], "'ca' is not in"),
     ("words", ["cat red"], "'cat red' is not in"),
     ("words", ["a red cat a"], "is not in"),
-    ("num_images_per_prompt", 2, "an item is one picture or film. Write a line for each"),
-    *(("num_images_per_prompt", value, "one picture") for value in (0, True, 2.0, "2")),
+    ("num_images_per_prompt", 2, "an item is one image or video. Write a line for each"),
+    *(("num_images_per_prompt", value, "one image") for value in (0, True, 2.0, "2")),
     *(("num_frames", value, "whole number from 1") for value in (0, -1, 1.5, True, "8.5")),
     *((name, None, "is no option") for name in ("", "guidance scale", "1st", "a.b", "a\n")),
     *(

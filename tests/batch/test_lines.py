@@ -249,7 +249,7 @@ def test_a_table_that_python_wrote_comes_back():
         ('a cat,,,,,,"{""a"":1,""a"":2}",,', "'a' is there twice"),
         ('a cat,,,,,,"""\\ud800""",,', "half a character"),
         ("a cat,,,,,," + "[" * 9999 + ",,", "too deep|half"),
-        ("a cat,,,,,,,2,", "one picture"),
+        ("a cat,,,,,,,2,", "one image"),
         ("a cat,,,,,,,,x", "'guidance scale' is no option"),
         ("a \0cat,,,,,,,,", "zero byte"),
         ('"a cat"x,,,,,,,,', "no row of a table: ',' expected after '\"'.*double those"),

@@ -131,7 +131,7 @@ def test_options_of_all_give_way_to_an_items_own(tiny_pipe):
     assert jobs[0].shape == jobs[2].shape != jobs[1].shape
 
 
-def test_a_film_is_one_of_an_item():
+def test_a_video_is_one_of_an_item():
     jobs, bad = check_items(animatediff(), items_of("a cat", "a dog"), {"num_frames": 2})
     assert (len(jobs), bad) == (2, [])
     jobs, bad = check_items(animatediff(), items_of("a cat"), {"num_videos_per_prompt": 2})

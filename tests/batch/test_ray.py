@@ -192,7 +192,7 @@ def noting(folder):
         def load(self):
             time.sleep(0.5 * self.note("load"))
             self.note("loaded")
-            return namedtuple("Loaded", "weights film_format")("model", None)
+            return namedtuple("Loaded", "weights video_format")("model", None)
 
         def batch_size(self, jobs, share):
             if self.note("size", len(jobs), share):
@@ -260,7 +260,7 @@ def light(of_each):
             pass
 
         def load(self):
-            return namedtuple("Loaded", "weights film_format")(of_each(), None)
+            return namedtuple("Loaded", "weights video_format")(of_each(), None)
 
     class Light(Request):
         def __reduce__(self):

@@ -1,4 +1,4 @@
-"""`Draw`: rows of pictures and maps, those of `sdattn batch` bit for bit."""
+"""`Draw`: rows of images and maps, those of `sdattn batch` bit for bit."""
 
 import math
 
@@ -113,7 +113,7 @@ def test_a_row_that_fails_says_which(model, watched_draw):
 
 
 def test_a_batch_that_does_not_fit_is_halved(model, watched_draw):
-    """A picture of three is drawn alone where the memory holds no more."""
+    """An image of three is drawn alone where the memory holds no more."""
     watched_draw.most = 1
     found = watched_draw({"prompt": ["a cat", "a dog", "a"]})
     assert len(found["image"]) == 3

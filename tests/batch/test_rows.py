@@ -41,7 +41,7 @@ def test_a_row_tells_of_an_item(tmp_path, format):
         assert "file_name" not in second
 
 
-def test_an_item_without_a_picture_names_none(tmp_path):
+def test_an_item_without_an_image_names_none(tmp_path):
     root = new_run(tmp_path / "run", three(parts=("maps",)))
     assert all("file_name" not in row for row in rows_of(root / "metadata.jsonl"))
 

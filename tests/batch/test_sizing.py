@@ -34,7 +34,7 @@ def test_auto_looks_no_further_than_there_are_items(model, watched, tmp_path):
     assert json.loads((tmp_path / "run" / "batch.json").read_bytes())["batch_size"] in (1, 2)
 
 
-def test_auto_tries_the_largest_picture_also_if_that_is_the_models_own(model, watched, tmp_path):
+def test_auto_tries_the_largest_image_also_if_that_is_the_models_own(model, watched, tmp_path):
     rows = [{"prompt": "a cat", "width": 64, "height": 64}, "a dog"]
     options = {"num_inference_steps": 1, "guidance_scale": 1.0}
     assert draw(model, tmp_path / "run", rows, batch_size="auto", options=options).whole == 2

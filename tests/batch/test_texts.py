@@ -117,7 +117,7 @@ BLOCK = (
         ("a red circle\nNegative prompt: blurry,\nugly", "settings of an image"),
         (BLOCK.replace("\n", "\r\n"), "settings of an image"),
         ('{"prompt": "a cat"}', "is a JSON object that names prompt"),
-        ("photo of {prompt}, film", "is a style"),
+        ("photo of {prompt}, video", "is a style"),
     ],
 )
 def test_what_is_no_prompt_is_refused_by_its_line(text, reason):

@@ -414,7 +414,7 @@ def test_a_fingerprint_tells_every_field_and_setting_apart():
     assert fingerprint(alike[0], "settings") == found[0]
 
 
-def test_force_with_other_weights_keeps_no_old_picture(model, run, tmp_path):
+def test_force_with_other_weights_keeps_no_old_image(model, run, tmp_path):
     root = run()
     before = {name: one.image.tobytes() for name, one in open_batch(root).items()}
     pipe = make_pipeline()
@@ -439,7 +439,7 @@ def test_items_that_force_moves_to_another_shard_are_noted_there(model, run):
     assert verify(root) == (4, [])
 
 
-# Pictures of nothing
+# Images of nothing
 
 
 def test_an_item_of_nan_is_an_error_of_its_own(model, tmp_path):

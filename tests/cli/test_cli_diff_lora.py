@@ -68,10 +68,10 @@ def test_what_does_not_go_together_is_refused_by_its_option(invoke, arguments, s
     assert not list(Path().rglob("*.html"))
 
 
-def test_films_are_refused_before_they_are_drawn(invoke, monkeypatch):
+def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch):
     drawn = "diffusers.AnimateDiffPipeline.__call__"
-    monkeypatch.setattr(drawn, lambda *_, **__: pytest.fail("a film was drawn"))
+    monkeypatch.setattr(drawn, lambda *_, **__: pytest.fail("a video was drawn"))
     code, _, err = invoke(
-        "diff", "a red circle", "--model", "demo-film", "--lora", "demo-lora", *FEW
+        "diff", "a red circle", "--model", "demo-video", "--lora", "demo-lora", *FEW
     )
-    assert code == 1 and "AnimateDiffPipeline makes films, and edits, knockouts, comp" in err
+    assert code == 1 and "AnimateDiffPipeline makes videos, and edits, knockouts, comp" in err

@@ -1,4 +1,4 @@
-"""`sdattn edit` of a prompt and of a picture."""
+"""`sdattn edit` of a prompt and of an image."""
 
 import json
 import os
@@ -32,7 +32,7 @@ def test_edit_writes_both_runs_side_by_side(invoke, model):
 
 
 @pytest.mark.slow
-def test_edit_of_a_picture_reports_how_well_it_came_back(invoke, model):
+def test_edit_of_an_image_reports_how_well_it_came_back(invoke, model):
     Image.new("RGB", (150, 120), (200, 40, 40)).save("photo.png")
     options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
     code, out, err = invoke(
@@ -57,8 +57,8 @@ def test_edit_of_a_picture_reports_how_well_it_came_back(invoke, model):
         (("a red dog", "--blend", "bird"), 1, "'bird' is in none of the prompts"),
         (("a red dog", "--cross", "30"), 1, "part of the run"),
         (("a red dog", "--image", "nothing.png"), 1, "nothing.png"),
-        (("a red dog", "--image", "notes.txt"), 1, "is no picture that can be read"),
-        (("a red dog", "--image", "photo.png", "--width", "64"), 2, "picture decides"),
+        (("a red dog", "--image", "notes.txt"), 1, "is no image that can be read"),
+        (("a red dog", "--image", "photo.png", "--width", "64"), 2, "image decides"),
     ],
 )
 def test_edits_that_cannot_be(invoke, model, monkeypatch, arguments, code, message):

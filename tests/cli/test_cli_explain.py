@@ -1,4 +1,4 @@
-"""`sdattn explain` of a picture."""
+"""`sdattn explain` of an image."""
 
 import json
 from functools import partial
@@ -11,13 +11,13 @@ from PIL import Image
 
 from scripts.scenes.shapes import random_scene
 from sdattn import load_run
-from sdattn.cli.options import open_picture
+from sdattn.cli.options import open_image
 from sdattn.runs.explaining import explain
 
 
 @pytest.fixture
 def explained(invoke, tmp_path):
-    """Run ``sdattn explain`` in a folder with pictures: (exit code, stdout, stderr)."""
+    """Run ``sdattn explain`` in a folder with images: (exit code, stdout, stderr)."""
     scene = random_scene(np.random.default_rng(0))
     Image.fromarray(scene.draw()).save("My photo.png")
     (tmp_path / "half.png").write_bytes((tmp_path / "My photo.png").read_bytes()[:200])
@@ -66,8 +66,8 @@ def test_the_command_takes_a_model_of_flow_matching(explained):
     ("arguments", "code", "message"),
     [
         (("nothing.png", "a cat"), 1, "nothing.png"),
-        (("notes.png", "a cat"), 1, "notes.png is no picture that can be read."),
-        (("half.png", "a cat"), 1, "half.png is no picture that can be read: "),
+        (("notes.png", "a cat"), 1, "notes.png is no image that can be read."),
+        (("half.png", "a cat"), 1, "half.png is no image that can be read: "),
         ((".", "a cat"), 1, "Is a directory"),
         (("My photo.png", " "), 1, "is empty"),
         (("My photo.png", "a cat", "--timesteps", "0"), 1, "1 to 999"),
@@ -90,7 +90,7 @@ def test_commands_that_cannot_be(explained, tmp_path, arguments, code, message):
 def test_photos_are_read(tmp_path, kind):
     photo = Image.new("RGB", (16, 8), (200, 30, 40))
     photo.save(tmp_path / "photo", kind)
-    read = open_picture(tmp_path / "photo").convert("RGB")
+    read = open_image(tmp_path / "photo").convert("RGB")
     assert read.size == photo.size
     assert abs(np.asarray(read, int) - np.asarray(photo, int)).max() <= 8
 
@@ -100,4 +100,4 @@ def test_what_is_no_photo_is_not_opened(tmp_path, kind):
     """Pillow starts Ghostscript for EPS, whatever the file is called."""
     Image.new("RGB", (64, 64)).save(tmp_path / "photo.png", kind)
     with pytest.raises(ValueError, match="photo.png.*Pass PNG"):
-        open_picture(tmp_path / "photo.png")
+        open_image(tmp_path / "photo.png")

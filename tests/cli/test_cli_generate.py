@@ -9,7 +9,7 @@ import time
 import pytest
 from diffusers import CogVideoXTransformer3DModel, UNetMotionModel
 from helpers.command_lines import generate
-from helpers.joint_film_rows import cogvideox
+from helpers.joint_video_rows import cogvideox
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux
 from helpers.unet_rows import animatediff
@@ -65,9 +65,9 @@ def test_a_transformer_draws_with_options_of_its_own(invoke, tmp_path):
     assert invoke(*arguments, "--set", "steps")[0] == 2
 
 
-def test_a_film_of_joint_attention_has_maps_of_motion(invoke, tmp_path, monkeypatch):
-    cogvideox().save_pretrained(tmp_path / "film")
-    arguments = ("generate", "a red cat", "--model", str(tmp_path / "film"), "--steps", "1")
+def test_a_video_of_joint_attention_has_maps_of_motion(invoke, tmp_path, monkeypatch):
+    cogvideox().save_pretrained(tmp_path / "video")
+    arguments = ("generate", "a red cat", "--model", str(tmp_path / "video"), "--steps", "1")
     arguments += ("--width", "96", "--height", "64", "--preset", "imap")
     settings = ("--set", "max_sequence_length=12", "--out", "run")
     assert invoke(*arguments, *settings, "--frames", "9")[0] == 0
@@ -81,7 +81,7 @@ def test_a_film_of_joint_attention_has_maps_of_motion(invoke, tmp_path, monkeypa
     assert "--frames 1: the preset 'imap' takes the heads that tell frames apart" in err
 
 
-def test_films_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeypatch):
+def test_videos_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeypatch):
     animatediff().save_pretrained(tmp_path / "video")
     (tmp_path / "run-1").mkdir()
     monkeypatch.setattr(UNetMotionModel, "forward", lambda *_, **__: pytest.fail("the model ran"))

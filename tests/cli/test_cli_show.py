@@ -1,4 +1,4 @@
-"""`sdattn show` of a saved run: figures, moving pictures, and phrases on its page."""
+"""`sdattn show` of a saved run: figures, moving images, and phrases on its page."""
 
 import json
 import os
@@ -66,13 +66,13 @@ def test_an_animation_is_written(invoke, folders, kind):
     code, out, err = invoke("show", folders / "kept", "circle", "--animate", "-o", name)
     assert (code, out, err) == (0, f"{name}\n", "")
     assert_is(name, kind)
-    with Image.open(name) as film:
-        assert film.n_frames == 2
+    with Image.open(name) as video:
+        assert video.n_frames == 2
     assert os.listdir() == [name]
 
 
 FIGURES = "Name a file that ends in .pdf or .svg or .png"
-FILMS = "Name a file that ends in .gif or .webp"
+VIDEOS = "Name a file that ends in .gif or .webp"
 
 
 @pytest.mark.parametrize(
@@ -87,8 +87,8 @@ FILMS = "Name a file that ends in .gif or .webp"
             "'word' is not one of 'words', 'steps'",
         ),
         (("--figure",), "--figure"),
-        (("--animate",), FILMS),
-        (("--animate", "-o", "x.png"), FILMS),
+        (("--animate",), VIDEOS),
+        (("--animate", "-o", "x.png"), VIDEOS),
     ],
 )
 def test_wrong_usage_is_exit_code_2(invoke, folders, arguments, message):

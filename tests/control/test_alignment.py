@@ -169,7 +169,7 @@ def test_what_an_edit_is_about():
     assert edited_words(prompts, 2, ["red", "dog"]) == ["pale", "red"]
 
 
-def test_where_an_edit_may_change_the_picture():
+def test_where_an_edit_may_change_the_image():
     prompts = [read("a red cat"), read("a red dog")]
     assert blended_words(prompts, ["cat"]) == [["cat"], ["dog"]]
     assert blended_words(prompts, "cat") == [["cat"], ["dog"]]

@@ -52,7 +52,7 @@ def mask_of(maps, columns, size, threshold, spread):
 
 @pytest.mark.parametrize("size", [(16, 16), (16, 32)])
 @pytest.mark.parametrize("subtract", [None, [["red"], ["red"], ["dog"]]])
-def test_blends_where_either_picture_has_the_words(size, subtract):
+def test_blends_where_either_image_has_the_words(size, subtract):
     rows, cols = size
     grids = [("down", rows, cols), ("down", rows // 2, cols // 2), ("up", rows // 2, cols // 2)]
     store = make_store(grids)
@@ -144,7 +144,7 @@ def test_what_does_not_fit_the_run_is_refused():
 
 
 def test_packed_latents_are_blended_as_unpacked_ones_are():
-    """FLUX has a row of channels for each query: [prompts, N, C], row by row of the picture."""
+    """FLUX has a row of channels for each query: [prompts, N, C], row by row of the image."""
     prompts = PROMPTS[:2]
     generator = torch.Generator().manual_seed(0)
     latents = torch.rand(2, 5, 4, 6, generator=generator)

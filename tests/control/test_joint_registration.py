@@ -78,16 +78,16 @@ def test_plain_attention_is_that_of_diffusers(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_every_way_of_editing_is_understood(name):
-    row, pictures, controllers = NAMED[name], [], []
+    row, images, controllers = NAMED[name], [], []
     pipe = sharp(name)
     plain = row.run(pipe, WAY)
     for way in ("returns", "in place", "none"):
         controllers.append(Foreign(way))
         with register_attention_control(pipe, controllers[-1]):
-            pictures.append(row.run(pipe, WAY))
-    assert (pictures[0] == pictures[1]).all()
-    assert (pictures[0] == pictures[2]).all()
-    assert abs(pictures[0] - plain).max() > 1e-4
+            images.append(row.run(pipe, WAY))
+    assert (images[0] == images[1]).all()
+    assert (images[0] == images[2]).all()
+    assert abs(images[0] - plain).max() > 1e-4
     layers = find_layers(pipe.transformer)
     kinds = [kind for la in layers for kind in ([False, True] if la.kind == "joint" else [False])]
     places = [la.place for la in layers for _ in range(2 if la.kind == "joint" else 1)]

@@ -47,9 +47,9 @@ class Masking(TorchFunctionMode):
             first = self.row.joint == "text first"
             length, n_text = key.shape[2], self.n_text
             text = torch.arange(n_text) + (0 if first else length - n_text)
-            picture = torch.arange(length - n_text) + (n_text if first else 0)
+            image = torch.arange(length - n_text) + (n_text if first else 0)
             mask = torch.zeros(len(query), 1, length, length)
-            rows = picture if self.queries == "picture" else torch.arange(length)
+            rows = image if self.queries == "image" else torch.arange(length)
             for row in self.removed_rows(len(query)):
                 mask[row, 0, rows[:, None], text[list(COLUMNS)]] = -torch.inf
             given = kwargs.get("attn_mask")
@@ -80,7 +80,7 @@ def outputs_of(pipe, row, way, context):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("queries", ["picture", "all"])
+@pytest.mark.parametrize("queries", ["image", "all"])
 @pytest.mark.parametrize("guided", [True, False])
 @pytest.mark.parametrize("row", CASES, ids=str)
 def test_removing_is_masking_the_keys(row, guided, queries):
@@ -109,7 +109,7 @@ def test_removing_is_masking_the_keys(row, guided, queries):
 
 def test_the_text_s_own_queries_make_a_difference():
     options = {"num_inference_steps": 2, "height": 64, "width": 96, "max_sequence_length": 16}
-    ways = ("picture", "all", None)
+    ways = ("image", "all", None)
     found = [knockout(sd3(), PROMPT, "cat", queries=one, **options) for one in ways]
     assert found[1].without.tobytes() == found[2].without.tobytes()
     assert found[0].image.tobytes() == found[1].image.tobytes()

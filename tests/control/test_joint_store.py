@@ -82,16 +82,16 @@ def test_the_stores_maps_are_those_of_a_capture(name, way):
             torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
             theirs = same_run.maps[layer.name][:, step].flatten(0, 1).flatten(1, 2)
             assert torch.equal(ours, theirs)
-    # and what the picture pays to itself; SD3.5 has layers that do nothing else
+    # and what the image pays to itself; SD3.5 has layers that do nothing else
     own = store.get_average_attention()
     selfs = [layer for layer in find_layers(pipe.transformer) if layer.kind == "self"]
     assert sum(len(own[f"{place}_self"]) for place in places) == len(joint) + len(selfs)
     for place in places:
         pairs = zip(own[f"{place}_self"], own[f"{place}_cross"], strict=True)
-        for to_picture, to_text in [] if selfs else pairs:
-            assert to_picture.shape[1:] == (cells, cells)
-            if "Kontext" not in name:  # the rest goes to the reference picture
-                total = to_picture.sum(-1) + to_text.sum(-1)
+        for to_image, to_text in [] if selfs else pairs:
+            assert to_image.shape[1:] == (cells, cells)
+            if "Kontext" not in name:  # the rest goes to the reference image
+                total = to_image.sum(-1) + to_text.sum(-1)
                 torch.testing.assert_close(total, torch.ones_like(total), atol=1e-5, rtol=0)
 
 
@@ -134,7 +134,7 @@ def test_another_run_and_another_size_begin_anew():
     assert first.shape[1] != store.last_step["double_cross"][0].shape[1]
 
 
-def test_kontexts_reference_is_behind_the_picture():
+def test_kontexts_reference_is_behind_the_image():
     row, way = NAMED["FLUX.1 Kontext"], Way(size=(64, 96))
     pipe = sharp(row)
     store = stored(pipe)
@@ -236,7 +236,7 @@ def test_nothing_is_read_after_the_first_pass(make):
     pipe = make()
     options = {"num_inference_steps": 4, "height": 64, "width": 96, "output_type": "latent"}
     options |= {"max_sequence_length": 24, "prompt": "a red cat"}
-    if make is klein:  # its reference pictures join the ids anew in every step
+    if make is klein:  # its reference images join the ids anew in every step
         options["image"] = Image.new("RGB", (64, 64), "red")
     pipe.transformer.set_attn_processor(TorchJointProcessor())
     with reads_by_call(pipe.transformer) as plain:

@@ -23,7 +23,7 @@ PROMPT = "a red cat and a dog"
 FAST = {"num_inference_steps": 2, "height": 64, "width": 96}
 
 
-def test_where_pictures_differ():
+def test_where_images_differ():
     noise = torch.randint(0, 256, (2, 24, 40, 3), generator=torch.Generator().manual_seed(0))
     one, other = noise.numpy().astype(np.uint8)
     found = causes.change(Image.fromarray(one), Image.fromarray(other), (3, 5))
@@ -135,7 +135,7 @@ def with_adapter():
         (make_pipeline, "cat", {"steps": (0.5, 0.6)}, ValueError, "one of the 2 passes"),
         (make_pipeline, "cat", {"layers": 5}, ValueError, "No attention layer fits 5"),
         (make_pipeline, "cat", {"layers": "attn1"}, ValueError, "No attention layer fits 'attn1'"),
-        (make_pipeline, "cat", {"num_images_per_prompt": 2}, ValueError, "makes 2 pictures"),
+        (make_pipeline, "cat", {"num_images_per_prompt": 2}, ValueError, "makes 2 images"),
         (make_pipeline, "cat", {"output_type": "np"}, ValueError, "output_type"),
         (
             make_pipeline,
@@ -146,7 +146,7 @@ def with_adapter():
         ),
         (with_adapter, "cat", {"layers": "mid"}, ValueError, "IPAdapterAttnProcessor2_0, whose"),
         (make_pipeline, "cat", {"queries": "all"}, ValueError, "joint attention only"),
-        (sd3, "cat", {"queries": "text"}, ValueError, "queries='text': pass 'picture' or 'all'"),
+        (sd3, "cat", {"queries": "text"}, ValueError, "queries='text': pass 'image' or 'all'"),
         (lambda: make_pipeline().unet, "cat", {}, TypeError, "Pass a pipeline"),
     ],
 )

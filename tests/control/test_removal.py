@@ -82,7 +82,7 @@ def masked(pipe, chosen, columns_of_row, during):
 
 
 def shared(value):
-    """Two pictures made two of the first."""
+    """Two images made two of the first."""
     if isinstance(value, list):
         return [shared(one) for one in value]
     is_batch = isinstance(value, torch.Tensor) and len(value) == 2
@@ -157,7 +157,7 @@ def test_rows_of_the_negative_prompt_are_not_touched():
 @pytest.mark.parametrize(
     ("steps", "changed"), [(0.5, [True, True]), ((0.5, 1), [False, True]), ((0, 1), [True, True])]
 )
-def test_the_part_of_the_run_that_a_picture_leaves(steps, changed):
+def test_the_part_of_the_run_that_an_image_leaves(steps, changed):
     """Of four steps, image to image at half strength runs two."""
     pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
     image = torch.rand(1, 3, 64, 96, generator=torch.Generator().manual_seed(1)).repeat(2, 1, 1, 1)

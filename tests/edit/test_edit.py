@@ -126,11 +126,11 @@ def test_auto_chooses_by_alignment():
 
 
 @pytest.mark.slow
-def test_blending_keeps_the_picture_outside_the_words():
+def test_blending_keeps_the_image_outside_the_words():
     """Where the mask is known: nothing of it passes a threshold of 1, all of it one below 0."""
     pipe = make_pipeline()
     prompts = sdattn.read_prompts(pipe, [SOURCE, TARGET])
-    pictures = {}
+    images = {}
     for threshold in (None, 0.0, 1.0):
         blend = None
         if threshold is not None:
@@ -139,16 +139,16 @@ def test_blending_keeps_the_picture_outside_the_words():
             )
         control = AttentionReplace(prompts, 3, local_blend=blend)
         with register_attention_control(pipe, control):
-            pictures[threshold] = pipe(
+            images[threshold] = pipe(
                 [SOURCE, TARGET],
                 generator=[torch.Generator().manual_seed(0) for _ in range(2)],
                 callback_on_step_end=step_end(control),
                 output_type="latent",
                 **FAST,
             ).images
-    assert torch.equal(pictures[1.0][1], pictures[1.0][0])
-    assert torch.equal(pictures[0.0], pictures[None])
-    assert not torch.equal(pictures[None][1], pictures[None][0])
+    assert torch.equal(images[1.0][1], images[1.0][0])
+    assert torch.equal(images[0.0], images[None])
+    assert not torch.equal(images[None][1], images[None][0])
     run = edit(pipe, SOURCE, TARGET, blend="cat", **FAST)
     assert run.settings["blend"] == [["cat"], ["dog"]]
 
@@ -273,7 +273,7 @@ def test_two_tokenizers_must_put_words_into_the_same_columns():
         edit(pipe, SOURCE, TARGET, **FAST)
 
 
-def test_the_sources_noise_is_that_of_its_picture():
+def test_the_sources_noise_is_that_of_its_image():
     """Every row of an edit begins at the noise that the inversion found."""
     pipe, begun = make_pipeline(), []
     image = Image.radial_gradient("L").resize((144, 112)).convert("RGB")
@@ -288,7 +288,7 @@ def test_the_sources_noise_is_that_of_its_picture():
 
 
 @pytest.mark.slow
-def test_a_real_picture_is_the_source_of_its_edit():
+def test_a_real_image_is_the_source_of_its_edit():
     """The first row is the inversion's replay alone; a target that is the source comes back too."""
     pipe = make_pipeline()
     image = Image.radial_gradient("L").resize((144, 112)).convert("RGB")

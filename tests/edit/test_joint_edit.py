@@ -63,7 +63,7 @@ def same(images, others):
 
 
 @pytest.mark.parametrize("name", GUIDED)
-def test_an_edit_of_nothing_is_the_open_processors_picture_in_bits(name):
+def test_an_edit_of_nothing_is_the_open_processors_image_in_bits(name):
     pipe, options = made(name)
     with register_attention_control(pipe, None, layers=layers_of(pipe)):
         opened = drawn(pipe, [SOURCE, TARGET], options)
@@ -104,7 +104,7 @@ def test_the_source_is_left_alone_and_the_target_is_not(name):
 
 @pytest.mark.parametrize("name", GUIDED)
 def test_layers_of_the_familys_depth_take_the_sources_attention_and_no_others(name):
-    """The picture's rows of both prompts, in each call but a layer's first."""
+    """The image's rows of both prompts, in each call but a layer's first."""
     pipe, options = made(name)
     named, seen = layers_of(pipe), {}
 
@@ -150,7 +150,7 @@ def test_a_shift_that_depends_on_the_size_and_second_order_steps_are_counted():
 def test_blending_keeps_the_source_outside_of_the_mask(name):
     """A threshold of 1 is passed nowhere, one of 0 everywhere; also of packed latents."""
     pipe, options = made(name)
-    pictures = {}
+    images = {}
     some = {"SD3": 0.97}.get(name, 0.6)  # which some cells pass
     for threshold in (None, 0.0, some, 1.0):
         prompts = sdattn.read_prompts(pipe, [SOURCE, TARGET], max_sequence_length=24)
@@ -160,7 +160,7 @@ def test_blending_keeps_the_source_outside_of_the_mask(name):
             blend = LocalBlend(prompts, words, 3, start=0.0, threshold=threshold)
         control = AttentionReplace(prompts, 3, local_blend=blend, max_self_queries=24)
         with register_attention_control(pipe, control):
-            pictures[threshold] = drawn(
+            images[threshold] = drawn(
                 pipe,
                 [SOURCE, TARGET],
                 {
@@ -169,9 +169,9 @@ def test_blending_keeps_the_source_outside_of_the_mask(name):
                     "output_type": "latent",
                 },
             )
-    assert torch.equal(pictures[1.0][1], pictures[1.0][0])
-    assert torch.equal(pictures[0.0], pictures[None])
-    source, target = pictures[some]
+    assert torch.equal(images[1.0][1], images[1.0][0])
+    assert torch.equal(images[0.0], images[None])
+    source, target = images[some]
     kept = (source == target).all(-1 if source.ndim == 2 else 0)
     assert kept.any() and not kept.all()
     run = edit(pipe, SOURCE, TARGET, blend="cat", weights={"dog": 2.0}, **options)
@@ -213,7 +213,7 @@ def test_families_without_a_record_are_refused_by_name(make):
     assert not ran
 
 
-def test_a_picture_inverted_by_the_flow_is_the_source_of_its_edit():
+def test_an_image_inverted_by_the_flow_is_the_source_of_its_edit():
     pipe, _ = made("SD3 without guidance")
     image = Image.radial_gradient("L").resize((96, 64)).convert("RGB")
     inversion = sdattn.edit.invert(

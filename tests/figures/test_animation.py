@@ -1,4 +1,4 @@
-"""The maps over the steps as a moving picture: its colours, its files, and what cannot be drawn."""
+"""The maps over the steps as a moving image: its colours, its files, and what cannot be drawn."""
 
 import errno
 import os
@@ -16,7 +16,7 @@ pytestmark = pytest.mark.slow
 
 PROMPT = "a red circle left of a blue square"
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 4}
-SIDES = 384, 256  # (width, height) of a tile: the picture's, four times
+SIDES = 384, 256  # (width, height) of a tile: the image's, four times
 GAP = 6  # pixels around each tile
 
 
@@ -36,7 +36,7 @@ def frames(run):
 
 
 def tile(frame, row=0, column=0):
-    """The picture, or a word's, of a frame of two rows, without what is written below it."""
+    """The image, or a word's, of a frame of two rows, without what is written below it."""
     left, top = GAP + column * (SIDES[0] + GAP), GAP + row * (frame.height - GAP) // 2
     return frame.crop((left, top, left + SIDES[0], top + SIDES[1]))
 
@@ -66,10 +66,10 @@ def bilinear(values, x, y):
 
 
 def check_colours(frame, place, values, high):
-    """At some pixels: the map of a step in colour, from 0 to high, over the picture in grey."""
-    picture, shown = np.asarray(tile(frame)), np.asarray(tile(frame, *place))
+    """At some pixels: the map of a step in colour, from 0 to high, over the image in grey."""
+    image, shown = np.asarray(tile(frame)), np.asarray(tile(frame, *place))
     for x, y in ((24, 40), (120, 120), (200, 72), (300, 100), (360, 232)):
-        wanted = overlaid(picture[y, x], bilinear(values, x, y) / high)
+        wanted = overlaid(image[y, x], bilinear(values, x, y) / high)
         np.testing.assert_allclose(shown[y, x], wanted, atol=6)
 
 
@@ -83,7 +83,7 @@ def test_a_frame_a_step_of_one_size(frames):
     assert len({one.height for one in frames}) == 1
 
 
-def test_the_picture_stays_and_the_step_below_it_is_told(run, frames):
+def test_the_image_stays_and_the_step_below_it_is_told(run, frames):
     pixels = np.asarray(run.images[0].convert("RGB"), np.float64)
     shown = np.asarray(tile(frames[0]), np.float64)
     assert np.abs(shown.reshape(128, 2, 192, 2, 3).mean((1, 3)) - pixels).mean() < 2
@@ -133,8 +133,8 @@ def saved(request, frames, tmp_path):
     path = tmp_path / "new" / f"x.{request.param.upper()}"
     save_animation(frames, path, milliseconds=120)
     assert os.listdir(path.parent) == [path.name]
-    with Image.open(path) as film:
-        yield film
+    with Image.open(path) as video:
+        yield video
 
 
 def test_a_file_holds_the_frames_and_their_times(saved, frames):
@@ -154,8 +154,8 @@ def test_a_file_holds_the_frames_and_their_times(saved, frames):
 
 def test_the_last_frame_stands_as_long_as_others_where_these_stand_longer(frames, tmp_path):
     save_animation(frames[:2], tmp_path / "x.gif", milliseconds=2000)
-    with Image.open(tmp_path / "x.gif") as film:
-        assert [one.info["duration"] for one in ImageSequence.Iterator(film)] == [2000, 2000]
+    with Image.open(tmp_path / "x.gif") as video:
+        assert [one.info["duration"] for one in ImageSequence.Iterator(video)] == [2000, 2000]
 
 
 @pytest.mark.parametrize(("kind", "most"), [("gif", 655_350 // 4), ("webp", (2**24 - 1) // 4)])
@@ -165,8 +165,8 @@ def test_every_time_that_is_taken_can_be_read(frames, tmp_path, kind, most, mill
     for four in (frames, [*frames[:1] * 3, frames[1]]):  # those that are alike may be one
         save_animation(four, tmp_path / f"x.{kind}", milliseconds=asked)
         times = []
-        with Image.open(tmp_path / f"x.{kind}") as film:
-            for one in ImageSequence.Iterator(film):
+        with Image.open(tmp_path / f"x.{kind}") as video:
+            for one in ImageSequence.Iterator(video):
                 one.load()
                 times.append(one.info["duration"])
         unit = 10 if kind == "gif" else 1
@@ -176,8 +176,8 @@ def test_every_time_that_is_taken_can_be_read(frames, tmp_path, kind, most, mill
 
 def test_the_frames_of_a_gif_have_one_palette(frames, tmp_path):
     save_animation(frames, tmp_path / "x.gif")
-    with Image.open(tmp_path / "x.gif") as film:
-        shown = [one.convert("RGB") for one in ImageSequence.Iterator(film)]
+    with Image.open(tmp_path / "x.gif") as video:
+        shown = [one.convert("RGB") for one in ImageSequence.Iterator(video)]
     colours = [{colour for _, colour in one.getcolors(1 << 20)} for one in shown]
     assert 100 < len(set.union(*colours)) <= 256
     assert len({tile(one).tobytes() for one in shown}) == 1  # what stays does not flicker

@@ -32,7 +32,7 @@ PROMPT = "a red circle left of a blue square"
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 10}
 WORDS = {"a": (1, 6), "circle": (3,)}  # and their columns
 ROWS = [(word, column) for word, columns in WORDS.items() for column in columns]
-KINDS = [kind for kind in ALL_KINDS if kind != "frames"]  # of pictures
+KINDS = [kind for kind in ALL_KINDS if kind != "frames"]  # of images
 TIMES = "\N{MULTIPLICATION SIGN}"
 PAGE = 7.0, 9.5
 ODD = ["שלום", "مرحبا", "🐱", "猫", "$x$", "<script>", "w" * 200, "a\nb\x00", "\ud83d"]
@@ -55,7 +55,7 @@ def figures(run):
 
 
 def random_run(words, steps=0, heads=0, grid=(8, 8), size=(64, 64), layers=2):
-    """Random maps of these words, on ``grid`` and on half of it, of a grey picture of ``size``."""
+    """Random maps of these words, on ``grid`` and on half of it, of a grey image of ``size``."""
     chance = torch.Generator().manual_seed(0)
     words = [f"word{i}" for i in range(words)] if isinstance(words, int) else words
     columns = tuple(range(len(words) + 1))
@@ -121,7 +121,7 @@ def assert_one_scale(drawn, of):
 
 
 @pytest.mark.slow
-def test_words_beside_the_picture(run, figures):
+def test_words_beside_the_image(run, figures):
     first, *rest = panels(figures["words"])
     pixels = np.asarray(run.images[0].convert("RGB"))
     np.testing.assert_array_equal(first.images[0].get_array(), pixels)
@@ -178,7 +178,7 @@ def test_heads_of_each_layer(run, figures):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_panels_have_the_shape_of_the_picture_and_count_its_pixels(figures, kind):
+def test_panels_have_the_shape_of_the_image_and_count_its_pixels(figures, kind):
     across, down = figures[kind].get_size_inches()
     for axes in panels(figures[kind]):
         assert axes.images[0].get_extent() == [0, 192, 128, 0]
@@ -379,7 +379,7 @@ def test_text_that_leaves_no_room_is_refused():
 
 @pytest.mark.slow
 def test_axes_of_the_user_are_drawn_into(run):
-    """The same pictures, titles and scale; the figure stays the user's."""
+    """The same images, titles and scale; the figure stays the user's."""
     image = run.image_run(0)
     theirs = matplotlib.figure.Figure((12, 5), layout="constrained")
     axes = theirs.subplots(len(ROWS), 8)
@@ -442,10 +442,10 @@ def test_files_are_of_the_kind_that_their_names_say(figures, tmp_path):
     assert data.startswith(b"%PDF-") and b"/FontFile2" in data and b"/Type3" not in data
     assert b"CreationDate" not in data
     across, down = figures["words"].get_size_inches()
-    with Image.open(tmp_path / "x.png") as picture:
-        assert picture.format == "PNG"
-        assert picture.size == pytest.approx((300 * across, 300 * down), abs=1)
-        assert picture.info["dpi"] == pytest.approx((300, 300), abs=0.1)
+    with Image.open(tmp_path / "x.png") as image:
+        assert image.format == "PNG"
+        assert image.size == pytest.approx((300 * across, 300 * down), abs=1)
+        assert image.info["dpi"] == pytest.approx((300, 300), abs=0.1)
     root = ElementTree.parse(tmp_path / "new/folder/x.SVG").getroot()
     assert root.tag.endswith("}svg")
     assert sorted(os.listdir(tmp_path)) == ["new", "x.pdf", "x.png"]

@@ -30,7 +30,7 @@ BOTH = Preset("both", ("down", "up"))  # of the layers that items have here
 
 
 def pack(item, line=1, **more):
-    """The files of an item with maps and a picture of its own."""
+    """The files of an item with maps and an image of its own."""
     return dict(_pack(item, line, **more))
 
 

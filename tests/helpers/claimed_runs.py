@@ -1,4 +1,4 @@
-"""A batch run up to its first picture: its folder claimed, its jobs known, nothing drawn."""
+"""A batch run up to its first image: its folder claimed, its jobs known, nothing drawn."""
 
 import json
 from types import SimpleNamespace

@@ -62,7 +62,7 @@ def kolors(kind: Any = KolorsPipeline) -> Any:
     return quiet(pipe)
 
 
-def from_picture(pipe: Any, way: Way) -> Options:
+def from_image(pipe: Any, way: Way) -> Options:
     # half of the steps are run
     options = {**sized(pipe, way), "image": new_images(way, way.total), "num_inference_steps": 4}
     return {name: value for name, value in options.items() if name not in ("height", "width")}
@@ -111,7 +111,7 @@ def of_resolution(pipe: Any, way: Way) -> Options:
 KANDINSKY: Options = {"in_turn": True, "prompt_rows": None, "layers": 2, "unit": 16, "cell": 16}
 KOLORS = (
     Row("Kolors", kolors, sized),
-    Row("Kolors, image to image", lambda: kolors(KolorsImg2ImgPipeline), from_picture),
+    Row("Kolors, image to image", lambda: kolors(KolorsImg2ImgPipeline), from_image),
 )
 CROSS: tuple[Row, ...] = (
     Row(

@@ -1,4 +1,4 @@
-"""Tiny text-to-image pipelines of flow matching that make 128x128 pictures. Their VAEs have a
+"""Tiny text-to-image pipelines of flow matching that make 128x128 images. Their VAEs have a
 scale, a shift and statistics that are not those of doing nothing."""
 
 import torch

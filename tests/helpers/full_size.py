@@ -1,7 +1,7 @@
 """Models at their full size, without weights: their published configurations, one call each.
 
 Each is what ``config.json`` of the model's repository on the hub says where it differs from the
-default of its class in diffusers, and a picture and a text of the size that its pipeline makes by
+default of its class in diffusers, and an image and a text of the size that its pipeline makes by
 default. On torch's meta device a model of any size takes no memory.
 """
 
@@ -21,7 +21,7 @@ class FullSize:
         kind: its class in diffusers.
         parameters: in millions.
         config: of the class, where it is not the default.
-        given: the arguments of a call of one picture, made on torch's default device.
+        given: the arguments of a call of one image, made on torch's default device.
         grids: (layers, rows, cols) of the layers with columns of the text.
         n_text: columns.
         latent_size: for capture(), where the grid is in values, which there are none of.

@@ -37,7 +37,7 @@ def small(kind: Any, unet: Any = None, **parts: Any) -> Any:
 
 
 def upscaler() -> Any:
-    """It has the picture in three of its channels, and a class for each level of noise."""
+    """It has the image in three of its channels, and a class for each level of noise."""
     vae = make_vae()
     vae.register_to_config(scaling_factor=0.08333)
     torch.manual_seed(2)
@@ -54,7 +54,7 @@ def upscaler() -> Any:
 
 
 def upscaled(_pipe: Any, way: Way) -> Options:
-    """A picture of a pixel for each cell of the latent."""
+    """An image of a pixel for each cell of the latent."""
     image = new_images(way, way.prompts)[:, :, ::8, ::8]
     return {"image": image, "guidance_scale": 5.0 if way.guided else 1.0}
 
@@ -142,7 +142,7 @@ def self_attention() -> Any:
     )
 
 
-def from_pictures(pipe: Any, way: Way) -> Options:
+def from_images(pipe: Any, way: Way) -> Options:
     return {**sized(pipe, way), "image": new_images(way, way.total)}
 
 
@@ -187,7 +187,7 @@ FURTHER = (
         lambda: make_sdxl_pipeline(
             StableDiffusionXLInstructPix2PixPipeline, make_sdxl_unet(in_channels=8)
         ),
-        from_pictures,
+        from_images,
         prompt_rows=first_third,
         layers=12,
     ),

@@ -67,7 +67,7 @@ def quoting(pipe: Any, way: Way) -> Options:
     return {**guided(pipe, way), "prompt": quoted if way.prompts > 1 else quoted[0]}
 
 
-HUNYUAN: Options = {"joint": "picture first", "n_text": 190 + 16, "layers": 4, "processors": ()}
+HUNYUAN: Options = {"joint": "image first", "n_text": 190 + 16, "layers": 4, "processors": ()}
 HUNYUAN |= {"in_turn": True, "prompt_rows": None}
 
 HUNYUAN_IMAGES = (

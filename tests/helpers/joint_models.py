@@ -10,7 +10,7 @@ N_TEXT, ROWS, COLS = 7, 3, 5
 
 
 def inputs(kind, model, dtype=torch.float32, rows=ROWS, cols=COLS):
-    """What the model is called with, one picture of rows x cols patches and 7 tokens."""
+    """What the model is called with, one image of rows x cols patches and 7 tokens."""
     generator = torch.Generator().manual_seed(1)
 
     def noise(*shape):
@@ -21,8 +21,8 @@ def inputs(kind, model, dtype=torch.float32, rows=ROWS, cols=COLS):
     ids = torch.cartesian_prod(torch.arange(1), torch.arange(rows), torch.arange(cols)).float()
     if kind == "SD3":
         pooled = noise(1, model.config.pooled_projection_dim)
-        picture = noise(1, 4, 2 * rows, 2 * cols)
-        return {**given, "hidden_states": picture, "pooled_projections": pooled}
+        image = noise(1, 4, 2 * rows, 2 * cols)
+        return {**given, "hidden_states": image, "pooled_projections": pooled}
     given["hidden_states"] = noise(1, rows * cols, 16)
     if kind == "FLUX.1":
         given |= {"img_ids": ids, "txt_ids": torch.zeros(N_TEXT, 3)}

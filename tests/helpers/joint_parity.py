@@ -38,7 +38,7 @@ def sharp_inputs(kind, model, dtype=torch.float32, batch=1):
 
 
 def spans_of(kind, cells=15, n_text=7):
-    """(picture, text), as diffusers' processors join them."""
+    """(image, text), as diffusers' processors join them."""
     if kind.startswith("SD3"):
         return slice(0, cells), slice(cells, cells + n_text)
     return slice(n_text, n_text + cells), slice(0, n_text)

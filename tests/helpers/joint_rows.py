@@ -207,7 +207,7 @@ def ernie() -> Any:
 
 
 def of_area(pipe: Any, way: Way) -> Options:
-    """The pipeline scales every picture to about the area of this many cells a side, and rounds
+    """The pipeline scales every image to about the area of this many cells a side, and rounds
     down."""
     pipe.default_sample_size = 1 + math.isqrt(way.size[0] * way.size[1]) // 8
     return short(pipe, way)
@@ -222,7 +222,7 @@ def as_written(pipe: Any, way: Way) -> Options:
     return {**sized(pipe, way), "enable_prompt_rewrite": False}
 
 
-def from_picture(pipe: Any, way: Way) -> Options:
+def from_image(pipe: Any, way: Way) -> Options:
     # half of the steps are run
     return {**short(pipe, way), "image": new_images(way, way.total), "num_inference_steps": 4}
 
@@ -232,7 +232,7 @@ UNFUSED: Options = {**FLUX, "in_turn": True, "processors": ()}
 
 JOINT = (
     Row("Chroma", chroma, short, **{**UNFUSED, "processors": ("fused",)}),
-    Row("Chroma, image to image", lambda: chroma(ChromaImg2ImgPipeline), from_picture, **UNFUSED),
+    Row("Chroma, image to image", lambda: chroma(ChromaImg2ImgPipeline), from_image, **UNFUSED),
     Row("AuraFlow", auraflow, short, processors=("fused",), n_text=8 + 24, **BATCHED),
     Row("Bria", bria, short, processors=(), n_text=24, **BATCHED),
     Row(
@@ -241,7 +241,7 @@ JOINT = (
         of_area,
         processors=(),
         n_text=3 * 24,
-        **{**BATCHED, "joint": "picture first"},
+        **{**BATCHED, "joint": "image first"},
     ),
     Row("Ovis-Image", ovis, behind_an_instruction, **{**UNFUSED, "n_text": 160}),
     Row(
@@ -250,7 +250,7 @@ JOINT = (
         sized,
         needs="ErnieImagePipeline",
         processors=(),
-        **{**BATCHED, "joint": "picture first", "layers": 2},
+        **{**BATCHED, "joint": "image first", "layers": 2},
     ),
     Row("LongCat-Image", longcat, as_written, **UNFUSED),
 )

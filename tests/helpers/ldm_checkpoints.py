@@ -222,7 +222,7 @@ def refiner(*, tiny: bool = False) -> dict[str, tuple]:
 
 
 def filled(shapes: dict[str, tuple]) -> dict[str, torch.Tensor]:
-    """Random weights, small enough that pictures stay finite."""
+    """Random weights, small enough that images stay finite."""
     generator = torch.Generator().manual_seed(0)
     found = {}
     for name, shape in shapes.items():

@@ -1,4 +1,4 @@
-"""Rows of the support matrix: LTX-2, films with their sound, with random weights."""
+"""Rows of the support matrix: LTX-2, videos with their sound, with random weights."""
 
 from typing import Any
 
@@ -14,10 +14,10 @@ from diffusers import (
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 
-from helpers.film_rows import BATCHED, long_film
 from helpers.rows import Options, Row, Way, new_images
 from helpers.tiny_encoders import tiny_gemma3
 from helpers.tiny_tokenizers import tiny_gemma
+from helpers.video_rows import BATCHED, long_video
 
 REGISTERS = 4  # the length of the text is a multiple
 LENGTH = 16
@@ -113,34 +113,34 @@ def ltx2(kind: Any = LTX2Pipeline, *, newer: bool = False, **parts: Any) -> Any:
     return pipe
 
 
-def film_and_sound(pipe: Any, way: Way) -> Options:
+def video_and_sound(pipe: Any, way: Way) -> Options:
     """With guidance by the negative prompt alone."""
     scale = 5.0 if way.guided else 1.0
     scales = {"audio_guidance_scale": scale, "audio_stg_scale": 0.0, "audio_modality_scale": 1.0}
     scales |= {"stg_scale": 0.0, "modality_scale": 1.0}
-    return {**long_film(pipe, way), **scales, "max_sequence_length": LENGTH}
+    return {**long_video(pipe, way), **scales, "max_sequence_length": LENGTH}
 
 
-def alike_films(pipe: Any, way: Way) -> Options:
-    """Prompts of one length: of others the pipeline gives films each other's masks."""
+def alike_videos(pipe: Any, way: Way) -> Options:
+    """Prompts of one length: of others the pipeline gives videos each other's masks."""
     prompts = ["a red cat", "a red sofa"][: way.prompts]
     own = {"prompt": prompts if way.prompts > 1 else prompts[0]}
-    return {**film_and_sound(pipe, way), **own}
+    return {**video_and_sound(pipe, way), **own}
 
 
 def from_first_frame(pipe: Any, way: Way) -> Options:
     own = {"image": new_images(way, way.total), "image_crf": 0}
-    return {**film_and_sound(pipe, way), **own}
+    return {**video_and_sound(pipe, way), **own}
 
 
 SIZES: dict[str, Any] = {**BATCHED, "unit": 32, "cell": 32}
 ONE_A_PROMPT: dict[str, Any] = {**SIZES, "images_option": None}
 
-LTX2_FILMS = (
-    Row("LTX-2", ltx2, alike_films, **SIZES),
-    Row("LTX-2.3", lambda: ltx2(newer=True), film_and_sound, **ONE_A_PROMPT),
+LTX2_VIDEOS = (
+    Row("LTX-2", ltx2, alike_videos, **SIZES),
+    Row("LTX-2.3", lambda: ltx2(newer=True), video_and_sound, **ONE_A_PROMPT),
     Row(
-        "LTX-2, from a picture",
+        "LTX-2, from an image",
         lambda: ltx2(LTX2ImageToVideoPipeline),
         from_first_frame,
         **ONE_A_PROMPT,

@@ -14,19 +14,19 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProcessor
 
 from helpers.cross_rows import CROSS
-from helpers.film_rows import FILMS
 from helpers.from_video_rows import FROM_VIDEOS
 from helpers.further_rows import FURTHER
 from helpers.hunyuan_rows import HUNYUAN_IMAGES
-from helpers.joint_film_rows import JOINT_FILMS
 from helpers.joint_rows import JOINT
-from helpers.ltx2_rows import LTX2_FILMS
+from helpers.joint_video_rows import JOINT_VIDEOS
+from helpers.ltx2_rows import LTX2_VIDEOS
 from helpers.padded_rows import PADDED
 from helpers.qwen_edit_rows import QWEN_EDITS
 from helpers.rows import Way
 from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS
-from helpers.wan_rows import WAN_FILMS
+from helpers.video_rows import VIDEOS
+from helpers.wan_rows import WAN_VIDEOS
 from sdattn import TorchAttnProcessor
 
 _KNOWN = (
@@ -38,10 +38,10 @@ _KNOWN = (
     *HUNYUAN_IMAGES,
     *QWEN_EDITS,
     *CROSS,
-    *FILMS,
-    *WAN_FILMS,
-    *LTX2_FILMS,
-    *JOINT_FILMS,
+    *VIDEOS,
+    *WAN_VIDEOS,
+    *LTX2_VIDEOS,
+    *JOINT_VIDEOS,
     *FROM_VIDEOS,
 )
 ROWS = tuple(row for row in _KNOWN if row.needs is None or hasattr(diffusers, row.needs))

@@ -62,7 +62,7 @@ def processors(model):
 
 
 def run_recorded(row, pipe, way):
-    """The pictures, what the attention of torch did, and how often the model was called."""
+    """The images, what the attention of torch did, and how often the model was called."""
     denoiser, calls = find_denoiser(pipe), []
     models = [one for one in (denoiser.model, denoiser.stands_in) if one is not None]
     counters = [
@@ -86,7 +86,7 @@ def in_one(calls):
 
 
 def own_part(probs, cells, row, lengths):
-    """What each row's picture pays to its own text, ``[rows, cells, columns]``, then nothing."""
+    """What each row's image pays to its own text, ``[rows, cells, columns]``, then nothing."""
     columns = row.n_text or max(lengths)
     found = torch.zeros(len(probs), cells, columns, dtype=probs.dtype)
     for image, n_text in enumerate(lengths):
@@ -102,7 +102,7 @@ def expected_maps(calls, model_calls, row, way, lengths=None):
     """The mean over passes and heads of the prompt's rows.
 
     Attention that is computed in parts (text and image prompts) has its columns side by side. Of
-    joint attention the picture's rows and the text's columns are taken.
+    joint attention the image's rows and the text's columns are taken.
     """
     parts = len(calls) // model_calls
     means = []
@@ -125,5 +125,5 @@ def expected_maps(calls, model_calls, row, way, lengths=None):
             else:
                 probs = probs[:, :cells, -n_text:]
         means.append(probs)
-    # of a film whose frames are rows: those of each, its cells frame by frame
+    # of a video whose frames are rows: those of each, its cells frame by frame
     return torch.stack(means).mean(0).unflatten(0, (-1, row.frame_rows)).flatten(1, 2)

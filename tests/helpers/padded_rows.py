@@ -100,13 +100,13 @@ def above_nothing(pipe: Any, way: Way) -> Options:
     return {**sized(pipe, way), "guidance_scale": 4.0 if way.guided else 0.0, **prompts}
 
 
-def from_picture(pipe: Any, way: Way) -> Options:
+def from_image(pipe: Any, way: Way) -> Options:
     return {**above_nothing(pipe, way), "image": new_images(way, way.total), "strength": 1.0}
 
 
 def inpainted(pipe: Any, way: Way) -> Options:
     mask = torch.ones(way.total, 1, *way.size)
-    return {**from_picture(pipe, way), "mask_image": mask}
+    return {**from_image(pipe, way), "mask_image": mask}
 
 
 def chat_lengths(pipe: Any, way: Way) -> list[int]:
@@ -279,14 +279,14 @@ def first_half(batch: int) -> range:
     return range(batch // 2)
 
 
-Z_IMAGE: Options = {"joint": "picture first", "layers": 2, "unit": 16, "cell": 16, "filled": 32}
+Z_IMAGE: Options = {"joint": "image first", "layers": 2, "unit": 16, "cell": 16, "filled": 32}
 IN_TURN: Options = {"joint": "text first", "layers": 2, "unit": 16, "cell": 16}
 IN_TURN |= {"in_turn": True, "prompt_rows": None, "processors": ()}
 Z_IMAGE |= {"prompt_rows": first_half, "lengths": chat_lengths, "processors": ()}
 
 PADDED = (
     Row("Z-Image", z_image, above_nothing, **Z_IMAGE),
-    Row("Z-Image, image to image", lambda: z_image(ZImageImg2ImgPipeline), from_picture, **Z_IMAGE),
+    Row("Z-Image, image to image", lambda: z_image(ZImageImg2ImgPipeline), from_image, **Z_IMAGE),
     Row("Z-Image, inpainting", lambda: z_image(ZImageInpaintPipeline), inpainted, **Z_IMAGE),
     Row("Z-Image, ControlNet", z_image_controlled, controlled, **Z_IMAGE),
     Row("Lumina 2", lumina2, with_system_prompt, lengths=system_lengths, **IN_TURN),

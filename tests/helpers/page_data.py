@@ -17,7 +17,7 @@ def data_of(page):
 def maps_of(data):
     """The values of every map, decoded as the documentation says."""
     cells, found = zlib.decompress(base64.b64decode(data["data"])), []
-    frames = (max(data["film"]["latent"]) + 1,) if "film" in data else ()
+    frames = (max(data["video"]["latent"]) + 1,) if "video" in data else ()
     for rows, cols, low, high in data["maps"]:
         size = math.prod((*frames, rows, cols))
         part, cells = cells[:size], cells[size:]

@@ -1,4 +1,4 @@
-"""The rows of the support matrix of Qwen-Image's pipelines that edit pictures."""
+"""The rows of the support matrix of Qwen-Image's pipelines that edit images."""
 
 from typing import Any
 
@@ -20,7 +20,7 @@ from helpers.transformer_rows import FLUX, in_turn, own_norms, quiet
 
 
 def qwen_edit(kind: Any = QwenImageEditPipeline) -> Any:
-    """With a VAE of few cells and channels: the pipelines resize pictures to a megapixel."""
+    """With a VAE of few cells and channels: the pipelines resize images to a megapixel."""
     torch.manual_seed(0)
     transformer = QwenImageTransformer2DModel(
         patch_size=2,
@@ -68,12 +68,12 @@ def two(pipe: Any, way: Way) -> Options:
 
 
 EDIT: Options = {**FLUX, "n_text": None, "in_turn": True, "layers": 2, "unit": 64, "cell": 64}
-CELLS = (512 // 64) * (2048 // 64)  # of a picture of 1 : 4 at a megapixel
+CELLS = (512 // 64) * (2048 // 64)  # of an image of 1 : 4 at a megapixel
 
 QWEN_EDITS = (
     Row("Qwen-Image-Edit", qwen_edit, one_each, references=CELLS, **EDIT),
     Row(
-        "Qwen-Image-Edit-Plus, two pictures",
+        "Qwen-Image-Edit-Plus, two images",
         lambda: qwen_edit(QwenImageEditPlusPipeline),
         two,
         references=2 * CELLS,

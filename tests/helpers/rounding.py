@@ -5,7 +5,7 @@ the batch, the number of threads and the processor. So bits are promised for the
 same call on the same shapes with as many threads, and for nothing else.
 
     torch.testing.assert_close(found, expected, rtol=rounding(16 + 77), atol=0)
-    assert_same_picture(found, expected, terms_of(pipe.unet, pipe.unet, pipe.vae))
+    assert_same_image(found, expected, terms_of(pipe.unet, pipe.unet, pipe.vae))
 """
 
 import math
@@ -28,11 +28,11 @@ def terms_of(*models):
 
 
 def levels_apart(found, expected):
-    """By how many of 256 levels two pictures differ, each colour of each pixel."""
+    """By how many of 256 levels two images differ, each colour of each pixel."""
     return abs(np.asarray(found, dtype=int) - np.asarray(expected, dtype=int))
 
 
-def assert_same_picture(found, expected, terms, dtype=torch.float32):
+def assert_same_image(found, expected, terms, dtype=torch.float32):
     """What lies on the edge of two levels falls to either. A number from 0 to 1 that is off by e
     does so with a chance of 255 e, so that the mean is the deviation of the numbers.
 

@@ -57,24 +57,24 @@ class Row:
         options: what its call is given beyond the prompt, for a way.
         prompt_rows: which rows of a guided batch belong to the prompt; None where the model is
             never run with guidance in its batch.
-        joint: the order in a joint attention, "text first" or "picture first"; None for
+        joint: the order in a joint attention, "text first" or "image first"; None for
             cross-attention.
-        n_text: columns of the text in a joint attention; None if all but the pictures'.
-        references: tokens of pictures that follow the one that is made.
+        n_text: columns of the text in a joint attention; None if all but the images'.
+        references: tokens of images that follow the one that is made.
         lengths: tokens of each image's text, for a way, where a row has its own text behind or
-            before the picture and then nothing; None where all rows are alike.
+            before the image and then nothing; None where all rows are alike.
         row_by_row: whether each row of the batch has a call of the kernel of its own, without the
             tokens that are no text of its.
-        filled: in such a row the picture is filled up to a multiple of so many tokens.
-        text_last: whether a layer attends to a picture before the text, whose columns come first.
+        filled: in such a row the image is filled up to a multiple of so many tokens.
+        text_last: whether a layer attends to an image before the text, whose columns come first.
         in_turn: whether guidance calls the model again, for the negative prompt.
         twice: whether the model is called again in each step, for neither prompt.
         processors: those that may be set in place of its own.
         layers: layers that see the text.
         unit: sizes are rounded up to a multiple of this many pixels.
         cell: pixels a side of the finest cell of the maps.
-        frames: of the latent of a film; None of a picture.
-        frame_rows: how many rows of the batch an image has: the frames of a film where these are
+        frames: of the latent of a video; None of an image.
+        frame_rows: how many rows of the batch an image has: the frames of a video where these are
             rows, one after the other.
         images_option: the option for several images a prompt; None where there is none.
         batched: whether the pipeline takes several prompts.
@@ -109,7 +109,7 @@ class Row:
         return self.name
 
     def run(self, pipe: Any, way: Way, **more: Any) -> Any:
-        """Pictures, as numpy, ``[images, height, width, 3]``."""
+        """Images, as numpy, ``[images, height, width, 3]``."""
         prompts = list(PROMPTS[: way.prompts]) if way.prompts > 1 else PROMPTS[0]
         negative = [NEGATIVE] * way.prompts if way.prompts > 1 else NEGATIVE
         options = {
@@ -133,7 +133,7 @@ class Row:
         return replace(way, size=(height, width), images=images, prompts=prompts)
 
     def grid(self, way: Way) -> tuple[int, ...]:
-        """Of the finest cells: (rows, cols), of a film (frames, rows, cols)."""
+        """Of the finest cells: (rows, cols), of a video (frames, rows, cols)."""
         cells = tuple(side // self.cell for side in way.size)
         return cells if self.frames is None else (self.frames, *cells)
 
@@ -156,6 +156,6 @@ def new_images(way: Way, number: int) -> torch.Tensor:
     return torch.rand(number, 3, *way.size, generator=torch.Generator().manual_seed(1))
 
 
-def from_picture(pipe: Any, way: Way) -> Options:
-    """Options of pipelines that take the size from a picture."""
+def from_image(pipe: Any, way: Way) -> Options:
+    """Options of pipelines that take the size from an image."""
     return {"image": new_images(way, way.total), "guidance_scale": 5.0 if way.guided else 1.0}

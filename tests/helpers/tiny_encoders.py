@@ -46,7 +46,7 @@ def tiny_gemma3() -> Gemma3ForConditionalGeneration:
 
 
 def tiny_qwen_vl(tokenizer=None) -> Qwen2_5_VLForConditionalGeneration:
-    """For pictures with a tokenizer that has their tokens."""
+    """For images with a tokenizer that has their tokens."""
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16}
     vision |= {"intermediate_size": 16, "fullatt_block_indexes": [0]}
     rope = {"mrope_section": [1, 1, 2], "type": "default", "rope_type": "default"}

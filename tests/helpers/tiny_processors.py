@@ -1,4 +1,4 @@
-"""Tiny processors of text and pictures."""
+"""Tiny processors of text and images."""
 
 from transformers import Qwen2_5_VLProcessor, Qwen2VLImageProcessor
 from transformers.processing_utils import ProcessorMixin
@@ -6,7 +6,7 @@ from transformers.processing_utils import ProcessorMixin
 from helpers.tiny_tokenizers import tiny_qwen
 
 
-class PictureProcessor(Qwen2_5_VLProcessor):
+class ImageProcessor(Qwen2_5_VLProcessor):
     """Qwen2.5-VL's without videos, which need torchvision."""
 
     attributes = ("image_processor", "tokenizer")
@@ -22,9 +22,9 @@ class PictureProcessor(Qwen2_5_VLProcessor):
 
 
 def tiny_qwen_processor(padding_side="right"):
-    """Of which a picture has at most 12 tokens of 28x28 pixels."""
+    """Of which an image has at most 12 tokens of 28x28 pixels."""
     tokenizer = tiny_qwen(padding_side)
     names = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
     tokenizer.add_special_tokens({"additional_special_tokens": names})
     images = Qwen2VLImageProcessor(min_pixels=28 * 28 * 4, max_pixels=28 * 28 * 12)
-    return PictureProcessor(images, tokenizer)
+    return ImageProcessor(images, tokenizer)

@@ -292,12 +292,12 @@ def flux_options(pipe: Any, way: Way) -> Options:
     return {**in_turn(pipe, way), "max_sequence_length": 24}
 
 
-def from_picture(pipe: Any, way: Way) -> Options:
+def from_image(pipe: Any, way: Way) -> Options:
     # half of the steps are run
     return {**short(pipe, way), "image": new_images(way, way.total), "num_inference_steps": 4}
 
 
-def flux_from_picture(pipe: Any, way: Way) -> Options:
+def flux_from_image(pipe: Any, way: Way) -> Options:
     image = new_images(way, way.total)
     return {**flux_options(pipe, way), "image": image, "num_inference_steps": 4}
 
@@ -321,7 +321,7 @@ def with_instruction(pipe: Any, way: Way) -> Options:
     return {**unbinned(pipe, way), "complex_human_instruction": ["Paint:"]}
 
 
-SD3: Options = {"joint": "picture first", "layers": 3, "unit": 16, "cell": 16}
+SD3: Options = {"joint": "image first", "layers": 3, "unit": 16, "cell": 16}
 SD3 |= {"processors": ("fused",)}
 FLUX: Options = {"joint": "text first", "n_text": 24, "layers": 4, "unit": 16, "cell": 16}
 FLUX |= {"prompt_rows": None, "processors": ("fused",)}
@@ -347,14 +347,14 @@ TRANSFORMERS = (
     Row(
         "Stable Diffusion 3, image to image",
         lambda: sd3(StableDiffusion3Img2ImgPipeline),
-        from_picture,
+        from_image,
         **SD3,
     ),
     Row("FLUX.1", flux, flux_options, in_turn=True, **FLUX),
     Row(
         "FLUX.1, image to image",
         lambda: flux(FluxImg2ImgPipeline),
-        flux_from_picture,
+        flux_from_image,
         in_turn=True,
         **FLUX,
     ),

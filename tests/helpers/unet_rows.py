@@ -24,7 +24,7 @@ from diffusers import (
 )
 from transformers import CLIPTextModelWithProjection
 
-from helpers.rows import Options, Row, Way, first_third, from_picture, middle_third, new_images, sized
+from helpers.rows import Options, Row, Way, first_third, from_image, middle_third, new_images, sized
 from helpers.tiny_pipelines import (
     make_pipeline,
     make_scheduler,
@@ -247,14 +247,14 @@ UNETS = (
     Row(
         "SDXL refiner",
         refiner,
-        lambda pipe, way: {**from_picture(pipe, way), "num_inference_steps": 8},  # 0.3 of them run
+        lambda pipe, way: {**from_image(pipe, way), "num_inference_steps": 8},  # 0.3 of them run
         layers=12,
     ),
     Row("LCM", lcm, lcm_options, prompt_rows=None, layers=4),
     Row(
         "image to image",
         lambda: small_pipeline(StableDiffusionImg2ImgPipeline),
-        from_picture,
+        from_image,
         layers=4,
     ),
     Row(
@@ -268,7 +268,7 @@ UNETS = (
         lambda: make_pipeline(
             StableDiffusionInstructPix2PixPipeline, unet=make_small_unet(in_channels=8)
         ),
-        from_picture,
+        from_image,
         prompt_rows=first_third,
         layers=4,
     ),

@@ -1,4 +1,4 @@
-"""Rows of the support matrix: films of Wan that begin with a picture, and Wan 2.2, with random
+"""Rows of the support matrix: videos of Wan that begin with an image, and Wan 2.2, with random
 weights."""
 
 from typing import Any
@@ -7,12 +7,12 @@ import torch
 from diffusers import AutoencoderKLWan, WanImageToVideoPipeline, WanPipeline
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
-from helpers.film_rows import FILM, film, wan, wan_transformer
 from helpers.rows import Options, Row, Way, new_images
 from helpers.transformer_rows import own_norms
+from helpers.video_rows import VIDEO, video, wan, wan_transformer
 
-PICTURE = 5  # columns of the picture: its four patches and one of all
-CHANNELS = 12  # of the noise, of a mask, of the picture
+IMAGE = 5  # columns of the image: its four patches and one of all
+CHANNELS = 12  # of the noise, of a mask, of the image
 
 
 def vision() -> CLIPVisionModel:
@@ -28,13 +28,13 @@ def vision() -> CLIPVisionModel:
 
 
 def seeing(**changes: Any) -> Any:
-    """A transformer of Wan 2.1, whose layers attend to a picture as well."""
+    """A transformer of Wan 2.1, whose layers attend to an image as well."""
     sizes = {"in_channels": CHANNELS, "image_dim": 16, "added_kv_proj_dim": 24}
     return own_norms(wan_transformer(**{**sizes, **changes}))
 
 
-def wan_from_picture(**changes: Any) -> Any:
-    """Wan 2.1: its layers attend to the picture, which is in the channels too."""
+def wan_from_image(**changes: Any) -> Any:
+    """Wan 2.1: its layers attend to the image, which is in the channels too."""
     torch.manual_seed(1)
     small = {"height": 32, "width": 32}
     return wan(
@@ -45,8 +45,8 @@ def wan_from_picture(**changes: Any) -> Any:
     )
 
 
-def wan22_from_picture() -> Any:
-    """14B of Wan 2.2: the picture is in the channels alone, and another transformer runs the second
+def wan22_from_image() -> Any:
+    """14B of Wan 2.2: the image is in the channels alone, and another transformer runs the second
     half of the schedule."""
     torch.manual_seed(1)
     first, second = (wan_transformer(in_channels=CHANNELS) for _ in range(2))
@@ -74,32 +74,32 @@ def wan22_small(kind: Any = WanPipeline) -> Any:
     return wan(kind, vae=vae.eval(), expand_timesteps=True)
 
 
-def wan22_small_from_picture() -> Any:
+def wan22_small_from_image() -> Any:
     return wan22_small(WanImageToVideoPipeline)
 
 
-def from_picture(pipe: Any, way: Way) -> Options:
-    return {**film(pipe, way), "image": new_images(way, 1)}
+def from_image(pipe: Any, way: Way) -> Options:
+    return {**video(pipe, way), "image": new_images(way, 1)}
 
 
-def from_seen_picture(pipe: Any, way: Way) -> Options:
+def from_seen_image(pipe: Any, way: Way) -> Options:
     """As many columns of text as diffusers reckons with."""
-    return {**from_picture(pipe, way), "max_sequence_length": 512}
+    return {**from_image(pipe, way), "max_sequence_length": 512}
 
 
-WAN: dict[str, Any] = {**FILM, "in_turn": True}
+WAN: dict[str, Any] = {**VIDEO, "in_turn": True}
 SMALL: dict[str, Any] = {**WAN, "unit": 32, "cell": 32}
 
-WAN_FILMS = (
-    # its pipeline gives the picture to one film a prompt
+WAN_VIDEOS = (
+    # its pipeline gives the image to one video a prompt
     Row(
-        "Wan 2.1, from a picture",
-        wan_from_picture,
-        from_seen_picture,
+        "Wan 2.1, from an image",
+        wan_from_image,
+        from_seen_image,
         text_last=True,
         **{**WAN, "images_option": None, "processors": ("fused",)},
     ),
-    Row("Wan 2.2, from a picture", wan22_from_picture, from_picture, **WAN),
-    Row("Wan 2.2 5B", wan22_small, film, **SMALL),
-    Row("Wan 2.2 5B, from a picture", wan22_small_from_picture, from_picture, **SMALL),
+    Row("Wan 2.2, from an image", wan22_from_image, from_image, **WAN),
+    Row("Wan 2.2 5B", wan22_small, video, **SMALL),
+    Row("Wan 2.2 5B, from an image", wan22_small_from_image, from_image, **SMALL),
 )

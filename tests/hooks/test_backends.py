@@ -25,7 +25,7 @@ def registry_as_before(monkeypatch):
 
 @pytest.fixture
 def calls(monkeypatch):
-    """The queries that reach a backend which differs from the native one in its pictures."""
+    """The queries that reach a backend which differs from the native one in its images."""
     seen, attend = [], BACKENDS[MATH]
 
     def backend(query, key, value, attn_mask=None, **options):

@@ -139,7 +139,7 @@ def test_the_kernels_logsumexp_takes_the_place_of_a_softmax(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
-def test_looking_changes_no_picture(make):
+def test_looking_changes_no_image(make):
     pipe = make()
     before = run(pipe)
     with capture(pipe):
@@ -147,7 +147,7 @@ def test_looking_changes_no_picture(make):
     assert (before == during).all()
 
 
-def test_pag_pictures_do_not_change_and_its_perturbed_rows_are_left_out():
+def test_pag_images_do_not_change_and_its_perturbed_rows_are_left_out():
     pipe = make_pipeline(StableDiffusionPAGPipeline, pag_applied_layers=["mid"])
     before = run(pipe, pag_scale=3.0)
     hooks, record = record_inputs(pipe.unet)

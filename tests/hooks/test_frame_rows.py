@@ -1,14 +1,14 @@
-"""Films whose frames are rows of the batch, one after the other: AnimateDiff."""
+"""Videos whose frames are rows of the batch, one after the other: AnimateDiff."""
 
 from dataclasses import replace
 
 import pytest
 import torch
 from diffusers import MotionAdapter, UNetMotionModel
-from helpers.film_rows import wan
 from helpers.matrix import ROWS, WAYS
 from helpers.matrix_oracle import recorded
 from helpers.tiny_pipelines import make_small_unet
+from helpers.video_rows import wan
 
 from sdattn import CaptureError, capture, heatmaps
 from sdattn.maps.aggregation import refining
@@ -47,7 +47,7 @@ def make_motion_model():
 
 
 def called(model, n_frames=3, **options):
-    """A capture of a model that is called by hand for two films, each frame with its film's text,
+    """A capture of a model that is called by hand for two videos, each frame with its video's text,
     as the pipeline calls it."""
     with torch.no_grad(), capture(model, **options) as store:
         model(LATENT[:, :, :n_frames], 500, TEXT.repeat_interleave(n_frames, 0))
@@ -58,7 +58,7 @@ def test_frames_of_both_branches_are_in_their_order(watched):
     """[negative, prompt], each frame by frame, with each head and step, against float64."""
     _, record, store = watched
     assert store.branches == ("unconditional", "conditional") and store.images == 2
-    assert store.latent_size == (3, 8, 12) and store.is_film
+    assert store.latent_size == (3, 8, 12) and store.is_video
     for layer in store.layers:
         found = store.maps[layer.name]  # [images, steps, heads, frames, rows, cols, keys]
         for step, probs in enumerate(record[layer.name]):  # [2 * frames, heads, N, keys]
@@ -88,7 +88,7 @@ def test_all_ways_of_keeping_are_of_the_same_maps(watched):
         assert held.nbytes == held.expected_nbytes
 
 
-def test_a_heatmap_of_a_film_is_a_film(watched):
+def test_a_heatmap_of_a_video_is_a_video(watched):
     pipe, _, _ = watched
     with capture(pipe, steps=(0.5, 1.0)) as store:
         ROW.run(pipe, WAY)
@@ -105,29 +105,29 @@ def test_a_heatmap_of_a_film_is_a_film(watched):
 
 
 @torch.no_grad()
-def test_a_film_of_one_frame_has_the_values_of_its_picture():
-    """With motion modules that add nothing the model is the UNet of the picture."""
+def test_a_video_of_one_frame_has_the_values_of_its_image():
+    """With motion modules that add nothing the model is the UNet of the image."""
     unet, model = make_motion_model()
     for name, part in model.named_modules():
         if ".motion_modules." in name and name.endswith("proj_out"):
             torch.nn.init.zeros_(part.weight), torch.nn.init.zeros_(part.bias)
-    film = called(model, n_frames=1, heads="all")
-    with capture(unet, heads="all") as picture:
+    video = called(model, n_frames=1, heads="all")
+    with capture(unet, heads="all") as image:
         made = unet(LATENT[:, :, 0], 500, TEXT).sample
     torch.testing.assert_close(model(LATENT[:, :, :1], 500, TEXT).sample[:, :, 0], made)
-    assert set(film.maps) == set(picture.maps) and film.is_film and not picture.is_film
-    for layer, maps in picture.maps.items():
-        assert film.maps[layer].shape[2] == 1
-        torch.testing.assert_close(film.maps[layer][:, :, 0], maps, atol=1e-6, rtol=0)
+    assert set(video.maps) == set(image.maps) and video.is_video and not image.is_video
+    for layer, maps in image.maps.items():
+        assert video.maps[layer].shape[2] == 1
+        torch.testing.assert_close(video.maps[layer][:, :, 0], maps, atol=1e-6, rtol=0)
 
 
-def test_films_of_a_bare_model_are_images():
+def test_videos_of_a_bare_model_are_images():
     _, model = make_motion_model()
     store = called(model)
     assert store.images == 2 and store.maps[MID].shape == (2, 3, 4, 6, 9)
 
 
-def test_each_film_may_be_asked_about_a_text_of_its_own():
+def test_each_video_may_be_asked_about_a_text_of_its_own():
     _, model = make_motion_model()
     own, asked = called(model), called(model, text_states=TEXT)
     turned = called(model, text_states=TEXT.flip(0))
@@ -138,15 +138,15 @@ def test_each_film_may_be_asked_about_a_text_of_its_own():
         called(model, text_states=TEXT.repeat(3, 1, 1))
 
 
-def test_a_softmax_among_words_is_of_each_film():
+def test_a_softmax_among_words_is_of_each_video():
     _, model = make_motion_model()
     whole, some = called(model), called(model, among=[[0, 1], [2, 5, 6]])
     heads = called(model, heads="all")
     for layer, maps in heads.maps.items():
-        for film, columns in enumerate(([0, 1], [2, 5, 6])):
-            chosen = maps[film][..., columns]
+        for video, columns in enumerate(([0, 1], [2, 5, 6])):
+            chosen = maps[video][..., columns]
             expected = (chosen / chosen.sum(-1, keepdim=True)).mean(0)
-            found = some.maps[layer][film][..., columns]
+            found = some.maps[layer][video][..., columns]
             torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)
             torch.testing.assert_close(found.sum(-1), torch.ones(found.shape[:-1]))
         assert whole.maps[layer].shape == some.maps[layer].shape
@@ -168,26 +168,26 @@ def test_what_is_recorded_of_a_compiled_model_is_folded_too(kept, eagerly):
 
 
 def test_each_frame_is_refined_along_its_own_attention():
-    """As DiffSegmenter has it of a picture, on the finest grid of the way up, written out."""
+    """As DiffSegmenter has it of an image, on the finest grid of the way up, written out."""
     _, model = make_motion_model()
     store = called(model, kinds=("cross", "self"), layers=refining(model))
     plain, refined = store.maps, []
     own = [m for name, m in plain.items() if name.endswith("attn1")]
-    affinity = torch.stack(own).mean(0).flatten(2, 3).double()  # [films, frames, N, N]
+    affinity = torch.stack(own).mean(0).flatten(2, 3).double()  # [videos, frames, N, N]
     texts = [m for name, m in plain.items() if name.startswith("up") and name.endswith("attn2")]
-    mean = torch.stack(texts).mean(0).double().flatten(2, 3)  # [films, frames, N, tokens]
-    for film in range(2):
-        frames = [affinity[film, frame] @ mean[film, frame] for frame in range(3)]
+    mean = torch.stack(texts).mean(0).double().flatten(2, 3)  # [videos, frames, N, tokens]
+    for video in range(2):
+        frames = [affinity[video, frame] @ mean[video, frame] for frame in range(3)]
         refined.append(torch.stack(frames).unflatten(1, (8, 12)))
     labels = {"cat": [2], "all": list(range(9))}
-    for film, found in enumerate(heatmaps(store, model, [labels, labels], refine="self")):
-        torch.testing.assert_close(found.maps.double(), refined[film], atol=1e-6, rtol=0)
+    for video, found in enumerate(heatmaps(store, model, [labels, labels], refine="self")):
+        torch.testing.assert_close(found.maps.double(), refined[video], atol=1e-6, rtol=0)
     one = called(model, kinds=("cross", "self"), layers=refining(model), frames=[2])
     [last, _] = heatmaps(one, model, [labels, labels], refine="self")
     torch.testing.assert_close(last.maps[0].double(), refined[0][2], atol=1e-6, rtol=0)
 
 
-def test_a_film_of_one_sequence_is_refined_along_all_its_frames():
+def test_a_video_of_one_sequence_is_refined_along_all_its_frames():
     pipe = wan()
     options = {"num_frames": 5, "height": 64, "width": 96, "num_inference_steps": 1}
     options |= {"max_sequence_length": 12, "output_type": "latent"}
@@ -201,5 +201,5 @@ def test_a_film_of_one_sequence_is_refined_along_all_its_frames():
     torch.testing.assert_close(found.maps.double(), expected, atol=1e-6, rtol=0)
     with capture(pipe, kinds=("cross", "self"), frames=[1]) as some:
         pipe("a red cat", **options)
-    with pytest.raises(CaptureError, match=r"all frames of a film, and this store holds some"):
+    with pytest.raises(CaptureError, match=r"all frames of a video, and this store holds some"):
         heatmaps(some, refine="self")

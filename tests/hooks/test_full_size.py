@@ -73,7 +73,7 @@ def test_ids_without_values_are_refused_by_name():
             pass
 
 
-def test_a_film_of_wan_14b_holds_what_the_guide_says():
+def test_a_video_of_wan_14b_holds_what_the_guide_says():
     """81 frames of 480x832: a latent of 21x60x104, patches of 1x2x2, UMT5's 512 columns."""
     with torch.device("meta"):
         model = WanTransformer3DModel()  # the published configuration

@@ -3,11 +3,11 @@
 import pytest
 import torch
 from diffusers import LTXConditionPipeline, StableDiffusionPanoramaPipeline
-from helpers.film_rows import ltx
 from helpers.from_video_rows import with_condition
 from helpers.further_rows import FURTHER, diffedit, small
 from helpers.rows import Way, new_images
 from helpers.transformer_rows import pixart, unbinned
+from helpers.video_rows import ltx
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor

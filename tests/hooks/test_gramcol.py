@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from helpers.joint_film_rows import JOINT_FILMS, cogvideox
 from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
+from helpers.joint_video_rows import JOINT_VIDEOS, cogvideox
 from helpers.largest import Largest
 from helpers.matrix_oracle import recorded, softmax_in_float64
 from helpers.reads import copies_after_the_first, reads_by_call
@@ -17,7 +17,7 @@ from sdattn.attention.device_copies import DeviceCopies
 from sdattn.hooks.gramcol import GramCol, separability
 from sdattn.models.layers import find_denoiser
 
-ROWS_OF = {row.name: row for row in JOINT_FILMS}
+ROWS_OF = {row.name: row for row in JOINT_VIDEOS}
 SIZE = (64, 96)  # 4 x 6 cells
 CLOSE = {"atol": 2e-4, "rtol": 2e-3}
 
@@ -66,7 +66,7 @@ def best_heads(output, frames, number):
 
 
 def split_texts(row, way, pipe, length, cells):
-    """Of each row of the prompt: where its picture and its text are."""
+    """Of each row of the prompt: where its image and its text are."""
     lengths = [row.n_text or length - cells] * way.total
     lengths = row.lengths(pipe, way) if row.lengths else lengths
     if row.joint == "text first":
@@ -79,7 +79,7 @@ def expected(row, way, pipe, words, best=None):
     model, passes = find_denoiser(pipe).model, []
     counter = model.register_forward_hook(lambda *_: passes.append(1))
     with recorded(model, ("joint",), operands) as record:
-        picture = row.run(pipe, way)
+        image = row.run(pipe, way)
     counter.remove()
     frames, cells = row.grid(way)[0], math.prod(row.grid(way))
     found = {}
@@ -90,8 +90,8 @@ def expected(row, way, pipe, words, best=None):
             rows = list(row.rows(way, len(query)))
             spans = split_texts(row, way, pipe, query.shape[2], cells)
             images = torch.zeros(len(rows), cells, max(t.stop - t.start for _, t in spans)).double()
-            for image, (at, (of_picture, of_text)) in enumerate(zip(rows, spans, strict=True)):
-                q, o = query[at, :, of_picture], output[at, :, of_picture]
+            for image, (at, (of_image, of_text)) in enumerate(zip(rows, spans, strict=True)):
+                q, o = query[at, :, of_image], output[at, :, of_image]
                 k = key[at, :, of_text]
                 compared = range(k.shape[1]) if words is None else words[image]
                 scores = of_heads(q, k, o, frames, compared)
@@ -99,7 +99,7 @@ def expected(row, way, pipe, words, best=None):
                 images[image, :, : k.shape[1]] = scores[list(heads)].mean(0)
             means.append(images)
         found[name] = torch.stack(means).mean(0)
-    return picture, found
+    return image, found
 
 
 CASES = {
@@ -111,7 +111,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_films_have_the_mean_of_the_heads_that_tell_frames_apart(case, monkeypatch):
+def test_videos_have_the_mean_of_the_heads_that_tell_frames_apart(case, monkeypatch):
     name, prompts, changes = CASES[case]
     row = ROWS_OF[name]
     pipe = cogvideox(**changes) if changes else row.make()
@@ -120,9 +120,9 @@ def test_films_have_the_mean_of_the_heads_that_tell_frames_apart(case, monkeypat
     way = row.fitted(Way(prompts=prompts, size=SIZE))
     words = [[1, 2, 4], [0, 3]][:prompts]
     for space, among in (("imap", words), ("gramcol", None)):
-        picture, wanted = expected(row, way, pipe, among, best if space == "imap" else None)
+        image, wanted = expected(row, way, pipe, among, best if space == "imap" else None)
         with capture(pipe, space=space, among=among) as store:
-            assert (row.run(pipe, way) == picture).all()
+            assert (row.run(pipe, way) == image).all()
         assert list(store.maps) == list(wanted)
         assert max(maps.abs().max() for maps in wanted.values()) > 0.3
         for layer, maps in wanted.items():
@@ -137,9 +137,9 @@ def test_a_row_that_attends_by_itself_is_compared_with_its_own_words():
     pipe, way = row.make(), row.fitted(Way(size=SIZE, guided=True))
     frames, cells = row.grid(way)[0], math.prod(row.grid(way))
     with recorded(find_denoiser(pipe).model, ("joint",), operands) as record:
-        picture = row.run(pipe, way)
+        image = row.run(pipe, way)
     with capture(pipe, space="gramcol") as store:
-        assert (row.run(pipe, way) == picture).all()
+        assert (row.run(pipe, way) == image).all()
     for layer, calls in record.items():
         passes = []
         for query, key, output in calls[1::2]:  # the prompt's row, behind the negative one's
@@ -153,7 +153,7 @@ def test_a_row_that_attends_by_itself_is_compared_with_its_own_words():
 
 
 @pytest.fixture(scope="module")
-def film():
+def video():
     return cogvideox(num_attention_heads=6)
 
 
@@ -164,27 +164,27 @@ def drawn(pipe, **options):
     return next(iter(store.maps.values()))
 
 
-def test_single_heads_columns_and_frames_are_parts_of_it(film):
+def test_single_heads_columns_and_frames_are_parts_of_it(video):
     words = {"space": "imap", "among": [[1, 2, 4]]}
-    whole = drawn(film, **words)
-    heads = drawn(film, heads="all", **words)  # [1, heads, frames, rows, cols, T]
+    whole = drawn(video, **words)
+    heads = drawn(video, heads="all", **words)  # [1, heads, frames, rows, cols, T]
     torch.testing.assert_close(heads.mean(1), whole, atol=1e-5, rtol=1e-5)
-    every = drawn(film, heads="all", space="gramcol", among=words["among"])
+    every = drawn(video, heads="all", space="gramcol", among=words["among"])
     # in each of the two passes another head may have been left out
     parts = heads.flatten(2).abs().sum(2) / (every * 6 / 5).flatten(2).abs().sum(2)
     assert 1 <= (parts < 0.99).sum() <= 2 and (parts > 0.999).sum() >= 4
-    some = drawn(film, tokens=[4, 9, 1], frames=[1], **words)
+    some = drawn(video, tokens=[4, 9, 1], frames=[1], **words)
     torch.testing.assert_close(some, whole[:, 1:2][..., [4, 9, 1]], atol=1e-5, rtol=1e-5)
     assert not some[..., 1].any()  # it is not compared
 
 
-def test_nothing_is_read_of_the_device_and_words_are_copied_once(film, monkeypatch):
+def test_nothing_is_read_of_the_device_and_words_are_copied_once(video, monkeypatch):
     # the CPU's hands out its logsumexp, so that capture may look at it: no other device has it
     monkeypatch.setattr("sdattn.hooks.sdpa.backend_with_logsumexp", lambda _call: 0)
-    with reads_by_call(film.transformer) as plain:
-        drawn_without = ROWS_OF["CogVideoX"].run(film, Way(size=SIZE))
-    with reads_by_call(film.transformer) as watched:
-        drawn(film, space="imap", among=[[1, 2, 4]])
+    with reads_by_call(video.transformer) as plain:
+        drawn_without = ROWS_OF["CogVideoX"].run(video, Way(size=SIZE))
+    with reads_by_call(video.transformer) as watched:
+        drawn(video, space="imap", among=[[1, 2, 4]])
     assert len(drawn_without) and watched[1:] == plain[1:]
     model = cogvideox().transformer.to("meta")
     with torch.device("meta"):
@@ -234,20 +234,20 @@ def test_the_index_is_that_of_the_formula():
     torch.testing.assert_close(separability(output, 4).double(), torch.tensor(wanted).double())
 
 
-# -- pictures -------------------------------------------------------------------------------------
+# -- images -------------------------------------------------------------------------------------
 
 
-def picture_scores(kind, model, given, words):
-    """Of the first layer, ``[heads, N, T]``, and the picture's part of its softmax."""
+def image_scores(kind, model, given, words):
+    """Of the first layer, ``[heads, N, T]``, and the image's part of its softmax."""
     cells = ROWS * COLS
     with recorded(model, ("joint",), lambda *call: (*operands(*call), softmax_of(*call))) as record:
         model(**given)
     query, key, output, probs = (part[0] for part in next(iter(record.values()))[0])
-    picture = slice(cells) if kind == "SD3" else slice(N_TEXT, N_TEXT + cells)
+    image = slice(cells) if kind == "SD3" else slice(N_TEXT, N_TEXT + cells)
     text = slice(cells, cells + N_TEXT) if kind == "SD3" else slice(N_TEXT)
-    pairs = probs[:, picture, picture]
+    pairs = probs[:, image, image]
     pairs = pairs / pairs.sum(-1, keepdim=True)
-    return of_heads(query[:, picture], key[:, text], output[:, picture], 1, words), pairs
+    return of_heads(query[:, image], key[:, text], output[:, image], 1, words), pairs
 
 
 def softmax_of(query, key, _value, mask, scale):
@@ -256,10 +256,10 @@ def softmax_of(query, key, _value, mask, scale):
 
 @pytest.mark.parametrize("kind", MODELS)
 @torch.no_grad()
-def test_a_picture_is_a_film_of_one_frame(kind):
+def test_an_image_is_a_video_of_one_frame(kind):
     model, words = MODELS[kind]().transformer, [1, 2, 5]
     given = inputs(kind, model)
-    wanted, pairs = picture_scores(kind, model, given, words)
+    wanted, pairs = image_scores(kind, model, given, words)
     along, mean = pairs.mean(0), wanted.mean(0)
     found = first_map(model, given, space="gramcol", among=[words]).flatten(0, 1)
     torch.testing.assert_close(found.double(), mean, **CLOSE)
@@ -285,25 +285,25 @@ def test_the_gradient_goes_through_the_outputs():
 # -- what is refused ------------------------------------------------------------------------------
 
 
-def test_pictures_have_no_frames_to_tell_apart():
+def test_images_have_no_frames_to_tell_apart():
     with pytest.raises(ValueError, match="space='imap'.*'gramcol'"):
         with capture(flux(), space="imap"):
             pass
 
 
-def test_a_film_of_one_frame_is_refused_before_its_layers_run(film):
+def test_a_video_of_one_frame_is_refused_before_its_layers_run(video):
     row, ran = ROWS_OF["CogVideoX"], []
-    hook = film.transformer.patch_embed.register_forward_pre_hook(lambda *_: ran.append(1))
+    hook = video.transformer.patch_embed.register_forward_pre_hook(lambda *_: ran.append(1))
     with pytest.raises(RuntimeError, match=r"grid.*\(1, 4, 6\)"):
-        with capture(film, space="imap"):
-            row.run(film, Way(size=SIZE), num_frames=1)
+        with capture(video, space="imap"):
+            row.run(video, Way(size=SIZE), num_frames=1)
     hook.remove()
     assert not ran
 
 
-def test_one_column_has_none_to_be_compared_with(film):
+def test_one_column_has_none_to_be_compared_with(video):
     with pytest.raises(ValueError, match="space='imap'.*columns"):
-        with capture(film, space="imap", among=[[3, 3]]):
+        with capture(video, space="imap", among=[[3, 3]]):
             pass
 
 

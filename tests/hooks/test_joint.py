@@ -32,12 +32,12 @@ def test_a_column_belongs_to_its_token_and_a_cell_to_its_patch(kind):
     assert moved[..., [1, 2, 4, 5, 6]].max() < 1e-4
 
     # Another query at (1, 4) changes the ratios of the columns there alone.
-    picture = given["hidden_states"].clone()
+    image = given["hidden_states"].clone()
     if kind == "SD3":
-        picture[:, :, 2:4, 8:10] += 1
+        image[:, :, 2:4, 8:10] += 1
     else:
-        picture[:, 1 * COLS + 4] += 1
-    after = first_map(model, {**given, "hidden_states": picture}, heads="all").double().log()
+        image[:, 1 * COLS + 4] += 1
+    after = first_map(model, {**given, "hidden_states": image}, heads="all").double().log()
     moved = ((after - before) - (after - before)[..., :1]).abs().amax((0, -1))
     assert moved[1, 4] > 1e-2
     moved[1, 4] = 0
@@ -152,14 +152,14 @@ def odd_flux(attend):
     return model
 
 
-def picture_first(query, key, value, **options):
+def image_first(query, key, value, **options):
     moved = [one.roll(-N_TEXT, dims=2) for one in (query, key, value)]
     return scaled_dot_product_attention(*moved, **options).roll(N_TEXT, dims=2)
 
 
 @torch.no_grad()
-def test_a_processor_that_puts_the_picture_first_is_refused():
-    model = odd_flux(picture_first)
+def test_a_processor_that_puts_the_image_first_is_refused():
+    model = odd_flux(image_first)
     given = inputs("FLUX.1", model)
     torch.testing.assert_close(model(**given).sample, flux().transformer(**given).sample)
     with pytest.raises(RuntimeError, match="Odd.*0 to 7"):

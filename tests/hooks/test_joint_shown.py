@@ -40,10 +40,10 @@ def test_what_a_controller_edited_is_what_is_shown(kind):
         after = model(**given).sample
     assert torch.equal(before, after)
     assert all(model.attn_processors[name] is one for name, one in processors.items())
-    picture, text = spans_of(kind)
+    image, text = spans_of(kind)
     assert store.maps
     for name, maps in store.maps.items():
-        expected = used[name][:, :, picture, text]
+        expected = used[name][:, :, image, text]
         assert torch.equal(maps.flatten(-3, -2)[0], expected[0])
         assert not maps[..., 2].any()
         torch.testing.assert_close(outer.maps[name], maps.mean(1), atol=1e-6, rtol=0)
@@ -51,7 +51,7 @@ def test_what_a_controller_edited_is_what_is_shown(kind):
 
 @pytest.mark.parametrize(
     ("kind", "options"),
-    # refined, SD3.5's norms of this test leave the picture less than float32 can hold
+    # refined, SD3.5's norms of this test leave the image less than float32 can hold
     [(kind, {"refine": "self"}) for kind in MODELS]
     + [(kind, options) for kind in NAMES for options in ({}, {"space": "output"})],
     ids=str,
@@ -98,7 +98,7 @@ def test_another_text_is_asked_about_without_the_controller(kind):
 
 @torch.no_grad()
 def test_an_order_that_is_not_the_familys_is_refused():
-    """Without rotary embeddings the processor joins the picture first, whatever a family says."""
+    """Without rotary embeddings the processor joins the image first, whatever a family says."""
     model = sharp_model("SD3")
     model.set_attn_processor(TorchJointProcessor())
     [family] = [one for one in registered() if one.name == "Stable Diffusion 3"]

@@ -75,7 +75,7 @@ def test_the_seven_laws(row, processor, way):
     with pipeline(row, processor, way.dtype) as pipe:
         model = find_denoiser(pipe).model
         plain, record, calls = first_run(row)[1] if first else run_recorded(row, pipe, way)
-        if processor != "own":  # the record is of torch's own attention, the picture of this one
+        if processor != "own":  # the record is of torch's own attention, the image of this one
             plain = row.run(pipe, way)
         before = state(pipe, model)
         with capture(pipe) as store:

@@ -58,7 +58,7 @@ WAYS = {
 
 @pytest.mark.parametrize("make", [make_pipeline, pytest.param(sd3, marks=pytest.mark.slow), flux])
 @pytest.mark.parametrize("way", WAYS)
-def test_where_weights_wait_changes_neither_picture_nor_maps(make, way):
+def test_where_weights_wait_changes_neither_image_nor_maps(make, way):
     plain, pipe = make(), make()
     WAYS[way](pipe)
     if "float8" in way:  # which rounds the weights

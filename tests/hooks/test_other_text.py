@@ -269,7 +269,7 @@ def test_every_preset_and_refining_go_with_it(name, tmp_path):
     assert load_run(folder).info["asked"] == "dog cat"
 
 
-def test_asked_maps_are_refined_along_the_same_picture():
+def test_asked_maps_are_refined_along_the_same_image():
     """On one grid: affinity @ maps."""
     pipe = make_pipeline()
     plain = generate(pipe, PROMPT, ask="dog cat", **SMALL)

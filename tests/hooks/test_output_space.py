@@ -1,4 +1,4 @@
-"""How alike the outputs of text and picture are, against the formula in float64."""
+"""How alike the outputs of text and image are, against the formula in float64."""
 
 from dataclasses import replace
 
@@ -41,10 +41,10 @@ def expected(kind, model, given):
     with Outputs() as outputs:
         model(**given)
     made, softmax = (one[0] for one in outputs.of[0])
-    picture = slice(CELLS) if kind == "SD3" else slice(N_TEXT, N_TEXT + CELLS)
+    image = slice(CELLS) if kind == "SD3" else slice(N_TEXT, N_TEXT + CELLS)
     text = slice(CELLS, None) if kind == "SD3" else slice(N_TEXT)
-    pairs = softmax[:, picture, picture]
-    return made[:, picture] @ made[:, text].mT / made.shape[-1], pairs / pairs.sum(-1, keepdim=True)
+    pairs = softmax[:, image, image]
+    return made[:, image] @ made[:, text].mT / made.shape[-1], pairs / pairs.sum(-1, keepdim=True)
 
 
 @pytest.mark.parametrize("kind", MODELS)

@@ -217,6 +217,6 @@ def test_what_would_change_the_attention_is_refused_by_name(make):
 
 def test_z_image_omni_is_refused_by_name():
     pipe = z_image()
-    picture, caption = torch.zeros(4, 1, 4, 4), torch.zeros(3, 16)
+    image, caption = torch.zeros(4, 1, 4, 4), torch.zeros(3, 16)
     with pytest.raises(TypeError, match="Omni puts captions"), capture(pipe.transformer):
-        pipe.transformer([[picture]], torch.zeros(1), [[caption]], image_noise_mask=[[1]])
+        pipe.transformer([[image]], torch.zeros(1), [[caption]], image_noise_mask=[[1]])

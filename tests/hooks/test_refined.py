@@ -1,4 +1,4 @@
-"""Joint attention's maps spread along the picture's own self-attention, against float64."""
+"""Joint attention's maps spread along the image's own self-attention, against float64."""
 
 import pytest
 import torch
@@ -36,14 +36,14 @@ def parts(kind, model, given):
     """Of each layer ``m``, float64 ``[N, T]``, and ``S_h``, ``[heads, N, N]``."""
     with Calls() as calls:
         model(**given)
-    picture = slice(CELLS) if kind == "SD3" else slice(N_TEXT, N_TEXT + CELLS)
+    image = slice(CELLS) if kind == "SD3" else slice(N_TEXT, N_TEXT + CELLS)
     text = slice(CELLS, None) if kind == "SD3" else slice(N_TEXT)
     found = []
     for query, key, mask in calls.of:
         assert mask is None or bool((mask == 0).all() if mask.is_floating_point() else mask.all())
         query, key = query[0].double(), key[0].double()
-        scores = query[:, picture] @ key.mT / query.shape[-1] ** 0.5
-        found.append((scores.softmax(-1)[..., text].mean(0), scores[..., picture].softmax(-1)))
+        scores = query[:, image] @ key.mT / query.shape[-1] ** 0.5
+        found.append((scores.softmax(-1)[..., text].mean(0), scores[..., image].softmax(-1)))
     return found
 
 
@@ -123,19 +123,19 @@ def test_a_mask_of_the_cells_counts(shape):
 
 
 @pytest.mark.parametrize("rows", [1, 11])
-def test_a_mask_of_the_whole_call_is_cut_to_the_picture(rows):
+def test_a_mask_of_the_whole_call_is_cut_to_the_image(rows):
     generator = torch.Generator().manual_seed(3)
 
     def noise(*size):
         return torch.randn(*size, generator=generator)
 
-    picture, text = slice(5, 11), slice(0, 5)
+    image, text = slice(5, 11), slice(0, 5)
     call = SdpaCall(noise(2, 3, 11, 4), noise(2, 3, 11, 4), noise(2, 1, rows, 11))
     scores = call.query.double() @ call.key.double().mT / 2 + call.mask
-    maps = scores.softmax(-1)[:, :, picture, text].mean(1)
-    pairs = scores[:, :, picture, picture].softmax(-1)
+    maps = scores.softmax(-1)[:, :, image, text].mean(1)
+    pairs = scores[:, :, image, image].softmax(-1)
     wanted = (pairs @ (pairs.mean(1) @ maps)[:, None]).sum(1)
-    found = Refined.of_call(call, picture, call.attended(picture, text), Spreading())
+    found = Refined.of_call(call, image, call.attended(image, text), Spreading())
     found = found.add_to(None, None)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 

@@ -195,7 +195,7 @@ def test_nothing_is_read_back_after_the_first_pass(kind, replaced):
     assert watched[0] > plain[0]
 
 
-@pytest.mark.parametrize("name", ["IP-Adapter", "Wan 2.1, from a picture", "FLUX.2 klein", "Mochi"])
+@pytest.mark.parametrize("name", ["IP-Adapter", "Wan 2.1, from an image", "FLUX.2 klein", "Mochi"])
 def test_layers_that_attend_twice_or_row_by_row(name, replaced):
     row = NAMED[name]
     way = row.fitted(Way(size=(64, 96)))

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 from diffusers.models.attention_processor import MochiAttnProcessor2_0
-from helpers.joint_film_rows import mochi
+from helpers.joint_video_rows import mochi
 from helpers.matrix_oracle import softmax_in_float64
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
@@ -17,13 +17,13 @@ from sdattn.hooks.joint_checks import check_order
 from sdattn.hooks.output_space import OutputSpace
 from sdattn.hooks.row_calls import RowCalls, as_one_call
 from sdattn.hooks.sdpa import SdpaWatch
-from sdattn.models.films import default_frames, frame_rate, frame_unit
 from sdattn.models.layers import find_layers
 from sdattn.models.sizes import cell_size, default_size
+from sdattn.models.videos import default_frames, frame_rate, frame_unit
 
 CELLS, HEADS, WIDTH = 5, 2, 8
 MASK = torch.tensor([[1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 1, 0], [0] * 6]).bool()
-PICTURE, TEXT = slice(0, CELLS), slice(CELLS, CELLS + MASK.shape[1])
+IMAGE, TEXT = slice(0, CELLS), slice(CELLS, CELLS + MASK.shape[1])
 SIZE = {"height": 64, "width": 96, "num_frames": 7, "num_inference_steps": 2}
 SIZE |= {"max_sequence_length": 12, "output_type": "latent"}
 TWO = ["a red cat", "dog, dog and cat"]
@@ -51,7 +51,7 @@ def test_each_row_shows_its_own_tokens_at_their_columns(mask, scale):
             call.logsumexp = call.logsumexp if known else None
         seen = RowCalls(calls, CELLS, mask)
         assert seen.shape == (4, HEADS, 11, 11) and (seen.logsumexp is not None) == known
-        attended = seen.attended(PICTURE, TEXT)
+        attended = seen.attended(IMAGE, TEXT)
         found = attended.every_head(None)
         expected = torch.zeros(4, HEADS, CELLS, 6, dtype=torch.float64)
         for row, (call, taken) in enumerate(zip(calls, MASK, strict=True)):
@@ -65,7 +65,7 @@ def test_each_row_shows_its_own_tokens_at_their_columns(mask, scale):
 def test_outputs_of_tokens_that_a_row_has_not_are_zero():
     calls = calls_of()
     seen = RowCalls(calls, CELLS, MASK)
-    found = OutputSpace(seen.output[:, :, PICTURE], seen.output[:, :, TEXT]).every_head(None)
+    found = OutputSpace(seen.output[:, :, IMAGE], seen.output[:, :, TEXT]).every_head(None)
     for row, (call, taken) in enumerate(zip(calls, MASK, strict=True)):
         cells, words = call.output[0].double().split([CELLS, int(taken.sum())], dim=1)
         expected = cells @ words.mT / WIDTH
@@ -78,10 +78,10 @@ def test_the_texts_values_must_lie_at_their_columns():
     for call, words, taken in zip(calls, projected, MASK, strict=True):
         call.value[0, :, CELLS:] = words[taken].unflatten(-1, (HEADS, WIDTH)).transpose(0, 1)
     attn, given = SimpleNamespace(heads=HEADS), {"add_v_proj": projected}
-    check_order(RowCalls(calls, CELLS, MASK), PICTURE, TEXT, attn, given, "Mine")
+    check_order(RowCalls(calls, CELLS, MASK), IMAGE, TEXT, attn, given, "Mine")
     calls[2].value = calls[2].value.roll(1, 2)
-    with pytest.raises(RuntimeError, match="Mine does not join text and picture in the order"):
-        check_order(RowCalls(calls, CELLS, MASK), PICTURE, TEXT, attn, given, "Mine")
+    with pytest.raises(RuntimeError, match="Mine does not join text and image in the order"):
+        check_order(RowCalls(calls, CELLS, MASK), IMAGE, TEXT, attn, given, "Mine")
 
 
 def test_only_calls_of_a_row_each_are_joined():
@@ -192,13 +192,13 @@ def test_a_module_for_a_processor_is_watched_and_put_back(inside):
 
 
 class TextFirst(MochiAttnProcessor2_0):
-    """Joins each row's text before its film."""
+    """Joins each row's text before its video."""
 
     def __call__(self, attn, hidden_states, encoder_hidden_states, attention_mask, **_):
         def heads(part, states):
             return part(states).unflatten(2, (attn.heads, -1)).transpose(1, 2)
 
-        film = [heads(part, hidden_states) for part in (attn.to_q, attn.to_k, attn.to_v)]
+        video = [heads(part, hidden_states) for part in (attn.to_q, attn.to_k, attn.to_v)]
         text = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
         text = [heads(part, encoder_hidden_states) for part in text]
         made = []
@@ -206,11 +206,11 @@ class TextFirst(MochiAttnProcessor2_0):
             words = [part[row : row + 1, :, mask] for part in text]
             joined = [
                 torch.cat([two, one[row : row + 1]], 2)
-                for one, two in zip(film, words, strict=True)
+                for one, two in zip(video, words, strict=True)
             ]
             made.append(self.attend(*joined)[:, :, int(mask.sum()) :])
-        picture = torch.cat(made).transpose(1, 2).flatten(2)
-        return attn.to_out[0](picture), encoder_hidden_states * 0
+        image = torch.cat(made).transpose(1, 2).flatten(2)
+        return attn.to_out[0](image), encoder_hidden_states * 0
 
     def attend(self, query, key, value):
         return scaled_dot_product_attention(query, key, value)
@@ -230,7 +230,7 @@ def test_rows_that_cannot_be_known_are_refused_by_name(kind):
         pipe(TWO, **SIZE)
 
 
-def test_what_changes_films_is_refused_before_the_model_runs(pipe, monkeypatch):
+def test_what_changes_videos_is_refused_before_the_model_runs(pipe, monkeypatch):
     monkeypatch.setattr(type(pipe.transformer), "forward", lambda *_, **__: pytest.fail("it ran"))
     small = {"height": 64, "width": 96, "num_inference_steps": 2}
     for way in (
@@ -239,7 +239,7 @@ def test_what_changes_films_is_refused_before_the_model_runs(pipe, monkeypatch):
         lambda: sdattn.edit.edit(pipe, TWO[0], "a red dog", **small),
         lambda: sdattn.generate(pipe, TWO[0], ask="dog", num_frames=7, **small),
     ):
-        with pytest.raises(TypeError, match="makes films|found a MochiPipeline|another text"):
+        with pytest.raises(TypeError, match="makes videos|found a MochiPipeline|another text"):
             way()
 
 

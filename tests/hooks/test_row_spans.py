@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers.joint_film_rows import hunyuan_video15
+from helpers.joint_video_rows import hunyuan_video15
 from helpers.matrix_oracle import recorded, softmax_in_float64
 
 from sdattn import capture
@@ -19,7 +19,7 @@ CELLS, LENGTH, HEADS, WIDTH = 5, 13, 2, 4
 SPANS = (
     (slice(3, 8), slice(0, 3)),  # text first, then nobody's
     (slice(6, 11), slice(0, 6)),
-    (slice(0, 5), slice(7, 11)),  # the picture first, with a gap behind it
+    (slice(0, 5), slice(7, 11)),  # the image first, with a gap behind it
 )
 LONGEST = 6
 
@@ -50,11 +50,11 @@ def masks():
 def test_each_row_shows_its_own_text_and_nothing_behind_it(mask, scale):
     call = call_of(masks()[mask], scale)
     order = RowOrder(SPANS, LENGTH)
-    found = order(call).attended(order.picture, order.text).every_head(None)
+    found = order(call).attended(order.image, order.text).every_head(None)
     whole = softmax_in_float64(call.query, call.key, call.mask, call.scale)
     assert found.shape == (3, HEADS, CELLS, LONGEST)
-    for row, (picture, text) in enumerate(SPANS):
-        own = whole[row, :, picture, text]
+    for row, (image, text) in enumerate(SPANS):
+        own = whole[row, :, image, text]
         n_text = own.shape[-1]
         torch.testing.assert_close(found[row, ..., :n_text].double(), own, atol=1e-6, rtol=0)
         assert not found[row, ..., n_text:].any()
@@ -62,7 +62,7 @@ def test_each_row_shows_its_own_text_and_nothing_behind_it(mask, scale):
 
 def test_sums_and_chosen_rows_are_the_same_numbers():
     call, order = call_of(masks()["added"]), RowOrder(SPANS, LENGTH)
-    attended = order(call).attended(order.picture, order.text)
+    attended = order(call).attended(order.image, order.text)
     expected = attended.every_head(None).sum(1)
     torch.testing.assert_close(attended.add_to(None, None), expected, atol=1e-6, rtol=0)
     for rows in (slice(1, 3), (2, 0)):
@@ -74,9 +74,9 @@ def test_sums_and_chosen_rows_are_the_same_numbers():
 def test_outputs_come_in_the_same_order():
     call, order = call_of(), RowOrder(SPANS, LENGTH)
     ordered = order(call)
-    found = OutputSpace(*(ordered.output[:, :, part] for part in (order.picture, order.text)))
-    for row, (picture, text) in enumerate(SPANS):
-        cells, words = call.output[row, :, picture].double(), call.output[row, :, text].double()
+    found = OutputSpace(*(ordered.output[:, :, part] for part in (order.image, order.text)))
+    for row, (image, text) in enumerate(SPANS):
+        cells, words = call.output[row, :, image].double(), call.output[row, :, text].double()
         expected = cells @ words.mT / WIDTH
         n_text = words.shape[1]
         probs = found.every_head(None)[row]
@@ -127,12 +127,12 @@ def test_a_part_of_the_texts_stream_must_lie_where_it_is_said_to(text_first):
     joined = torch.cat((own, cells) if text_first else (cells, own), 1)
     value = joined.unflatten(-1, (2, 4)).transpose(1, 2)  # [B, heads, tokens, d]
     seen, attn = SdpaCall(value, value), SimpleNamespace(heads=2)
-    picture, text = (slice(6, 10), slice(1, 4)) if text_first else (slice(0, 4), slice(5, 8))
+    image, text = (slice(6, 10), slice(1, 4)) if text_first else (slice(0, 4), slice(5, 8))
     seen.value = value
-    check_order(seen, picture, text, attn, {"add_v_proj": own}, "Mine")
+    check_order(seen, image, text, attn, {"add_v_proj": own}, "Mine")
     seen.value = value.roll(1, 2)
-    with pytest.raises(RuntimeError, match="Mine does not join text and picture in the order"):
-        check_order(seen, picture, text, attn, {"add_v_proj": own}, "Mine")
+    with pytest.raises(RuntimeError, match="Mine does not join text and image in the order"):
+        check_order(seen, image, text, attn, {"add_v_proj": own}, "Mine")
 
 
 def test_each_of_several_masks_is_read_when_it_changes():
@@ -152,10 +152,10 @@ def test_each_of_several_masks_is_read_when_it_changes():
     assert len(reads) == 3
 
 
-@pytest.mark.parametrize("picture", [False, True])
+@pytest.mark.parametrize("image", [False, True])
 @pytest.mark.parametrize("shown", [(4, 2), (3, 2)], ids=["alike", "apart"])
-def test_a_picture_stands_before_the_text_of_hunyuan_video15(picture, shown):
-    """transformer_hunyuan_video15.py, ``forward``: the film, what is valid of picture, ByT5 and
+def test_an_image_stands_before_the_text_of_hunyuan_video15(image, shown):
+    """transformer_hunyuan_video15.py, ``forward``: the video, what is valid of image, ByT5 and
     Qwen, then the rest."""
     model, generator = hunyuan_video15().transformer, torch.Generator().manual_seed(2)
 
@@ -172,13 +172,13 @@ def test_a_picture_stands_before_the_text_of_hunyuan_video15(picture, shown):
         "encoder_attention_mask": mask,
         "encoder_hidden_states_2": noise(2, 3, 32),
         "encoder_attention_mask_2": glyph_mask,
-        "image_embeds": noise(2, 5, 8) * picture,
+        "image_embeds": noise(2, 5, 8) * image,
     }
     with torch.no_grad(), recorded(model) as record:
         plain = model(**given).sample
     with torch.no_grad(), capture(model) as store:
         assert torch.equal(model(**given).sample, plain)
-    start, lengths = 12 + 5 * picture, (mask.sum(1) + glyph_mask.sum(1)).int().tolist()
+    start, lengths = 12 + 5 * image, (mask.sum(1) + glyph_mask.sum(1)).int().tolist()
     for name, maps in store.maps.items():
         expected = torch.zeros(2, 12, max(lengths), dtype=torch.double)
         for row, n in enumerate(lengths):

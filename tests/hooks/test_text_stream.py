@@ -1,4 +1,4 @@
-"""Another text in joint attention: a stream beside the prompt's that the picture never sees."""
+"""Another text in joint attention: a stream beside the prompt's that the image never sees."""
 
 import pytest
 import torch
@@ -37,8 +37,8 @@ class Softmaxes(TorchFunctionMode):
 
 
 def by_hand(kind, model, given, states):
-    """What the picture would pay to the states, block by block, float64 ``[N, T]`` each: blocks are
-    run one after the other on the picture that came into each of them in the model's own run."""
+    """What the image would pay to the states, block by block, float64 ``[N, T]`` each: blocks are
+    run one after the other on the image that came into each of them in the model's own run."""
     seen = []
     hooks = [
         block.register_forward_pre_hook(lambda _, *got: seen.append(got), with_kwargs=True)
@@ -48,19 +48,19 @@ def by_hand(kind, model, given, states):
     for hook in hooks:
         hook.remove()
     text, found = model.context_embedder(states), []
-    picture = slice(CELLS) if kind == "SD3" else slice(N_TEXT, None)
+    image = slice(CELLS) if kind == "SD3" else slice(N_TEXT, None)
     columns = slice(CELLS, None) if kind == "SD3" else slice(N_TEXT)
     for block, (args, named) in zip(model.transformer_blocks, seen, strict=True):
         assert not args
         with Softmaxes() as softmaxes:
             text, _ = block(**{**named, "encoder_hidden_states": text})
-        found.append(softmaxes.of[0][0, picture, columns])
+        found.append(softmaxes.of[0][0, image, columns])
     return found
 
 
 @pytest.mark.parametrize("kind", STREAMS)
 @torch.no_grad()
-def test_each_block_shows_what_the_picture_would_pay_to_it(kind):
+def test_each_block_shows_what_the_image_would_pay_to_it(kind):
     model = MODELS[kind]().transformer
     given, states = inputs(kind, model), other_states(model)
     wanted = by_hand(kind, model, given, states)

@@ -87,9 +87,9 @@ def test_a_capture_sees_the_calls_of_its_own_thread(kind, watched):
         if not captured:
             return model(**given).sample, {}
         with capture(model) as store:
-            picture = model(**given).sample
+            image = model(**given).sample
         assert len(store.passes) == 1
-        return picture, dict(store.maps)
+        return image, dict(store.maps)
 
     expected, beside = call(own, True), call(other, watched == "both")
     layers = [layer.module for layer in find_layers(model)][:4]
@@ -131,10 +131,10 @@ def test_a_model_that_only_ran_in_another_thread_did_not_run():
 
 def runs(pipe, options):
     """What the first word has in a run of each kind, by its name."""
-    picture = Image.new("RGB", (64, 64), (200, 30, 60))
+    image = Image.new("RGB", (64, 64), (200, 30, 60))
     return {
         "generate": lambda: sdattn.generate(pipe, PROMPT, **options).heatmaps[0]["cat"].values,
-        "explain": lambda: sdattn.explain(pipe, picture, PROMPT).heatmaps[0]["cat"].values,
+        "explain": lambda: sdattn.explain(pipe, image, PROMPT).heatmaps[0]["cat"].values,
         "knockout": lambda: sdattn.knockout(pipe, PROMPT, "cat", **options).heatmap.values,
         "edit": lambda: (
             sdattn.edit.edit(pipe, PROMPT, "a red dog", **options).heatmaps[0]["cat"].values

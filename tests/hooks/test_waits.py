@@ -264,13 +264,13 @@ FAMILIES = (
     "HunyuanImage 2.1",
     "Kandinsky 5",
     "Wan 2.1",
-    "Wan 2.1, from a picture",
-    "Wan 2.2, from a picture",
+    "Wan 2.1, from an image",
+    "Wan 2.2, from an image",
     "Wan 2.2 5B",
-    "Wan 2.2 5B, from a picture",
+    "Wan 2.2 5B, from an image",
     "LTX-Video",
     "LTX-2",
-    "LTX-2, from a picture",
+    "LTX-2, from an image",
     "CogVideoX",
     "HunyuanVideo",
     "HunyuanVideo 1.5",
@@ -437,7 +437,7 @@ def test_ids_of_inference_mode_have_no_versions():
     assert sizes == [(3, 5), (3, 5)]
 
 
-def test_reference_pictures_join_the_ids_anew_in_every_step():
+def test_reference_images_join_the_ids_anew_in_every_step():
     """FLUX.2 does; in the run of a pipeline they are read once all the same."""
     pipe = klein()
     options = {"num_inference_steps": 4, "height": 64, "width": 96, "guidance_scale": 1.0}

@@ -65,7 +65,7 @@ def layout(row):
     return row.joint, row.frames is None, row.in_turn, row.twice, *held
 
 
-# Rows that take a picture draw nothing from text alone.
+# Rows that take an image draw nothing from text alone.
 FROM_TEXT = [
     row
     for row in ROWS
@@ -596,7 +596,7 @@ class Twice(FluxAttnProcessor):
         return super().__call__(attn, *states, *args, **kwargs)
 
 
-class PictureOnly(FluxAttnProcessor):
+class ImageOnly(FluxAttnProcessor):
     def __call__(self, attn, hidden_states, encoder_hidden_states=None, *args, **kwargs):
         query = torch.zeros(1, 2, hidden_states.shape[1] - 1, 16)
         torch.nn.functional.scaled_dot_product_attention(query, query, query)
@@ -609,7 +609,7 @@ def test_only_the_attention_to_all_tokens_counts():
         run(pipe)
     expected = dict(store.maps)
     layer = pipe.transformer.transformer_blocks[0].attn
-    layer.processor = PictureOnly()
+    layer.processor = ImageOnly()
     with capture(pipe) as store:
         run(pipe)
     assert all(torch.equal(store.maps[name], one) for name, one in expected.items())

@@ -4,7 +4,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from helpers.inversion_runs import strong_text
-from helpers.small_pictures import new_image
+from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
@@ -28,7 +28,7 @@ def test_plain_inversion_is_the_formula(pipe):
     text, _ = pipe.encode_prompt(PROMPT, "cpu", 1, False)
     betas = torch.linspace(1e-4**0.5, 0.02**0.5, 1000, dtype=torch.float64) ** 2
     alphas = (1 - betas).cumprod(0)
-    expected, before = [x], torch.tensor(1.0)  # DDIMScheduler's default: alpha is 1 at the picture
+    expected, before = [x], torch.tensor(1.0)  # DDIMScheduler's default: alpha is 1 at the image
     for t in range(1, 1001, 1000 // steps):
         eps = pipe.unet(x.float(), t, text).sample.double()
         clean = (x - (1 - before).sqrt() * eps) / before.sqrt()

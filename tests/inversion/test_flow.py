@@ -5,14 +5,14 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from helpers.flow_pipelines import flow_pipeline
-from helpers.small_pictures import new_image
+from helpers.small_images import new_image
 from PIL import Image
 
 import sdattn
 from scripts.scenes.shapes import random_scene
 from sdattn.inversion.flow import Flow
+from sdattn.inversion.images import encode
 from sdattn.inversion.invert import invert, psnr
-from sdattn.inversion.pictures import encode
 
 PROMPT = "a red cat"
 
@@ -134,7 +134,7 @@ def test_packed_latents_are_refused():
 
 
 @pytest.mark.slow
-def test_the_demo_comes_back_to_its_picture():
+def test_the_demo_comes_back_to_its_image():
     pipe = sdattn.load_pipeline("demo-mmdit", device="cpu")
     pipe.set_progress_bar_config(disable=True)
     rng = np.random.default_rng(0)

@@ -6,7 +6,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from helpers.inversion_runs import descend, strong_text, without_null_text
-from helpers.small_pictures import new_image
+from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from PIL import Image
 
@@ -174,7 +174,7 @@ def test_replay_restores_the_pipeline(pipe, found, fails):
     assert state_of(pipe) == before
 
 
-# -- pictures -------------------------------------------------------------------------------------
+# -- images -------------------------------------------------------------------------------------
 
 
 def test_psnr():

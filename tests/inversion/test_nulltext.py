@@ -5,7 +5,7 @@ import copy
 import pytest
 import torch
 from helpers.inversion_runs import descend, strong_text, without_null_text
-from helpers.small_pictures import new_image
+from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert

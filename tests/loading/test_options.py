@@ -60,7 +60,7 @@ def lora(tmp_path_factory):
 # -- LoRAs ----------------------------------------------------------------------------------------
 
 
-def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_picture(folder, lora):
+def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(folder, lora):
     """W + scale B A, computed here: a file without alphas has that of its rank."""
     weights, merged = load_file(lora), make_pipeline()
     modules = dict(merged.unet.named_modules())
@@ -193,7 +193,7 @@ def test_bits_need_a_gpu(folder):
 # -- offload --------------------------------------------------------------------------------------
 
 
-def test_group_offload_leaves_pictures_and_the_record_as_they_are(folder):
+def test_group_offload_leaves_images_and_the_record_as_they_are(folder):
     pipe = load_pipeline(folder, device="cpu", offload="group")
     plain = make_pipeline()
     assert device_of(pipe).type == "cpu"

@@ -85,7 +85,7 @@ def answer(question, *args, **options):
         return f"{type(error).__name__}: {error}"
 
 
-checked = partial(checked_options, films=True)
+checked = partial(checked_options, videos=True)
 
 
 def models(pipe):

@@ -49,7 +49,7 @@ def test_a_pipeline_that_was_saved_without_a_part_loads_without_it(tmp_path):
         (
             "dmeo",
             FileNotFoundError,
-            "Pass 'demo' or 'demo-mmdit' or 'demo-film', a diff",
+            "Pass 'demo' or 'demo-mmdit' or 'demo-video', a diff",
         ),
         ("empty", ValueError, "without model_index.json"),
         ("pickle.ckpt", ValueError, "Pickled checkpoints are not read"),
@@ -101,6 +101,6 @@ def test_sizes_are_those_that_the_pipeline_makes(row):
     assert latent_size(pipe, {"height": height, "width": width}) == cells
 
 
-def test_a_picture_that_would_be_cut_is_refused():
+def test_an_image_that_would_be_cut_is_refused():
     with pytest.raises(ValueError, match="has the model make another size"):
         sdattn.generate(sana(), "a red cat", use_resolution_binning=True)

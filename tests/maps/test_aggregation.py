@@ -261,7 +261,7 @@ def test_sums_over_the_columns(reference):
 
 
 def test_the_middle_counts_where_its_grid_is_the_one(reference):
-    """Attend-and-Excite at a picture so small that 16 cells are those of the middle."""
+    """Attend-and-Excite at an image so small that 16 cells are those of the middle."""
     own = Preset(
         "own", ("down", "mid", "up"), cells=4, steps="last", heads="pool", contrast=100.0,
         sigma=math.sqrt(0.5),

@@ -207,7 +207,7 @@ def test_a_part_of_a_run_is_by_the_middles_of_its_steps(kept_steps):
         torch.testing.assert_close(one.maps, mean, atol=1e-6, rtol=0)
 
 
-def test_aggregate_attention_where_the_picture_is_not_square(kept_steps):
+def test_aggregate_attention_where_the_image_is_not_square(kept_steps):
     _, _, store, maps = kept_steps
     found = aggregate_attention(store, (8, 12), ["down", "up"], True, np.int64(1))
     level = [la.name for la in maps.layers if la.place != "mid" and la.level == 1]

@@ -183,7 +183,7 @@ def test_self_attention_alone_has_no_words():
         heatmaps(store, pipe.tokenizer, PROMPT)
 
 
-# -- several words in one picture -----------------------------------------------------------------
+# -- several words in one image -----------------------------------------------------------------
 
 
 @pytest.fixture

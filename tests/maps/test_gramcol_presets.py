@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.film_rows import ltx, wan
-from helpers.joint_film_rows import cogvideox, hunyuan_video, hunyuan_video15
+from helpers.joint_video_rows import cogvideox, hunyuan_video, hunyuan_video15
 from helpers.transformer_rows import flux, sd3
 from helpers.unet_rows import animatediff
+from helpers.video_rows import ltx, wan
 
 from sdattn import PRESETS, capture, generate, heatmaps, load_run
 from sdattn.hooks.other_text import encode_text
@@ -15,13 +15,13 @@ from sdattn.runs.imagerun import group_heatmaps, head_heatmaps, step_heatmaps
 
 PROMPT = "a red cat on the sofa"
 SMALL = {"num_inference_steps": 2, "height": 64, "width": 96}
-HUNYUAN = {"prompt_template": {"template": "[INST]film: {}[/INST]", "crop_start": 4}}
-FILMS = {
+HUNYUAN = {"prompt_template": {"template": "[INST]video: {}[/INST]", "crop_start": 4}}
+VIDEOS = {
     "CogVideoX": (cogvideox, {"num_frames": 9, "max_sequence_length": 12}),
     "HunyuanVideo": (hunyuan_video, {"num_frames": 5, "max_sequence_length": 12, **HUNYUAN}),
     "HunyuanVideo 1.5": (hunyuan_video15, {"num_frames": 5}),
 }
-PICTURES = {**SMALL, "max_sequence_length": 16}
+IMAGES = {**SMALL, "max_sequence_length": 16}
 SHORT = "a red cat"
 
 
@@ -38,10 +38,10 @@ def captured(pipe, prompt, space, options, drawn=None, **more):
     return torch.stack([maps[0].double() for maps in store.maps.values()]).mean(0)
 
 
-@pytest.mark.parametrize("kind", FILMS)
+@pytest.mark.parametrize("kind", VIDEOS)
 @pytest.mark.parametrize("preset", ["gramcol", "imap"])
 def test_a_word_is_the_mean_of_its_columns_above_the_mean_of_the_words(kind, preset, tmp_path):
-    make, options = FILMS[kind]
+    make, options = VIDEOS[kind]
     pipe, options = make(), {**SMALL, **options}
     run = generate(pipe, SHORT, seed=1, preset=preset, **options)
     [found] = run.heatmaps
@@ -59,7 +59,7 @@ def test_a_word_is_the_mean_of_its_columns_above_the_mean_of_the_words(kind, pre
 
 
 def test_steps_heads_and_groups_are_above_the_mean_of_the_words_too(tmp_path):
-    options = {**SMALL, **FILMS["CogVideoX"][1]}
+    options = {**SMALL, **VIDEOS["CogVideoX"][1]}
     kept = {"steps": "all", "heads": "all"}
     [run] = generate(cogvideox(), SHORT, seed=1, preset="imap", capture_options=kept, **options)
     [group] = group_heatmaps(run).values()
@@ -73,7 +73,7 @@ def test_steps_heads_and_groups_are_above_the_mean_of_the_words_too(tmp_path):
 
 def test_words_of_each_prompt_and_of_the_negative_one_are_compared_by_themselves():
     pipe, texts = sd3(), [PROMPT, SHORT]
-    options = {**PICTURES, "negative_prompt": "a red dog", "preset": "gramcol"}
+    options = {**IMAGES, "negative_prompt": "a red dog", "preset": "gramcol"}
     both = {"capture_options": {"branch": "both"}}
     [long, short] = generate(pipe, texts, seed=1, **both, **options)
     [alone] = generate(pipe, SHORT, seed=2, **options)
@@ -90,25 +90,25 @@ def test_words_of_each_prompt_and_of_the_negative_one_are_compared_by_themselves
 
 def test_another_text_is_compared_in_its_own_words():
     pipe = sd3()
-    [asked] = generate(pipe, PROMPT, ask=SHORT, seed=1, preset="gramcol", **PICTURES).asked_heatmaps
-    states = encode_text(pipe, SHORT, PICTURES)
-    wanted = captured(pipe, asked.prompt, "gramcol", PICTURES, PROMPT, text_states=states)
+    [asked] = generate(pipe, PROMPT, ask=SHORT, seed=1, preset="gramcol", **IMAGES).asked_heatmaps
+    states = encode_text(pipe, SHORT, IMAGES)
+    wanted = captured(pipe, asked.prompt, "gramcol", IMAGES, PROMPT, text_states=states)
     torch.testing.assert_close(asked.maps.double(), wanted.clamp(min=0), atol=1e-5, rtol=1e-4)
-    own = generate(pipe, SHORT, ask=SHORT, seed=1, preset="gramcol", **PICTURES)
+    own = generate(pipe, SHORT, ask=SHORT, seed=1, preset="gramcol", **IMAGES)
     cat = own.asked_heatmaps[0]["cat"].values
     torch.testing.assert_close(cat, own.heatmaps[0]["cat"].values, atol=1e-4, rtol=1e-3)
 
 
 def test_chosen_words_are_kept_and_compared_with_all():
-    [whole] = generate(flux(), PROMPT, seed=1, preset="gramcol", **PICTURES).heatmaps
-    [some] = generate(flux(), PROMPT, seed=1, preset="gramcol", words=["cat"], **PICTURES).heatmaps
+    [whole] = generate(flux(), PROMPT, seed=1, preset="gramcol", **IMAGES).heatmaps
+    [some] = generate(flux(), PROMPT, seed=1, preset="gramcol", words=["cat"], **IMAGES).heatmaps
     assert some.words == ("cat",)
     torch.testing.assert_close(some["cat"].values, whole["cat"].values, atol=1e-5, rtol=1e-4)
 
 
 def test_a_softmax_over_the_words_can_stand_in_place_of_the_cut():
     own = replace(PRESETS["gramcol"], contrast=1.0, words="sum")
-    [found] = generate(flux(), PROMPT, seed=1, preset=own, **PICTURES).heatmaps
+    [found] = generate(flux(), PROMPT, seed=1, preset=own, **IMAGES).heatmaps
     torch.testing.assert_close(found.maps.sum(-1), torch.ones(found.maps.shape[:2]))
     assert own.unit.endswith("likeness of outputs, z-score among words")
 
@@ -116,7 +116,7 @@ def test_a_softmax_over_the_words_can_stand_in_place_of_the_cut():
 def test_a_store_must_have_compared_the_words():
     pipe = flux()
     with capture(pipe, space="gramcol") as store:
-        pipe(PROMPT, **PICTURES)
+        pipe(PROMPT, **IMAGES)
     with pytest.raises(RuntimeError, match="among=.*columns"):
         heatmaps(store, pipe, PROMPT, preset="gramcol")
     with pytest.raises(RuntimeError, match="Capture with space='attention'"):
@@ -147,8 +147,8 @@ def test_cross_attention_has_no_outputs_to_compare(kind, preset):
             pass
 
 
-def test_pictures_and_films_of_one_frame_have_none_to_tell_apart():
-    refused(flux(), TypeError, "'imap' takes the heads .* makes pictures", preset="imap")
+def test_images_and_videos_of_one_frame_have_none_to_tell_apart():
+    refused(flux(), TypeError, "'imap' takes the heads .* makes images", preset="imap")
     message = r"num_frames=1: the preset 'imap' takes the heads that tell frames apart"
     refused(cogvideox(), ValueError, message, preset="imap", num_frames=1, **SMALL)
 
@@ -156,4 +156,4 @@ def test_pictures_and_films_of_one_frame_have_none_to_tell_apart():
 @pytest.mark.parametrize("prompt", ["turquoise", ["a cat", "cat"]])
 def test_a_word_alone_is_compared_with_nothing(prompt):
     message = "'gramcol' compares the words .* has 1. Write more words"
-    refused(sd3(), ValueError, message, prompt, preset="gramcol", **PICTURES)
+    refused(sd3(), ValueError, message, prompt, preset="gramcol", **IMAGES)

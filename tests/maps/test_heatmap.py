@@ -83,10 +83,10 @@ def test_words_of_a_prompt_are_plotted_and_shown_on_one_scale(blob):
 
 
 def test_a_notebook_shows_the_map_in_colour(blob):
-    with Image.open(io.BytesIO(blob._repr_png_())) as picture:
-        assert picture.format == "PNG"
-        assert picture.width == 6 * 64 and picture.height > 4 * 64  # 256 pixels and a caption
-        pixels = np.asarray(picture.convert("RGB"), int)
+    with Image.open(io.BytesIO(blob._repr_png_())) as image:
+        assert image.format == "PNG"
+        assert image.width == 6 * 64 and image.height > 4 * 64  # 256 pixels and a caption
+        pixels = np.asarray(image.convert("RGB"), int)
     light = pixels[: 4 * 64].sum(-1).reshape(4, 64, 6, 64)[:, 32, :, 32]  # middles of cells
     assert np.unravel_index(light.argmax(), light.shape) == (1, 3)
     assert light[0, 0] < light[2, 3] < light[1, 3]
@@ -187,9 +187,9 @@ def test_sizes_below_one_pixel_are_refused(blob):
 
 
 def test_overlay_is_the_size_of_the_image_enlarged(blob):
-    picture = blob.overlay(Image.new("RGB", (96, 64)))
-    assert picture.width == 96 * 4
-    assert picture.height > 64 * 4
+    image = blob.overlay(Image.new("RGB", (96, 64)))
+    assert image.width == 96 * 4
+    assert image.height > 64 * 4
     with pytest.raises(ValueError, match="4x6.*belong.*64x64"):
         blob.overlay(Image.new("RGB", (64, 64)))
     assert sdattn.Heatmap is Heatmap

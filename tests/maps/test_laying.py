@@ -48,12 +48,12 @@ def test_a_map_lies_where_diffusers_pastes_the_crop(crop):
     word = finish(drawn[..., None].repeat(1, 1, 77), word_prompt(), PRESETS["default"], crop=crop)[
         "cat"
     ]
-    # the map at the size of the crop's own picture, pasted as diffusers pastes that picture
+    # the map at the size of the crop's own image, pasted as diffusers pastes that image
     shades = stretch(drawn.numpy(), crop.drawn[::-1])
-    picture = Image.fromarray(np.rint(shades * 255).astype(np.uint8)).convert("RGB")
+    image = Image.fromarray(np.rint(shades * 255).astype(np.uint8)).convert("RGB")
     everywhere, nothing = Image.new("L", crop.image, 255), Image.new("RGB", crop.image)
     processor = VaeImageProcessor(resample="bilinear")
-    pasted = processor.apply_overlay(everywhere, nothing, picture, crop.box)
+    pasted = processor.apply_overlay(everywhere, nothing, image, crop.box)
     expected = np.asarray(pasted.convert("L"), float) / 255
     found = word.resize(crop.image[::-1]).numpy()
     left, top, right, bottom = crop.box
@@ -163,9 +163,9 @@ def test_xarray_has_the_places_of_the_cells_in_the_image():
 def test_an_overlay_is_bare_around_the_crop(stretch):
     crop = CROPS["wide"]
     numbers = np.random.default_rng(0)
-    picture = Image.fromarray(numbers.integers(0, 256, (256, 320, 3), np.uint8))
-    shown = np.asarray(heatmaps_of(crop)["cat"].overlay(picture, stretch=stretch))[:256]
-    grey = np.asarray(picture.convert("L").convert("RGB"))
+    image = Image.fromarray(numbers.integers(0, 256, (256, 320, 3), np.uint8))
+    shown = np.asarray(heatmaps_of(crop)["cat"].overlay(image, stretch=stretch))[:256]
+    grey = np.asarray(image.convert("L").convert("RGB"))
     left, top, right, bottom = crop.box
     apart = (shown != grey).any(-1)
     assert apart[top:bottom, left:right].mean() > 0.9

@@ -1,4 +1,4 @@
-"""What a notebook shows: words as text, values as pictures, pages in a frame."""
+"""What a notebook shows: words as text, values as images, pages in a frame."""
 
 import base64
 import io
@@ -43,15 +43,15 @@ def run():
     return generate(make_pipeline(), PROMPT, num_images_per_prompt=6, **SMALL)
 
 
-def test_heatmaps_show_a_picture_for_each_word(run):
+def test_heatmaps_show_an_image_for_each_word(run):
     heatmaps = run.heatmaps[0]
     seen = Elements(heatmaps._repr_html_())
     words = [one.label for one in heatmaps.occurrences()]
-    pictures = seen.of("img")
-    assert [one["alt"] for one in pictures] == words
+    images = seen.of("img")
+    assert [one["alt"] for one in images] == words
     assert not seen.of("script")
     assert PROMPT in seen.text
-    for word, one in zip(words, pictures, strict=True):
+    for word, one in zip(words, images, strict=True):
         kind, data = one["src"].split(";base64,")
         assert kind == "data:image/webp"
         image = Image.open(io.BytesIO(base64.b64decode(data)))
@@ -76,7 +76,7 @@ WORD = "<script>alert(2)</script>"
 HARMLESS = {"p", "bdi", "div", "figure", "figcaption", "img", "br", "span"}
 
 
-def test_a_knockout_shows_both_pictures_and_where_they_differ():
+def test_a_knockout_shows_both_images_and_where_they_differ():
     values = torch.tensor([[0.0, 0.25, 0.0], [0.0, 0.0, 0.5]])
     images = Image.new("RGB", (96, 64), "red"), Image.new("RGB", (96, 64), "blue")
     found = Knockout(PROMPT, WORD, (2,), 7, *images, Heatmap(WORD, values, (2,)))
@@ -92,8 +92,8 @@ def test_a_knockout_shows_both_pictures_and_where_they_differ():
     )  # one line
 
 
-def opened(picture):
-    return Image.open(io.BytesIO(base64.b64decode(picture["src"].partition(",")[2]))).convert("RGB")
+def opened(image):
+    return Image.open(io.BytesIO(base64.b64decode(image["src"].partition(",")[2]))).convert("RGB")
 
 
 def test_a_comparison_shows_its_sheet_and_its_numbers():
@@ -109,8 +109,8 @@ def test_a_comparison_shows_its_sheet_and_its_numbers():
     assert {tag for tag, _ in seen.found} <= HARMLESS | still | {"iframe"}
     assert {f"A: {PROMPT}", PROMPT, "B: B"} <= {*seen.text}  # a name, a prompt
     assert seen.text.count(WORD) == 2  # a prompt and a setting
-    [picture] = seen.of("img")
-    assert opened(picture).size == found.sheet().size
+    [image] = seen.of("img")
+    assert opened(image).size == found.sheet().size
     red = words[1]
     largest = f"{red.largest[0]:+.2g}"
     numbers = [f"{number:.2g}" for number in (red.mean_a, red.mean_b, red.correlation)]

@@ -1,4 +1,4 @@
-"""Pictures: colours where the heat is, captions that tell the range, sizes."""
+"""Images: colours where the heat is, captions that tell the range, sizes."""
 
 import matplotlib
 import numpy as np
@@ -47,10 +47,10 @@ def test_a_grid_that_is_a_cell_off_is_refused(size, grid):
 def test_heat_lies_where_the_map_has_it(size, grid):
     values = np.zeros(grid, dtype=np.float32)
     values[0, -1] = 1.0  # top right
-    picture = np.asarray(render.overlay(Image.new("RGB", size), values), dtype=float)
-    height, width = picture.shape[:2]
+    image = np.asarray(render.overlay(Image.new("RGB", size), values), dtype=float)
+    height, width = image.shape[:2]
     assert (width / size[0]) == (height / size[1]) == max(1, -(-256 // min(size)))
-    brightness = picture.sum(-1)
+    brightness = image.sum(-1)
     row, col = np.unravel_index(brightness.argmax(), brightness.shape)
     assert row < height / grid[0]
     assert col > width - width / grid[1]
@@ -88,13 +88,13 @@ def test_a_stretched_map_has_its_whole_range_in_equally_opaque_colours():
         render.overlay(image, weak, stretch=True, scale=(0.0, 1.0))
 
 
-def test_a_map_of_nothing_leaves_the_picture_bare():
+def test_a_map_of_nothing_leaves_the_image_bare():
     image = Image.effect_noise((256, 256), 50).convert("RGB")
     assert render.overlay(image, np.zeros((16, 16))).tobytes() == image.tobytes()
 
 
 @pytest.mark.parametrize("label", ["circle", "x" * 2000, "红色", "😀", "a\nb", "<b>"])
-def test_captions_leave_the_picture_as_it_is(label):
+def test_captions_leave_the_image_as_it_is(label):
     image = Image.effect_noise((300, 260), 50).convert("RGB")
     out = render.caption(image, label, "0.1 to 0.2")
     assert out.size[0] == 300
@@ -135,9 +135,9 @@ def test_zero_is_the_neutral_colour_and_signs_mirror_each_other():
 
 
 def test_a_map_without_differences_is_flat_and_neutral():
-    picture = np.asarray(render.signed(np.zeros((4, 6)), (60, 40)))
-    assert picture.shape == (40, 60, 3)
-    assert (picture == render.colorize_signed(np.array([[-1.0, 0.0, 1.0]]))[0, 1]).all()
+    image = np.asarray(render.signed(np.zeros((4, 6)), (60, 40)))
+    assert image.shape == (40, 60, 3)
+    assert (image == render.colorize_signed(np.array([[-1.0, 0.0, 1.0]]))[0, 1]).all()
     with pytest.raises(ValueError, match="not finite"):
         render.signed(np.full((2, 2), np.nan), (60, 40))
 
@@ -145,14 +145,14 @@ def test_a_map_without_differences_is_flat_and_neutral():
 def test_a_signed_map_lies_where_it_should_and_keeps_its_scale():
     values = np.zeros((4, 6), dtype=np.float32)
     values[0, 5], values[3, 0] = 0.5, -1.0
-    picture = np.asarray(render.signed(values, (300, 200), "B - A"), dtype=int)
-    assert picture.shape[0] > 200
-    red = picture[:200, :, 0] - picture[:200, :, 2]
+    image = np.asarray(render.signed(values, (300, 200), "B - A"), dtype=int)
+    assert image.shape[0] > 200
+    red = image[:200, :, 0] - image[:200, :, 2]
     assert red[10, 290] > 20
     assert red[190, 10] < -50
     assert red[:120, :200].min() == red[80:, 100:].max() == 0
     neutral = render.colorize_signed(np.zeros((1, 1)))[0, 0]
-    assert (picture[90:110, 100:200] == neutral).all()
+    assert (image[90:110, 100:200] == neutral).all()
 
 
 @pytest.mark.parametrize(("number", "across"), [(0, 1), (1, 1), (5, 1), (13, 2), (60, 3)])
@@ -186,8 +186,8 @@ def test_text_above_a_sheet_is_wrapped_to_three_rows(text):
 
 
 @pytest.mark.parametrize("size", [(6400, 8), (51200, 8), (8, 6400), (10_000, 1), (4096, 3)])
-def test_a_long_thin_picture_is_not_enlarged_without_end(size):
-    """No drawing has more pixels than a square of 1024, or four times those of the picture."""
+def test_a_long_thin_image_is_not_enlarged_without_end(size):
+    """No drawing has more pixels than a square of 1024, or four times those of the image."""
     image = Image.new("RGB", size)
     drawn = render.caption(render.enlarge(image), "word", "0 to 1")
     assert drawn.width * drawn.height <= max(1024**2, 4 * size[0] * size[1])
@@ -197,7 +197,7 @@ def test_a_long_thin_picture_is_not_enlarged_without_end(size):
 @pytest.mark.parametrize(
     "image", [None, "image.png", np.zeros((8, 8, 3))], ids=["none", "name", "array"]
 )
-def test_what_is_no_picture_is_refused(image):
+def test_what_is_no_image_is_refused(image):
     with pytest.raises(TypeError, match="PIL.*run"):
         render.overlay(image, np.zeros((2, 2)))
 

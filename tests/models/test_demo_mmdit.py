@@ -102,7 +102,7 @@ def test_it_draws_by_its_own_settings(pipe):
     assert pipe.vae.config.shift_factor == 0.0
 
 
-def test_looking_does_not_change_its_picture(pipe):
+def test_looking_does_not_change_its_image(pipe):
     def draw():
         generator = torch.Generator().manual_seed(0)
         options = {"num_inference_steps": 3, "max_sequence_length": 8, "output_type": "np"}

@@ -1,6 +1,6 @@
 """A family of models from outside the package, in one record; and what a record refuses.
 
-The toy is a transformer with the picture first in its joint sequence, of layers that call torch's
+The toy is a transformer with the image first in its joint sequence, of layers that call torch's
 ``scaled_dot_product_attention``. Its maps are compared with a softmax in float64, written out.
 """
 
@@ -34,7 +34,7 @@ WIDTH, HEADS, N_TEXT, ROWS_COLS = 16, 2, 5, (3, 4)
 
 
 class ToyProcessor:
-    """Joins picture and text, attends, and parts them again."""
+    """Joins image and text, attends, and parts them again."""
 
     def __call__(self, attn, hidden_states, encoder_hidden_states=None):
         states = (hidden_states, encoder_hidden_states)
@@ -59,12 +59,12 @@ class ToyAttention(nn.Module):
     def set_processor(self, processor):
         self.processor = processor
 
-    def forward(self, picture, text):
-        return self.processor(self, picture, encoder_hidden_states=text)
+    def forward(self, image, text):
+        return self.processor(self, image, encoder_hidden_states=text)
 
 
 class ToyTransformer(nn.Module):
-    """Two blocks over a picture ``[B, width, rows, cols]`` and a text ``[B, T, width]``."""
+    """Two blocks over an image ``[B, width, rows, cols]`` and a text ``[B, T, width]``."""
 
     def __init__(self):
         super().__init__()
@@ -72,11 +72,11 @@ class ToyTransformer(nn.Module):
         self.blocks = nn.ModuleList(nn.ModuleDict({"attn": ToyAttention()}) for _ in range(2))
 
     def forward(self, hidden_states, encoder_hidden_states, timestep):
-        picture, text = hidden_states.flatten(2).mT, encoder_hidden_states
+        image, text = hidden_states.flatten(2).mT, encoder_hidden_states
         for block in self.blocks:
-            more, other = block["attn"](picture, text)
-            picture, text = picture + 4 * more, text + 4 * other  # so that attention is uneven
-        return picture
+            more, other = block["attn"](image, text)
+            image, text = image + 4 * more, text + 4 * other  # so that attention is uneven
+        return image
 
 
 def cells(_model, given):
@@ -87,7 +87,7 @@ TOY = Family(
     name="Toy",
     denoisers=(ToyTransformer,),
     layers={"blocks.*.attn": ("double", "joint")},
-    joined="picture first",
+    joined="image first",
     grid=cells,
     patch=1,
 )
@@ -112,13 +112,13 @@ def maps_and_truth():
     """Captured maps, and those of the toy's own queries and keys, by the layers' names."""
     model = ToyTransformer()
     generator = torch.Generator().manual_seed(1)
-    picture = torch.randn(2, WIDTH, *ROWS_COLS, generator=generator)
+    image = torch.randn(2, WIDTH, *ROWS_COLS, generator=generator)
     text = torch.randn(2, N_TEXT, WIDTH, generator=generator)
-    plain = model(picture, text, 7)
+    plain = model(image, text, 7)
     for block in model.blocks:
         block["attn"].seen.clear()
     with sdattn.capture(model) as store:
-        assert torch.equal(model(picture, text, timestep=7), plain)
+        assert torch.equal(model(image, text, timestep=7), plain)
     assert store.timesteps == [7.0]
     truth = {}
     for i, block in enumerate(model.blocks):
@@ -160,9 +160,9 @@ class ToyPipeline:
     def __call__(self):
         generator = torch.Generator().manual_seed(1)
         text = torch.randn(2, N_TEXT, WIDTH, generator=generator)
-        picture = torch.randn(1, WIDTH, *ROWS_COLS, generator=generator).expand(2, -1, -1, -1)
-        output = self.transformer(picture, text, 7)
-        return picture, text, output
+        image = torch.randn(1, WIDTH, *ROWS_COLS, generator=generator).expand(2, -1, -1, -1)
+        output = self.transformer(image, text, 7)
+        return image, text, output
 
 
 PIPELINES = {
@@ -177,9 +177,9 @@ def test_the_record_has_how_its_pipelines_read_and_guide(known):
     known(replace(TOY, **PIPELINES))
     assert sdattn.read_prompts(pipe, "a cat") == [sdattn.read_prompt(pipe.tokenizer, "a cat")]
     with sdattn.capture(pipe) as store:
-        picture, text, _ = pipe()
+        image, text, _ = pipe()
     with sdattn.capture(pipe.transformer) as both:  # every row an image of its own
-        pipe.transformer(picture, text, 7)
+        pipe.transformer(image, text, 7)
     for name, found in store.maps.items():
         torch.testing.assert_close(found, both.maps[name][1:], atol=1e-6, rtol=0)
         assert (found - both.maps[name][:1]).abs().max() > 0.01
@@ -227,7 +227,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused(known):
     ("changes", "message"),
     [
         ({"joined": None}, "'Toy'.*joined=None"),
-        ({"joined": "picture"}, "joined='picture': pass 'text first' or 'picture first'"),
+        ({"joined": "image"}, "joined='image': pass 'text first' or 'image first'"),
         ({"layers": {"blocks.*.attn": ("block", "cross")}}, "joined='pict"),
     ],
 )
@@ -262,7 +262,7 @@ def test_attention_in_an_unknown_place_is_named(known):
 
 
 @pytest.mark.parametrize("frames", [1, 3])
-def test_frames_in_one_sequence_are_refused_of_models_of_pictures(known, frames):
+def test_frames_in_one_sequence_are_refused_of_models_of_images(known, frames):
     known(replace(TOY, grid=lambda model, given: (frames, *cells(model, given))))
     if frames == 1:
         maps, truth = maps_and_truth()
@@ -286,8 +286,8 @@ def test_qwen_image_refuses_frames():
 
 def test_every_family_has_a_row_in_the_matrix():
     """But for models of one's own, which have no pipeline."""
-    films = [row for row in UNETS if row.frames]
-    rows = (*UNETS[:1], *films, *ROWS[len(UNETS) :])
+    videos = [row for row in UNETS if row.frames]
+    rows = (*UNETS[:1], *videos, *ROWS[len(UNETS) :])
     seen = {family_of(find_denoiser(row.make()).model).name for row in rows}
     known = [family for family in registered() if "one's own" not in family.name]
     assert seen == {one.name for one in known if any(hasattr(diffusers, n) for n in one.denoisers)}

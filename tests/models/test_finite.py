@@ -1,4 +1,4 @@
-"""Pictures and maps that are not finite: said with what to try, in every way to a run."""
+"""Images and maps that are not finite: said with what to try, in every way to a run."""
 
 import json
 import math
@@ -17,7 +17,7 @@ from sdattn.models.finite import NotFiniteError, check_maps, watch_finite
 
 PROMPT = "a red cat"
 QUICK = {"num_inference_steps": 2, "height": 64, "width": 64}
-# what diffusers says on the way to a black picture
+# what diffusers says on the way to a black image
 pytestmark = pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
 
 
@@ -44,9 +44,9 @@ def broken_unet(pipe):
 
 
 BREAKS = {
-    overflowing: r"latents are finite \(up to [\d.]+\), but the picture that the VAE makes",
+    overflowing: r"latents are finite \(up to [\d.]+\), but the image that the VAE makes",
     broken_text: "The text states that the text encoder made are not finite",
-    broken_unet: "The latents of the picture are not finite",
+    broken_unet: "The latents of the image are not finite",
 }
 
 
@@ -71,7 +71,7 @@ def test_the_guidance_scale_is_named():
 
 def test_the_dtype_is_named(monkeypatch):
     pipe = make_pipeline()
-    pipe.vae.to(torch.float16)  # which the CPU would make finite pictures in
+    pipe.vae.to(torch.float16)  # which the CPU would make finite images in
     monkeypatch.setattr(pipe.vae.decoder, "forward", lambda latents: latents * torch.inf)
     expected = "bfloat16 or float32 in place of float16, which ends at 65,504; or a VAE that"
     with pytest.raises(NotFiniteError, match=expected), watch_finite(pipe, {}):
@@ -80,9 +80,9 @@ def test_the_dtype_is_named(monkeypatch):
 
 def test_every_way_to_a_run_says_it():
     pipe = overflowing(make_pipeline())
-    picture = make_pipeline()(PROMPT, **QUICK).images[0]
+    image = make_pipeline()(PROMPT, **QUICK).images[0]
     ways = [
-        lambda: explain(pipe, picture, PROMPT),
+        lambda: explain(pipe, image, PROMPT),
         lambda: knockout(pipe, PROMPT, "cat", **QUICK),
         lambda: edit(pipe, PROMPT, "a red dog", **QUICK),
     ]
@@ -91,7 +91,7 @@ def test_every_way_to_a_run_says_it():
             way()
 
 
-def test_frames_of_films_are_looked_at():
+def test_frames_of_videos_are_looked_at():
     pipe = animatediff()
     with torch.no_grad():
         pipe.vae.decoder.conv_out.bias[1] = math.nan
@@ -113,7 +113,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
-def test_the_picture_stays_and_the_device_is_not_asked_meanwhile():
+def test_the_image_stays_and_the_device_is_not_asked_meanwhile():
     pipe = make_pipeline()
 
     def draw():

@@ -1,20 +1,20 @@
-"""How pictures become latents: undone by the pipelines' own decoding, and by the formulas."""
+"""How images become latents: undone by the pipelines' own decoding, and by the formulas."""
 
 import pytest
 import torch
 from diffusers import FluxImg2ImgPipeline, StableDiffusion3Img2ImgPipeline
 from helpers.flow_pipelines import FLOWS, flow_pipeline
-from helpers.small_pictures import new_image
+from helpers.small_images import new_image
 from helpers.transformer_rows import flux, sd3
 
-from sdattn.inversion.pictures import encode
+from sdattn.inversion.images import encode
 from sdattn.models.families import image_latents_of, unguided_options
 from sdattn.runs.explaining import explain
 
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", FLOWS)
-def test_the_pipeline_decodes_what_its_vae_made_of_the_picture(name):
+def test_the_pipeline_decodes_what_its_vae_made_of_the_image(name):
     pipe, options = flow_pipeline(name)
     decoded = []
     decode = pipe.vae.decode
@@ -73,7 +73,7 @@ def test_without_guidance():
 @pytest.mark.parametrize(
     "make", [lambda: flux(FluxImg2ImgPipeline), lambda: sd3(StableDiffusion3Img2ImgPipeline)]
 )
-def test_pipelines_that_start_from_a_picture_are_refused_by_name(make):
+def test_pipelines_that_start_from_an_image_are_refused_by_name(make):
     with pytest.raises(TypeError, match=r"StableDiffusionXLPipeline.*; found a \w+Img2ImgPipeline"):
         image_latents_of(make())
 

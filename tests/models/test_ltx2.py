@@ -4,18 +4,18 @@ import diffusers
 import pytest
 import torch
 from diffusers import LTX2ImageToVideoPipeline
-from helpers.ltx2_rows import LENGTH, LTX2_FILMS, alike_films, connectors, film_and_sound, ltx2
+from helpers.ltx2_rows import LENGTH, LTX2_VIDEOS, alike_videos, connectors, ltx2, video_and_sound
 from helpers.matrix_oracle import expected_maps, recorded
 from helpers.reading_pipelines import assert_same_columns, tells_ids
 from helpers.rows import Way
-from helpers.small_pictures import new_image
+from helpers.small_images import new_image
 
 from sdattn import CaptureError, capture, generate
 from sdattn.models.families import guidance_of, reader_of
-from sdattn.models.films import default_frames, frame_rate
 from sdattn.models.layers import find_layers
 from sdattn.models.reading import read_prompts
 from sdattn.models.shortcomings import shortcomings
+from sdattn.models.videos import default_frames, frame_rate
 
 PROMPTS = ["a red cat on the sofa", "a dog", " A turquoise Cat (a cat's SOFA)! "]
 WAY = Way(size=(64, 96))
@@ -86,13 +86,13 @@ def test_prompts_that_would_be_rewritten_are_refused(pipe):
         read_prompts(pipe, "a red cat", **options)
 
 
-def test_films_that_would_get_each_others_masks_are_refused(pipe):
+def test_videos_that_would_get_each_others_masks_are_refused(pipe):
     options = {"max_sequence_length": LENGTH, "num_videos_per_prompt": 2}
     with pytest.raises(ValueError, match="num_videos_per_prompt=2.*LTX2Pipeline"):
         generate(pipe, ["a red cat", "a dog"], num_frames=9, **options)
     assert len(read_prompts(pipe, ["a red cat", "a red dog"], **options)) == 2
     with capture(pipe) as store:
-        given = {**film_and_sound(pipe, WAY), **options, "num_inference_steps": 1}
+        given = {**video_and_sound(pipe, WAY), **options, "num_inference_steps": 1}
         pipe(["a red cat", "a dog"], output_type="latent", **given)
     for asked in ((), (pipe, ["a red cat", "a dog"])):
         with pytest.raises(ValueError, match="num_videos_per_prompt=2"):
@@ -112,7 +112,7 @@ def test_there_are_other_pipelines():
 
 
 def given_to(model, tokens):
-    """The arguments of a call with a film of 2 x 2 x 3 cells, in so many tokens."""
+    """The arguments of a call with a video of 2 x 2 x 3 cells, in so many tokens."""
     noise = torch.Generator().manual_seed(0)
 
     def some(*shape):
@@ -135,13 +135,13 @@ def given_to(model, tokens):
 
 
 @torch.no_grad()
-def test_tokens_behind_the_film_are_refused(pipe):
+def test_tokens_behind_the_video_are_refused(pipe):
     model = pipe.transformer
     with capture(model) as store:
         model(**given_to(model, 12))
     assert store.latent_size == (2, 2, 3) and store.timesteps == [700.0]
     for tokens in (15, 6):  # keyframes behind it, a tile of it
-        said = rf"with {tokens} tokens of a film and num_frames, height and width \[2, 2, 3\]"
+        said = rf"with {tokens} tokens of a video and num_frames, height and width \[2, 2, 3\]"
         with pytest.raises(ValueError, match=said), capture(model):
             model(**given_to(model, tokens))
     with pytest.raises(ValueError, match=r"width \[None, 2, 3\], which are 0"), capture(model):
@@ -159,7 +159,7 @@ GUIDED = {
 
 def drawn(pipe, **options):
     noise = torch.Generator().manual_seed(0)
-    given = {**alike_films(pipe, WAY), **GUIDED, "num_inference_steps": 2, **options}
+    given = {**alike_videos(pipe, WAY), **GUIDED, "num_inference_steps": 2, **options}
     return pipe(output_type="latent", negative_prompt="a red dog", generator=noise, **given)
 
 
@@ -183,7 +183,7 @@ def test_guidances_further_passes_are_of_neither_branch(pipe, guided):
             # the first block's self-attention does not run in the second call of each step
             each = 2 if name == "transformer_blocks.0.attn1" else 3
             own = record[name][::each]
-            expected = expected_maps(own, 2, LTX2_FILMS[0], Way(guided=guided))
+            expected = expected_maps(own, 2, LTX2_VIDEOS[0], Way(guided=guided))
             found = maps.flatten(1, -2).double()
             torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
@@ -206,14 +206,14 @@ def test_layers_of_the_sound_are_listed_and_not_captured(pipe):
         pass
 
 
-def test_a_film_from_a_picture_has_the_steps_own_timesteps():
+def test_a_video_from_an_image_has_the_steps_own_timesteps():
     pipe = ltx2(LTX2ImageToVideoPipeline)
     options = {"image": new_image(), "image_crf": 0, "max_sequence_length": LENGTH}
     size = {"height": 64, "width": 96, "num_frames": 9, "num_inference_steps": 2}
     made = generate(pipe, "a red cat", **size, **options, capture_options={"steps": "all"})
     [run] = made
     assert list(run.settings.timesteps) == pipe.scheduler.timesteps.tolist()
-    assert len(run.film) == 9 and run.film.rate == 24
+    assert len(run.video) == 9 and run.video.rate == 24
     assert run.heatmaps["cat"].map.shape == (2, 2, 3)
     assert run.heatmaps["cat"].of_frames(9).shape == (9, 2, 3)
 
@@ -228,5 +228,5 @@ def test_the_sound_is_not_looked_at():
     with torch.no_grad():
         pipe.audio_vae.decoder.conv_out.conv.bias.fill_(torch.nan)
     options = {"max_sequence_length": LENGTH, "num_inference_steps": 1, "num_frames": 9}
-    [film] = generate(pipe, "a red cat", height=64, width=96, **options).films
-    assert len(film) == 9
+    [video] = generate(pipe, "a red cat", height=64, width=96, **options).videos
+    assert len(video) == 9

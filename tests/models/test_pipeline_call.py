@@ -15,7 +15,7 @@ from sdattn.edit import edit
 from sdattn.models.pipeline_call import (
     checked_options,
     checked_seeds,
-    is_of_pictures,
+    is_of_images,
     named_bar,
     options_of_image,
 )
@@ -32,7 +32,7 @@ def test_an_image_has_its_prompts_options_and_its_own_noise():
         "guidance_scale": 5.0,
         "num_images_per_prompt": 2,
         "latents": latents,
-        "timesteps": [9, 1],  # a list that is not of pictures
+        "timesteps": [9, 1],  # a list that is not of images
     }
     found = [options_of_image(options, i, images=4, prompts=2) for i in range(4)]
     assert [one["negative_prompt"] for one in found] == ["dog", "dog", "cat", "cat"]
@@ -45,8 +45,8 @@ def test_an_image_has_its_prompts_options_and_its_own_noise():
 
 
 @pytest.mark.parametrize("name", ["image", "mask_image", "negative_prompt", "prompt_2", "latents"])
-def test_pictures_may_differ_in_these(name):
-    assert is_of_pictures(name)
+def test_images_may_differ_in_these(name):
+    assert is_of_images(name)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_knockouts_of_a_batch_are_those_of_single_runs():
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"num_images_per_prompt": 10**9}, r"1,000,000,000 picture\(s\) of 128x128 .* need \d"),
+        ({"num_images_per_prompt": 10**9}, r"1,000,000,000 image\(s\) of 128x128 .* need \d"),
         ({"height": 8 * 10**6, "width": 8 * 10**6}, r"8000000x8000000 pixels need 768,000 GB"),
         *(({"num_images_per_prompt": value}, "from 1") for value in (0, -1, 1.5, "2", True)),
         ({"num_inference_steps": True}, "pass 1 to 1000"),
@@ -101,7 +101,7 @@ MANY = {
 
 
 @pytest.mark.parametrize("way", MANY)
-def test_the_pictures_of_all_prompts_of_a_call_count(way):
+def test_the_images_of_all_prompts_of_a_call_count(way):
     """Each of them alone would do."""
     pipe = make_pipeline()
     pipe.text_encoder.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))

@@ -186,7 +186,7 @@ def test_runs_are_called_after_their_folders(folders, names, tmp_path, monkeypat
     assert diff(a, b, names=("with", "without")).names == ("with", "without")
 
 
-def test_pictures_of_other_proportions_are_refused():
+def test_images_of_other_proportions_are_refused():
     with pytest.raises(ValueError, match="A.*96x64.*B.*64x96"):
         diff(run("red cat"), run("red cat", grid=(6, 4), size=(64, 96)))
 
@@ -276,7 +276,7 @@ def test_the_sheet_shows_all_maps_on_one_scale():
     a, b = run("red cat", 1, size=(576, 384)), run("red dog", 2, size=(576, 384))
     sheet = diff(a, b).sheet()
     width, height = 576 + 6, render.caption(a.image, "A").height + 6
-    top = sheet.height - 4 * height  # the pictures, then red, cat, dog
+    top = sheet.height - 4 * height  # the images, then red, cat, dog
 
     def tile(row, column):
         left = 6 + column * width

@@ -55,7 +55,7 @@ def parts(inner, outer):
 
 
 def test_the_heat_lies_in_the_crop_as_on_an_overlay(run, page):
-    heat, stage = page.locator("#heat").bounding_box(), page.locator("#picture").bounding_box()
+    heat, stage = page.locator("#heat").bounding_box(), page.locator("#image").bounding_box()
     wanted = [178 / 320, 142 / 256, 262 / 320, 198 / 256]
     assert parts(heat, stage) == pytest.approx(wanted, abs=2e-3)
     with page.expect_download() as waiting:

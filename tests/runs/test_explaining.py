@@ -1,18 +1,18 @@
-"""Maps of given pictures: against the formula, on drawn scenes, and that nothing is left behind."""
+"""Maps of given images: against the formula, on drawn scenes, and that nothing is left behind."""
 
 import numpy as np
 import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from helpers.flow_pipelines import FLOWS, flow_pipeline
-from helpers.small_pictures import new_image
+from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from PIL import Image
 
 from scripts.scenes.shapes import random_scene
 from sdattn import capture, generate, load_run
+from sdattn.inversion.images import fit
 from sdattn.inversion.invert import invert, psnr
-from sdattn.inversion.pictures import fit
 from sdattn.models.layers import find_denoiser
 from sdattn.runs.explaining import explain
 
@@ -80,7 +80,7 @@ def test_sdxl_with_its_added_conditions():
 
 
 @pytest.mark.parametrize("name", ["UNet", *FLOWS])
-def test_a_picture_in_a_batch_is_shown_as_alone(pipe, name):
+def test_an_image_in_a_batch_is_shown_as_alone(pipe, name):
     used, options = (pipe, {}) if name == "UNet" else flow_pipeline(name)
     images, prompts = [new_image(seed=1), new_image(seed=2)], ["a red cat", "a red dog"]
     ways = {"timesteps": [200], "preset": "default" if name == "UNet" else "columns", **options}
@@ -156,7 +156,7 @@ def test_a_run_tells_how_it_was_made(pipe, tmp_path):
     assert saved.image.tobytes() == run.images[0].tobytes()
 
 
-def test_a_safety_checker_blanks_no_picture_of_the_users_own():
+def test_a_safety_checker_blanks_no_image_of_the_users_own():
     pipe = make_pipeline()
     pipe.run_safety_checker = lambda images, *_: (torch.zeros_like(images), [True])
     with pytest.warns(UserWarning, match="safety checker"):
@@ -180,7 +180,7 @@ def test_words_presets_and_other_texts(pipe):
 
 
 @pytest.mark.slow
-def test_inverted_pictures_are_watched_on_their_way_back(pipe):
+def test_inverted_images_are_watched_on_their_way_back(pipe):
     images, prompts = [new_image(seed=1), new_image(seed=2)], ["a red cat", "a dog"]
     both = explain(pipe, images, prompts, invert=True, num_inference_steps=3)
     for i in range(2):
@@ -203,7 +203,7 @@ def test_inverted_pictures_are_watched_on_their_way_back(pipe):
 
 
 @pytest.mark.slow
-def test_the_demo_comes_back_to_its_picture(demo):
+def test_the_demo_comes_back_to_its_image(demo):
     image = Image.fromarray(random_scene(np.random.default_rng(0), n_objects=1).draw(128))
     run = explain(demo, image, "a circle", invert=True, num_inference_steps=20)
     assert run.info[0]["explained"]["reconstruction_psnr"] > 30
@@ -212,7 +212,7 @@ def test_the_demo_comes_back_to_its_picture(demo):
 # -- what the maps are good for -------------------------------------------------------------------
 
 
-def test_words_point_at_their_own_objects_in_drawn_pictures(demo):
+def test_words_point_at_their_own_objects_in_drawn_images(demo):
     rng = np.random.default_rng(3)
     scenes = [random_scene(rng, held_out=True, n_objects=2) for _ in range(10)]
     scenes = [one for one in scenes if one.objects[0].shape != one.objects[1].shape]
@@ -267,11 +267,11 @@ def test_explaining_restores_the_pipeline(failing, name):
     assert sum(hooks) == 0
 
 
-# -- pictures of every kind -----------------------------------------------------------------------
+# -- images of every kind -----------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("mode", ["RGBA", "L", "LA", "P", "1", "CMYK", "I;16"])
-def test_pictures_of_every_mode(pipe, mode):
+def test_images_of_every_mode(pipe, mode):
     grey = new_image().convert("L")
     if mode == "I;16":
         image = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
@@ -293,9 +293,9 @@ def test_pictures_of_every_mode(pipe, mode):
         ({"image": "cat.png"}, TypeError, "str.*PIL"),
         ({"image": Image.new("RGB", (0, 4))}, ValueError, r"\(0, 4\) pixels"),
         ({"image": Image.new("F", (8, 8))}, ValueError, "mode F"),
-        ({"image": []}, ValueError, r"0 picture\(s\) and 1 prompt\(s\)"),
-        ({"image": [], "prompt": []}, ValueError, r"0 picture\(s\) and 0 prompt\(s\)"),
-        ({"prompt": ["a cat", "a dog"]}, ValueError, r"1 picture\(s\) and 2 prompt\(s\)"),
+        ({"image": []}, ValueError, r"0 image\(s\) and 1 prompt\(s\)"),
+        ({"image": [], "prompt": []}, ValueError, r"0 image\(s\) and 0 prompt\(s\)"),
+        ({"prompt": ["a cat", "a dog"]}, ValueError, r"1 image\(s\) and 2 prompt\(s\)"),
         (
             {"image": [new_image(), new_image((200, 100))], "prompt": ["a cat", "a dog"]},
             ValueError,

@@ -1,16 +1,16 @@
-"""Maps of given pictures under flow matching: what models are shown, and what is left behind."""
+"""Maps of given images under flow matching: what models are shown, and what is left behind."""
 
 import numpy as np
 import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
 from helpers.flow_pipelines import FLOWS, Seen, flow_pipeline
-from helpers.small_pictures import new_image
+from helpers.small_images import new_image
 from PIL import Image
 
 from scripts.scenes.shapes import random_scene
 from sdattn import capture, load_pipeline, load_run
-from sdattn.inversion.pictures import encode
+from sdattn.inversion.images import encode
 from sdattn.runs.explaining import explain
 
 PROMPT = "a red cat"
@@ -102,7 +102,7 @@ def test_bfloat16():
         torch.testing.assert_close(run.store.maps[layer], maps, atol=2e-3, rtol=0)
 
 
-def test_other_ways_to_read_a_picture():
+def test_other_ways_to_read_an_image():
     pipe, options = flow_pipeline("SD3")
     run = explain(pipe, new_image(), PROMPT, words=["cat"], refine="self", ask="a dog", **options)
     assert run.heatmaps[0].words == ("cat",)
@@ -124,7 +124,7 @@ def test_a_run_is_saved_and_read(tmp_path):
 # -- what the maps are good for -------------------------------------------------------------------
 
 
-def test_words_point_at_their_own_objects_in_drawn_pictures(mmdit):
+def test_words_point_at_their_own_objects_in_drawn_images(mmdit):
     rng = np.random.default_rng(3)
     scenes = [random_scene(rng, held_out=True, n_objects=2) for _ in range(10)]
     images = [Image.fromarray(scene.draw(128)) for scene in scenes]

@@ -14,7 +14,7 @@ QUICK = {"num_inference_steps": 2, "height": 128, "width": 128}
 
 
 @pytest.mark.slow
-def test_generate_gives_the_plain_pictures_and_their_maps():
+def test_generate_gives_the_plain_images_and_their_maps():
     pipe = make_pipeline()
     run = generate(pipe, PROMPT, seed=5, num_images_per_prompt=2, **QUICK)
     assert [info["seed"] for info in run.info] == [5, 6]
@@ -28,7 +28,7 @@ def test_generate_gives_the_plain_pictures_and_their_maps():
         torch.testing.assert_close(run.heatmaps[i].maps, expected.maps, atol=1e-5, rtol=0)
 
 
-def test_one_seed_is_one_picture():
+def test_one_seed_is_one_image():
     pipe = make_pipeline()
     first, again, other = (generate(pipe, PROMPT, seed=s, **QUICK).images[0] for s in (1, 1, 2))
     assert first.tobytes() == again.tobytes() != other.tobytes()

@@ -210,7 +210,7 @@ def test_maps_that_are_none_are_named(whole, part):
 
 
 def ghostscript(path):
-    """A picture that Pillow starts Ghostscript for."""
+    """An image that Pillow starts Ghostscript for."""
     Path(path).write_bytes(
         b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 96 64\n%%EndComments\n(%pipe%touch started)"
         b" (w) file closefile\nshowpage\n%%EOF\n"
@@ -225,7 +225,7 @@ OTHERS = [ghostscript, *(partial(as_format, kind) for kind in ("JPEG", "GIF", "T
 
 
 @pytest.mark.parametrize("write", OTHERS)
-def test_a_picture_that_is_no_png_is_not_opened(whole, tmp_path, write):
+def test_an_image_that_is_no_png_is_not_opened(whole, tmp_path, write):
     write(tmp_path / "x")
     with pytest.raises(ValueError, match="RUN/image.png.*PNG"):
         unpack_run(replaced(whole, "image.png", (tmp_path / "x").read_bytes()), "RUN")

@@ -140,7 +140,7 @@ def test_further_maps_have_folders_of_their_own(run_of):
     assert torch.equal(again.values, maps[1].values.half().float())
 
 
-def test_a_knockout_that_changed_nothing_leaves_the_picture_bare(run_of):
+def test_a_knockout_that_changed_nothing_leaves_the_image_bare(run_of):
     """All causal maps share the scale from zero to the largest change."""
     run = run_of(PRESETS["default"], None)
     grid = run.heatmaps[0].maps.shape[:2]

@@ -1,4 +1,4 @@
-"""The page of two pictures: its numbers, its links, its text; test_pair_browser opens it."""
+"""The page of two images: its numbers, its links, its text; test_pair_browser opens it."""
 
 import re
 from dataclasses import replace

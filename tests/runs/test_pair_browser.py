@@ -1,4 +1,4 @@
-"""The page of two pictures in a real browser: what is seen in both, and what can be done."""
+"""The page of two images in a real browser: what is seen in both, and what can be done."""
 
 import re
 from dataclasses import replace
@@ -33,7 +33,7 @@ COLOURS = ((90, 150, 60), (200, 80, 120), (40, 60, 220))
 
 
 def image_runs(*texts):
-    """Each picture of one colour, so that all else on it is heat."""
+    """Each image of one colour, so that all else on it is heat."""
     runs = [small_run(seed, text) for seed, text in enumerate(texts, start=1)]
     plain = [Image.new("RGB", (96, 64), colour) for colour in COLOURS]
     return [replace(run, image=image) for run, image in zip(runs, plain, strict=False)]
@@ -41,7 +41,7 @@ def image_runs(*texts):
 
 @pytest.fixture
 def page_of(tmp_path, open_page):
-    """Open a page of two pictures, ready."""
+    """Open a page of two images, ready."""
 
     def opened(of, **options):
         (tmp_path / "pair.html").write_bytes(of.page())
@@ -80,7 +80,7 @@ def colour(page, place, x, y):
 
 
 def check_heat(page, part, heatmap):
-    """Check that heat lies over the grey picture at the highest value and hardly at the lowest."""
+    """Check that heat lies over the grey image at the highest value and hardly at the lowest."""
     values = heatmap.values.numpy()
     spots = [np.unravel_index(at, values.shape) for at in (values.argmax(), values.argmin())]
     rows, cols = values.shape
@@ -88,7 +88,7 @@ def check_heat(page, part, heatmap):
     assert hot > cold + 15, (part, hot, cold)
 
 
-def test_pointing_at_a_word_shows_it_in_one_picture_and_the_linked_word_in_the_other(page_of):
+def test_pointing_at_a_word_shows_it_in_one_image_and_the_linked_word_in_the_other(page_of):
     run = edited(*TEXTS[:2])
     page = page_of(run)
     clear(page)
@@ -116,7 +116,7 @@ def test_it_opens_with_the_edited_word_pinned_in_both(page_of):
     assert [[row[0], row[2]] for row in rows] == [["a", "a"], ["red", "red"], ["cat", "dog"]]
 
 
-def test_both_pictures_are_there_in_their_own_colours_while_words_are_pinned(page_of):
+def test_both_images_are_there_in_their_own_colours_while_words_are_pinned(page_of):
     run = edited(*TEXTS)
     assert run.page().count(b"data:image/") == 3
     page = page_of(run)
@@ -126,15 +126,15 @@ def test_both_pictures_are_there_in_their_own_colours_while_words_are_pinned(pag
         page.locator("#opacity").fill("100")
         page.mouse.move(1, 1)
         for small, large, number in ((1, "#a", 0), (2, "#b", other)):
-            bare, picture = f"#own img:nth-child({small})", np.array(COLOURS[number])
-            assert np.abs(colour(page, bare, 0.5, 0.5) - picture).max() <= 4
-            assert np.ptp(colour(page, large, 0.05, 0.95)) < np.ptp(picture) / 2  # under heat
+            bare, image = f"#own img:nth-child({small})", np.array(COLOURS[number])
+            assert np.abs(colour(page, bare, 0.5, 0.5) - image).max() <= 4
+            assert np.ptp(colour(page, large, 0.05, 0.95)) < np.ptp(image) / 2  # under heat
             own.hover()
-            assert np.abs(colour(page, large, 0.05, 0.95) - picture).max() <= 4
+            assert np.abs(colour(page, large, 0.05, 0.95) - image).max() <= 4
             page.mouse.move(1, 1)
 
 
-def test_left_of_the_slider_is_one_picture_and_right_of_it_the_other(page_of):
+def test_left_of_the_slider_is_one_image_and_right_of_it_the_other(page_of):
     run = edited(*TEXTS[:2])
     page = page_of(run)
     clear(page)
@@ -145,9 +145,9 @@ def test_left_of_the_slider_is_one_picture_and_right_of_it_the_other(page_of):
     slider = page.locator("#wipe")
 
     def seen(x):
-        """Which picture is there."""
+        """Which image is there."""
         found = colour(page, "#stage", x, 0.5)
-        return int(np.argmin([np.abs(found - picture).max() for picture in COLOURS]))
+        return int(np.argmin([np.abs(found - image).max() for image in COLOURS]))
 
     for value in ("75", "25"):
         slider.fill(value)
@@ -159,7 +159,7 @@ def test_left_of_the_slider_is_one_picture_and_right_of_it_the_other(page_of):
     assert [seen(x) for x in (0.1, 0.9)] == [0, 0]
     page.keyboard.press("Home")
     assert [seen(x) for x in (0.1, 0.9)] == [1, 1]
-    box = page.locator("#stage").bounding_box()  # by dragging over the picture
+    box = page.locator("#stage").bounding_box()  # by dragging over the image
     page.mouse.move(box["x"] + 0.2 * box["width"], box["y"] + 50)
     page.mouse.down()
     page.mouse.move(box["x"] + 0.8 * box["width"], box["y"] + 60)
@@ -170,12 +170,12 @@ def test_left_of_the_slider_is_one_picture_and_right_of_it_the_other(page_of):
     assert page.locator("#b").bounding_box() == right
 
 
-def test_the_words_at_a_spot_are_told_for_both_pictures_by_share(page_of):
+def test_the_words_at_a_spot_are_told_for_both_images_by_share(page_of):
     run = edited(*TEXTS[:2])
     page = page_of(run)
 
     def check(x, y):
-        """The numbers there, of both pictures."""
+        """The numbers there, of both images."""
         for half, heatmaps in enumerate(run.heatmaps):
             shares = {}
             for heatmap in heatmaps.occurrences():
@@ -226,7 +226,7 @@ def test_what_is_shown_is_saved_with_its_words(page_of):
 
     width, height = 512, 341
     alone = saved()
-    assert alone.shape[:2] == (24 + height + 6 + 24, 2 * width + 12)  # names, pictures, a word
+    assert alone.shape[:2] == (24 + height + 6 + 24, 2 * width + 12)  # names, images, a word
     word(page, 0, 1).click()
     several = saved()
     assert several.shape[0] == alone.shape[0] + 24
@@ -239,8 +239,8 @@ def test_what_is_shown_is_saved_with_its_words(page_of):
     page.keyboard.press("Escape")
     bare = saved()
     assert bare.shape[:2] == (24 + height, 2 * width + 12)
-    for x, picture in ((100, COLOURS[0]), (700, COLOURS[1])):
-        assert np.abs(bare[200, x] - picture).max() <= 2
+    for x, image in ((100, COLOURS[0]), (700, COLOURS[1])):
+        assert np.abs(bare[200, x] - image).max() <= 2
 
 
 def test_a_word_of_one_side_is_shown_there_alone_and_named(page_of):
@@ -276,7 +276,7 @@ def test_each_target_is_compared_with_the_source(page_of):
     check_heat(page, "#b", run.heatmaps[2]["cat"])
 
 
-def test_pictures_of_two_sizes_stand_side_by_side(page_of):
+def test_images_of_two_sizes_stand_side_by_side(page_of):
     found = compared(*TEXTS[:2])
     found.image_b = found.image_b.resize((192, 96))
     page = page_of(found)
@@ -334,5 +334,5 @@ def test_prompts_and_names_are_text(page_of, theme):
     page = page_of(found, color_scheme=theme)
     assert page.locator(".prompt").nth(1).evaluate("e => e.textContent") == HOSTILE
     assert "<script>alert(2)</script>" in page.locator(".side h3").first.inner_text()
-    assert page.evaluate("document.images.length") == 4  # each picture, large and small
+    assert page.evaluate("document.images.length") == 4  # each image, large and small
     assert page.evaluate("document.scripts.length") == 2

@@ -214,8 +214,8 @@ def test_the_command_makes_the_run_again(demo, invoke, options):
     "options", [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}]
 )
 def test_the_command_explains_again(demo, invoke, tmp_path, options):
-    picture = generate(demo, PROMPT, seed=5).images[0]
-    seen = library.explain(demo, picture, PROMPT, **options)
+    image = generate(demo, PROMPT, seed=5).images[0]
+    seen = library.explain(demo, image, PROMPT, **options)
     seen.save(tmp_path / "run")
     (tmp_path / "image.png").write_bytes((tmp_path / "run" / "image.png").read_bytes())
     made = seen.image_run(0)

@@ -77,7 +77,7 @@ def values(heatmaps):
 
 
 def colour(page, x, y):
-    """What is to be seen at a part of the picture, after whatever was asked for is drawn."""
+    """What is to be seen at a part of the image, after whatever was asked for is drawn."""
     box = page.locator("#stage").bounding_box()
     size = {"width": box["width"], "height": box["height"]}
     shot = page.screenshot(clip={"x": box["x"], "y": box["y"], **size})
@@ -86,7 +86,7 @@ def colour(page, x, y):
 
 
 def glows(page, values):
-    """Check that heat lies over the grey picture at the highest value and hardly at the lowest."""
+    """Check that heat lies over the grey image at the highest value and hardly at the lowest."""
     spots = [np.unravel_index(at, values.shape) for at in (values.argmax(), values.argmin())]
     rows, cols = values.shape
     hot, cold = (np.ptp(colour(page, (c + 0.5) / cols, (r + 0.5) / rows)) for r, c in spots)
@@ -119,7 +119,7 @@ def test_pointing_at_a_word_shows_its_heat_where_the_object_is(run, page_of):
     assert np.abs(colour(page, 0.3, 0.5) - plain).max() <= 2
 
 
-def test_a_word_that_means_nothing_leaves_the_picture_bare_until_it_is_stretched(run, page_of):
+def test_a_word_that_means_nothing_leaves_the_image_bare_until_it_is_stretched(run, page_of):
     one = run.image_run(0)
     page = page_of(one, viewport={"width": 1280, "height": 900})
     set_slider(page, "opacity", 100)
@@ -165,16 +165,16 @@ def test_it_opens_with_the_strongest_words_of_different_places_pinned(run, page_
         assert np.ptp(colour(page, (col + 0.5) / 16, (row + 0.5) / 16)) > 60
 
 
-def test_the_picture_is_there_in_its_own_colours_while_words_are_pinned(run, page_of):
+def test_the_image_is_there_in_its_own_colours_while_words_are_pinned(run, page_of):
     one = run.image_run(0)
     assert report(one).count(b"data:image/") == 1
     page = page_of(one, viewport={"width": 1280, "height": 900})
-    picture, own = one.image.convert("RGB"), page.get_by_role("button", name="own colours")
+    image, own = one.image.convert("RGB"), page.get_by_role("button", name="own colours")
     spots = ((0.25, 0.5), (0.7, 0.4), (0.5, 0.9))
 
     def is_bare():
-        """Whether no heat lies over the picture, and no grey."""
-        pixels = [picture.getpixel((int(x * 128), int(y * 128))) for x, y in spots]
+        """Whether no heat lies over the image, and no grey."""
+        pixels = [image.getpixel((int(x * 128), int(y * 128))) for x, y in spots]
         away = [
             np.abs(colour(page, *at) - pixel).max() for at, pixel in zip(spots, pixels, strict=True)
         ]
@@ -184,7 +184,7 @@ def test_the_picture_is_there_in_its_own_colours_while_words_are_pinned(run, pag
     shot = Image.open(BytesIO(own.locator("img").screenshot())).convert("RGB")
     for x, y in spots:
         seen = shot.getpixel((int(x * shot.width), int(y * shot.height)))
-        wanted = picture.getpixel((int(x * 128), int(y * 128)))
+        wanted = image.getpixel((int(x * 128), int(y * 128)))
         assert np.abs(np.subtract(seen, wanted)).max() <= 12
     own.hover()
     assert is_bare()
@@ -231,7 +231,7 @@ def test_the_view_is_saved_as_it_is_seen(run, page_of):
         assert np.abs(pixel - colour(page, x, y)).max() <= 8
 
 
-def test_words_that_are_saved_have_their_colours_below_the_picture(run, page_of):
+def test_words_that_are_saved_have_their_colours_below_the_image(run, page_of):
     page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
 
     def saved():
@@ -264,7 +264,7 @@ def test_the_head_of_a_phones_page_is_two_lines_at_most(run, page_of, width):
     assert page.locator("header").bounding_box()["height"] <= 56
 
 
-def test_a_frame_that_is_shown_later_has_the_picture_and_the_prompt(run, tmp_path, open_page):
+def test_a_frame_that_is_shown_later_has_the_image_and_the_prompt(run, tmp_path, open_page):
     """A frame that is not laid out is 0 high while the page's script runs."""
     frame = framed(report(run.image_run(0))).replace('style="', 'style="display:none;', 1)
     (tmp_path / "around.html").write_text(f"<!doctype html>{frame}", encoding="utf-8")
@@ -272,8 +272,8 @@ def test_a_frame_that_is_shown_later_has_the_picture_and_the_prompt(run, tmp_pat
     inner = page.wait_for_selector("iframe", state="attached").content_frame()
     wait_for(inner, "'ready' in document.documentElement.dataset")
     page.evaluate("document.querySelector('iframe').style.display = 'block'")
-    picture, prompt = (inner.locator(name).bounding_box() for name in ("#stage", "#prompt"))
-    assert min(picture["width"], picture["height"]) > 300
+    image, prompt = (inner.locator(name).bounding_box() for name in ("#stage", "#prompt"))
+    assert min(image["width"], image["height"]) > 300
     assert prompt["height"] > 30
 
 
@@ -390,7 +390,7 @@ def test_values_are_called_what_they_are(demo, page_of):
         assert page.locator("#low").inner_text() == "0"
         assert unit.inner_text() == f"{float(f'{most:.2g}'):g} mean change of colour"
         if one.range[1] < most / 20:
-            assert np.ptp(colour(page, 0.5, 0.5)) < 20  # grey: nothing lies over the picture
+            assert np.ptp(colour(page, 0.5, 0.5)) < 20  # grey: nothing lies over the image
 
 
 def test_escape_closes_a_list_and_leaves_the_pins(run, page_of):
@@ -547,7 +547,7 @@ def test_prompts_are_text_and_nothing_else(tiny, page_of, tmp_path, prompt):
     page.keyboard.press("Escape")
     word(page, cats[0]).click()
     assert "“cat” peak" in page.locator("#caption").inner_text()
-    assert page.evaluate("document.images.length") == 2  # the picture, large and small
+    assert page.evaluate("document.images.length") == 2  # the image, large and small
     assert page.evaluate("document.scripts.length") == 2  # the data and ours
     if cut := one.heatmaps.prompt.truncated:  # the first 100 each, the others as one text
         struck = page.locator("#prompt del").all_inner_texts()

@@ -104,7 +104,7 @@ def batch_beside_it(folder):
 COMMANDS = {
     "generate": ("a cat", "--model", "nowhere"),
     "edit": ("a cat", "a dog", "--model", "nowhere"),
-    "explain": ("picture.png", "a cat", "--model", "nowhere"),
+    "explain": ("image.png", "a cat", "--model", "nowhere"),
     "diff": ("a", "b"),
 }
 
@@ -116,7 +116,7 @@ COMMANDS = {
      batch_beside_it],
 )  # fmt: skip
 def test_no_command_replaces_a_folder_for_its_run_json(invoke, command, make):
-    small_run().image.save("picture.png")
+    small_run().image.save("image.png")
     Path("mine").mkdir()
     Path("mine/precious.txt").write_text("years of work")
     make(Path("mine"))
@@ -162,7 +162,7 @@ def test_diff_leaves_its_inputs(invoke, out, force):
 
 
 @pytest.mark.parametrize("command", ["explain", "edit"])
-def test_a_picture_that_is_read_is_not_replaced(invoke, command):
+def test_an_image_that_is_read_is_not_replaced(invoke, command):
     saved("run")
     before = tree("run")
     texts = ("run/image.png", "a cat") if command == "explain" else ("a cat", "a dog")

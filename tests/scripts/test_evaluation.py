@@ -9,6 +9,7 @@ from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 
 import sdattn
+from scripts.evaluation.images import noised, unseen_scenes
 from scripts.evaluation.knockouts import stays, tells_apart, without_words
 from scripts.evaluation.measures import (
     LEVELS,
@@ -18,8 +19,7 @@ from scripts.evaluation.measures import (
     rank_correlation,
     score,
 )
-from scripts.evaluation.pictures import noised, unseen_scenes
-from scripts.evaluation.records import Records, read_picture
+from scripts.evaluation.records import Records, read_image
 from scripts.evaluation.variants import PEERS
 from scripts.scenes.shapes import Scene, SceneObject
 from sdattn.maps.masks import otsu
@@ -107,16 +107,16 @@ def test_intervals_hold_the_truth_19_times_in_20(rng):
     assert 180 <= held <= 199
 
 
-def test_a_small_run_from_pictures_to_figures():
+def test_a_small_run_from_images_to_figures():
     pipe = sdattn.load_pipeline("demo")
     pipe.set_progress_bar_config(disable=True)
     records = Records()
-    for picture in noised(pipe, unseen_scenes(3, seed=1), 0, PEERS):
-        assert picture.masks is not None
-        assert picture.heatmaps.keys() == PEERS.keys()
-        read_picture(picture, "noised", records)
+    for image in noised(pipe, unseen_scenes(3, seed=1), 0, PEERS):
+        assert image.masks is not None
+        assert image.heatmaps.keys() == PEERS.keys()
+        read_image(image, "noised", records)
     figures = records.figures()["noised"]
-    assert figures["picture"]["default"]["right"] == (1.0, 1.0, 1.0)
+    assert figures["image"]["default"]["right"] == (1.0, 1.0, 1.0)
     for name, entry in figures["shape"].items():
         mean, low, high = entry["iou"]
         assert 0 <= low <= mean <= high <= 1
@@ -126,11 +126,11 @@ def test_a_small_run_from_pictures_to_figures():
     assert figures["shape"]["default"]["iou"][0] > 0.6  # against exact masks
 
 
-def test_the_scripts_own_pictures_have_the_size_that_the_model_makes():
+def test_the_scripts_own_images_have_the_size_that_the_model_makes():
     pipe = make_pipeline()
     assert default_size(pipe) == (128, 128)
-    [picture] = noised(pipe, unseen_scenes(1, seed=1), 0, {"sum": PRESETS["sum"]})
-    assert picture.image.size == (128, 128)
+    [image] = noised(pipe, unseen_scenes(1, seed=1), 0, {"sum": PRESETS["sum"]})
+    assert image.image.size == (128, 128)
 
 
 def scene_of(*things):
@@ -149,7 +149,7 @@ def test_a_word_is_taken_away_only_where_it_is_of_one_object():
     assert not tells_apart(Scene(scene_of(red_circle, red_circle).objects[:1], None, "gray"))
 
 
-def test_what_stays_without_a_word_is_read_from_the_picture(monkeypatch):
+def test_what_stays_without_a_word_is_read_from_the_image(monkeypatch):
     """The shape's word away, the object is gone; the colour's away, it has another colour."""
     whole, gone, other = (
         Image.fromarray(scene.draw(128))
@@ -171,7 +171,7 @@ def test_what_stays_without_a_word_is_read_from_the_picture(monkeypatch):
     assert without_words(other, scene, "", 0, {}) is None  # not what was asked for to begin with
     always = {"colour": (True, True), "shape": (False, True)}
     assert stays([row, always]) == {
-        "pictures": 2,
+        "images": 2,
         "without_colour": {"colour": 0.5, "shape": 1.0},
         "without_shape": {"colour": 0.0, "shape": 0.5},
     }

@@ -8,7 +8,7 @@ import torch
 from helpers.transformer_rows import sd3
 
 from scripts.evaluation.evaluate_explained import PARTS, SEVERAL, explained
-from scripts.evaluation.pictures import script_pictures, unseen_scenes
+from scripts.evaluation.images import script_images, unseen_scenes
 from scripts.evaluation.solvers import SOLVERS, euler, rf_solver
 from sdattn import explain
 
@@ -19,12 +19,12 @@ def test_the_maps_at_several_timesteps_are_those_of_explain():
     pipe, asked = sd3(t5=False), unseen_scenes(2, seed=5)
     found = list(explained(pipe, asked, 0, inverts=False))
     prompts = [prompt for _, _, prompt in asked]
-    images = script_pictures(pipe, asked)
+    images = script_images(pipe, asked)
     for parts, name in ((SEVERAL[0], "mean of 0.05, 0.15, 0.25"), (PARTS[2:3], "at 0.1")):
         chosen = [round(1000 * part) for part in parts]
         run = explain(pipe, images, prompts, timesteps=chosen, preset="columns")
-        for picture, own in zip(found, run.heatmaps, strict=True):
-            torch.testing.assert_close(picture.heatmaps[name].maps, own.maps)
+        for image, own in zip(found, run.heatmaps, strict=True):
+            torch.testing.assert_close(image.heatmaps[name].maps, own.maps)
 
 
 def falling(x, sigma):

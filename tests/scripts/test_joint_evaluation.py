@@ -8,9 +8,9 @@ import torch
 from helpers.transformer_rows import sd3
 
 from scripts.evaluation import evaluate_heatmaps, joint
+from scripts.evaluation.images import own_settings, unseen_scenes
 from scripts.evaluation.joint import drawn, tables, variants
 from scripts.evaluation.measures import score
-from scripts.evaluation.pictures import own_settings, unseen_scenes
 from scripts.evaluation.records import Records
 from sdattn import capture, generate, heatmaps
 from sdattn.models.demos import RECORD, demo_named
@@ -26,20 +26,20 @@ def new_images():
     return pipe, asked, list(drawn(pipe, asked, 0, SHORT))
 
 
-def test_the_default_and_the_columns_are_those_of_generate(pictures):
-    pipe, asked, found = pictures
+def test_the_default_and_the_columns_are_those_of_generate(images):
+    pipe, asked, found = images
     prompts = [prompt for _, _, prompt in asked]
     for name in ("default", "columns"):
         run = generate(pipe, prompts, seed=0, preset=name, **SHORT)
-        for picture, one in zip(found, run, strict=True):
-            assert picture.image.tobytes() == one.image.tobytes()
-            own, kept = one.heatmaps, picture.heatmaps[name]
+        for image, one in zip(found, run, strict=True):
+            assert image.image.tobytes() == one.image.tobytes()
+            own, kept = one.heatmaps, image.heatmaps[name]
             columns = [column for column in kept.columns if column in own.columns]
             torch.testing.assert_close(kept.keep(columns).maps, own.keep(columns).maps)
 
 
-def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(pictures):
-    pipe, asked, found = pictures
+def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(images):
+    pipe, asked, found = images
     block = "transformer_blocks.1.attn"
     for name, kept in (
         ("block 1", {"layers": [block], "steps": (0.5, 1.0)}),
@@ -52,15 +52,15 @@ def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(pictures
                 output_type="latent",
                 **SHORT,
             )
-        for picture, own in zip(found, heatmaps(store), strict=True):
-            one = picture.heatmaps[name]
+        for image, own in zip(found, heatmaps(store), strict=True):
+            one = image.heatmaps[name]
             torch.testing.assert_close(one.maps, own.keep(one.columns).maps)
 
 
 def test_figures_are_of_each_split_and_kind():
     records, rng = Records(), np.random.default_rng(0)
     for split in joint.SPLITS:
-        records.add((split, "picture", "default", "right"), 0, np.array([1.0]))
+        records.add((split, "image", "default", "right"), 0, np.array([1.0]))
         for kind in ("shape", "colour"):
             for name in variants(["first", "second"]):
                 maps, masks = rng.random((2, 8, 8)), rng.random((2, 8, 8)) > 0.5
@@ -85,8 +85,8 @@ def test_the_command_measures_a_folder(tmp_path, capsys):
     evaluate_heatmaps.main(["--model", str(model), *few, "--out", str(tmp_path / "out")])
     figures = json.loads((tmp_path / "out/figures.json").read_text())["figures"]
     # A model of random weights draws no objects: all is left out.
-    assert {split: entry["picture"]["default"]["right"][0] for split, entry in figures.items()} == {
+    assert {split: entry["image"]["default"]["right"][0] for split, entry in figures.items()} == {
         "for choosing": 0.0,
         "reported": 0.0,
     }
-    assert "0.0% of the pictures are right" in capsys.readouterr().out
+    assert "0.0% of the images are right" in capsys.readouterr().out

@@ -41,7 +41,7 @@ def test_a_draft_agrees_with_the_record_of_a_known_family(name):
             assert any("kind of transformer_blocks.*.attn1" in line for line in draft.not_known)
             continue
         found = drafted.describe(model, layer.name, layer.module)
-        # a layer of the picture alone has no text beside it, whatever its block has
+        # a layer of the image alone has no text beside it, whatever its block has
         assert (found.place, found.kind) == (
             "block" if layer.kind == "self" else layer.place,
             layer.kind,
@@ -165,7 +165,7 @@ FACTS = {
         None,
         None,
     ),
-    # AuraFlowAttnProcessor2_0 joins [text, picture]; eight registers come before the text
+    # AuraFlowAttnProcessor2_0 joins [text, image]; eight registers come before the text
     auraflow: (
         {
             "joint_transformer_blocks.*.attn": (3, "double", "joint"),
@@ -199,7 +199,7 @@ def test_a_draft_of_an_unknown_model_has_the_facts_of_its_source(make):
 
 
 def test_a_draft_says_what_it_could_not_find_out():
-    assert "8 neither, 11 text, 24 picture" in draft_family(auraflow()).text
+    assert "8 neither, 11 text, 24 image" in draft_family(auraflow()).text
     assert any("tokens of neither" in line for line in draft_family(auraflow()).not_known)
     said = " ".join(draft_family(dit()).not_known)
     assert "the trial call of a small model ended: RuntimeError" in said
@@ -234,7 +234,7 @@ def test_a_model_is_neither_called_nor_changed_and_may_have_no_weights():
     assert torch.equal(torch.get_rng_state(), before)
     assert all(one is other for one, other in zip(model.modules(), held, strict=True))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in held)
-    assert draft.layers[0].said == "queries: 11 text, 144 picture; keys: 11 text, 144 picture"
+    assert draft.layers[0].said == "queries: 11 text, 144 image; keys: 11 text, 144 image"
 
 
 def test_a_model_too_wide_for_its_values_gets_fewer_heads():

@@ -48,7 +48,7 @@ def test_ious_are_those_of_scikit_learn_over_the_whole_data_set():
     assert (counts.counts == confusion_matrix(truth, found, labels=range(5))).all()
     expected = jaccard_score(truth, found, labels=range(4), average=None)
     assert counts.ious[:4] == pytest.approx(list(expected))
-    assert counts.ious[4] is None  # in no picture
+    assert counts.ious[4] is None  # in no image
     assert counts.mean_iou == pytest.approx(expected.mean())
     assert counts.accuracy == pytest.approx(accuracy_score(truth, found))
 
@@ -141,9 +141,9 @@ def voc(folder):
     both = truth_of(8)
     both[:3] = 12
     both[16:18] = IGNORED
-    pictures = {"one": truth_of(12), "two": both}
-    (folder / "ImageSets/Segmentation/val.txt").write_text("\n".join(pictures) + "\n")
-    for i, (name, truth) in enumerate(pictures.items()):
+    images = {"one": truth_of(12), "two": both}
+    (folder / "ImageSets/Segmentation/val.txt").write_text("\n".join(images) + "\n")
+    for i, (name, truth) in enumerate(images.items()):
         Image.fromarray(new_image(i)).save(folder / f"JPEGImages/{name}.jpg")
         made = Image.fromarray(truth, mode="P")
         made.putpalette(RNG.integers(0, 256, 768).astype(np.uint8).tolist())
@@ -221,11 +221,11 @@ def test_right_maps_are_right_under_each_protocol(tmp_path):
         write(tmp_path / name)
     samples = list(data.imagenet_seg(tmp_path / "i"))
     found = protocols.imagenet_seg(samples, Known(samples))
-    assert found["pictures"] == 2
+    assert found["images"] == 2
     assert {found[name] for name in ("accuracy", "mean IoU", "mAP")} == {1.0}
     samples = list(data.voc(tmp_path / "v"))
     single = protocols.voc_single(samples, Known(samples))
-    assert (single["pictures"], single["IoU of the class"], single["mean IoU"]) == (1, 1.0, 1.0)
+    assert (single["images"], single["IoU of the class"], single["mean IoU"]) == (1, 1.0, 1.0)
     multi = protocols.voc_multi(samples, Known(samples))
     assert multi["IoU by class"] == {"background": 1.0, "cat": 1.0, "dog": 1.0}
 
@@ -243,7 +243,7 @@ def test_the_command_measures_a_folder(protocol, write, tmp_path, capsys):
     where = ["--data", str(tmp_path / "data"), "--model", str(tmp_path / "model")]
     evaluate_published.main(["--protocol", protocol, *where, *few])
     figures = json.loads(out.read_text())["figures"]
-    assert figures["pictures"] == (1 if protocol == "voc-single" else 2)
+    assert figures["images"] == (1 if protocol == "voc-single" else 2)
     if protocol == "coco-gen":
         assert figures["IoU, unlabelled, above 0.4"] >= figures["IoU, labelled, above 0.4"]
         assert figures["IoU, unlabelled, above 0.4"] >= figures["IoU, assigned, above 0.4"]

@@ -69,16 +69,16 @@ def test_a_shape_stays_within_its_radius(shape):
         assert (line.max() + 0.5) / 400 <= 0.5 + RADIUS
 
 
-def test_the_picture_has_the_palette_inside_and_the_ground_outside_the_masks():
+def test_the_image_has_the_palette_inside_and_the_ground_outside_the_masks():
     rng = np.random.default_rng(3)
     for _ in range(20):
         scene = random_scene(rng)
-        picture, masks = scene.draw(128), scene.masks(128)
-        assert picture.dtype == np.uint8 and picture.shape == (128, 128, 3)
+        image, masks = scene.draw(128), scene.masks(128)
+        assert image.dtype == np.uint8 and image.shape == (128, 128, 3)
         exact = np.concatenate([masks, ~masks.any(0)[None]])
         paints = [COLOURS[thing.colour] for thing in scene.objects]
         for mask, paint in zip(exact, [*paints, BACKGROUNDS[scene.background]], strict=True):
-            assert (np.median(picture[mask], axis=0) == paint).all()
+            assert (np.median(image[mask], axis=0) == paint).all()
 
 
 def test_edges_are_blends_in_proportion_to_what_is_covered():
@@ -90,7 +90,7 @@ def test_edges_are_blends_in_proportion_to_what_is_covered():
     assert edge.min() >= min(BACKGROUNDS["black"]) and edge[:, 0].max() < COLOURS["red"][0]
 
 
-def test_a_picture_is_the_mean_of_points_of_the_whole_square():
+def test_an_image_is_the_mean_of_points_of_the_whole_square():
     rng = np.random.default_rng(8)
     beyond = SceneObject("pink", "star", (0.95, 0.02), 0.2)
     outside = SceneObject("blue", "ring", (2.0, -1.0), 0.2)
@@ -118,7 +118,7 @@ def test_no_word_of_a_prompt_is_strange_and_words_of_none_are(name):
     assert said == set(re.findall("[a-z]+", told.split("only: ")[1]))
 
 
-def test_objects_never_touch_and_lie_wholly_in_the_picture():
+def test_objects_never_touch_and_lie_wholly_in_the_image():
     rng = np.random.default_rng(4)
     for _ in range(200):
         masks = random_scene(rng, n_objects=2).masks(96)
@@ -184,11 +184,11 @@ def test_an_unknown_shape_is_refused_with_the_ones_there_are():
         alone("hexagon").draw()
 
 
-def soften(picture: np.ndarray) -> np.ndarray:
-    return np.asarray(Image.fromarray(picture).filter(ImageFilter.GaussianBlur(0.8)))
+def soften(image: np.ndarray) -> np.ndarray:
+    return np.asarray(Image.fromarray(image).filter(ImageFilter.GaussianBlur(0.8)))
 
 
-@pytest.mark.parametrize("change", [lambda picture: picture, soften], ids=["drawn", "softened"])
+@pytest.mark.parametrize("change", [lambda image: image, soften], ids=["drawn", "softened"])
 def test_the_checker_recovers_drawn_scenes(change):
     rng = np.random.default_rng(8)
     scenes = [random_scene(rng) for _ in range(100)]
@@ -205,7 +205,7 @@ def test_the_checker_recovers_drawn_scenes(change):
     assert right >= 98
 
 
-def test_the_checker_finds_nothing_in_an_empty_picture_or_in_noise():
+def test_the_checker_finds_nothing_in_an_empty_image_or_in_noise():
     rng = np.random.default_rng(9)
     assert find_objects(np.full((64, 64, 3), 125, np.uint8)) == []
     assert find_objects(rng.integers(0, 256, (64, 64, 3), dtype=np.uint8)) == []

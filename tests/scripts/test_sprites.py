@@ -48,8 +48,8 @@ def test_thirty_nouns_and_more_are_there_in_four_or_five_hands_each():
     assert 30 <= len(nouns()) <= 40 and nouns() == tuple(NOUNS)
     for noun, drawn in hands().items():
         assert len(drawn) in (4, 5), noun
-        pictures = [one.pixels.tobytes() for one in drawn.values()]
-        assert len(set(pictures)) == len(pictures)
+        images = [one.pixels.tobytes() for one in drawn.values()]
+        assert len(set(images)) == len(images)
     assert len(sprites()) == len(rows())
 
 

@@ -28,7 +28,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(autouse=True)
 def few_unseen_scenes(monkeypatch):
-    """How well pictures come back is told of four scenes, not of hundreds, which take seconds."""
+    """How well images come back is told of four scenes, not of hundreds, which take seconds."""
     few = partial(vae_psnr, count=4)
     monkeypatch.setattr(train_demo_model, "vae_psnr", few)
     monkeypatch.setattr(autoencoder, "vae_psnr", lambda vae, seed, count: few(vae, seed))
@@ -196,8 +196,8 @@ def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
 
 
 def drawn(seed, count):
-    pictures = np.stack([scene.draw(128) for scene in make_scenes(seed, count)])
-    return torch.from_numpy(pictures).permute(0, 3, 1, 2).contiguous()
+    images = np.stack([scene.draw(128) for scene in make_scenes(seed, count)])
+    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
 def test_a_run_that_begins_with_a_model_reads_as_that_one_does(demo, tmp_path):

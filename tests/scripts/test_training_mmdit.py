@@ -10,7 +10,7 @@ from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
 from scripts.evaluation.evaluate_demo_model import evaluate, settings
-from scripts.evaluation.pictures import own_settings
+from scripts.evaluation.images import own_settings
 from scripts.training import data, fit, mmdit, train_demo_mmdit
 from scripts.training.data import TOKENS, all_scenes, token_ids
 from scripts.training.losses import Caption
@@ -67,8 +67,8 @@ def test_it_reads_what_was_said_before_each_word_beside_the_words_alone(pipe, pa
 
 
 def test_it_learns_the_way_that_the_scheduler_walks():
-    """What it sees is what the scheduler makes of a picture at that time, and from there one step
-    along what it learns leads back to the picture."""
+    """What it sees is what the scheduler makes of an image at that time, and from there one step
+    along what it learns leads back to the image."""
     torch.manual_seed(1)
     transformer = SMALL()
     latents, noise = torch.randn(2, 3, 4, 16, 16)
@@ -110,13 +110,13 @@ def test_latents_are_of_the_scenes_and_worked_out_once(parts, tmp_path, monkeypa
 
 @pytest.fixture
 def small(monkeypatch):
-    """A transformer of a few weights, few scenes, three a batch, two pictures of two steps."""
+    """A transformer of a few weights, few scenes, three a batch, two images of two steps."""
     real = data.make_scenes
     monkeypatch.setattr(data, "make_scenes", lambda seed, **how: real(seed, count=SCENES, **how))
     for module in (mmdit, train_demo_mmdit):
         monkeypatch.setattr(module, "new_transformer", SMALL)
     monkeypatch.setattr(mmdit, "BATCH", 3)
-    monkeypatch.setattr(mmdit, "PICTURES", 2)
+    monkeypatch.setattr(mmdit, "IMAGES", 2)
     monkeypatch.setattr(mmdit, "SETTINGS", {**mmdit.SETTINGS, "num_inference_steps": 2})
     monkeypatch.setattr(mmdit, "unseen_loss", partial(mmdit.unseen_loss, count=4))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a run takes all cores
@@ -199,8 +199,8 @@ def test_it_is_evaluated_with_the_settings_beside_its_weights(small, tmp_path):
         lambda _, args, given: lengths.add(given["encoder_hidden_states"].shape[1]),
         with_kwargs=True,
     )
-    verdicts, pictures = evaluate(pipe, argparse.Namespace(**asked))
-    assert len(verdicts) == 2 and pictures[0].size == (128, 128)
+    verdicts, images = evaluate(pipe, argparse.Namespace(**asked))
+    assert len(verdicts) == 2 and images[0].size == (128, 128)
     assert lengths == {TOKENS + ZEROS}
     demo = argparse.Namespace(**{**asked, "model": "demo", "guidance": 3.0})
     assert settings(demo) == {"num_inference_steps": 2, "guidance_scale": 3.0}

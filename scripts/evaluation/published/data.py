@@ -27,7 +27,7 @@ VOC_CLASSES = (
 
 @dataclass(frozen=True)
 class Sample:
-    """A picture and what is where in it.
+    """An image and what is where in it.
 
     Attributes:
         name: of the sample, for messages.
@@ -44,7 +44,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class Drawing:
-    """A prompt that is to be drawn, and the words whose place in the picture is known.
+    """A prompt that is to be drawn, and the words whose place in the image is known.
 
     Attributes:
         masks: bool ``[rows, cols]``, by word.
@@ -57,11 +57,11 @@ class Drawing:
 
 
 def imagenet_seg(folder: Path) -> Iterator[Sample]:
-    """ImageNet-Segmentation: each picture has one object, of class 1.
+    """ImageNet-Segmentation: each image has one object, of class 1.
 
     Raises:
         FileNotFoundError: a file is missing, by name.
-        KeyError: a picture of a synset that the mapping does not name.
+        KeyError: an image of a synset that the mapping does not name.
     """
     import h5py
 
@@ -74,7 +74,7 @@ def imagenet_seg(folder: Path) -> Iterator[Sample]:
             text = "".join(map(chr, _followed(file, value["id"][i, 0]).ravel()))
             synset = Path(text).name.split("_")[0]
             if synset not in names:
-                raise KeyError(f"Picture {text} is of {synset}, which the mapping does not name.")
+                raise KeyError(f"Image {text} is of {synset}, which the mapping does not name.")
             labels = (truth > 0).astype(np.uint8)
             yield Sample(text, Image.fromarray(image.astype(np.uint8)), labels, {1: names[synset]})
 
@@ -94,16 +94,16 @@ def _synsets(path: Path) -> dict[str, str]:
 
 
 def voc(folder: Path) -> Iterator[Sample]:
-    """The validation pictures of VOC 2012; 255, at outlines, is no class.
+    """The validation images of VOC 2012; 255, at outlines, is no class.
 
     Raises:
         FileNotFoundError: a file is missing, by name.
     """
-    listed = _there(folder / "ImageSets/Segmentation/val.txt", "VOC's list of pictures")
+    listed = _there(folder / "ImageSets/Segmentation/val.txt", "VOC's list of images")
     for name in listed.read_text().split():
-        with Image.open(_there(folder / f"JPEGImages/{name}.jpg", "a picture of the list")) as file:
+        with Image.open(_there(folder / f"JPEGImages/{name}.jpg", "an image of the list")) as file:
             image = file.convert("RGB")
-        path = _there(folder / f"SegmentationClass/{name}.png", "the truth of a picture")
+        path = _there(folder / f"SegmentationClass/{name}.png", "the truth of an image")
         with Image.open(path) as file:  # a palette, whose numbers are the classes
             truth = np.array(file, dtype=np.uint8)
         found = [int(number) for number in np.unique(truth) if number not in (0, IGNORED)]
@@ -111,7 +111,7 @@ def voc(folder: Path) -> Iterator[Sample]:
 
 
 def coco_gen(folder: Path) -> Iterator[Drawing]:
-    """DAAM's prompts with hand-drawn masks: a word is where the alpha of its picture is not 0.
+    """DAAM's prompts with hand-drawn masks: a word is where the alpha of its image is not 0.
 
     Raises:
         FileNotFoundError: there is no sample, or a sample without its prompt or seed.

@@ -1,4 +1,4 @@
-"""Each protocol: what is asked of a picture, how its maps become labels, what is counted.
+"""Each protocol: what is asked of an image, how its maps become labels, what is counted.
 
 Sources: Helbling et al. 2025, "ConceptAttention" (arXiv:2502.04320) and its scripts, for
 ImageNet-Segmentation and VOC; Tang et al. 2022, "What the DAAM", section 4.1 and its scripts, for
@@ -37,7 +37,7 @@ class Maps:
     """How maps are made: the pipeline, the preset and what ``explain()`` is told.
 
     Args:
-        samples: noises a picture, from seeds 4, 5, ...; their maps are averaged.
+        samples: noises an image, from seeds 4, 5, ...; their maps are averaged.
         ways: further options of :func:`sdattn.explain` and :func:`sdattn.generate`.
     """
 
@@ -45,7 +45,7 @@ class Maps:
         self.pipe, self.samples, self.ways = pipe, samples, ways
 
     def of(self, image: Image.Image, prompt: str, words: Sequence[str]) -> Floats:
-        """The words' maps of a picture, float64 ``[words, rows, cols]``."""
+        """The words' maps of an image, float64 ``[words, rows, cols]``."""
         height, width = default_size(self.pipe)
         square = image.resize((width, height), Image.Resampling.BICUBIC)
         total: Any = 0
@@ -56,7 +56,7 @@ class Maps:
 
 
 def imagenet_seg(samples: Iterable[Sample], maps: Maps) -> dict[str, Any]:
-    """One object a picture: foreground is where its map is above the map's own mean."""
+    """One object an image: foreground is where its map is above the map's own mean."""
     counts, precisions = Labelled(), []
     for sample in samples:
         word = sample.words[1]
@@ -66,7 +66,7 @@ def imagenet_seg(samples: Iterable[Sample], maps: Maps) -> dict[str, Any]:
         counts.add((values > values.mean()).astype(np.uint8), truth)
         precisions.append(ap_of_both(values, truth))
     return {
-        "pictures": len(precisions),
+        "images": len(precisions),
         "accuracy": counts.accuracy,
         "printed as mIoU, acc / (2 - acc)": counts.printed_iou,
         "mean IoU": counts.mean_iou,
@@ -75,7 +75,7 @@ def imagenet_seg(samples: Iterable[Sample], maps: Maps) -> dict[str, Any]:
 
 
 def voc_single(samples: Iterable[Sample], maps: Maps) -> dict[str, Any]:
-    """Pictures of one class: its map against those of words for backgrounds."""
+    """Images of one class: its map against those of words for backgrounds."""
     counts, number = Labelled(), 0
     for sample in samples:
         if len(sample.words) != 1:
@@ -88,7 +88,7 @@ def voc_single(samples: Iterable[Sample], maps: Maps) -> dict[str, Any]:
         truth = _nearest(sample.truth, SIDE)
         counts.add(found, np.where(truth == kind, 1, truth).astype(np.uint8))
     return {
-        "pictures": number,
+        "images": number,
         "accuracy": counts.accuracy,
         "IoU of the class": counts.foreground_iou,
         "mean IoU": counts.mean_iou,
@@ -96,7 +96,7 @@ def voc_single(samples: Iterable[Sample], maps: Maps) -> dict[str, Any]:
 
 
 def voc_multi(samples: Iterable[Sample], maps: Maps) -> dict[str, Any]:
-    """All classes of a picture against each other; IoUs are summed over the data set."""
+    """All classes of an image against each other; IoUs are summed over the data set."""
     counts, number = Confusion(len(VOC_CLASSES)), 0
     for sample in samples:
         number += 1
@@ -107,7 +107,7 @@ def voc_multi(samples: Iterable[Sample], maps: Maps) -> dict[str, Any]:
         counts.add(_nearest(labels, MANY), _nearest(sample.truth, MANY))
     by_class = zip(VOC_CLASSES, counts.ious, strict=True)
     return {
-        "pictures": number,
+        "images": number,
         "accuracy": counts.accuracy,
         "mean IoU": counts.mean_iou,
         "IoU by class": {name: value for name, value in by_class if value is not None},
@@ -115,9 +115,9 @@ def voc_multi(samples: Iterable[Sample], maps: Maps) -> dict[str, Any]:
 
 
 def coco_gen(drawings: Iterable[Drawing], maps: Maps, steps: int = 30) -> dict[str, Any]:
-    """Pictures that the model draws itself: the IoU of each word's map above ``tau`` of its range.
+    """Images that the model draws itself: the IoU of each word's map above ``tau`` of its range.
 
-    "labelled": of the word's own map; "unlabelled": of whichever map of the picture is best;
+    "labelled": of the word's own map; "unlabelled": of whichever map of the image is best;
     "assigned": of those that the Hungarian method pairs (Kuhn 1955), each map with one mask.
     """
     ious: dict[tuple[str, float], list[float]] = defaultdict(list)
@@ -136,7 +136,7 @@ def coco_gen(drawings: Iterable[Drawing], maps: Maps, steps: int = 30) -> dict[s
             ious["labelled", tau] += [iou(one > tau, mask) for one, mask in pairs]
             ious["unlabelled", tau] += table.max(1).tolist()
             ious["assigned", tau] += table[linear_sum_assignment(-table)].tolist()
-    found: dict[str, Any] = {"pictures": number}
+    found: dict[str, Any] = {"images": number}
     for (name, tau), values in ious.items():
         mean, half = iou_interval(values)
         found[f"IoU, {name}, above {tau}"] = mean
@@ -159,7 +159,7 @@ def _nearest(values: Any, side: int) -> Any:
 
 
 def _scaled(values: Any, size: tuple[int, int]) -> Floats:
-    """A map at a picture's size, bicubic, from 0 at its lowest to 1 at its highest."""
+    """A map at an image's size, bicubic, from 0 at its lowest to 1 at its highest."""
     held = torch.from_numpy(np.asarray(values, dtype=np.float64))[None, None]
     found = interpolate(held, size=size, mode="bicubic", align_corners=False)[0, 0].numpy()
     low, high = found.min(), found.max()

@@ -35,7 +35,7 @@ class Confusion:
         self.counts = np.zeros((classes, classes), dtype=np.int64)
 
     def add(self, found: Labels, truth: Labels) -> None:
-        """The cells of one picture; both ``[rows, cols]``."""
+        """The cells of one image; both ``[rows, cols]``."""
         if found.shape != truth.shape:
             raise ValueError(f"Labels {found.shape} against a truth of {truth.shape}.")
         classes, known = len(self.counts), truth != IGNORED
@@ -45,7 +45,7 @@ class Confusion:
     @property
     def ious(self) -> list[float | None]:
         """Intersection over union of each class, summed over the data set; None for a class that
-        is in no picture and was found in none."""
+        is in no image and was found in none."""
         right = np.diag(self.counts)
         union = self.counts.sum(0) + self.counts.sum(1) - right
         return [int(a) / int(b) if b else None for a, b in zip(right, union, strict=True)]

@@ -31,7 +31,7 @@ class BatchDrawer:
     Args:
         pipe: a loaded pipeline.
         preset: how the heatmaps are made; the default is the family's own.
-        store: called with each item that was drawn, the run of its picture and, of an edit, the
+        store: called with each item that was drawn, the run of its image and, of an edit, the
             edit, which has that of the source too.
         fail: called with each that could not be, the reason in a line, and the traceback.
     """

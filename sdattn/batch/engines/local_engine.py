@@ -53,10 +53,10 @@ class LocalEngine:
 
 def same(loaded: Sequence[Loaded]) -> Loaded:
     """What all processes have loaded; a ValueError if that is not one model."""
-    if len({one.film_format for one in loaded}) > 1:
+    if len({one.video_format for one in loaded}) > 1:
         raise InvalidValueError(
-            "The processes would write films in different formats. Install PyAV on every machine, "
-            "pip install 'sdattn[film]', or on none."
+            "The processes would write videos in different formats. Install PyAV on every machine, "
+            "pip install 'sdattn[video]', or on none."
         )
     if len(set(loaded)) > 1:
         checksums = ", ".join(one.weights for one in loaded)

@@ -1,4 +1,4 @@
-"""`Draw`: rows of prompts to rows of pictures and maps, for Ray Data's `map_batches`."""
+"""`Draw`: rows of prompts to rows of images and maps, for Ray Data's `map_batches`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from ...errors import InvalidValueError, RunError
 from ...loading.pipelines import load_pipeline
 from ...loading.quiet import quiet_libraries
 from ...maps.presets import Preset, preset_of
-from ...models.films import makes_films
+from ...models.videos import makes_videos
 from ...runs.editrun import EditRun
 from ...runs.imagerun import ImageRun
 from ...runs.info import MAPS
@@ -25,7 +25,7 @@ from .drawing import BatchDrawer
 from .worker import of_words
 
 USUAL = ("image", "heatmaps", "maps")
-PARTS = (*USUAL, "film")
+PARTS = (*USUAL, "video")
 
 
 class Draw:
@@ -45,8 +45,8 @@ class Draw:
         preset: how the heatmaps are made, or its name.
         options: of the pipeline's call, for rows that do not have them.
         seed: of rows that have none.
-        save: which of ``"image"``, ``"heatmaps"``, ``"maps"`` and, of models that make films,
-            ``"film"`` a row is given.
+        save: which of ``"image"``, ``"heatmaps"``, ``"maps"`` and, of models that make videos,
+            ``"video"`` a row is given.
 
     Raises:
         ValueError: no such preset, or no such part; else as :func:`sdattn.load_pipeline` does.
@@ -71,8 +71,8 @@ class Draw:
         self.seed, self.save = seed, save
         quiet_libraries(prompts=True)
         self.pipe = load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
-        if "film" in save and not makes_films(self.pipe):
-            raise InvalidValueError(f"save={list(save)}: {model} makes pictures. Leave film out.")
+        if "video" in save and not makes_videos(self.pipe):
+            raise InvalidValueError(f"save={list(save)}: {model} makes images. Leave video out.")
         self.pipe.set_progress_bar_config(disable=True)
         self._drawer = BatchDrawer(self.pipe, preset, self._store, self._fail)
         self._drawn: dict[str, dict[str, Any]] = {}  # by the number of the row in its batch
@@ -88,12 +88,13 @@ class Draw:
         Returns:
             The batch's columns, and of each row: ``words``, those with a map, in the prompt's
             order; ``truncated``, those that were cut off; ``blanked``, whether the pipeline's
-            safety checker blanked the picture; ``statistics``, a mapping a word, see
-            :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols, 3]``, of a film its middle
+            safety checker blanked the image; ``statistics``, a mapping a word, see
+            :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols, 3]``, of a video its middle
             frame, and, where a row of the batch has ``edit_to``, ``source_image``, None in rows
             without it; ``heatmaps``, float32 ``[words, (frames,) rows, cols]``, made of the maps in
             float16 as files hold them; ``maps``, the bytes of ``maps.safetensors``, float16
-            ``[(frames,) rows, cols, tokens]`` a layer; ``film``, uint8 ``[frames, rows, cols, 3]``.
+            ``[(frames,) rows, cols, tokens]`` a layer; ``video``, uint8 ``[frames, rows, cols,
+            3]``.
 
         Raises:
             ValueError: a row that cannot be drawn, by its number in the batch, from 1; nothing was.
@@ -135,8 +136,8 @@ class Draw:
             found["image"] = np.asarray(run.image.convert("RGB"))
             if edit is not None:
                 found["source_image"] = np.asarray(edit.images[0].convert("RGB"))
-        if "film" in self.save and run.film is not None:
-            found["film"] = np.stack([np.asarray(frame.convert("RGB")) for frame in run.film])
+        if "video" in self.save and run.video is not None:
+            found["video"] = np.stack([np.asarray(frame.convert("RGB")) for frame in run.video])
         if "heatmaps" in self.save:
             saved = heatmaps_from(run.layers.as_saved(), heatmaps.prompt, heatmaps.preset)
             found["heatmaps"] = np.stack([word.map.numpy() for word in saved.occurrences()])

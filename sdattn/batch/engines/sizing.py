@@ -11,9 +11,9 @@ from typing import Any
 import torch
 
 from ...maps.presets import Preset, preset_for
-from ...models.films import default_frames, makes_films
 from ...models.reading import read_prompts
 from ...models.sizes import default_size
+from ...models.videos import default_frames, makes_videos
 from ...runs.sampling import sample
 from ..input.plan import Job
 
@@ -52,7 +52,7 @@ def _largest(pipe: Any, jobs: Sequence[Job], preset: Preset) -> Job | None:
     """Return a job of the largest image or video that can be drawn alone, one a shape being tried,
     which is also the first, slow call of the model; None if there is none."""
     usual = default_size(pipe)
-    frames = default_frames(pipe) if makes_films(pipe) else 1
+    frames = default_frames(pipe) if makes_videos(pipe) else 1
 
     def pixels(options: Mapping[str, Any]) -> int:
         sides = options.get("height", usual[0]), options.get("width", usual[1])

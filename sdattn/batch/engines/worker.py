@@ -10,12 +10,12 @@ from dataclasses import asdict, replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from ...files.films import best_format, preview, smaller
+from ...files.videos import best_format, preview, smaller
 from ...loading.pipelines import load_pipeline
 from ...maps.presets import preset_for
 from ...maps.requirements import capture_settings, columns_of
-from ...models.films import makes_films
 from ...models.layers import find_denoiser
+from ...models.videos import makes_videos
 from ...runs.drawings import drawings
 from ...runs.editrun import EditRun
 from ...runs.folder import pack_with_page
@@ -34,19 +34,19 @@ _LOOKS = 8  # for the lock of another machine, before the disk counts as one of 
 class Loaded(NamedTuple):
     """What a run needs to know of its pipeline: a checksum of its weights and configurations, the
     name of its class, its dtype, the name of the preset that is its family's default, and, where
-    it makes films, the format in which this machine writes them."""
+    it makes videos, the format in which this machine writes them."""
 
     weights: str
     pipeline: str
     dtype: str
     preset: str
-    film_format: str | None
+    video_format: str | None
 
     @classmethod
     def of(cls, pipe: Any) -> Loaded:
         dtype = str(pipe.dtype).removeprefix("torch.")
-        preset, films = find_denoiser(pipe).family.preset, makes_films(pipe)
-        name, written = type(pipe).__name__, best_format() if films else None
+        preset, videos = find_denoiser(pipe).family.preset, makes_videos(pipe)
+        name, written = type(pipe).__name__, best_format() if videos else None
         return cls(digest_model(pipe), name, dtype, preset, written)
 
 
@@ -64,7 +64,7 @@ def check(pipe: Any, items: Iterable[Item], request: Request) -> tuple[list[Job]
     Raises:
         ValueError: it can draw none with the preset and options that are asked for.
     """
-    request.parts(films=makes_films(pipe))  # or refuse
+    request.parts(videos=makes_videos(pipe))  # or refuse
     capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
     return check_items(pipe, items, request.options)
 
@@ -76,14 +76,14 @@ def of_words(item: Item, run: ImageRun) -> ImageRun:
     return run.keep(columns_of(item.words, [run.heatmaps.prompt]))
 
 
-def _beside_film(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:
-    """What a gallery shows of a film: ``preview.webp``, and of its middle frame the overlays, on
-    the scale of the whole film; nothing of a picture."""
-    if run.film is None:
+def _beside_video(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:
+    """What a gallery shows of a video: ``preview.webp``, and of its middle frame the overlays, on
+    the scale of the whole video; nothing of an image."""
+    if run.video is None:
         return {}
-    files = {"preview.webp": preview(run.film)} if "film" in parts else {}
+    files = {"preview.webp": preview(run.video)} if "video" in parts else {}
     if "overlays" in parts:
-        still = run.frame(run.film.middle)
+        still = run.frame(run.video.middle)
         still = replace(still, image=smaller(still.image))
         maps = still.heatmaps.occurrences()
         files |= drawings(still, maps, still.heatmaps.prompt.text, ["overlays"])
@@ -119,7 +119,7 @@ class Worker:
     def __init__(self, pipe: Any, folder: BatchFolder, name: str, request: Request, size: int):
         self.folder, self.name, self.request = folder, name, request
         self.layout, self.tally = folder.layout, Tally(folder.storage)
-        self.parts = request.parts(films=makes_films(pipe))
+        self.parts = request.parts(videos=makes_videos(pipe))
         self.writer = writer_for(size)
         self.drawer = BatchDrawer(pipe, request.preset, self._store, self._fail)
         self.wanted: Mapping[str, str] = {}
@@ -150,7 +150,7 @@ class Worker:
             settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)
             settings = replace(settings, list_columns=dict(item.columns) or None)
             run = replace(run, settings=settings)
-            beside = edit.beside_target(self.parts) if edit else _beside_film(run, self.parts)
+            beside = edit.beside_target(self.parts) if edit else _beside_video(run, self.parts)
             packed = pack_with_page(run, self.parts, beside)
         except Exception as error:
             self._fail(item, f"{type(error).__name__}: {error}", traceback.format_exc())

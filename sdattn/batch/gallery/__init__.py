@@ -24,7 +24,7 @@ EACH = 10_000  # items a page: what a browser searches at once without a wait
 _HERE = Path(__file__).parent
 _IMAGES = "'self' file:"  # beside the page, from a server and from a disk
 # What a card opens: the first that was saved
-_OPENS = ("report.html", "grid.png", "film", "image.png")
+_OPENS = ("report.html", "grid.png", "video", "image.png")
 _NEAR = 2  # pages either side of a page that it links
 
 
@@ -56,8 +56,8 @@ def write_gallery(folder: BatchFolder) -> None:
     rows = rows_in(path)
     for number in range(1, len(spans) + 1):
         here = [_compact(row) for row in islice(rows, EACH)]
-        data = {"opens": about["opens"], "pictures": about["pictures"], "rows": here}
-        data |= {"films": True} if about["films"] else {}
+        data = {"opens": about["opens"], "images": about["images"], "rows": here}
+        data |= {"videos": True} if about["videos"] else {}
         if about["overlays"]:
             data["files"] = _files(word for row in here for word in row[4])
         links = _links(number, spans)
@@ -80,20 +80,20 @@ def _spans(path: AnyPath) -> Iterator[_Span]:
 
 
 def _cards(settings: BatchSettings) -> dict[str, Any]:
-    """What the items' cards can offer: a picture, a file that they open, a command."""
+    """What the items' cards can offer: an image, a file that they open, a command."""
     save, in_folders = settings.save, settings.format == "folder"
-    has_film = in_folders and "film" in save
-    save = [*save, "image"] if has_film else save  # which a film has beside it
+    has_video = in_folders and "video" in save
+    save = [*save, "image"] if has_video else save  # which a video has beside it
     saved = [name for name in _OPENS if in_folders and name.partition(".")[0] in save]
     opens = next(iter(saved), None)
     return {
-        "pictures": "image.png" in saved,
-        "opens": f"film.{settings.film_format}" if opens == "film" else opens,
-        "films": has_film,
+        "images": "image.png" in saved,
+        "opens": f"video.{settings.video_format}" if opens == "video" else opens,
+        "videos": has_video,
         "overlays": in_folders and "overlays" in save,
         "in_shards": not in_folders,
         # else `sdattn show` has nothing to draw
-        "can_show": "maps" in save and not {"image", "film"}.isdisjoint(save),
+        "can_show": "maps" in save and not {"image", "video"}.isdisjoint(save),
     }
 
 

@@ -37,7 +37,7 @@ function thumbnail(place, width, height, file = "image.png") {
   return image;
 }
 
-// Of an edit, the picture that was edited and what it became.
+// Of an edit, the image that was edited and what it became.
 function pair(place, width, height) {
   return side(["source.png", "image.png"].map((file) => thumbnail(place, width, height, file)));
 }
@@ -59,7 +59,7 @@ function heat(at, place, words, width, height) {
   const name = `${String(at + 1).padStart(2, "0")}-${files.get(words[at]) ?? words[at]}.png`;
   image.className = "heat";
   image.alt = `Heatmap of “${words[at]}”`;
-  image.addEventListener("error", () => image.replaceWith(...(data.pictures ? [thumbnail(place, width, height)] : [])));
+  image.addEventListener("error", () => image.replaceWith(...(data.images ? [thumbnail(place, width, height)] : [])));
   image.src = address(place, `heatmaps/${encodeURIComponent(name)}`);
   return image;
 }
@@ -109,13 +109,13 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
   if (data.opens) item.href = address(place, edited && data.opens === "report.html" ? "edit.html" : data.opens);
   const places = placesOf(words);
   if (places.length) item.append(heats(places, place, words, width, height));
-  else if (data.pictures) item.append((edited ? pair : thumbnail)(place, width, height));
+  else if (data.images) item.append((edited ? pair : thumbnail)(place, width, height));
   const text = make("div", "text");
   const said = make("p", "prompt", edited ? `${source} \u2192 ${prompt}` : prompt);
   said.dir = "auto";
   said.title = said.textContent;
   text.append(said);
-  if (!data.pictures) {
+  if (!data.images) {
     const list = make("p", "words", words.join(" · "));
     list.dir = "auto";
     text.append(list);
@@ -130,23 +130,23 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
   const entry = make("li");
   entry.append(item);
   const still = item.querySelector(":scope > img:not(.heat)");
-  if (data.films && still && !edited) playing(entry, item, still, place, id);
+  if (data.videos && still && !edited) playing(entry, item, still, place, id);
   return entry;
 }
 
-// A film plays, in a few small frames, while the pointer or the keyboard is at its card, but where
+// A video plays, in a few small frames, while the pointer or the keyboard is at its card, but where
 // less motion is asked for; or by its button, for fingers too, until that is pressed again.
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 function playing(entry, item, still, place, id) {
-  const rest = still.getAttribute("src"), film = address(place, "preview.webp");
+  const rest = still.getAttribute("src"), video = address(place, "preview.webp");
   const button = make("button", "play");
   let kept = false, near = false;
   button.type = "button";
-  button.setAttribute("aria-label", `Play the film of ${id}`);
+  button.setAttribute("aria-label", `Play the video of ${id}`);
   const show = () => {
     const plays = kept || (near && !calm.matches);
     button.setAttribute("aria-pressed", String(kept));
-    const wanted = plays ? film : rest;
+    const wanted = plays ? video : rest;
     if (still.getAttribute("src") !== wanted) still.src = wanted;
   };
   const come = (value) => () => {
@@ -154,7 +154,7 @@ function playing(entry, item, still, place, id) {
     show();
   };
   still.addEventListener("error", () => { // a preview that is gone: the still stays
-    if (still.getAttribute("src") !== film) return;
+    if (still.getAttribute("src") !== video) return;
     [kept, near] = [false, false];
     button.remove();
     show();
@@ -169,7 +169,7 @@ function playing(entry, item, still, place, id) {
     show();
   });
   show();
-  entry.className = "film";
+  entry.className = "video";
   entry.append(button);
 }
 

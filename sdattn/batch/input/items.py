@@ -24,7 +24,7 @@ _NO_OPTIONS: Mapping[str, Any] = {}  # one for all items that have none
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One picture, or film, to draw.
+    """One image, or video, to draw.
 
     Attributes:
         id: name of its folder; no other item has it, whatever the case of its letters.
@@ -35,7 +35,7 @@ class Item:
         words: the words and phrases to keep, of the prompt or, of an edit, of what that is edited
             to; None for all.
         options: the other keywords of the pipeline, as given; never None as a value.
-        edit_to: the prompt of the picture, which is then an edit of that of :attr:`prompt`.
+        edit_to: the prompt of the image, which is then an edit of that of :attr:`prompt`.
         edit: the arguments of :func:`sdattn.edit.edit` that are given.
         columns: further columns of the list, name to text, for the item's row.
         foreign: what becomes of options that the pipeline does not have: :data:`REFUSED`,
@@ -56,7 +56,7 @@ class Item:
 
     @property
     def text(self) -> str:
-        """The prompt of the picture that the item is."""
+        """The prompt of the image that the item is."""
         return self.edit_to or self.prompt
 
 
@@ -210,7 +210,7 @@ def _is_weights(value: Any) -> bool:
     return isinstance(value, dict) and all(type(held) in (int, float) for held in value.values())
 
 
-_ONE = (_between(1, 1), "an item is one picture or film. Write a line for each")
+_ONE = (_between(1, 1), "an item is one image or video. Write a line for each")
 _SIDE = (_between(1, 16384), "write a whole number of pixels from 1 to 16384")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id": (
@@ -229,7 +229,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
     "blend": (
         lambda value: _is_text(value) or _is_words(value),
-        "write a word, or a list of some, where alone the picture is to change",
+        "write a word, or a list of some, where alone the image is to change",
     ),
     "weights": (_is_weights, 'write an object of words and their factors, as {"cat": 2}'),
     "width": _SIDE,

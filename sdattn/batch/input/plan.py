@@ -17,9 +17,9 @@ from ...errors import InvalidValueError
 from ...files.terminal import shown
 from ...files.writing import sha256
 from ...models.call_facts import images_a_prompt
-from ...models.films import makes_films
 from ...models.pipeline_call import checked_options
 from ...models.reading import check_text, read_prompts
+from ...models.videos import makes_videos
 from .columns import OWN
 from .items import KEPT, REFUSED, BadLine, Item, printable
 from .values import number
@@ -106,10 +106,10 @@ class _Checks:
             for word in item.words or ():
                 read.find(word)
             columns = len(read.tokens) if self.of_length else 0
-        if item.edit_to is not None and makes_films(self.pipe):
+        if item.edit_to is not None and makes_videos(self.pipe):
             raise InvalidValueError(
-                f"A {type(self.pipe).__name__} makes films, and edits are of pictures. Leave "
-                "edit_to out, or choose a model that makes pictures."
+                f"A {type(self.pipe).__name__} makes videos, and edits are of images. Leave "
+                "edit_to out, or choose a model that makes images."
             )
         if item.edit_to is not None:  # its prompts run together, and with no other's
             prepare(self.pipe, item.prompt, item.edit_to, EditOptions(**item.edit), options)
@@ -149,7 +149,7 @@ class _Checks:
         key = json.dumps([{**given, "negative_prompt": bool(item.negative_prompt)}], sort_keys=True)
         if key not in self.checked:
             try:
-                found = checked_options(self.pipe, given, films=True)
+                found = checked_options(self.pipe, given, videos=True)
                 if images_a_prompt(self.pipe, found) != 1:
                     raise InvalidValueError(
                         f"A {type(self.pipe).__name__} makes {images_a_prompt(self.pipe, found)} "

@@ -11,7 +11,7 @@ import torch
 from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
 from ...loading.options import LoadingOptions
 from ...maps.presets import PRESETS, Preset
-from ...runs.drawings import PARTS, USUAL, USUAL_OF_PICTURES
+from ...runs.drawings import PARTS, USUAL, USUAL_OF_IMAGES
 from ..storage.formats import FORMATS
 from ..storage.parquets import require_pyarrow
 from .columns import Columns
@@ -105,17 +105,17 @@ class Request:
         """How the columns of the list are read."""
         return Columns(self.prompt_column, self.keep_columns)
 
-    def parts(self, *, films: bool) -> Sequence[str]:
-        """What is saved of each item of a model that makes ``films``, or pictures.
+    def parts(self, *, videos: bool) -> Sequence[str]:
+        """What is saved of each item of a model that makes ``videos``, or images.
 
         Raises:
-            ValueError: a film is asked for of a model that makes pictures.
+            ValueError: a video is asked for of a model that makes images.
         """
         if self.save is None:
-            return USUAL if films else USUAL_OF_PICTURES
-        if "film" in self.save and not films:
-            text = "{model} makes pictures, and there is no film of one to save. Leave film out of "
-            text += "{save}, or choose a model that makes films."
+            return USUAL if videos else USUAL_OF_IMAGES
+        if "video" in self.save and not videos:
+            text = "{model} makes images, and there is no video of one to save. Leave video out of "
+            text += "{save}, or choose a model that makes videos."
             raise InvalidValueError(Message(text, model=str(self.model), save=",".join(self.save)))
         return self.save
 

@@ -38,7 +38,7 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
 
 
 def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """What JSON cannot hold, a picture say, becomes an object, which no field and no option is."""
+    """What JSON cannot hold, an image say, becomes an object, which no field and no option is."""
     texts = (json.dumps(row, default=lambda value: {"type": type(value).__name__}) for row in rows)
     return "".join(f"{text}\n" for text in texts).encode()
 

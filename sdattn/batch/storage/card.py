@@ -35,7 +35,7 @@ _RUN = {
 
 def card_of(settings: BatchSettings, columns: Sequence[str] = ()) -> bytes:
     """Return the card of a run with these settings and these further columns of its list."""
-    has_image = not {"image", "film"}.isdisjoint(settings.save)
+    has_image = not {"image", "video"}.isdisjoint(settings.save)
     files, features = [FORMATS[settings.format].data], ""
     if settings.format == "folder" and has_image:
         # Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
@@ -43,7 +43,7 @@ def card_of(settings: BatchSettings, columns: Sequence[str] = ()) -> bytes:
     if settings.format == "webdataset":
         kinds: dict[str, Any] = {"png": "image"} if has_image else {}
         kinds |= {"maps.safetensors": "binary"} if "maps" in settings.save else {}
-        kinds |= {f"film.{settings.film_format}": "binary"} if "film" in settings.save else {}
+        kinds |= {f"video.{settings.video_format}": "binary"} if "video" in settings.save else {}
         own = {"list_columns": {json.dumps(name): "string" for name in columns}} if columns else {}
         features = f"dataset_info:\n  features:\n{_yaml({**kinds, 'json': {**_RUN, **own}}, '  ')}"
     paths = "".join(f"    - {path}\n" for path in files)

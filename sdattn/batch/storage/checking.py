@@ -9,7 +9,7 @@ from safetensors.torch import load
 
 from ...files.writing import sha256
 from ...runs.info import MAPS, RunInfo, read_info
-from ...runs.unpacking import FILMS, map_shapes
+from ...runs.unpacking import VIDEOS, map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
 
@@ -51,8 +51,8 @@ def _problems(
     for name in (_FILES[part] for part in save if part in _FILES):
         if name not in info.files:
             yield f"run.json names no {name}, which the run saves of each item"
-    if "film" in save and info.files.keys().isdisjoint(FILMS):
-        yield "run.json names no film, which the run saves of each item"
+    if "video" in save and info.files.keys().isdisjoint(VIDEOS):
+        yield "run.json names no video, which the run saves of each item"
     for name, digest in info.files.items():
         yield from _check_file(name, files.get(name), digest, info)
 

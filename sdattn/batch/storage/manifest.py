@@ -30,7 +30,7 @@ class BatchSettings(Record):
         preset: of the heatmaps, as JSON has it.
         options: of the pipeline's call, for items that do not have them.
         format, shard_bytes: how the items lie, see :mod:`sdattn.batch.storage.formats`.
-        film_format: ``"mp4"`` or ``"webp"``, how films are written; None where they are pictures.
+        video_format: ``"mp4"`` or ``"webp"``, how videos are written; None where they are images.
         fingerprint: another one for settings of which other files come.
     """
 
@@ -44,7 +44,7 @@ class BatchSettings(Record):
     format: str
     shard_bytes: int
     loading: LoadingOptions | None = None
-    film_format: str | None = None
+    video_format: str | None = None
     fingerprint: str = ""
 
 

@@ -1,7 +1,7 @@
 """The items of a batch run in Parquet files: a row an item, each a row group of its own.
 
-image                       {bytes, path}, as datasets has pictures         image.png
-film                        {bytes, path}, as datasets has films            film.mp4, film.webp
+image                       {bytes, path}, as datasets has images         image.png
+video                        {bytes, path}, as datasets has videos            video.mp4, video.webp
 id, line, prompt, ...       what ``metadata.jsonl`` says of it
 maps                        [{layer, shape, values}], float16               maps.safetensors
 files                       [{name, bytes}]                                 what else it has
@@ -25,7 +25,7 @@ from ...errors import InvalidValueError, MissingPackageError
 from ...maps.statistics import NUMBERS
 from ...runs.info import MAPS, read_info
 from ...runs.packing import pack_maps
-from ...runs.unpacking import FILMS
+from ...runs.unpacking import VIDEOS
 from .rows import OWN_NAMES, row_of
 from .shards import FileSpan, Index, Shards
 from .storage import Files
@@ -33,7 +33,7 @@ from .storage import Files
 _FEATURES = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}})
 _COLUMNS = {
     **{"image.png": ("image",), "run.json": ("run",), MAPS: ("maps", "files")},
-    **dict.fromkeys(FILMS, ("film",)),
+    **dict.fromkeys(VIDEOS, ("video",)),
 }
 
 
@@ -111,7 +111,7 @@ def _schema(there: set[str], further: Iterable[str]) -> Any:
     maps = {"layer": text, "shape": pa.list_(pa.int32()), "values": pa.list_(pa.float16())}
     columns = {
         "image": pa.struct({"bytes": pa.binary(), "path": text}),
-        "film": pa.struct({"bytes": pa.binary(), "path": text}),
+        "video": pa.struct({"bytes": pa.binary(), "path": text}),
         **{"id": text, "line": whole, "prompt": text, "source_prompt": text},
         **{"negative_prompt": text, "seed": whole},
         **{"width": whole, "height": whole, "frames": whole, "num_inference_steps": whole},
@@ -124,7 +124,7 @@ def _schema(there: set[str], further: Iterable[str]) -> Any:
     }
     # A column that is empty throughout is left out of the file, or datasets would not know its
     # kind.
-    apart = {"image", "film", "frames", "maps", "files", "source_prompt"} - there
+    apart = {"image", "video", "frames", "maps", "files", "source_prompt"} - there
     return pa.schema([field for field in columns.items() if field[0] not in apart])
 
 
@@ -135,8 +135,8 @@ def _row(item: str, files: Files) -> dict[str, Any]:
     row |= {"id": item, "run": rest.pop("run.json", None), "files": None}
     if "image.png" in rest:
         row["image"] = {"bytes": rest.pop("image.png"), "path": f"{item}.png"}
-    for name in FILMS.keys() & rest.keys():  # one of them
-        row["film"] = {"bytes": rest.pop(name), "path": f"{item}.{FILMS[name]}"}
+    for name in VIDEOS.keys() & rest.keys():  # one of them
+        row["video"] = {"bytes": rest.pop(name), "path": f"{item}.{VIDEOS[name]}"}
     # Maps as columns that other programs can read, where they come back as the very bytes.
     with suppress(SafetensorError):
         maps = load(rest.get(MAPS, b""))
@@ -157,9 +157,9 @@ def _files(row: Any) -> dict[str, bytes]:
     found = {file["name"]: file["bytes"] for file in rest.get("files") or ()}
     if rest.get("image"):
         found["image.png"] = rest["image"]["bytes"]
-    if rest.get("film"):
-        ending = rest["film"]["path"].rpartition(".")[2]
-        found[f"film.{ending}"] = rest["film"]["bytes"]
+    if rest.get("video"):
+        ending = rest["video"]["path"].rpartition(".")[2]
+        found[f"video.{ending}"] = rest["video"]["bytes"]
     if rest.get("run") is not None:
         found["run.json"] = rest["run"]
     if "maps" in columns and row["maps"][0].is_valid:

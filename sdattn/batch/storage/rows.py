@@ -19,7 +19,7 @@ WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
 OWN_NAMES = frozenset(
     {"id", "line", "prompt", "source_prompt", "negative_prompt", "seed", "width", "height"}
     | {"frames", "num_inference_steps", "guidance_scale", "words", "statistics", "truncated"}
-    | {"blanked", "place", "fingerprint", "run_sha256", "files", "file_name", "image", "film"}
+    | {"blanked", "place", "fingerprint", "run_sha256", "files", "file_name", "image", "video"}
     | {"maps", "run", *WORD_LABELS, *NUMBERS}
 )
 

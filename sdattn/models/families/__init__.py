@@ -23,7 +23,7 @@ Fact = TypeVar("Fact")
 PAGE = "docs/contributing/family.md"
 # Models of diffusers that have been looked at and cannot be captured, by class, and why.
 RESISTING: Mapping[str, str] = {
-    "PRXTransformer2DModel": "in each layer the picture attends to the text and to itself and the "
+    "PRXTransformer2DModel": "in each layer the image attends to the text and to itself and the "
     "text to nothing, so there are fewer queries than keys, which no way of looking knows",
     "QwenImage21Transformer2DModel": "its layers attend to the sequence a part at a time, with "
     "fewer queries than keys, and after the first step to keys from a cache",
@@ -181,7 +181,7 @@ def guidance_of(pipe: Any) -> Guidance:
 
 
 def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
-    """How a text-to-image pipeline takes a picture: as its class or the nearest base that a family
+    """How a text-to-image pipeline takes an image: as its class or the nearest base that a family
     names; with ``invertible`` of those alone whose way back to the noise is known.
 
     Raises:
@@ -195,7 +195,7 @@ def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
 
 
 def edits_of(pipe: Any) -> Edits:
-    """How prompt-to-prompt edits a pipeline's pictures: as its class or the nearest base that a
+    """How prompt-to-prompt edits a pipeline's images: as its class or the nearest base that a
     family names.
 
     Raises:

@@ -1,6 +1,6 @@
-"""AnimateDiff (Guo et al. 2023): films by the UNets of Stable Diffusion with motion modules.
+"""AnimateDiff (Guo et al. 2023): videos by the UNets of Stable Diffusion with motion modules.
 
-The frames are rows of the batch one after the other, each with the attention of a picture; only the
+The frames are rows of the batch one after the other, each with the attention of an image; only the
 motion modules' own, which is not captured, is over frames.
 """
 
@@ -19,7 +19,7 @@ FAMILY = UNets(
     name="AnimateDiff",
     denoisers=("UNetMotionModel",),
     grid=cells,
-    film=True,
+    video=True,
     patch=1,
     names=Names(latents="sample"),
     readers={"AnimateDiff": read_clip, "PIA": read_clip},

@@ -1,4 +1,4 @@
-"""CogVideoX (Yang et al. 2024): films as one sequence, joint attention with T5, the text first."""
+"""CogVideoX (Yang et al. 2024): videos as one sequence, joint attention with T5, the text first."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -35,7 +35,7 @@ FAMILY = Family(
     layers={"transformer_blocks.*.attn1": ("double", "joint")},
     joined="text first",
     grid=_grid,
-    film=True,
+    video=True,
     fps=_fps,
     frame_unit=2,  # its VAE decodes two at a time, and of an even number makes three more
     size_unit=16,

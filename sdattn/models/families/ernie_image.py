@@ -1,4 +1,4 @@
-"""ERNIE-Image: one stream of joint attention, the picture first, to Ministral."""
+"""ERNIE-Image: one stream of joint attention, the image first, to Ministral."""
 
 from ...errors import InvalidValueError
 from ...prompts.tokens import Prompt, read_source
@@ -35,7 +35,7 @@ FAMILY = Family(
     name="ERNIE-Image",
     denoisers=("ErnieImageTransformer2DModel",),
     layers={"layers.*.self_attention": ("single", "joint")},
-    joined="picture first",
+    joined="image first",
     grid=grid_of_patches,
     size_unit=16,
     readers={"ErnieImage": read_ernie},

@@ -1,4 +1,4 @@
-"""HiDream-I1: joint attention, the picture first, to T5 and twice to Llama."""
+"""HiDream-I1: joint attention, the image first, to T5 and twice to Llama."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -47,7 +47,7 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _spans(model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
-    """Of pictures that are not square the patches are filled up to as many as there can be."""
+    """Of images that are not square the patches are filled up to as many as there can be."""
     rows, cols = given["hidden_states"].shape[-2:]
     start = cells if rows == cols else unwrapped(model).max_seq
     t5, llama = given["encoder_hidden_states_t5"], given["encoder_hidden_states_llama3"]
@@ -62,7 +62,7 @@ FAMILY = Family(
         "double_stream_blocks.*.block.attn1": ("double", "joint"),
         "single_stream_blocks.*.block.attn1": ("single", "joint"),
     },
-    joined="picture first",
+    joined="image first",
     grid=_grid,
     spans=_spans,
     names=Names(timestep=("timesteps",), text="encoder_hidden_states_t5"),

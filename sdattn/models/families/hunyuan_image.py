@@ -1,4 +1,4 @@
-"""HunyuanImage 2.1: joint attention, the picture first, to Qwen2.5-VL and to ByT5, which reads
+"""HunyuanImage 2.1: joint attention, the image first, to Qwen2.5-VL and to ByT5, which reads
 quoted text."""
 
 import re
@@ -66,7 +66,7 @@ FAMILY = HunyuanImage(
         "context_embedder.*.attn": ("block", "text"),
         **DOUBLE_THEN_SINGLE,
     },
-    joined="picture first",
+    joined="image first",
     grid=_grid,
     half="bfloat16",
     readers={"HunyuanImage": read_hunyuan_image, "HunyuanImageRefiner": refuse_unknown},

@@ -1,10 +1,10 @@
-"""HunyuanVideo (Kong et al. 2024): films as one sequence, joint attention, the film first, to Llama
-inside a template."""
+"""HunyuanVideo (Kong et al. 2024): videos as one sequence, joint attention, the video first, to
+Llama inside a template."""
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt
 from ..attention_layer import DOUBLE_THEN_SINGLE
-from ..denoiser_call import grid_of_film
+from ..denoiser_call import grid_of_video
 from ..encoders import TextCall, in_template, read_inside, refuse_unknown
 from ..family import IN_TURN, Family
 
@@ -28,16 +28,16 @@ FAMILY = Family(
         "context_embedder.token_refiner.refiner_blocks.*.attn": ("block", "text"),
         **DOUBLE_THEN_SINGLE,
     },
-    joined="picture first",
-    grid=grid_of_film,
-    film=True,
+    joined="image first",
+    grid=grid_of_video,
+    video=True,
     fps=24,
     size_unit=16,
     half="bfloat16",
     readers={
         "HunyuanVideo": read_hunyuan_video,
         "HunyuanSkyreels": read_hunyuan_video,
-        "HunyuanVideoImageToVideo": refuse_unknown,  # Llava's, behind the tokens of a picture
+        "HunyuanVideoImageToVideo": refuse_unknown,  # Llava's, behind the tokens of an image
         "HunyuanVideoFramepack": refuse_unknown,
     },
     guidance=dict.fromkeys(

@@ -1,4 +1,4 @@
-"""HunyuanVideo 1.5: films as one sequence, joint attention, the film first, to Qwen2.5-VL and to
+"""HunyuanVideo 1.5: videos as one sequence, joint attention, the video first, to Qwen2.5-VL and to
 ByT5, which reads quoted text."""
 
 import re
@@ -9,7 +9,7 @@ from typing import Any
 from ...attention.joint_processor import Spans
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
-from ..denoiser_call import grid_of_film
+from ..denoiser_call import grid_of_video
 from ..encoders import TextCall, filled_to_longest, in_chat
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, is_padding, read_with_glyphs
@@ -24,7 +24,7 @@ def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
     pipeline_hunyuan_video1_5.py, ``encode_prompt``; transformer_hunyuan_video15.py, ``forward``.
 
     Raises:
-        ValueError: several films of each of several prompts whose quoted texts differ in length.
+        ValueError: several videos of each of several prompts whose quoted texts differ in length.
     """
     whole = in_chat(call.pipe.tokenizer, system=call.pipe.system_message)
     read = read_with_glyphs(call, texts, whole, _quoted, "num_videos_per_prompt")
@@ -45,9 +45,9 @@ def _quoted(text: str) -> Source | None:
 
 
 def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
-    """Behind the film its picture, of pictures to film, then what the masks leave of both texts."""
-    picture = given["image_embeds"]
-    start = cells + (picture.shape[1] if picture.any() else 0)
+    """Behind the video its image, of images to video, then what the masks leave of both texts."""
+    image = given["image_embeds"]
+    start = cells + (image.shape[1] if image.any() else 0)
     masks = given["encoder_attention_mask"], given["encoder_attention_mask_2"]
     lengths = sum(mask.bool().sum(dim=1) for mask in masks).tolist()
     return [(slice(0, cells), slice(start, start + length)) for length in lengths]
@@ -60,9 +60,9 @@ FAMILY = Family(
         "context_embedder.token_refiner.refiner_blocks.*.attn": ("block", "text"),
         "transformer_blocks.*.attn": ("double", "joint"),
     },
-    joined="picture first",
-    grid=grid_of_film,
-    film=True,
+    joined="image first",
+    grid=grid_of_video,
+    video=True,
     fps=24,
     spans=_spans,
     spans_arguments=("encoder_attention_mask", "encoder_attention_mask_2", "image_embeds"),

@@ -61,7 +61,7 @@ class Kandinsky5(Family):
 
     def within(self, pipeline: Any) -> Family:
         is_video = any(cls.__name__ in _OF_VIDEOS for cls in type(pipeline).__mro__)
-        return replace(self, film=True) if is_video else self
+        return replace(self, video=True) if is_video else self
 
 
 _OF_VIDEOS = ("Kandinsky5T2VPipeline", "Kandinsky5I2VPipeline")

@@ -31,7 +31,7 @@ def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
-    """By ``position_ids`` ``[T + N, (0, row, col)]``, those of the picture behind the text's."""
+    """By ``position_ids`` ``[T + N, (0, row, col)]``, those of the image behind the text's."""
     n_text = given["encoder_hidden_states"].shape[1]
     return grid_of_ids(model, {"img_ids": given["position_ids"][n_text:]})
 

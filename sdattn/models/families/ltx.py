@@ -1,4 +1,4 @@
-"""LTX-Video: films as one sequence, cross-attention to T5."""
+"""LTX-Video: videos as one sequence, cross-attention to T5."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -41,7 +41,7 @@ FAMILY = Family(
     },
     grid=_grid,
     grid_argument="video_coords",
-    film=True,
+    video=True,
     fps=25,
     patch=1,
     size_unit=32,

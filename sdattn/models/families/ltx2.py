@@ -1,4 +1,4 @@
-"""LTX-2: films with sound, in two streams. The film's has cross-attention to Gemma."""
+"""LTX-2: videos with sound, in two streams. The video's has cross-attention to Gemma."""
 
 import math
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
     ``_get_gemma_prompt_embeds``; connectors.py, ``LTX2ConnectorTransformer1d.forward``.
 
     Raises:
-        ValueError: the pipeline would rewrite the prompt; several films of each of several prompts
+        ValueError: the pipeline would rewrite the prompt; several videos of each of several prompts
             that differ in length, whose masks it mixes up.
     """
     pipe, length = call.pipe, call.length()
@@ -49,8 +49,8 @@ def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
     number = call.options.get("num_videos_per_prompt") or 1
     if number > 1 and len({len(prompt.tokens) for prompt in prompts}) > 1:
         texts = [prompt.text for prompt in prompts]
-        advice = "a {0} gives films of prompts that differ in length, as {1}, each other's masks. "
-        advice += "Draw one film a prompt, or each prompt by itself."
+        advice = "a {0} gives videos of prompts that differ in length, as {1}, each other's masks. "
+        advice += "Draw one video a prompt, or each prompt by itself."
         raise OptionError("num_videos_per_prompt", number, advice, type(call.pipe).__name__, texts)
 
 
@@ -58,7 +58,7 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Of packed latents ``[B, frames * rows * cols, C]``.
 
     Raises:
-        ValueError: there are other tokens than those of a film of this size.
+        ValueError: there are other tokens than those of a video of this size.
     """
     sizes = [given.get(name) for name in ("num_frames", "height", "width")]
     patches = model.config.patch_size_t, model.config.patch_size, model.config.patch_size
@@ -66,9 +66,9 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     tokens = given["hidden_states"].shape[1]
     if math.prod(grid) != tokens:
         raise InvalidValueError(
-            f"A {type(model).__name__} was called with {tokens} tokens of a film and num_frames, "
-            f"height and width {sizes}, which are {math.prod(grid)}. With pictures or keyframes "
-            "behind the film, or a part of it at a time, where each token lies is not known. "
+            f"A {type(model).__name__} was called with {tokens} tokens of a video and num_frames, "
+            f"height and width {sizes}, which are {math.prod(grid)}. With images or keyframes "
+            "behind the video, or a part of it at a time, where each token lies is not known. "
             "LTX2Pipeline and LTX2ImageToVideoPipeline can be watched."
         )
     return tuple(grid)
@@ -85,13 +85,13 @@ FAMILY = Family(
         **{f"transformer_blocks.*.{name}": ("block", "audio") for name in _AUDIO},
     },
     grid=_grid,
-    film=True,
+    video=True,
     fps=24,
     default_frames=121,
     size_unit=32,
     half="bfloat16",
     names=Names(
-        # of a film that begins with a picture, the timesteps of this picture's tokens are 0; sigma
+        # of a video that begins with an image, the timesteps of this image's tokens are 0; sigma
         # is the step's. Source: pipeline_ltx2_image2video.py, __call__
         timestep=("sigma", "timestep"),
         # of passes without some of the layers, which guidance compares with

@@ -1,4 +1,4 @@
-"""Lumina 2: one stream of joint attention, in each row its own text and then the picture; Gemma
+"""Lumina 2: one stream of joint attention, in each row its own text and then the image; Gemma
 behind a system prompt."""
 
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
-"""Mochi 1 (Genmo 2024): films as one sequence, joint attention with T5, the film first; each row of
-a batch attends by itself, to what its mask leaves of the text."""
+"""Mochi 1 (Genmo 2024): videos as one sequence, joint attention with T5, the video first; each row
+of a batch attends by itself, to what its mask leaves of the text."""
 
-from ..denoiser_call import grid_of_film
+from ..denoiser_call import grid_of_video
 from ..encoders import read_t5
 from ..family import NEGATIVE_FIRST, Family
 
@@ -9,9 +9,9 @@ FAMILY = Family(
     name="Mochi",
     denoisers=("MochiTransformer3DModel",),
     layers={"transformer_blocks.*.attn1": ("double", "joint")},
-    joined="picture first",
-    grid=grid_of_film,
-    film=True,
+    joined="image first",
+    grid=grid_of_video,
+    video=True,
     fps=30,
     size_unit=16,
     half="bfloat16",

@@ -26,7 +26,7 @@ def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 def _grid_of_shapes(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """The grid of packed patches with ``img_shapes``: for each row of the batch the shapes
-    (frames, rows, cols) of its pictures, the one that is made first, or that one alone."""
+    (frames, rows, cols) of its images, the one that is made first, or that one alone."""
     shape = given["img_shapes"][0]
     return tuple(shape if isinstance(shape[0], int) else shape[0])
 
@@ -60,7 +60,7 @@ FAMILY = Family(
         "QwenImageEditPlus": read_edit_plus,
         "QwenImage21": refuse_unknown,
     },
-    # the pictures that the text encoder gets are variables of the running call
+    # the images that the text encoder gets are variables of the running call
     text_options=("max_sequence_length", "prompt_image", "condition_images"),
     preset="joint",
     half="bfloat16",

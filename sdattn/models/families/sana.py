@@ -1,4 +1,4 @@
-"""Sana and SanaSprint: linear attention over the picture, cross-attention to Gemma."""
+"""Sana and SanaSprint: linear attention over the image, cross-attention to Gemma."""
 
 import math
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Stable Diffusion 3 and 3.5 (Esser et al. 2024): joint attention, the picture first."""
+"""Stable Diffusion 3 and 3.5 (Esser et al. 2024): joint attention, the image first."""
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
@@ -36,7 +36,7 @@ FAMILY = Family(
         "transformer_blocks.*.attn": ("double", "joint"),
         "transformer_blocks.*.attn2": ("double", "self"),
     },
-    joined="picture first",
+    joined="image first",
     grid=grid_of_patches,
     readers={"StableDiffusion3": read_sd3},
     text_stream=lambda model, states: model.context_embedder(states),

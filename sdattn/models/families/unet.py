@@ -30,7 +30,7 @@ class UNets(Family):
     """UNets, whatever their class, known by their blocks."""
 
     def recognises(self, model: Any) -> bool:
-        return is_unet(model) and not self.film
+        return is_unet(model) and not self.video
 
     def find_layers(self, model: Any) -> list[AttentionLayer]:
         return sorted(super().find_layers(model), key=lambda layer: PLACES.index(layer.place))
@@ -38,7 +38,7 @@ class UNets(Family):
     def describe(self, model: Any, name: str, module: Any) -> AttentionLayer:
         place = next((place for place in PLACES if name.startswith(place)), None)
         if getattr(module, "add_k_proj", None) is not None:
-            why = "its keys are those of text and picture, its queries the picture's alone"
+            why = "its keys are those of text and image, its queries the image's alone"
             raise self.unknown_layer(name, module, f"{why} (as in DeepFloyd IF and Kandinsky 2)")
         if place is None or not hasattr(module, "to_q"):
             raise self.unknown_layer(name, module)
@@ -59,7 +59,7 @@ class UNets(Family):
         return len(model.config.block_out_channels)
 
     def frame_rows(self, given: Mapping[str, Any]) -> int:
-        return int(given["sample"].shape[2]) if self.film else 1
+        return int(given["sample"].shape[2]) if self.video else 1
 
     def image_columns(self, model: Any, given: Mapping[str, Any], _batch: int) -> int:
         text = given[self.names.text]
@@ -115,7 +115,7 @@ LatentConsistencyModelPipeline LatentConsistencyModelImg2ImgPipeline KolorsPipel
 KolorsImg2ImgPipeline StableDiffusionLDM3DPipeline StableDiffusionControlNetXSPipeline
 StableDiffusionXLControlNetXSPipeline PAGMixin
 """  # PAGMixin: also of the PAG pipelines of transformers
-# Those that make their picture of noise and prompts alone.
+# Those that make their image of noise and prompts alone.
 TEXT_TO_IMAGE = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 # Those that keep to their call whether they are guided
 _IN_CALL = """

@@ -1,5 +1,5 @@
-"""Wan 2.1 and 2.2: films as one sequence, cross-attention to UMT5, and of Wan 2.1 to the picture
-that a film begins with."""
+"""Wan 2.1 and 2.2: videos as one sequence, cross-attention to UMT5, and of Wan 2.1 to the image
+that a video begins with."""
 
 import sys
 from collections.abc import Mapping
@@ -12,12 +12,12 @@ from ..denoiser_call import unwrapped
 from ..encoders import TextCall, zero_filled
 from ..family import IN_TURN, Family
 
-# Of a picture's tokens and the text's, diffusers takes so many, the last, for the text's
+# Of an image's tokens and the text's, diffusers takes so many, the last, for the text's
 # (transformer_wan.py, WanAttnProcessor).
-_TEXT_BESIDE_PICTURE = 512
+_TEXT_BESIDE_IMAGE = 512
 _ADVICE = (
-    "the layers of this {0} attend to a picture as well, and diffusers takes the last {1} tokens "
-    f"for the text's. Pass {{max_sequence_length={_TEXT_BESIDE_PICTURE}}}."
+    "the layers of this {0} attend to an image as well, and diffusers takes the last {1} tokens "
+    f"for the text's. Pass {{max_sequence_length={_TEXT_BESIDE_IMAGE}}}."
 )
 
 
@@ -26,36 +26,36 @@ def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
     pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``.
 
     Raises:
-        ValueError: films from a picture that diffusers cannot make, see :func:`_check_picture`.
+        ValueError: videos from an image that diffusers cannot make, see :func:`_check_image`.
     """
     length = call.length()
-    _check_picture(call, length)
+    _check_image(call, length)
     options: dict[str, Any] = {"truncation": True, "max_length": length}
     read = [read_source(call.pipe.tokenizer, _cleaned(call, text), **options) for text in texts]
     return zero_filled(read, length)
 
 
-def _check_picture(call: TextCall, length: int) -> None:
-    """Refuse films from a picture that would fail, or be no films.
+def _check_image(call: TextCall, length: int) -> None:
+    """Refuse videos from an image that would fail, or be no videos.
 
     Raises:
-        ValueError: where layers attend to a picture as well, texts of another length than diffusers
-            reckons with, or several films of each prompt; where each token has a timestep of its
-            own, films of the given picture alone.
+        ValueError: where layers attend to an image as well, texts of another length than diffusers
+            reckons with, or several videos of each prompt; where each token has a timestep of its
+            own, videos of the given image alone.
     """
     pipe, kind = call.pipe, type(call.pipe).__name__
     transformer = getattr(pipe, "transformer", None)
-    if transformer is not None and _attends_to_picture(transformer):
-        if length != _TEXT_BESIDE_PICTURE:
+    if transformer is not None and _attends_to_image(transformer):
+        if length != _TEXT_BESIDE_IMAGE:
             raise OptionError("max_sequence_length", length, _ADVICE, *_values(transformer))
-        films = call.options.get("num_videos_per_prompt") or 1
-        if films > 1:
-            text = "a {0} gives the picture to the first film of a prompt alone, and fails. Pass "
-            text += "the prompt as often as there are to be films of it."
-            raise OptionError("num_videos_per_prompt", films, text, kind)
-    frames, from_picture = call.options.get("num_frames"), call.options.get("image") is not None
-    if frames == 1 and from_picture and getattr(pipe.config, "expand_timesteps", False):
-        text = "a {0} of this model gives back the picture as the first frame. Pass {1}, say."
+        videos = call.options.get("num_videos_per_prompt") or 1
+        if videos > 1:
+            text = "a {0} gives the image to the first video of a prompt alone, and fails. Pass "
+            text += "the prompt as often as there are to be videos of it."
+            raise OptionError("num_videos_per_prompt", videos, text, kind)
+    frames, from_image = call.options.get("num_frames"), call.options.get("image") is not None
+    if frames == 1 and from_image and getattr(pipe.config, "expand_timesteps", False):
+        text = "a {0} of this model gives back the image as the first frame. Pass {1}, say."
         raise OptionError("num_frames", frames, text, kind, 1 + pipe.vae_scale_factor_temporal)
 
 
@@ -67,10 +67,10 @@ def _cleaned(call: TextCall, text: str) -> Source:
     clean = next(one.prompt_clean for one in modules if hasattr(one, "prompt_clean"))
     try:
         source, cleaned = Source.of(text).strip(), clean(text)
-    except NameError as error:  # all but text to film use ftfy without asking whether it is there
+    except NameError as error:  # all but text to video use ftfy without asking whether it is there
         raise MissingPackageError(
             f"A {type(call.pipe).__name__} cleans its prompts with ftfy, which is not installed. "
-            "Install it: pip install 'sdattn[film]'"
+            "Install it: pip install 'sdattn[video]'"
         ) from error
     if cleaned != source.text:
         advice = "A {0} reads {1!r} for {2!r}. Pass that as the prompt."
@@ -84,32 +84,32 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return tuple(cells // patch for cells, patch in sizes)
 
 
-def _attends_to_picture(model: Any) -> bool:
+def _attends_to_image(model: Any) -> bool:
     return getattr(model.config, "added_kv_proj_dim", None) is not None
 
 
 def _values(model: Any) -> tuple[str, int]:
-    return type(unwrapped(model)).__name__, _TEXT_BESIDE_PICTURE
+    return type(unwrapped(model)).__name__, _TEXT_BESIDE_IMAGE
 
 
 class _Wan(Family):
-    """With the picture's columns behind the text's where layers attend to both."""
+    """With the image's columns behind the text's where layers attend to both."""
 
     def image_columns(self, model: Any, given: Mapping[str, Any], batch: int) -> int:
-        picture = given.get("encoder_hidden_states_image")
-        if not _attends_to_picture(model):
-            if picture is not None:
+        image = given.get("encoder_hidden_states_image")
+        if not _attends_to_image(model):
+            if image is not None:
                 raise InvalidValueError(
                     f"A {type(unwrapped(model)).__name__} without added_kv_proj_dim was given "
-                    "encoder_hidden_states_image. Its layers attend to picture and text in one "
+                    "encoder_hidden_states_image. Its layers attend to image and text in one "
                     "softmax, which no published model does, so its columns are not known."
                 )
             return 0
         n_text = given[self.names.text].shape[1]
-        if n_text != _TEXT_BESIDE_PICTURE:
+        if n_text != _TEXT_BESIDE_IMAGE:
             raise OptionError("max_sequence_length", n_text, _ADVICE, *_values(model))
-        # of a first and a last picture, which are rows of their own, each film has both
-        return 0 if picture is None else len(picture) * picture.shape[1] // batch
+        # of a first and a last image, which are rows of their own, each video has both
+        return 0 if image is None else len(image) * image.shape[1] // batch
 
 
 _PIPELINES = ("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline")
@@ -119,7 +119,7 @@ FAMILY = _Wan(
     denoisers=("WanTransformer3DModel",),
     layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
     grid=_grid,
-    film=True,
+    video=True,
     fps=16,
     patch=2,
     size_unit=16,

@@ -1,4 +1,4 @@
-"""Z-Image and Z-Image-Turbo: one stream of joint attention, the picture and then the caption, each
+"""Z-Image and Z-Image-Turbo: one stream of joint attention, the image and then the caption, each
 row of its own length; prompts inside a chat."""
 
 from collections.abc import Mapping, Sequence
@@ -11,7 +11,7 @@ from ..encoders import PLACEHOLDER, TextCall, in_chat, read_inside, refuse_unkno
 from ..family import Family, Guidance
 from ..names import Names
 
-UNIT = 32  # tokens: picture and caption are filled up to multiples (SEQ_MULTI_OF)
+UNIT = 32  # tokens: image and caption are filled up to multiples (SEQ_MULTI_OF)
 
 
 def read_z_image(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -44,7 +44,7 @@ def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """
     if isinstance(given["x"][0], list):
         raise InvalidTypeError(
-            "Z-Image Omni puts captions, several pictures and what SigLIP saw of them behind "
+            "Z-Image Omni puts captions, several images and what SigLIP saw of them behind "
             "each other in a row, and which tokens are the words' is not known. Text-to-image "
             "pipelines of Z-Image can be watched."
         )
@@ -72,7 +72,7 @@ FAMILY = Family(
         "context_refiner.*.attention": ("block", "text"),
         "layers.*.attention": ("single", "joint"),
     },
-    joined="picture first",
+    joined="image first",
     grid=_grid,
     spans=_spans,
     timestep_unit=-1000.0,

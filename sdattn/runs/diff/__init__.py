@@ -43,10 +43,10 @@ def diff(
         Comparison: images, maps, differences, and the settings that differ.
 
     Raises:
-        ValueError: pictures of different proportions, maps of different presets, maps that are not
+        ValueError: images of different proportions, maps of different presets, maps that are not
             finite, a ``Run`` of several images without a number.
         KeyError: a word that is in neither run.
-        TypeError: a film.
+        TypeError: a video.
         FileNotFoundError: as by ``load_run``.
 
     Warns:
@@ -99,13 +99,13 @@ def _side(run: RunLike) -> ImageRun:
 
 def _check(a: ImageRun, b: ImageRun) -> None:
     """Refuse what cannot be compared; warn where the layers differ."""
-    if a.film is not None or b.film is not None:
+    if a.video is not None or b.video is not None:
         raise InvalidTypeError(
-            "Comparisons are of pictures, and these are films. Compare one frame of each, "
+            "Comparisons are of images, and these are videos. Compare one frame of each, "
             "diff(load_run(A).frame(0), load_run(B).frame(0))."
         )
     # Values are compared, so they must be values of one thing: one preset, as many steps where
-    # these are summed, pictures of one shape.
+    # these are summed, images of one shape.
     presets = [_in_unit(side.heatmaps.preset).to_json() for side in (a, b)]
     if differ := [name for name in presets[0] if presets[0][name] != presets[1][name]]:
         unlike = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in presets)
@@ -123,7 +123,7 @@ def _check(a: ImageRun, b: ImageRun) -> None:
     if max(ratios) > 1.01 * min(ratios):
         sizes = [f"{side.image.width}x{side.image.height}" for side in (a, b)]
         raise InvalidValueError(
-            f"The picture of A has {sizes[0]} pixels and that of B {sizes[1]} (width x height), "
+            f"The image of A has {sizes[0]} pixels and that of B {sizes[1]} (width x height), "
             "which are other proportions. Make both runs with one width and height."
         )
     for name, side in (("A", a), ("B", b)):
@@ -137,7 +137,7 @@ def _check(a: ImageRun, b: ImageRun) -> None:
 
 def _in_unit(preset: Preset) -> Preset:
     """The preset as far as values are compared by it: a mean over other steps is one too, as of a
-    run that was drawn and of a picture that was explained."""
+    run that was drawn and of an image that was explained."""
     return preset if preset.part is None else replace(preset, steps="mean")
 
 

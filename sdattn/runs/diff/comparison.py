@@ -28,7 +28,7 @@ class Comparison:
     Attributes:
         names: of A and B.
         prompts: of A and B.
-        image_a, image_b: the pictures.
+        image_a, image_b: the images.
         words: those of A in the order of its prompt, then those that only B has.
         settings: what differs between the two ``run.json``, name to (A's, B's); None where a run
             does not say.
@@ -60,7 +60,7 @@ class Comparison:
         return f"{notebook.framed(self.page())}<details><summary>stills</summary>{still}</details>"
 
     def page(self) -> bytes:
-        """``diff.html``: a page with both pictures, a slider between them, and the maps of each
+        """``diff.html``: a page with both images, a slider between them, and the maps of each
         word in both at once. UTF-8 HTML of one file that loads nothing."""
         maps: tuple[list[Heatmap], list[Heatmap]] = [], []
         links = [(_add(maps[0], word.a), _add(maps[1], word.b)) for word in self.words]
@@ -80,7 +80,7 @@ class Comparison:
         )
 
     def sheet(self) -> Image.Image:
-        """A picture of all of it: above both pictures and where they differ, below a row a word
+        """An image of all of it: above both images and where they differ, below a row a word
         with its map in A, in B, and B - A.
 
         Returns:
@@ -113,15 +113,15 @@ class Comparison:
         return {name: (_short(a), _short(b)) for name, (a, b) in differ.items()}
 
     def _pixels(self, size: tuple[int, int]) -> Image.Image:
-        """How far the pictures are apart, pixel by pixel."""
+        """How far the images are apart, pixel by pixel."""
         label = "|B - A|"
         if self.image_a.size != self.image_b.size:
-            return _blank(size, label, "pictures of two sizes")
+            return _blank(size, label, "images of two sizes")
         images = self.image_a, self.image_b
         a, b = (np.asarray(image.convert("RGB"), dtype=float) for image in images)
         apart = np.abs(b - a)
-        picture = Image.fromarray(apart.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
-        return render.caption(picture, label, f"mean {apart.mean():.3g} of 255")
+        image = Image.fromarray(apart.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
+        return render.caption(image, label, f"mean {apart.mean():.3g} of 255")
 
     def to_dict(self) -> dict[str, Any]:
         """The numbers, as ``run.json`` of :meth:`save` holds them."""

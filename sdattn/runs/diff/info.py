@@ -14,7 +14,7 @@ FORMAT = "sdattn-diff-1"
 
 @dataclass(frozen=True)
 class ComparedRun(Record):
-    """One of the two runs; ``size`` is its picture's (width, height)."""
+    """One of the two runs; ``size`` is its image's (width, height)."""
 
     name: str
     prompt: str

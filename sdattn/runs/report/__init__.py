@@ -18,11 +18,11 @@ from ..again import command_of
 from ..imagerun import ImageRun, plain, step_names
 from ..info import FURTHER
 from ..option_names import PIPELINE
-from .films import film_data
 from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import PageMaps, page_maps
 from .pages import page
 from .text import MOST_CUT_OFF, pieces
+from .videos import video_data
 
 _TITLES = {
     **{name: kind.title for name, kind in FURTHER.items()},
@@ -38,12 +38,12 @@ _SAME_PLACE = 0.5  # maps of the first view are less alike
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     """The page of one image's run.
 
-    Words of the prompt show their maps, pointing at the picture lists the words that act there,
+    Words of the prompt show their maps, pointing at the image lists the words that act there,
     and what the run kept of layers and steps can be chosen. Under 3 MB, whatever the run: maps are
-    in 256 shades of their range, coarser where there are very many, and a picture of more than
+    in 256 shades of their range, coarser where there are very many, and an image of more than
     0.4 MB or 1536 pixels is shown as WebP or smaller.
 
-    The page of a film plays, the words at a spot follow its frames, and strips show how much of
+    The page of a video plays, the words at a spot follow its frames, and strips show how much of
     each frame goes to each pinned word. It is under 8 MB: all frames are there, with more loss or
     fewer pixels where they are many.
 
@@ -60,16 +60,16 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     texts, prompt = _texts(run, phrases), run.heatmaps.prompt
     demo, said = demo_named(run.settings.model), [word.text for word in prompt.words]
     maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
-    data, picture = _data(run, texts, maps), "" if run.film else as_uri(run.image)
-    if run.film:
-        data["film"], picture = film_data(run.film, len(run.heatmaps.maps))
+    data, image = _data(run, texts, maps), "" if run.video else as_uri(run.image)
+    if run.video:
+        data["video"], image = video_data(run.video, len(run.heatmaps.maps))
     return page(
         "run",
         shared=("heat", "spot"),
-        further=("film",) if run.film else (),
+        further=("video",) if run.video else (),
         run=run,
         data=data,
-        picture=picture,
+        image=image,
         parts=pieces(prompt, _spans(run.heatmaps)),
         texts=[(n, _TITLES[n], text, [m.label for m in held]) for n, text, held in texts],
         unlearnt=demo.unlearnt(said, lora_names(run.settings.loading)) if demo else "",
@@ -209,7 +209,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
         "loaded with": settings.loading,
         "size": f"{run.image.width}x{run.image.height} pixels",
         "drawn part": settings.crop,
-        "film": f"{len(run.film)} frames, {run.film.rate:g} a second" if run.film else None,
+        "video": f"{len(run.video)} frames, {run.video.rate:g} a second" if run.video else None,
         **{_SHORT.get(name, name): value for name, value in (settings.options or {}).items()},
         "preset": preset.title,
         "maps": f"{_means(run)['heatmap']}, {len(run.layers.layers)} layers",

@@ -1,10 +1,10 @@
-/* What pages with maps share. Maps come as bytes; they are brought to the picture's size here, as
+/* What pages with maps share. Maps come as bytes; they are brought to the image's size here, as
    sdattn.render does it: bilinear between the centres of cells.
 
    A page has `state` (opacity, stretch, colormap, hovered, pinned, bare) and `draw()`. */
 
 const LONG_SIDE = 512;
-const NO_WORD = -1; // is hovered where the pictures are shown in their own colours
+const NO_WORD = -1; // is hovered where the images are shown in their own colours
 const page = JSON.parse($("data").textContent);
 
 /* ---- maps ---- */
@@ -57,7 +57,7 @@ function placesOf({ number, range: [low, high] }, canvas) {
   return places;
 }
 
-/* The higher a value, the more opaque: where there is nothing, the picture is bare. */
+/* The higher a value, the more opaque: where there is nothing, the image is bare. */
 function drawHeat(pixels, places, even) {
   const table = colours[state.colormap], alpha = state.opacity * 255;
   for (let i = 0; i < places.length; i++) {
@@ -81,7 +81,7 @@ function drawPins(pixels, all, tints) {
   }
 }
 
-/* Maps over a picture: {number, range, even, tint}, tint null for one that is shown alone. */
+/* Maps over an image: {number, range, even, tint}, tint null for one that is shown alone. */
 function paint(canvas, maps) {
   const context = canvas.getContext("2d");
   if (!maps.length) { context.clearRect(0, 0, canvas.width, canvas.height); return; }
@@ -91,7 +91,7 @@ function paint(canvas, maps) {
   context.putImageData(image, 0, 0);
 }
 
-/* `part` is [left, top, right, bottom], parts of the picture that the maps are of: the canvas lies
+/* `part` is [left, top, right, bottom], parts of the image that the maps are of: the canvas lies
    there. */
 const WHOLE = [0, 0, 1, 1];
 function fit(canvas, [width, height], part) {
@@ -103,7 +103,7 @@ function fit(canvas, [width, height], part) {
     canvas.style[side] = `${100 * share}%`;
 }
 
-/* The words whose heat is shown; none where the pictures are to be seen in their own colours. */
+/* The words whose heat is shown; none where the images are to be seen in their own colours. */
 function shown() {
   if (state.hovered === NO_WORD) return [];
   return state.hovered !== null ? [state.hovered] : state.bare ? [] : state.pinned;
@@ -162,7 +162,7 @@ function pin(word) {
   keepBare(false);
 }
 
-/* Whether the pictures stay in their own colours, whatever is pinned. */
+/* Whether the images stay in their own colours, whatever is pinned. */
 function keepBare(bare) {
   state.hovered = null;
   state.bare = bare;
@@ -170,11 +170,11 @@ function keepBare(bare) {
   draw();
 }
 
-/* The pictures small and in their own colours. The file holds each once, in the stage. */
-function showSmall(pictures) {
+/* The images small and in their own colours. The file holds each once, in the stage. */
+function showSmall(images) {
   const label = document.createElement("span");
   label.textContent = "own colours";
-  $("own").replaceChildren(...pictures.map(({ src }) => Object.assign(new Image(), { src, alt: "" })), label);
+  $("own").replaceChildren(...images.map(({ src }) => Object.assign(new Image(), { src, alt: "" })), label);
   $("own").hidden = false;
 }
 
@@ -199,7 +199,7 @@ $("unpin").addEventListener("click", () => {
 
 /* ---- saving ---- */
 
-/* What stands below a picture that is saved: the colours of one word, or those of several. */
+/* What stands below an image that is saved: the colours of one word, or those of several. */
 function linesOf(some, textOf) {
   if (!some.length) return [];
   if (some.length > 1) return some.map((word) => ({ tint: pinColour(word), text: textOf(word) }));
@@ -207,12 +207,12 @@ function linesOf(some, textOf) {
   return [{ tint: null, text: textOf(some[0]) + scale }];
 }
 
-/* A picture as it is shown, with the heat on it. */
-function withHeat({ picture, heat, size, part }) {
+/* An image as it is shown, with the heat on it. */
+function withHeat({ image, heat, size, part }) {
   const view = document.createElement("canvas"), brush = view.getContext("2d");
   const [left, top, right, bottom] = part ?? WHOLE;
   fit(view, size);
-  brush.drawImage(picture, 0, 0, view.width, view.height);
+  brush.drawImage(image, 0, 0, view.width, view.height);
   if (shown().length) {
     const seen = brush.getImageData(0, 0, view.width, view.height), pixels = seen.data;
     for (let i = 0; i < pixels.length; i += 4) // the weights of CSS's grayscale()
@@ -224,7 +224,7 @@ function withHeat({ picture, heat, size, part }) {
   return view;
 }
 
-/* Pictures beside each other with their names, below them the words in their colours, as a PNG. */
+/* Images beside each other with their names, below them the words in their colours, as a PNG. */
 function save(parts, lines, names) {
   const gap = 12, line = 24, views = parts.map(withHeat), named = parts.some(({ name }) => name) ? line : 0;
   const sheet = document.createElement("canvas"), brush = sheet.getContext("2d");

@@ -1,4 +1,4 @@
-"""Pictures and colours inside a page."""
+"""Images and colours inside a page."""
 
 import base64
 import io
@@ -16,11 +16,11 @@ COLORMAPS = (render.COLORMAP, "viridis", "cividis")  # all readable to colour-bl
 # Okabe and Ito 2008, "Color Universal Design": told apart by colour-blind people too
 PIN_COLORS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
 MOST_PINS = 3  # words of a page's first view
-LARGEST = 420_000  # bytes of a picture
-LARGEST_FILM = 3_600_000  # of all frames of a film
-_TRIED, _NEAR = 6, 1.05  # frames that tell how large a film is, and how nearly
+LARGEST = 420_000  # bytes of an image
+LARGEST_VIDEO = 3_600_000  # of all frames of a video
+_TRIED, _NEAR = 6, 1.05  # frames that tell how large a video is, and how nearly
 _SIDES = (1536, 768, 384)  # pixels of its longer side at most, the first that does it
-_SMALL_SIDES = (256, 160)  # of a very long film
+_SMALL_SIDES = (256, 160)  # of a very long video
 _KINDS: list[tuple[str, dict[str, int]]] = [
     ("png", {}),
     *(("webp", {"quality": quality, "method": 2}) for quality in (90, 75, 50, 25)),
@@ -28,25 +28,25 @@ _KINDS: list[tuple[str, dict[str, int]]] = [
 
 
 def as_uri(image: Image.Image, largest: int = LARGEST) -> str:
-    """A picture as a data URI: PNG, or WebP and smaller where that has more than ``largest``
+    """An image as a data URI: PNG, or WebP and smaller where that has more than ``largest``
     bytes."""
     [uri] = as_uris([image], largest, _SIDES)
     return uri
 
 
-def film_uris(frames: Sequence[Image.Image]) -> list[str]:
-    """The frames of a film as data URIs of at most ``LARGEST_FILM`` bytes together, before
-    base64; each with the same loss, or the film would flicker."""
-    return as_uris(frames, LARGEST_FILM, (*_SIDES, *_SMALL_SIDES))
+def video_uris(frames: Sequence[Image.Image]) -> list[str]:
+    """The frames of a video as data URIs of at most ``LARGEST_VIDEO`` bytes together, before
+    base64; each with the same loss, or the video would flicker."""
+    return as_uris(frames, LARGEST_VIDEO, (*_SIDES, *_SMALL_SIDES))
 
 
 def as_uris(images: Sequence[Image.Image], largest: int, sides: Sequence[int]) -> list[str]:
-    """Pictures as data URIs, all coded in the same way: the first in which they have at most
+    """Images as data URIs, all coded in the same way: the first in which they have at most
     ``largest`` bytes together, or the one of the fewest."""
     few = images[:: math.ceil(len(images) / _TRIED)]
     ways = [*product(sides, _KINDS)]
     for way in ways:
-        # coding a whole film for each way that is too large would take long
+        # coding a whole video for each way that is too large would take long
         files = [_coded(image, *way) for image in few]
         if sum(map(len, files)) / len(few) * len(images) > _NEAR * largest and way != ways[-1]:
             continue

@@ -1,7 +1,7 @@
 """The maps of a page: bytes few enough for a file that opens at once, and what they stand for.
 
 A map is kept in 256 shades between its own lowest and highest value, which stand beside it, so a
-number that the page shows is within 0.2 % of the map's range. The map of a film is all its frames.
+number that the page shows is within 0.2 % of the map's range. The map of a video is all its frames.
 """
 
 import base64
@@ -27,7 +27,7 @@ from ..imagerun import (
 )
 
 # Cells at most of the heatmaps, of the groups of layers, of the steps, heads and further texts:
-# together, however noisy, they leave room for a picture in a page of 3 MB.
+# together, however noisy, they leave room for an image in a page of 3 MB.
 _BUDGETS = {
     "heatmaps": 450_000,
     "groups": 300_000,
@@ -47,7 +47,7 @@ class PageMaps:
         groups: names of the groups of layers that can be chosen in the heatmap's place.
         heads: names of the single heads that can be chosen, with their layers.
         calls: which calls of the model, from 0, can be chosen in the place of the mean.
-        left_out: what a film kept, but a page has no room for: "layers", "steps", "heads".
+        left_out: what a video kept, but a page has no room for: "layers", "steps", "heads".
         maps: (rows, cols, lowest, highest) of each map: of the mean and each call, in each of them
             of the heatmap and each group, in each of these of each word, in the order of
             ``Heatmaps.occurrences()``; behind them those of each head, of each word; then those of
@@ -68,13 +68,13 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
     """The maps of a run's page, those of ``further`` words behind the prompt's.
 
     Where all of them would be too much for a page they are coarser than they were made, by
-    averaging neighbours, and of very many steps some are left out, evenly. Of a long film groups of
-    layers, heads and all steps may be left out.
+    averaging neighbours, and of very many steps some are left out, evenly. Of a long video groups
+    of layers, heads and all steps may be left out.
     """
     groups, of_steps, steps = group_heatmaps(run), step_groups(run), step_heatmaps(run)
     names = [name for name in groups if len(groups) > 1 and (not steps or name in of_steps)]
     left_out = []
-    if run.film and not _has_room([m for name in names for m in _values(groups[name])], "groups"):
+    if run.video and not _has_room([m for name in names for m in _values(groups[name])], "groups"):
         names, left_out = [], ["layers"]
     looks = [
         [*_values(step), *(m for name in names for m in _values(of_steps[name][i]))]
@@ -85,9 +85,9 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         for layer, numbered in head_heatmaps(run).items()
         for number, head in numbered.items()
     ]
-    if run.film and looks and not _has_room([m for look in looks[:2] for m in look], "steps"):
+    if run.video and looks and not _has_room([m for look in looks[:2] for m in look], "steps"):
         looks, left_out = [], [*left_out, "steps"]
-    if run.film and not _has_room([m for _, head in heads for m in _values(head)], "heads"):
+    if run.video and not _has_room([m for _, head in heads for m in _values(head)], "heads"):
         heads, left_out = [], [*left_out, "heads"]
     # Of a thousand steps a page has room for some, even where their maps are coarsest.
     calls = _evenly(run.details.calls if looks else (), _most(looks))
@@ -125,7 +125,7 @@ def _values(heatmaps: Heatmaps) -> list[Tensor]:
 
 
 def _most(looks: Sequence[Sequence[Tensor]]) -> int:
-    """How many steps there is room for where they are coarsest, of pictures 8 at least."""
+    """How many steps there is room for where they are coarsest, of images 8 at least."""
     if not looks:
         return 0
     cells = sum(values.numel() for values in looks[0]) / _COARSEST**2
@@ -145,10 +145,10 @@ def _evenly(items: Sequence[Any], most: int) -> list[Any]:
 
 def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
     """The maps with rows and columns divided by one power of 2, so that there are few cells: of a
-    film as few as asked, however coarse."""
+    video as few as asked, however coarse."""
     factor, cells = 1, sum(values.numel() for values in maps)
-    of_film = any(values.ndim == 3 for values in maps)
-    while cells > most * factor**2 and (of_film or factor < _COARSEST):
+    of_video = any(values.ndim == 3 for values in maps)
+    while cells > most * factor**2 and (of_video or factor < _COARSEST):
         factor *= 2
     if factor == 1:
         return list(maps)

@@ -31,7 +31,7 @@ def page(
         home: the folder that has it, where that is another room's.
         shared: names of what several pages have, here.
         further: names of what only some of these pages have, here; they come last.
-        images: where pictures may come from but the page itself, as a content security policy puts
+        images: where images may come from but the page itself, as a content security policy puts
             it.
         values: for the template, escaped wherever they stand.
     """

@@ -1,4 +1,4 @@
-/* The page of two pictures. A row is a word of the first picture and the word of the other that is
+/* The page of two images. A row is a word of the first image and the word of the other that is
    linked with it, [a, b]; null where one has none. */
 
 const stage = $("stage"), halves = [$("a"), $("b")];
@@ -15,7 +15,7 @@ const mapOf = (row, half) => (rows()[row][half] === null ? null : sides()[half].
 const peakOf = (row, half) => (mapOf(row, half) === null ? null : page.maps[mapOf(row, half)][3]);
 const halfAlone = (row) => (rows()[row][0] === null ? 1 : rows()[row][1] === null ? 0 : null);
 
-const pictureOf = (figure) => figure.querySelector("img:not([hidden])");
+const imageOf = (figure) => figure.querySelector("img:not([hidden])");
 
 /* Both words, once where they are the same. */
 function nameOf(row) {
@@ -49,7 +49,7 @@ const rangeOf = (row, half) => (state.stretch ? page.maps[mapOf(row, half)].slic
 
 function drawButton(button) {
   const row = rowOf(button), half = Number(button.dataset.side > 0);
-  if (row < 0) return; // of a picture that is not compared now
+  if (row < 0) return; // of an image that is not compared now
   dress(button, row, peakOf(row, half), page.top, page.unit);
   button.classList.toggle("alone", halfAlone(row) !== null);
   const linked = labelOf(row, 1 - half);
@@ -77,7 +77,7 @@ const isOver = () => Boolean($("over")?.checked);
 function drawSpot() {
   for (const cross of stage.querySelectorAll(".cross")) drawCross(cross);
   const there = state.spot !== null && cells !== null;
-  $("spot-where").textContent = there ? "" : isOver() && touch.matches ? "Put the pictures side by side, then tap one." : touch.matches ? "Tap a picture." : "Point at a picture.";
+  $("spot-where").textContent = there ? "" : isOver() && touch.matches ? "Put the images side by side, then tap one." : touch.matches ? "Tap an image." : "Point at an image.";
   $("spot-rest").textContent = there ? `Bars and numbers: ${page.unit}.` : "";
   const most = Math.max(...[0, 1].flatMap((half) => rows().map((_, row) => peakOf(row, half) ?? 0)));
   for (const half of [0, 1]) {
@@ -112,7 +112,7 @@ function drawTable() {
 
 /* ---- what people do ---- */
 
-/* Choose the picture on the right; words that stay pinned are those of the first picture. */
+/* Choose the image on the right; words that stay pinned are those of the first image. */
 function choose(other) {
   const kept = state.pinned.map((row) => rows()[row][0]).filter((word) => word !== null);
   state.other = other;
@@ -128,12 +128,12 @@ function choose(other) {
   }
   stage.style.setProperty("--ratio", sides()[0].size[0] / sides()[0].size[1]);
   if ($("wipe")) wipe(Number($("wipe").value));
-  showSmall(halves.map(pictureOf));
+  showSmall(halves.map(imageOf));
   drawTable();
   draw();
 }
 
-/* The first picture left of the slider, the other right of it. */
+/* The first image left of the slider, the other right of it. */
 function wipe(value) {
   const share = Math.round(Math.min(100, Math.max(0, value))), [left, right] = sides();
   stage.style.setProperty("--wipe", `${share}%`);
@@ -171,7 +171,7 @@ listenToSpots({
 });
 $("save").addEventListener("click", () => {
   const some = shown(), parts = halves.map((figure, half) => ({
-    picture: pictureOf(figure), heat: figure.querySelector("canvas"), ...sides()[half],
+    image: imageOf(figure), heat: figure.querySelector("canvas"), ...sides()[half],
   }));
   save(parts, linesOf(some, (row) => `${nameOf(row)}: ${peaksOf(row)}`), some.map(nameOf));
 });

@@ -1,4 +1,4 @@
-"""The page of two pictures: one over the other with a slider between, their words linked."""
+"""The page of two images: one over the other with a slider between, their words linked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -22,7 +22,7 @@ class Side:
 
     Attributes:
         name: what it is called, "source" or a run's.
-        image: the picture.
+        image: the image.
         prompt: of it.
         maps: of words and phrases of the prompt, each in one link or more.
     """
@@ -35,11 +35,11 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Counterpart:
-    """A picture to be seen beside the first.
+    """An image to be seen beside the first.
 
     Attributes:
         side: the image and its maps.
-        links: numbers of a map of the first picture and of one of this; None where one has none.
+        links: numbers of a map of the first image and of one of this; None where one has none.
         about: numbers of the links that the comparison is about, which the page opens with.
     """
 
@@ -57,16 +57,16 @@ def pair_page(
     differing: Mapping[str, Sequence[str]],
     facts: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The page of a picture and others that it is compared with, one at a time.
+    """The page of an image and others that it is compared with, one at a time.
 
     All maps have one scale, from 0 to the peak of the strongest content word.
 
     Args:
         title: of the page.
-        first: the picture on the left.
+        first: the image on the left.
         others: those on the right, one or more.
         unit: of the maps' values.
-        differing: name to a text for each picture.
+        differing: name to a text for each image.
         facts: what holds for all of them, name to text.
 
     Returns:
@@ -92,7 +92,7 @@ def pair_page(
         shared=("heat", "spot"),
         data=data,
         title=title,
-        pictures=shown,
+        shown=shown,
         one_size=len({side.image.size for side in sides}) == 1,
         facts=facts or {},
         differing=differing,
@@ -100,7 +100,7 @@ def pair_page(
 
 
 def _sides(shown: Sequence[Side]) -> list[dict[str, object]]:
-    """What the script knows of each picture; ``start`` is the number of its first map."""
+    """What the script knows of each image; ``start`` is the number of its first map."""
     sides: list[dict[str, object]] = []
     start = 0
     for side in shown:
@@ -113,7 +113,7 @@ def _sides(shown: Sequence[Side]) -> list[dict[str, object]]:
 
 
 def _shown(side: Side, largest: int) -> dict[str, object]:
-    """What the template knows of a picture; ``more`` are words that stand nowhere in the text."""
+    """What the template knows of an image; ``more`` are words that stand nowhere in the text."""
     spans = indices_by_span(side.prompt, side.maps)
     apart = sorted({*range(len(side.maps))}.difference(spans.values()))
     return {

@@ -7,14 +7,14 @@ const texts = [{ name: "prompt", words: page.words, content: page.content }, ...
 const words = texts.flatMap((text) => text.words.map((label) => ({ label, text })));
 texts.reduce((first, text) => ((text.first = first), first + text.words.length), 0);
 
-/* Each frame of a film's latent is a map of its own, behind the one before; a picture has one. */
-const depth = page.film ? Math.max(...page.film.latent) + 1 : 1;
+/* Each frame of a video's latent is a map of its own, behind the one before; an image has one. */
+const depth = page.video ? Math.max(...page.video.latent) + 1 : 1;
 page.maps = page.maps.flatMap((shape) => Array(depth).fill(shape));
 
 const state = {
   step: 0, group: 0, head: 0, opacity: 0.85, stretch: false, colormap: "",
   hovered: null, pinned: [...page.first], bare: false, spot: null, kept: false,
-  frame: 0, when: "", // of a film: that of the latent, and the name of its own
+  frame: 0, when: "", // of a video: that of the latent, and the name of its own
 };
 
 /* ---- maps ---- */
@@ -92,7 +92,7 @@ function drawSpot() {
   for (const button of buttons) button.style.setProperty("--glow", 0);
   if (state.spot === null || !cells) {
     list.replaceChildren();
-    $("spot-where").textContent = touch.matches ? "Tap the picture." : "Point at the picture. Click to keep the spot.";
+    $("spot-where").textContent = touch.matches ? "Tap the image." : "Point at the image. Click to keep the spot.";
     $("spot-rest").textContent = "";
     return;
   }
@@ -121,7 +121,7 @@ const say = () => ($("spot-told").textContent = `${$("spot-where").textContent}.
 for (const [i, button] of buttons.entries()) listen(button, () => i);
 
 listenToSpots({
-  boxOf: () => $("picture"),
+  boxOf: () => $("image"),
   gridOf: () => wholeGrid(page.maps[mapOf(textInView().first)] ?? [1, 1], page.part),
   keeps: () => true,
   say,
@@ -138,7 +138,7 @@ $("head")?.addEventListener("change", () => {
 $("save").addEventListener("click", () => {
   const some = shown(), names = some.map((word) => words[word].label);
   if (state.when) names.unshift(state.when);
-  save([{ picture: $("picture"), heat: canvas, size: page.size, part: page.part, name: state.when }], linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`), names);
+  save([{ image: $("image"), heat: canvas, size: page.size, part: page.part, name: state.when }], linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`), names);
 });
 
 $("copy")?.addEventListener("click", async () => {
@@ -153,6 +153,6 @@ $("copy")?.addEventListener("click", async () => {
 });
 
 fit(canvas, page.size, page.part);
-showSmall([$("picture")]);
+showSmall([$("image")]);
 stage.parentElement.style.setProperty("--ratio", page.size[0] / page.size[1]);
 begin();

@@ -1,17 +1,17 @@
-/* What pages share that tell the words at a spot of a picture. Such a page has `stage`, `state.spot`
-   ({ x, y }, each a part of the picture's width and height, or null), `state.kept`, `drawSpot()`. */
+/* What pages share that tell the words at a spot of an image. Such a page has `stage`, `state.spot`
+   ({ x, y }, each a part of the image's width and height, or null), `state.kept`, `drawSpot()`. */
 
 const MOST_ROWS = 12;
 const touch = matchMedia("(hover: none)");
 
-/* A spot of the picture as parts of what the maps are of; null outside of that. */
+/* A spot of the image as parts of what the maps are of; null outside of that. */
 function within({ x, y }, part) {
   const [left, top, right, bottom] = part ?? WHOLE;
   const inside = x >= left && x < right && y >= top && y < bottom;
   return inside ? { x: (x - left) / (right - left), y: (y - top) / (bottom - top) } : null;
 }
 
-/* (rows, cols) of the whole picture in cells of a map of a part of it. */
+/* (rows, cols) of the whole image in cells of a map of a part of it. */
 function wholeGrid([rows, cols], part) {
   const [left, top, right, bottom] = part ?? WHOLE;
   return [Math.round(rows / (bottom - top)), Math.round(cols / (right - left))];
@@ -48,7 +48,7 @@ function drawWords(list, found, most) {
 
 const toldOf = (list) => [...list.children].slice(0, 5).map((one) => `${one.firstChild.textContent} ${one.lastChild.textContent}`).join(", ");
 
-/* `boxOf` has the picture that an event is in, `gridOf()` (rows, cols) the steps of the arrow keys;
+/* `boxOf` has the image that an event is in, `gridOf()` (rows, cols) the steps of the arrow keys;
    `keeps()` whether a click keeps a spot; `say()` tells it to those who cannot see it. */
 function listenToSpots({ boxOf, gridOf, keeps, say }) {
   const spotOf = (event) => {

@@ -1,9 +1,9 @@
-"""Films that begin with a given picture: what generate() refuses before the model runs."""
+"""Videos that begin with a given image: what generate() refuses before the model runs."""
 
 import pytest
 from diffusers import WanTransformer3DModel
-from helpers.small_pictures import new_image
-from helpers.wan_rows import wan22_small_from_picture, wan_from_picture
+from helpers.small_images import new_image
+from helpers.wan_rows import wan22_small_from_image, wan_from_image
 
 from sdattn import generate
 
@@ -12,17 +12,17 @@ from sdattn import generate
     ("make", "options", "message"),
     [
         (
-            wan_from_picture,
+            wan_from_image,
             {"max_sequence_length": 226},
             "max_sequence_length=226.*WanTransformer3DModel.*512",
         ),
         (
-            wan_from_picture,
+            wan_from_image,
             {"num_videos_per_prompt": 2},
             "num_videos_per_prompt=2.*WanImageToVideoPipeline",
         ),
         (
-            wan22_small_from_picture,
+            wan22_small_from_image,
             {"num_frames": 1},
             "num_frames=1.*WanImageToVideoPipeline.*5",
         ),

@@ -1,4 +1,4 @@
-"""Of further families of pictures: what may change their attention, and what refuses to."""
+"""Of further families of images: what may change their attention, and what refuses to."""
 
 import numpy as np
 import pytest
@@ -22,16 +22,16 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("make", KNOWN)
-def test_an_open_processor_makes_the_same_picture(make):
+def test_an_open_processor_makes_the_same_image(make):
     pipe = make()
     options = {**SIZE, **KNOWN[make], "output_type": "np", "prompt": "a red cat"}
-    pictures = []
+    images = []
     for is_open in (False, True):
         for layer in find_layers(pipe.transformer) if is_open else ():
             layer.module.set_processor(TorchJointProcessor())
         generator = torch.Generator().manual_seed(0)
-        pictures.append(pipe(**options, generator=generator).images)
-    assert np.abs(pictures[0] - pictures[1]).max() < 1e-4 < pictures[0].std()
+        images.append(pipe(**options, generator=generator).images)
+    assert np.abs(images[0] - images[1]).max() < 1e-4 < images[0].std()
 
 
 @pytest.mark.parametrize("make", KNOWN)

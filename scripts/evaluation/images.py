@@ -1,7 +1,7 @@
-"""Pictures of scenes that training never saw, where each object is in them, and their maps.
+"""Images of scenes that training never saw, where each object is in them, and their maps.
 
     unseen_scenes(count, seed)               scenes, each with one of its prompts
-    generated(pipe, asked, seed)             drawn by the model; masks by colour from the picture
+    generated(pipe, asked, seed)             drawn by the model; masks by colour from the image
     noised, inverted (pipe, asked, seed)     drawn by the script, exact masks, explained
 
 A batch's maps are made by every variant from one run, which keeps every step and head.
@@ -28,7 +28,7 @@ from sdattn.maps.layermaps import LayerMaps, layer_maps
 from sdattn.maps.presets import Preset
 from sdattn.maps.requirements import columns_around
 from sdattn.models.demos import DEMOS, RECORD, demo_settings
-from sdattn.models.pipeline_call import call_pipeline, pictures_of
+from sdattn.models.pipeline_call import call_pipeline, images_of
 from sdattn.models.reading import read_prompts
 from sdattn.models.sizes import default_size
 from sdattn.prompts.tokens import Prompt
@@ -44,7 +44,7 @@ Asked = tuple[int, Scene, str]  # a scene's number, the scene, what is said of i
 
 @dataclass(frozen=True)
 class Sample:
-    """One picture and what is known of it.
+    """One image and what is known of it.
 
     Attributes:
         number: of its scene.
@@ -79,13 +79,13 @@ def own_settings(model: str | Path) -> dict[str, Any]:
 def generated(
     pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
 ) -> Iterator[Sample]:
-    """The pictures that the model draws of the prompts; that of scene ``i`` from seed
+    """The images that the model draws of the prompts; that of scene ``i`` from seed
     ``seed * 100000 + i``."""
     for part in batches(asked):
         prompts, seeds = said(part), seeds_of(part, seed)
         with ExitStack() as captures:
             stores = _stores(captures, pipe, prompts)
-            images = pictures_of(call_pipeline(pipe, prompts, seeds, demo_settings(pipe)))
+            images = images_of(call_pipeline(pipe, prompts, seeds, demo_settings(pipe)))
         maps = _by_variant(stores, read_prompts(pipe, prompts), variants)
         for one, at, image, heatmaps in zip(part, seeds, images, maps, strict=True):
             yield Sample(*one, at, image, masks_in(one[1], image), heatmaps)
@@ -94,9 +94,9 @@ def generated(
 def noised(
     pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
 ) -> Iterator[Sample]:
-    """The script's own pictures, each noised to the default timesteps of :func:`sdattn.explain`."""
+    """The script's own images, each noised to the default timesteps of :func:`sdattn.explain`."""
     for part in batches(asked):
-        prompts, images = [one[2] for one in part], script_pictures(pipe, part)
+        prompts, images = [one[2] for one in part], script_images(pipe, part)
         with ExitStack() as captures:
             stores = _stores(captures, pipe, prompts)
             sdattn.explain(pipe, images, prompts, seed=seed * 100_000 + part[0][0])
@@ -108,11 +108,11 @@ def noised(
 def inverted(
     pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
 ) -> Iterator[Sample]:
-    """The script's own pictures, each replayed from its inversion; ``seed`` has no effect."""
+    """The script's own images, each replayed from its inversion; ``seed`` has no effect."""
     settings = {**FULL, "layers": refining(pipe)}
     kept = {name: preset for name, preset in variants.items() if not preset.among_words}
     for part in batches(asked):
-        prompts, images = [one[2] for one in part], script_pictures(pipe, part)
+        prompts, images = [one[2] for one in part], script_images(pipe, part)
         run = sdattn.explain(pipe, images, prompts, invert=True, capture_options=settings)
         stores = run.store, run.store
         yield from _given(part, images, _by_variant(stores, read_prompts(pipe, prompts), kept))
@@ -130,12 +130,12 @@ def said(part: Sequence[Asked]) -> list[str]:
 
 
 def seeds_of(part: Sequence[Asked], seed: int) -> list[int]:
-    """A seed for each picture, another in each series of noises."""
+    """A seed for each image, another in each series of noises."""
     return [seed * 100_000 + number for number, _, _ in part]
 
 
-def script_pictures(pipe: Any, part: Sequence[Asked]) -> list[Image.Image]:
-    """The script's own pictures, in the size that the model makes."""
+def script_images(pipe: Any, part: Sequence[Asked]) -> list[Image.Image]:
+    """The script's own images, in the size that the model makes."""
     size, _ = default_size(pipe)
     return [Image.fromarray(scene.draw(size)) for _, scene, _ in part]
 
@@ -148,7 +148,7 @@ def _given(
 
 
 def masks_in(scene: Scene, image: Image.Image) -> NDArray[np.bool_] | None:
-    """Where the objects are, if the picture has those that were asked for and no other."""
+    """Where the objects are, if the image has those that were asked for and no other."""
     found = find_objects(image)
     chosen = match(scene, found)
     if chosen is None or len(found) != len(scene.objects):
@@ -167,7 +167,7 @@ def _stores(captures: ExitStack, pipe: Any, prompts: Sequence[str]) -> tuple[Map
 def _by_variant(
     stores: tuple[MapStore, MapStore], read: Sequence[Prompt], variants: Mapping[str, Preset]
 ) -> list[dict[str, Heatmaps]]:
-    """For each picture of a batch its heatmaps by variant."""
+    """For each image of a batch its heatmaps by variant."""
     full, among = stores
     layers: dict[Any, LayerMaps] = {}  # variants differ in little of what they read
     found: list[dict[str, Heatmaps]] = [{} for _ in range(full.images)]

@@ -1,7 +1,7 @@
-"""Train the motion modules of the small film model: AnimateDiff for the first demo model.
+"""Train the motion modules of the small video model: AnimateDiff for the first demo model.
 
-The demo model is taken as it is, and what is learnt is how its pictures of one prompt become the
-frames of one film (Guo et al. 2023, "AnimateDiff"). No mask and no attention map is ever shown to
+The demo model is taken as it is, and what is learnt is how its images of one prompt become the
+frames of one video (Guo et al. 2023, "AnimateDiff"). No mask and no attention map is ever shown to
 it. Half an hour on 2 CPU cores.
 
 A run is kept in ``--work`` and taken up again where it stopped by the same options. ``--snapshot``
@@ -30,17 +30,17 @@ from .lent import leave_out_what_is_lent
 from .motion import (
     SETTINGS,
     adapter_of,
-    all_films,
+    all_videos,
     assemble,
-    film_latents,
     new_adapter,
     snapshot,
     train_motion,
+    video_latents,
 )
 from .record import ANY_TIME, begin_sitting, write_record
 
 PARTS = ("vae", "text_encoder", "tokenizer", "unet", "scheduler")  # of the first demo
-NOT_OF_FILMS = ("safety_checker", "requires_safety_checker")
+NOT_OF_VIDEOS = ("safety_checker", "requires_safety_checker")
 
 
 def train(process: int, args: argparse.Namespace) -> None:
@@ -52,22 +52,22 @@ def train(process: int, args: argparse.Namespace) -> None:
         dist.init_process_group("gloo", store, timeout=day, rank=process, world_size=args.processes)
     torch.manual_seed(args.seed)
     pipe = assemble(args.start, new_adapter())
-    films = all_films(args.seed, args.chunks)
-    latents = film_latents(pipe.vae, args.seed, args.chunks, args.work)
-    made = train_motion(pipe, films, latents, args.work, args.motion_steps, args.seed + 1)
+    videos = all_videos(args.seed, args.chunks)
+    latents = video_latents(pipe.vae, args.seed, args.chunks, args.work)
+    made = train_motion(pipe, videos, latents, args.work, args.motion_steps, args.seed + 1)
     if rank() == 0:
         write(made, args.work, args.out, args.start)
 
 
 def write(made: AnimateDiffPipeline, work: Path, out: Path, start: Path) -> None:
     """The model's folder: the parts of the first demo as they are, the motion modules in float16,
-    the record of how they were made and of what films are drawn with."""
+    the record of how they were made and of what videos are drawn with."""
     adapter = adapter_of(made.unet).half()
     adapter.save_pretrained(out / "motion_adapter", safe_serialization=True)
     for part in PARTS:
         shutil.copytree(start / part, out / part, dirs_exist_ok=True)
     index = json.loads((start / "model_index.json").read_text(encoding="utf-8"))
-    index = {name: entry for name, entry in index.items() if name not in NOT_OF_FILMS}
+    index = {name: entry for name, entry in index.items() if name not in NOT_OF_VIDEOS}
     index |= {
         "_class_name": "AnimateDiffPipeline",
         "motion_adapter": ["diffusers", "MotionAdapter"],
@@ -96,11 +96,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("build/film/model"), help="model folder")
-    parser.add_argument("--work", type=Path, default=Path("build/film"), help="checkpoints")
-    parser.add_argument("--start", type=Path, default=DEMO, help="the model of pictures")
+    parser.add_argument("--out", type=Path, default=Path("build/video/model"), help="model folder")
+    parser.add_argument("--work", type=Path, default=Path("build/video"), help="checkpoints")
+    parser.add_argument("--start", type=Path, default=DEMO, help="the model of images")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--chunks", type=int, default=8, help="of 250 training films each")
+    parser.add_argument("--chunks", type=int, default=8, help="of 250 training videos each")
     parser.add_argument("--motion-steps", type=int, default=1600)
     parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
     parser.add_argument(
@@ -115,7 +115,7 @@ def main() -> None:
     )
     args = parser.parse_args()
     if args.lean:
-        leave_out_what_is_lent(args.out, args.start, LENT["demo-film"])
+        leave_out_what_is_lent(args.out, args.start, LENT["demo-video"])
     elif args.snapshot:
         write(snapshot(args.work, args.start), args.work, args.out, args.start)
     else:

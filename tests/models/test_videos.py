@@ -5,11 +5,11 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
-from helpers.film_rows import ltx
+from helpers.video_rows import ltx
 
 from sdattn import generate, load_run
-from sdattn.files.films import Film, preview, read_film
-from sdattn.models.films import frame_rate
+from sdattn.files.videos import Video, preview, read_video
+from sdattn.models.videos import frame_rate
 
 SMALL = {"num_inference_steps": 1, "height": 64, "width": 64, "num_frames": 9}
 SMALL |= {"max_sequence_length": 12, "guidance_scale": 1.0}
@@ -41,10 +41,10 @@ def test_a_run_at_a_rate_is_read_again(pipe, rate, without_pyav, tmp_path, monke
         pytest.importorskip("av")
     made = generate(pipe, "a red cat", **SMALL, frame_rate=rate)
     made.save(tmp_path / "run")
-    film, back = made[0].film, load_run(tmp_path / "run").film
+    video, back = made[0].video, load_run(tmp_path / "run").video
     assert back.rate == rate and len(back) == len(back.frames) == 9
     # noise, of which a codec keeps little: each frame is nearest to itself
-    apart = [[np.abs(1.0 * np.asarray(x) - np.asarray(y)).mean() for y in film] for x in back]
+    apart = [[np.abs(1.0 * np.asarray(x) - np.asarray(y)).mean() for y in video] for x in back]
     assert np.argmin(apart, axis=1).tolist() == list(range(9))
 
 
@@ -55,5 +55,5 @@ def test_numbers_of_every_kind_are_rates(pipe, given):
 
 
 def test_the_preview_of_a_slow_video_can_be_read(pipe):
-    frames = generate(pipe, "a red cat", **SMALL)[0].film.frames * 10
-    assert len(read_film(preview(Film(frames, 0.01)), "webp", "preview", 8, 0.01)) == 8
+    frames = generate(pipe, "a red cat", **SMALL)[0].video.frames * 10
+    assert len(read_video(preview(Video(frames, 0.01)), "webp", "preview", 8, 0.01)) == 8

@@ -1,4 +1,4 @@
-"""How the motion modules of the film demo are trained: what they begin as, what they learn from,
+"""How the motion modules of the video demo are trained: what they begin as, what they learn from,
 what is written."""
 
 import argparse
@@ -11,18 +11,18 @@ import torch
 from diffusers import StableDiffusionPipeline
 from safetensors.torch import load_file
 
-from scripts.training import motion, train_demo_film
+from scripts.training import motion, train_demo_video
 from scripts.training.lent import leave_out_what_is_lent
 from scripts.training.motion import (
     FRAMES,
     adapter_of,
     assemble,
-    draw_films,
-    film_latents,
-    film_loss,
-    make_films,
+    draw_videos,
+    make_videos,
     new_adapter,
     snapshot,
+    video_latents,
+    video_loss,
 )
 from sdattn.loading.lent import LENT
 from sdattn.loading.pipelines import load_pipeline
@@ -30,7 +30,7 @@ from sdattn.models import demos
 from sdattn.models.demos import DEMO
 
 pytestmark = pytest.mark.slow
-FILMS = 6  # of a chunk
+VIDEOS = 6  # of a chunk
 
 
 @pytest.fixture
@@ -41,10 +41,10 @@ def pipe():
 
 @pytest.fixture
 def few(monkeypatch):
-    """Few films, two a step, one drawn to look at, in two steps."""
-    monkeypatch.setattr(motion, "FILMS_A_CHUNK", FILMS)
+    """Few videos, two a step, one drawn to look at, in two steps."""
+    monkeypatch.setattr(motion, "VIDEOS_A_CHUNK", VIDEOS)
     monkeypatch.setattr(motion, "BATCH", 2)
-    monkeypatch.setattr(motion, "report_films", partial(motion.report_films, count=1))
+    monkeypatch.setattr(motion, "report_videos", partial(motion.report_videos, count=1))
     monkeypatch.setattr(motion, "SETTINGS", {**motion.SETTINGS, "num_inference_steps": 2})
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a run takes all cores
 
@@ -54,51 +54,51 @@ def trained(work, steps, **options):
     if not work.exists():
         work.mkdir()
         torch.manual_seed(5)
-        torch.save(torch.randn(FILMS * FRAMES, 4, 16, 16), work / "latents-1000000.pt")
+        torch.save(torch.randn(VIDEOS * FRAMES, 4, 16, 16), work / "latents-1000000.pt")
     args = {"work": work, "out": work / "model", "start": DEMO, "seed": 1, "chunks": 1}
     args |= {"motion_steps": steps, "processes": 1, "snapshot": False, "lean": False, **options}
-    train_demo_film.run(argparse.Namespace(**args))
+    train_demo_video.run(argparse.Namespace(**args))
     return torch.load(work / "motion.pt")
 
 
 @torch.no_grad()
-def test_a_film_begins_as_pictures_of_the_demo(pipe):
+def test_a_video_begins_as_images_of_the_demo(pipe):
     noisy, states = torch.randn(2, 4, 3, 16, 16), torch.randn(2, 32, 128)
     made = pipe.unet(noisy, torch.tensor([700, 30]), states.repeat_interleave(3, 0)).sample
     demo = StableDiffusionPipeline.from_pretrained(DEMO, dtype=torch.float32)
-    for film, time in enumerate((700, 30)):
+    for video, time in enumerate((700, 30)):
         for frame in range(3):
-            alone = demo.unet(noisy[film, None, :, frame], time, states[film, None]).sample
-            torch.testing.assert_close(made[film, None, :, frame], alone, atol=1e-5, rtol=1e-5)
+            alone = demo.unet(noisy[video, None, :, frame], time, states[video, None]).sample
+            torch.testing.assert_close(made[video, None, :, frame], alone, atol=1e-5, rtol=1e-5)
 
 
 def test_it_learns_the_velocity_of_every_frame(pipe):
     """Against the formula written out: x_t = sqrt(a) x + sqrt(1 - a) e, v = sqrt(a) e -
-    sqrt(1 - a) x, a film each its own time."""
+    sqrt(1 - a) x, a video each its own time."""
     latents, noise = torch.randn(2, 2, 4, 3, 16, 16)
     t, states = torch.tensor([10, 900]), torch.randn(2, 32, 128)
     seen = []
     hook = pipe.unet.register_forward_pre_hook(lambda _, args: seen.append(args))
-    loss = film_loss(pipe, latents, noise, t, states)
+    loss = video_loss(pipe, latents, noise, t, states)
     hook.remove()
     [(noisy, times, frames)] = seen
     share = pipe.scheduler.alphas_cumprod[t].double()[:, None, None, None, None]
-    picture, chance = share.sqrt(), (1 - share).sqrt()
-    torch.testing.assert_close(noisy.double(), picture * latents + chance * noise)
+    image, chance = share.sqrt(), (1 - share).sqrt()
+    torch.testing.assert_close(noisy.double(), image * latents + chance * noise)
     assert torch.equal(times, t)
     assert torch.equal(frames, states[[0, 0, 0, 1, 1, 1]])
-    velocity = picture * noise - chance * latents
+    velocity = image * noise - chance * latents
     with torch.no_grad():
         found = pipe.unet(noisy, times, frames).sample.double()
     torch.testing.assert_close(loss.double(), (found - velocity).square().mean())
 
 
 def test_latents_are_of_the_frames_in_their_order(few, pipe, tmp_path):
-    latents = film_latents(pipe.vae, 3, 1, tmp_path)
-    assert latents.shape == (FILMS, 4, FRAMES, 16, 16)
-    film = make_films(3_000_000)[4]
-    frame = torch.from_numpy(film.draw(128)[5]).permute(2, 0, 1)
-    assert torch.equal(draw_films(3_000_000)[4 * FRAMES + 5], frame)
+    latents = video_latents(pipe.vae, 3, 1, tmp_path)
+    assert latents.shape == (VIDEOS, 4, FRAMES, 16, 16)
+    video = make_videos(3_000_000)[4]
+    frame = torch.from_numpy(video.draw(128)[5]).permute(2, 0, 1)
+    assert torch.equal(draw_videos(3_000_000)[4 * FRAMES + 5], frame)
     with torch.no_grad():
         wanted = pipe.vae.encode(frame[None] / 127.5 - 1).latent_dist.mode()[0]
     torch.testing.assert_close(latents[4, :, 5], wanted, atol=1e-4, rtol=1e-4)
@@ -110,12 +110,12 @@ def test_only_motion_is_learnt_and_loaded_with_what_the_first_demo_lends(
     kept = trained(tmp_path / "run", 1)
     out = tmp_path / "run" / "model"
     whole = load_pipeline(out, device="cpu")
-    leave_out_what_is_lent(out, DEMO, LENT["demo-film"])
+    leave_out_what_is_lent(out, DEMO, LENT["demo-video"])
     held = [path.relative_to(out).as_posix() for path in out.rglob("*.safetensors")]
     assert held == ["motion_adapter/diffusion_pytorch_model.safetensors"]
     assert list(json.loads((out / "training.json").read_text())["sha256"]) == held
-    monkeypatch.setitem(demos.DEMOS, "demo-film", out)
-    lean = load_pipeline("demo-film", device="cpu")
+    monkeypatch.setitem(demos.DEMOS, "demo-video", out)
+    lean = load_pipeline("demo-video", device="cpu")
     for part in ("unet", "vae", "text_encoder"):
         weights = getattr(whole, part).state_dict()
         for name, value in getattr(lean, part).state_dict().items():

@@ -1,4 +1,4 @@
-"""Batches of films: a tiny Wan, in each format."""
+"""Batches of videos: a tiny Wan, in each format."""
 
 import gc
 import io
@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers.batch_draws import draw
 from helpers.batch_runs import FORMATS, files_of, kept_of, rows_of
-from helpers.film_rows import wan
+from helpers.video_rows import wan
 from PIL import Image
 
 from sdattn import generate, load_pipeline
@@ -18,7 +18,7 @@ from sdattn.batch.engines.raydata import Draw
 from sdattn.batch.engines.sizing import _largest
 from sdattn.batch.input.items import read_items
 from sdattn.batch.input.plan import check_items, plan_batches
-from sdattn.files.films import best_format
+from sdattn.files.videos import best_format
 from sdattn.maps.presets import PRESETS
 
 OPTIONS = {"num_inference_steps": 2, "height": 32, "width": 48, "num_frames": 5}
@@ -28,29 +28,29 @@ ROWS = (
     {"prompt": "red dog", "id": "long", "num_frames": 9},
     {"prompt": "dog and cat", "id": "few", "words": ["cat"]},
 )
-FILM = f"film.{best_format()}"
+VIDEO = f"video.{best_format()}"
 
 
 @pytest.fixture(scope="module")
-def film_model(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("film") / "wan"
+def video_model(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("video") / "wan"
     wan().save_pretrained(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def runs(film_model, tmp_path_factory):
-    """The films in each format, a batch of one at a time."""
+def runs(video_model, tmp_path_factory):
+    """The videos in each format, a batch of one at a time."""
     root = tmp_path_factory.mktemp("runs")
     for format in FORMATS:
         how = {"options": OPTIONS, "batch_size": 1, "save": None, "format": format}
-        assert draw(film_model, root / format, ROWS, **how).exit_code == 0
+        assert draw(video_model, root / format, ROWS, **how).exit_code == 0
     return root
 
 
-def test_an_item_is_what_generate_makes_of_it(film_model, runs, tmp_path):
+def test_an_item_is_what_generate_makes_of_it(video_model, runs, tmp_path):
     """And beside it stands what the gallery shows, the overlays of the middle frame among it."""
-    pipe = load_pipeline(film_model, device="cpu")
+    pipe = load_pipeline(video_model, device="cpu")
     for seed, row in enumerate(ROWS):
         options = {**OPTIONS, **{k: v for k, v in row.items() if k not in ("id", "prompt")}}
         generate(pipe, row["prompt"], seed=seed, **options).save(tmp_path / row["id"])
@@ -63,7 +63,7 @@ def test_an_item_is_what_generate_makes_of_it(film_model, runs, tmp_path):
         assert {name[:-4] for name in stills} == {name.rpartition(".")[0] for name in names}
         assert found.keys() - alone.keys() == {"preview.webp", *stills}
         # of an item with words, colours may differ by a rounding
-        same = ("image.png", FILM, "maps.safetensors") if "words" in row else alone
+        same = ("image.png", VIDEO, "maps.safetensors") if "words" in row else alone
         assert {name: found[name] for name in same} == {name: alone[name] for name in same}
 
 
@@ -72,34 +72,34 @@ def test_all_formats_hold_the_same_and_are_whole(runs):
     for format in FORMATS:
         assert verify(runs / format) == (3, [])
         run = open_batch(runs / format)
-        assert [len(one.film) for one in run.values()] == [5, 9, 5]
+        assert [len(one.video) for one in run.values()] == [5, 9, 5]
         for item, one in run.items():
-            assert [*map(np.array_equal, one.film, first[item].film)] == [True] * len(one.film)
+            assert [*map(np.array_equal, one.video, first[item].video)] == [True] * len(one.video)
             assert one.heatmaps.maps.equal(first[item].heatmaps.maps)
         rows = rows_of(runs / format / "metadata.jsonl")
         assert [row["frames"] for row in rows] == [5, 9, 5]
         settings = json.loads((runs / format / "batch.json").read_bytes())["settings"]
-        assert settings["film_format"] == best_format() and "film" in settings["save"]
+        assert settings["video_format"] == best_format() and "video" in settings["save"]
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves files open
-def test_other_libraries_read_the_films(runs):
+def test_other_libraries_read_the_videos(runs):
     """A row of Parquet has it as datasets' Video takes it; a tar has it as a member."""
-    film = (runs / "folder/items/0000/long" / FILM).read_bytes()
+    video = (runs / "folder/items/0000/long" / VIDEO).read_bytes()
     parquet = pytest.importorskip("pyarrow.parquet")
     [shard] = (runs / "parquet").glob("shards/*")
     rows = {row["id"]: row for row in parquet.read_table(shard).to_pylist()}
-    assert rows["long"]["film"] == {"bytes": film, "path": f"long.{best_format()}"}
+    assert rows["long"]["video"] == {"bytes": video, "path": f"long.{best_format()}"}
     assert rows["long"]["frames"] == 9 and rows["long"]["image"]["path"] == "long.png"
     webdataset = pytest.importorskip("webdataset")
     [shard] = (runs / "webdataset").glob("shards/*")
     samples = webdataset.WebDataset([str(shard)], shardshuffle=False, empty_check=False)
     found = {one["__key__"]: one for one in samples}
     gc.collect()
-    assert found["long"][FILM] == film
+    assert found["long"][VIDEO] == video
 
 
-def test_a_preview_is_small_and_takes_the_films_time(runs):
+def test_a_preview_is_small_and_takes_the_videos_time(runs):
     for item, frames in (("plain", 5), ("long", 8)):
         data = (runs / "folder/items/0000" / item / "preview.webp").read_bytes()
         with Image.open(io.BytesIO(data)) as found:
@@ -107,14 +107,14 @@ def test_a_preview_is_small_and_takes_the_films_time(runs):
 
 
 @pytest.mark.parametrize("format", ["folder", "webdataset"])
-def test_the_same_command_makes_anew_what_is_missing(film_model, runs, tmp_path, format):
+def test_the_same_command_makes_anew_what_is_missing(video_model, runs, tmp_path, format):
     root = tmp_path / format
     shutil.copytree(runs / format, root)
-    lost = root / "items/0000/long" / FILM
+    lost = root / "items/0000/long" / VIDEO
     lost = lost if format == "folder" else next(root.glob("shards/*"))
     lost.unlink()
     how = {"options": OPTIONS, "batch_size": 1, "save": None, "format": format}
-    outcome = draw(film_model, root, ROWS, **how)
+    outcome = draw(video_model, root, ROWS, **how)
     assert (outcome.before, outcome.whole) == (2 if format == "folder" else 0, 3)
     assert verify(root) == (3, [])
     expected, found = kept_of(runs / format), kept_of(root)
@@ -123,12 +123,12 @@ def test_the_same_command_makes_anew_what_is_missing(film_model, runs, tmp_path,
     assert found == expected
 
 
-@pytest.mark.parametrize("save", [("film", "maps"), ("maps",)])
-def test_only_what_is_asked_for_is_saved(film_model, tmp_path, save):
-    draw(film_model, tmp_path / "run", ROWS[:1], options=OPTIONS, save=save)
-    film = {FILM, "image.png", "preview.webp"} if "film" in save else set()
+@pytest.mark.parametrize("save", [("video", "maps"), ("maps",)])
+def test_only_what_is_asked_for_is_saved(video_model, tmp_path, save):
+    draw(video_model, tmp_path / "run", ROWS[:1], options=OPTIONS, save=save)
+    video = {VIDEO, "image.png", "preview.webp"} if "video" in save else set()
     folder = tmp_path / "run/items/0000/plain"
-    assert files_of(folder).keys() == {"run.json", "maps.safetensors", *film}
+    assert files_of(folder).keys() == {"run.json", "maps.safetensors", *video}
     assert verify(tmp_path / "run") == (1, [])
 
 
@@ -140,46 +140,50 @@ def test_only_what_is_asked_for_is_saved(film_model, tmp_path, save):
     [
         ({"prompt": "cat", "num_frames": 4}, "The nearest are 1 and 5"),
         ({"prompt": "cat", "num_frames": "many"}, "write a whole number from 1"),
-        ({"prompt": "cat", "edit_to": "dog"}, "makes films, and edits are of pictures"),
+        ({"prompt": "cat", "edit_to": "dog"}, "makes videos, and edits are of images"),
     ],
 )
-def test_lines_that_cannot_be(film_model, tmp_path, capsys, row, reason):
+def test_lines_that_cannot_be(video_model, tmp_path, capsys, row, reason):
     with pytest.raises(ValueError, match="line that can be drawn"):
-        draw(film_model, tmp_path / "run", [row], options=OPTIONS)
+        draw(video_model, tmp_path / "run", [row], options=OPTIONS)
     assert reason in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 
-def test_a_film_of_a_model_of_pictures_is_refused(model, tmp_path):
-    with pytest.raises(ValueError, match="makes pictures, and there is no film"):
-        draw(model, tmp_path / "run", ["a cat"], save=("film", "maps"))
+def test_a_video_of_a_model_of_images_is_refused(model, tmp_path):
+    with pytest.raises(ValueError, match="makes images, and there is no video"):
+        draw(model, tmp_path / "run", ["a cat"], save=("video", "maps"))
     assert not (tmp_path / "run").exists()
-    with pytest.raises(ValueError, match="makes pictures"):
-        Draw(str(model), save=["film"], device="cpu")
+    with pytest.raises(ValueError, match="makes images"):
+        Draw(str(model), save=["video"], device="cpu")
 
 
 @pytest.mark.parametrize(("there", "do"), [("mp4", "pip install"), ("webp", "not installed")])
-def test_films_of_two_kinds_do_not_come_into_one_run(film_model, tmp_path, monkeypatch, there, do):
+def test_videos_of_two_kinds_do_not_come_into_one_run(
+    video_model, tmp_path, monkeypatch, there, do
+):
     def command(kind, **more):
         monkeypatch.setattr("sdattn.batch.engines.worker.best_format", lambda: kind)
         monkeypatch.setattr("sdattn.runs.drawings.best_format", lambda: kind)
-        return draw(film_model, tmp_path / "run", ROWS[:1], options=OPTIONS, save=("film",), **more)
+        return draw(
+            video_model, tmp_path / "run", ROWS[:1], options=OPTIONS, save=("video",), **more
+        )
 
     if there == "mp4" or best_format() == "mp4":
         pytest.importorskip("av")
     command(there)
     other = "webp" if there == "mp4" else "mp4"
-    with pytest.raises(ValueError, match=f"has films as {there}, .* writes {other}.*{do}"):
+    with pytest.raises(ValueError, match=f"has videos as {there}, .* writes {other}.*{do}"):
         command(other)
     assert command(other, force=True).before == 0
-    assert (tmp_path / "run/items/0000/plain" / f"film.{other}").is_file()
+    assert (tmp_path / "run/items/0000/plain" / f"video.{other}").is_file()
     assert verify(tmp_path / "run") == (1, [])
 
 
 # How they run together
 
 
-def test_films_of_other_lengths_never_run_together(film_model):
+def test_videos_of_other_lengths_never_run_together(video_model):
     pipe = wan()
     lines = [{"prompt": "a cat"}, {"prompt": "dog", "num_frames": 9}, {"prompt": "red"}]
     items, _ = read_items("\n".join(map(json.dumps, lines)).encode(), "jsonl")
@@ -196,12 +200,12 @@ def test_csv_has_numbers_of_frames():
     assert not bad and items[0].options == {"num_frames": 9}
 
 
-def test_rows_of_ray_data_have_films(film_model, runs):
+def test_rows_of_ray_data_have_videos(video_model, runs):
     drawn = Draw(
-        str(film_model), options=OPTIONS, save=("image", "heatmaps", "film"), device="cpu"
+        str(video_model), options=OPTIONS, save=("image", "heatmaps", "video"), device="cpu"
     )({"prompt": ["a cat"], "seed": [0]})
     alone = open_batch(runs / "folder")["plain"]
-    assert drawn["film"].shape == (1, 5, 32, 48, 3) and drawn["film"].dtype == np.uint8
-    assert (drawn["image"][0] == drawn["film"][0, 2]).all()  # the middle one
+    assert drawn["video"].shape == (1, 5, 32, 48, 3) and drawn["video"].dtype == np.uint8
+    assert (drawn["image"][0] == drawn["video"][0, 2]).all()  # the middle one
     assert (drawn["image"][0] == np.asarray(alone.image)).all()
     assert drawn["heatmaps"].shape == (1, 2, 2, *alone.heatmaps.maps.shape[1:3])

@@ -1,12 +1,12 @@
-"""Maps of films: an axis for the frames of the latent before rows and columns."""
+"""Maps of videos: an axis for the frames of the latent before rows and columns."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from helpers.film_rows import film, wan, wan_of_two, wan_transformer
 from helpers.rows import Way
+from helpers.video_rows import video, wan, wan_of_two, wan_transformer
 
 import sdattn
 from sdattn import CaptureError, capture, heatmaps
@@ -26,9 +26,9 @@ def drawn(pipe, options):
 
 @pytest.fixture(scope="module")
 def watched():
-    """A pipeline, what capture() saw of a film of two latent frames, and its options."""
+    """A pipeline, what capture() saw of a video of two latent frames, and its options."""
     pipe = wan()
-    options = film(pipe, WAY)
+    options = video(pipe, WAY)
     with capture(pipe, steps="all", heads="all") as store:
         drawn(pipe, options)
     return pipe, store, options
@@ -88,12 +88,12 @@ def test_frames_that_there_are_not_are_refused(watched, frames, said):
     assert said in str(refused.value)
 
 
-def test_a_picture_has_no_frames(tiny_pipe):
-    with pytest.raises(CaptureError, match="it is a picture"), capture(tiny_pipe, frames=[0]):
+def test_an_image_has_no_frames(tiny_pipe):
+    with pytest.raises(CaptureError, match="it is an image"), capture(tiny_pipe, frames=[0]):
         tiny_pipe("a red cat", num_inference_steps=1, height=64, width=64)
 
 
-def test_a_film_of_one_frame_has_the_values_of_its_picture():
+def test_a_video_of_one_frame_has_the_values_of_its_image():
     """Self- and cross-attention of one frame, written out from what the layers get."""
     model = wan_transformer()
     torch.manual_seed(1)
@@ -150,28 +150,28 @@ def test_two_frames_of_cogvideoxs_latent_are_one(asked):
     ``_decode``: two at a time, and the first alone of an odd number only."""
     coded = (asked - 1) // 4 + 1
     own = [0, *(1 + i // 4 for i in range(asked - 1))] if coded % 2 else range(4 * coded)
-    film = own if coded % 2 else [frame // 4 for frame in own]
-    expected = [(coded % 2 + one) // 2 for one in film]
-    assert latent_frames(expected[-1] + 1, len(film)) == expected
+    video = own if coded % 2 else [frame // 4 for frame in own]
+    expected = [(coded % 2 + one) // 2 for one in video]
+    assert latent_frames(expected[-1] + 1, len(video)) == expected
     if coded % 2 == 0:
         with pytest.raises(ValueError, match=f"{asked}.*frames"):
             latent_frames(expected[-1] + 1, asked)
 
 
-def test_films_that_no_latent_has_are_refused():
+def test_videos_that_no_latent_has_are_refused():
     with pytest.raises(ValueError, match="80.*frames.*21"):
         latent_frames(21, 80)
     assert latent_frames(22, 88) == [i // 4 for i in range(88)]
 
 
-def film_of(values):
+def video_of(values):
     return sdattn.Heatmap("cat", torch.as_tensor(values, dtype=torch.float32), (1,))
 
 
-def test_numbers_of_a_film_are_sums_over_frames():
+def test_numbers_of_a_video_are_sums_over_frames():
     values = np.random.default_rng(0).random((3, 4, 6))
-    film = film_of(values)
-    found = film.statistics()
+    video = video_of(values)
+    found = video.statistics()
     p = values.astype(np.float32).astype(float)
     rows, cols = (np.arange(4) + 0.5) / 4, (np.arange(6) + 0.5) / 6
     assert found.mass == pytest.approx(p.sum())
@@ -180,24 +180,24 @@ def test_numbers_of_a_film_are_sums_over_frames():
     centre = (p.sum((0, 2)) @ rows / p.sum(), p.sum((0, 1)) @ cols / p.sum())
     assert found.centre == pytest.approx(centre)
     assert found.entropy == pytest.approx(-(p / p.sum() * np.log(p / p.sum())).sum())
-    picture = film_of(values[:1])
-    flat = sdattn.Heatmap("cat", picture.values[0], (1,)).statistics()
+    image = video_of(values[:1])
+    flat = sdattn.Heatmap("cat", image.values[0], (1,)).statistics()
     for name in ("peak", "mean", "mass", "centre", "area", "entropy"):
-        assert getattr(picture.statistics(), name) == pytest.approx(getattr(flat, name))
+        assert getattr(image.statistics(), name) == pytest.approx(getattr(flat, name))
     assert flat.frames is None and "frames" not in flat.to_json()
 
 
-def test_a_mask_of_a_film_has_one_level_and_parts_of_each_frame():
+def test_a_mask_of_a_video_has_one_level_and_parts_of_each_frame():
     values = np.zeros((2, 3, 5))
     values[0, 0, :2], values[0, 2, 4] = 1.0, 1.0
     values[1, 1, 1] = 0.4
-    film = film_of(values)
-    assert film.mask().sum((1, 2)).tolist() == [3, 0]
-    assert film.mask(largest=True).sum((1, 2)).tolist() == [2, 0]
-    assert film.mask((6, 10)).shape == (2, 6, 10)
+    video = video_of(values)
+    assert video.mask().sum((1, 2)).tolist() == [3, 0]
+    assert video.mask(largest=True).sum((1, 2)).tolist() == [2, 0]
+    assert video.mask((6, 10)).shape == (2, 6, 10)
 
 
-def test_words_of_a_film_share_its_cells():
+def test_words_of_a_video_share_its_cells():
     torch.manual_seed(0)
     maps = torch.rand(2, 3, 4, 77)
     from helpers.tiny_tokenizers import tiny_tokenizer
@@ -212,28 +212,28 @@ def test_words_of_a_film_share_its_cells():
     assert torch.equal(labels, expected)
 
 
-def test_a_frame_is_a_picture_on_the_scale_of_the_film():
+def test_a_frame_is_an_image_on_the_scale_of_the_video():
     values = np.random.default_rng(0).random((3, 4, 6)).astype(np.float32)
-    film = film_of(values)
-    one = film.frame(2)
-    assert (np.asarray(one) == values[2]).all() and one.full == film.full == values.max()
-    assert (film.of_frames(9).numpy() == values[latent_frames(3, 9)]).all()
+    video = video_of(values)
+    one = video.frame(2)
+    assert (np.asarray(one) == values[2]).all() and one.full == video.full == values.max()
+    assert (video.of_frames(9).numpy() == values[latent_frames(3, 9)]).all()
     with pytest.raises(ValueError, match="which has 3 frames, 0 to 2"):
-        film.frame(3)
+        video.frame(3)
     with pytest.raises(ValueError, match="none"):
         one.frame(0)
     with pytest.raises(ValueError, match="frames"):
         one.of_frames(4)
 
 
-def test_what_draws_one_picture_asks_for_a_frame():
+def test_what_draws_one_image_asks_for_a_frame():
     from PIL import Image
 
-    film = film_of(np.random.default_rng(0).random((3, 4, 6)))
-    for draw in (lambda: film.overlay(Image.new("RGB", (96, 64))), film.plot):
+    video = video_of(np.random.default_rng(0).random((3, 4, 6)))
+    for draw in (lambda: video.overlay(Image.new("RGB", (96, 64))), video.plot):
         with pytest.raises(ValueError, match=r"frames.*heatmap.frame\(0\)"):
             draw()
-    assert film._repr_png_().startswith(b"\x89PNG")
+    assert video._repr_png_().startswith(b"\x89PNG")
 
 
 def test_a_power_is_of_the_range_over_all_frames():
@@ -244,8 +244,8 @@ def test_a_power_is_of_the_range_over_all_frames():
     torch.testing.assert_close(sharpened(maps, 3.0), expected)
 
 
-def test_presets_read_films(watched):
-    """Each head by itself, resized and summed, as of pictures, a frame at a time."""
+def test_presets_read_videos(watched):
+    """Each head by itself, resized and summed, as of images, a frame at a time."""
     _, store, _ = watched
     preset = Preset("heads", ("block",), steps="sum", heads="pool", each_head=True)
     maps = layer_maps(store, preset)
@@ -265,7 +265,7 @@ def maps_of_frame(store, preset, number):
 def test_one_capture_watches_both_models_of_wan_2_2():
     """Each runs in one of two steps: the mean is that of what either alone shows."""
     pipe = wan_of_two()
-    options = film(pipe, WAY)
+    options = video(pipe, WAY)
     plain = drawn(pipe, {**options, "output_type": "np"}).frames
     before = [model.attn_processors for model in (pipe.transformer, pipe.transformer_2)]
     with capture(pipe) as store:

@@ -1,22 +1,22 @@
-/* The player of a film's page: its frames, a slider through them, and a strip a pinned word, in which
+/* The player of a video's page: its frames, a slider through them, and a strip a pinned word, in which
    a colour is the mean of the word's map in a frame. It comes last, and runs before maps are there. */
 
-const film = page.film, many = film.frames.length, seek = $("frame");
-const pictures = film.frames.map((uri, i) => {
-  if (i === film.middle) return $("picture");
-  const { width, height } = $("picture");
+const video = page.video, many = video.frames.length, seek = $("frame");
+const images = video.frames.map((uri, i) => {
+  if (i === video.middle) return $("image");
+  const { width, height } = $("image");
   return Object.assign(new Image(width, height), { decoding: "sync", alt: "", src: uri });
 });
 const small = document.createElement("canvas"); // the frame in its own colours
-const playing = { on: false, at: film.middle, first: 0, since: 0 };
+const playing = { on: false, at: video.middle, first: 0, since: 0 };
 
 /* ---- frames ---- */
 
-const timeOf = (frame) => `${(frame / film.rate).toFixed(2)} s`;
+const timeOf = (frame) => `${(frame / video.rate).toFixed(2)} s`;
 
 function drawSmall() {
-  const picture = $("picture");
-  if (picture.complete) small.getContext("2d").drawImage(picture, 0, 0, small.width, small.height);
+  const image = $("image");
+  if (image.complete) small.getContext("2d").drawImage(image, 0, 0, small.width, small.height);
 }
 
 function tellFrame() {
@@ -26,17 +26,17 @@ function tellFrame() {
   $("strips").style.setProperty("--at", (playing.at + 0.5) / many);
 }
 
-/* Show a frame of the film, counted from 0, and what the words do in it. */
+/* Show a frame of the video, counted from 0, and what the words do in it. */
 function showFrame(frame) {
-  const old = $("picture"), next = pictures[frame];
+  const old = $("image"), next = images[frame];
   if (old !== next) {
     old.removeAttribute("id");
-    next.id = "picture";
+    next.id = "image";
     old.replaceWith(next);
   }
   const latent = state.frame;
   playing.at = frame;
-  state.frame = film.latent[frame];
+  state.frame = video.latent[frame];
   state.when = `Frame ${frame + 1}`;
   tellFrame();
   drawSmall();
@@ -60,7 +60,7 @@ function play(on) {
 function tick(now) {
   if (!playing.on) return;
   playing.since ??= now;
-  const frame = (playing.first + Math.floor(((now - playing.since) * film.rate) / 1000)) % many;
+  const frame = (playing.first + Math.floor(((now - playing.since) * video.rate) / 1000)) % many;
   if (frame !== playing.at) showFrame(frame);
   requestAnimationFrame(tick);
 }
@@ -100,7 +100,7 @@ function colourStrip(canvas, word) {
   canvas.width = many;
   canvas.height = 1;
   for (let i = 0; i < many; i++) {
-    const place = high > low ? (means[film.latent[i]] - low) / (high - low) : 0, at = 3 * Math.min(255, Math.floor(256 * place));
+    const place = high > low ? (means[video.latent[i]] - low) / (high - low) : 0, at = 3 * Math.min(255, Math.floor(256 * place));
     brush.fillStyle = tint ? `rgba(${tint}, ${place})` : `rgb(${table.slice(at, at + 3)})`;
     brush.fillRect(i, 0, 1, 1);
   }
@@ -109,7 +109,7 @@ function colourStrip(canvas, word) {
 function stripOf(word) {
   const item = document.createElement("li"), label = document.createElement("bdi"), number = document.createElement("span");
   const strip = document.createElement("span"), heat = document.createElement("canvas"), means = meansOf(word);
-  const peak = Math.max(...means), frame = film.latent.indexOf(means.indexOf(peak));
+  const peak = Math.max(...means), frame = video.latent.indexOf(means.indexOf(peak));
   label.textContent = label.title = words[word].label;
   number.className = "number";
   number.textContent = told(peak);
@@ -154,5 +154,5 @@ const scale = 144 / Math.max(...page.size);
 [small.width, small.height] = page.size.map((pixels) => Math.max(1, Math.round(pixels * scale)));
 $("own").querySelector("img").replaceWith(small);
 sliders.push(drawStrips);
-showFrame(film.middle);
-Promise.all(pictures.map((picture) => picture.decode())).then(drawSmall);
+showFrame(video.middle);
+Promise.all(images.map((image) => image.decode())).then(drawSmall);

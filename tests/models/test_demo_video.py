@@ -1,4 +1,4 @@
-"""The film model inside the package: what it is, how big, and whose weights it has."""
+"""The video model inside the package: what it is, how big, and whose weights it has."""
 
 import json
 import re
@@ -16,10 +16,10 @@ from scripts.scene_checker import find_objects
 from sdattn.loading.lent import LENT
 from sdattn.loading.outline import outline
 from sdattn.models.demos import DEMO, DEMOS, demo_named, demo_of
-from sdattn.models.films import default_frames
 from sdattn.models.layers import find_layers
+from sdattn.models.videos import default_frames
 
-FOLDER, NAME = DEMOS["demo-film"], "demo-film"
+FOLDER, NAME = DEMOS["demo-video"], "demo-video"
 PROMPT = "a red circle"
 
 
@@ -84,14 +84,14 @@ def test_each_part_has_the_weights_of_the_files(pipe):
     assert not pipe.unet.training
 
 
-def test_it_draws_films_by_its_own_settings(run):
-    assert len(run.film) == demo_named(NAME).settings["num_frames"] == 8
-    assert run.settings.model == NAME and run.film[0].size == (128, 128)
+def test_it_draws_videos_by_its_own_settings(run):
+    assert len(run.video) == demo_named(NAME).settings["num_frames"] == 8
+    assert run.settings.model == NAME and run.video[0].size == (128, 128)
     assert run.heatmaps["circle"].map.shape[0] == 8
 
 
 def test_what_is_to_move_moves_and_its_word_goes_with_it(run):
-    found = [find_objects(frame) for frame in run.film]
+    found = [find_objects(frame) for frame in run.video]
     assert [[(one.colour, one.shape) for one in some] for some in found] == [
         [("red", "circle")]
     ] * 8
@@ -102,7 +102,7 @@ def test_what_is_to_move_moves_and_its_word_goes_with_it(run):
         assert thing.mask[row, col], number
 
 
-def test_looking_does_not_change_its_film(pipe):
+def test_looking_does_not_change_its_video(pipe):
     def draw():
         generator = torch.Generator().manual_seed(0)
         options = {"num_inference_steps": 2, "num_frames": 3, "output_type": "np"}

@@ -1,4 +1,4 @@
-"""Rows of the support matrix: films that are one sequence, with random weights."""
+"""Rows of the support matrix: videos that are one sequence, with random weights."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ from helpers.rows import Options, Row, Way, second_half, sized
 from helpers.tiny_encoders import tiny_t5_encoder
 from helpers.tiny_tokenizers import tiny_t5
 
-FRAMES = 5  # of the film, two of a latent that is cut by four
+FRAMES = 5  # of the video, two of a latent that is cut by four
 
 
 def wan_transformer(**changes: Any) -> WanTransformer3DModel:
@@ -91,16 +91,16 @@ def ltx(kind: Any = LTXPipeline) -> Any:
     return pipe
 
 
-def film(pipe: Any, way: Way) -> Options:
+def video(pipe: Any, way: Way) -> Options:
     return {**sized(pipe, way), "num_frames": FRAMES, "max_sequence_length": 12}
 
 
-def long_film(pipe: Any, way: Way) -> Options:
+def long_video(pipe: Any, way: Way) -> Options:
     """Two frames of a latent that is cut by eight."""
-    return {**film(pipe, way), "num_frames": 9}
+    return {**video(pipe, way), "num_frames": 9}
 
 
-FILM: dict[str, Any] = {
+VIDEO: dict[str, Any] = {
     "frames": 2,
     "prompt_rows": None,
     "unit": 16,
@@ -117,9 +117,9 @@ def wan_of_two() -> Any:
     return wan(transformer_2=wan_transformer(), boundary_ratio=0.5)
 
 
-BATCHED: dict[str, Any] = {**FILM, "prompt_rows": second_half}
+BATCHED: dict[str, Any] = {**VIDEO, "prompt_rows": second_half}
 
-FILMS = (
-    Row("Wan 2.1", wan, film, in_turn=True, **FILM),
-    Row("LTX-Video", ltx, long_film, **{**BATCHED, "unit": 32, "cell": 32}),
+VIDEOS = (
+    Row("Wan 2.1", wan, video, in_turn=True, **VIDEO),
+    Row("LTX-Video", ltx, long_video, **{**BATCHED, "unit": 32, "cell": 32}),
 )

@@ -1,12 +1,12 @@
-"""Wan 2.1 from a picture: layers that attend to the text and, in another softmax, to a picture."""
+"""Wan 2.1 from an image: layers that attend to the text and, in another softmax, to an image."""
 
 import pytest
 import torch
 from diffusers.models.transformers.transformer_wan import WanAttnProcessor
 from helpers.matrix_oracle import softmax_in_float64
 from helpers.rows import Way
-from helpers.small_pictures import new_image
-from helpers.wan_rows import PICTURE, from_seen_picture, seeing, wan_from_picture
+from helpers.small_images import new_image
+from helpers.wan_rows import IMAGE, from_seen_image, seeing, wan_from_image
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdattn import TorchAttnProcessor, capture, heatmaps
@@ -32,12 +32,12 @@ class Own(WanAttnProcessor):
         self.kernel, self.order, self.shares, self.used = kernel, order, shares, [None, None]
 
     def __call__(self, attn, hidden_states, encoder_hidden_states=None, *_):
-        picture, text = encoder_hidden_states.split(
+        image, text = encoder_hidden_states.split(
             [encoder_hidden_states.shape[1] - TEXT, TEXT], dim=1
         )
         query = self.heads(attn, attn.norm_q(attn.to_q(hidden_states)))
-        keys = attn.norm_added_k(attn.add_k_proj(picture)), attn.norm_k(attn.to_k(text))
-        values = attn.add_v_proj(picture), attn.to_v(text)
+        keys = attn.norm_added_k(attn.add_k_proj(image)), attn.norm_k(attn.to_k(text))
+        values = attn.add_v_proj(image), attn.to_v(text)
         made = 0
         for i in self.order:
             key, value = self.heads(attn, keys[i]), self.heads(attn, values[i])
@@ -55,7 +55,7 @@ def model():
     return seeing()
 
 
-def ran(model, columns=TEXT, states=PICTURE, batch=1):
+def ran(model, columns=TEXT, states=IMAGE, batch=1):
     noise = torch.Generator().manual_seed(0)
     latent = torch.randn(batch, 12, 2, 4, 6, generator=noise)
     text = 3 * torch.randn(batch, columns, 32, generator=noise)
@@ -67,7 +67,7 @@ def ran(model, columns=TEXT, states=PICTURE, batch=1):
     "processor", [Own(), Own(unseen), Own(order=(1, 0))], ids=["torch's", "unseen", "text first"]
 )
 @torch.no_grad()
-def test_the_pictures_columns_are_behind_those_of_the_text(model, processor):
+def test_the_images_columns_are_behind_those_of_the_text(model, processor):
     before = ran(model)
     held = model.get_submodule(LAYER).processor
     model.get_submodule(LAYER).set_processor(processor)
@@ -101,14 +101,14 @@ def test_processors_of_ours_are_refused(model):
     held = model.get_submodule(LAYER).processor
     model.get_submodule(LAYER).set_processor(TorchAttnProcessor())
     try:
-        with pytest.raises(TypeError, match="picture as well"):
+        with pytest.raises(TypeError, match="image as well"):
             ran(model)
     finally:
         model.get_submodule(LAYER).set_processor(held)
 
 
 @torch.no_grad()
-def test_a_picture_of_as_many_tokens_as_the_text_is_not_taken_for_it(model):
+def test_an_image_of_as_many_tokens_as_the_text_is_not_taken_for_it(model):
     """Which call is the text's is then told by the projections."""
     held, processor = model.get_submodule(LAYER).processor, Own(order=(1, 0))
     model.get_submodule(LAYER).set_processor(processor)
@@ -127,7 +127,7 @@ def test_a_picture_of_as_many_tokens_as_the_text_is_not_taken_for_it(model):
 def test_some_columns_are_those_of_all(model):
     with capture(model) as every:
         ran(model, batch=2)
-    for columns in ([2, 0], [1, TEXT + 3], [TEXT + PICTURE - 1]):
+    for columns in ([2, 0], [1, TEXT + 3], [TEXT + IMAGE - 1]):
         with capture(model, tokens=columns) as some:
             ran(model, batch=2)
         for name, maps in some.maps.items():
@@ -145,7 +145,7 @@ def test_nothing_is_paid_to_find_the_columns_of_the_first_alone():
 
 
 @torch.no_grad()
-def test_a_bare_transformer_without_a_picture_has_the_texts_columns(model):
+def test_a_bare_transformer_without_an_image_has_the_texts_columns(model):
     with capture(model) as store:
         ran(model, states=0)
     assert {maps.shape[-1] for maps in store.maps.values()} == {TEXT}
@@ -161,23 +161,23 @@ def test_texts_of_another_length_are_refused_before_a_layer_runs(model):
     assert not store.passes
 
 
-def test_a_picture_in_the_softmax_of_the_text_is_refused():
+def test_an_image_in_the_softmax_of_the_text_is_refused():
     model = seeing(added_kv_proj_dim=None)
     said = "WanTransformer3DModel without added_kv_proj_dim was given encoder_hidden_states_image"
     with torch.no_grad(), pytest.raises(ValueError, match=said), capture(model):
         ran(model)
 
 
-def test_a_first_and_a_last_picture_have_columns_each():
-    pipe = wan_from_picture(pos_embed_seq_len=2 * PICTURE)
-    options = {**from_seen_picture(pipe, Way(size=(64, 96))), "num_inference_steps": 1}
+def test_a_first_and_a_last_image_have_columns_each():
+    pipe = wan_from_image(pos_embed_seq_len=2 * IMAGE)
+    options = {**from_seen_image(pipe, Way(size=(64, 96))), "num_inference_steps": 1}
     options |= {"image": new_image((96, 64)), "last_image": new_image((96, 64), seed=1)}
     with capture(pipe) as store:
         pipe(prompt=["a red cat", "a dog"], negative_prompt=["dog", "dog"], **options)
     assert store.nbytes == store.expected_nbytes
     for maps in store.maps.values():
-        assert maps.shape == (2, 2, 4, 6, TEXT + 2 * PICTURE)
-        sums = maps.split([TEXT, 2 * PICTURE], dim=-1)
+        assert maps.shape == (2, 2, 4, 6, TEXT + 2 * IMAGE)
+        sums = maps.split([TEXT, 2 * IMAGE], dim=-1)
         assert all((one.sum(-1) - 1).abs().max() < 1e-5 for one in sums)
     assert [found.words for found in heatmaps(store)] == [("a", "red", "cat"), ("a", "dog")]
 

@@ -1,4 +1,4 @@
-"""Rows of the support matrix: films whose attention is joint, with random weights."""
+"""Rows of the support matrix: videos whose attention is joint, with random weights."""
 
 from typing import Any
 
@@ -24,11 +24,11 @@ from diffusers import (
 from diffusers.guiders import ClassifierFreeGuidance
 from transformers import ByT5Tokenizer, CLIPTextModel
 
-from helpers.film_rows import BATCHED, FILM, FRAMES, film, long_film
 from helpers.rows import PROMPTS, Options, Row, Way, new_images
 from helpers.tiny_encoders import tiny_llama, tiny_qwen_vl, tiny_t5_encoder
 from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
 from helpers.transformer_rows import clip, own_norms, quiet
+from helpers.video_rows import BATCHED, FRAMES, VIDEO, long_video, video
 
 
 def cogvideox(kind: Any = CogVideoXPipeline, **changes: Any) -> Any:
@@ -105,15 +105,15 @@ def hunyuan_video(kind: Any = HunyuanVideoPipeline, in_channels: int = 4) -> Any
     return quiet(pipe)
 
 
-def templated_film(pipe: Any, way: Way) -> Options:
+def templated_video(pipe: Any, way: Way) -> Options:
     """The pipeline's own template would be 500 tokens here, which spell it in letters."""
     guidance = {"true_cfg_scale": 5.0 if way.guided else 1.0, "guidance_scale": 6.0}
-    template = {"template": "[INST]film: {}[/INST]", "crop_start": 4}
-    return {**film(pipe, way), **guidance, "prompt_template": template}
+    template = {"template": "[INST]video: {}[/INST]", "crop_start": 4}
+    return {**video(pipe, way), **guidance, "prompt_template": template}
 
 
 def from_first_frame(pipe: Any, way: Way) -> Options:
-    return {**templated_film(pipe, way), "image": new_images(way, way.total)}
+    return {**templated_video(pipe, way), "image": new_images(way, way.total)}
 
 
 def cogvideox15() -> Any:
@@ -121,16 +121,16 @@ def cogvideox15() -> Any:
     return cogvideox(patch_size_t=2, patch_bias=False)
 
 
-def cogvideox15_from_a_picture() -> Any:
+def cogvideox15_from_an_image() -> Any:
     changes = {"in_channels": 8, "ofs_embed_dim": 2}
     return cogvideox(CogVideoXImageToVideoPipeline, patch_size_t=2, patch_bias=False, **changes)
 
 
 def long_from_first_frame(pipe: Any, way: Way) -> Options:
-    return {**long_film(pipe, way), "image": new_images(way, way.prompts)}
+    return {**long_video(pipe, way), "image": new_images(way, way.prompts)}
 
 
-# its pipeline makes one film a prompt, whatever it is told
+# its pipeline makes one video a prompt, whatever it is told
 COG: dict[str, Any] = {**BATCHED, "joint": "text first", "images_option": None}
 
 
@@ -153,7 +153,7 @@ def hunyuan_video15() -> Any:
         block_out_channels=(8, 8, 8, 8, 8),
         layers_per_block=1,
     )
-    vae.enable_slicing()  # in diffusers 0.42 it cannot code two films at once
+    vae.enable_slicing()  # in diffusers 0.42 it cannot code two videos at once
     pipe = HunyuanVideo15Pipeline(
         text_encoder=tiny_qwen_vl().model.language_model,
         tokenizer=tiny_qwen(),
@@ -164,25 +164,25 @@ def hunyuan_video15() -> Any:
         tokenizer_2=ByT5Tokenizer(),
         guider=ClassifierFreeGuidance(),
     )
-    pipe.system_message, pipe.prompt_template_encode_start_idx = "film", 12
+    pipe.system_message, pipe.prompt_template_encode_start_idx = "video", 12
     pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 40, 24
     pipe.vision_num_semantic_tokens = 3
     return quiet(pipe)
 
 
-def guided_film(pipe: Any, way: Way) -> Options:
+def guided_video(pipe: Any, way: Way) -> Options:
     """Guidance is a part of the pipeline."""
     pipe.guider = ClassifierFreeGuidance(enabled=way.guided)
     return {"height": way.size[0], "width": way.size[1], "num_frames": FRAMES}
 
 
-def quoting_film(pipe: Any, way: Way) -> Options:
+def quoting_video(pipe: Any, way: Way) -> Options:
     quoted = ['a "red" cat', PROMPTS[1]][: way.prompts]
-    return {**guided_film(pipe, way), "prompt": quoted if way.prompts > 1 else quoted[0]}
+    return {**guided_video(pipe, way), "prompt": quoted if way.prompts > 1 else quoted[0]}
 
 
 def of_masks(options: Any) -> Any:
-    """The tokens of each film's texts that the pipeline does not mask."""
+    """The tokens of each video's texts that the pipeline does not mask."""
 
     def lengths(pipe: Any, way: Way) -> list[int]:
         prompts = options(pipe, way).get("prompt", list(PROMPTS[: way.prompts]))
@@ -224,29 +224,29 @@ def mochi(**options: Any) -> Any:
     return quiet(pipe)
 
 
-def mochi_film(pipe: Any, way: Way) -> Options:
+def mochi_video(pipe: Any, way: Way) -> Options:
     """Two frames of a latent that is cut by six."""
-    return {**film(pipe, way), "num_frames": 7}
+    return {**video(pipe, way), "num_frames": 7}
 
 
 def of_own_mask(pipe: Any, way: Way) -> list[int]:
-    """Of several films of each prompt diffusers repeats the masks prompt by prompt, the text states
-    film by film: pipeline_mochi.py, ``_get_t5_prompt_embeds``."""
+    """Of several videos of each prompt diffusers repeats the masks prompt by prompt, the text
+    states video by video: pipeline_mochi.py, ``_get_t5_prompt_embeds``."""
     prompts = PROMPTS[: way.prompts]
     return [len(pipe.tokenizer(prompt)["input_ids"]) for prompt in prompts] * way.images
 
 
-MOCHI: dict[str, Any] = {**BATCHED, "joint": "picture first", "n_text": 12, "row_by_row": True}
-HUNYUAN: dict[str, Any] = {**FILM, "in_turn": True, "joint": "picture first", "n_text": 12}
+MOCHI: dict[str, Any] = {**BATCHED, "joint": "image first", "n_text": 12, "row_by_row": True}
+HUNYUAN: dict[str, Any] = {**VIDEO, "in_turn": True, "joint": "image first", "n_text": 12}
 HUNYUAN15: dict[str, Any] = {**HUNYUAN, "n_text": None, "images_option": None}
 
-JOINT_FILMS = (
-    Row("CogVideoX", cogvideox, film, **COG),
-    Row("CogVideoX 1.5", cogvideox15, long_film, **COG),
-    Row("CogVideoX 1.5, from a picture", cogvideox15_from_a_picture, long_from_first_frame, **COG),
-    Row("HunyuanVideo", hunyuan_video, templated_film, **HUNYUAN),
+JOINT_VIDEOS = (
+    Row("CogVideoX", cogvideox, video, **COG),
+    Row("CogVideoX 1.5", cogvideox15, long_video, **COG),
+    Row("CogVideoX 1.5, from an image", cogvideox15_from_an_image, long_from_first_frame, **COG),
+    Row("HunyuanVideo", hunyuan_video, templated_video, **HUNYUAN),
     Row(
-        "HunyuanVideo, SkyReels from a picture",
+        "HunyuanVideo, SkyReels from an image",
         lambda: hunyuan_video(HunyuanSkyreelsImageToVideoPipeline, in_channels=8),
         from_first_frame,
         **HUNYUAN,
@@ -254,16 +254,16 @@ JOINT_FILMS = (
     Row(
         "HunyuanVideo 1.5",
         hunyuan_video15,
-        guided_film,
-        lengths=of_masks(guided_film),
+        guided_video,
+        lengths=of_masks(guided_video),
         **HUNYUAN15,
     ),
     Row(
         "HunyuanVideo 1.5, quoted text",
         hunyuan_video15,
-        quoting_film,
-        lengths=of_masks(quoting_film),
+        quoting_video,
+        lengths=of_masks(quoting_video),
         **HUNYUAN15,
     ),
-    Row("Mochi", mochi, mochi_film, lengths=of_own_mask, **MOCHI),
+    Row("Mochi", mochi, mochi_video, lengths=of_own_mask, **MOCHI),
 )

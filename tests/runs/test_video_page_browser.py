@@ -1,4 +1,4 @@
-"""The page of a film in a real browser: it plays, its slider goes to a frame, and the words at a
+"""The page of a video in a real browser: it plays, its slider goes to a frame, and the words at a
 spot are those of that frame."""
 
 import re
@@ -13,7 +13,7 @@ from helpers.browser import (  # noqa: F401
     start_browser,
     wait_for,
 )
-from helpers.film_runs import disc_run
+from helpers.video_runs import disc_run
 from PIL import Image
 
 from sdattn.maps.notebook import framed
@@ -24,7 +24,7 @@ pytestmark = pytest.mark.slow
 
 PHONE = {"viewport": {"width": 390, "height": 844}, "has_touch": True, "is_mobile": True}
 SCREEN = {"viewport": {"width": 1280, "height": 900}}
-SPOT = 0.54, 0.68  # inside a cell; the disc is there in the middle of the film
+SPOT = 0.54, 0.68  # inside a cell; the disc is there in the middle of the video
 FRAMES = 9
 
 
@@ -53,7 +53,7 @@ def told(page):
 
 
 def expected(run, frame, spot=SPOT):
-    """The values of the cell at a spot in one of the film's frames, which are counted from 1."""
+    """The values of the cell at a spot in one of the video's frames, which are counted from 1."""
     found = {}
     for heatmap in run.heatmaps.occurrences():
         values = heatmap.of_frames(FRAMES)[frame - 1].numpy()
@@ -74,13 +74,13 @@ def agree(run, page, frame):
 
 
 def point(page, spot=SPOT, touch=False):
-    box = page.locator("#picture").bounding_box()
+    box = page.locator("#image").bounding_box()
     at = box["x"] + spot[0] * box["width"], box["y"] + spot[1] * box["height"]
     (page.touchscreen.tap if touch else page.mouse.click)(*at)
 
 
 def colour(page, x, y):
-    shot = Image.open(BytesIO(page.locator("#picture").screenshot())).convert("RGB")
+    shot = Image.open(BytesIO(page.locator("#image").screenshot())).convert("RGB")
     return np.array(shot.getpixel((int(x * shot.width), int(y * shot.height))), int)
 
 
@@ -89,7 +89,7 @@ def no_scroll(page):
 
 
 @pytest.mark.parametrize("options", [PHONE, SCREEN], ids=["390", "1280"])
-def test_the_keyboard_goes_through_the_film_and_the_words_follow(run, page_of, options):
+def test_the_keyboard_goes_through_the_video_and_the_words_follow(run, page_of, options):
     page = page_of(run, **options)
     assert no_scroll(page)
     assert page.locator("#play").get_attribute("aria-label") == "Play"  # it never starts by itself
@@ -111,7 +111,7 @@ def test_the_keyboard_goes_through_the_film_and_the_words_follow(run, page_of, o
 
 
 @pytest.mark.parametrize("options", [PHONE, SCREEN], ids=["390", "1280"])
-def test_space_plays_stops_and_the_film_begins_again(run, page_of, options):
+def test_space_plays_stops_and_the_video_begins_again(run, page_of, options):
     page = page_of(run, **options)
     point(page)
     page.evaluate("document.activeElement.blur()")
@@ -131,7 +131,7 @@ def test_space_plays_stops_and_the_film_begins_again(run, page_of, options):
     page.locator("#frame").focus()
     page.keyboard.press("Space")
     assert page.locator("#play").get_attribute("aria-label") == "Pause"
-    page.keyboard.press("Home")  # whoever looks for a frame stops the film
+    page.keyboard.press("Home")  # whoever looks for a frame stops the video
     assert page.locator("#play").get_attribute("aria-label") == "Play"
     agree(run, page, 1)
 
@@ -163,9 +163,9 @@ def test_each_frame_is_shown_in_its_colours_with_its_own_heat(run, page_of):
     spots = [(0.15, 0.5), (0.5, 0.7), (0.85, 0.5), (0.3, 0.9)]
     for frame in (1, 5, 9):
         page.locator("#frame").fill(str(frame - 1))
-        picture = run.film[frame - 1]
+        image = run.video[frame - 1]
         for x, y in spots:
-            wanted = picture.getpixel((int(x * picture.width), int(y * picture.height)))
+            wanted = image.getpixel((int(x * image.width), int(y * image.height)))
             assert np.abs(colour(page, x, y) - wanted).max() <= 12, (frame, x, y)
     page.locator(".word[data-word='2']").click()
     page.mouse.move(1, 1)

@@ -1,13 +1,13 @@
-"""How families of films read their prompts, against their own encode_prompt."""
+"""How families of videos read their prompts, against their own encode_prompt."""
 
 import diffusers
 import pytest
 import torch
 from diffusers.pipelines.hunyuan_video.pipeline_hunyuan_video import DEFAULT_PROMPT_TEMPLATE
-from helpers.film_rows import ltx, wan
-from helpers.joint_film_rows import cogvideox, hunyuan_video, hunyuan_video15, mochi
+from helpers.joint_video_rows import cogvideox, hunyuan_video, hunyuan_video15, mochi
 from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
-from helpers.wan_rows import wan22_from_picture
+from helpers.video_rows import ltx, wan
+from helpers.wan_rows import wan22_from_image
 
 from sdattn.models.families import guidance_of, reader_of
 from sdattn.models.reading import read_prompts
@@ -18,7 +18,7 @@ PROMPTS = ["a red cat on the sofa", "A turquoise Cat, a dog (on a cat's SOFA)!",
 pytestmark = pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
 
 
-@pytest.mark.parametrize("make", [wan, wan22_from_picture, ltx, cogvideox, mochi])
+@pytest.mark.parametrize("make", [wan, wan22_from_image, ltx, cogvideox, mochi])
 @pytest.mark.parametrize("length", [24, 6])
 def test_columns_are_those_of_encode_prompt(make, length):
     pipe = make()
@@ -37,9 +37,9 @@ def test_wan_refuses_what_it_would_rewrite():
 
 
 def test_wans_other_pipelines_need_ftfy(monkeypatch):
-    pipe = wan22_from_picture()
+    pipe = wan22_from_image()
     monkeypatch.delattr("diffusers.pipelines.wan.pipeline_wan_i2v.ftfy")
-    said = "A WanImageToVideoPipeline cleans its prompts with ftfy, .* 'sdattn\\[film\\]'"
+    said = "A WanImageToVideoPipeline cleans its prompts with ftfy, .* 'sdattn\\[video\\]'"
     with pytest.raises(ImportError, match=said):
         read_prompts(pipe, "a red cat", max_sequence_length=12)
     assert read_prompts(wan(), "a red cat", max_sequence_length=12)
@@ -51,7 +51,7 @@ def test_wans_other_pipelines_need_ftfy(monkeypatch):
     [
         (DEFAULT_PROMPT_TEMPLATE, 600),
         ({"template": "[INST]{}[/INST]", "crop_start": 2}, 6),
-        ({"template": "[INST]a film of:{}[/INST]"}, 20),
+        ({"template": "[INST]a video of:{}[/INST]"}, 20),
     ],
     ids=["own", "cropped", "counted"],
 )
@@ -88,7 +88,7 @@ def test_hunyuan_video15_reads_a_chat_and_quoted_text_by_byt5(own):
     made = []
     for i in range(len(QUOTING)):
         quoted, whole = (part[i, :, 0].round().long() - 1 for part in (glyphs, states))
-        # as HunyuanVideo15Transformer3DModel.forward puts them, of no picture
+        # as HunyuanVideo15Transformer3DModel.forward puts them, of no image
         made.append(torch.cat([quoted[glyph_mask[i].bool()], whole[mask[i].bool()]]).tolist())
     longest = max(map(len, made))
     read = read_prompts(pipe, QUOTING)
@@ -112,7 +112,7 @@ def test_hunyuan_video15_reads_a_chat_and_quoted_text_by_byt5(own):
         read_prompts(pipe, QUOTING, columns=longest + 1)
 
 
-def test_hunyuan_video15_refuses_films_that_would_get_each_others_masks():
+def test_hunyuan_video15_refuses_videos_that_would_get_each_others_masks():
     pipe = hunyuan_video15()
     with pytest.raises(ValueError, match="num_videos_per_prompt=2.*HunyuanVideo15Pipeline"):
         read_prompts(pipe, QUOTING, num_videos_per_prompt=2)
@@ -143,7 +143,7 @@ def test_each_class_has_its_reader(name, reader):
         "HunyuanVideoFramepackPipeline",
     ],
 )
-def test_films_from_what_was_not_tested_are_refused_by_name(name):
+def test_videos_from_what_was_not_tested_are_refused_by_name(name):
     cls = getattr(diffusers, name)
     with pytest.raises(ValueError, match=f"{name}.*guidance"):
         guidance_of(cls.__new__(cls))

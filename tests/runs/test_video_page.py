@@ -1,14 +1,14 @@
-"""The page of a film: its numbers, its frames and its size; test_film_page_browser opens it."""
+"""The page of a video: its numbers, its frames and its size; test_video_page_browser opens it."""
 
 import base64
 import io
 
 import numpy as np
 import pytest
-from helpers.film_rows import wan
-from helpers.film_runs import disc_run
 from helpers.page_data import data_of, maps_of
 from helpers.small_runs import small_run
+from helpers.video_rows import wan
+from helpers.video_runs import disc_run
 from PIL import Image
 
 from sdattn import generate
@@ -33,9 +33,9 @@ def close(shown, wanted):
 
 
 def frames_of(page):
-    """The pictures of a page's film, the middle one from the page itself."""
-    data = data_of(page)["film"]
-    own = page.decode().split('id="picture" src="')[1].split('"')[0]
+    """The images of a page's video, the middle one from the page itself."""
+    data = data_of(page)["video"]
+    own = page.decode().split('id="image" src="')[1].split('"')[0]
     uris = [*data["frames"]]
     assert uris[data["middle"]] == ""
     uris[data["middle"]] = own
@@ -55,24 +55,24 @@ def test_the_page_holds_each_frame_and_each_map_of_it():
     close(maps_of(data), wanted)
     assert data["groups"] == list(groups) and len(groups) == 2
     # a VAE that cuts time by four: the first frame alone, then four and four
-    assert data["film"]["latent"] == [0, 1, 1, 1, 1, 2, 2, 2, 2]
-    assert data["film"]["rate"] == 8.0 and data["film"]["middle"] == 4
-    for shown, frame in zip(frames_of(page), run.film, strict=True):
+    assert data["video"]["latent"] == [0, 1, 1, 1, 1, 2, 2, 2, 2]
+    assert data["video"]["rate"] == 8.0 and data["video"]["middle"] == 4
+    for shown, frame in zip(frames_of(page), run.video, strict=True):
         assert shown.tobytes() == frame.tobytes()  # few bytes need no loss
     assert report(run) == page
 
 
-def test_a_film_that_a_model_made_has_a_page():
+def test_a_video_that_a_model_made_has_a_page():
     size = {"height": 64, "width": 96, "num_frames": 5, "max_sequence_length": 12}
     run = generate(wan(), "a red cat", num_inference_steps=1, guidance_scale=1.0, **size)[0]
     data = data_of(report(run))
     close(maps_of(data)[:3], values(run.heatmaps))
-    assert len(data["film"]["frames"]) == len(run.film)
+    assert len(data["video"]["frames"]) == len(run.video)
 
 
-def test_a_pictures_page_has_nothing_of_a_film():
+def test_an_images_page_has_nothing_of_a_video():
     page = report(small_run()).decode()
-    assert "film" not in data_of(page.encode())
+    assert "video" not in data_of(page.encode())
     for part in ('id="player"', 'id="strips"', "requestAnimationFrame(tick)", ".player"):
         assert part not in page
         assert part in report(disc_run()).decode()
@@ -91,7 +91,7 @@ def test_a_page_of_81_noisy_frames_is_under_8_mb():
     frames = frames_of(page)
     assert len({frame.size for frame in frames}) == 1 and frames[0].width >= 384
     of_disc = [np.asarray(frame.resize((26, 15)), int) for frame in frames]
-    wanted = [np.asarray(frame.convert("RGB").resize((26, 15)), int) for frame in run.film]
+    wanted = [np.asarray(frame.convert("RGB").resize((26, 15)), int) for frame in run.video]
     assert all(np.abs(a - b).mean() < 6 for a, b in zip(of_disc, wanted, strict=True))
     group = group_heatmaps(run)[data["groups"][0]]
     fine, coarse = values(group)[0], shown[12]
@@ -103,7 +103,7 @@ def test_a_page_of_81_noisy_frames_is_under_8_mb():
 
 def test_what_a_page_has_no_room_for_is_left_out_and_said(monkeypatch):
     run = disc_run(steps=2, groups=2)
-    told = "A page has no room for each of these, which the film kept: {}."
+    told = "A page has no room for each of these, which the video kept: {}."
     cells = 3 * 8 * 12 * 3  # of the words of one look
     assert "has no room" not in report(run).decode()
     monkeypatch.setitem(maps._BUDGETS, "groups", 2 * cells // 64 - 1)

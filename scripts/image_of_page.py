@@ -1,4 +1,4 @@
-"""A picture of a run's page as a browser shows it, with words pinned and a spot kept.
+"""An image of a run's page as a browser shows it, with words pinned and a spot kept.
 
 Needs playwright (pip install "sdattn[browser]") and a Chromium.
 """
@@ -13,7 +13,7 @@ from playwright.sync_api import sync_playwright
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="a run's folder")
-    parser.add_argument("out", type=Path, help="the picture's file, .png")
+    parser.add_argument("out", type=Path, help="the image's file, .png")
     parser.add_argument("--words", nargs="+", default=("circle", "square"))
     parser.add_argument("--spot", type=float, nargs=2, default=(0.28, 0.5), help="in [0, 1]")
     parser.add_argument("--size", type=int, nargs=2, default=(1180, 720))

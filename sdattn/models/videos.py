@@ -1,10 +1,10 @@
-"""Films that a pipeline makes: how many frames they can have, and how fast they are shown."""
+"""Videos that a pipeline makes: how many frames they can have, and how fast they are shown."""
 
 from collections.abc import Mapping
 from typing import Any
 
 from ..errors import InvalidTypeError, Message, OptionError
-from ..files.films import RATES, is_rate
+from ..files.videos import RATES, is_rate
 from .call_options import call_options, option_of
 from .demos import demo_settings
 from .layers import find_denoiser
@@ -17,27 +17,27 @@ _UNITS = (
 )
 
 
-def makes_films(pipe: Any) -> bool:
-    """Whether what a pipeline makes are films, not pictures."""
-    return find_denoiser(pipe).family.film
+def makes_videos(pipe: Any) -> bool:
+    """Whether what a pipeline makes are videos, not images."""
+    return find_denoiser(pipe).family.video
 
 
-def check_makes_pictures(pipe: Any) -> None:
-    """Refuse a pipeline whose films cannot be used for what is asked.
+def check_makes_images(pipe: Any) -> None:
+    """Refuse a pipeline whose videos cannot be used for what is asked.
 
     Raises:
-        TypeError: it makes films.
+        TypeError: it makes videos.
     """
-    if makes_films(pipe):
+    if makes_videos(pipe):
         text = (
-            "{0} makes films, and edits, knockouts, comparisons and looks at given pictures are "
-            "of single pictures. See where the words of a film went with {generate()}."
+            "{0} makes videos, and edits, knockouts, comparisons and looks at given images are "
+            "of single images. See where the words of a video went with {generate()}."
         )
         raise InvalidTypeError(Message(text, type(pipe).__name__))
 
 
 def frame_unit(pipe: Any) -> int:
-    """A film has one frame, or one and a multiple of this number; 1 where each is its own."""
+    """A video has one frame, or one and a multiple of this number; 1 where each is its own."""
     coded = next((int(getattr(pipe, name)) for name in _UNITS if hasattr(pipe, name)), 1)
     return coded * find_denoiser(pipe).family.frame_unit
 
@@ -76,8 +76,8 @@ def check_frames(pipe: Any, frames: int) -> None:
     Raises:
         ValueError: the model cannot make so many; the message names the nearest that it can.
     """
-    if not makes_films(pipe):
-        text = "a {0} makes pictures, not films. Leave it out."
+    if not makes_videos(pipe):
+        text = "a {0} makes images, not videos. Leave it out."
         raise OptionError("num_frames", frames, text, type(pipe).__name__)
     unit = frame_unit(pipe)
     if (frames - 1) % unit:

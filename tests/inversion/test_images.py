@@ -1,8 +1,8 @@
-"""Pictures of one's own, made what a pipeline can take."""
+"""Images of one's own, made what a pipeline can take."""
 
 import pytest
 from helpers.inversion_runs import descend, strong_text
-from helpers.small_pictures import new_image
+from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
@@ -24,7 +24,7 @@ def pipe():
         ((1, 1), (128, 128)),
     ],
 )
-def test_pictures_keep_their_proportions(pipe, given, made):
+def test_images_keep_their_proportions(pipe, given, made):
     inversion = invert(pipe, new_image(given), PROMPT, num_inference_steps=1, null_text=False)
     assert inversion.image.size == made
     assert inversion.noise.shape == (1, 4, made[1] // 8, made[0] // 8)
@@ -32,7 +32,7 @@ def test_pictures_keep_their_proportions(pipe, given, made):
     assert latents.shape == (2, 1, 4, made[1] // 8, made[0] // 8)
 
 
-def test_pictures_are_made_upright_and_rgb(pipe):
+def test_images_are_made_upright_and_rgb(pipe):
     image = new_image((64, 128)).convert("RGBA")
     image.getexif()[0x0112] = 6  # to be turned by 90 degrees
     upright = invert(pipe, image, PROMPT, num_inference_steps=1, null_text=False).image

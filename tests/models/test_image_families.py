@@ -1,4 +1,4 @@
-"""How further families of pictures read their prompts, against their own encode_prompt."""
+"""How further families of images read their prompts, against their own encode_prompt."""
 
 import inspect
 
@@ -110,7 +110,7 @@ def make_edit(kind):
 
 
 def check_edit(pipe, shown, prompts, **options):
-    """Each column's token, against what the pipeline makes of the pictures it shows its encoder."""
+    """Each column's token, against what the pipeline makes of the images it shows its encoder."""
     made = made_by(pipe, prompts, image=shown)
     read = read_prompts(pipe, prompts, **options)
     assert_same_columns(read, made, pipe.tokenizer)
@@ -125,7 +125,7 @@ ID = tiny_qwen_processor().image_token_id
 
 
 @pytest.mark.parametrize("kind", [QwenImageEditPipeline, QwenImageEditInpaintPipeline])
-def test_qwen_image_edit_reads_a_picture_before_the_prompt(kind):
+def test_qwen_image_edit_reads_an_image_before_the_prompt(kind):
     pipe = make_edit(kind)
     for size in ((60, 40), (40, 60), (100, 1000)):
         one = new_image(*size)
@@ -138,7 +138,7 @@ def test_qwen_image_edit_reads_a_picture_before_the_prompt(kind):
     assert len(set(check_edit(pipe, several, PROMPTS, image=several))) > 1
 
 
-def test_qwen_image_edit_plus_reads_several_pictures():
+def test_qwen_image_edit_plus_reads_several_images():
     pipe = make_edit(QwenImageEditPlusPipeline)
     for sizes in ([(60, 40)], [(60, 40), (40, 60), (100, 1000)]):
         given = [new_image(*size) for size in sizes]
@@ -148,7 +148,7 @@ def test_qwen_image_edit_plus_reads_several_pictures():
     check_edit(pipe, shown[:1], PROMPTS[:1], image=given[0])
 
 
-def test_qwen_image_edit_needs_the_size_of_its_pictures():
+def test_qwen_image_edit_needs_the_size_of_its_images():
     pipe = make_edit(QwenImageEditPipeline)
     with pytest.raises(ValueError, match="QwenImageEditPipeline.*image="):
         read_prompts(pipe, "a cat")

@@ -1,4 +1,4 @@
-"""A run of a film without a model: a disc moves to the right, and its words' maps follow it."""
+"""A run of a video without a model: a disc moves to the right, and its words' maps follow it."""
 
 import numpy as np
 import torch
@@ -6,7 +6,7 @@ from PIL import Image
 
 from helpers.tiny_tokenizers import tiny_tokenizer
 from sdattn import Heatmaps, read_prompt
-from sdattn.files.films import Film
+from sdattn.files.videos import Video
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
@@ -23,21 +23,21 @@ def disc_run(
     """``size`` is (width, height); ``noise`` is the deviation of each pixel; ``groups`` layers have
     places of their own."""
     chance = np.random.default_rng(0)
-    film = Film([_picture(i / max(frames - 1, 1), size, noise, chance) for i in range(frames)], 8.0)
+    video = Video([_image(i / max(frames - 1, 1), size, noise, chance) for i in range(frames)], 8.0)
     own = _layers(1, groups, latent, grid, chance)
     text = read_prompt(tiny_tokenizer(), prompt)
     heatmaps = Heatmaps(text, aggregate(own, PRESETS["default"])[0])
     told = {"prompt": prompt, "seed": 0, "pipeline": "P", "frames": frames, "frame_rate": 8.0}
     kept = _layers(steps, groups, latent, grid, chance) if steps else None
     details = Details(kept, tuple(range(steps)))
-    return ImageRun(film[film.middle], heatmaps, own, RunSettings(**told), details, film=film)
+    return ImageRun(video[video.middle], heatmaps, own, RunSettings(**told), details, video=video)
 
 
 def _centre(time):
     return 0.15 + 0.7 * time, 0.5 + 0.2 * np.sin(3 * time)
 
 
-def _picture(time, size, noise, chance):
+def _image(time, size, noise, chance):
     width, height = size
     across, down = np.meshgrid(np.linspace(0, 1, width), np.linspace(0, 1, height))
     pixels = np.stack([60 + 120 * across, 80 + 100 * down, 200 - 60 * across], -1)

@@ -1,4 +1,4 @@
-"""Runs of films: what generate() makes of them, their folders, and one frame as a picture's run."""
+"""Runs of videos: what generate() makes of them, their folders, and one frame as an image's run."""
 
 import io
 import json
@@ -6,8 +6,7 @@ import json
 import numpy as np
 import pytest
 import torch
-from helpers.film_rows import ltx, wan
-from helpers.joint_film_rows import (
+from helpers.joint_video_rows import (
     cogvideox,
     cogvideox15,
     hunyuan_video,
@@ -15,20 +14,21 @@ from helpers.joint_film_rows import (
     mochi,
 )
 from helpers.ltx2_rows import ltx2
-from helpers.small_pictures import new_image
+from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline
 from helpers.unet_rows import animatediff, make_small_unet
-from helpers.wan_rows import wan22_small_from_picture, wan_from_picture
+from helpers.video_rows import ltx, wan
+from helpers.wan_rows import wan22_small_from_image, wan_from_image
 from PIL import Image
 
 import sdattn
 from sdattn import capture, explain, generate, heatmaps, load_run
 from sdattn.edit import edit
 from sdattn.figures import figure
-from sdattn.files.films import read_film
+from sdattn.files.videos import read_video
 from sdattn.maps.heatmap import latent_frames
 from sdattn.maps.strips import frame_means, strips
-from sdattn.models.films import frame_rate
+from sdattn.models.videos import frame_rate
 from sdattn.runs.again import made_by
 from sdattn.runs.drawings import drawings
 from sdattn.runs.imagerun import group_heatmaps, step_heatmaps
@@ -42,10 +42,10 @@ WAN = {**SMALL, "num_frames": 5, "max_sequence_length": 12}
 HUNYUAN = {
     "max_sequence_length": 12,
     "true_cfg_scale": 5.0,
-    "prompt_template": {"template": "[INST]film: {}[/INST]", "crop_start": 4},
+    "prompt_template": {"template": "[INST]video: {}[/INST]", "crop_start": 4},
 }
-FROM_PICTURE = {"image": new_image((96, 64))}
-FILM = "film.mp4"
+FROM_IMAGE = {"image": new_image((96, 64))}
+VIDEO = "video.mp4"
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -65,15 +65,15 @@ def run(pipe):
 
 @pytest.fixture(scope="module")
 def files(run):
-    return pack_run(run, ("image", "film", "overlays", "grid", "maps", "masks")).files
+    return pack_run(run, ("image", "video", "overlays", "grid", "maps", "masks")).files
 
 
 @pytest.mark.parametrize(
     ("make", "frames", "options", "latent"),
     [
         (wan, 5, {"max_sequence_length": 12}, 2),
-        (wan_from_picture, 5, FROM_PICTURE, 2),
-        (wan22_small_from_picture, 5, {**FROM_PICTURE, "max_sequence_length": 12}, 2),
+        (wan_from_image, 5, FROM_IMAGE, 2),
+        (wan22_small_from_image, 5, {**FROM_IMAGE, "max_sequence_length": 12}, 2),
         (ltx, 9, {"max_sequence_length": 12}, 2),
         (ltx2, 9, {"max_sequence_length": 12}, 2),
         (cogvideox, 9, {"max_sequence_length": 12}, 3),
@@ -84,7 +84,7 @@ def files(run):
         (animatediff, 3, {}, 3),
     ],
 )
-def test_the_film_is_the_pipelines_own_and_its_maps_those_of_a_capture(
+def test_the_video_is_the_pipelines_own_and_its_maps_those_of_a_capture(
     make, frames, options, latent
 ):
     pipe, options = make(), {**SMALL, **options, "num_frames": frames}
@@ -92,9 +92,9 @@ def test_the_film_is_the_pipelines_own_and_its_maps_those_of_a_capture(
     noise = [torch.Generator().manual_seed(3)]
     with capture(pipe, steps=(0.5, 1.0)) as store:
         [plain] = pipe(prompt=[PROMPT], generator=noise, output_type="pil", **options).frames
-    [film] = made.films
-    assert len(made) == 1 and len(film) == frames == len(plain)
-    assert all(x.tobytes() == y.tobytes() for x, y in zip(film, plain, strict=True))
+    [video] = made.videos
+    assert len(made) == 1 and len(video) == frames == len(plain)
+    assert all(x.tobytes() == y.tobytes() for x, y in zip(video, plain, strict=True))
     assert made.images[0].tobytes() == plain[frames // 2].tobytes()
     [expected] = heatmaps(store)
     assert made.heatmaps[0].maps.shape[0] == latent
@@ -102,54 +102,56 @@ def test_the_film_is_the_pipelines_own_and_its_maps_those_of_a_capture(
     assert made.info[0]["frames"] == frames and made.info[0]["size"] == [96, 64]
 
 
-def test_several_films_have_seeds_of_their_own(pipe):
+def test_several_videos_have_seeds_of_their_own(pipe):
     options = {**WAN, "num_inference_steps": 1, "num_frames": 1}
     both = generate(pipe, [PROMPT, "a dog"], seed=5, num_videos_per_prompt=2, **options)
     assert [info["seed"] for info in both.info] == [5, 6, 7, 8]
     assert [info["prompt"] for info in both.info] == [PROMPT] * 2 + ["a dog"] * 2
-    assert len({film[0].tobytes() for film in both.films}) == 4
-    assert "4 films 96x64, 1 frames," in repr(both)
+    assert len({video[0].tobytes() for video in both.videos}) == 4
+    assert "4 videos 96x64, 1 frames," in repr(both)
 
 
-def test_a_film_of_one_frame_has_the_pictures_maps():
+def test_a_video_of_one_frame_has_the_images_maps():
     """The UNet of AnimateDiff with its motion modules at 0 is that of Stable Diffusion."""
-    film = animatediff()
-    for name, weights in film.unet.named_parameters():
+    video = animatediff()
+    for name, weights in video.unet.named_parameters():
         if "motion_modules" in name and "proj_out" in name:
             torch.nn.init.zeros_(weights)
     unet = make_small_unet()
-    unet.load_state_dict(film.unet.state_dict(), strict=False)
-    components = {"text_encoder": film.text_encoder, "vae": film.vae}
+    unet.load_state_dict(video.unet.state_dict(), strict=False)
+    components = {"text_encoder": video.text_encoder, "vae": video.vae}
     of_one = make_pipeline(unet=unet, **components)
     options = {**SMALL, "num_inference_steps": 1}
-    of_picture = generate(of_one, PROMPT, **options)[0]
-    of_film = generate(film, PROMPT, num_frames=1, **options)[0]
-    assert of_film.heatmaps.maps.shape[0] == 1
-    for name, layer in of_film.layers.layers.items():
-        expected = of_picture.layers.layers[name].maps
+    of_image = generate(of_one, PROMPT, **options)[0]
+    of_video = generate(video, PROMPT, num_frames=1, **options)[0]
+    assert of_video.heatmaps.maps.shape[0] == 1
+    for name, layer in of_video.layers.layers.items():
+        expected = of_image.layers.layers[name].maps
         torch.testing.assert_close(layer.maps[:, 0], expected, atol=1e-6, rtol=0)
 
 
-def test_the_folder_of_a_film(run, files):
+def test_the_folder_of_a_video(run, files):
     words = ["01-a", "02-red", "03-cat"]
     drawn = [f"heatmaps/{word}.mp4" for word in words] + [f"masks/{word}.webp" for word in words]
-    held = {FILM, "image.png", "grid.png", "strips.png", "maps.safetensors", "steps.safetensors"}
+    held = {VIDEO, "image.png", "grid.png", "strips.png", "maps.safetensors", "steps.safetensors"}
     assert files.keys() == {*drawn, *held, "run.json"}
-    back = read_film(files[FILM], "mp4", FILM)
-    for frame, plain in zip(back, run.film, strict=True):
-        nearest = [np.abs(np.asarray(frame, float) - np.asarray(x, float)).mean() for x in run.film]
-        assert run.film[int(np.argmin(nearest))].tobytes() == plain.tobytes()
-    overlays = read_film(files["heatmaps/03-cat.mp4"], "mp4", "cat")
+    back = read_video(files[VIDEO], "mp4", VIDEO)
+    for frame, plain in zip(back, run.video, strict=True):
+        nearest = [
+            np.abs(np.asarray(frame, float) - np.asarray(x, float)).mean() for x in run.video
+        ]
+        assert run.video[int(np.argmin(nearest))].tobytes() == plain.tobytes()
+    overlays = read_video(files["heatmaps/03-cat.mp4"], "mp4", "cat")
     for number, latent in enumerate(latent_frames(2, 5)):
-        shown = run.heatmaps["cat"].frame(latent).overlay(run.film[number])
+        shown = run.heatmaps["cat"].frame(latent).overlay(run.video[number])
         seen = np.asarray(overlays[number].crop((0, 0, *shown.size)), float)
         assert np.abs(seen - np.asarray(shown, float)).mean() < 6
-    assert pack_run(run, ("film",)).files[FILM] == files[FILM]
+    assert pack_run(run, ("video",)).files[VIDEO] == files[VIDEO]
 
 
 def test_masks_have_one_level_for_all_frames(run, files):
     mask = run.heatmaps["cat"].mask((64, 96)).numpy()
-    frames = read_film(files["masks/03-cat.webp"], "webp", "mask", 5, 16)
+    frames = read_video(files["masks/03-cat.webp"], "webp", "mask", 5, 16)
     for frame, latent in zip(frames, latent_frames(2, 5), strict=True):
         assert ((np.asarray(frame)[..., 0] == 255) == mask[latent]).all()
 
@@ -157,7 +159,7 @@ def test_masks_have_one_level_for_all_frames(run, files):
 def test_a_folder_is_read_back(run, tmp_path):
     saved = sdattn.runs.folder.save_run(tmp_path / "run", run)
     back = load_run(saved)
-    assert len(back.film) == 5 and back.film.rate == 16 and back.film[0].size == (96, 64)
+    assert len(back.video) == 5 and back.video.rate == 16 and back.video[0].size == (96, 64)
     assert back.image.tobytes() == run.image.tobytes()
     torch.testing.assert_close(back.heatmaps.maps, run.heatmaps.maps, atol=1e-4, rtol=1e-3)
     assert "96x64, 5 frames, of 'a red cat'" in repr(back)
@@ -167,18 +169,18 @@ def test_a_folder_is_read_back(run, tmp_path):
     assert len(document["statistics"][2]["frames"]) == 2 and len(mass) == 2
     command, given = made_by(back.settings, back.heatmaps.preset)
     assert command == "generate" and given["frames"] == 5 and given["keep"] == "steps"
-    (saved / FILM).write_bytes(b"")
-    with pytest.raises(ValueError, match="film.mp4.*run"):
+    (saved / VIDEO).write_bytes(b"")
+    with pytest.raises(ValueError, match="video.mp4.*run"):
         load_run(saved)
-    (saved / FILM).unlink()
-    with pytest.raises(FileNotFoundError, match=r"has no film.mp4"):
+    (saved / VIDEO).unlink()
+    with pytest.raises(FileNotFoundError, match=r"has no video.mp4"):
         load_run(saved)
 
 
-def test_a_film_that_was_not_saved_is_refused_where_it_is_shown(run):
+def test_a_video_that_was_not_saved_is_refused_where_it_is_shown(run):
     held = pack_run(run, ("image", "maps")).files
     back = unpack_run(held, "run")
-    assert len(back.film) == 5 and back.image.tobytes() == run.image.tobytes()
+    assert len(back.video) == 5 and back.image.tobytes() == run.image.tobytes()
     torch.testing.assert_close(back.heatmaps.maps, run.heatmaps.maps, atol=1e-4, rtol=1e-3)
     for way in (
         lambda: report(back),
@@ -187,11 +189,11 @@ def test_a_film_that_was_not_saved_is_refused_where_it_is_shown(run):
         lambda: drawings(back, back.heatmaps.occurrences(), PROMPT),
         lambda: back.frame(0),
     ):
-        with pytest.raises(FileNotFoundError, match="without its film"):
+        with pytest.raises(FileNotFoundError, match="without its video"):
             way()
 
 
-def test_films_are_compared_frame_by_frame(run, tmp_path):
+def test_videos_are_compared_frame_by_frame(run, tmp_path):
     first = load_run(sdattn.runs.folder.save_run(tmp_path / "run", run))
     with pytest.raises(TypeError, match="Comparisons"):
         sdattn.diff(first, first)
@@ -200,9 +202,9 @@ def test_films_are_compared_frame_by_frame(run, tmp_path):
     torch.testing.assert_close(frames.words[0].difference, apart, atol=1e-6, rtol=0)
 
 
-def test_one_frame_is_a_pictures_run(run):
+def test_one_frame_is_an_images_run(run):
     first, last = run.frame(0), run.frame(4)
-    assert first.film is None and first.image.tobytes() == run.film[0].tobytes()
+    assert first.video is None and first.image.tobytes() == run.video[0].tobytes()
     assert first.heatmaps.maps.shape == (4, 6, 12)
     assert torch.equal(last.heatmaps["cat"].map, run.heatmaps["cat"].map[1])
     assert first.heatmaps.top == last.heatmaps.top == run.heatmaps.top
@@ -219,13 +221,13 @@ def test_one_frame_is_a_pictures_run(run):
 
 
 def test_refined_maps_of_frames_alone():
-    """Each frame of AnimateDiff attends to itself alone: one frame's is that of a picture."""
+    """Each frame of AnimateDiff attends to itself alone: one frame's is that of an image."""
     pipe = animatediff()
     kept = {"steps": "all"}
     options = {**SMALL, "num_frames": 3, "capture_options": kept, "refine": "self"}
-    film = generate(pipe, PROMPT, **options)[0]
-    back = pack_and_read(film)
-    assert back.layers.affinity.shape == film.layers.affinity.shape == (1, 3, 96, 96)
+    video = generate(pipe, PROMPT, **options)[0]
+    back = pack_and_read(video)
+    assert back.layers.affinity.shape == video.layers.affinity.shape == (1, 3, 96, 96)
     one = back.frame(2)
     steps, whole = (step_heatmaps(run)[1]["cat"].map for run in (one, back))
     torch.testing.assert_close(steps, whole[2])
@@ -251,9 +253,9 @@ def test_strips_show_the_mean_of_each_frame(run):
 
 def test_the_grid_has_a_row_a_word(run, files):
     with Image.open(io.BytesIO(files["grid.png"])) as grid:
-        tile = run.heatmaps["cat"].frame(0).overlay(run.film[0]).size
+        tile = run.heatmaps["cat"].frame(0).overlay(run.video[0]).size
         across, down = grid.width // tile[0], grid.height // tile[1]
-    assert (across, down) == (5, 4)  # five frames; the film and three words
+    assert (across, down) == (5, 4)  # five frames; the video and three words
 
 
 def test_drawings_of_some_words(run):
@@ -291,7 +293,7 @@ def test_a_family_shows_each_of_its_releases_at_its_own_rate(patch, rate):
     assert frame_rate(cogvideox(patch_size_t=patch, patch_bias=patch is None), {}) == rate
 
 
-def test_edits_knockouts_and_looks_at_pictures_are_refused_by_name(pipe):
+def test_edits_knockouts_and_looks_at_images_are_refused_by_name(pipe):
     small = {key: value for key, value in WAN.items() if key != "num_frames"}
     for way in (
         lambda: generate(pipe, PROMPT, causal=True, **small),

@@ -1,4 +1,4 @@
-"""Measure the demo film model on films it never saw: do the objects that were asked for go to the
+"""Measure the demo video model on videos it never saw: do the objects that were asked for go to the
 right, and do the words' maps go with them?
 
 Frames are read by ``scene_checker``, which knows nothing of the model. The pointing game (Zhang et
@@ -25,11 +25,11 @@ from PIL import Image
 import sdattn
 from sdattn.runs.imagerun import ImageRun
 
-from ..moving import SHORTEST, MovingScene, goes_right, random_film
+from ..moving import SHORTEST, MovingScene, goes_right, random_video
 from ..scene_checker import SIDE
 from .landing import Kind, Seen, seen_in, word_maps
 
-BATCH = 4  # films drawn at a time
+BATCH = 4  # videos drawn at a time
 KINDS: tuple[Kind, Kind] = ("colour", "shape")
 GROUPS = {
     None: "one object",
@@ -41,7 +41,7 @@ GROUPS = {
 
 @dataclass
 class Verdict:
-    """One film against its prompt.
+    """One video against its prompt.
 
     Attributes:
         group: the row of the table that it counts for.
@@ -60,13 +60,13 @@ class Verdict:
     hits: dict[Kind, list[tuple[int, bool, bool]]] = field(default_factory=dict)
 
 
-def judge(film: MovingScene, prompt: str, item: ImageRun) -> Verdict:
-    """Compare one film and its heatmaps with what the prompt asked for."""
-    frames = item.film.frames if item.film else ()
-    seen = [seen_in(film.scene, frame) for frame in frames]
-    verdict = Verdict(prompt, group_of(film), went(film, seen), [one.shapes for one in seen])
+def judge(video: MovingScene, prompt: str, item: ImageRun) -> Verdict:
+    """Compare one video and its heatmaps with what the prompt asked for."""
+    frames = item.video.frames if item.video else ()
+    seen = [seen_in(video.scene, frame) for frame in frames]
+    verdict = Verdict(prompt, group_of(video), went(video, seen), [one.shapes for one in seen])
     for kind in KINDS:
-        maps = [word_maps(film.scene, item.frame(n).heatmaps, kind) for n in range(len(frames))]
+        maps = [word_maps(video.scene, item.frame(n).heatmaps, kind) for n in range(len(frames))]
         still = [torch.stack(of_word).mean(0) for of_word in zip(*maps, strict=True)]
         verdict.hits[kind] = [
             (number, points_at(one, mask), points_at(mean, mask))
@@ -83,13 +83,13 @@ def points_at(heatmap: torch.Tensor, mask: Any) -> bool:
     return bool(mask[row, col])
 
 
-def went(film: MovingScene, seen: list[Seen]) -> bool | None:
+def went(video: MovingScene, seen: list[Seen]) -> bool | None:
     """Whether every object went to the right."""
     ends = [one.masks for one in (seen[0], seen[-1])]
     if ends[0] is None or ends[1] is None:
         return None
     objects = [[centre(mask) for mask in places] for places in zip(ends[0], ends[1], strict=True)]
-    least = min(SHORTEST, film.length) / 2
+    least = min(SHORTEST, video.length) / 2
     return all(goes_right(places, least) for places in objects)
 
 
@@ -99,25 +99,25 @@ def centre(mask: Any) -> tuple[float, float]:
     return float(cols.mean() + 0.5) / SIDE, float(rows.mean() + 0.5) / SIDE
 
 
-def group_of(film: MovingScene) -> str:
-    """The row of the table that a film counts for."""
-    return GROUPS[film.scene.relation]
+def group_of(video: MovingScene) -> str:
+    """The row of the table that a video counts for."""
+    return GROUPS[video.scene.relation]
 
 
 def evaluate(
-    pipe: Any, films: list[MovingScene], seed: int, preset: str
+    pipe: Any, videos: list[MovingScene], seed: int, preset: str
 ) -> tuple[list[Verdict], list[NDArray[np.uint8]]]:
-    """Draw every film with a seed of its own and judge it; also returns each film's frames side by
-    side."""
+    """Draw every video with a seed of its own and judge it; also returns each video's frames side
+    by side."""
     rng = np.random.default_rng(seed)
-    prompts = [film.caption(rng) for film in films]
+    prompts = [video.caption(rng) for video in videos]
     verdicts, rows = [], []
-    for start in range(0, len(films), BATCH):
+    for start in range(0, len(videos), BATCH):
         said = prompts[start : start + BATCH]
         run = sdattn.generate(pipe, said, seed=seed + start, preset=preset)
-        for film, prompt, item in zip(films[start : start + BATCH], said, run, strict=True):
-            verdicts.append(judge(film, prompt, item))
-            rows.append(np.hstack([np.asarray(frame) for frame in item.film or ()]))
+        for video, prompt, item in zip(videos[start : start + BATCH], said, run, strict=True):
+            verdicts.append(judge(video, prompt, item))
+            rows.append(np.hstack([np.asarray(frame) for frame in item.video or ()]))
     return verdicts, rows
 
 
@@ -130,7 +130,7 @@ def share(values: Iterable[bool | None]) -> float | None:
 def summarise(verdicts: list[Verdict]) -> dict[str, Any]:
     """The figures of some verdicts."""
     found: dict[str, Any] = {
-        "films": len(verdicts),
+        "videos": len(verdicts),
         "way": share(bool(one.way) for one in verdicts),
         "frames": share(right for one in verdicts for right in one.right),
         "all frames": share(all(one.right) for one in verdicts),
@@ -148,14 +148,14 @@ def summarise(verdicts: list[Verdict]) -> dict[str, Any]:
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
     """The figures as text, a row a group."""
-    heads = ("films", "way", "frames", "all", "colour w.", "its mean", "shape w.", "its mean")
+    heads = ("videos", "way", "frames", "all", "colour w.", "its mean", "shape w.", "its mean")
     lines = [f"{'':28}" + "".join(f"{head:>11}" for head in heads)]
     for group, row in figures.items():
         cells = [row["way"], row["frames"], row["all frames"]]
         for kind in KINDS:
             cells += [row[kind]["frame by frame"], row[kind]["mean of the frames"]]
         told = "".join(f"{'-' if cell is None else f'{cell:.1%}':>11}" for cell in cells)
-        lines.append(f"{group:28}{row['films']:>11}{told}")
+        lines.append(f"{group:28}{row['videos']:>11}{told}")
     return "\n".join(lines)
 
 
@@ -164,19 +164,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="demo-film", help="demo-film, or a folder")
-    parser.add_argument("--films", type=int, default=100)
-    parser.add_argument("--scene-seed", type=int, default=2024, help="which unseen films")
-    parser.add_argument("--seed", type=int, default=0, help="of the first film's noise")
+    parser.add_argument("--model", default="demo-video", help="demo-video, or a folder")
+    parser.add_argument("--videos", type=int, default=100)
+    parser.add_argument("--scene-seed", type=int, default=2024, help="which unseen videos")
+    parser.add_argument("--seed", type=int, default=0, help="of the first video's noise")
     parser.add_argument("--preset", default="default", help="of the heatmaps")
     parser.add_argument("--out", type=Path, help="a JSON file with the figures")
-    parser.add_argument("--sheet", type=Path, help="a picture file: a row a film, the first 16")
+    parser.add_argument("--sheet", type=Path, help="an image file: a row a video, the first 16")
     args = parser.parse_args()
     pipe = sdattn.load_pipeline(args.model)
     pipe.set_progress_bar_config(disable=True)
     rng = np.random.default_rng(args.scene_seed)
-    films = [random_film(rng, held_out=True) for _ in range(args.films)]
-    verdicts, rows = evaluate(pipe, films, args.seed, args.preset)
+    videos = [random_video(rng, held_out=True) for _ in range(args.videos)]
+    verdicts, rows = evaluate(pipe, videos, args.seed, args.preset)
     groups = defaultdict(list)
     for verdict in verdicts:
         groups["all"].append(verdict)

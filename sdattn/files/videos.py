@@ -1,8 +1,8 @@
-"""Films as files: MP4 (H.264, by PyAV), or animated WebP where that is not installed.
+"""Videos as files: MP4 (H.264, by PyAV), or animated WebP where that is not installed.
 
 best_format()                    "mp4" or "webp", what this machine writes
-write_film(frames, 8, "mp4")     the file's bytes
-Film(frames, rate), read_film    a film in memory, and one that is read when it is looked at
+write_video(frames, 8, "mp4")     the file's bytes
+Video(frames, rate), read_video    a video in memory, and one that is read when it is looked at
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ _PREVIEW_FRAMES = 8
 _WEBP = {"quality": 90, "method": 2}
 
 
-class Film(Sequence["Image.Image"]):
-    """The frames of a film, PIL images of one size, in order.
+class Video(Sequence["Image.Image"]):
+    """The frames of a video, PIL images of one size, in order.
 
     Attributes:
         rate: frames a second.
@@ -55,7 +55,7 @@ class Film(Sequence["Image.Image"]):
 
     @property
     def middle(self) -> int:
-        """The number of the frame that stands for the film where one picture is shown."""
+        """The number of the frame that stands for the video where one image is shown."""
         return len(self) // 2
 
     def key_frames(self, most: int = 6) -> list[int]:
@@ -73,11 +73,11 @@ class Film(Sequence["Image.Image"]):
         return self.frames[number]
 
     def __repr__(self) -> str:
-        return f"Film({len(self)} frames, {self.rate:g} a second)"
+        return f"Video({len(self)} frames, {self.rate:g} a second)"
 
 
 def key_frames(frames: int, most: int = 6) -> list[int]:
-    """The numbers of at most so many of a film's frames, evenly from the first to the last."""
+    """The numbers of at most so many of a video's frames, evenly from the first to the last."""
     number = min(most, frames)
     return [round(i * (frames - 1) / max(1, number - 1)) for i in range(number)]
 
@@ -95,25 +95,25 @@ def _played(rate: Any) -> Any:
 
 
 def best_format() -> Format:
-    """What films are written as: MP4 where PyAV is installed and can code H.264, which some builds
+    """What videos are written as: MP4 where PyAV is installed and can code H.264, which some builds
     of it cannot, else animated WebP."""
     try:
-        return "mp4" if _CODEC in pyav("A film as MP4").codecs_available else "webp"
+        return "mp4" if _CODEC in pyav("A video as MP4").codecs_available else "webp"
     except MissingPackageError:
         return "webp"
 
 
-def write_film(
+def write_video(
     frames: Iterable[Image.Image], rate: float, kind: Format, *, lossless: bool = False
 ) -> bytes:
-    """A film as the bytes of a file; the same frames give the same bytes.
+    """A video as the bytes of a file; the same frames give the same bytes.
 
     Args:
         frames: RGB or grey, all of one size; asked for one by one. MP4 has an even number of rows
             and columns: its last ones are there twice, where that is needed.
         rate: frames a second, of at least 0.01; above 1000 the file plays at 1000. A WebP's frames
             begin at the nearest millisecond.
-        kind: ``"mp4"`` for H.264, in which every player and browser shows films; ``"webp"`` for
+        kind: ``"mp4"`` for H.264, in which every player and browser shows videos; ``"webp"`` for
             an animated WebP, shown over and over, by browsers.
         lossless: of WebP, every value stays as it is.
 
@@ -130,7 +130,7 @@ def write_film(
     frames = iter(frames)
     first = next(frames, None)
     if first is None:
-        raise InvalidValueError("A film has at least one frame, and there are none.")
+        raise InvalidValueError("A video has at least one frame, and there are none.")
     if kind == "mp4":
         return _write_mp4(first, frames, rate)
     held = io.BytesIO()
@@ -147,18 +147,18 @@ def smaller(frame: Image.Image) -> Image.Image:
     return small
 
 
-def preview(film: Film) -> bytes:
-    """A film as a small animated WebP of a few frames, evenly from its first to its last, in the
-    time that the film takes."""
-    numbers = film.key_frames(_PREVIEW_FRAMES)
-    frames = (smaller(film[i]) for i in numbers)
-    return write_film(frames, max(RATES[0], len(numbers) * film.rate / len(film)), "webp")
+def preview(video: Video) -> bytes:
+    """A video as a small animated WebP of a few frames, evenly from its first to its last, in the
+    time that the video takes."""
+    numbers = video.key_frames(_PREVIEW_FRAMES)
+    frames = (smaller(video[i]) for i in numbers)
+    return write_video(frames, max(RATES[0], len(numbers) * video.rate / len(video)), "webp")
 
 
-def read_film(
+def read_video(
     data: bytes, kind: Format, where: str, number: int | None = None, rate: float = 1.0
 ) -> list[Image.Image]:
-    """The frames of a file that :func:`write_film` made; RGB, with what the codec lost.
+    """The frames of a file that :func:`write_video` made; RGB, with what the codec lost.
 
     Args:
         data, kind: of the file.
@@ -168,7 +168,7 @@ def read_film(
 
     Raises:
         ImportError: MP4, and PyAV is not installed.
-        ValueError: it is no such film.
+        ValueError: it is no such video.
     """
     from PIL import Image
 
@@ -178,13 +178,13 @@ def read_film(
             with pyav(where).open(held, format="mp4") as file:
                 return [frame.to_image() for frame in file.decode(video=0)]
         # Nothing but WebP is opened: other readers of Pillow start programs of their own.
-        with Image.open(held, formats=["WEBP"]) as film:
-            return _of_webp(film, number, _played(rate))
+        with Image.open(held, formats=["WEBP"]) as video:
+            return _of_webp(video, number, _played(rate))
     except MissingPackageError:
         raise
     except Exception as error:  # of either library
         raise InvalidValueError(
-            f"{where} is no film that can be read: {error}. Restore it or generate the run again."
+            f"{where} is no video that can be read: {error}. Restore it or generate the run again."
         ) from error
 
 
@@ -198,7 +198,7 @@ def pyav(what: str) -> Any:
         import av
     except ModuleNotFoundError as error:
         raise MissingPackageError(
-            f"{what} needs PyAV, which is not installed. Install it: pip install 'sdattn[film]'"
+            f"{what} needs PyAV, which is not installed. Install it: pip install 'sdattn[video]'"
         ) from error
     return av
 
@@ -206,7 +206,7 @@ def pyav(what: str) -> Any:
 def _write_mp4(first: Image.Image, frames: Iterator[Image.Image], rate: float) -> bytes:
     from fractions import Fraction
 
-    av, held = pyav("A film as MP4"), io.BytesIO()
+    av, held = pyav("A video as MP4"), io.BytesIO()
     with av.open(held, "w", format="mp4") as file:
         per_second = Fraction(rate).limit_denominator(10_000)
         stream = file.add_stream(_CODEC, rate=per_second, options=_OPTIONS)
@@ -230,12 +230,12 @@ def _even(frame: Image.Image) -> Image.Image:
     return Image.fromarray(np.pad(pixels, ((0, height % 2), (0, width % 2), (0, 0)), "edge"))
 
 
-def _of_webp(film: Any, number: int | None, rate: float) -> list[Image.Image]:
+def _of_webp(video: Any, number: int | None, rate: float) -> list[Image.Image]:
     frames, end = list[Any](), 0
-    for i in range(getattr(film, "n_frames", 1)):
-        film.seek(i)
-        frame = film.convert("RGB")  # which reads for how long it is shown
-        end += film.info.get("duration", 0)
+    for i in range(getattr(video, "n_frames", 1)):
+        video.seek(i)
+        frame = video.convert("RGB")  # which reads for how long it is shown
+        end += video.info.get("duration", 0)
         until = len(frames) + 1 if number is None else round(end * rate / 1000)
         frames += [frame] * max(1, until - len(frames))
     return frames[:number] + frames[-1:] * ((number or 0) - len(frames))

@@ -1,4 +1,4 @@
-"""The live page of a model that makes films, in a process of its own, without a browser."""
+"""The live page of a model that makes videos, in a process of its own, without a browser."""
 
 import inspect
 import os
@@ -12,7 +12,7 @@ pytestmark = pytest.mark.slow
 NOBODY = SimpleNamespace(_queue=SimpleNamespace(active_jobs=[]))  # waits: no page asked
 
 
-def test_how_many_frames_is_asked_of_films_alone_and_the_film_is_shown(tmp_path):
+def test_how_many_frames_is_asked_of_videos_alone_and_the_video_is_shown(tmp_path):
     pytest.importorskip("gradio")
     # gradio leaves event loops behind, which other tests would be blamed for
     command = [sys.executable, __file__, str(tmp_path)]
@@ -29,18 +29,18 @@ def look(folder):
     from sdattn.app.page import _Live, _settings
     from sdattn.app.recent_runs import RecentRuns
 
-    film = animatediff()
-    for pipe, shown in ((film, (16, True)), (make_pipeline(), (None, False))):
+    video = animatediff()
+    for pipe, shown in ((video, (16, True)), (make_pipeline(), (None, False))):
         with gradio.Blocks(analytics_enabled=False):
             [field] = [one for one in _settings(pipe) if one.label == "Frames"]
         assert (field.value, field.visible) == shown
-    live = _Live(film, RecentRuns(folder), NOBODY)
+    live = _Live(video, RecentRuns(folder), NOBODY)
     given = dict.fromkeys(inspect.signature(live.draw).parameters)
     given |= {"prompt": "a red cat", "seed": 1, "steps": 2, "width": 64, "height": 64}
     run = live.draw(**given | {"frames": 3, "preset": "default", "progress": lambda *_, **__: 0})
-    assert len(run[0].film) == 3
+    assert len(run[0].video) == 3
     [(_, held)] = live.kept.known([live.kept.keep(run)])
-    assert b'"film"' in held.page.read_bytes()
+    assert b'"video"' in held.page.read_bytes()
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""A picture of the user's own, made what a pipeline can take, and its latent."""
+"""An image of the user's own, made what a pipeline can take, and its latent."""
 
 import math
 from collections.abc import Sequence
@@ -14,11 +14,11 @@ from ..errors import InvalidTypeError, InvalidValueError
 from ..models.families import image_latents_of
 from ..models.sizes import default_size, size_unit
 
-LONGEST_SIDE = 1536  # pixels of a picture that is kept to be shown
+LONGEST_SIDE = 1536  # pixels of an image that is kept to be shown
 
 
 def fit(pipe: Any, image: Any) -> Image.Image:
-    """The picture upright by its EXIF tag, RGB (transparency is dropped), scaled in proportion to
+    """The image upright by its EXIF tag, RGB (transparency is dropped), scaled in proportion to
     about as many pixels as the pipeline makes by default, and cropped evenly to the nearest sides
     that the pipeline can make.
 
@@ -41,12 +41,12 @@ def fit(pipe: Any, image: Any) -> Image.Image:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The picture upright by its EXIF tag, RGB."""
+    """The image upright by its EXIF tag, RGB."""
     return _rgb(ImageOps.exif_transpose(image))
 
 
 def at_own_size(image: Image.Image, fitted: Image.Image) -> Image.Image:
-    """The part of a picture that :func:`fit` took, as fine as it was: in the proportions of
+    """The part of an image that :func:`fit` took, as fine as it was: in the proportions of
     ``fitted``, at least its size, and at most ``LONGEST_SIDE`` pixels on the longer side."""
     image = upright(image)
     held = min(image.width / fitted.width, image.height / fitted.height)
@@ -68,7 +68,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 @torch.no_grad()
 def encode(pipe: Any, images: Sequence[Image.Image]) -> Tensor:
-    """The latents that a text-to-image pipeline decodes to the pictures, all of one size.
+    """The latents that a text-to-image pipeline decodes to the images, all of one size.
 
     Returns:
         float32 ``[B, C, rows, cols]`` or packed ``[B, patches, C]``, as the pipeline's call takes
