@@ -101,7 +101,7 @@ def test_the_policy_allows_our_script_and_images_beside_the_page(tmp_path):
 def test_what_a_card_opens_follows_from_what_was_saved(tmp_path, save, format, opens, images):
     page = written(tmp_path / "run", [row(1)], save=save, format=format) / "index.html"
     found = data_of(page)
-    assert (found["opens"], found["images"]) == (opens, images)
+    assert (found["opens"], found["has_images"]) == (opens, images)
     assert ("lie in shards" in text_of(page)) == (format == "webdataset")
     assert ("told not to save" in text_of(page)) == (format == "folder" and not images)
 

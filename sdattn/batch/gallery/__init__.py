@@ -56,7 +56,7 @@ def write_gallery(folder: BatchFolder) -> None:
     rows = rows_in(path)
     for number in range(1, len(spans) + 1):
         here = [_compact(row) for row in islice(rows, EACH)]
-        data = {"opens": about["opens"], "images": about["images"], "rows": here}
+        data = {"opens": about["opens"], "has_images": about["has_images"], "rows": here}
         data |= {"videos": True} if about["videos"] else {}
         if about["overlays"]:
             data["files"] = _files(word for row in here for word in row[4])
@@ -87,7 +87,7 @@ def _cards(settings: BatchSettings) -> dict[str, Any]:
     saved = [name for name in _OPENS if in_folders and name.partition(".")[0] in save]
     opens = next(iter(saved), None)
     return {
-        "images": "image.png" in saved,
+        "has_images": "image.png" in saved,
         "opens": f"video.{settings.video_format}" if opens == "video" else opens,
         "videos": has_video,
         "overlays": in_folders and "overlays" in save,

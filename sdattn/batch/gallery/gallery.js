@@ -59,7 +59,7 @@ function heat(at, place, words, width, height) {
   const name = `${String(at + 1).padStart(2, "0")}-${files.get(words[at]) ?? words[at]}.png`;
   image.className = "heat";
   image.alt = `Heatmap of “${words[at]}”`;
-  image.addEventListener("error", () => image.replaceWith(...(data.images ? [thumbnail(place, width, height)] : [])));
+  image.addEventListener("error", () => image.replaceWith(...(data.has_images ? [thumbnail(place, width, height)] : [])));
   image.src = address(place, `heatmaps/${encodeURIComponent(name)}`);
   return image;
 }
@@ -109,13 +109,13 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
   if (data.opens) item.href = address(place, edited && data.opens === "report.html" ? "edit.html" : data.opens);
   const places = placesOf(words);
   if (places.length) item.append(heats(places, place, words, width, height));
-  else if (data.images) item.append((edited ? pair : thumbnail)(place, width, height));
+  else if (data.has_images) item.append((edited ? pair : thumbnail)(place, width, height));
   const text = make("div", "text");
   const said = make("p", "prompt", edited ? `${source} \u2192 ${prompt}` : prompt);
   said.dir = "auto";
   said.title = said.textContent;
   text.append(said);
-  if (!data.images) {
+  if (!data.has_images) {
     const list = make("p", "words", words.join(" · "));
     list.dir = "auto";
     text.append(list);
