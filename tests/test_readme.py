@@ -86,6 +86,12 @@ def test_links_lead_somewhere(page):
     assert [link for link in links if not (page.parent / link).exists()] == []
 
 
+@pytest.mark.parametrize("page", PAGES[1:], ids=name_of)
+def test_code_fits_a_narrow_window(page):
+    blocks = re.findall(r"^ *```.*?^ *```", page.read_text(encoding="utf-8"), re.DOTALL | re.M)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
+
+
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)
 def test_notebooks_are_kept_without_outputs(notebook):
     cells = json.loads(notebook.read_text(encoding="utf-8"))["cells"]
