@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from ..errors import InvalidValueError, OptionError
+from ..errors import InvalidValueError, refuse
 from ..hooks.keep import Z_SCORES, Space
 from ..hooks.run_part import RunPart
 from ..models.layers import find_denoiser
@@ -258,10 +258,10 @@ def preset_of(preset: str | Preset, refine: str | None = None, default: str = "d
         ValueError: no preset is called that, or ``refine`` is not ``"self"``.
     """
     if refine not in (None, "self"):
-        raise OptionError("refine", refine, "pass 'self', or None for the maps as they are.")
+        raise refuse("refine", refine, "'self', or None for the maps as they are")
     if not isinstance(preset, Preset):
         if preset not in PRESETS:
-            raise OptionError("preset", preset, "choose one of {0}.", ", ".join(PRESETS))
+            raise refuse("preset", preset, PRESETS)
         preset = PRESETS[preset]
     if preset == PRESETS["default"]:
         preset = PRESETS[default]

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention.core import grid_text
-from ..errors import InvalidValueError, Message
+from ..errors import InvalidValueError
 from ..files.tables import along
 from ..files.terminal import shorter
 from ..files.videos import Video
@@ -165,11 +165,10 @@ def _each_head(run: ImageRun) -> xr.DataArray:
 
 def not_kept(what: str) -> ValueError:
     """The error of a run without ``"steps"`` or ``"heads"``."""
-    text = (
-        "This run kept no single {0}, only their mean. To keep them draw with {generate()} and "
-        "{capture_options}."
+    return InvalidValueError(
+        f"This run kept no single {what}, only their mean. To keep them draw with `generate()` and "
+        f"`capture_options={ {what: 'all'}!r}`."
     )
-    return InvalidValueError(Message(text, what, capture_options={what: "all"}))
 
 
 def described(runs: Sequence[ImageRun]) -> str:

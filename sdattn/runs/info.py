@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..errors import InvalidValueError, Message, MissingFileError
+from ..errors import InvalidValueError, MissingFileError
 from ..files.records import Record, RecordError, read_record, shortened
 from ..files.writing import sha256, to_json
 from ..maps.presets import Preset
@@ -192,8 +192,8 @@ def _document(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
 
 
 def missing(where: str, part: str) -> FileNotFoundError:
-    text = "{0} has no {1}, so it is no run's folder. Runs are made by {generate()}."
-    return MissingFileError(Message(text, where, part))
+    text = f"{where} has no {part}, so it is no run's folder. Runs are made by `generate()`."
+    return MissingFileError(text)
 
 
 def _is_as_written(document: Mapping[str, Any], data: bytes) -> bool:
