@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import level_grids, query_grid
-from ..errors import CaptureError, InvalidTypeError, InvalidValueError
+from ..errors import CaptureError, InvalidTypeError, InvalidValueError, OptionError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.run_part import RunPart
 from ..hooks.text_watch import TextsOfRun
@@ -194,9 +194,7 @@ def folded_maps(
         by_place, passes = x.step_maps("mean" if steps is None else steps)
         latent_size = latent_size or x.latent_size
     elif steps is not None:
-        raise InvalidValueError(
-            f"steps={steps!r}: {name} has no steps to choose from. Leave it out."
-        )
+        raise OptionError("steps", steps, f"{name} has no steps to choose from. Leave it out.")
     else:
         by_place = _by_place(x)
     cross, self_attention = _of_kind(by_place, "cross"), _of_kind(by_place, "self")

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..attention.core import grid_text
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 from ..files.tables import along
 from ..files.terminal import shorter
 from ..files.videos import Video
@@ -137,7 +137,7 @@ class ImageRun:
         if each is None:
             return self.heatmaps.to_xarray()
         if each not in ("steps", "heads"):
-            raise InvalidValueError(f'each={each!r}: pass "steps", "heads" or None.')
+            raise refuse("each", each, ("steps", "heads", None))
         return _each_step(self) if each == "steps" else _each_head(self)
 
 

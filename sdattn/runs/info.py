@@ -27,19 +27,17 @@ class FurtherKind(NamedTuple):
 
     Attributes:
         title: on the page of a run.
-        option: of ``sdattn generate`` that asks for them.
         changes: they are changes of the image, not attention.
     """
 
     title: str
-    option: str
     changes: bool = False
 
 
 FURTHER = {  # by the folder that they are in
-    "negative": FurtherKind("Negative prompt", "negative-maps"),
-    "asked": FurtherKind("Asked about", "ask"),
-    "causal": FurtherKind("What changes without", "causal", changes=True),
+    "negative": FurtherKind("Negative prompt"),
+    "asked": FurtherKind("Asked about"),
+    "causal": FurtherKind("What changes without", changes=True),
 }
 
 

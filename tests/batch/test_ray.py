@@ -383,7 +383,7 @@ def test_workers_that_cannot_be(invoke, text):
     ("asked", "reason"),
     [
         ({"workers": (1, 2)}, "workers are for engine='ray'"),
-        ({"engine": "dask"}, "engine='dask': pass 'local' or 'ray'"),
+        ({"engine": "dask"}, "engine='dask'"),
         ({"engine": "ray", "workers": (3, 2)}, r"workers=\(3, 2\): pass \(at least, at most\)"),
         ({"engine": "ray", "device": "cuda:1"}, "names one device for all workers"),
     ],

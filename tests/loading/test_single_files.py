@@ -146,7 +146,7 @@ def test_weights_in_fewer_bits_load_in_the_dtype_that_is_asked_for(save, setting
 
 
 def test_what_to_do_without_settings_is_told(save):
-    with pytest.raises(ValueError, match="Pass config: the folder") as told:
+    with pytest.raises(ValueError, match="`config`") as told:
         load_pipeline(save(tiny("sd1")), device="cpu")
     assert "stable-diffusion-v1-5/stable-diffusion-v1-5" in str(told.value)
     assert "tiny.safetensors" in str(told.value)
