@@ -310,7 +310,9 @@ def test_runs_of_another_format_are_refused_with_what_to_do(model, run, change, 
     (root / "batch.json").write_bytes(sealed(found))
     before = kept_of(root)
     for read in (status, verify, open_batch):
-        with pytest.raises(ValueError, match=problem + ".*Draw the run again into another `folder`"):
+        with pytest.raises(
+            ValueError, match=problem + ".*Draw the run again into another `folder`"
+        ):
             read(root)
     with pytest.raises(ValueError, match=problem):
         merge([root], root.parent / "merged")
