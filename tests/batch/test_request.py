@@ -25,8 +25,8 @@ def test_a_model_may_be_a_path(model, tmp_path):
         ({"format": "zip"}, "format='zip'.*parquet"),
         ({"save": ("image", "sound")}, r"save=\['sound'\]"),
         ({"save": ()}, r"save=\[\]"),
-        ({"part": (0, 2)}, r"part=\(0, 2\): pass \(1, 2\) to \(2, 2\)"),
-        ({"part": (3, 2)}, r"part=\(3, 2\): pass \(1, 2\) to \(2, 2\)"),
+        ({"part": (0, 2)}, r"part=\(0, 2\)"),
+        ({"part": (3, 2)}, r"part=\(3, 2\)"),
     ],
 )
 def test_what_cannot_be_asked_is_told_before_anything_is_read(tmp_path, asked, message):
