@@ -12,7 +12,6 @@ see :func:`reworded`. An exception of another kind that is a bug keeps its trace
 """
 
 import ast
-import copyreg
 import difflib
 import pickle
 import re
@@ -58,7 +57,7 @@ class OptionError(InvalidValueError):
             pickle.dumps(self.value)
         except Exception:  # of any kind: it is the value's own code
             held["value"] = repr(self.value)
-        return copyreg.__newobj__, (type(self), *self.args), held
+        return type(self).__new__, (type(self), *self.args), held
 
 
 def refuse(option: str, value: object, known: str | Iterable[object]) -> OptionError:
