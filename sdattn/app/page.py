@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..errors import in_python, is_bug, worded
+from ..errors import is_bug, reworded
 from ..maps.notebook import framed
 from ..maps.presets import PRESETS
 from ..models.call_options import call_options
@@ -258,14 +258,12 @@ def _refused() -> Iterator[None]:
     except Exception as error:
         if is_bug(error):
             raise gradio.Error(_BUG, print_exception=True) from error
-        raise _refusal(worded(error, _labelled)) from error
+        raise _refusal(reworded(str(error), _labelled)) from error
 
 
-def _labelled(name: str, *value: Any) -> str:
+def _labelled(name: str, *value: Any) -> str | None:
     """An option as the page calls it, seed 3."""
-    if name not in _LABELS:
-        return in_python(name, *value)
-    return " ".join([_LABELS[name], *map(str, value)])
+    return " ".join([_LABELS[name], *map(str, value)]) if name in _LABELS else None
 
 
 @contextmanager

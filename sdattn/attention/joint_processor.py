@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from ..errors import InvalidValueError, RunError
+from ..errors import RunError, refuse
 from .controlled import (
     ControlledProcessor,
     Controller,
@@ -111,7 +111,7 @@ class TorchJointProcessor(ControlledProcessor):
     ):
         super().__init__(controller, place)
         if queries not in ("image", "all"):
-            raise InvalidValueError(f"queries={queries!r}: pass 'image' or 'all'.")
+            raise refuse("queries", queries, ("image", "all"))
         self.spans, self.image, self.queries = spans, image, queries
         self.joint_watchers: list[Callable[[JointCall], object]] = []
 

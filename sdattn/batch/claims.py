@@ -5,7 +5,7 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any
 
-from ..errors import InvalidValueError, Message
+from ..errors import InvalidValueError
 from ..files.records import plain
 from ..files.terminal import shorter
 from ..files.version import __version__
@@ -96,11 +96,10 @@ class Claim:
         }
         # Items of this very run's ids that were made of something else.
         if stale and not self.request.force:
-            text = (
-                "{0} holds {1} item(s) of other settings, {2} for one. Choose another {folder}, or "
-                "pass {force=True} to make them anew."
+            raise InvalidValueError(
+                f"{folder.root} holds {len(stale)} item(s) of other settings, {min(stale)} for "
+                "one. Choose another `folder`, or pass `force=True` to make them anew."
             )
-            raise InvalidValueError(Message(text, folder.root, len(stale), min(stale)))
         if stale:
             folder.layout.discard(stale)
             rows = settle(folder, self.fingerprints)
@@ -119,17 +118,15 @@ class Claim:
         """Refuse a folder that another run made, as far as ``force`` does not change it."""
         differences, root = self._differences(manifest), self.folder.root
         if differences and not self.request.force:
-            text = (
-                "{0} belongs to another run: {1}. Choose another {folder}, or pass {force=True} to "
-                "make anew what differs and keep the rest."
+            raise InvalidValueError(
+                f"{root} belongs to another run: {'; '.join(differences)}. Choose another "
+                "`folder`, or pass `force=True` to make anew what differs and keep the rest."
             )
-            raise InvalidValueError(Message(text, root, "; ".join(differences)))
         if manifest.settings.format != self.settings.format:
-            text = (
-                "{0} has the format {1!r}, which {force=True} does not change. Choose "
-                "another {folder}."
+            raise InvalidValueError(
+                f"{root} has the format {manifest.settings.format!r}, which `force=True` does not "
+                "change. Choose another `folder`."
             )
-            raise InvalidValueError(Message(text, root, manifest.settings.format))
 
     def _differences(self, manifest: Manifest) -> list[str]:
         """How the run that made a folder differs from this one, a phrase each."""
@@ -154,11 +151,10 @@ class Claim:
         do = "Install PyAV: pip install 'sdattn[video]'."
         if new == "mp4":
             do = "Go on where PyAV (av) is not installed."
-        text = (
-            "{0} has videos as {1}, and this machine writes {2}. {3} Or choose another {folder}, "
-            "or pass {force=True} to make all videos anew."
+        raise InvalidValueError(
+            f"{self.folder.root} has videos as {old}, and this machine writes {new}. {do} Or "
+            "choose another `folder`, or pass `force=True` to make all videos anew."
         )
-        raise InvalidValueError(Message(text, self.folder.root, old, new, do))
 
 
 def _short(value: Any) -> str:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..errors import AccessError, InvalidValueError, Message
+from ..errors import AccessError, InvalidValueError
 from ..files.addresses import path_of
 from ..files.paths import check_apart
 from .gallery import write_gallery
@@ -76,9 +76,7 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
     target.open(name)
     try:
         if not target.is_new and _identity(target.manifest) != _identity(manifest):
-            raise InvalidValueError(
-                Message("{0} is the folder of other runs. Choose another {folder}.", out)
-            )
+            raise InvalidValueError(f"{out} is the folder of other runs. Choose another `folder`.")
         ids = _ids(sources)
         target.claim(manifest, ids)
         _take_missing(target, name, sources)

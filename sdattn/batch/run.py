@@ -10,7 +10,7 @@ from dataclasses import asdict
 from typing import Any
 from uuid import uuid4
 
-from ..errors import AccessError, InvalidValueError, Message
+from ..errors import AccessError, InvalidValueError
 from ..files.terminal import visible
 from ..loading.outline import outline
 from .claims import Claim, describe_input, settings_of
@@ -49,11 +49,10 @@ def run_batch(request: Request) -> Outcome | None:
     team = ProcessGroup("cpu" if on_ray else request.device)
     try:
         if on_ray and team.size > 1:
-            text = (
-                "{engine='ray'} starts the processes itself. Give the command once, without "
+            raise InvalidValueError(
+                "`engine='ray'` starts the processes itself. Give the command once, without "
                 "accelerate launch."
             )
-            raise InvalidValueError(Message(text))
         outcome = _BatchRun(request, team).go()
         return outcome if team.first else None
     finally:
@@ -117,19 +116,16 @@ class _BatchRun:
         """Print bad lines. They end the run if there are no others, or with ``strict``."""
         reasons = {line.reason for line in bad}
         if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
-            raise InvalidValueError(
-                Message("None of {0} lines can be drawn: {1}", len(bad), reasons.pop())
-            )
+            raise InvalidValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
         for line in bad:
             print(f"sdattn: line {line.line}: {visible(line.reason)}", file=sys.stderr)
         if not good:
             raise InvalidValueError(f"{self.request.source} has no line that can be drawn.")
         if bad and self.request.strict:
-            text = (
-                "{0} line(s) of {1} cannot be drawn, the first is line {2}. Nothing was drawn, as "
+            raise InvalidValueError(
+                f"{len(bad)} line(s) of {self.request.source} cannot be drawn, the first is line "
+                f"{bad[0].line}. Nothing was drawn, as `strict=True` asks."
             )
-            text += "{strict=True} asks."
-            raise InvalidValueError(Message(text, len(bad), self.request.source, bad[0].line))
 
     def _open(self) -> None:
         """Lock the folder: the first process for all that see its disk."""

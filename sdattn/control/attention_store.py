@@ -9,7 +9,7 @@ from typing import Any, get_args
 from torch import Tensor, nn
 
 from ..attention.controlled import Spans
-from ..errors import CaptureError, InvalidValueError, RunError, warn
+from ..errors import CaptureError, RunError, refuse, warn
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.pass_hooks import in_backward
 from ..hooks.pass_options import Guidance
@@ -91,9 +91,7 @@ class AttentionStore(StepMaps):
     ):
         refuse_foreign(type(self).__name__, given, others)
         if guidance not in ("auto", "batch", "passes", None):
-            raise InvalidValueError(
-                f"guidance={guidance!r}: pass 'auto', 'batch', 'passes' or None."
-            )
+            raise refuse("guidance", guidance, ("auto", "batch", "passes", None))
         if guidance == "auto" and save_global_store is not None:
             guidance = None  # Attend-and-Excite runs the prompt alone
         self.guidance = guidance

@@ -61,12 +61,11 @@ def prepare(
     options = checked_options(pipe, options)
     if options.get("padding_mask_crop") is not None:
         text = (
-            "a knockout draws a batch in which each image has an image of its own, and a {0} "
-            "crops one alone. Crop the image and the mask yourself, and leave it out."
+            "a knockout draws a batch in which each image has an image of its own, and a "
+            f"{type(pipe).__name__} crops one alone. Crop the image and the mask yourself, and "
+            "leave it out."
         )
-        raise OptionError(
-            "padding_mask_crop", options["padding_mask_crop"], text, type(pipe).__name__
-        )
+        raise OptionError("padding_mask_crop", options["padding_mask_crop"], text)
     if (made := images_a_prompt(pipe, options)) != 1:
         raise InvalidValueError(
             f"This run makes {made} images of a prompt, and a knockout is about one. Leave out "

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
-from ..errors import InvalidValueError, Message, RunError
+from ..errors import InvalidValueError, RunError
 from ..hooks.pass_reader import PassReader
 from ..hooks.passes import Pass
 from ..models.layers import AttentionLayer, Denoiser, is_unet
@@ -74,12 +74,11 @@ def check_batch(controller: Any, found: Pass, in_unet: bool) -> None:
     guided = None if order is None else "unconditional" in order
     attached = getattr(controller, "attachment", None)
     if in_batch and attached is None and (batch % 2 or guided is False):
-        text = (
-            "The controller leaves out the first half of the batch as unconditional, and this "
-            "run, in a batch of {0}, has no guidance. Set {guidance_scale} above 1, or make "
-            "the controller with guidance=None."
+        raise InvalidValueError(
+            "The controller leaves out the first half of the batch as unconditional, and this run, "
+            f"in a batch of {batch}, has no guidance. Set `guidance_scale` above 1, or make the "
+            "controller with guidance=None."
         )
-        raise InvalidValueError(Message(text, batch))
     if prompts is None or not hasattr(controller, "guidance"):
         return
     if guidance is None and guided:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from ..attention.device_copies import index_on
 from ..attention.joint_processor import Queries
-from ..errors import InvalidTypeError, InvalidValueError, OptionError
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
 from ..hooks.pass_reader import PassReader
 from ..hooks.passes import CaptureError, Pass
 from ..hooks.run_part import RunPart, Span
@@ -192,10 +192,13 @@ def check_removal(
     chosen = select_layers(denoiser.layers, layers, TEXT_KINDS)
     joint = [layer for layer in chosen if layer.kind == "joint"]
     if queries not in ("image", "all", None):
-        raise OptionError("queries", queries, "pass 'image' or 'all'.")
+        raise refuse("queries", queries, ("image", "all"))
     if queries is not None and not joint:
-        text = "the text has queries in joint attention only. Leave it out for a {0}."
-        raise OptionError("queries", queries, text, type(pipe).__name__)
+        text = (
+            "the text has queries in joint attention only. Leave it out for a "
+            f"{type(pipe).__name__}."
+        )
+        raise OptionError("queries", queries, text)
     if joint:
         check_joint(denoiser, joint)
     check_weights(chosen)

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset
@@ -86,9 +86,7 @@ def figure(
         KeyError: a word that is not in the prompt.
     """
     if kind not in KINDS:
-        raise InvalidValueError(
-            f"Asked for a figure of {kind!r}: choose one of {', '.join(KINDS)}."
-        )
+        raise refuse("kind", kind, KINDS)
     if run.video is not None and kind != "frames":
         run = run.frame(run.video.middle)
     rows, preset = _KINDS[kind](run, words)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidValueError
+from ..errors import refuse
 from ..maps import render, sheets
 from ..runs.imagerun import ImageRun
 from .choosing import chosen, kept_steps
@@ -82,10 +82,8 @@ def save_animation(
     kind = format_of(path, FORMATS)
     most = _MOST[kind] // len(frames)  # in all no more than one frame can have
     if not 20 <= milliseconds <= most:
-        raise InvalidValueError(
-            f"milliseconds={milliseconds}: pass 20 or more, browsers go no faster, and at most "
-            f"{most}, which a {kind} of {len(frames)} frames can have."
-        )
+        text = f"20, the least that browsers show, to {most}, the most of {len(frames)} frames"
+        raise refuse("milliseconds", milliseconds, text)
     options: dict[str, Any] = {"quality": 85} if kind == "webp" else {"optimize": False}
     first, *rest = _in_few_colours(frames) if kind == "gif" else frames
     unit = 10 if kind == "gif" else 1

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..runs.imagerun import ImageRun, not_kept, step_heatmaps, step_names
@@ -19,7 +19,7 @@ def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
         ValueError: one text in place of a list, or no word has a map.
     """
     if isinstance(words, str):
-        raise InvalidValueError(f"words={words!r}: pass a list of words and phrases.")
+        raise refuse("words", words, "a list of words and phrases")
     found = [heatmap for word in words or () for heatmap in heatmaps.find(word)]
     found = found or heatmaps.occurrences()
     if not found:

@@ -4,7 +4,7 @@ import tempfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
 
-from ..errors import AccessError, ExistsError, InvalidValueError, Message
+from ..errors import AccessError, ExistsError, InvalidValueError
 from .addresses import Address, AnyPath, is_address
 
 P = TypeVar("P", bound=AnyPath)
@@ -82,8 +82,7 @@ def check_apart(out: AnyPath, *inputs: AnyPath) -> None:
             how = f"lies in the input {path}"
         else:
             continue
-        text = "{0} {1}, which stays as it is. Choose another {folder}."
-        raise ExistsError(Message(text, out, how))
+        raise ExistsError(f"{out} {how}, which stays as it is. Choose another `folder`.")
 
 
 def _same(path: AnyPath, other: AnyPath) -> bool:

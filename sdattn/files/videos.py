@@ -14,7 +14,7 @@ from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
-from ..errors import InvalidValueError, MissingPackageError
+from ..errors import InvalidValueError, MissingPackageError, refuse
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -123,10 +123,8 @@ def write_video(
     """
     rate = _played(rate)
     if not is_rate(rate):
-        raise InvalidValueError(
-            f"A rate of {rate} frames a second was asked for. Pass one from {RATES[0]:g} to "
-            f"{RATES[1]:g}, which every format can hold."
-        )
+        text = f"frames a second from {RATES[0]:g} to {RATES[1]:g}, which every format can hold"
+        raise refuse("rate", rate, text)
     frames = iter(frames)
     first = next(frames, None)
     if first is None:

@@ -21,7 +21,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import InvalidValueError, Message, OptionError, RunError, option_names
+from ..errors import InvalidValueError, OptionError, RunError, option_names, refuse
 from ..models.denoiser_call import arguments
 from ..models.families import image_latents_of, unguided_options
 from ..models.layers import find_denoiser
@@ -195,30 +195,24 @@ def _check(pipe: Any, steps: int, guidance: float, null_text: bool, inner: int) 
     image_latents_of(pipe, invertible=True)
     if null_text and not schedule_of(pipe).null_text:
         text = (
-            "a {0} has no null-text optimisation: it was made for the cross-attention of UNets. "
-            "Leave it out."
+            f"a {type(pipe).__name__} has no null-text optimisation: it was made for the "
+            "cross-attention of UNets. Leave it out."
         )
-        raise OptionError("null_text", null_text, text, type(pipe).__name__)
+        raise OptionError("null_text", null_text, text)
     most = pipe.scheduler.config.num_train_timesteps
     if not 1 <= steps <= most:
-        raise OptionError(
-            "num_inference_steps", steps, "pass 1 to {0}, the scheduler's most.", most
-        )
+        raise refuse("num_inference_steps", steps, f"1 to {most}, the scheduler's most")
     if not (1 if null_text else -math.inf) < guidance < math.inf:
-        raise OptionError(
-            "guidance_scale", guidance, "pass a number above 1, or {null_text=False}."
-        )
+        raise refuse("guidance_scale", guidance, "a number above 1, or `null_text=False`")
     if inner < 1:
-        raise OptionError("inner_steps", inner, "pass at least 1, or {null_text=False}.")
+        raise refuse("inner_steps", inner, "at least 1, or `null_text=False`")
 
 
 def _checked_call(pipe: Any, options: Kwargs) -> Kwargs:
     """Further options of the pipeline's call, a demo model's own among them."""
     decided = {"latents", "height", "width", "sigmas", "num_images_per_prompt"}
     if taken := sorted(name for name in options if name in decided or name.startswith("negative_")):
-        raise InvalidValueError(
-            Message(f"The inversion decides on {option_names(taken)}. Leave it out.")
-        )
+        raise InvalidValueError(f"The inversion decides on {option_names(taken)}. Leave it out.")
     # A demo model's own options are among these, also those that the inversion was asked for.
     own = ("num_inference_steps", "guidance_scale")
     return {name: one for name, one in checked_options(pipe, options).items() if name not in own}

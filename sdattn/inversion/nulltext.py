@@ -102,8 +102,8 @@ def guided_rows(pipe: Any, batch: int) -> dict[Branch, slice]:
     rows = branch_rows(branch_order(pipe), batch)
     if "unconditional" not in rows:
         text = (
-            "this run has no unconditional rows for the null-text states. Pass a scale above 1; "
-            "a distilled model takes no guidance."
+            "this run has no unconditional rows for the null-text states. Pass a scale above 1; a "
+            "distilled model takes no guidance."
         )
         raise OptionError("guidance_scale", pipe.guidance_scale, text)
     return rows

@@ -70,5 +70,5 @@ def _why_not(kind: str, number: int) -> str:
 def _refusal(device: object, reason: str) -> OptionError:
     gpus = [f"{kind}:{i}" for kind, number in _gpus().items() for i in range(number)]
     here = ", ".join([*gpus, "cpu"])
-    advice = "{0}. This machine has: {1}. Pass one of these, or leave it out for the best."
-    return OptionError("device", str(device), advice, reason, here)
+    text = f"{reason}. This machine has: {here}. Pass one of these, or leave it out for the best."
+    return OptionError("device", str(device), text)

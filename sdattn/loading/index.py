@@ -65,8 +65,8 @@ def check_variant(folder: Path, variant: str | None) -> None:
     files = [path.name for path in folder.glob("*/*.safetensors")]
     known = {found[1] for name in files if (found := _VARIANT.search(name))}
     if variant not in known:
-        text = "no part of {0} has files of it. " + ("It has {1}." if known else "Leave it out.")
-        raise OptionError("variant", variant, text, folder, ", ".join(sorted(known)))
+        there = f"It has {', '.join(sorted(known))}." if known else "Leave it out."
+        raise OptionError("variant", variant, f"no part of {folder} has files of it. {there}")
 
 
 def as_dtype(dtype: Any) -> dict[str, Any]:

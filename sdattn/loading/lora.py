@@ -39,8 +39,8 @@ def check_takes_lora(kind: type, options: LoadingOptions) -> None:
         ValueError: there are some.
     """
     if options.lora and not hasattr(kind, "load_lora_weights"):
-        text = "diffusers loads no LoRA into a {0}. Leave it out."
-        raise OptionError("lora", options.lora[0], text, kind.__name__)
+        text = f"diffusers loads no LoRA into a {kind.__name__}. Leave it out."
+        raise OptionError("lora", options.lora[0], text)
 
 
 def read_loras(options: LoadingOptions) -> list[Lora]:
@@ -68,8 +68,11 @@ def load_loras(pipe: Any, loras: Sequence[Lora]) -> None:
         warned = _load(pipe, lora, name)
         held = [part for _, part in _adapted(pipe, name)]
         if not held:
-            text = "nothing in it belongs to a {0}. It is the LoRA of another model."
-            raise OptionError("lora", lora.path, text, type(pipe).__name__)
+            text = (
+                f"nothing in it belongs to a {type(pipe).__name__}. It is the LoRA of another "
+                "model."
+            )
+            raise OptionError("lora", lora.path, text)
         if len(held) < len(lora.layers):
             _refuse_rest(pipe, lora, held, name)
         for one in warned:  # beside a refusal they would only be noise
@@ -96,8 +99,8 @@ def _load(pipe: Any, lora: Lora, name: str) -> list[warnings.WarningMessage]:
     except Exception as error:  # of any kind: sizes of another model, or names that mean nothing
         if is_out_of_memory(error):
             raise
-        text, kind = "it does not fit a {0}: {1}. Pass a LoRA of this model.", type(pipe).__name__
-        raise OptionError("lora", lora.path, text, kind, said_by(error)) from error
+        found = f"it does not fit a {type(pipe).__name__}: {said_by(error)}."
+        raise OptionError("lora", lora.path, f"{found} Pass a LoRA of this model.") from error
 
 
 def _adapted(pipe: Any, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
@@ -127,5 +130,8 @@ def _refuse_rest(pipe: Any, lora: Lora, held: list[Any], name: str) -> None:
                 rest.append(layer)
     lost, number = len(lora.layers) - len(held), len(lora.layers)
     which = f" ({rest[0]})" if len(rest) == lost else ""  # else values were changed, too
-    text = "{0} of its {1} layers{2} have no place in a {3}. Pass a LoRA of this model."
-    raise OptionError("lora", lora.path, text, lost, number, which, type(pipe).__name__)
+    text = (
+        f"{lost} of its {number} layers{which} have no place in a {type(pipe).__name__}. Pass a "
+        "LoRA of this model."
+    )
+    raise OptionError("lora", lora.path, text)

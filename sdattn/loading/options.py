@@ -19,7 +19,7 @@ from typing import Any
 
 import torch
 
-from ..errors import Message, MissingPackageError, OptionError
+from ..errors import MissingPackageError, OptionError, refuse
 from ..files.records import Record
 from .locating import find_lora, find_model, is_hub_id
 
@@ -67,12 +67,10 @@ class LoadingOptions(Record):
                 object.__setattr__(self, name, str(value))
         list(self.adapters())  # or refuse
         if self.offload not in (None, *OFFLOADS):
-            raise OptionError(
-                "offload", self.offload, "pass one of {0}.", ", ".join(map(repr, OFFLOADS))
-            )
+            raise refuse("offload", self.offload, OFFLOADS)
         asked = self.quantization
         if asked not in (None, *BITS) and not (asked and asked.partition(GGUF)[2]):
-            raise OptionError("quantization", asked, "pass '8bit', '4bit' or 'gguf:FILE'.")
+            raise refuse("quantization", asked, "'8bit', '4bit' or 'gguf:FILE'")
 
     def __bool__(self) -> bool:
         return bool(self.arguments())
@@ -107,7 +105,7 @@ class LoadingOptions(Record):
             except ValueError:  # a colon of the path, or none
                 path, scale = text, 1.0
             if not path or not math.isfinite(scale):
-                raise OptionError("lora", text, "pass PATH, or PATH:SCALE with a finite number.")
+                raise refuse("lora", text, "PATH, or PATH:SCALE with a finite number")
             yield path, scale
 
     def check(self, model: str | Path, device: torch.device) -> None:
@@ -133,16 +131,16 @@ class LoadingOptions(Record):
     def _check_model(self, model: str | Path, path: Path | None) -> None:
         single = path is not None and path.is_file()
         if self.revision is not None and path is not None:
-            text = "only models of the hub have revisions, and {0} is on this machine."
-            raise OptionError("revision", self.revision, text, model)
+            text = f"only models of the hub have revisions, and {model} is on this machine."
+            raise OptionError("revision", self.revision, text)
         for name in ("variant", "quantization"):
             if single and (value := getattr(self, name)) is not None:
-                text = "{0} is a single file. Pass a diffusers folder, or a hub id."
-                raise OptionError(name, value, text, model)
+                text = f"{model} is a single file. Pass a diffusers folder, or a hub id."
+                raise OptionError(name, value, text)
         for name in ("tokenizer", "config"):
             if not single and (value := getattr(self, name)) is not None:
-                text = "only a single .safetensors file needs one; {0} has its own."
-                raise OptionError(name, value, text, model)
+                text = f"only a single .safetensors file needs one; {model} has its own."
+                raise OptionError(name, value, text)
 
     def _check_files(self) -> None:
         for path, _ in self.adapters():
@@ -171,8 +169,8 @@ class LoadingOptions(Record):
             needs.append(("quantization", self.quantization, _PACKAGES[kind], "quantization"))
         for option, value, package, extra in needs:
             if find_spec(package) is None:
-                text = f"{{{option}}} needs {{0}}: pip install 'sdattn[{{1}}]'"
-                raise MissingPackageError(Message(text, package, extra, **{option: value}))
+                text = f"`{option}={value!r}` needs {package}: pip install 'sdattn[{extra}]'"
+                raise MissingPackageError(text)
 
 
 def options_of(pipe: Any) -> LoadingOptions | None:

@@ -58,8 +58,8 @@ def _from_gguf(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> dict[s
     name = next(name for name in ("transformer", "unet") if name in folder.index)
     kind = getattr(diffusers, folder.index[name][1])
     if not hasattr(kind, "from_single_file"):
-        text = "diffusers reads no single files of a {0}."
-        raise OptionError("quantization", f"gguf:{file}", text, kind.__name__)
+        text = f"diffusers reads no single files of a {kind.__name__}."
+        raise OptionError("quantization", f"gguf:{file}", text)
     config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
     where = {"config": str(folder.path), "subfolder": name, "local_files_only": True}
     with loading_errors(file, f"the weights of a {kind.__name__}", "Pass a file of this model."):

@@ -21,8 +21,7 @@ def fitting_scheduler(name: str, own: str) -> Any:
     if name not in fitting:
         known = name.endswith("Scheduler") and hasattr(diffusers, name)
         why = f"does not go with this model, whose own is {own}" if known else "is unknown"
-        text = f"it {why}. Pass one of {{0}}."
-        raise OptionError("scheduler", name, text, ", ".join(sorted(fitting)))
+        raise OptionError("scheduler", name, f"it {why}. Pass one of {', '.join(sorted(fitting))}.")
     return getattr(diffusers, name)
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..errors import AccessError, InvalidValueError, Message, OptionError
+from ..errors import AccessError, InvalidValueError, OptionError
 from .folder import PipelineFolder
 from .hub import needs_the_hub
 from .index import as_dtype, check_whole
@@ -49,13 +49,9 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
         return _fetched(_repository(file))
     except AccessError as error:
         raise InvalidValueError(
-            Message(
-                "{0} has no settings for its models in it, and those that diffusers names for it "
-                "cannot be had. {1} Pass {config}: the folder of a model of the same family that "
-                "diffusers saved (its weights are not needed), or its hub id.",
-                file.path,
-                error.message,
-            )
+            f"{file.path} has no settings for its models in it, and those that diffusers names for "
+            f"it cannot be had. {error} Pass `config`: the folder of a model of the same "
+            "family that diffusers saved (its weights are not needed), or its hub id."
         ) from error
 
 
@@ -73,8 +69,11 @@ def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtyp
     """
     kind = folder.kind
     if not hasattr(kind, "from_single_file"):
-        text = "diffusers reads no single file as a {0}. Pass the diffusers folder of the model."
-        raise OptionError("config", str(folder.path), text, kind.__name__)
+        text = (
+            f"diffusers reads no single file as a {kind.__name__}. Pass the diffusers folder of "
+            "the model."
+        )
+        raise OptionError("config", str(folder.path), text)
     given = folder.parts()
     if "requires_safety_checker" in inspect.signature(kind).parameters:
         given["requires_safety_checker"] = False  # the file has none
@@ -107,8 +106,10 @@ def _check_kind(file: WeightFile) -> None:
 
     has_denoiser = any(name.startswith(_DENOISER) for name in file.entries)
     if not has_denoiser and any(_LORA.search(name) for name in file.entries):
-        text = "{0} holds a LoRA ({1}), not a checkpoint. Pass it as {lora}, with its model."
-        raise InvalidValueError(Message(text, file.path, file.told()))
+        raise InvalidValueError(
+            f"{file.path} holds a LoRA ({file.told()}), not a checkpoint. Pass it as `lora`, with "
+            "its model."
+        )
     missing = [] if has_denoiser else ["the denoiser"]
     if not is_clip_model_in_single_file(CLIPTextModel, file.entries):
         missing.append("the text encoder")
@@ -163,8 +164,7 @@ def _exchange_tokenizers(pipe: Any, folder: str) -> None:
     path = Path(folder).expanduser()
     path = path / "tokenizer" if (path / "tokenizer").is_dir() else path
     if not any((path / name).is_file() for name in _VOCABULARIES):
-        text = "there is no {0} in it."
-        raise OptionError("tokenizer", folder, text, " or ".join(_VOCABULARIES))
+        raise OptionError("tokenizer", folder, f"there is no {' or '.join(_VOCABULARIES)} in it.")
     for name, own in pipe.components.items():
         if not type(own).__name__.startswith("CLIPTokenizer"):
             continue
@@ -173,6 +173,9 @@ def _exchange_tokenizers(pipe: Any, folder: str) -> None:
         found = type(own).from_pretrained(path, **given)
         tokens = getattr(pipe, encoder).get_input_embeddings().num_embeddings
         if len(found) != tokens:
-            text = "its vocabulary has {0} tokens, and the checkpoint's {1} was trained with {2}."
-            raise OptionError("tokenizer", str(path), text, len(found), encoder, tokens)
+            text = (
+                f"its vocabulary has {len(found)} tokens, and the checkpoint's {encoder} was "
+                f"trained with {tokens}."
+            )
+            raise OptionError("tokenizer", str(path), text)
         pipe.register_modules(**{name: found})

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
-from ..errors import InvalidTypeError, Message
+from ..errors import InvalidTypeError
 from ..hooks.passes import CaptureError
 from ..models.layers import TEXT_KINDS, AttentionLayer, find_denoiser
 from ..prompts.tokenizing import EOS, SOS
@@ -166,11 +166,10 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
     denoiser = find_denoiser(target)
     found = [la for la in denoiser.layers if la.kind == "self" and la.place == PLACE]
     if not found:
-        text = (
-            "{refine='self'} spreads the maps along the self-attention of a UNet's way up or of "
-            "joint attention, and a {0} has neither."
+        raise InvalidTypeError(
+            "`refine='self'` spreads the maps along the self-attention of a UNet's way up or of "
+            f"joint attention, and a {type(denoiser.model).__name__} has neither."
         )
-        raise InvalidTypeError(Message(text, type(denoiser.model).__name__))
 
     def is_read(layer: AttentionLayer, latent_size: tuple[int, int] | None) -> bool:
         if layer.kind in TEXT_KINDS or latent_size is None:

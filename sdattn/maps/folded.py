@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import level_grids, query_grid
-from ..errors import CaptureError, InvalidTypeError, InvalidValueError, Message
+from ..errors import CaptureError, InvalidTypeError, InvalidValueError, OptionError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.run_part import RunPart
 from ..hooks.text_watch import TextsOfRun
@@ -125,12 +125,11 @@ class FoldedMaps:
         elif preset.refine and not self._refining():
             missing = "self-attention of the way up, which the means of an AttentionStore hold"
         if missing:
-            text = (
-                "The preset {0!r}{1} reads what {2} does not hold: {3}. Or use {capture()}, or "
-                "{generate()} with {preset}."
+            refined = " refined" * bool(preset.refine)
+            raise CaptureError(
+                f"The preset {preset.name!r}{refined} reads what {self.name} does not hold: "
+                f"{missing}. Or use `capture()`, or `generate()` with `preset={preset.name!r}`."
             )
-            about = preset.name, " refined" * bool(preset.refine), self.name, missing
-            raise CaptureError(Message(text, *about, preset=preset.name))
 
     def _layer(self, place: str, maps: Tensor, preset: Preset) -> LayerMap:
         by_image = self._unfolded(maps)  # [images, heads, rows, cols, T]
@@ -195,9 +194,7 @@ def folded_maps(
         by_place, passes = x.step_maps("mean" if steps is None else steps)
         latent_size = latent_size or x.latent_size
     elif steps is not None:
-        raise InvalidValueError(
-            f"steps={steps!r}: {name} has no steps to choose from. Leave it out."
-        )
+        raise OptionError("steps", steps, f"{name} has no steps to choose from. Leave it out.")
     else:
         by_place = _by_place(x)
     cross, self_attention = _of_kind(by_place, "cross"), _of_kind(by_place, "self")

@@ -6,7 +6,7 @@ from typing import Any, Literal, cast
 
 from torch import Tensor
 
-from ..errors import InvalidTypeError, InvalidValueError, Message
+from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.map_store import CapturedMaps
 from ..models.call_facts import EACH
@@ -136,11 +136,9 @@ def check_texts(store: Source, preset: Preset) -> None:
     passes = store.read_passes(preset)
     if store.texts.by_frame(passes) or store.texts.of(passes) not in ([], [0]):
         raise InvalidValueError(
-            Message(
-                "The text states changed inside the run (a callback set others?), so the words of "
-                "the prompt are not those of the maps. Run the pipeline inside {capture()}, keep "
-                "steps that were drawn from one text, and pass its prompt to heatmaps()."
-            )
+            "The text states changed inside the run (a callback set others?), so the words of the "
+            "prompt are not those of the maps. Run the pipeline inside `capture()`, keep steps "
+            "that were drawn from one text, and pass its prompt to heatmaps()."
         )
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..attention.core import grid_text
-from ..errors import InvalidValueError, NotFoundError
+from ..errors import InvalidValueError, NotFoundError, refuse
 from ..files.tables import labelled
 from ..files.terminal import shorter
 from ..files.videos import key_frames
@@ -207,7 +207,7 @@ class Heatmaps(Mapping[str, Heatmap]):
             ValueError: no words, or one text in place of a list.
         """
         if isinstance(words, str) or not words:
-            raise InvalidValueError(f"words={words!r}: pass a list of words and phrases.")
+            raise refuse("words", words, "a list of words and phrases")
         maps = [self[word] for word in words]
         values = [hm._seen(smooth(hm.values, sigma), size) for hm in maps]
         masks = [mask_of(seen, threshold, **options) for seen in values]

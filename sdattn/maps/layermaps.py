@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..errors import Message
 from ..hooks.map_store import CapturedMaps
 from ..hooks.passes import CaptureError
 from ..models.crops import Crop
@@ -173,12 +172,10 @@ def _check_kept(store: CapturedMaps, preset: Preset) -> None:
             f"numbers of them than the model, {uneven[0]} for one. Disable the cache that skips it."
         )
     if missing:
-        text = (
-            "{0} reads what this store has not kept. Capture with {1}; {generate()} with {preset} "
-            "does so by itself."
+        raise CaptureError(
+            f"The preset {preset.name!r} reads what this store has not kept. Capture with "
+            f"{', '.join(missing)}; `generate()` with `preset={preset.name!r}` does so by itself."
         )
-        about = f"The preset {preset.name!r}", ", ".join(missing)
-        raise CaptureError(Message(text, *about, preset=preset.name))
 
 
 def _of_layer(store: CapturedMaps, layer: AttentionLayer, preset: Preset) -> LayerMap:
@@ -236,12 +233,10 @@ def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
     held = [layer for layer in store.layers if layer.kind == "self" and layer.name in store.maps]
     if not held:
         raise CaptureError(
-            Message(
-                "{refine='self'} spreads the maps along the self-attention, and this store holds "
-                'none. Capture a UNet with kinds=("cross", "self") and the layers of '
-                "sdattn.maps.aggregation.refining(pipe), joint attention with refine='self'; "
-                "{generate()} does so by itself."
-            )
+            "`refine='self'` spreads the maps along the self-attention, and this store holds none. "
+            "Capture a UNet with kinds=('cross', 'self') and the layers of "
+            "sdattn.maps.aggregation.refining(pipe), joint attention with refine='self'; "
+            "`generate()` does so by itself."
         )
     finest = min(layer.level for layer in held)
     total: Tensor = torch.zeros(())
@@ -257,19 +252,14 @@ def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
         return mean.flatten(1, -2), grid
     if len(grid) < 3:
         raise CaptureError(
-            Message(
-                "{refine='self'} spreads the maps along the self-attention, which has {0} keys "
-                "here for {1} cells: something merges its keys. Turn that off, or leave it out.",
-                mean.shape[-1],
-                math.prod(grid),
-            )
+            "`refine='self'` spreads the maps along the self-attention, which has "
+            f"{mean.shape[-1]} keys here for {math.prod(grid)} cells: something merges its keys. "
+            "Turn that off, or leave it out."
         )
     if mean.shape[-1] != math.prod(grid[-2:]):
         raise CaptureError(
-            Message(
-                "{refine='self'} spreads the maps along all frames of a video, and this store "
-                "holds some. Capture without {frames}."
-            )
+            "`refine='self'` spreads the maps along all frames of a video, and this store holds "
+            "some. Capture without `frames`."
         )
     return mean.flatten(2, 3), grid[-2:]  # each frame attends to itself alone
 

@@ -8,7 +8,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 
 Index = NDArray[np.intp]
 
@@ -99,15 +99,10 @@ def threshold_level(values: Tensor, threshold: float | Literal["otsu"]) -> float
     It is ``inf``, which no value reaches, where all values are equal. Raises ValueError for a
     threshold that is not known, and for values as in :func:`otsu`.
     """
-    if isinstance(threshold, str):
-        if threshold == "otsu":
-            return otsu(values)
-        raise InvalidValueError(
-            f'threshold={threshold!r} is not known. Pass "otsu" or a share of the range, from 0 '
-            "(its lowest value) to 1 (its highest)."
-        )
-    if not 0 <= threshold <= 1:
-        raise InvalidValueError(f"threshold={threshold}: pass a share of the range, from 0 to 1.")
+    if threshold == "otsu":
+        return otsu(values)
+    if isinstance(threshold, str) or not 0 <= threshold <= 1:
+        raise refuse("threshold", threshold, "'otsu' or a share of the range, from 0 to 1")
     _check_finite(values)
     low, high = values.min(), values.max()
     level = min(low + threshold * (high - low), high)  # rounding might lift it above
@@ -122,9 +117,7 @@ def quantile_level(values: Tensor, quantile: float) -> float:
     values the same way. Raises ValueError for another quantile, and for values as in :func:`otsu`.
     """
     if not 0 <= quantile < 1:
-        raise InvalidValueError(
-            f"quantile={quantile}: pass the share to leave out, from 0 to below 1."
-        )
+        raise refuse("quantile", quantile, "the share to leave out, from 0 to below 1")
     _check_finite(values)
     if values.min() == values.max():
         return math.inf

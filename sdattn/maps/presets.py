@@ -17,7 +17,7 @@ from dataclasses import asdict, dataclass, replace
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
-from ..errors import InvalidValueError, OptionError
+from ..errors import InvalidValueError, refuse
 from ..hooks.keep import Z_SCORES, Space
 from ..hooks.run_part import RunPart
 from ..models.layers import find_denoiser
@@ -108,30 +108,19 @@ class Preset:
             chosen["steps"] = "mean" if part and part.first < part.last else self.steps
         for name, value in chosen.items():
             if value not in _CHOICES[name]:
-                choices = ", ".join(map(repr, _CHOICES[name]))
-                more = ", or a part of the schedule, (0.5, 1.0)" if name == "steps" else ""
-                raise InvalidValueError(
-                    f"The preset {self.name!r} has {name}={value!r}: pass {choices}{more}."
-                )
+                steps = "'mean', 'sum', 'last' or a part of the schedule, (0.5, 1.0)"
+                raise refuse(name, value, steps if name == "steps" else _CHOICES[name])
         if self.depth is not None and not 0 <= self.depth < 1:
-            raise InvalidValueError(
-                f"The preset {self.name!r} has depth={self.depth!r}: pass a number from 0 to below "
-                "1, or None for all blocks."
-            )
+            raise refuse("depth", self.depth, "a number from 0 to below 1, or None for all blocks")
         if not 0 < self.sharpen < math.inf:
-            raise InvalidValueError(
-                f"The preset {self.name!r} has sharpen={self.sharpen!r}: pass a number above 0, 1 "
-                "for maps as they are."
-            )
+            raise refuse("sharpen", self.sharpen, "a number above 0, 1 for maps as they are")
         if self.space == "output" and not self.contrast:
             raise InvalidValueError(
                 f"The preset {self.name!r} has space='output', whose values are of any sign, and "
                 "contrast=0. Pass contrast=10.0 for the softmax over the words."
             )
         if not self.places or isinstance(self.places, str):
-            raise InvalidValueError(
-                f"Preset {self.name!r} has places={self.places!r}: pass a tuple."
-            )
+            raise refuse("places", self.places, "a tuple")
 
     @property
     def title(self) -> str:
@@ -258,10 +247,10 @@ def preset_of(preset: str | Preset, refine: str | None = None, default: str = "d
         ValueError: no preset is called that, or ``refine`` is not ``"self"``.
     """
     if refine not in (None, "self"):
-        raise OptionError("refine", refine, "pass 'self', or None for the maps as they are.")
+        raise refuse("refine", refine, "'self', or None for the maps as they are")
     if not isinstance(preset, Preset):
         if preset not in PRESETS:
-            raise OptionError("preset", preset, "choose one of {0}.", ", ".join(PRESETS))
+            raise refuse("preset", preset, PRESETS)
         preset = PRESETS[preset]
     if preset == PRESETS["default"]:
         preset = PRESETS[default]

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from ..errors import InvalidTypeError, InvalidValueError, OptionError
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
 from ..hooks.keep import Heads, Steps
 from ..hooks.run_part import RunPart
 from ..models.call_facts import images_a_prompt
@@ -33,7 +33,7 @@ def checked_capture(
     ours = {"text_states", "among", "refine", "space"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
         text = (
-            "this shows where the words of the prompt go. For anything else use {capture()} around "
+            "this shows where the words of the prompt go. For anything else use `capture()` around "
             "the pipeline."
         )
         raise OptionError("capture_options", dict(settings), text)
@@ -45,7 +45,7 @@ def checked_capture(
     if words is None:
         return settings
     if isinstance(words, str) or not words:
-        raise OptionError("words", words, "pass a list of words and phrases, or None for all.")
+        raise refuse("words", words, "a list of words and phrases, or None for all")
     return {**settings, "tokens": columns_of(words, prompts)}
 
 
@@ -102,11 +102,12 @@ def _check_part(pipe: Any, preset: Preset, part: RunPart, options: Mapping[str, 
     steps = option_of(pipe, options, "num_inference_steps")
     # a scheduler of second order calls the model twice a step, but for the last
     if steps and not (part.passes(steps) or part.passes(2 * steps - 1)):
+        begin, end = astuple(part)
         text = (
-            "the preset {0!r} reads the part of the run from {1:.3g} to {2:.3g}, in which none of "
-            "so few steps has its middle. Take more, or another preset."
+            f"the preset {preset.name!r} reads the part of the run from {begin:.3g} to {end:.3g}, "
+            "in which none of so few steps has its middle. Take more, or another preset."
         )
-        raise OptionError("num_inference_steps", steps, text, preset.name, *astuple(part))
+        raise OptionError("num_inference_steps", steps, text)
 
 
 def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -138,8 +139,11 @@ def _check_video(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> None:
             f"{type(pipe).__name__} makes images. Choose 'gramcol', which takes all heads."
         )
     if (options.get("num_frames") or default_frames(pipe)) == 1:
-        text = "the preset {0!r} takes the heads that tell frames apart. Take more, or 'gramcol'."
-        raise OptionError("num_frames", 1, text, preset.name)
+        text = (
+            f"the preset {preset.name!r} takes the heads that tell frames apart. Take more, or "
+            "'gramcol'."
+        )
+        raise OptionError("num_frames", 1, text)
 
 
 def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:

@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from ..errors import InvalidValueError, Message
+from ..errors import InvalidValueError
 from .call_options import call_options, option_of
 from .families import guidance_of
 from .guiders import guider_of, makes_negative
@@ -57,11 +57,10 @@ def check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
         return
     scale = option_of(pipe, options, name)
     if isinstance(scale, (int, float)) and scale <= 1:
-        text = (
-            f"A {{0}} uses a negative prompt only with {{{name}}} above 1; found {{1}}. Pass "
-            f"{{{name}=4}}, say, or no negative prompt."
+        raise InvalidValueError(
+            f"A {type(pipe).__name__} uses a negative prompt only with `{name}` above 1; found "
+            f"{scale}. Pass `{name}=4`, say, or no negative prompt."
         )
-        raise InvalidValueError(Message(text, type(pipe).__name__, scale))
 
 
 def _check_guider(pipe: Any, guider: Any) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ..attention.joint_processor import Spans
-from ..errors import InvalidValueError, Message
+from ..errors import InvalidValueError
 
 Size = tuple[int, ...]  # (rows, cols) of an image, (frames, rows, cols) of a video
 
@@ -157,11 +157,11 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[i
     """
     ids = given["img_ids"]
     if ids.is_meta:
-        text = (
+        raise InvalidValueError(
             "The grid of the image is in the values of img_ids, which are on torch's meta device "
-            "and have none. Pass {latent_size} to {capture()}, the (rows, cols) of {0} patches."
+            "and have none. Pass `latent_size` to `capture()`, the (rows, cols) of "
+            f"{ids.shape[-2]} patches."
         )
-        raise InvalidValueError(Message(text, ids.shape[-2]))
     ids = ids[0] if ids.ndim == 3 else ids
     own = ids[ids[:, 0] == made][:, 1:3].float()
     rows, cols = own[:, 0].unique(), own[:, 1].unique()

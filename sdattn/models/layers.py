@@ -14,7 +14,7 @@ from typing import Any
 from torch.nn import Module
 
 from ..attention.core import grid_text
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError, refuse
 from .attention_layer import KINDS
 from .attention_layer import PLACES as PLACES
 from .attention_layer import TEXT_KINDS as TEXT_KINDS
@@ -194,9 +194,7 @@ def checked_kinds(kinds: Any, known: Sequence[str] = KINDS) -> tuple[str, ...]:
     """
     found = tuple(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else ()
     if not found or any(kind not in known for kind in found):
-        raise InvalidValueError(
-            f"kinds={kinds!r}: pass a tuple of {' and/or '.join(map(repr, known))}."
-        )
+        raise refuse("kinds", kinds, f"a tuple of {' and/or '.join(map(repr, known))}")
     return found
 
 

@@ -13,12 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from ..errors import (
-    InvalidValueError,
-    Message,
-    OptionError,
-    option_names,
-)
+from ..errors import InvalidValueError, OptionError, option_names, refuse
 from .call_facts import EACH, check_guidance, images_a_prompt
 from .call_options import call_options, is_modular
 from .demos import demo_settings
@@ -78,16 +73,12 @@ def checked_options(
     given = {**demo_settings(pipe), **options}
     options = {name: _plain(value) for name, value in given.items()}
     if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
-        raise InvalidValueError(
-            Message(
-                f"{option_names(taken)} cannot be chosen here. Use {{capture()}} around the "
-                f"pipeline."
-            )
-        )
+        text = f"{option_names(taken)} cannot be chosen here. Use `capture()` around the pipeline."
+        raise InvalidValueError(text)
     _check_names(pipe, options)
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise OptionError(name, value, "pass a finite number.")
+            raise refuse(name, value, "a finite number")
         for text in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(text, str):
                 check_text(text, name)
@@ -110,18 +101,14 @@ def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
     if "num_inference_steps" in options:
         steps = whole(options["num_inference_steps"])
         if steps is None or not 1 <= steps <= most:
-            raise OptionError(
-                "num_inference_steps",
-                options["num_inference_steps"],
-                "pass 1 to {0}, the scheduler's most.",
-                most,
-            )
+            text = f"1 to {most}, the scheduler's most"
+            raise refuse("num_inference_steps", options["num_inference_steps"], text)
         found["num_inference_steps"] = steps
     for name in (*EACH, "num_frames"):
         if options.get(name) is not None:
             number = whole(options[name])
             if number is None or number < 1:
-                raise OptionError(name, options[name], "pass a whole number from 1.")
+                raise refuse(name, options[name], "a whole number from 1")
             found[name] = number
     if "num_frames" in found:
         check_frames(pipe, found["num_frames"])
@@ -168,7 +155,7 @@ def checked_seeds(seed: Any, images: int = 1) -> list[int]:
     first = whole(seed)
     if first is None or not 0 <= first <= LARGEST_SEED - images + 1:
         most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
-        raise OptionError("seed", seed, "pass a whole number from 0 to {0}.", most)
+        raise refuse("seed", seed, f"a whole number from 0 to {most}")
     return [first + i for i in range(images)]
 
 
@@ -195,27 +182,26 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     if "use_resolution_binning" in call_options(pipe):
         if options.get("use_resolution_binning"):
-            text = (
-                "{use_resolution_binning=True} has the model make another size and cuts the "
-                "image out of it, so that the heatmaps would not fit. Pass a size it was "
-                "trained on, or use {capture()} around the pipeline."
+            raise InvalidValueError(
+                "`use_resolution_binning=True` has the model make another size and cuts the image "
+                "out of it, so that the heatmaps would not fit. Pass a size it was trained on, or "
+                "use `capture()` around the pipeline."
             )
-            raise InvalidValueError(Message(text))
         found["use_resolution_binning"] = False
     asked = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
     given = {side: whole(value) for side, value in asked.items()}
     unit = size_unit(pipe)
     for side, value in given.items():
         if value is None:
-            raise OptionError(side, asked[side], "pass a whole number of pixels.")
+            raise refuse(side, asked[side], "a whole number of pixels")
         if value < unit or value % unit:
             # The two sizes to choose from, for the message.
             lower = max(unit, value // unit * unit)
             text = (
-                "this model makes sizes that are a multiple of {0} pixels. The nearest are {1} and "
-                "{2}."
+                f"this model makes sizes that are a multiple of {unit} pixels. The nearest are "
+                f"{lower} and {lower + unit}."
             )
-            raise OptionError(side, value, text, unit, lower, lower + unit)
+            raise OptionError(side, value, text)
     if given:
         height, width = default_size(pipe)
         found |= {"height": height, "width": width, **given}

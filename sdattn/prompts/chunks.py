@@ -17,7 +17,7 @@ compel, after the last sentence that fits.
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 from ..files.terminal import shown
 from .tokenizing import EOS, PAD, SOS, Token, tokenize, with_vectors
 from .tokens import Prompt, place_words, warn_of_truncation
@@ -66,7 +66,7 @@ def read_long_prompt(
 def read_chunks(tokenizer: Any, source: Source, n_columns: int, split: str | None) -> Prompt:
     """:func:`read_long_prompt` for a text that has been rewritten. Does not warn."""
     if split not in (None, *SPLITS):
-        raise InvalidValueError(f"split={split!r}: pass one of {', '.join(SPLITS)}.")
+        raise refuse("split", split, SPLITS)
     most = tokenizer.model_max_length
     pieces = tokenize(tokenizer, source, add_special_tokens=False, verbose=False)
     n_chunks, rest = divmod(n_columns, most)

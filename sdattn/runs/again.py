@@ -10,8 +10,7 @@ from typing import Any
 from ..errors import InvalidValueError
 from ..maps.presets import PRESETS, Preset
 from .imagerun import ImageRun
-from .info import FURTHER
-from .option_names import LOADING, PIPELINE
+from .option_names import FURTHER, LOADING, PIPELINE
 from .settings import Edited, Explained, RunSettings
 
 _ARGUMENTS = {
@@ -108,8 +107,8 @@ def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[
     kept = [name for name in ("steps", "heads") if captured and getattr(captured, name) == "all"]
     if preset.each_head:  # which keeps the heads itself
         kept = [name for name in kept if name != "heads"]
-    flags = {FURTHER[name].option: True for name in FURTHER if name in more and name != "asked"}
-    return {"keep": ",".join(kept) or None, **flags}  # what was asked about is an option's value
+    flags = {option: True for name, option in FURTHER.items() if name in more}
+    return {"keep": ",".join(kept) or None, **flags}
 
 
 def _maps(settings: RunSettings, preset: Preset) -> dict[str, Any]:

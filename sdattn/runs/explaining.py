@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 
-from ..errors import InvalidValueError, Message, OptionError, option_names
+from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..inversion import invert as inversion
 from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import schedule_of
@@ -213,14 +213,14 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     most = pipe.scheduler.config.num_train_timesteps
     if invert and image_latents_of(pipe).noise == "flow":
         text = (
-            "a {0} follows a flow, on which maps of the way back point no better than those of the "
-            "noised image, for 20 times the passes. Leave it out."
+            f"a {type(pipe).__name__} follows a flow, on which maps of the way back point no "
+            "better than those of the noised image, for 20 times the passes. Leave it out."
         )
-        raise OptionError("invert", invert, text, type(pipe).__name__)
+        raise OptionError("invert", invert, text)
     if invert and timesteps is not None:
         text = (
-            "an inversion goes through its own. Pass {num_inference_steps} for their number, or "
-            "leave {invert} out."
+            "an inversion goes through its own. Pass `num_inference_steps` for their number, or "
+            "leave `invert` out."
         )
         raise OptionError("timesteps", timesteps, text)
     if invert:
@@ -230,11 +230,9 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     given = list(timesteps) if hasattr(timesteps, "__iter__") else []
     whole = all(isinstance(t, Integral) and not isinstance(t, bool) for t in given)
     if not given or not whole or not all(0 < t < most for t in given):
-        raise OptionError(
-            "timesteps", timesteps, "pass a list of whole numbers, 1 to {0}.", most - 1
-        )
+        raise refuse("timesteps", timesteps, f"a list of whole numbers, 1 to {most - 1}")
     if len(set(given)) < len(given):
-        raise OptionError("timesteps", timesteps, "pass each once.")
+        raise refuse("timesteps", timesteps, "each once")
     return sorted(map(int, given), reverse=True)
 
 
@@ -246,12 +244,12 @@ def _checked_options(
         why = "The image and the timesteps decide on"
         taken = {name for name in options if name in _DECIDED or name.startswith("negative_")}
     else:
-        why = "With {invert=True} only {num_inference_steps} can be chosen, not"
+        why = "With `invert=True` only `num_inference_steps` can be chosen, not"
         taken = set(options) - {"num_inference_steps"}
     if taken:
         names = option_names(sorted(taken))
-        advice = "Leave it out; to draw with it, use {generate()}."
-        raise InvalidValueError(Message(f"{why} {names}. {advice}"))
+        advice = "Leave it out; to draw with it, use `generate()`."
+        raise InvalidValueError(f"{why} {names}. {advice}")
     decided = {**unguided_options(pipe), "width": size[0], "height": size[1]}
     if timesteps:
         decided["num_inference_steps"] = len(timesteps)

@@ -7,7 +7,7 @@ from typing import Any, Literal
 
 from ..control import knockout_plan, knockouts
 from ..control.knockout_plan import KnockoutPlan
-from ..errors import InvalidValueError, Message, OptionError, SdattnWarning, warn
+from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
 from ..loading.options import lora_names, options_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
@@ -175,14 +175,12 @@ def prepare(
     chosen = preset_for(pipe, preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("frames") is not None:
-        raise InvalidValueError(
-            Message("A run keeps all frames of a video. Choose {frames} with {capture()}.")
-        )
+        text = "A run keeps all frames of a video. Choose `frames` with `capture()`."
+        raise InvalidValueError(text)
     if watch.get("branch") == "both":
         if not options.get("negative_prompt"):
-            raise InvalidValueError(
-                Message("{branch='both'} shows the words of a negative prompt. Pass one.")
-            )
+            text = "`branch='both'` shows the words of a negative prompt. Pass one."
+            raise InvalidValueError(text)
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
     texts = (word.text for prompt in read for word in prompt.words)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import CaptureError, Message
+from ..errors import CaptureError
 from ..hooks.keep import Steps
 from ..hooks.stopping import Stopped
 from ..maps.capture import MapStore
@@ -57,12 +57,12 @@ def settled(stores: Mapping[str, MapStore], images: Sequence[Any]) -> dict[str, 
     if stopped is not None and not own["prompt"].maps:
         own = {name: stores.get(_EARLY + name, store) for name, store in own.items()}
         if not own["prompt"].maps:
-            text = (
-                "The run was stopped after {0} of {1} steps, before those that its preset reads, "
-                "so there are no maps. What was drawn is in `images` of this error. To have maps "
-                "of a run that may be stopped, keep each step: {capture_options}."
+            said = (
+                f"The run was stopped after {stopped.after} of {stopped.steps} steps, before those "
+                "that its preset reads, so there are no maps. What was drawn is in `images` of "
+                "this error. To have maps of a run that may be stopped, keep each step: "
+                "`capture_options={'steps': 'all'}`."
             )
-            said = Message(text, stopped.after, stopped.steps, capture_options={"steps": "all"})
             raise StoppedError(said, images)
     for store in own.values():
         store.check()

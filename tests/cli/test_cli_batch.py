@@ -152,7 +152,7 @@ def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
         (
             ("batch", "prompts.txt", "--out", "run", "--save", "image,page"),
             2,
-            "--save page: choose of",
+            "--save page: pass",
         ),
         (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "webdataset"),
         (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "bfloat16"),

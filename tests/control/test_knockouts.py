@@ -146,7 +146,7 @@ def with_adapter():
         ),
         (with_adapter, "cat", {"layers": "mid"}, ValueError, "IPAdapterAttnProcessor2_0, whose"),
         (make_pipeline, "cat", {"queries": "all"}, ValueError, "joint attention only"),
-        (sd3, "cat", {"queries": "text"}, ValueError, "queries='text': pass 'image' or 'all'"),
+        (sd3, "cat", {"queries": "text"}, ValueError, "queries='text'"),
         (lambda: make_pipeline().unet, "cat", {}, TypeError, "Pass a pipeline"),
     ],
 )

@@ -17,16 +17,16 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...errors import InvalidValueError, Message, RunError, SdattnWarning, warn
+from ...errors import InvalidValueError, RunError, SdattnWarning, warn
 from ...loading.devices import checked_device
 from ..input.request import STOPS
 
 T = TypeVar("T")
 # Where a process finds its rank: torchrun's, accelerate's and MPI's variables
 _RANKED = {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
-_ONE_PROCESS = Message(
+_ONE_PROCESS = (
     "accelerate launch --cpu starts one process, whatever --num_processes says. For N of them: "
-    "accelerate launch --multi_gpu --num_processes N, and {device='cpu'}"
+    "accelerate launch --multi_gpu --num_processes N, and `device='cpu'`"
 )
 _PATIENCE = timedelta(days=30)  # ranks may end hours apart
 _GONE = (
@@ -60,11 +60,10 @@ class ProcessGroup:
         self.rank, self.size = self._state.process_index, self._state.num_processes
         self.first, self.first_here = self.rank == 0, self._state.local_process_index == 0
         if device is not None and self.size > 1 and wanted.index is not None:
-            text = (
-                "{device} names one device for {0} processes. Leave it out: accelerate gives "
-                "each process its own."
+            raise InvalidValueError(
+                f"`device={str(device)!r}` names one device for {self.size} processes. Leave it "
+                "out: accelerate gives each process its own."
             )
-            raise InvalidValueError(Message(text, self.size, device=str(device)))
         # By way of the CPU on every device: a GPU is not to wait, nor to hold messages,
         # and gloo notices at once that a process on another machine is gone.
         self._group: Any = None

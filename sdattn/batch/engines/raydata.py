@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import InvalidValueError, RunError
+from ...errors import InvalidValueError, OptionError, RunError, refuse
 from ...loading.pipelines import load_pipeline
 from ...loading.quiet import quiet_libraries
 from ...maps.presets import Preset, preset_of
@@ -65,14 +65,14 @@ class Draw:
         loading: Mapping[str, Any] | None = None,
     ):
         if unknown := sorted(set(save) - set(PARTS)):
-            raise InvalidValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
+            raise refuse("save", unknown, PARTS)
         self.options = dict(options or {})
         preset_of(preset)  # or refuse, before the model is loaded
         self.seed, self.save = seed, save
         quiet_libraries(prompts=True)
         self.pipe = load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
         if "video" in save and not makes_videos(self.pipe):
-            raise InvalidValueError(f"save={list(save)}: {model} makes images. Leave video out.")
+            raise OptionError("save", list(save), f"{model} makes images. Leave video out.")
         self.pipe.set_progress_bar_config(disable=True)
         self._drawer = BatchDrawer(self.pipe, preset, self._store, self._fail)
         self._drawn: dict[str, dict[str, Any]] = {}  # by the number of the row in its batch

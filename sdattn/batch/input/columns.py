@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...errors import InvalidValueError, Message, OptionError
+from ...errors import InvalidValueError, OptionError
 from ...files.terminal import shown
 from ..storage.rows import OWN_NAMES
 from .values import Fields, number
@@ -55,8 +55,8 @@ class Columns:
     def check(self) -> None:
         """Raise InvalidValueError for a column that cannot be kept."""
         if self.keep != ALL and (taken := sorted(OWN_NAMES.intersection(self.keep))):
-            advice = "rows have columns of their own of that name. Rename yours in the list."
-            raise OptionError("keep_columns", taken, advice)
+            text = "rows have columns of their own of that name. Rename yours in the list."
+            raise OptionError("keep_columns", taken, text)
 
     def prompt_in(self, names: Collection[str]) -> str:
         """Return the column that holds the prompt.
@@ -69,8 +69,10 @@ class Columns:
         if len(found) == 1:
             return found[0]
         what = "the prompt is missing" if not found else f"{' and '.join(found)} may be the prompt"
-        text = "{0}; found {1}. Write one, or name its column with {prompt_column}."
-        raise InvalidValueError(Message(text, what, shown([*names], 200)))
+        raise InvalidValueError(
+            f"{what}; found {shown([*names], 200)}. Write one, or name its column with "
+            "`prompt_column`."
+        )
 
     @property
     def named(self) -> Sequence[str]:
@@ -95,8 +97,8 @@ class Columns:
         """Raise InvalidValueError for columns to keep that no line has."""
         names = dict.fromkeys(names)
         if names and (lacking := [name for name in self.named if name not in names]):
-            advice = "the list has no such column. It has {0}."
-            raise OptionError("keep_columns", lacking, advice, shown([*names], 300))
+            text = f"the list has no such column. It has {shown([*names], 300)}."
+            raise OptionError("keep_columns", lacking, text)
 
 
 def renamed(name: str) -> str | None:

@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidValueError, Message, OptionError
+from ...errors import InvalidValueError, refuse
 from ...files.terminal import shown
 from .columns import Columns
 from .tables import Numbered, open_table
@@ -91,7 +91,7 @@ def open_lines(
     if kind == "txt":
         return text_lines(lines), partial(_read, of_text)
     if kind not in ("jsonl", "json", "rows"):
-        raise OptionError("kind", kind, "pass 'jsonl', 'json', 'csv', 'tsv', 'txt' or 'auto'.")
+        raise refuse("kind", kind, "'jsonl', 'json', 'csv', 'tsv', 'txt' or 'auto'")
     return enumerate(lines, 1), partial(_read, partial(_of_json, of_table=kind != "jsonl"))
 
 
@@ -119,10 +119,8 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
         return "jsonl"
     elif kind == "auto" and _ARRAY.match(text):
         raise InvalidValueError(
-            Message(
-                "The input begins as a JSON array and is none that can be read. Mend it, or, if "
-                "these are prompts, pass {input_format='txt'}."
-            )
+            "The input begins as a JSON array and is none that can be read. Mend it, or, if these "
+            "are prompts, pass `input_format='txt'`."
         )
     else:
         lines = (line for line in io.BytesIO(data) if line.strip())
@@ -132,8 +130,8 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
             what = f"a table with the header {shown(first[0].strip())}"
     if kind == "auto" or found == kind:
         return found
-    advice = f"Name the file .{found} or pass {{input_format={found!r}}}."
-    raise InvalidValueError(Message(f"The input is {{0}}, no list of prompts. {advice}", what))
+    advice = f"Name the file .{found} or pass `input_format={found!r}`."
+    raise InvalidValueError(f"The input is {what}, no list of prompts. {advice}")
 
 
 def _rows_of_json(data: bytes) -> list[Any] | None:

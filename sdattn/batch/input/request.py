@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
+from ...errors import InvalidValueError, MissingPackageError, refuse
 from ...loading.options import LoadingOptions
 from ...maps.presets import PRESETS, Preset
 from ...runs.drawings import PARTS, USUAL, USUAL_OF_IMAGES
@@ -82,22 +82,20 @@ class Request:
         """Raise ValueError for what cannot be asked, ImportError where a library is missing."""
         size = self.batch_size
         if size != "auto" and (type(size) is not int or size < 1):
-            raise OptionError("batch_size", size, "pass a whole number from 1, or 'auto'.")
+            raise refuse("batch_size", size, "a whole number from 1, or 'auto'")
         if self.format not in FORMATS:
-            raise OptionError("format", self.format, "pass {0}.", " or ".join(map(repr, FORMATS)))
+            raise refuse("format", self.format, FORMATS)
         if self.format == "parquet":
             require_pyarrow()
         if self.input_format not in (None, *KINDS):
-            raise OptionError(
-                "input_format", self.input_format, "pass one of {0}.", ", ".join(KINDS)
-            )
+            raise refuse("input_format", self.input_format, KINDS)
         self.columns.check()
         unknown = sorted(set(self.save or ()) - set(PARTS))
         if unknown or self.save == () or self.save == []:
-            raise OptionError("save", unknown, "choose of {0}.", ", ".join(PARTS))
+            raise refuse("save", unknown, PARTS)
         which, of = self.part
         if not 1 <= which <= of:
-            raise OptionError("part", self.part, "pass {0} to {1}.", (1, of), (of, of))
+            raise refuse("part", self.part, f"{(1, of)} to {(of, of)}")
         self._check_engine()
 
     @property
@@ -114,36 +112,33 @@ class Request:
         if self.save is None:
             return USUAL if videos else USUAL_OF_IMAGES
         if "video" in self.save and not videos:
-            text = "{model} makes images, and there is no video of one to save. Leave video out of "
-            text += "{save}, or choose a model that makes videos."
-            raise InvalidValueError(Message(text, model=str(self.model), save=",".join(self.save)))
+            raise InvalidValueError(
+                f"`model={str(self.model)!r}` makes images, and there is no video of one to save. "
+                f"Leave video out of `save={','.join(self.save)!r}`, or choose a model that makes "
+                "videos."
+            )
         return self.save
 
     def _check_engine(self) -> None:
         if self.engine not in ("local", "ray"):
-            raise OptionError("engine", self.engine, "pass 'local' or 'ray'.")
+            raise refuse("engine", self.engine, ("local", "ray"))
         if self.engine == "local":
             if self.workers is not None:
                 raise InvalidValueError(
-                    Message(
-                        "workers are for {engine='ray'}. The local engine has the processes of "
-                        "accelerate launch --num_processes."
-                    )
+                    "workers are for `engine='ray'`. The local engine has the processes of "
+                    "accelerate launch --num_processes."
                 )
             return
         least, most = self.workers or (1, 1)
         if not 1 <= least <= most:
-            raise OptionError("workers", self.workers, "pass (at least, at most), from 1.")
+            raise refuse("workers", self.workers, "(at least, at most), from 1")
         if self.device is not None and ":" in self.device:
-            text = (
-                "{device} names one device for all workers. Leave the number out: Ray gives each "
-                "its own."
+            raise InvalidValueError(
+                f"`device={self.device!r}` names one device for all workers. Leave the number out: "
+                "Ray gives each its own."
             )
-            raise InvalidValueError(Message(text, device=self.device))
         if find_spec("ray") is None:
-            raise MissingPackageError(
-                Message("{engine='ray'} needs Ray: pip install 'sdattn[ray]'")
-            )
+            raise MissingPackageError("`engine='ray'` needs Ray: pip install 'sdattn[ray]'")
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ from contextlib import suppress
 from functools import partial
 from typing import Any
 
-from ...errors import InvalidValueError, Message
+from ...errors import InvalidValueError
 from ...files.terminal import shown
 from .columns import Columns
 from .texts import DELIMITERS
@@ -47,9 +47,7 @@ def open_table(
             )
         prompt = columns.prompt_in(names)
     except ValueError as error:
-        raise InvalidValueError(
-            Message("The header of the table, line {0}: {1}", line, error)
-        ) from None
+        raise InvalidValueError(f"The header of the table, line {line}: {error}") from None
     tabs = delimiter == "\t" and len(names) - 1
     if tabs and all(row.count(b"\t") == tabs for row in lines[at:] if row.strip()):
         # Each line is a row, and a quote may be one of the text.

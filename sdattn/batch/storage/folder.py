@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import ExistsError, Message
+from ...errors import ExistsError
 from ...files.addresses import AnyPath
 from ...files.paths import check_writable, inside
 from ...files.writing import sha256
@@ -95,12 +95,14 @@ class BatchFolder:
             OSError: it cannot be written, or another job is writing there.
         """
         if self.root.exists() and not self.root.is_dir():
-            raise ExistsError(Message("{0} is a file. Choose another {folder}.", self.root))
+            raise ExistsError(f"{self.root} is a file. Choose another `folder`.")
         paths = self.root.iterdir() if self.root.is_dir() else ()
         names = sorted({path.name for path in paths} - {".batch"})
         if names and self.is_new:
-            text = "{0} is no batch run's folder: it has no batch.json, but {1}. Choose another "
-            raise ExistsError(Message(text + "{folder}.", self.root, ", ".join(names[:3])))
+            raise ExistsError(
+                f"{self.root} is no batch run's folder: it has no batch.json, but "
+                f"{', '.join(names[:3])}. Choose another `folder`."
+            )
         for name in (".batch", ".batch/tmp", ".batch/done", ".batch/failed", "items", "shards"):
             inside(self.root, name)
         for group in (self.root / "items").glob("*"):

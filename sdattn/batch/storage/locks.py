@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...errors import AccessError, Message, SdattnWarning, warn
+from ...errors import AccessError, SdattnWarning, warn
 from ...files.addresses import AnyPath
 
 _TRIES = 5
@@ -68,11 +68,10 @@ class Ownership(ABC):
         return "{} on {} (process {}, since {})".format(*(holder.get(n, "?") for n in names))
 
     def _refuse(self) -> NoReturn:
-        text = (
-            "{0} is being written by another job: {1}. Wait for it, stop it, or choose another "
-            "{folder}."
+        raise AccessError(
+            f"{self.what} is being written by another job: {self.describe_holder()}. Wait for it, "
+            "stop it, or choose another `folder`."
         )
-        raise AccessError(Message(text, self.what, self.describe_holder()))
 
 
 def owner(job: str) -> dict[str, Any]:

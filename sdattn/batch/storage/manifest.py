@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...errors import InvalidValueError, Message, MissingFileError
+from ...errors import InvalidValueError, MissingFileError
 from ...files.addresses import AnyPath
 from ...files.paths import inside
 from ...files.records import Record, RecordError, read_record
@@ -13,7 +13,7 @@ from ...files.writing import sha256, to_json
 from ...loading.options import LoadingOptions
 
 FORMAT = "sdattn-batch-2"
-_LOST = Message("What it said is lost. Draw the run again into another {folder}.")
+_LOST = "What it said is lost. Draw the run again into another `folder`."
 T = TypeVar("T")
 
 
@@ -116,18 +116,18 @@ def read_manifest(root: AnyPath) -> Manifest:
     """
     path = inside(root, "batch.json")
     if not path.is_file():
-        text = "{0} has no batch.json, so it is no batch run's folder. Those are made by "
-        raise MissingFileError(Message(text + "{run_batch()}.", root))
+        raise MissingFileError(
+            f"{root} has no batch.json, so it is no batch run's folder. Those are made by "
+            "`run_batch()`."
+        )
     written = path.read_bytes()  # once: a run that goes on may replace the file at any time
     document = parsed(written, path)
     if sealed(document) != written:
-        raise InvalidValueError(
-            Message("{0} is damaged: its own checksum differs. {1}", path, _LOST)
-        )
+        raise InvalidValueError(f"{path} is damaged: its own checksum differs. {_LOST}")
     try:
         manifest: Manifest = read_record(Manifest, document)
     except RecordError as problem:
-        raise InvalidValueError(Message("{0} is damaged: {1}. {2}", path, problem, _LOST)) from None
+        raise InvalidValueError(f"{path} is damaged: {problem}. {_LOST}") from None
     return manifest
 
 
@@ -140,17 +140,15 @@ def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
     try:
         document = json.loads(written)
     except ValueError as error:
-        raise InvalidValueError(Message("{0} is corrupt: {1}. {2}", path, error, _LOST)) from error
+        raise InvalidValueError(f"{path} is corrupt: {error}. {_LOST}") from error
     if not isinstance(document, dict) or "format" not in document:
-        raise InvalidValueError(
-            Message("{0} is no batch run's: it names no format. {1}", path, _LOST)
-        )
+        raise InvalidValueError(f"{path} is no batch run's: it names no format. {_LOST}")
     if document["format"] != FORMAT:
-        text = (
-            "{0} is of the format {1!r}, and this version reads {2!r} alone. Draw the run again "
-            "into another {folder}, or read it with the version that wrote it."
+        raise InvalidValueError(
+            f"{path} is of the format {document['format']!r}, and this version reads {FORMAT!r} "
+            "alone. Draw the run again into another `folder`, or read it with the version that "
+            "wrote it."
         )
-        raise InvalidValueError(Message(text, path, document["format"], FORMAT))
     return document
 
 

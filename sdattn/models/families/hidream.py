@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...attention.joint_processor import Spans
-from ...errors import InvalidValueError, Message
+from ...errors import InvalidValueError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
@@ -22,8 +22,7 @@ def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
     asked = int(call.option("max_sequence_length"))
     length, rest = (asked, 0) if call.columns is None else divmod(call.columns, 3)
     if rest or not length or call.options.get("max_sequence_length") not in (None, length):
-        found = "{max_sequence_length} makes {0}"
-        raise call.unexplained(Message(found, 3 * asked, max_sequence_length=asked))
+        raise call.unexplained(f"`max_sequence_length={asked!r}` makes {3 * asked}")
     read = []
     for text in texts:
         t5, llama = (

@@ -49,9 +49,11 @@ def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
     number = call.options.get("num_videos_per_prompt") or 1
     if number > 1 and len({len(prompt.tokens) for prompt in prompts}) > 1:
         texts = [prompt.text for prompt in prompts]
-        advice = "a {0} gives videos of prompts that differ in length, as {1}, each other's masks. "
-        advice += "Draw one video a prompt, or each prompt by itself."
-        raise OptionError("num_videos_per_prompt", number, advice, type(call.pipe).__name__, texts)
+        text = (
+            f"a {type(call.pipe).__name__} gives videos of prompts that differ in length, as "
+            f"{texts}, each other's masks. Draw one video a prompt, or each prompt by itself."
+        )
+        raise OptionError("num_videos_per_prompt", number, text)
 
 
 def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ def read_lumina2(call: TextCall, texts: list[str]) -> list[Prompt]:
     before = "" if call.negative else system + " <Prompt Start> "
     sources = [Source.of(text).within(before, "") for text in texts]
     read = read_inside(pipe.tokenizer, sources, truncation=True, max_length=most)
-    return filled_to_longest(call, read, "{max_sequence_length}", max_sequence_length=most)
+    return filled_to_longest(call, read, f"`max_sequence_length={most}`")
 
 
 def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:

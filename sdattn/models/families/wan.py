@@ -5,7 +5,7 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
+from ...errors import InvalidValueError, MissingPackageError, OptionError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..denoiser_call import unwrapped
@@ -15,10 +15,6 @@ from ..family import IN_TURN, Family
 # Of an image's tokens and the text's, diffusers takes so many, the last, for the text's
 # (transformer_wan.py, WanAttnProcessor).
 _TEXT_BESIDE_IMAGE = 512
-_ADVICE = (
-    "the layers of this {0} attend to an image as well, and diffusers takes the last {1} tokens "
-    f"for the text's. Pass {{max_sequence_length={_TEXT_BESIDE_IMAGE}}}."
-)
 
 
 def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -47,16 +43,21 @@ def _check_image(call: TextCall, length: int) -> None:
     transformer = getattr(pipe, "transformer", None)
     if transformer is not None and _attends_to_image(transformer):
         if length != _TEXT_BESIDE_IMAGE:
-            raise OptionError("max_sequence_length", length, _ADVICE, *_values(transformer))
+            raise OptionError("max_sequence_length", length, _advice(transformer))
         videos = call.options.get("num_videos_per_prompt") or 1
         if videos > 1:
-            text = "a {0} gives the image to the first video of a prompt alone, and fails. Pass "
-            text += "the prompt as often as there are to be videos of it."
-            raise OptionError("num_videos_per_prompt", videos, text, kind)
+            text = (
+                f"a {kind} gives the image to the first video of a prompt alone, and fails. Pass "
+                "the prompt as often as there are to be videos of it."
+            )
+            raise OptionError("num_videos_per_prompt", videos, text)
     frames, from_image = call.options.get("num_frames"), call.options.get("image") is not None
     if frames == 1 and from_image and getattr(pipe.config, "expand_timesteps", False):
-        text = "a {0} of this model gives back the image as the first frame. Pass {1}, say."
-        raise OptionError("num_frames", frames, text, kind, 1 + pipe.vae_scale_factor_temporal)
+        text = (
+            f"a {kind} of this model gives back the image as the first frame. Pass "
+            f"{1 + pipe.vae_scale_factor_temporal}, say."
+        )
+        raise OptionError("num_frames", frames, text)
 
 
 def _cleaned(call: TextCall, text: str) -> Source:
@@ -73,8 +74,9 @@ def _cleaned(call: TextCall, text: str) -> Source:
             "Install it: pip install 'sdattn[video]'"
         ) from error
     if cleaned != source.text:
-        advice = "A {0} reads {1!r} for {2!r}. Pass that as the prompt."
-        raise InvalidValueError(Message(advice, type(call.pipe).__name__, cleaned, text))
+        raise InvalidValueError(
+            f"A {type(call.pipe).__name__} reads {cleaned!r} for {text!r}. Pass that as the prompt."
+        )
     return source
 
 
@@ -88,8 +90,12 @@ def _attends_to_image(model: Any) -> bool:
     return getattr(model.config, "added_kv_proj_dim", None) is not None
 
 
-def _values(model: Any) -> tuple[str, int]:
-    return type(unwrapped(model)).__name__, _TEXT_BESIDE_IMAGE
+def _advice(model: Any) -> str:
+    return (
+        f"the layers of this {type(unwrapped(model)).__name__} attend to an image as well, and "
+        f"diffusers takes the last {_TEXT_BESIDE_IMAGE} tokens for the text's. Pass "
+        f"`max_sequence_length={_TEXT_BESIDE_IMAGE}`."
+    )
 
 
 class _Wan(Family):
@@ -107,7 +113,7 @@ class _Wan(Family):
             return 0
         n_text = given[self.names.text].shape[1]
         if n_text != _TEXT_BESIDE_IMAGE:
-            raise OptionError("max_sequence_length", n_text, _ADVICE, *_values(model))
+            raise OptionError("max_sequence_length", n_text, _advice(model))
         # of a first and a last image, which are rows of their own, each video has both
         return 0 if image is None else len(image) * image.shape[1] // batch
 

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from ...attention.joint_processor import Spans
-from ...errors import InvalidTypeError, Message
+from ...errors import InvalidTypeError
 from ...prompts.tokens import Prompt
 from ..encoders import PLACEHOLDER, TextCall, in_chat, read_inside, refuse_unknown, zero_filled
 from ..family import Family, Guidance
@@ -27,8 +27,10 @@ def read_z_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     longest = max(_filled(len(prompt.tokens)) for prompt in read)
     columns = longest if call.columns is None else call.columns
     if columns < longest or columns % UNIT:
-        found = "{max_sequence_length} makes {0} of {1}, or more where another text is longer"
-        raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
+        raise call.unexplained(
+            f"`max_sequence_length={most!r}` makes {longest} of {texts}, or more where another "
+            "text is longer"
+        )
     return zero_filled(read, columns)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning, warn
+from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning, refuse, warn
 from ...maps.presets import Preset
 from ..folder import SavedRun, load_run
 from ..imagerun import ImageRun
@@ -53,9 +53,7 @@ def diff(
         UserWarning: the maps come from different layers.
     """
     if isinstance(words, str):
-        raise InvalidValueError(
-            f"words={words!r}: pass a list of words and phrases, or None for all."
-        )
+        raise refuse("words", words, "a list of words and phrases, or None for all")
     first, second = _side(a), _side(b)
     _check(first, second)
     maps = first.heatmaps, second.heatmaps
