@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -16,6 +17,9 @@ from torch import Tensor
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError, Message
 from .pipeline import Given, Model
+
+# read once for each forward, not in each pass
+_signatures: WeakKeyDictionary[Callable[..., object], inspect.Signature] = WeakKeyDictionary()
 
 Size = tuple[int, ...]  # (rows, cols) of an image, (frames, rows, cols) of a video
 
@@ -121,11 +125,17 @@ def arguments(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str
     of ``(*args, **kwargs)`` around it (DeepCache, a timer).
     """
     kinds = (kind for kind in type(unwrapped(model)).__mro__ if "forward" in vars(kind))
-    forwards = [inspect.signature(vars(kind)["forward"]) for kind in kinds]
+    forwards = [_signature(vars(kind)["forward"]) for kind in kinds]
     forward = next((one for one in forwards if _names_all(one)), forwards[0])
     kwargs = {name: value for name, value in kwargs.items() if name in forward.parameters}
     given = forward.bind_partial(model, *args, **kwargs).arguments
     return {name: given[name] for name in list(given)[1:]}  # without self
+
+
+def _signature(forward: Callable[..., object]) -> inspect.Signature:
+    if forward not in _signatures:
+        _signatures[forward] = inspect.signature(forward)
+    return _signatures[forward]
 
 
 def _names_all(signature: inspect.Signature) -> bool:
