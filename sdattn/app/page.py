@@ -96,8 +96,7 @@ def build_app(pipe: Any, kept: RecentRuns) -> Any:
             "concurrency_limit": 1,  # the pipeline draws one image at a time
             "concurrency_id": "pipe",
         }
-        # To draw and to keep are two jobs, so that the next image is drawn while files are
-        # written.
+        # To draw and to keep are two jobs: the next image is drawn while files are written.
         typed = gradio.on([button.click, prompt.submit], **drawing)
         example = examples.load_input_event.then(**drawing, api_visibility="private")
         keeping = {

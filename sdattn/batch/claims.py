@@ -3,7 +3,6 @@
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
 
 from ..errors import InvalidValueError
 from ..files.records import plain
@@ -157,5 +156,5 @@ class Claim:
         )
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return shorter(", ".join(map(str, value)) if isinstance(value, list) else str(value), 60)

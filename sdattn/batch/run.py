@@ -7,7 +7,6 @@ import time
 from collections.abc import Container, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from typing import Any
 from uuid import uuid4
 
 from ..errors import AccessError, InvalidValueError
@@ -112,7 +111,7 @@ class _BatchRun:
         self._report(jobs, bad)
         return [], jobs, bad
 
-    def _report(self, good: Sequence[Any], bad: list[BadLine]) -> None:
+    def _report(self, good: Sequence[object], bad: list[BadLine]) -> None:
         """Print bad lines. They end the run if there are no others, or with ``strict``."""
         reasons = {line.reason for line in bad}
         if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly

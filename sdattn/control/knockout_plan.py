@@ -17,6 +17,7 @@ from ..hooks.run_part import Span
 from ..models.call_facts import images_a_prompt
 from ..models.denoiser_call import Size
 from ..models.layers import LayerSelection, find_denoiser
+from ..models.pipeline import Pipeline
 from ..models.pipeline_call import (
     call_pipeline,
     checked_options,
@@ -34,7 +35,7 @@ from .removal import Columns, Removal, check_removal
 class KnockoutPlan:
     """What all batches share, checked and not run."""
 
-    pipe: Any
+    pipe: Pipeline
     prompt: Prompt
     seed: int
     layers: LayerSelection
@@ -44,7 +45,7 @@ class KnockoutPlan:
 
 
 def prepare(
-    pipe: Any,
+    pipe: Pipeline,
     prompt: str,
     seed: int,
     layers: LayerSelection,

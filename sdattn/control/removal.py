@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -34,8 +34,9 @@ from ..models.layers import (
     find_denoiser,
     select_layers,
 )
+from ..models.pipeline import Pipeline
 from .controlled_layers import check_joint, check_weights
-from .registration import ControlHandle
+from .handle import ControlHandle
 
 Columns = tuple[int, ...]
 
@@ -79,7 +80,7 @@ class Removal:
 
     def __init__(
         self,
-        pipe: Any,
+        pipe: Pipeline,
         rows: Sequence[Columns],
         n_text: int,
         layers: LayerSelection = None,
@@ -184,7 +185,7 @@ class Removal:
 
 
 def check_removal(
-    pipe: Any, layers: LayerSelection, steps: Span, queries: Queries | None = None
+    pipe: Pipeline, layers: LayerSelection, steps: Span, queries: Queries | None = None
 ) -> RunPart:
     """Return the part of the run; refuse, as :class:`Removal` does, what it cannot work in."""
     guided_order(pipe)

@@ -24,6 +24,7 @@ from ..maps.presets import Preset, preset_for
 from ..models.call_facts import is_guided, model_passes
 from ..models.families import edits_of
 from ..models.layers import find_denoiser
+from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, checked_seeds, one_at_a_time
 from ..models.reading import read_prompts
 from ..models.sizes import latent_size
@@ -37,7 +38,7 @@ Mode = Literal["auto", "replace", "refine", "reweight"]
 
 @one_at_a_time
 def edit(
-    pipe: Any,
+    pipe: Pipeline,
     source: str,
     target: str | Sequence[str],
     *,
@@ -140,11 +141,11 @@ class EditPlan:
 
 
 def prepare(
-    pipe: Any,
+    pipe: Pipeline,
     source: str,
     target: str | Sequence[str],
     asked: EditOptions,
-    options: Mapping[str, Any],
+    options: Options,
 ) -> EditPlan:
     """All that :func:`edit` refuses, refused before anything runs."""
     known, texts = edits_of(pipe), [source, *([target] if isinstance(target, str) else target)]
@@ -168,9 +169,7 @@ def prepare(
     return EditPlan(read, control, known.layers(find_denoiser(pipe).layers), checked, edited)
 
 
-def _of_inversion(
-    source: str, inversion: Inversion | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _of_inversion(source: str, inversion: Inversion | None, options: Options) -> dict[str, object]:
     """The options that a real image decides."""
     if inversion is None:
         return {}
@@ -188,7 +187,7 @@ def _of_inversion(
     return fixed
 
 
-def _own_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _own_options(options: Options) -> Options:
     if options.get("num_images_per_prompt", 1) != 1:
         text = "an edit makes one image of each prompt. Call `edit_image()` once for each seed."
         raise OptionError("num_images_per_prompt", options["num_images_per_prompt"], text)
@@ -223,7 +222,7 @@ def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | N
 
 
 def _controller(
-    pipe: Any, prompts: list[Prompt], asked: EditOptions, options: Mapping[str, Any]
+    pipe: Pipeline, prompts: list[Prompt], asked: EditOptions, options: Options
 ) -> AttentionControlEdit:
     passes, most = model_passes(pipe, options), asked.max_self_queries
     if most is None:  # a transformer has one level

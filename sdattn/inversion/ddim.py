@@ -5,6 +5,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..models.pipeline import Pipeline
+
 
 class DDIM:
     """The steps of DDIM for a pipeline whose model removes noise from latents.
@@ -15,7 +17,7 @@ class DDIM:
 
     null_text, refinements = True, 3
 
-    def __init__(self, pipe: Any):
+    def __init__(self, pipe: Pipeline):
         self.config = pipe.scheduler.config
         self.betas = self.down()  # add_noise needs no steps
 
@@ -36,7 +38,7 @@ class DDIM:
         return mixed
 
     @staticmethod
-    def factors(down: Any, timestep: Any) -> tuple[Tensor, Tensor]:
+    def factors(down: Any, timestep: Tensor) -> tuple[Tensor, Tensor]:
         """a and b of the step from a timestep, see :class:`sdattn.inversion.stand_ins.Upwards`."""
         # The step is linear, so two steps of numbers show both.
         unit, zero = torch.ones(()), torch.zeros(())

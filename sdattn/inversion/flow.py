@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..models.pipeline import Pipeline
+
 
 class Flow:
     """Euler's steps for a pipeline whose model was trained by flow matching.
@@ -19,7 +21,7 @@ class Flow:
 
     null_text, refinements = False, 1
 
-    def __init__(self, pipe: Any):
+    def __init__(self, pipe: Pipeline):
         self.config = pipe.scheduler.config
 
     def down(self) -> Any:
@@ -39,7 +41,7 @@ class Flow:
         return (1 - sigma) * latents + sigma * noise
 
     @staticmethod
-    def factors(down: Any, timestep: Any) -> tuple[float, Tensor]:
+    def factors(down: Any, timestep: Tensor) -> tuple[float, Tensor]:
         """a and b of the step from a timestep, see :class:`sdattn.inversion.stand_ins.Upwards`."""
         index = int((down.timesteps - timestep).abs().argmin())
         return 1.0, down.sigmas[index + 1] - down.sigmas[index]

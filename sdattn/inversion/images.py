@@ -12,12 +12,13 @@ from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models.families import image_latents_of
+from ..models.pipeline import Pipeline
 from ..models.sizes import default_size, size_unit
 
 LONGEST_SIDE = 1536  # pixels of an image that is kept to be shown
 
 
-def fit(pipe: Any, image: Any) -> Image.Image:
+def fit(pipe: Pipeline, image: Any) -> Image.Image:
     """The image upright by its EXIF tag, RGB (transparency is dropped), scaled in proportion to
     about as many pixels as the pipeline makes by default, and cropped evenly to the nearest sides
     that the pipeline can make.
@@ -67,7 +68,7 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 @torch.no_grad()
-def encode(pipe: Any, images: Sequence[Image.Image]) -> Tensor:
+def encode(pipe: Pipeline, images: Sequence[Image.Image]) -> Tensor:
     """The latents that a text-to-image pipeline decodes to the images, all of one size.
 
     Returns:

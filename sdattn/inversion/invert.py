@@ -25,14 +25,13 @@ from ..errors import InvalidValueError, OptionError, RunError, option_names, ref
 from ..models.denoiser_call import arguments
 from ..models.families import image_latents_of, unguided_options
 from ..models.layers import find_denoiser
+from ..models.pipeline import Model, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from .images import encode, fit
 from .nulltext import guided_rows, optimise, replaced_rows
 from .schedules import schedule_of
-from .stand_ins import Upwards, in_place
-
-Kwargs = dict[str, Any]
+from .stand_ins import Kwargs, Upwards, in_place
 
 
 @dataclass(eq=False)
@@ -71,7 +70,7 @@ class Inversion:
         return {**self.call, **sizes, **scale}
 
     @contextmanager
-    def replay(self, pipe: Any) -> Iterator[None]:
+    def replay(self, pipe: Pipeline) -> Iterator[None]:
         """Inside, one run of the pipeline with :meth:`options` goes back down the trajectory.
 
         Meanwhile the pipeline has the scheduler whose steps were inverted, and with null-text
@@ -86,7 +85,7 @@ class Inversion:
         """
         calls = 0
 
-        def before_pass(_: Any, args: Any, kwargs: Kwargs) -> Any:
+        def before_pass(_: object, args: object, kwargs: Kwargs) -> object:
             nonlocal calls
             text, steps = kwargs["encoder_hidden_states"], len(pipe.scheduler.timesteps)
             self._check_call(calls, steps, text)
@@ -119,7 +118,7 @@ class Inversion:
 @one_at_a_time
 @torch.inference_mode(False)
 def invert(
-    pipe: Any,
+    pipe: Pipeline,
     image: Image.Image,
     prompt: str,
     *,
@@ -191,7 +190,7 @@ def psnr(image: Image.Image, other: Image.Image) -> float:
     return 10 * math.log10(255**2 / error) if error else math.inf
 
 
-def _check(pipe: Any, steps: int, guidance: float, null_text: bool, inner: int) -> None:
+def _check(pipe: Pipeline, steps: int, guidance: float, null_text: bool, inner: int) -> None:
     image_latents_of(pipe, invertible=True)
     if null_text and not schedule_of(pipe).null_text:
         text = (
@@ -208,7 +207,7 @@ def _check(pipe: Any, steps: int, guidance: float, null_text: bool, inner: int) 
         raise refuse("inner_steps", inner, "at least 1, or `null_text=False`")
 
 
-def _checked_call(pipe: Any, options: Kwargs) -> Kwargs:
+def _checked_call(pipe: Pipeline, options: Kwargs) -> Kwargs:
     """Further options of the pipeline's call, a demo model's own among them."""
     decided = {"latents", "height", "width", "sigmas", "num_images_per_prompt"}
     if taken := sorted(name for name in options if name in decided or name.startswith("negative_")):
@@ -218,12 +217,12 @@ def _checked_call(pipe: Any, options: Kwargs) -> Kwargs:
     return {name: one for name, one in checked_options(pipe, options).items() if name not in own}
 
 
-def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
+def _climb(pipe: Pipeline, found: Inversion, refinements: int) -> Tensor:
     """Run the pipeline from the image's latent to noise; ``[steps + 1, C, rows, cols]``."""
     schedule, family = schedule_of(pipe), find_denoiser(pipe).family
     trajectory, scheduler = [found.noise], Upwards(schedule.down(), schedule.factors)
 
-    def before_pass(model: Any, args: Any, kwargs: Kwargs) -> Any:
+    def before_pass(model: Model, args: tuple[object, ...], kwargs: Kwargs) -> object:
         # A step up takes the model's output at its own end, which is not known yet: guess it, step,
         # and take where that leads as the next guess.
         given = arguments(model, args, kwargs)
@@ -234,7 +233,9 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
             (guess,) = scheduler.step(output, given["timestep"].flatten()[0], latents)
         return family.with_latents(args, kwargs, guess)
 
-    def keep(_: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def keep(
+        _: object, step: int, timestep: Tensor, tensors: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         if not tensors["latents"].isfinite().all():
             other = "" if found.noise.dtype == torch.float32 else "float32, or "
             raise RunError(
@@ -246,5 +247,5 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
 
     options = {**found.options(), **unguided_options(pipe), "output_type": "latent"}
     with named_bar(pipe, "inverting"), in_place(pipe, scheduler, before_pass):
-        pipe(found.prompt, callback_on_step_end=keep, **options)
+        pipe.__call__(found.prompt, callback_on_step_end=keep, **options)
     return torch.cat(trajectory)

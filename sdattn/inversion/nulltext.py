@@ -14,19 +14,19 @@ from torch import Tensor
 
 from ..errors import OptionError
 from ..models.guidance import Branch, branch_order, branch_rows
+from ..models.pipeline import Model, Pipeline
 from ..models.pipeline_call import named_bar
 from .ddim import DDIM
-from .stand_ins import in_place
+from .stand_ins import Kwargs, in_place
 
 # The paper's code starts here and grows to 1e-3, which ends the last steps short of the image.
 ENOUGH = 1e-5
 
-Kwargs = dict[str, Any]
 Landing = Callable[[Tensor], Tensor]
 
 
 def optimise(
-    pipe: Any,
+    pipe: Pipeline,
     prompt: str,
     trajectory: Tensor,
     options: Kwargs,
@@ -40,7 +40,7 @@ def optimise(
     """
     states: list[Tensor] = []
 
-    def before_pass(unet: Any, args: Any, kwargs: Kwargs) -> Any:
+    def before_pass(unet: Model, args: tuple[Any, ...], kwargs: Kwargs) -> object:
         text, target = kwargs["encoder_hidden_states"], trajectory[-2 - len(states)]
         rows = guided_rows(pipe, len(text))
         # Each step begins with the state of the one before, as in the paper.
@@ -59,11 +59,13 @@ def optimise(
         for weight in pipe.unet.parameters():
             undo.callback(weight.requires_grad_, weight.requires_grad)
             weight.requires_grad_(False)
-        pipe(prompt, output_type="latent", **options)
+        pipe.__call__(prompt, output_type="latent", **options)
     return torch.cat(states)
 
 
-def _landing(pipe: Any, unet: Any, args: Any, kwargs: Kwargs, rows: dict[Branch, slice]) -> Landing:
+def _landing(
+    pipe: Pipeline, unet: Model, args: tuple[Any, ...], kwargs: Kwargs, rows: dict[Branch, slice]
+) -> Landing:
     """Where the guided step lands, float32, as a function of the unconditional text state."""
     latents, timestep = args
 
@@ -98,7 +100,7 @@ def _descend(landing: Landing, target: Tensor, state: Tensor, steps: int, rate: 
     return best
 
 
-def guided_rows(pipe: Any, batch: int) -> dict[Branch, slice]:
+def guided_rows(pipe: Pipeline, batch: int) -> dict[Branch, slice]:
     rows = branch_rows(branch_order(pipe), batch)
     if "unconditional" not in rows:
         text = (

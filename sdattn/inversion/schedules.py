@@ -1,13 +1,12 @@
 """Which noise schedule a pipeline's model was trained on."""
 
-from typing import Any
-
 from ..models.families import image_latents_of
+from ..models.pipeline import Pipeline
 from .ddim import DDIM
 from .flow import Flow
 
 
-def schedule_of(pipe: Any) -> DDIM | Flow:
+def schedule_of(pipe: Pipeline) -> DDIM | Flow:
     """DDIM's steps or a flow's, as the pipeline's family says.
 
     Raises:

@@ -4,7 +4,7 @@ with in_place(pipe, scheduler, before_pass):    the scheduler there, and a hook 
     pipe(...)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,12 +12,15 @@ import torch
 from torch import Tensor
 
 from ..models.layers import find_denoiser
+from ..models.pipeline import Given, Model, Pipeline
 
 Kwargs = dict[str, Any]
 
 
 @contextmanager
-def in_place(pipe: Any, scheduler: Any, before_pass: Any = None) -> Iterator[None]:
+def in_place(
+    pipe: Pipeline, scheduler: Any, before_pass: Callable[..., object] | None = None
+) -> Iterator[None]:
     """Put a scheduler and perhaps a pre-hook of the denoiser in place, and take both out again."""
     with ExitStack() as undo:
         undo.callback(setattr, pipe, "scheduler", pipe.scheduler)
@@ -47,7 +50,7 @@ class StandIn:
     def set_begin_index(self, begin_index: int = 0) -> None:
         """Every run begins with the first step."""
 
-    def scale_model_input(self, sample: Tensor, timestep: Any) -> Tensor:
+    def scale_model_input(self, sample: Tensor, timestep: object) -> Tensor:
         return sample
 
 
@@ -75,10 +78,10 @@ class Noised(StandIn):
 
     def set_timesteps(
         self,
-        num_inference_steps: Any = None,
-        device: Any = None,
-        sigmas: Any = None,
-        mu: Any = None,
+        num_inference_steps: object = None,
+        device: torch.device | str | None = None,
+        sigmas: object = None,
+        mu: object = None,
     ) -> None:
         """Whatever is asked for; FLUX asks by ``sigmas`` and ``mu``."""
         self.timesteps = self.timesteps.to(device)
@@ -93,17 +96,19 @@ class Noised(StandIn):
         mixed = self.mix(latents.float(), torch.stack(draws).to(latents.device), at)
         return mixed.to(latents.dtype)
 
-    def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
+    def step(
+        self, output: Tensor, timestep: object, sample: Tensor, return_dict: object = None
+    ) -> tuple[Tensor]:
         self.step_index += 1
         return (sample,)
 
 
 @contextmanager
-def noised(pipe: Any, scheduler: Noised) -> Iterator[None]:
+def noised(pipe: Pipeline, scheduler: Noised) -> Iterator[None]:
     """Inside, a run of the pipeline shows its latents to the model noised."""
     family = find_denoiser(pipe).family
 
-    def before_pass(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def before_pass(model: Model, args: tuple[object, ...], kwargs: Given) -> object:
         latents = scheduler.noised(family.latents(model, args, kwargs))
         return family.with_latents(args, kwargs, latents)
 
@@ -124,14 +129,18 @@ class Upwards(StandIn):
         factors: a and b of the step that ``down`` takes from a timestep.
     """
 
-    def __init__(self, down: Any, factors: Callable[[Any, Any], tuple[Any, Any]]):
+    def __init__(self, down: Any, factors: Callable[[Any, Tensor], tuple[Tensor | float, Tensor]]):
         super().__init__(down.config)
         self.down, self.factors = down, factors
 
-    def set_timesteps(self, num_inference_steps: Any, device: Any = None, **shift: Any) -> None:
+    def set_timesteps(
+        self, num_inference_steps: object, device: object = None, **shift: object
+    ) -> None:
         self.down.set_timesteps(num_inference_steps, device, **shift)
         self.timesteps = self.down.timesteps.flip(0)
 
-    def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
+    def step(
+        self, output: Tensor, timestep: Tensor, sample: Tensor, return_dict: object = None
+    ) -> tuple[Tensor]:
         a, b = self.factors(self.down, timestep)
         return (((sample.float() - b * output.float()) / a).to(sample.dtype),)

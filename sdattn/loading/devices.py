@@ -1,10 +1,9 @@
 """The devices of this machine: which to take, and which there are."""
 
-from typing import Any
-
 import torch
 
 from ..errors import OptionError
+from ..models.pipeline import Pipeline
 
 
 def best_device() -> str:
@@ -28,13 +27,13 @@ def checked_device(device: str | torch.device | None) -> torch.device:
     return found
 
 
-def device_of(pipe: Any) -> torch.device:
+def device_of(pipe: Pipeline) -> torch.device:
     """Where a pipeline computes; its weights may wait elsewhere (offload)."""
     found: torch.device = pipe._execution_device
     return found
 
 
-def place(pipe: Any, device: torch.device, offload: str | None) -> Any:
+def place(pipe: Pipeline, device: torch.device, offload: str | None) -> Pipeline:
     """The pipeline on a device; with ``offload`` its weights wait in the CPU's memory, and come
     when they are needed: ``"model"`` a model at a time, ``"sequential"`` and ``"group"`` a layer,
     with hooks of accelerate or of diffusers."""

@@ -1,7 +1,6 @@
 """`PipelineFolder`: a folder that diffusers saved, judged before anything in it is loaded."""
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from ..models.families import family_of, listed
 from ..models.family import Family
 from ..models.layers import what_it_holds
+from ..models.pipeline import Given
 from .index import check_variant, read_index, without_weights
 from .lora import check_takes_lora
 from .options import LoadingOptions
@@ -28,7 +28,7 @@ class PipelineFolder:
     """
 
     path: Path
-    index: Mapping[str, Any]
+    index: Given
     options: LoadingOptions
 
     @classmethod

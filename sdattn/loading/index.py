@@ -11,10 +11,13 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import InvalidValueError, OptionError
 from ..files.terminal import shown
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 _LIBRARIES = ("diffusers", "transformers")
 _KINDS = {"ModelMixin", "PreTrainedModel", "SchedulerMixin", "BaseGuidance"}
@@ -69,13 +72,13 @@ def check_variant(folder: Path, variant: str | None) -> None:
         raise OptionError("variant", variant, f"no part of {folder} has files of it. {there}")
 
 
-def as_dtype(dtype: Any) -> dict[str, Any]:
+def as_dtype(dtype: object) -> dict[str, object]:
     """The option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
     release = tuple(map(int, version("diffusers").split(".")[:2]))
     return {"dtype" if release >= (0, 40) else "torch_dtype": dtype}
 
 
-def check_whole(folder: Path, models: Mapping[str, Any]) -> None:
+def check_whole(folder: Path, models: "Mapping[str, Module]") -> None:
     """Refuse models that have no values for some of their weights.
 
     Raises:
@@ -118,7 +121,7 @@ def _object(path: Path) -> dict[str, Any]:
 _ANEW = "Get the model's folder again, or save it again with pipe.save_pretrained(folder)."
 
 
-def _check_pipeline(folder: Path, name: Any) -> None:
+def _check_pipeline(folder: Path, name: object) -> None:
     import diffusers
 
     path = folder / "model_index.json"
@@ -158,7 +161,7 @@ def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
     _check_weights(part)
 
 
-def _is_one_of(cls: Any, kinds: set[str]) -> bool:
+def _is_one_of(cls: object, kinds: set[str]) -> bool:
     """Whether it is a class of these, or a stand-in that names the package it needs."""
     if not isinstance(cls, type):
         return False

@@ -13,7 +13,7 @@ LENT = {
 }
 
 
-def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, Any]:
+def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
     """Return the parts of a demo whose weights the first demo has, on the CPU; none for any other
     folder. Its own files have what the first demo lacks: configurations, and the projections
     of the MM-DiT's text encoders."""

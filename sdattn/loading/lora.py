@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import OptionError, SdattnError, is_out_of_memory
+from ..models.pipeline import Pipeline
 from .lora_files import lora_file, read_lora
 from .options import LoadingOptions
 from .weight_files import said_by
@@ -57,7 +58,7 @@ def read_loras(options: LoadingOptions) -> list[Lora]:
     return found
 
 
-def load_loras(pipe: Any, loras: Sequence[Lora]) -> None:
+def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
     """Load each LoRA as an adapter, and have them act together, each with its scale.
 
     Raises:
@@ -84,7 +85,7 @@ def load_loras(pipe: Any, loras: Sequence[Lora]) -> None:
             model.eval()  # peft's layers begin in training, with their dropout
 
 
-def _load(pipe: Any, lora: Lora, name: str) -> list[warnings.WarningMessage]:
+def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage]:
     """Load a LoRA, and return what was warned of meanwhile."""
     folder, given = str(lora.file.parent), {"weight_name": lora.file.name, "adapter_name": name}
     try:
@@ -103,7 +104,7 @@ def _load(pipe: Any, lora: Lora, name: str) -> list[warnings.WarningMessage]:
         raise OptionError("lora", lora.path, f"{found} Pass a LoRA of this model.") from error
 
 
-def _adapted(pipe: Any, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
+def _adapted(pipe: Pipeline, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
     """Yield each layer that has one of these adapters, behind the model that it is part of."""
     for model in pipe.components.values():
         for part in model.modules() if isinstance(model, nn.Module) else ():
@@ -112,7 +113,7 @@ def _adapted(pipe: Any, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
                 yield model, part
 
 
-def _refuse_rest(pipe: Any, lora: Lora, held: list[Any], name: str) -> None:
+def _refuse_rest(pipe: Pipeline, lora: Lora, held: list[Any], name: str) -> None:
     """Refuse a LoRA some of whose layers this pipeline does not have.
 
     Raises:

@@ -145,20 +145,20 @@ def _check_metadata(file: Path, text: str, number: int) -> None:
             _refuse(file, f"the metadata {shown(name)}: {shown(value)}, which no LoRA here has")
 
 
-def _are_names(value: Any) -> bool:
+def _are_names(value: object) -> bool:
     if isinstance(value, list):
         return all(isinstance(name, str) and _NAME.fullmatch(name) for name in value)
     return value is None or _is_pattern(value)
 
 
-def _are(check: Callable[[Any], bool], value: Any) -> bool:
+def _are(check: Callable[[Any], bool], value: object) -> bool:
     """Check numbers by the patterns of the layers that they are for."""
     return isinstance(value, dict) and all(
         _is_pattern(name) and check(number) for name, number in value.items()
     )
 
 
-def _is_pattern(value: Any) -> bool:
+def _is_pattern(value: object) -> bool:
     """Check a regular expression that peft would match with the name of each layer: it must not
     take long."""
     if not isinstance(value, str) or len(value) > 1000:
@@ -174,7 +174,7 @@ def _is_number(lowest: float, highest: float, *kinds: type) -> Callable[[Any], b
     return lambda value: type(value) in kinds and lowest <= value <= highest  # NaN is not
 
 
-def _is_flag(value: Any) -> bool:
+def _is_flag(value: object) -> bool:
     return type(value) is bool
 
 

@@ -21,6 +21,7 @@ import torch
 
 from ..errors import MissingPackageError, OptionError, refuse
 from ..files.records import Record
+from ..models.pipeline import Pipeline
 from .locating import find_lora, find_model, is_hub_id
 
 OFFLOADS = ("model", "sequential", "group")
@@ -173,7 +174,7 @@ class LoadingOptions(Record):
                 raise MissingPackageError(text)
 
 
-def options_of(pipe: Any) -> LoadingOptions | None:
+def options_of(pipe: Pipeline) -> LoadingOptions | None:
     """What a pipeline was loaded with by :func:`sdattn.load_pipeline`; None where that is nothing,
     or is not known."""
     return getattr(pipe, "sdattn_loading", None)
@@ -184,7 +185,7 @@ def lora_names(options: LoadingOptions | None) -> list[str]:
     return [path for path, _ in options.adapters()] if options else []
 
 
-def note_options(pipe: Any, options: LoadingOptions) -> None:
+def note_options(pipe: Pipeline, options: LoadingOptions) -> None:
     """Have :func:`options_of` say it of this pipeline."""
     if options:
         pipe.sdattn_loading = options

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..models.layers import find_denoiser
+from ..models.pipeline import Pipeline
 from .folder import PipelineFolder
 from .index import named_errors, without_weights
 from .locating import download, find_model
@@ -22,7 +23,7 @@ from .quiet import only_errors
 _NO_OPTIONS = LoadingOptions()
 
 
-def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -> Any | None:
+def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -> Pipeline | None:
     """A model's pipeline without its weights.
 
     It is of the pipeline's own class and has its own tokenizers, scheduler and processors; its
@@ -57,7 +58,7 @@ def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -
     return pipe
 
 
-def _build(path: Path, name: str | Path, options: LoadingOptions) -> Any | None:
+def _build(path: Path, name: str | Path, options: LoadingOptions) -> Pipeline | None:
     import diffusers
 
     with only_errors(), named_errors(path):
@@ -87,7 +88,7 @@ def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **_with_motion(found)}
 
 
-def _with_motion(parts: Mapping[str, Any]) -> dict[str, Any]:
+def _with_motion(parts: Mapping[str, object]) -> dict[str, object]:
     """The UNet that AnimateDiff's pipelines make of a UNet of images and motion modules, which
     they would make on the CPU."""
     from diffusers import UNet2DConditionModel, UNetMotionModel

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..models.layers import find_denoiser
+from ..models.pipeline import Pipeline
 from .devices import checked_device, place
 from .folder import PipelineFolder
 from .index import as_dtype, check_whole, named_errors
@@ -102,7 +103,9 @@ def load_pipeline(
     return place(pipe, device, offload)
 
 
-def _load_file(path: Path, dtype: torch.dtype | None, half: bool, options: LoadingOptions) -> Any:
+def _load_file(
+    path: Path, dtype: torch.dtype | None, half: bool, options: LoadingOptions
+) -> Pipeline:
     """Return the pipeline of a single file, on the CPU; ``half`` as in PipelineFolder.dtype()."""
     file = read_weights(path)
     folder = PipelineFolder.judged(settings_folder(file, options.config), options)
@@ -110,7 +113,7 @@ def _load_file(path: Path, dtype: torch.dtype | None, half: bool, options: Loadi
         return load_single_file(file, folder, folder.dtype(dtype, half))
 
 
-def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Any:
+def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Pipeline:
     """Return the pipeline of a folder, on the CPU; ``half`` as in PipelineFolder.dtype()."""
     import diffusers
 

@@ -14,7 +14,7 @@ from .options import BITS
 from .weight_files import loading_errors
 
 
-def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
+def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
     """Return what ``from_pretrained`` is given: a loaded denoiser, or how to load parts.
 
     Args:
@@ -34,7 +34,7 @@ def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
     from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
     bits = options.quantization
-    given: dict[str, Any] = {f"load_in_{bits}": True}
+    given: dict[str, object] = {f"load_in_{bits}": True}
     if bits == "4bit":
         given |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     homes = {"diffusers": diffusers, "transformers": transformers}
@@ -52,7 +52,7 @@ def _large(index: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _from_gguf(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
+def _from_gguf(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
     import diffusers
 
     name = next(name for name in ("transformer", "unet") if name in folder.index)

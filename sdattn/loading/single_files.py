@@ -8,12 +8,12 @@ import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
 from ..errors import AccessError, InvalidValueError, OptionError
+from ..models.pipeline import Pipeline
 from .folder import PipelineFolder
 from .hub import needs_the_hub
 from .index import as_dtype, check_whole
@@ -55,7 +55,7 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
         ) from error
 
 
-def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtype) -> Any:
+def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtype) -> Pipeline:
     """Return the pipeline of a checkpoint, on the CPU.
 
     Args:
@@ -155,7 +155,7 @@ def _check_finite(path: Path, models: Mapping[str, nn.Module], dtype: torch.dtyp
                 )
 
 
-def _exchange_tokenizers(pipe: Any, folder: str) -> None:
+def _exchange_tokenizers(pipe: Pipeline, folder: str) -> None:
     """Give CLIP's text encoders the vocabulary of a folder, with their own padding and length.
 
     Raises:

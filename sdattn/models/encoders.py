@@ -5,7 +5,7 @@ A reader takes a :class:`TextCall` and texts, one prompt each; which pipeline ha
 family's own file, see :mod:`sdattn.models.families`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -15,6 +15,7 @@ from ..prompts.tokenizing import NO_LIMIT, PAD, Token, filled, with_vectors
 from ..prompts.tokens import Prompt, read_source
 from ..prompts.words import Source
 from .call_options import option_of, setting_of
+from .pipeline import Options, Pipeline
 
 PLACEHOLDER = "\ue000"  # a private character, for the place of the prompt in a template
 
@@ -23,9 +24,9 @@ PLACEHOLDER = "\ue000"  # a private character, for the place of the prompt in a 
 class TextCall:
     """The call of a pipeline whose prompts are read: the arguments of ``read_prompts``."""
 
-    pipe: Any
+    pipe: Pipeline
     columns: int | None
-    options: Mapping[str, Any]
+    options: Options
     negative: bool = False
     split: str | None = None
 

@@ -5,8 +5,8 @@ import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
 from operator import index
 from typing import Any, ParamSpec, TypeVar
@@ -20,6 +20,7 @@ from .demos import demo_settings
 from .finite import watch_finite
 from .guiders import guider_of
 from .layers import held_model
+from .pipeline import Options, Pipeline
 from .reading import check_text
 from .sizes import default_size, size_unit
 from .videos import check_frames, check_makes_images, default_frames, frame_rate, makes_videos
@@ -29,7 +30,9 @@ _BYTES_A_PIXEL = 3 * 4  # of the image that the autoencoder makes, RGB in float3
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
-_turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # model -> its lock
+_turns: weakref.WeakKeyDictionary[object, AbstractContextManager[bool]] = (
+    weakref.WeakKeyDictionary()
+)  # model -> its lock
 _turns_lock = threading.Lock()
 
 
@@ -48,7 +51,7 @@ def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
     return waiting
 
 
-def turn(pipe: Any) -> Any:
+def turn(pipe: object) -> AbstractContextManager[bool]:
     """A lock that a thread holds while it runs a pipeline, for ``with`` blocks, also nested."""
     with _turns_lock:
         try:
@@ -58,7 +61,7 @@ def turn(pipe: Any) -> Any:
 
 
 def checked_options(
-    pipe: Any, options: Mapping[str, Any], *, prompts: int = 1, videos: bool = False
+    pipe: Pipeline, options: Options, *, prompts: int = 1, videos: bool = False
 ) -> dict[str, Any]:
     """The options of a call with so many prompts, refused where they cannot be, filled in where
     that needs knowledge; ``videos`` may be made by who asks.
@@ -89,12 +92,12 @@ def checked_options(
     return options
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """An integer of another library (numpy's) as Python's own."""
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
-def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
+def _checked_counts(pipe: Pipeline, options: Options) -> dict[str, int]:
     """The steps and the numbers of images, as far as they were given."""
     most = pipe.scheduler.config.num_train_timesteps
     found = {}
@@ -128,7 +131,7 @@ def whole(value: Any) -> int | None:
         return None
 
 
-def _check_memory(pipe: Any, options: Mapping[str, Any], prompts: int) -> None:
+def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
     """Refuse images that alone, without the model's own needs, are more than there is memory."""
     import psutil
 
@@ -146,7 +149,7 @@ def _check_memory(pipe: Any, options: Mapping[str, Any], prompts: int) -> None:
         )
 
 
-def checked_seeds(seed: Any, images: int = 1) -> list[int]:
+def checked_seeds(seed: object, images: int = 1) -> list[int]:
     """The seeds of a run's images: ``seed`` and those that follow.
 
     Raises:
@@ -159,7 +162,7 @@ def checked_seeds(seed: Any, images: int = 1) -> list[int]:
     return [first + i for i in range(images)]
 
 
-def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
+def _check_names(pipe: Pipeline, options: Options) -> None:
     """Refuse what the pipeline does not know: some of diffusers' take any option in silence."""
     known = [name for name in call_options(pipe) if name != "prompt"]
     guider = guider_of(pipe)
@@ -176,10 +179,10 @@ def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
             )
 
 
-def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
     """Both sides of the size, or none (of a lone side diffusers would take no notice), and an
     image that is as the model made it."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     if "use_resolution_binning" in call_options(pipe):
         if options.get("use_resolution_binning"):
             raise InvalidValueError(
@@ -209,7 +212,7 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_pipeline(
-    pipe: Any, prompts: list[str], seeds: Sequence[int], options: Mapping[str, Any]
+    pipe: Pipeline, prompts: list[str], seeds: Sequence[int], options: Options
 ) -> Any:
     """Run a pipeline on prompts, the noise of each image drawn on the CPU from its seed.
 
@@ -225,11 +228,11 @@ def call_pipeline(
         options["output_type"] = "pil"
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     with named_bar(pipe, "drawing"), watch_finite(pipe, options):
-        return pipe(prompt=prompts, generator=generators, **options)
+        return pipe.__call__(prompt=prompts, generator=generators, **options)
 
 
 @contextmanager
-def named_bar(pipe: Any, phase: str) -> Iterator[None]:
+def named_bar(pipe: Pipeline, phase: str) -> Iterator[None]:
     """Inside, the pipeline's progress bar is named after what it does, unless it has a name."""
     if is_modular(pipe):  # each of its blocks has a bar of its own
         yield
@@ -248,9 +251,7 @@ def is_of_images(name: str) -> bool:
     return "image" in name or "prompt" in name or name == "latents"
 
 
-def options_of_image(
-    options: Mapping[str, Any], number: int, *, images: int, prompts: int
-) -> dict[str, Any]:
+def options_of_image(options: Options, number: int, *, images: int, prompts: int) -> dict[str, Any]:
     """The options that draw one image of a run alone, in the order of the pipeline."""
     found = {name: value for name, value in options.items() if name not in EACH}
     for name, value in found.items():

@@ -1,13 +1,11 @@
 """Videos that a pipeline makes: how many frames they can have, and how fast they are shown."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from ..errors import InvalidTypeError, OptionError, refuse
 from ..files.videos import RATES, is_rate
 from .call_options import call_options, option_of
 from .demos import demo_settings
 from .layers import find_denoiser
+from .pipeline import Options, Pipeline
 
 # How many frames its VAE codes together behind the first, by the names that pipelines have for it
 _UNITS = (
@@ -17,12 +15,12 @@ _UNITS = (
 )
 
 
-def makes_videos(pipe: Any) -> bool:
+def makes_videos(pipe: Pipeline) -> bool:
     """Whether what a pipeline makes are videos, not images."""
     return find_denoiser(pipe).family.video
 
 
-def check_makes_images(pipe: Any) -> None:
+def check_makes_images(pipe: Pipeline) -> None:
     """Refuse a pipeline whose videos cannot be used for what is asked.
 
     Raises:
@@ -36,13 +34,13 @@ def check_makes_images(pipe: Any) -> None:
         )
 
 
-def frame_unit(pipe: Any) -> int:
+def frame_unit(pipe: Pipeline) -> int:
     """A video has one frame, or one and a multiple of this number; 1 where each is its own."""
     coded = next((int(getattr(pipe, name)) for name in _UNITS if hasattr(pipe, name)), 1)
     return coded * find_denoiser(pipe).family.frame_unit
 
 
-def default_frames(pipe: Any) -> int:
+def default_frames(pipe: Pipeline) -> int:
     """How many frames a pipeline makes where nothing else is asked for."""
     number = demo_settings(pipe).get("num_frames") or call_options(pipe).get("num_frames")
     denoiser = find_denoiser(pipe)
@@ -50,7 +48,7 @@ def default_frames(pipe: Any) -> int:
     return int(number or sample or denoiser.family.default_frames)
 
 
-def frame_rate(pipe: Any, options: Mapping[str, Any]) -> float:
+def frame_rate(pipe: Pipeline, options: Options) -> float:
     """Return the frames a second of a pipeline's videos: what the call is told, or what the family
     was trained on.
 
@@ -69,7 +67,7 @@ def frame_rate(pipe: Any, options: Mapping[str, Any]) -> float:
     return float(told)
 
 
-def check_frames(pipe: Any, frames: int) -> None:
+def check_frames(pipe: Pipeline, frames: int) -> None:
     """Refuse numbers of frames of which diffusers would make another, or fail behind the first
     step.
 

@@ -102,7 +102,7 @@ def _refuse(names: Collection[str]) -> None:
         raise InvalidValueError(text)
 
 
-def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[str, Any]:
+def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[str, object]:
     captured = settings.captured
     kept = [name for name in ("steps", "heads") if captured and getattr(captured, name) == "all"]
     if preset.each_head:  # which keeps the heads itself
@@ -111,7 +111,7 @@ def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[
     return {"keep": ",".join(kept) or None, **flags}
 
 
-def _maps(settings: RunSettings, preset: Preset) -> dict[str, Any]:
+def _maps(settings: RunSettings, preset: Preset) -> dict[str, object]:
     known = PRESETS.get(preset.name)
     if known and settings.explained:  # which reads the timesteps that were chosen
         known = replace(known, steps=preset.steps)
@@ -122,8 +122,8 @@ def _maps(settings: RunSettings, preset: Preset) -> dict[str, Any]:
     return {"preset": name, "refine": refine, "ask": settings.asked}
 
 
-def _explained(settings: RunSettings, explained: Explained, steps: int | None) -> dict[str, Any]:
-    given: dict[str, Any] = {"image": explained.file or "image.png", "prompt": settings.prompt}
+def _explained(settings: RunSettings, explained: Explained, steps: int | None) -> dict[str, object]:
+    given: dict[str, object] = {"image": explained.file or "image.png", "prompt": settings.prompt}
     if explained.way == "inversion":
         return {**given, "invert": True, "steps": steps}
     return {
@@ -133,7 +133,7 @@ def _explained(settings: RunSettings, explained: Explained, steps: int | None) -
     }
 
 
-def _edited(edited: Edited) -> dict[str, Any]:
+def _edited(edited: Edited) -> dict[str, object]:
     if edited.reconstruction_psnr is not None:
         raise InvalidValueError("The image was edited from one that the run does not hold.")
     parts = {"cross": edited.cross_replace_steps, "self": edited.self_replace_steps}
@@ -150,7 +150,7 @@ def _edited(edited: Edited) -> dict[str, Any]:
     }
 
 
-def _flags(name: str, value: Any) -> Iterator[str]:
+def _flags(name: str, value: object) -> Iterator[str]:
     """An option as it is typed."""
     if value is None:
         return

@@ -9,7 +9,7 @@ way back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
@@ -28,6 +28,7 @@ from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.families import image_latents_of, unguided_options
 from ..models.layers import find_denoiser
+from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, checked_seeds, named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
@@ -47,7 +48,7 @@ _DECIDED |= {"mu", "sigmas", "true_cfg_scale", "width"}
 
 @one_at_a_time
 def explain(
-    pipe: Any,
+    pipe: Pipeline,
     image: Image.Image | Sequence[Image.Image],
     prompt: str | Sequence[str],
     *,
@@ -58,7 +59,7 @@ def explain(
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
     ask: str | None = None,
-    capture_options: Mapping[str, Any] | None = None,
+    capture_options: Options | None = None,
     **options: Any,
 ) -> Run:
     """See where each word of a prompt goes in an image of your own.
@@ -131,7 +132,7 @@ def explain(
 
 @contextmanager
 def _noised(
-    pipe: Any, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
+    pipe: Pipeline, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Inside, a run of the pipeline with these options is one pass at each timestep."""
     schedule = schedule_of(pipe)
@@ -143,7 +144,7 @@ def _noised(
 
 @contextmanager
 def _replayed(
-    pipe: Any, images: Sequence[Image.Image], read: Sequence[Prompt], options: Mapping[str, Any]
+    pipe: Pipeline, images: Sequence[Image.Image], read: Sequence[Prompt], options: Options
 ) -> Iterator[dict[str, Any]]:
     """Inside, a run of the pipeline with these options is the way back to all the images."""
     steps = {name: options[name] for name in ("num_inference_steps",) if name in options}
@@ -189,7 +190,7 @@ def _told(
     return replace(run, image_runs=image_runs)
 
 
-def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list[str]]:
+def _paired(pipe: Pipeline, image: Any, prompt: Any) -> tuple[list[Image.Image], list[str]]:
     """The images as the pipeline sees them, of one size, and a prompt for each."""
     images = list(image) if isinstance(image, (list, tuple)) else [image]
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
@@ -208,7 +209,7 @@ def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list
     return images, prompts
 
 
-def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
+def _checked_timesteps(pipe: Pipeline, timesteps: Any, invert: bool) -> list[int]:
     """The noisiest first; none for an inversion, which has its own."""
     most = pipe.scheduler.config.num_train_timesteps
     if invert and image_latents_of(pipe).noise == "flow":
@@ -237,7 +238,7 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
 
 
 def _checked_options(
-    pipe: Any, options: Mapping[str, Any], timesteps: Sequence[int], size: tuple[int, int]
+    pipe: Pipeline, options: Options, timesteps: Sequence[int], size: tuple[int, int]
 ) -> dict[str, Any]:
     """The pipeline's options, with those that are not free here; ``size`` is (width, height)."""
     if timesteps:

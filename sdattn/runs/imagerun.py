@@ -17,7 +17,7 @@ from ..files.terminal import shorter
 from ..files.videos import Video
 from ..maps.aggregation import aggregate, read_by
 from ..maps.details import Details
-from ..maps.from_stores import finish
+from ..maps.finishing import finish
 from ..maps.heatmap import Heatmap, check_frame, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps

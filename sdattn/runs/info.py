@@ -116,7 +116,7 @@ class RunInfo(RunSettings):
         return Prompt(self.prompt, self.words, self.tokens)
 
 
-def sealed(document: Mapping[str, Any]) -> bytes:
+def sealed(document: Mapping[str, object]) -> bytes:
     """A document as ``run.json``: behind all else the checksum of the rest."""
     rest = {name: value for name, value in document.items() if name != "checksum"}
     return to_json({**rest, "checksum": sha256(to_json(rest))})
@@ -194,7 +194,7 @@ def missing(where: str, part: str) -> FileNotFoundError:
     return MissingFileError(text)
 
 
-def _is_as_written(document: Mapping[str, Any], data: bytes) -> bool:
+def _is_as_written(document: Mapping[str, object], data: bytes) -> bool:
     try:
         return sealed(document) == data
     except ValueError:  # a number in it is not finite

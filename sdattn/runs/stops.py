@@ -12,6 +12,7 @@ from ..hooks.stopping import Stopped
 from ..maps.capture import MapStore
 from ..maps.layermaps import read_steps
 from ..maps.presets import Preset
+from ..models.pipeline import Options
 
 _CALLBACKS = ("callback_on_step_end", "callback")  # by which a run is stopped
 _EARLY = "early "
@@ -24,12 +25,12 @@ class StoppedError(CaptureError):
         images: what was drawn, PIL; of videos lists of frames.
     """
 
-    def __init__(self, message: str, images: Sequence[Any] = ()):
+    def __init__(self, message: str, images: Sequence[object] = ()):
         super().__init__(message)
         self.images = list(images)
 
 
-def has_callback(options: Mapping[str, Any]) -> bool:
+def has_callback(options: Options) -> bool:
     """Check whether a run with these options of the pipeline may be stopped by a callback."""
     return any(options.get(name) for name in _CALLBACKS)
 
@@ -45,7 +46,7 @@ def with_early(watched: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any
     return found
 
 
-def settled(stores: Mapping[str, MapStore], images: Sequence[Any]) -> dict[str, MapStore]:
+def settled(stores: Mapping[str, MapStore], images: Sequence[object]) -> dict[str, MapStore]:
     """Return the stores to read after a run, each checked.
 
     Raises:

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...edit.editing import edit
 from ...maps.presets import Preset, preset_for
+from ...models.pipeline import Pipeline
 from ...models.reading import read_prompts
 from ...runs.editrun import EditRun
 from ...runs.imagerun import ImageRun
@@ -38,7 +39,7 @@ class BatchDrawer:
 
     def __init__(
         self,
-        pipe: Any,
+        pipe: Pipeline,
         preset: str | Preset,
         store: Callable[[Item, ImageRun, EditRun | None], None],
         fail: Callable[[Item, str, str], None],
@@ -138,12 +139,12 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._pool.shutdown(wait=True)
         if kind is None:
             self._check()
 
-    def submit(self, call: Callable[..., None], *arguments: Any) -> None:
+    def submit(self, call: Callable[..., None], *arguments: object) -> None:
         self._free.acquire()
         try:
             self._check()
@@ -152,7 +153,7 @@ class Writer:
             self._free.release()
             raise
 
-    def _run(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _run(self, call: Callable[..., None], *arguments: object) -> None:
         try:
             if self._error is None:
                 call(*arguments)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ...errors import InvalidValueError
+from ...models.pipeline import Pipeline
 from ..input.items import BadLine, Item
 from ..input.plan import Job
 from ..input.request import Request
@@ -22,7 +22,7 @@ class LocalEngine:
 
     def __init__(self, request: Request, team: ProcessGroup, folder: BatchFolder, job: str):
         self.request, self.team, self.folder, self.job = request, team, folder, job
-        self.pipe: Any = None
+        self.pipe: Pipeline  # once loaded
 
     def load(self) -> Loaded:
         team = self.team

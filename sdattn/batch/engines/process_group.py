@@ -135,7 +135,7 @@ class ProcessGroup:
                 self._send(found, rank)
         return found
 
-    def _send(self, value: Any, rank: int) -> None:
+    def _send(self, value: object, rank: int) -> None:
         torch.distributed.send_object_list([value], rank, group=self._group)
 
     def _receive(self, rank: int) -> Any:
@@ -211,7 +211,7 @@ def heard(stop: Callable[[str], None]) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in numbers}
     first: list[float] = []
 
-    def handle(number: int, _: Any) -> None:
+    def handle(number: int, _: object) -> None:
         if not first:
             first.append(time.monotonic())
             name = signal.Signals(number).name

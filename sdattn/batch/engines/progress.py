@@ -6,7 +6,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
 
 from ..storage.storage import Storage
 
@@ -61,7 +60,7 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
 

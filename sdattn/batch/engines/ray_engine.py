@@ -23,6 +23,7 @@ from ...errors import AccessError, RunError
 from ...files.addresses import path_of
 from ...files.terminal import shorter
 from ...loading.quiet import quiet_libraries
+from ...models.pipeline import Pipeline
 from ..input.items import BadLine, Item
 from ..input.plan import Job
 from ..input.request import Request
@@ -52,7 +53,7 @@ class RayActor:
         self.name = f"{job}-{socket.gethostname()}-{os.getpid()}"
         self.folder = BatchFolder(request.out)
         self.at_work = ExitStack()
-        self.pipe: Any = None
+        self.pipe: Pipeline  # once loaded
         self.worker: Worker | None = None
 
     def load(self) -> Loaded:
@@ -97,7 +98,7 @@ class RayEngine:
         self.folder, self.job, self.lost = folder, job, False
         self.actors: list[Any] = []
         self.free: list[Any] = []  # those that have loaded the pipeline and have nothing to do
-        self.calls: dict[Any, _Call] = {}  # by the reference to the answer
+        self.calls: dict[object, _Call] = {}  # by the reference to the answer
         self.answers: dict[str, Any] = {}  # the last, by method
         self.errors: list[Exception] = []
         self.losses = Counter[str]()  # by the first item of a batch, or by method
@@ -188,11 +189,11 @@ class RayEngine:
         self.actors.append(actor)
         self._call(actor, "load")
 
-    def _call(self, actor: Any, method: str, *arguments: Any, batch: Sequence[Job] = ()) -> None:
+    def _call(self, actor: Any, method: str, *arguments: object, batch: Sequence[Job] = ()) -> None:
         answer = getattr(actor, method).remote(*arguments)
         self.calls[answer] = _Call(actor, method, batch)
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
+    def _ask(self, method: str, *arguments: object) -> Any:
         """The answer of a worker; of another one if that is lost."""
         self.answers.pop(method, None)
         while method not in self.answers:

@@ -13,6 +13,7 @@ from ...errors import InvalidValueError, OptionError, RunError, refuse
 from ...loading.pipelines import load_pipeline
 from ...loading.quiet import quiet_libraries
 from ...maps.presets import Preset, preset_of
+from ...models.pipeline import Options
 from ...models.videos import makes_videos
 from ...runs.editrun import EditRun
 from ...runs.imagerun import ImageRun
@@ -57,12 +58,12 @@ class Draw:
         model: str = "demo",
         *,
         preset: str | Preset = "default",
-        options: Mapping[str, Any] | None = None,
+        options: Options | None = None,
         seed: int = 0,
         save: Sequence[str] = USUAL,
         device: str | None = None,
         dtype: torch.dtype | None = None,
-        loading: Mapping[str, Any] | None = None,
+        loading: Options | None = None,
     ):
         if unknown := sorted(set(save) - set(PARTS)):
             raise refuse("save", unknown, PARTS)
@@ -126,7 +127,7 @@ class Draw:
     def _store(self, item: Item, run: ImageRun, edit: EditRun | None) -> None:
         run = of_words(item, run)
         packed, heatmaps = pack_run(run, ["maps"]), run.heatmaps
-        found: dict[str, Any] = {
+        found: dict[str, object] = {
             "words": list(heatmaps.words),
             "truncated": packed.info.truncated,
             "blanked": bool(packed.info.blanked),

@@ -5,12 +5,12 @@ import math
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from ...maps.presets import Preset, preset_for
+from ...models.pipeline import Options, Pipeline
 from ...models.reading import read_prompts
 from ...models.sizes import default_size
 from ...models.videos import default_frames, makes_videos
@@ -21,7 +21,7 @@ _MOST = 64
 _WORTH = 0.95  # of the time an item; a larger batch that is not quicker by this is not taken
 
 
-def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) -> int:
+def find_batch_size(pipe: Pipeline, jobs: Sequence[Job], preset: Preset, share: int) -> int:
     """Return the batch size, a power of two, that takes the least time an item.
 
     Two steps of the largest image of the ``jobs``, at least one of each shape, are drawn in ever
@@ -48,13 +48,13 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) 
     return best
 
 
-def _largest(pipe: Any, jobs: Sequence[Job], preset: Preset) -> Job | None:
+def _largest(pipe: Pipeline, jobs: Sequence[Job], preset: Preset) -> Job | None:
     """Return a job of the largest image or video that can be drawn alone, one a shape being tried,
     which is also the first, slow call of the model; None if there is none."""
     usual = default_size(pipe)
     frames = default_frames(pipe) if makes_videos(pipe) else 1
 
-    def pixels(options: Mapping[str, Any]) -> int:
+    def pixels(options: Options) -> int:
         sides = options.get("height", usual[0]), options.get("width", usual[1])
         return int(math.prod(sides) * (options.get("num_frames") or frames))
 
@@ -68,7 +68,7 @@ def _largest(pipe: Any, jobs: Sequence[Job], preset: Preset) -> Job | None:
     return None
 
 
-def _time(pipe: Any, job: Job, preset: Preset, size: int) -> float:
+def _time(pipe: Pipeline, job: Job, preset: Preset, size: int) -> float:
     """Seconds an item, and a step."""
     options = {**job.options, "num_inference_steps": 2}
     with warnings.catch_warnings():

@@ -15,6 +15,7 @@ from ...loading.pipelines import load_pipeline
 from ...maps.presets import preset_for
 from ...maps.requirements import capture_settings, columns_of
 from ...models.layers import find_denoiser
+from ...models.pipeline import Pipeline
 from ...models.videos import makes_videos
 from ...runs.drawings import drawings
 from ...runs.editrun import EditRun
@@ -43,14 +44,14 @@ class Loaded(NamedTuple):
     video_format: str | None
 
     @classmethod
-    def of(cls, pipe: Any) -> Loaded:
+    def of(cls, pipe: Pipeline) -> Loaded:
         dtype = str(pipe.dtype).removeprefix("torch.")
         preset, videos = find_denoiser(pipe).family.preset, makes_videos(pipe)
         name, written = type(pipe).__name__, best_format() if videos else None
         return cls(digest_model(pipe), name, dtype, preset, written)
 
 
-def load(request: Request, device: Any) -> Any:
+def load(request: Request, device: Any) -> Pipeline:
     """The pipeline of a run."""
     loading = request.loading.arguments()
     pipe = load_pipeline(request.model, device=device, dtype=request.dtype, **loading)
@@ -58,7 +59,9 @@ def load(request: Request, device: Any) -> Any:
     return pipe
 
 
-def check(pipe: Any, items: Iterable[Item], request: Request) -> tuple[list[Job], list[BadLine]]:
+def check(
+    pipe: Pipeline, items: Iterable[Item], request: Request
+) -> tuple[list[Job], list[BadLine]]:
     """What a pipeline, or its outline, can draw of the items, and what not.
 
     Raises:
@@ -116,7 +119,7 @@ class Worker:
         size: of the largest batch.
     """
 
-    def __init__(self, pipe: Any, folder: BatchFolder, name: str, request: Request, size: int):
+    def __init__(self, pipe: Pipeline, folder: BatchFolder, name: str, request: Request, size: int):
         self.folder, self.name, self.request = folder, name, request
         self.layout, self.tally = folder.layout, Tally(folder.storage)
         self.parts = request.parts(videos=makes_videos(pipe))
@@ -127,7 +130,7 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind: Any, *error: Any) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         try:
             self.writer.__exit__(kind, *error)
             if kind is None:

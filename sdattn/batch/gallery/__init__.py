@@ -113,7 +113,7 @@ def _files(words: Iterable[str]) -> dict[str, str]:
     return {word: name for word, name in names.items() if name != word}
 
 
-def _links(number: int, spans: list[_Span]) -> list[dict[str, Any]]:
+def _links(number: int, spans: list[_Span]) -> list[dict[str, object]]:
     """The pages that a page links: the first, the last and those nearby."""
     last = len(spans)
     near = {1, last, *range(max(1, number - _NEAR), min(last, number + _NEAR) + 1)}

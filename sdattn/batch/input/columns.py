@@ -4,7 +4,6 @@ programs call ours."""
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ...errors import InvalidValueError, OptionError
 from ...files.terminal import shown
@@ -79,7 +78,7 @@ class Columns:
         """The columns that are kept by name."""
         return () if self.keep == ALL else self.keep
 
-    def read(self, fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
+    def read(self, fields: Fields) -> tuple[dict[str, object], dict[str, str]]:
         """Return an item's fields, the prompt under that name, and the columns that may be kept."""
         column = self.prompt_in(fields)
         rest = [name for name in fields if name not in ("prompt", column, *self.named)]
@@ -112,7 +111,7 @@ def renamed(name: str) -> str | None:
     return f"write {plain}" if is_ours else _HINTS.get(plain)
 
 
-def plain_number(name: str, value: Any) -> Any:
+def plain_number(name: str, value: object) -> object:
     """Return the number that a field's value stands for: 7 for 7.0 and "7"; else the value."""
     if name not in NUMBERS:
         return value

@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import InvalidValueError
 from ...files.terminal import shorter, shown
+from ...models.pipeline import Options
 from ...models.pipeline_call import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
 from .columns import ALL, EDITS, OWN, Columns, plain_number, renamed
@@ -19,7 +20,7 @@ from .lines import open_lines
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
 REFUSED, LEFT_OUT, KEPT = "refused", "left out", "kept"
-_NO_OPTIONS: Mapping[str, Any] = {}  # one for all items that have none
+_NO_OPTIONS: Options = {}  # one for all items that have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,9 +49,9 @@ class Item:
     seed: int
     negative_prompt: str | None
     words: tuple[str, ...] | None
-    options: Mapping[str, Any]
+    options: Options
     edit_to: str | None = None
-    edit: Mapping[str, Any] = field(default_factory=dict)
+    edit: Options = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     foreign: str = REFUSED
 
@@ -124,8 +125,8 @@ def _with_same_columns(items: Sequence[Item]) -> list[Item]:
 
 
 def item_of(
-    defaults: Mapping[str, Any],
-    fields: Mapping[str, Any],
+    defaults: Options,
+    fields: Options,
     line: int,
     *,
     columns: Mapping[str, str] = _NO_OPTIONS,
@@ -162,7 +163,7 @@ def item_of(
     )
 
 
-def _check_field(name: str, value: Any) -> None:
+def _check_field(name: str, value: object) -> None:
     if name in _TAKEN:
         raise InvalidValueError(f"{name} cannot be chosen in a batch. Leave it out.")
     if advice := renamed(name):
@@ -174,7 +175,7 @@ def _check_field(name: str, value: Any) -> None:
         raise InvalidValueError(f"{name}={shown(value)}: {wanted}.")
 
 
-def _check_together(given: Mapping[str, Any]) -> None:
+def _check_together(given: Options) -> None:
     of_edit = [name for name in EDITS if name in given]
     if of_edit and "edit_to" not in given:
         raise InvalidValueError(
@@ -193,20 +194,20 @@ def _between(low: int, high: float) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value <= high  # True is no number here
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     name = str(value) if type(value) is int else value
     return isinstance(name, str) and bool(_ID.fullmatch(name))
 
 
-def _is_words(value: Any) -> bool:
+def _is_words(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_text, value))
 
 
-def _is_weights(value: Any) -> bool:
+def _is_weights(value: object) -> bool:
     return isinstance(value, dict) and all(type(held) in (int, float) for held in value.values())
 
 

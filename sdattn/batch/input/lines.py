@@ -8,7 +8,6 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
 from ...errors import InvalidValueError, refuse
 from ...files.terminal import shown
@@ -134,7 +133,7 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
     raise InvalidValueError(f"The input is {what}, no list of prompts. {advice}")
 
 
-def _rows_of_json(data: bytes) -> list[Any] | None:
+def _rows_of_json(data: bytes) -> list[object] | None:
     """Return the rows of a JSON document, an array or captions of COCO; None if it is neither."""
     try:
         found = json.loads(data) if data.lstrip()[:1] in (b"[", b"{") else None

@@ -17,6 +17,7 @@ from ...errors import InvalidValueError
 from ...files.terminal import shown
 from ...files.writing import sha256
 from ...models.call_facts import images_a_prompt
+from ...models.pipeline import Options, Pipeline
 from ...models.pipeline_call import checked_options
 from ...models.reading import check_text, read_prompts
 from ...models.videos import makes_videos
@@ -40,12 +41,12 @@ class Job:
     """
 
     item: Item
-    options: Mapping[str, Any]
+    options: Options
     shape: int
 
 
 def check_items(
-    pipe: Any, items: Iterable[Item], defaults: Mapping[str, Any]
+    pipe: Pipeline, items: Iterable[Item], defaults: Options
 ) -> tuple[list[Job], list[BadLine]]:
     """Check items against a pipeline, or its outline.
 
@@ -78,7 +79,7 @@ def check_items(
 class _Checks:
     """Checks each set of options once: most items have the same."""
 
-    def __init__(self, pipe: Any, defaults: Mapping[str, Any]):
+    def __init__(self, pipe: Pipeline, defaults: Options):
         self.pipe, self.defaults = pipe, dict(defaults)
         self.negative = self.defaults.pop("negative_prompt", None)
         parameters = inspect.signature(pipe.__call__).parameters.items()
@@ -165,7 +166,7 @@ class _Checks:
         return key, found_or_error
 
 
-def _columns(pipe: Any, text: str) -> int:
+def _columns(pipe: Pipeline, text: str) -> int:
     try:
         return len(read_prompts(pipe, text)[0].tokens)
     except (TypeError, ValueError):  # reported for each item that needs it
@@ -191,7 +192,7 @@ def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
     return sorted(batches, key=lambda batch: batch[0].item.line)
 
 
-def digest(value: Any) -> str:
+def digest(value: object) -> str:
     """A short checksum of anything that JSON can hold."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=list)
     return sha256(text.encode())[:16]
@@ -214,13 +215,13 @@ def digest_inputs(jobs: Iterable[Job]) -> str:
     return found.hexdigest()[:16]
 
 
-def digest_model(pipe: Any) -> str:
+def digest_model(pipe: Pipeline) -> str:
     """A checksum of a loaded pipeline: its parts' configurations and every weight.
 
     Weights are summed as whole numbers, bit pattern by bit pattern, along the rows and the columns
     of each tensor: the sums are the same on every device and cost two readings of the memory.
     """
-    parts: dict[str, Any] = {"": [type(pipe).__name__, _config(pipe)]}
+    parts: dict[str, list[object]] = {"": [type(pipe).__name__, _config(pipe)]}
     for name, part in pipe.components.items():
         parts[name] = [type(part).__name__, _config(part)]
         if hasattr(part, "get_vocab"):  # what tokens a text becomes
@@ -248,7 +249,7 @@ def _is_scaled(module: torch.nn.Module) -> bool:
     return isinstance(getattr(module, "scaling", None), dict) and hasattr(module, "base_layer")
 
 
-def _config(part: Any) -> dict[str, Any]:
+def _config(part: object) -> dict[str, object]:
     """A configuration without where it was loaded from and by which version."""
     config = getattr(part, "config", {})
     found = config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config)
@@ -257,7 +258,7 @@ def _config(part: Any) -> dict[str, Any]:
     return json.loads(json.dumps(kept, default=str))
 
 
-def _sum(tensor: torch.Tensor) -> list[Any]:
+def _sum(tensor: torch.Tensor) -> list[object]:
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     # As a matrix of bit patterns: two exchanged weights change a sum of a row or of a column.
     rows = len(tensor) if tensor.ndim and tensor.numel() else 1

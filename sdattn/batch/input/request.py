@@ -1,16 +1,16 @@
 """What a batch run is asked for, and how it went."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ...errors import InvalidValueError, MissingPackageError, refuse
 from ...loading.options import LoadingOptions
 from ...maps.presets import PRESETS, Preset
+from ...models.pipeline import Options
 from ...runs.drawings import PARTS, USUAL, USUAL_OF_IMAGES
 from ..storage.formats import FORMATS
 from ..storage.parquets import require_pyarrow
@@ -57,7 +57,7 @@ class Request:
     source: str | Path
     out: str | Path
     model: str = "demo"
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     seed: int = 0
     batch_size: int | str = "auto"
     format: str = "folder"

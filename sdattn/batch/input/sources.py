@@ -5,7 +5,6 @@ import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ...errors import InvalidValueError, MissingPackageError
 from ...files.addresses import path_of
@@ -37,13 +36,13 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
     return (_json_lines(_rows_of_parquet(data)), "rows") if kind == "parquet" else (data, kind)
 
 
-def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
+def _json_lines(rows: Iterable[Mapping[str, object]]) -> bytes:
     """What JSON cannot hold, an image say, becomes an object, which no field and no option is."""
     texts = (json.dumps(row, default=lambda value: {"type": type(value).__name__}) for row in rows)
     return "".join(f"{text}\n" for text in texts).encode()
 
 
-def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
+def _rows_of_parquet(data: bytes) -> list[dict[str, object]]:
     from ..storage.parquets import require_pyarrow
 
     require_pyarrow()
@@ -57,7 +56,7 @@ def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
         ) from error
 
 
-def _rows_of_folder(folder: str) -> list[Mapping[str, Any]]:
+def _rows_of_folder(folder: str) -> list[Mapping[str, object]]:
     try:
         import datasets
     except ModuleNotFoundError as error:

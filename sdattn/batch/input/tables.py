@@ -5,7 +5,6 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
 from ...errors import InvalidValueError
 from ...files.terminal import shown
@@ -109,7 +108,7 @@ def _of_row(
     return Fields(found, texts, of_table=True)
 
 
-def _value(name: str, cell: str) -> Any:
+def _value(name: str, cell: str) -> object:
     """Return what a cell means."""
     if name == "words" and not cell.lstrip().startswith("["):
         return [phrase.strip() for phrase in cell.split(";") if phrase.strip()]

@@ -21,7 +21,7 @@ class Fields(dict[str, Any]):
 
     def __init__(
         self,
-        found: Mapping[str, Any],
+        found: Mapping[str, object],
         texts: Mapping[str, str] | None = None,
         of_table: bool = False,
     ):
@@ -87,7 +87,7 @@ def parsed(text: str) -> Any:
     return value
 
 
-def _check(value: Any, level: int = 0) -> None:
+def _check(value: object, level: int = 0) -> None:
     if level > _LEVELS:
         _refuse_depth()
     if isinstance(value, str):
@@ -121,8 +121,8 @@ def _refuse_constant(name: str) -> NoReturn:
     raise InvalidValueError(f"{name} is no number. Write a finite one, or null.")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
             raise InvalidValueError(f"{shown(name)} is there twice. Write it once.")

@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from ...errors import AccessError
@@ -125,7 +124,7 @@ class Bucket:
         for name in sorted(files, key=lambda name: (name == _LAST, name)):
             inside(root, name).write_bytes(files[name])
 
-    def link_folder(self, folder: str, other: Any, source: str) -> bool:
+    def link_folder(self, folder: str, other: object, source: str) -> bool:
         return False
 
     def delete_folder(self, folder: str) -> None:

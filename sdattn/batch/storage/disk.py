@@ -9,8 +9,8 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from ...files.paths import inside
@@ -30,7 +30,7 @@ class Disk:
         self.root = root
         self.lock: Ownership = FolderLock(root / ".batch/lock", root)
         self._temporary = root / ".batch/tmp"
-        self._open: dict[str, Any] = {}  # this process's files of rows, by kind
+        self._open: dict[str, FileIO] = {}  # this process's files of rows, by kind
         self._writing = threading.Lock()
 
     # Single files
@@ -92,7 +92,7 @@ class Disk:
     def write_folder(self, folder: str, files: Mapping[str, bytes]) -> None:
         self._make(folder, lambda made: write_files(made, files))
 
-    def link_folder(self, folder: str, other: Any, source: str) -> bool:
+    def link_folder(self, folder: str, other: object, source: str) -> bool:
         if not isinstance(other, Disk):
             return False
         tree = other.root / source
@@ -104,7 +104,7 @@ class Disk:
         os.rename(self.root / folder, gone)
         gone.unlink() if gone.is_symlink() else shutil.rmtree(gone)
 
-    def _make(self, folder: str, fill: Callable[[Path], Any]) -> None:
+    def _make(self, folder: str, fill: Callable[[Path], object]) -> None:
         target, made = self.root / folder, self._new()
         try:
             fill(made)

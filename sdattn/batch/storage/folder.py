@@ -17,7 +17,6 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from ...errors import ExistsError
 from ...files.addresses import AnyPath
@@ -186,7 +185,7 @@ class BatchFolder:
             sizes = self.layout.sizes(item, location, names)
         self.journals.note("done", writer, row_of(info, location, sha256(files["run.json"]), sizes))
 
-    def note_failed(self, writer: str, item: Mapping[str, Any], reason: str, text: str) -> None:
+    def note_failed(self, writer: str, item: Mapping[str, object], reason: str, text: str) -> None:
         """Note an item that could not be drawn: what it asks, why in a line, and the traceback."""
         self.journals.note("failed", writer, {**item, "reason": reason, "traceback": text})
 

@@ -19,7 +19,7 @@ class Journals:
     def __init__(self, storage: Storage):
         self.storage = storage
 
-    def note(self, kind: str, writer: str, row: Mapping[str, Any]) -> None:
+    def note(self, kind: str, writer: str, row: Mapping[str, object]) -> None:
         """Append a row to this process's own list of what is ``"done"`` or has ``"failed"``."""
         self.storage.append(kind, writer, line_of(row))
 
@@ -58,7 +58,7 @@ class Journals:
 
     def gather_errors(
         self,
-        bad_lines: Iterable[Mapping[str, Any]],
+        bad_lines: Iterable[Mapping[str, object]],
         whole: Container[str],
         items: Container[str] | None = None,
     ) -> int:

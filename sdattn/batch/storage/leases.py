@@ -8,7 +8,6 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
 from uuid import uuid4
 
 from ...files.addresses import Address
@@ -37,7 +36,7 @@ class StorageLease(Ownership):
         self.beat = _SLOW.get(path.scheme, _BEAT)
         self._lost: str | None = None
         self._joined: str | None = None
-        self._mine: dict[str, Any] = {}
+        self._mine: dict[str, object] = {}
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
@@ -88,7 +87,7 @@ class StorageLease(Ownership):
             if self._is_mine():
                 self.path.unlink(missing_ok=True)
 
-    def _wait_for(self, before: dict[str, Any]) -> None:
+    def _wait_for(self, before: dict[str, object]) -> None:
         """Raise if the holder lives; remove what it left if not."""
         if not before:
             self.path.unlink(missing_ok=True)  # what is there is no lease

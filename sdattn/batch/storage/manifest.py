@@ -152,7 +152,7 @@ def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
     return document
 
 
-def sealed(document: Mapping[str, Any]) -> bytes:
+def sealed(document: Mapping[str, object]) -> bytes:
     """A document with the checksum of the rest behind it."""
     rest = {name: value for name, value in document.items() if name != "digest"}
     return to_json({**rest, "digest": sha256(to_json(rest))})

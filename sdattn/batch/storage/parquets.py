@@ -128,8 +128,8 @@ def _schema(there: set[str], further: Iterable[str]) -> Any:
     return pa.schema([field for field in columns.items() if field[0] not in apart])
 
 
-def _row(item: str, files: Files) -> dict[str, Any]:
-    rest, row = dict(files), dict[str, Any]()
+def _row(item: str, files: Files) -> dict[str, object]:
+    rest, row = dict(files), dict[str, object]()
     with suppress(ValueError):  # a damaged item that lies among others
         row = row_of(read_info(files, item), "shards/", "", {})
     row |= {"id": item, "run": rest.pop("run.json", None), "files": None}

@@ -35,7 +35,9 @@ class NotedRow(NamedTuple):
     length: int
 
 
-def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+def row_of(
+    info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]
+) -> dict[str, object]:
     """The row of ``metadata.jsonl`` for an item. Its ``statistics`` are a list with
     :meth:`WordStatistics.flat` of each of the ``words``.
 
@@ -58,7 +60,7 @@ def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]
     return {**row, "run_sha256": checksum, "files": files}
 
 
-def line_of(row: Mapping[str, Any]) -> bytes:
+def line_of(row: Mapping[str, object]) -> bytes:
     """A row as it stands in its file."""
     return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
@@ -71,7 +73,7 @@ def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
         return None
 
 
-def _said(info: RunInfo, location: str) -> dict[str, Any]:
+def _said(info: RunInfo, location: str) -> dict[str, object]:
     needed = ("id", "line", "options", "size", "truncated", "fingerprint")
     if lacking := [name for name in needed if getattr(info, name) is None]:
         raise InvalidValueError(f"it lacks {', '.join(lacking)}")

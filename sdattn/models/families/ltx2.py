@@ -1,9 +1,7 @@
 """LTX-2: videos with sound, in two streams. The video's has cross-attention to Gemma."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ...errors import InvalidValueError, OptionError
 from ...prompts.tokenizing import filled
@@ -12,6 +10,7 @@ from ...prompts.words import Source
 from ..encoders import TextCall, refuse_unknown, zero_filled
 from ..family import NEGATIVE_FIRST, Family
 from ..names import Names
+from ..pipeline import Given, Model
 
 
 def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -56,7 +55,7 @@ def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
         raise OptionError("num_videos_per_prompt", number, text)
 
 
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of packed latents ``[B, frames * rows * cols, C]``.
 
     Raises:

@@ -2,8 +2,6 @@
 that a video begins with."""
 
 import sys
-from collections.abc import Mapping
-from typing import Any
 
 from ...errors import InvalidValueError, MissingPackageError, OptionError
 from ...prompts.tokens import Prompt, read_source
@@ -11,6 +9,7 @@ from ...prompts.words import Source
 from ..denoiser_call import unwrapped
 from ..encoders import TextCall, zero_filled
 from ..family import IN_TURN, Family
+from ..pipeline import Given, Model
 
 # Of an image's tokens and the text's, diffusers takes so many, the last, for the text's
 # (transformer_wan.py, WanAttnProcessor).
@@ -26,8 +25,8 @@ def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
     """
     length = call.length()
     _check_image(call, length)
-    options: dict[str, Any] = {"truncation": True, "max_length": length}
-    read = [read_source(call.pipe.tokenizer, _cleaned(call, text), **options) for text in texts]
+    tokenizer, cleaned = call.pipe.tokenizer, [_cleaned(call, text) for text in texts]
+    read = [read_source(tokenizer, one, truncation=True, max_length=length) for one in cleaned]
     return zero_filled(read, length)
 
 
@@ -80,17 +79,17 @@ def _cleaned(call: TextCall, text: str) -> Source:
     return source
 
 
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches itself."""
     sizes = zip(given["hidden_states"].shape[2:], model.config.patch_size, strict=True)
     return tuple(cells // patch for cells, patch in sizes)
 
 
-def _attends_to_image(model: Any) -> bool:
+def _attends_to_image(model: Model) -> bool:
     return getattr(model.config, "added_kv_proj_dim", None) is not None
 
 
-def _advice(model: Any) -> str:
+def _advice(model: Model) -> str:
     return (
         f"the layers of this {type(unwrapped(model)).__name__} attend to an image as well, and "
         f"diffusers takes the last {_TEXT_BESIDE_IMAGE} tokens for the text's. Pass "
@@ -101,7 +100,7 @@ def _advice(model: Any) -> str:
 class _Wan(Family):
     """With the image's columns behind the text's where layers attend to both."""
 
-    def image_columns(self, model: Any, given: Mapping[str, Any], batch: int) -> int:
+    def image_columns(self, model: Model, given: Given, batch: int) -> int:
         image = given.get("encoder_hidden_states_image")
         if not _attends_to_image(model):
             if image is not None:

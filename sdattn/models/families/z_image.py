@@ -1,8 +1,7 @@
 """Z-Image and Z-Image-Turbo: one stream of joint attention, the image and then the caption, each
 row of its own length; prompts inside a chat."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ...attention.joint_processor import Spans
 from ...errors import InvalidTypeError
@@ -10,6 +9,7 @@ from ...prompts.tokens import Prompt
 from ..encoders import PLACEHOLDER, TextCall, in_chat, read_inside, refuse_unknown, zero_filled
 from ..family import Family, Guidance
 from ..names import Names
+from ..pipeline import Given, Model
 
 UNIT = 32  # tokens: image and caption are filled up to multiples (SEQ_MULTI_OF)
 
@@ -38,7 +38,7 @@ def _filled(tokens: int) -> int:
     return tokens + -tokens % UNIT
 
 
-def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(_model: Model, given: Given) -> tuple[int, ...]:
     """Return the grid of latents ``[C, frames, rows, cols]``, one per row of the batch.
 
     Raises:
@@ -55,7 +55,7 @@ def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return frames // given.get("f_patch_size", 1), rows // patch, cols // patch
 
 
-def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+def _spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
     start = _filled(cells)
     lengths = (_filled(len(caption)) for caption in given["cap_feats"])
     return [(slice(0, cells), slice(start, start + length)) for length in lengths]

@@ -21,7 +21,7 @@ def page(
     shared: Sequence[str] = (),
     further: Sequence[str] = (),
     images_from: str = "",
-    **values: Any,
+    **values: object,
 ) -> bytes:
     """A page.
 
