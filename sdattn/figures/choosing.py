@@ -1,4 +1,4 @@
-"""What of a run a figure shows: words, and the steps that were kept."""
+"""Parts of a run that a figure shows: words, and the steps that were kept."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -12,11 +12,11 @@ from .panels import Lines
 
 
 def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
-    """The maps of words or phrases, each occurrence by itself; of all words by default.
+    """Return the maps of words or phrases, each occurrence by itself, or of all words.
 
     Raises:
         KeyError: a word that is not in the prompt.
-        ValueError: one text in place of a list, or no word has a map.
+        ValueError: one text instead of a list, or no word has a map.
     """
     if isinstance(words, str):
         raise InvalidValueError(f"words={words!r}: pass a list of words and phrases.")
@@ -30,10 +30,10 @@ def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
 
 
 def kept_steps(run: ImageRun) -> list[tuple[Lines, Heatmaps]]:
-    """Each step that was kept: its number, from 1, its timestep, and its heatmaps.
+    """Return each kept step: its number, from 1, its timestep, and its heatmaps.
 
     Raises:
-        ValueError: there is none.
+        ValueError: no step was kept.
     """
     found = step_heatmaps(run)
     if not found:

@@ -1,4 +1,4 @@
-"""Which noise schedule a pipeline's model was trained on."""
+"""The noise schedule that a pipeline's model was trained on."""
 
 from typing import Any
 
@@ -8,10 +8,10 @@ from .flow import Flow
 
 
 def schedule_of(pipe: Any) -> DDIM | Flow:
-    """DDIM's steps or a flow's, as the pipeline's family says.
+    """Return DDIM's steps or a flow's, as the pipeline's family says.
 
     Raises:
-        TypeError: a pipeline that makes its image of more than noise and prompts, or of a family
-            whose latents are not known.
+        TypeError: a pipeline that needs more than noise and prompts for its image, or a family
+            with unknown latents.
     """
     return Flow(pipe) if image_latents_of(pipe).noise == "flow" else DDIM(pipe)
