@@ -336,7 +336,7 @@ def test_a_run_of_the_disk_is_merged_into_a_storage(memory, tmp_path):
     assert verify(memory / "all") == (3, [])
     with pytest.raises(FileExistsError, match="memory://bucket/all is the input"):
         merge([memory / "all"], Path("memory://bucket/all"))
-    with pytest.raises(FileExistsError, match="lies in the input"):
+    with pytest.raises(FileExistsError, match="is inside the input"):
         merge([memory / "all"], "memory://bucket/all/below")
 
 

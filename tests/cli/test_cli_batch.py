@@ -64,7 +64,7 @@ def test_an_address_is_no_folder_of_a_single_run(invoke, tmp_path, out):
     ("out", "package", "reason"),
     [
         ("gs://bucket/run", "gcsfs", "gs://bucket/run needs a package that is not installed: "),
-        ("nowhere://bucket/run", None, "nowhere://bucket/run is of no storage that fsspec knows"),
+        ("nowhere://bucket/run", None, "fsspec knows no storage for nowhere://bucket/run"),
     ],
 )
 def test_an_address_that_cannot_be_reached_is_refused_in_a_line(
