@@ -1,4 +1,4 @@
-"""LoRAs (Hu et al. 2021) that a pipeline is loaded with, by diffusers and peft."""
+"""LoRAs (Hu et al. 2021) loaded into a pipeline, by diffusers and peft."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -17,13 +17,13 @@ from .weight_files import said_by
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA whose file has been judged.
+    """A LoRA whose file has been checked.
 
     Attributes:
-        path: as it was asked for.
+        path: path as the user wrote it.
         scale: its factor.
-        file: where it lies.
-        layers: the name of each layer's first matrix.
+        file: path of its file.
+        layers: name of each layer's first matrix.
     """
 
     path: str
@@ -33,22 +33,22 @@ class Lora:
 
 
 def check_takes_lora(kind: type, options: LoadingOptions) -> None:
-    """Refuse LoRAs of a class of pipelines that diffusers loads none into.
+    """Refuse LoRAs for a class of pipelines that diffusers cannot load them into.
 
     Raises:
         ValueError: there are some.
     """
     if options.lora and not hasattr(kind, "load_lora_weights"):
-        text = "diffusers loads no LoRA into a {0}. Leave it out."
+        text = "diffusers cannot load a LoRA into a {0}. Leave it out."
         raise OptionError("lora", options.lora[0], text, kind.__name__)
 
 
 def read_loras(options: LoadingOptions) -> list[Lora]:
-    """Return the LoRAs that are asked for, once their files have been judged.
+    """Return the requested LoRAs, after checking their files.
 
     Raises:
-        ValueError: a file is broken or no LoRA.
-        OSError: one cannot be had from the hub.
+        ValueError: a file is broken or not a LoRA.
+        OSError: one cannot be fetched from the hub.
     """
     found = []
     for path, scale in options.adapters():
@@ -58,7 +58,7 @@ def read_loras(options: LoadingOptions) -> list[Lora]:
 
 
 def load_loras(pipe: Any, loras: Sequence[Lora]) -> None:
-    """Load each LoRA as an adapter, and have them act together, each with its scale.
+    """Load each LoRA as an adapter, and activate them together, each with its scale.
 
     Raises:
         ValueError: something in one of them has no place in this pipeline.
@@ -72,28 +72,28 @@ def load_loras(pipe: Any, loras: Sequence[Lora]) -> None:
             raise OptionError("lora", lora.path, text, type(pipe).__name__)
         if len(held) < len(lora.layers):
             _refuse_rest(pipe, lora, held, name)
-        for one in warned:  # beside a refusal they would only be noise
+        for one in warned:  # with a refusal they would only be noise
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     if loras:
         names = [f"lora_{number}" for number in range(len(loras))]
         pipe.set_adapters(names, [lora.scale for lora in loras])
         for model in dict(_adapted(pipe, *names)):
-            model.eval()  # peft's layers begin in training, with their dropout
+            model.eval()  # peft's layers start in training mode, with their dropout
 
 
 def _load(pipe: Any, lora: Lora, name: str) -> list[warnings.WarningMessage]:
-    """Load a LoRA, and return what was warned of meanwhile."""
+    """Load a LoRA, and return the warnings raised meanwhile."""
     folder, given = str(lora.file.parent), {"weight_name": lora.file.name, "adapter_name": name}
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            # peft warns of a second one
+            # peft warns of a second adapter
             warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
             pipe.load_lora_weights(folder, use_safetensors=True, **given)
         return warned
     except (SdattnError, ImportError, MemoryError):
         raise
-    except Exception as error:  # of any kind: sizes of another model, or names that mean nothing
+    except Exception as error:  # of any kind: another model's sizes, or unknown names
         if is_out_of_memory(error):
             raise
         text, kind = "it does not fit a {0}: {1}. Pass a LoRA of this model.", type(pipe).__name__
@@ -101,7 +101,7 @@ def _load(pipe: Any, lora: Lora, name: str) -> list[warnings.WarningMessage]:
 
 
 def _adapted(pipe: Any, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield each layer that has one of these adapters, behind the model that it is part of."""
+    """Yield each layer that has one of these adapters, after the model that it is part of."""
     for model in pipe.components.values():
         for part in model.modules() if isinstance(model, nn.Module) else ():
             kinds = (getattr(part, kind, ()) for kind in getattr(part, "adapter_layer_names", ()))
@@ -110,10 +110,10 @@ def _adapted(pipe: Any, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
 
 
 def _refuse_rest(pipe: Any, lora: Lora, held: list[Any], name: str) -> None:
-    """Refuse a LoRA some of whose layers this pipeline does not have.
+    """Refuse a LoRA with layers that this pipeline does not have.
 
     Raises:
-        ValueError: naming one that is known by its values, since diffusers changes names.
+        ValueError: names a layer found by its values, since diffusers changes names.
     """
     from safetensors import safe_open
 
@@ -126,6 +126,6 @@ def _refuse_rest(pipe: Any, lora: Lora, held: list[Any], name: str) -> None:
             if not any(torch.equal(down, value.to(down.dtype)) for down in alike):
                 rest.append(layer)
     lost, number = len(lora.layers) - len(held), len(lora.layers)
-    which = f" ({rest[0]})" if len(rest) == lost else ""  # else values were changed, too
+    which = f" ({rest[0]})" if len(rest) == lost else ""  # otherwise values were changed, too
     text = "{0} of its {1} layers{2} have no place in a {3}. Pass a LoRA of this model."
     raise OptionError("lora", lora.path, text, lost, number, which, type(pipe).__name__)

@@ -1,5 +1,5 @@
 """Weights in few bits, by the backends of diffusers: bitsandbytes (Dettmers et al. 2022, 2023), and
-files in the format GGUF."""
+GGUF files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,14 +15,14 @@ from .weight_files import loading_errors
 
 
 def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
-    """Return what ``from_pretrained`` is given: a loaded denoiser, or how to load parts.
+    """Return arguments for ``from_pretrained``: a loaded denoiser, or how to load parts.
 
     Args:
-        folder: of the pipeline, and what is asked for.
-        dtype: that the model computes in.
+        folder: folder of the pipeline, with the options.
+        dtype: dtype that the model computes in.
 
     Raises:
-        ValueError: a GGUF file of another model, or one that is broken.
+        ValueError: a GGUF file of another model, or a broken one.
     """
     options, index = folder.options, folder.index
     if options.gguf is not None:
@@ -43,7 +43,7 @@ def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _large(index: Mapping[str, Any]) -> list[str]:
-    """The parts that fill the memory: the denoiser, and text encoders that are larger than CLIP."""
+    """Return the large parts: the denoiser, and text encoders that are larger than CLIP."""
     found = [name for name in ("unet", "transformer") if name in index]
     for name, entry in index.items():
         match entry:
@@ -58,7 +58,7 @@ def _from_gguf(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> dict[s
     name = next(name for name in ("transformer", "unet") if name in folder.index)
     kind = getattr(diffusers, folder.index[name][1])
     if not hasattr(kind, "from_single_file"):
-        text = "diffusers reads no single files of a {0}."
+        text = "diffusers cannot load a {0} from a single file."
         raise OptionError("quantization", f"gguf:{file}", text, kind.__name__)
     config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
     where = {"config": str(folder.path), "subfolder": name, "local_files_only": True}

@@ -1,6 +1,6 @@
 """Checkpoints of one ``.safetensors`` file, read by diffusers' ``from_single_file``.
 
-The file has the weights. The settings of its models, and its tokenizers, are those of a diffusers
+The file has the weights. The settings of its models, and its tokenizers, come from a diffusers
 folder: the one that is passed, else the one that diffusers names for such a file on the hub.
 """
 
@@ -21,10 +21,10 @@ from .weight_files import WeightFile, loading_errors
 
 _DENOISER = "model.diffusion_model."
 _LORA = re.compile(r"\.lora|^lora_")
-_SETTINGS = ["*.json", "*.txt", "*.model"]  # of a folder on the hub, without its weights
+_SETTINGS = ["*.json", "*.txt", "*.model"]  # files of a folder on the hub, without its weights
 _VOCABULARIES = ("tokenizer.json", "vocab.json")  # either will do
 _ADVICE = (
-    "Pass a whole checkpoint of the family that these settings are of, or the diffusers folder of "
+    "Pass a whole checkpoint of the family that these settings are for, or the diffusers folder of "
     "the model."
 )
 
@@ -37,9 +37,9 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
         config: a diffusers folder or a hub id; None for the one that diffusers names.
 
     Raises:
-        ValueError: the file is no checkpoint, or there are no settings for it on this machine and
-            none can be fetched.
-        OSError: ``config`` cannot be had from the hub.
+        ValueError: the file is not a checkpoint, or there are no settings for it on this machine
+            and none can be fetched.
+        OSError: ``config`` cannot be fetched from the hub.
     """
     _check_kind(file)
     if config is not None:
@@ -50,9 +50,9 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
     except AccessError as error:
         raise InvalidValueError(
             Message(
-                "{0} has no settings for its models in it, and those that diffusers names for it "
-                "cannot be had. {1} Pass {config}: the folder of a model of the same family that "
-                "diffusers saved (its weights are not needed), or its hub id.",
+                "{0} contains no settings for its models, and those that diffusers names for it "
+                "cannot be fetched. {1} Pass {config}: the folder of a model of the same family "
+                "that diffusers saved (its weights are not needed), or its hub id.",
                 file.path,
                 error.message,
             )
@@ -64,8 +64,8 @@ def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtyp
 
     Args:
         file: the checkpoint.
-        folder: with the settings; of its options the scheduler and the tokenizer are used.
-        dtype: of the weights.
+        folder: folder with the settings; its options for scheduler and tokenizer are used.
+        dtype: dtype of the weights.
 
     Raises:
         ValueError: diffusers cannot read the file with these settings; a weight is missing or not
@@ -73,7 +73,7 @@ def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtyp
     """
     kind = folder.kind
     if not hasattr(kind, "from_single_file"):
-        text = "diffusers reads no single file as a {0}. Pass the diffusers folder of the model."
+        text = "diffusers cannot load a {0} from a single file. Pass the model's diffusers folder."
         raise OptionError("config", str(folder.path), text, kind.__name__)
     given = folder.parts()
     if "requires_safety_checker" in inspect.signature(kind).parameters:
@@ -101,7 +101,7 @@ def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtyp
 
 
 def _check_kind(file: WeightFile) -> None:
-    """Refuse files of other things, and parts of a pipeline alone."""
+    """Refuse files of other things, and single parts of a pipeline."""
     from diffusers.loaders.single_file_utils import is_clip_model_in_single_file
     from transformers import CLIPTextModel
 
@@ -137,7 +137,7 @@ def _fetched(name: str) -> Path:
     with needs_the_hub(f"the settings {name!r}"):
         found = Path(snapshot_download(name, allow_patterns=_SETTINGS))
     if not (found / "model_index.json").is_file():
-        raise AccessError(f"{name!r} on the hub has no model_index.json, so it is no pipeline.")
+        raise AccessError(f"{name!r} on the hub has no model_index.json: it is not a pipeline.")
     return found
 
 
@@ -147,10 +147,10 @@ def _check_finite(path: Path, models: Mapping[str, nn.Module], dtype: torch.dtyp
             low, high = torch.aminmax(weight.detach()) if weight.numel() else (weight, weight)
             if not bool((high - low).isfinite().all()):
                 half = dtype == torch.float16
-                advice = "load it in bfloat16 or float32, should that help, or " if half else ""
+                advice = "load it in bfloat16 or float32, which may help, or " if half else ""
                 raise InvalidValueError(
                     f"{path} has weights that are not finite in {dtype} ({part}: {name}), so "
-                    f"nothing can be drawn with it. Try another file; {advice}get it again."
+                    f"it cannot draw. Try another file; {advice}get it again."
                 )
 
 
@@ -158,7 +158,7 @@ def _exchange_tokenizers(pipe: Any, folder: str) -> None:
     """Give CLIP's text encoders the vocabulary of a folder, with their own padding and length.
 
     Raises:
-        ValueError: there is none, or it is of another size than the text encoder's.
+        ValueError: it is missing, or its size differs from the text encoder's.
     """
     path = Path(folder).expanduser()
     path = path / "tokenizer" if (path / "tokenizer").is_dir() else path
