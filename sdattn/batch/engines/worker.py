@@ -1,5 +1,5 @@
-"""A pipeline at work for a batch run, in whichever process: what it is, what it can draw, and the
-items that it draws into the run's folder."""
+"""A pipeline at work for a batch run, in any process: its identity, its checks, and the items that
+it draws into the run's folder."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from ..storage.locks import Ownership
 from .drawing import BatchDrawer, writer_for
 from .progress import Tally
 
-_LOOKS = 8  # for the lock of another machine, before the disk counts as one of its own
+_LOOKS = 8  # tries to see another machine's lock, before the disk counts as a separate one
 
 
 class Loaded(NamedTuple):
-    """What a run needs to know of its pipeline: a checksum of its weights and configurations, the
-    name of its class, its dtype, the name of the preset that is its family's default, and, where
-    it makes videos, the format in which this machine writes them."""
+    """Facts of a run's pipeline: a checksum of its weights and configurations, the name of its
+    class, its dtype, the name of its family's default preset, and, if it makes videos, the format
+    in which this machine writes them."""
 
     weights: str
     pipeline: str
@@ -51,7 +51,7 @@ class Loaded(NamedTuple):
 
 
 def load(request: Request, device: Any) -> Any:
-    """The pipeline of a run."""
+    """Load the pipeline of a run."""
     loading = request.loading.arguments()
     pipe = load_pipeline(request.model, device=device, dtype=request.dtype, **loading)
     pipe.set_progress_bar_config(disable=True)
@@ -59,10 +59,10 @@ def load(request: Request, device: Any) -> Any:
 
 
 def check(pipe: Any, items: Iterable[Item], request: Request) -> tuple[list[Job], list[BadLine]]:
-    """What a pipeline, or its outline, can draw of the items, and what not.
+    """Return the items that a pipeline, or its outline, can draw, and the bad ones.
 
     Raises:
-        ValueError: it can draw none with the preset and options that are asked for.
+        ValueError: it can draw none with the requested preset and options.
     """
     request.parts(videos=makes_videos(pipe))  # or refuse
     capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
@@ -70,15 +70,15 @@ def check(pipe: Any, items: Iterable[Item], request: Request) -> tuple[list[Job]
 
 
 def of_words(item: Item, run: ImageRun) -> ImageRun:
-    """An item's run with the maps of the words that it asks for."""
+    """Return an item's run with the maps of the requested words."""
     if item.words is None:
         return run
     return run.keep(columns_of(item.words, [run.heatmaps.prompt]))
 
 
 def _beside_video(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:
-    """What a gallery shows of a video: ``preview.webp``, and of its middle frame the overlays, on
-    the scale of the whole video; nothing of an image."""
+    """Return a video's files for a gallery: ``preview.webp``, and the overlays of its middle frame,
+    on the scale of the whole video; no files for an image."""
     if run.video is None:
         return {}
     files = {"preview.webp": preview(run.video)} if "video" in parts else {}
@@ -91,12 +91,12 @@ def _beside_video(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:
 
 
 def join_lock(lock: Ownership, job: str) -> bool:
-    """Share the lock that the job's first process took, perhaps on another machine; False if it is
-    not visible here."""
+    """Share the lock that the job's first process took, perhaps on another machine; return False if
+    it is not visible here."""
     for _ in range(_LOOKS):
         if lock.join(job):
             return True
-        time.sleep(0.5)  # a shared disk or a storage can show late what another machine has written
+        time.sleep(0.5)  # a shared disk or a storage may show another machine's writes late
     return False
 
 
@@ -110,10 +110,10 @@ class Worker:
 
     Args:
         pipe: a loaded pipeline.
-        folder: open and claimed.
-        name: of the process, for what it notes in the folder.
-        request: how the heatmaps are made, what of an item is kept, how many may fail.
-        size: of the largest batch.
+        folder: the run's folder, open and claimed.
+        name: name of the process in the folder's notes.
+        request: options for heatmaps, files to keep, and failures.
+        size: size of the largest batch.
     """
 
     def __init__(self, pipe: Any, folder: BatchFolder, name: str, request: Request, size: int):
@@ -131,12 +131,12 @@ class Worker:
         try:
             self.writer.__exit__(kind, *error)
             if kind is None:
-                self.layout.flush()  # what is held back
+                self.layout.flush()  # the items held back
         finally:
-            self.folder.storage.close()  # whoever gathers them removes them
+            self.folder.storage.close()  # the files are removed when they are gathered
 
     def draw(self, batch: Sequence[Job], wanted: Mapping[str, str]) -> None:
-        """Draw those of a batch's items that are wanted: id to fingerprint."""
+        """Draw a batch's items that are wanted: id to fingerprint."""
         self.wanted = wanted
         self.drawer.draw(batch, wanted)
 
@@ -144,7 +144,7 @@ class Worker:
         self.writer.submit(self._write, item, self.wanted[item.id], run, edit)
 
     def _write(self, item: Item, fingerprint: str, run: ImageRun, edit: EditRun | None) -> None:
-        """On a thread of the writer."""
+        """Write an item, on a thread of the writer."""
         try:
             run = of_words(item, run)
             settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)

@@ -1,4 +1,4 @@
-"""The formats of a batch run, the one place that knows them all. A new format is a line here."""
+"""The formats of a batch run, in one place. A new format is a line here."""
 
 from typing import NamedTuple
 
