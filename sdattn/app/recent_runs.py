@@ -82,7 +82,6 @@ class RecentRuns:
         return key
 
     def known(self, keys: Iterable[str]) -> Iterator[tuple[str, RecentRun]]:
-        """Yield the keys whose runs are still here, with the runs."""
         for key in keys:
             if (kept := self._runs.get(key)) is not None:
                 yield key, kept

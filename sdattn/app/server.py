@@ -27,11 +27,6 @@ _STYLE = """
 
 
 def import_gradio() -> Any:
-    """Import the package.
-
-    Raises:
-        ImportError: it is not installed.
-    """
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
     os.environ.setdefault("GRADIO_RUN_HISTORY", "False")  # a second list of runs, with its own page
     try:

@@ -87,11 +87,8 @@ class ControlledProcessor:
 
 
 def check_controller(controller: Any) -> None:
-    """Refuse a controller that cannot be called as ``controller(probs, is_cross, place)``.
-
-    Raises:
-        TypeError: its call needs other arguments.
-    """
+    """Raise TypeError for a controller that cannot be called as ``controller(probs, is_cross,
+    place)``."""
     if controller is None:
         return
     takes = inspect.Signature()  # for an object that cannot be called

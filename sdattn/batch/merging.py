@@ -144,7 +144,6 @@ def _identity(manifest: Manifest) -> tuple[str, str, str]:
 
 
 def _merged(sources: Sequence[_Source]) -> Manifest:
-    """Return the manifest of all of them."""
     first = sources[0]
     for source in sources:
         if _identity(source.manifest)[:2] != _identity(first.manifest)[:2]:

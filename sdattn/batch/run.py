@@ -236,7 +236,6 @@ class _BatchRun:
         return undone
 
     def _find_undone(self) -> set[str]:
-        """Return the items that are neither whole nor failed, while no process draws."""
         self.folder.storage.tidy()
         found = settle(self.folder, self.fingerprints).keys()
         return self.fingerprints.keys() - found - self.folder.journals.failures(new=True).keys()

@@ -98,7 +98,6 @@ def save_animation(
 
 
 def _reduced(image: Image.Image) -> Image.Image:
-    """Reduce an image to ``SHORTEST_SIDE`` pixels on its shorter side, if it has more."""
     factor = min(1.0, render.SHORTEST_SIDE / min(image.size))
     return image.convert("RGB").resize(
         (round(image.width * factor), round(image.height * factor)), reducing_gap=3.0

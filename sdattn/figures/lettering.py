@@ -92,7 +92,6 @@ def fonts_for(text: str) -> list[str]:
 
 
 def _lacks(path: str, letters: set[str]) -> set[str]:
-    """Return the letters that a font has no glyph for."""
     from matplotlib.ft2font import FT2Font
 
     font = FT2Font(path)

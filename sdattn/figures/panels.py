@@ -76,11 +76,8 @@ class Page:
 
 
 def flow(panels: Sequence[Panel], page: Page) -> Figure:
-    """Draw panels with their titles above, five per row, or more if they do not fit otherwise.
-
-    Raises:
-        ValueError: the panels do not fit on a page.
-    """
+    """Draw panels with their titles above, five per row, or more if they do not fit otherwise;
+    raise ValueError if they do not fit on a page."""
     number = len(panels)
 
     def room(across: int) -> float:
@@ -95,10 +92,7 @@ def flow(panels: Sequence[Panel], page: Page) -> Figure:
 
 def table(rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
     """Draw panels in rows and columns; many rows wrap into blocks, at most eight side by side.
-
-    Raises:
-        ValueError: the panels do not fit on a page.
-    """
+    Raise ValueError if they do not fit on a page."""
     across, lines = max(map(len, rows)), {line for row in rows for line in row[0].label}
     fonts = fonts_for("".join(lines))
     label = min(max(width(line, fonts) for line in lines), _LABEL * unit()) + 0.3 * unit()
@@ -112,11 +106,8 @@ def table(rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
 
 
 def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
-    """Draw panels, row after row, in existing axes; their figure keeps its size and layout.
-
-    Raises:
-        ValueError: there are not as many axes as panels.
-    """
+    """Draw panels, row after row, in as many existing axes (else ValueError); their figure keeps
+    its size and layout."""
     drawn = [*np.ravel(np.array(axes, dtype=object))]
     cells = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
     if len(drawn) != len(cells):

@@ -54,11 +54,8 @@ def check_writable(folder: AnyPath) -> None:
 
 
 def check_local(path: Path) -> None:
-    """Refuse an address, ``s3://bucket/run``: as a path it would create the folder ``s3:``.
-
-    Raises:
-        OSError: it is one.
-    """
+    """Raise OSError for an address, ``s3://bucket/run``: as a path it would create the folder
+    ``s3:``."""
     if is_address(path):
         address = path.as_posix().replace(":/", "://", 1)
         raise AccessError(
@@ -68,11 +65,8 @@ def check_local(path: Path) -> None:
 
 
 def check_apart(out: AnyPath, *inputs: AnyPath) -> None:
-    """Refuse an output that is an input, contains one or is inside one, links resolved.
-
-    Raises:
-        FileExistsError: it does.
-    """
+    """Raise FileExistsError for an output that is an input, contains one or is inside one, links
+    resolved."""
     for path in inputs:
         if _same(out, path):
             how = f"is the input {path}"

@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def library(name: str) -> Any:
-    """Import an optional library.
-
-    Raises:
-        ImportError: it is not installed; the message says how to.
-    """
+    """Import an optional library; the ImportError says how to install it."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:

@@ -187,11 +187,7 @@ def read_video(
 
 
 def pyav(what: str) -> Any:
-    """Import PyAV; ``what`` needs it, for the message.
-
-    Raises:
-        ImportError: it is not installed; the message says how to.
-    """
+    """Import PyAV; the ImportError says that ``what`` needs it and how to install it."""
     try:
         import av
     except ModuleNotFoundError as error:

@@ -18,11 +18,7 @@ from .paths import inside
 
 
 def to_json(document: Any) -> bytes:
-    """Return readable JSON, with a newline at the end.
-
-    Raises:
-        ValueError: a number in it is not finite.
-    """
+    """Return readable JSON, with a newline at the end; raise ValueError for NaN or infinity."""
     return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -31,13 +27,8 @@ def sha256(data: bytes) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files at their paths below ``folder``; existing ones are replaced.
-
-    Raises:
-        ValueError: a file, or a folder on the way, is a link, see :func:`inside`; then none is
-            written.
-        OSError: a file cannot be written.
-    """
+    """Write files at their paths below ``folder``; existing ones are replaced. If one is a link, or
+    a folder on the way, raise ValueError and write none, see :func:`inside`."""
     paths = {name: inside(folder, name) for name in files}
     for name, path in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)

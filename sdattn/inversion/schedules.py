@@ -8,10 +8,6 @@ from .flow import Flow
 
 
 def schedule_of(pipe: Any) -> DDIM | Flow:
-    """Return DDIM's steps or a flow's, as the pipeline's family says.
-
-    Raises:
-        TypeError: a pipeline that needs more than noise and prompts for its image, or a family
-            with unknown latents.
-    """
+    """Return DDIM's steps or a flow's, as the pipeline's family says; raise TypeError if that is
+    unknown, or a pipeline needs more than noise and prompts."""
     return Flow(pipe) if image_latents_of(pipe).noise == "flow" else DDIM(pipe)

@@ -13,11 +13,8 @@ def best_device() -> str:
 
 
 def checked_device(device: str | torch.device | None) -> torch.device:
-    """Return the requested device, or the best one for None.
-
-    Raises:
-        ValueError: this machine's torch cannot use it or does not know its name.
-    """
+    """Return the requested device, or the best one for None; raise ValueError if this machine's
+    torch does not know it or cannot use it."""
     try:
         found = torch.device(device or best_device())
     except RuntimeError:
@@ -52,7 +49,6 @@ def place(pipe: Any, device: torch.device, offload: str | None) -> Any:
 
 
 def _gpus() -> dict[str, int]:
-    """Return the number of GPUs by kind."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {"cuda": cuda, "mps": int(torch.backends.mps.is_available())}
 

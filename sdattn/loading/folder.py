@@ -33,12 +33,8 @@ class PipelineFolder:
 
     @classmethod
     def judged(cls, path: Path, options: LoadingOptions) -> "PipelineFolder":
-        """Read a folder's index and check it first, since diffusers would run code that it names.
-
-        Raises:
-            ValueError: see :func:`read_index`; or the pipeline has no such variant, or takes no
-                LoRA.
-        """
+        """Read a folder's index and check it first, since diffusers would run code that it names;
+        raise ValueError also for a missing variant, or if the pipeline takes no LoRA."""
         found = cls(path, read_index(path), options)
         check_variant(path, options.variant)
         check_takes_lora(found.kind, options)
@@ -53,12 +49,8 @@ class PipelineFolder:
 
     def parts(self) -> dict[str, Any]:
         """Return the parts to pass to ``from_pretrained`` instead of files: the scheduler, if
-        another is requested, and None for parts that the pipeline was saved without, which
-        diffusers would miss (SD 3's T5).
-
-        Raises:
-            ValueError: the scheduler does not fit the model.
-        """
+        another is requested (ValueError if it does not fit), and None for parts that the pipeline
+        was saved without, which diffusers would miss (SD 3's T5)."""
         taken = inspect.signature(self.kind).parameters
         found: dict[str, Any] = {n: None for n in taken if self.index.get(n) == [None, None]}
         if (name := self.options.scheduler) is not None:
@@ -68,11 +60,7 @@ class PipelineFolder:
 
     def dtype(self, asked: torch.dtype | None, half: bool) -> torch.dtype:
         """Return the dtype of the weights: the requested one, else float32, or with ``half`` the
-        half type that the family's authors use.
-
-        Raises:
-            TypeError: the denoiser is of no known family.
-        """
+        half type that the family's authors use. Raise TypeError for an unknown denoiser."""
         family = self._family()
         return asked or (getattr(torch, family.half) if half and family else torch.float32)
 

@@ -26,13 +26,9 @@ _PICKLES = {".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle"}
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Return a pipeline folder's ``model_index.json``, checked to name only classes of diffusers
-    and transformers, and weights in safetensors.
-
-    Raises:
-        ValueError: it is not an index, names code from elsewhere, or a part of the pipeline has
-            its weights only in pickles.
-    """
+    """Return a pipeline folder's ``model_index.json``; raise ValueError if it is not an index,
+    names classes from elsewhere than diffusers and transformers, or a part has weights only in
+    pickles."""
     index = _object(folder / "model_index.json")
     _check_pipeline(folder, index.get("_class_name"))
     for name, entry in index.items():
@@ -55,11 +51,7 @@ def named_errors(folder: Path) -> Iterator[None]:
 
 
 def check_variant(folder: Path, variant: str | None) -> None:
-    """Refuse a variant of the weights that no part of a folder has.
-
-    Raises:
-        ValueError: the message lists the existing ones.
-    """
+    """Raise ValueError for a variant of the weights that no part of a folder has."""
     if variant is None:
         return
     files = [path.name for path in folder.glob("*/*.safetensors")]
@@ -76,11 +68,8 @@ def as_dtype(dtype: Any) -> dict[str, Any]:
 
 
 def check_whole(folder: Path, models: Mapping[str, Any]) -> None:
-    """Refuse models that have no values for some of their weights.
-
-    Raises:
-        ValueError: names the first weight that the folder's files lack.
-    """
+    """Raise ValueError, naming the first weight, for models that have no values for some
+    weights."""
     for name, model in models.items():
         if lost := [key for key, value in model.state_dict().items() if value.is_meta]:
             raise InvalidValueError(

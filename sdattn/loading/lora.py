@@ -33,23 +33,14 @@ class Lora:
 
 
 def check_takes_lora(kind: type, options: LoadingOptions) -> None:
-    """Refuse LoRAs for a class of pipelines that diffusers cannot load them into.
-
-    Raises:
-        ValueError: there are some.
-    """
+    """Raise ValueError for LoRAs if diffusers cannot load any into this class of pipelines."""
     if options.lora and not hasattr(kind, "load_lora_weights"):
         text = "diffusers cannot load a LoRA into a {0}. Leave it out."
         raise OptionError("lora", options.lora[0], text, kind.__name__)
 
 
 def read_loras(options: LoadingOptions) -> list[Lora]:
-    """Return the requested LoRAs, after checking their files.
-
-    Raises:
-        ValueError: a file is broken or not a LoRA.
-        OSError: one cannot be fetched from the hub.
-    """
+    """Return the requested LoRAs, after checking their files."""
     found = []
     for path, scale in options.adapters():
         file = lora_file(path)
@@ -58,11 +49,8 @@ def read_loras(options: LoadingOptions) -> list[Lora]:
 
 
 def load_loras(pipe: Any, loras: Sequence[Lora]) -> None:
-    """Load each LoRA as an adapter, and activate them together, each with its scale.
-
-    Raises:
-        ValueError: something in one of them has no place in this pipeline.
-    """
+    """Load each LoRA as an adapter, and activate them together, each with its scale; raise
+    ValueError if something in one of them has no place in this pipeline."""
     for number, lora in enumerate(loras):
         name = f"lora_{number}"
         warned = _load(pipe, lora, name)
@@ -110,11 +98,8 @@ def _adapted(pipe: Any, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
 
 
 def _refuse_rest(pipe: Any, lora: Lora, held: list[Any], name: str) -> None:
-    """Refuse a LoRA with layers that this pipeline does not have.
-
-    Raises:
-        ValueError: names a layer found by its values, since diffusers changes names.
-    """
+    """Raise ValueError for a LoRA with layers that this pipeline does not have, naming one found by
+    its values, since diffusers changes names."""
     from safetensors import safe_open
 
     downs = [part.lora_A[name].weight for part in held if name in getattr(part, "lora_A", ())]

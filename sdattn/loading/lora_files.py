@@ -32,12 +32,8 @@ _TOLD += ["base_model_name_or_path", "auto_mapping"]
 
 
 def lora_file(path: str) -> Path:
-    """Return the file of a LoRA that is a file, a folder, or on the hub (then it is fetched).
-
-    Raises:
-        ValueError: there is no file, or there are several and none has diffusers' name.
-        OSError: it cannot be fetched from the hub.
-    """
+    """Return the file of a LoRA that is a file, a folder, or on the hub (then it is fetched); raise
+    ValueError if there is no file, or several and none has diffusers' name."""
     here = find_lora(path)
     if here.is_file():
         return here
@@ -54,12 +50,9 @@ def lora_file(path: str) -> Path:
 
 
 def read_lora(file: Path) -> list[str]:
-    """Return the names of a LoRA's first matrices, one per layer, after checking the file.
-
-    Raises:
-        ValueError: the file is broken or holds something else; the two matrices of a layer do not
-            match; a number is not finite; the metadata are not a LoRA's configuration.
-    """
+    """Return the names of a LoRA's first matrices, one per layer. Raise ValueError if the file is
+    broken or holds something else, the two matrices of a layer do not match, a number is not
+    finite, or the metadata are not a LoRA's configuration."""
     weights = read_weights(file)
     for name in weights.entries:
         if not _NAME.fullmatch(name) or _LARGE.search(name):
@@ -86,11 +79,8 @@ def _one_of(path: str, names: list[str]) -> str:
 
 
 def _pairs(weights: WeightFile) -> Iterator[str]:
-    """Yield the first matrix of each layer.
-
-    Raises:
-        ValueError: the second is missing or has another rank.
-    """
+    """Yield the first matrix of each layer; raise ValueError if the second is missing or has
+    another rank."""
     for name, entry in weights.entries.items():
         if not name.endswith(".weight") or not (found := _DOWN.search(name) or _UP.search(name)):
             continue

@@ -95,11 +95,7 @@ class LoadingOptions(Record):
         return Path(asked.removeprefix(GGUF)).expanduser() if asked.startswith(GGUF) else None
 
     def adapters(self) -> Iterator[tuple[str, float]]:
-        """Yield the path or hub id and the scale of each LoRA.
-
-        Raises:
-            ValueError: the path is missing, or a scale is not finite.
-        """
+        """Yield the path or hub id and the scale of each LoRA."""
         for text in self.lora or ():
             path, _, number = text.rpartition(":")
             try:

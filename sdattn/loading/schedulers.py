@@ -8,12 +8,8 @@ _FLOW = "FlowMatch"  # prefix of all flow-matching schedulers
 
 
 def fitting_scheduler(name: str, own: str) -> Any:
-    """Return the class of that name, if it can replace a scheduler of the class ``own``.
-
-    Raises:
-        ValueError: diffusers has no such class, or it does not fit the model; the message lists
-            the choices.
-    """
+    """Return the class of that name, if it can replace a scheduler of the class ``own``; otherwise
+    raise ValueError, listing the choices."""
     import diffusers
 
     kinds = _diffusion(), tuple(each for each in dir(diffusers) if each.startswith(_FLOW))

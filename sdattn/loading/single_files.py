@@ -155,11 +155,8 @@ def _check_finite(path: Path, models: Mapping[str, nn.Module], dtype: torch.dtyp
 
 
 def _exchange_tokenizers(pipe: Any, folder: str) -> None:
-    """Give CLIP's text encoders the vocabulary of a folder, with their own padding and length.
-
-    Raises:
-        ValueError: it is missing, or its size differs from the text encoder's.
-    """
+    """Give CLIP's text encoders the vocabulary of a folder, with their own padding and length;
+    raise ValueError if it is missing or its size differs from the text encoder's."""
     path = Path(folder).expanduser()
     path = path / "tokenizer" if (path / "tokenizer").is_dir() else path
     if not any((path / name).is_file() for name in _VOCABULARIES):

@@ -62,13 +62,8 @@ class WeightFile:
 
 
 def read_weights(path: Path) -> WeightFile:
-    """Read the header of a file.
-
-    Raises:
-        ValueError: it is not a ``.safetensors`` file, is cut off, has more tensors than any model,
-            or an unsupported dtype.
-        OSError: it cannot be read.
-    """
+    """Read the header of a file; raise ValueError if it is not a ``.safetensors`` file, is cut off,
+    or has more tensors than any model, or an unsupported dtype."""
     from safetensors import SafetensorError, safe_open
 
     try:

@@ -62,11 +62,8 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
 
 
 def read_by(maps: LayerMaps, preset: Preset) -> dict[str, LayerMap]:
-    """Return the layers that a preset reads, by name, in the order in which they run.
-
-    Raises:
-        CaptureError: there are none.
-    """
+    """Return the layers that a preset reads, by name, in the order in which they run; raise
+    CaptureError if there are none."""
     every = maps.layers
     chosen = {
         name: layer for name, layer in every.items() if preset.reads(layer.place, layer.level)
@@ -99,7 +96,6 @@ def _weights(layers: Sequence[LayerMap], preset: Preset) -> tuple[list[int], int
 
 
 def _resized(maps: Tensor, size: tuple[int, int], mode: str) -> Tensor:
-    """Resize ``[..., rows, cols, tokens]``; bicubic overshoots, so it is cut off at 0."""
     resized = resize_maps(maps.movedim(-1, -3), size, mode).movedim(-3, -1)
     return resized.clamp(min=0) if mode == "bicubic" else resized
 
@@ -119,11 +115,7 @@ def contrast(maps: Tensor, columns: Sequence[int], factor: float) -> Tensor:
 
 def rescaled(maps: Tensor, prompt: Prompt) -> Tensor:
     """Divide maps of all columns ``[(frames,) rows, cols, T]``, cell by cell, by the start token's
-    map, or by the end token's if the text has no start.
-
-    Raises:
-        CaptureError: the text has neither.
-    """
+    map, or the end token's if the text has no start; raise CaptureError if it has neither."""
     for kind in (SOS, EOS):
         for column, token in enumerate(prompt.tokens):
             if token.special == kind:

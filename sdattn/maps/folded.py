@@ -83,7 +83,6 @@ class FoldedMaps:
         return (branch,) * (self.images or 1)
 
     def of_images(self, number: int | None) -> "FoldedMaps":
-        """Set the number of images if it is not known."""
         return replace(self, images=self.images or number)
 
     def read_passes(self, preset: Preset) -> Sequence[int]:
@@ -98,11 +97,8 @@ class FoldedMaps:
     n_text = n_keys
 
     def layer_maps(self, preset: Preset) -> LayerMaps:
-        """Return the maps of each layer, as a preset reads them.
-
-        Raises:
-            CaptureError: the preset, or its refining, needs what these maps do not hold.
-        """
+        """Return the maps of each layer as a preset reads them; raise CaptureError if it needs
+        more."""
         self._check(preset)
         found = {
             f"{place}_cross[{i}]": self._layer(place, maps, preset)
@@ -158,8 +154,6 @@ class FoldedMaps:
         return [maps for place, maps in self.self_attention if place == PLACE]
 
     def _affinity(self) -> tuple[Tensor, tuple[int, int]]:
-        """Return the mean of the finest self-attention layers of the way up, ``[images, N, N]``,
-        and their grid."""
         # The finest that the store has kept: max_queries limits it.
         most = max(len(maps[0]) for maps in self._refining())
         finest = [self._unfolded(m) for m in self._refining() if len(m[0]) == most]

@@ -212,12 +212,8 @@ def read_passes(store: CapturedMaps, preset: Preset) -> list[int]:
 
 
 def over_steps(store: CapturedMaps, name: str, maps: Tensor, preset: Preset) -> Tensor:
-    """Average a layer's maps ``[images, steps, ...]`` over steps; without a steps axis they are
-    returned as they are.
-
-    Raises:
-        CaptureError: the layer ran in none of the steps that the preset reads.
-    """
+    """Average a layer's maps ``[images, steps, ...]`` over steps, if there are steps; raise
+    CaptureError if the layer ran in none of the steps that the preset reads."""
     if not store.keep.steps.each:
         return maps
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]

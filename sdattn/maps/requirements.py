@@ -23,13 +23,8 @@ def checked_capture(
     prompts: Sequence[Prompt],
     branches: Sequence[str] = ("conditional", "both"),
 ) -> dict[str, Any]:
-    """Return checked options of :func:`sdattn.capture`, with the token columns of ``words``.
-
-    Raises:
-        ValueError: options that would leave the run without heatmaps of its prompt; no words, or
-            one text.
-        KeyError: a word that is in none of the prompts.
-    """
+    """Return checked options of :func:`sdattn.capture`, with the token columns of ``words``; raise
+    ValueError if the prompt would get no heatmaps or ``words`` is not a list of words."""
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
     ours = {"text_states", "among", "refine", "space"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
@@ -152,11 +147,8 @@ def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
 
 
 def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
-    """Return the token columns of words and phrases in any of the prompts, in order.
-
-    Raises:
-        KeyError: a word that is in none of them.
-    """
+    """Return the token columns of words and phrases in any of the prompts, in order; raise KeyError
+    for a word that is in none of them."""
     columns: set[int] = set()
     for word in words:
         errors = []
@@ -172,11 +164,7 @@ def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
 
 def columns_among(preset: Preset, prompt: Prompt) -> list[int]:
     """Return the columns of a prompt that a preset compares: its words'; for a softmax over them
-    also the special tokens' around them.
-
-    Raises:
-        ValueError: z-scores for a prompt of one word.
-    """
+    also the special tokens' around them. Raise ValueError for z-scores with one word."""
     if not preset.compares_words:
         return columns_around(prompt)
     if len(prompt.seen) < 2:

@@ -13,12 +13,8 @@ _TYPED = re.compile(
 
 
 def refuse_weights(text: str) -> None:
-    """Refuse a text for text states if it contains weights: their signs are not tokens, so words
-    would get each other's columns.
-
-    Raises:
-        ValueError: it contains a weight.
-    """
+    """Raise ValueError if a text for text states contains weights: their signs are not tokens, so
+    words would get each other's columns."""
     found = _TYPED.search(text)
     if found is not None:
         around = text[max(found.start() - 12, 0) : found.end()]

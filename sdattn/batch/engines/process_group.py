@@ -104,12 +104,8 @@ class ProcessGroup:
         return list(found.values())
 
     def gather_living(self, value: T) -> dict[int, T]:
-        """Wait until all living processes are here, and return the values of all, by rank. Signals
-        are heard while waiting.
-
-        Raises:
-            RuntimeError: the first process has ended; the others need it to find each other.
-        """
+        """Wait until all living processes are here, and return the values of all, by rank; signals
+        are heard. Raise RuntimeError if the first process has ended: the others need it."""
         if self.size == 1:
             return {0: value}
         answer = SimpleQueue[tuple[Exception | None, dict[int, T] | None]]()

@@ -51,7 +51,6 @@ class Loaded(NamedTuple):
 
 
 def load(request: Request, device: Any) -> Any:
-    """Load the pipeline of a run."""
     loading = request.loading.arguments()
     pipe = load_pipeline(request.model, device=device, dtype=request.dtype, **loading)
     pipe.set_progress_bar_config(disable=True)
@@ -59,11 +58,8 @@ def load(request: Request, device: Any) -> Any:
 
 
 def check(pipe: Any, items: Iterable[Item], request: Request) -> tuple[list[Job], list[BadLine]]:
-    """Return the items that a pipeline, or its outline, can draw, and the bad ones.
-
-    Raises:
-        ValueError: it can draw none with the requested preset and options.
-    """
+    """Return the items that a pipeline, or its outline, can draw, and the bad ones; raise
+    ValueError if the preset or options rule out all."""
     request.parts(videos=makes_videos(pipe))  # or refuse
     capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
     return check_items(pipe, items, request.options)

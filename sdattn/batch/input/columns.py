@@ -59,11 +59,7 @@ class Columns:
             raise OptionError("keep_columns", taken, advice)
 
     def prompt_in(self, names: Collection[str]) -> str:
-        """Return the column that holds the prompt.
-
-        Raises:
-            InvalidValueError: there is none, or several are possible.
-        """
+        """Return the column that holds the prompt; raise InvalidValueError for none or several."""
         choice = [name for name in PROMPTS if name not in self.named]
         found = [name for name in ([self.prompt] if self.prompt else choice) if name in names]
         if len(found) == 1:

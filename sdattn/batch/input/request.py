@@ -108,11 +108,8 @@ class Request:
         return Columns(self.prompt_column, self.keep_columns)
 
     def parts(self, *, videos: bool) -> Sequence[str]:
-        """Return the parts to save of each item, for a model that makes ``videos`` or images.
-
-        Raises:
-            ValueError: a video is requested from a model that makes images.
-        """
+        """Return the parts to save of each item, for a model that makes ``videos`` or images; raise
+        ValueError for videos of images."""
         if self.save is None:
             return USUAL if videos else USUAL_OF_IMAGES
         if "video" in self.save and not videos:

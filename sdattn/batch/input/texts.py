@@ -68,11 +68,8 @@ def _is_settings(text: str) -> bool:
 
 
 def of_text(text: str) -> Fields:
-    """Return the fields of a line of text, usually only the prompt.
-
-    Raises:
-        InvalidValueError: it is JSON, settings of an image, or options.
-    """
+    """Return the fields of a line of text, usually only the prompt; raise InvalidValueError if it
+    is JSON, settings of an image, or options."""
     text = text.rstrip("\r\n")
     if _is_row(text):
         raise InvalidValueError(

@@ -68,12 +68,8 @@ def decoded(raw: bytes) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Return a JSON value that can be written again: no NaN, infinity or lone surrogates.
-
-    Raises:
-        json.JSONDecodeError: it is not JSON.
-        ValueError: it cannot be written again.
-    """
+    """Return a JSON value that can be written again; raise ValueError for NaN, infinity, lone
+    surrogates, and json.JSONDecodeError for other text."""
     try:
         value = _JSON.decode(text)
         _check(value)

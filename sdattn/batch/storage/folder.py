@@ -74,11 +74,8 @@ class BatchFolder:
         return self._layout
 
     def layout_found(self) -> Layout:
-        """Return the layout that the items show, if ``batch.json`` is not what was written.
-
-        Raises:
-            ValueError: it is of another version, or of something else.
-        """
+        """Return the layout that the items show, if ``batch.json`` is not what was written; raise
+        ValueError if it is of another version, or of something else."""
         path = inside(self.root, "batch.json")
         parsed(path.read_bytes(), path)
         layouts = [layout_of(name, self.storage) for name in FORMATS]
@@ -172,11 +169,7 @@ class BatchFolder:
         self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None
     ) -> None:
         """Note a whole item. ``files`` holds at least ``run.json``, which is read unless ``info``
-        is passed; the other files are on the disk.
-
-        Raises:
-            ValueError: ``run.json`` is damaged.
-        """
+        is passed (ValueError if damaged); the other files are on the disk."""
         info = info or read_info(files, location)
         names = ["run.json", *info.files]
         sizes = {name: len(files[name]) for name in names if name in files}

@@ -24,11 +24,7 @@ FORMATS = {
 
 
 def layout_of(format: str, storage: Storage, shard_bytes: int = 0) -> Layout:
-    """Return the layout of a format, one of :data:`FORMATS`.
-
-    Raises:
-        ValueError: a format that this version does not know.
-    """
+    """Return the layout of a format in :data:`FORMATS`; raise ValueError for any other."""
     if format not in FORMATS:
         text = (
             "{0} holds items of the format {1!r}, and this version reads {2}. Draw the run again "

@@ -79,11 +79,8 @@ class Layout(ABC):
 
     @abstractmethod
     def discard(self, stale: Mapping[str, str]) -> None:
-        """Remove items, id to location.
-
-        Raises:
-            ValueError: there are files among theirs that no run wrote; nothing is removed then.
-        """
+        """Remove items, id to location; if no run wrote some of the files, remove nothing and raise
+        ValueError."""
 
 
 class Folders(Layout):

@@ -50,11 +50,7 @@ class StorageLease(Ownership):
 
     def take(self, job: str) -> None:
         """Take the lease for a job, and keep it until :meth:`release`. If another job has not given
-        it back, wait to see whether that one lives.
-
-        Raises:
-            OSError: it does.
-        """
+        it back, wait to see whether that one lives; if so, raise OSError."""
         self._wait_for(self.holder)
         self._joined, self._mine = None, owner(job)
         # Write, wait, and see who wrote last: a storage has no other way to let one of two win.

@@ -108,12 +108,8 @@ class Manifest(Record):
 
 
 def read_manifest(root: AnyPath) -> Manifest:
-    """Read ``batch.json`` and check that it is as it was written.
-
-    Raises:
-        FileNotFoundError: there is none.
-        ValueError: it is of another version, or not what was written.
-    """
+    """Read ``batch.json``; raise FileNotFoundError if there is none, ValueError if it is of another
+    version or not what was written."""
     path = inside(root, "batch.json")
     if not path.is_file():
         text = "{0} has no batch.json, so it is no batch run's folder. Those are made by "
@@ -132,11 +128,7 @@ def read_manifest(root: AnyPath) -> Manifest:
 
 
 def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
-    """Return the contents of ``batch.json``, if it has this version's format.
-
-    Raises:
-        ValueError: it is not JSON, or of another version.
-    """
+    """Return the contents of ``batch.json``; raise ValueError if it is not JSON of this version."""
     try:
         document = json.loads(written)
     except ValueError as error:
