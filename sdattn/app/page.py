@@ -44,18 +44,9 @@ _BUG = (
 def serve(
     pipe: Any, host: str = "127.0.0.1", port: int | None = None, *, browser: bool = False
 ) -> None:
-    """Serve :func:`build_app` until it is interrupted, then delete its runs.
-
-    Args:
-        pipe: pipeline from :func:`sdattn.load_pipeline`.
-        host: address to listen on (default: only this machine); ``"0.0.0.0"`` admits everyone who
-            can reach it.
-        port: port to listen on (default: the first free one from 7860).
-        browser: open a browser.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """Serve :func:`build_app` until it is interrupted, then delete its runs; raise OSError if the
+    port is taken. By default only this machine can reach it, at the first free port from 7860; the
+    host ``"0.0.0.0"`` admits everyone who can reach it."""
     with own_folder() as folder:
         served = folder / "served"
         os.environ["GRADIO_TEMP_DIR"] = str(served)  # gradio serves the files in it
@@ -68,12 +59,8 @@ def serve(
 
 
 def build_app(pipe: Any, kept: RecentRuns) -> Any:
-    """Return a gradio app that draws with a loaded pipeline, one image at a time.
-
-    Args:
-        pipe: pipeline from :func:`sdattn.load_pipeline`.
-        kept: store for its runs.
-    """
+    """Return a gradio app that draws with a loaded pipeline, one image at a time, and keeps its
+    runs."""
     with gradio.Blocks(title="sdattn", analytics_enabled=False, fill_width=True) as app:
         live = _Live(pipe, kept, app)
         gradio.Markdown("# sdattn: where each word went")

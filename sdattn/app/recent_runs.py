@@ -54,12 +54,8 @@ class RecentRun:
 
 @dataclass
 class RecentRuns:
-    """Runs by unguessable keys: whoever has a key has the run.
-
-    Attributes:
-        folder: folder of their files.
-        most: maximum bytes; beyond them the oldest runs are deleted, but never the last.
-    """
+    """Runs by unguessable keys: whoever has a key has the run. Beyond ``most`` bytes in ``folder``
+    the oldest are deleted, but never the last."""
 
     folder: Path
     most: int = 2**30

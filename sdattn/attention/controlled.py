@@ -35,10 +35,8 @@ class LayerController(Protocol):
 
 
 class ControlledProcessor:
-    """A processor that computes its probabilities, and has a controller read or edit them.
-
-    Args:
-        controller, place: as for :class:`sdattn.TorchAttnProcessor`.
+    """A processor that computes its probabilities, and has a controller read or edit them;
+    arguments as for :class:`sdattn.TorchAttnProcessor`.
 
     Attributes:
         asks: whether the controller is asked now; otherwise the attention is plain.

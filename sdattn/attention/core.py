@@ -236,6 +236,7 @@ def query_grid(n_queries: int, latent_size: tuple[int, ...], n_levels: int = 4) 
 
     Raises:
         ValueError: no level has that many queries.
+
     >>> query_grid(384, (64, 96))
     (16, 24)
     """

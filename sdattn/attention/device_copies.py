@@ -27,11 +27,8 @@ def index_on(
 
 
 class DeviceCopies:
-    """A tensor and its copies on other devices or in other dtypes, each made once.
-
-    Attributes:
-        own: the tensor; after a write to it, copies are made anew.
-    """
+    """A tensor and its copies on other devices or in other dtypes, each made once, and again after
+    a write to the tensor."""
 
     def __init__(self, own: Tensor):
         self.own = own

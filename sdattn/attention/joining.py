@@ -69,19 +69,15 @@ def joined(
 ) -> Joined:
     """Project, norm, join and rotate.
 
+    The text comes first if there are rotary embeddings. Without them the softmax has no order, and
+    the image comes first, as in SD3. Raises TypeError for a layer or embeddings of another kind.
+
     Args:
         attn: the layer.
         hidden_states: ``[B, N, C]`` of the image, or of text and image in one.
         text_states: ``[B, T, C_text]``, or None if the layer gets no separate text.
         rotary: (cos, sin), real ``[S, d]``, over all tokens, the text first; (image, text),
             complex ``[N, d/2]`` and ``[T, d/2]``; or None.
-
-    Returns:
-        The text first if there are rotary embeddings. Without them the softmax has no order, and
-        the image comes first, as in SD3.
-
-    Raises:
-        TypeError: a layer or rotary embeddings of another kind.
     """
     check_layer(attn)
     if hasattr(attn, FUSED_WITH_MLP):

@@ -56,19 +56,10 @@ def add_share(
 
 
 def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Return the logsumexp of each query's scores over all keys, a slice of queries at a time.
-
-    For a gradient, the scores of a slice are recomputed, not kept.
-
-    Args:
-        query: ``[B, heads, N, d]``.
-        key: ``[B, heads, T, d]``.
-        mask: None or the addend, ``[B or 1, heads or 1, N or 1, T]``.
-        scale: factor of the scores.
-
-    Returns:
-        ``[B, heads, N]``, float32, or float64 for float64 inputs.
-    """
+    """Return the logsumexp of each query's scores over all keys, a slice of queries at a time:
+    ``[B, heads, N]``, float32, or float64 for float64 inputs. Arguments as for
+    :func:`sdattn.attention.recording.record_softmax`; for a gradient, the scores of a slice are
+    recomputed, not kept."""
     images, heads, n, _ = query.shape
     step = max(1, SLICE // (images * heads * key.shape[-2]))
     dtype = torch.promote_types(query.dtype, torch.float32)

@@ -75,14 +75,8 @@ class Claim:
     fingerprints: Mapping[str, str]
 
     def make(self, ids: Iterable[str]) -> set[str]:
-        """Take the folder and bring it in order; return the run's items that are whole in it.
-
-        Args:
-            ids: ids of the whole input, in its order.
-
-        Raises:
-            ValueError: the folder has another input, model or setting.
-        """
+        """Take the folder and bring it in order, given the ids of the whole input; return the run's
+        items that are whole in it. Raise ValueError if it has another input, model or setting."""
         folder = self.folder
         if not folder.is_new:
             self._check_video_format(folder.manifest)

@@ -98,13 +98,8 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
 
 
 class _Source:
-    """A run to merge.
-
-    Attributes:
-        root, folder, manifest: path, folder and manifest of the run.
-        items: whole items, by id.
-        lost: ids that have a row but no whole item.
-    """
+    """A run to merge, with its whole ``items`` by id, and the ids ``lost``: a row but no whole
+    item."""
 
     def __init__(self, root: str | Path):
         self.root, self.folder = path_of(root), BatchFolder(root)

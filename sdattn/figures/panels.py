@@ -123,13 +123,9 @@ def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], pag
 
 @dataclass(frozen=True)
 class _Sheet:
-    """A figure to be drawn: blocks of ``down`` rows next to each other.
-
-    Attributes:
-        width: approximate width of a panel.
-        what: the panels in words, for an error.
-        each: every panel has its title, not only the first of a column.
-    """
+    """A figure to be drawn: blocks of ``down`` rows next to each other, panels about ``width``
+    wide; ``what`` names them in errors, and with ``each`` every panel has a title, not just a
+    column's first."""
 
     rows: Sequence[Sequence[Panel]]
     page: Page

@@ -42,9 +42,6 @@ def is_address(where: str | Path) -> bool:
 def path_of(where: str | Path | Address) -> Path | Address:
     """Return a local path, or an address in a storage, without contacting the storage.
 
-    Args:
-        where: ``s3://bucket/run``, also as the Path of it, or a path.
-
     Raises:
         ValueError: fsspec knows no such storage.
         ImportError: a package that reaches it is not installed.
@@ -82,15 +79,13 @@ def path_of(where: str | Path | Address) -> Path | Address:
 class Address:
     """An object in a storage, or its prefix, with as much of pathlib's Path as runs need.
 
-    Failed calls are retried: repeating a put that in fact succeeded does no harm.
+    Failed calls are retried: repeating a put that in fact succeeded does no harm. All methods raise
+    OSError when the storage cannot be reached or refuses.
 
     Args:
         files: filesystem of fsspec, without a cache of listings.
         path: path as ``files`` writes it.
         scheme: scheme as the user wrote it.
-
-    Raises:
-        OSError: by all methods, when the storage cannot be reached or refuses.
     """
 
     def __init__(self, files: Any, path: str, scheme: str):
@@ -273,6 +268,5 @@ def at_once(call: Callable[[Address], T], addresses: Iterable[Address]) -> list[
 
 
 def _line(error: BaseException) -> str:
-    """Return an error's message as a sentence on one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if text.endswith(".") else f"{text}."

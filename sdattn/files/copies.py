@@ -12,12 +12,8 @@ from .addresses import Address, at_once
 
 
 class Copies:
-    """Local copies of objects, fetched on first use, and again after they have changed.
-
-    Args:
-        most: number of copies to keep, the latest used; None for all. They are removed with this
-            object.
-    """
+    """Local copies of objects, fetched on first use, and again after they have changed. The
+    ``most`` latest used are kept (default: all), until this object is deleted."""
 
     def __init__(self, most: int | None = None):
         self.most = most
@@ -26,16 +22,9 @@ class Copies:
         self._lock = threading.Lock()
 
     def of(self, address: Address, key: str | None = None) -> Path:
-        """Return the path of the object's copy, which stays the same when the object changes, or
-        a path without a file if there is no object.
-
-        Args:
-            address: address of the object.
-            key: a text that changes with the content (default: the storage is asked).
-
-        Raises:
-            OSError: the storage cannot be reached.
-        """
+        """Return the path of the object's copy, which stays the same when the object changes, or a
+        path without a file if there is no object; ``key`` is a text that changes with the content
+        (default: ask the storage)."""
         key = f"{address} {address.key() if key is None else key}"
         with self._lock:
             path = self._made.pop(key, None)

@@ -11,17 +11,9 @@ P = TypeVar("P", bound=AnyPath)
 
 
 def inside(folder: P, name: str) -> P:
-    """Return the path of a name in an untrusted folder, never outside it.
-
-    Args:
-        folder: the folder, which may itself be reached through a link.
-        name: relative, with ``/`` between its parts, as ``run.json`` and ``metadata.jsonl`` name
-            files. It need not exist.
-
-    Raises:
-        ValueError: the name is absolute or goes up, or it, or a folder on the way to it, is a
-            link.
-    """
+    """Return the path of a relative name, with ``/`` between its parts, in an untrusted folder,
+    never outside it. Raise ValueError if it is absolute or goes up, or it, or a folder on the way
+    to it, is a link."""
     parts = PurePosixPath(name).parts
     elsewhere = PurePosixPath(name).is_absolute() or PureWindowsPath(name).anchor
     if elsewhere or not parts or ".." in PureWindowsPath(name).parts or "\0" in name:

@@ -54,18 +54,11 @@ def _kinds(record: type) -> dict[str, Any]:
 
 
 def read_record(kind: Any, value: Mapping[str, Any], at: str = "") -> Any:
-    """Return a dataclass from a JSON object.
+    """Return a dataclass from a JSON object, at the place ``at`` in its document. Raise RecordError
+    if an entry is missing or does not fit its annotation, or the class refuses it.
 
     Entries may be missing if their field has a default, except an empty text, which is always
     written. The document itself may have unknown entries; the objects in it may not.
-
-    Args:
-        kind: the class.
-        value: the object.
-        at: its place in the document, for errors.
-
-    Raises:
-        RecordError: an entry is missing or does not fit its annotation, or the class refuses it.
     """
     begins = f"{at}." if at else ""
     held = {}

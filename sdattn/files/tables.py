@@ -28,18 +28,9 @@ def library(name: str) -> Any:
 def labelled(
     values: np.ndarray, axes: Mapping[str, Sequence[Any] | None], **attrs: str
 ) -> xr.DataArray:
-    """Return an array with names on its axes.
-
-    Args:
-        values: array of any shape; not copied.
-        axes: coordinates of each axis by name, or None; ``"row"`` and ``"col"`` get the centres of
-            the cells as fractions of the image, from the top and the left, or of (start, stop) if
-            given.
-        attrs: attributes of the array.
-
-    Raises:
-        ImportError: xarray is not installed.
-    """
+    """Return an xarray of values of any shape, not copied, with the coordinates of each axis by
+    name. ``"row"`` and ``"col"`` get the centres of the cells as fractions of the image, from the
+    top and the left, or of (start, stop) if given."""
     coords: dict[str, Any] = {dim: list(held) for dim, held in axes.items() if held is not None}
     for dim, size in zip(axes, values.shape, strict=True):
         if dim in ("row", "col"):

@@ -31,11 +31,7 @@ _WEBP = {"quality": 90, "method": 2}
 
 
 class Video(Sequence["Image.Image"]):
-    """The frames of a video, PIL images of one size, in order.
-
-    Attributes:
-        rate: frames per second.
-    """
+    """The frames of a video, PIL images of one size, in order; ``rate`` is in frames per second."""
 
     def __init__(
         self,
@@ -165,7 +161,6 @@ def read_video(
             with their total duration; without ``number`` they are read that way.
 
     Raises:
-        ImportError: MP4, and PyAV is not installed.
         ValueError: it is no such video.
     """
     from PIL import Image

@@ -37,16 +37,9 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_whole(path: AnyPath, parts: Iterable[bytes], temporary: AnyPath | None = None) -> None:
-    """Write a file completely or not at all: after an error the previous one is still there.
-
-    Args:
-        path: file to write; its folder must exist. An address is written at once.
-        parts: contents, one after the other.
-        temporary: path of the incomplete file, on the same disk (default: next to the file).
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file in parts, completely or not at all: after an error the previous one is still
+    there. Its folder must exist; ``temporary`` is the path of the incomplete file, on the same disk
+    (default: next to the file)."""
     if isinstance(path, Address):
         path.write_parts(parts)
         return

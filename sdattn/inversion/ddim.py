@@ -7,11 +7,8 @@ from torch import Tensor
 
 
 class DDIM:
-    """DDIM steps for a pipeline whose model removes noise from latents.
-
-    Args:
-        pipe: a pipeline of diffusers; only the betas of its scheduler are used.
-    """
+    """DDIM steps for a pipeline whose model removes noise from latents; only the betas of its
+    scheduler are used."""
 
     null_text, refinements = True, 3
 

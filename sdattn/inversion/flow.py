@@ -11,11 +11,8 @@ from torch import Tensor
 
 
 class Flow:
-    """Euler steps for a pipeline whose model was trained by flow matching.
-
-    Args:
-        pipe: a pipeline of diffusers; only the schedule shift of its scheduler is used.
-    """
+    """Euler steps for a pipeline whose model was trained by flow matching; only the schedule shift
+    of its scheduler is used."""
 
     null_text, refinements = False, 1
 

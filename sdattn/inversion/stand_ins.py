@@ -32,11 +32,8 @@ def in_place(pipe: Any, scheduler: Any, before_pass: Any = None) -> Iterator[Non
 
 
 class StandIn:
-    """Scheduler interface that pipelines of any family call.
-
-    Args:
-        config: configuration of the scheduler that it replaces.
-    """
+    """Scheduler interface that pipelines of any family call, with the configuration of the
+    scheduler that it replaces."""
 
     order, init_noise_sigma = 1, 1.0
     timesteps: Tensor
@@ -56,8 +53,7 @@ class Noised(StandIn):
 
     Args:
         config: configuration of the scheduler that it replaces.
-        mix: mixes latents and noise at a timestep, such as
-            :meth:`sdattn.inversion.flow.Flow.mix`.
+        mix: mixes latents and noise at a timestep, as :meth:`sdattn.inversion.flow.Flow.mix`.
         timesteps: timesteps to show, whatever number of steps is asked for.
         seeds: one for each image of the batch.
     """

@@ -19,13 +19,7 @@ from .schedulers import fitting_scheduler
 
 @dataclass(frozen=True)
 class PipelineFolder:
-    """A folder and the options to load its pipeline.
-
-    Attributes:
-        path: path of the folder.
-        index: its ``model_index.json``.
-        options: see :class:`LoadingOptions`.
-    """
+    """A folder, its ``model_index.json``, and the options to load its pipeline."""
 
     path: Path
     index: Mapping[str, Any]

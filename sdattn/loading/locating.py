@@ -12,11 +12,7 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 def find_model(model: str | Path) -> Path | None:
     """Return the folder or file of a model as :func:`load_pipeline` takes it; None for a hub id.
-
-    Raises:
-        FileNotFoundError: there is neither, and it is not a hub id.
-        ValueError: the folder holds no pipeline.
-    """
+    Raise FileNotFoundError if it is neither, and ValueError if a folder holds no pipeline."""
     path = DEMOS.get(str(model)) or Path(model).expanduser()
     if path.is_dir() and not (path / "model_index.json").is_file():
         raise InvalidValueError(
@@ -45,16 +41,8 @@ def is_hub_id(name: str) -> bool:
 
 
 def download(name: str, *, variant: str | None = None, revision: str | None = None) -> Path:
-    """Return the folder of a hub model, fetched if necessary, without its pickles.
-
-    Args:
-        name: ``"owner/name"``.
-        variant: variant of the weight files.
-        revision: a branch, a tag or a commit.
-
-    Raises:
-        OSError: it cannot be fetched, or has Python of its own to run.
-    """
+    """Return the folder of a hub model, ``"owner/name"``, fetched if necessary, without its
+    pickles; raise OSError if it cannot be fetched, or has Python of its own to run."""
     from diffusers import DiffusionPipeline
 
     which = {"variant": variant, "revision": revision}

@@ -17,14 +17,8 @@ from .weight_files import said_by
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA whose file has been checked.
-
-    Attributes:
-        path: path as the user wrote it.
-        scale: its factor.
-        file: path of its file.
-        layers: name of each layer's first matrix.
-    """
+    """A LoRA whose file has been checked: path as the user wrote it, scale, file, and the name of
+    each layer's first matrix."""
 
     path: str
     scale: float

@@ -107,13 +107,9 @@ class LoadingOptions(Record):
             yield path, scale
 
     def check(self, model: str | Path, device: torch.device) -> None:
-        """Refuse options that this model, this device or this installation cannot support.
-
-        Raises:
-            FileNotFoundError: a named file or the model does not exist.
-            ValueError: options that do not fit the model or the device.
-            ImportError: a required package is not installed.
-        """
+        """Refuse options that this model, this device or this installation cannot support:
+        FileNotFoundError for a missing file or model, ValueError for options that do not fit,
+        ImportError for a package."""
         path = find_model(model)
         self._check_model(model, path)
         self._check_files()

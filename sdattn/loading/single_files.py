@@ -30,17 +30,9 @@ _ADVICE = (
 
 
 def settings_folder(file: WeightFile, config: str | None) -> Path:
-    """Return the folder with the settings for a checkpoint, fetched if it is the hub's.
-
-    Args:
-        file: the checkpoint.
-        config: a diffusers folder or a hub id; None for the one that diffusers names.
-
-    Raises:
-        ValueError: the file is not a checkpoint, or there are no settings for it on this machine
-            and none can be fetched.
-        OSError: ``config`` cannot be fetched from the hub.
-    """
+    """Return the folder with the settings for a checkpoint, fetched if it is the hub's: ``config``,
+    or by default the one that diffusers names. Raise ValueError if the file is not a checkpoint or
+    there are no settings, OSError if ``config`` cannot be fetched."""
     _check_kind(file)
     if config is not None:
         here = Path(config).expanduser()
@@ -60,17 +52,9 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
 
 
 def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtype) -> Any:
-    """Return the pipeline of a checkpoint, on the CPU.
-
-    Args:
-        file: the checkpoint.
-        folder: folder with the settings; its options for scheduler and tokenizer are used.
-        dtype: dtype of the weights.
-
-    Raises:
-        ValueError: diffusers cannot read the file with these settings; a weight is missing or not
-            finite; the tokenizer has another vocabulary.
-    """
+    """Return the pipeline of a checkpoint, on the CPU. Raise ValueError if diffusers cannot read
+    the file with the folder's settings, a weight is missing or not finite, or the tokenizer has
+    another vocabulary."""
     kind = folder.kind
     if not hasattr(kind, "from_single_file"):
         text = "diffusers cannot load a {0} from a single file. Pass the model's diffusers folder."

@@ -25,12 +25,8 @@ _SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale")  # scales of 8-bit we
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor as the header of its file describes it.
-
-    Attributes:
-        dtype: safetensors' name for it, ``"F16"``.
-        shape: () for a scalar.
-    """
+    """A tensor as the header of its file describes it: safetensors' name for the dtype, ``"F16"``,
+    and the shape, () for a scalar."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,13 +39,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The header of a file.
-
-    Attributes:
-        path: path of the file.
-        entries: each tensor by its name.
-        metadata: texts by name, unchecked.
-    """
+    """The header of a file: each tensor by its name, and the unchecked metadata."""
 
     path: Path
     entries: Mapping[str, Entry]
@@ -91,17 +81,9 @@ def read_weights(path: Path) -> WeightFile:
 
 @contextmanager
 def loading_errors(path: str | Path, what: str, advice: str) -> Iterator[None]:
-    """Turn library errors over a file's content into one that names the file.
-
-    Args:
-        path: path of the file.
-        what: what it was to be loaded as, ``"a StableDiffusionPipeline"``.
-        advice: what to do, a sentence or more.
-
-    Raises:
-        ValueError: chained to the library's error. sdattn's own errors, missing packages and lack
-            of memory pass through.
-    """
+    """Turn library errors over a file's content into a ValueError that says what it was to be
+    loaded as, ``"a StableDiffusionPipeline"``, and what to do. sdattn's own errors, missing
+    packages and lack of memory pass through."""
     try:
         yield
     except (SdattnError, ImportError, MemoryError, Warning):

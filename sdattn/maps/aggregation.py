@@ -36,9 +36,6 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
     Returns:
         float32 ``[images, (frames,) rows, cols, tokens]``, >= 0: probabilities in the default
         preset, sums of them in presets that sum over heads, layers or steps.
-
-    Raises:
-        CaptureError: the preset reads none of the layers.
     """
     # Layers of one resolution are added up before resizing, so there is one resize per
     # resolution. DAAM resizes each head: bicubic with a cut at 0 is not linear.
@@ -101,15 +98,8 @@ def _resized(maps: Tensor, size: tuple[int, int], mode: str) -> Tensor:
 
 
 def contrast(maps: Tensor, columns: Sequence[int], factor: float) -> Tensor:
-    """Return the softmax of ``factor`` times the maps over the words' columns.
-
-    Args:
-        maps: ``[rows, cols, tokens]``.
-        columns: the words' columns.
-
-    Returns:
-        ``[rows, cols, len(columns)]``; each cell sums to 1.
-    """
+    """Return the softmax of ``factor`` times the maps ``[rows, cols, tokens]`` over some columns:
+    ``[rows, cols, len(columns)]``."""
     return (factor * maps[..., list(columns)]).softmax(-1)
 
 
@@ -142,19 +132,10 @@ def refines_itself(target: Any) -> bool:
 
 
 def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], bool]:
-    """Return the predicate that selects the layers for refined maps: all that see the text, and
-    the self-attention of the way up on the finest grid of at most ``MOST_CELLS`` cells (or the
-    coarsest, if all have more), 12.6 MB per image (or frame) for SD 1.x at 512x512.
-
-    Args:
-        target: a pipeline with a UNet, or the UNet.
-
-    Returns:
-        For ``capture(pipe, kinds=("cross", "self"), layers=...)``.
-
-    Raises:
-        TypeError: the model has no self-attention on its way up.
-    """
+    """Return the layers for refined maps, for ``capture(pipe, kinds=("cross", "self"),
+    layers=...)``: all that see the text, and the self-attention of the way up on the finest grid of
+    at most ``MOST_CELLS`` cells (or the coarsest, if all have more), 12.6 MB per image (or frame)
+    for SD 1.x at 512x512. Raise TypeError if the model has none."""
     denoiser = find_denoiser(target)
     found = [la for la in denoiser.layers if la.kind == "self" and la.place == PLACE]
     if not found:
@@ -176,15 +157,9 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
 
 
 def spread(maps: Tensor, layers: LayerMaps) -> Tensor:
-    """Return ``affinity @ maps``, computed on the affinity's grid and resized back.
-
-    Args:
-        maps: ``[images, (frames,) rows, cols, tokens]``.
-        layers: holder of the affinity for the same images.
-
-    Returns:
-        The same shape. Rows of the affinity sum to 1, so sums over tokens are unchanged.
-    """
+    """Return ``affinity @ maps``, computed on the affinity's grid and resized back to the shape
+    ``[images, (frames,) rows, cols, tokens]``. Rows of the affinity sum to 1, so sums over tokens
+    are unchanged."""
     assert layers.affinity is not None and layers.affinity_grid is not None
     affinity, grid = layers.affinity.float(), layers.affinity_grid
     if affinity.ndim == 4:  # each frame along its own

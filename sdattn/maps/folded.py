@@ -58,7 +58,6 @@ class FoldedMaps:
         passes: number of steps averaged, or None if unknown.
         name: what they are, for messages.
         crop: the part of the image that they cover; None for all of it.
-        drawn, texts: taken from the store.
         steps: steps of the run that were averaged, counted from 0.
     """
 
@@ -167,21 +166,8 @@ def folded_maps(
     latent_size: tuple[int, int] | None = None,
     steps: StepChoice | None = None,
 ) -> FoldedMaps:
-    """Read maps that :func:`sdattn.heatmaps` was given in place of a ``MapStore``.
-
-    Args:
-        x: see there.
-        preset: the preset that reads them. One that reads only the last step sets the default of
-            ``steps``.
-        latent_size: (rows, cols) of the latent, if ``x`` does not know it.
-        steps: for an ``AttentionStore``: ``"mean"``, ``"last"``, the number of one step, or a part
-            of the run; the last two need ``keep_steps=True``.
-
-    Raises:
-        TypeError: ``x`` is none of these.
-        ValueError: it holds no maps, or sums over steps instead of means; the latent's size is
-            unknown; ``steps`` does not fit.
-    """
+    """Read maps that :func:`sdattn.heatmaps` was given in place of a ``MapStore``; arguments and
+    errors as there. A preset that reads only the last step sets the default of ``steps``."""
     name, passes = f"a {type(x).__name__} of maps", None
     by_place: Mapping[str, Sequence[Tensor]]
     if isinstance(x, StepStore):

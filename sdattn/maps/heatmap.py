@@ -226,23 +226,13 @@ def check_frame(frames: int, number: int, what: str) -> None:
 
 
 def latent_frames(latent: int, frames: int) -> list[int]:
-    """Return the latent frame that each frame of a video comes from.
+    """Return the latent frame, from 0, that each of a video's ``frames`` frames comes from.
 
     A VAE of videos codes the first frame alone and then an even number at a time (Wan,
     HunyuanVideo, CogVideoX four: 81 frames are 21 of the latent; Mochi six, LTX eight). If the
     numbers do not fit that, every latent frame codes equally many (Allegro four, CogVideoX with an
     even latent). CogVideoX 1.5 makes one latent frame of two and pads an odd latent at the
     beginning. Frames that are a batch map to themselves.
-
-    Args:
-        latent: number of latent frames.
-        frames: number of video frames.
-
-    Returns:
-        ``frames`` numbers from 0 to ``latent - 1``, rising.
-
-    Raises:
-        ValueError: no video of ``frames`` frames has such a latent.
 
     >>> latent_frames(3, 9)
     [0, 1, 1, 1, 1, 2, 2, 2, 2]

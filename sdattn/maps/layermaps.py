@@ -119,17 +119,10 @@ def halved(maps: Tensor) -> Tensor:
 def layer_maps(
     store: CapturedMaps, preset: Preset, self_attention: CapturedMaps | None = None
 ) -> LayerMaps:
-    """Return the maps of a store's layers, averaged over heads and steps as the preset says.
-
-    Args:
-        store: store to read.
-        preset: how to read it.
-        self_attention: the store that holds the self-attention for refining; default ``store``.
-
-    Raises:
-        CaptureError: the store holds no layer that sees the text, or has averaged over steps or
-            heads that the preset reads one by one.
-    """
+    """Return the maps of a store's layers, averaged over heads and steps as the preset says;
+    ``self_attention`` is the store for refining, by default the same. Raise CaptureError if it
+    holds no layer that sees the text, or has averaged over steps or heads that the preset reads one
+    by one."""
     _check_kept(store, preset)
     ran = [layer for layer in store.layers if layer.name in store.maps]
     texts = [layer for layer in ran if layer.kind in TEXT_KINDS]

@@ -42,17 +42,9 @@ def inside(
     size: tuple[int, int],
     mode: Literal["bilinear", "nearest"] = "bilinear",
 ) -> Tensor:
-    """Sample a crop's maps at the pixels of an image whose middles lie in the box.
-
-    Args:
-        values: float ``[..., rows, cols]``, the cells of the box.
-        crop: position of the box.
-        size: (height, width) of the whole image, in any unit of pixels.
-        mode: bilinear between cells, or the cell that a pixel's middle lies in.
-
-    Returns:
-        ``[..., pixels down, pixels across]``, at least one pixel either way.
-    """
+    """Sample a crop's maps ``[..., rows, cols]`` at the pixels of an image of ``size`` = (height,
+    width) whose middles lie in the box: ``[..., pixels down, pixels across]``, at least one either
+    way."""
     down, across = _pixels(crop, size)
     return _sampled(values, down[1], across[1], mode)
 

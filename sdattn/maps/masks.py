@@ -14,25 +14,18 @@ Index = NDArray[np.intp]
 
 
 def smooth(maps: Tensor, sigma: float, radius: int | None = None) -> Tensor:
-    """Blur maps with a Gaussian, reflected at the border.
+    """Blur floating point maps ``[..., rows, cols]`` with a Gaussian, reflected at the border.
 
     The border cell is the mirror and is not repeated: ``c b | a b c | b a``. A window wider than
     the grid is reflected repeatedly, so any radius works on any grid; an axis of one cell does not
     change. Gradients pass through.
 
     Args:
-        maps: floating point ``[..., rows, cols]``.
         sigma: standard deviation of the Gaussian, in cells; 0 changes nothing.
         radius: number of cells used on each side (default: ``ceil(3 * sigma)``), with weights that
             sum to 1. ``smooth(maps, 0.5**0.5, radius=1)`` is what Attend-and-Excite does (Chefer
             et al. 2023, yuval-alaluf/Attend-and-Excite): its "sigma 0.5" divides by
             ``(2 * sigma) ** 2`` where a Gaussian has ``2 * sigma**2``.
-
-    Returns:
-        Shape, dtype and device of ``maps``.
-
-    Raises:
-        ValueError: maps that are not a floating point grid, a sigma or radius below 0 or infinite.
     """
     if maps.ndim < 2 or not maps.is_floating_point():
         raise InvalidValueError(
@@ -65,21 +58,12 @@ def _blur_of(n_cells: int, weights: Tensor) -> Tensor:
 
 
 def otsu(values: Tensor) -> float:
-    """Return the threshold that separates the values into the two most different classes.
+    """Return the smallest value of the upper of the two most different classes; ``inf`` if all
+    values are equal. Raise ValueError if there is no value, or one is NaN or infinite.
 
     Otsu 1979, "A threshold selection method from gray-level histograms": the cut with the largest
     variance between the classes, hence the smallest within them. Every cut of the sorted values is
     tried, in float64, without histogram bins; among equally good cuts the lowest wins.
-
-    Args:
-        values: real numbers of any shape, at least one.
-
-    Returns:
-        The smallest value of the upper class, ``values >= otsu(values)``; ``inf`` if all values
-        are equal, since there is no upper class.
-
-    Raises:
-        ValueError: there is no value, or one is NaN or infinite.
     """
     _check_finite(values)
     ordered = values.detach().flatten().double().sort().values
@@ -93,11 +77,9 @@ def otsu(values: Tensor) -> float:
 
 
 def threshold_level(values: Tensor, threshold: float | Literal["otsu"]) -> float:
-    """Return the level that a threshold stands for, see :func:`mask_of`: ``values >= level``.
-
-    It is ``inf``, which no value reaches, if all values are equal. Raises ValueError for an unknown
-    threshold, and for values as in :func:`otsu`.
-    """
+    """Return the level that a threshold stands for, see :func:`mask_of`; ``inf``, which no value
+    reaches, if all values are equal. Raise ValueError for an unknown threshold, and as
+    :func:`otsu`."""
     if isinstance(threshold, str):
         if threshold == "otsu":
             return otsu(values)
@@ -118,7 +100,7 @@ def quantile_level(values: Tensor, quantile: float) -> float:
 
     A quantile usually lies between two values (type 7 of Hyndman & Fan 1996, "Sample quantiles in
     statistical packages", as ``numpy.quantile``); the upper of the two splits the values the same
-    way. Raises ValueError for a quantile out of range, and for values as in :func:`otsu`.
+    way.
     """
     if not 0 <= quantile < 1:
         raise InvalidValueError(
@@ -173,21 +155,16 @@ def mask_of(
 
 
 def components(mask: Tensor) -> Tensor:
-    """Label the connected parts of a mask; cells touch by sides and by corners.
+    """Label the connected parts of a mask, bool ``[rows, cols]``; cells touch by sides and by
+    corners.
 
     Neighbouring cells of a row form a run. Runs that touch are linked, and each takes the lowest
     name that it can reach: the hooking and pointer jumping of Shiloach & Vishkin 1982, over runs
     instead of cells. The number of rounds is logarithmic in the number of runs, even for a spiral.
 
-    Args:
-        mask: bool ``[rows, cols]``.
-
     Returns:
         int64 ``[rows, cols]`` on the mask's device: 0 outside, and 1, 2, ... in the parts, in the
         order of their first cells, row by row.
-
-    Raises:
-        ValueError: the mask is not bool or not ``[rows, cols]``.
     """
     if mask.ndim != 2 or mask.dtype != torch.bool:
         raise InvalidValueError(
@@ -242,32 +219,19 @@ def _roots(count: int, first: Index, second: Index) -> Index:
 
 
 def largest_component(mask: Tensor) -> Tensor:
-    """Return the largest connected part of a mask (see :func:`components`).
-
-    Ties go to the part whose first cell comes first, row by row. Bool ``[rows, cols]`` in and out;
-    all False stays all False. Raises ValueError for another dtype or shape.
-    """
+    """Return the largest connected part of a mask, bool ``[rows, cols]`` (see :func:`components`);
+    ties go to the part whose first cell comes first, row by row. All False stays all False."""
     labels = components(mask)
     sizes = torch.bincount(labels[mask], minlength=2)  # size 0 for label 0, then the parts
     return labels == sizes[1:].argmax() + 1
 
 
 def label_map(values: Tensor, masks: Tensor) -> Tensor:
-    """Return, for each cell, the number of the strongest word among those whose mask holds it.
+    """Return, for each cell, the number of the strongest word among those whose mask holds it:
+    int64 ``[(frames,) rows, cols]``, 0 for none, 1 for the first word; ties go to the first.
 
     Strength is the position of the value in the word's own range, from 0 to 1; 0 for a flat map.
-
-    Args:
-        values: real numbers ``[words, (frames,) rows, cols]``, at least one word.
-        masks: bool ``[words, (frames,) rows, cols]``.
-
-    Returns:
-        int64 ``[(frames,) rows, cols]``: 0 if no mask holds the cell, else 1 for the first word, 2
-        for the second, and so on; ties go to the first.
-
-    Raises:
-        ValueError: the shapes differ or are wrong, there is no word, the masks are not bool, or a
-            value is NaN or infinite.
+    Values and bool masks are ``[words, (frames,) rows, cols]``, at least one word.
     """
     if values.ndim not in (3, 4) or values.shape != masks.shape or masks.dtype != torch.bool:
         raise InvalidValueError(

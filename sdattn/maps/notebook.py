@@ -31,9 +31,6 @@ def stills(
         maps: (label, values ``[rows, cols]``) of each.
         top: the value of the last colour; the first is 0.
         image: the image that they belong to; it comes first, and the maps lie over it.
-
-    Returns:
-        HTML without scripts or addresses; labels are escaped.
     """
     found: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
     for label, values in maps:
@@ -53,9 +50,6 @@ def video_stills(
         top: the value of the last colour; the first is 0.
         frames: name, number in the maps, and image of each key frame. Images come first, and the
             maps lie over them; None for maps alone.
-
-    Returns:
-        HTML as from :func:`stills`.
     """
     rows = [[(image, name, "") for name, _, image in frames if image is not None]]
     for label, values in maps:

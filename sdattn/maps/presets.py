@@ -250,14 +250,8 @@ def nothing_read(preset: Preset, found: Iterable[tuple[str, int]]) -> str:
 
 
 def preset_of(preset: str | Preset, refine: str | None = None, default: str = "default") -> Preset:
-    """Return a preset by its name, or as it is; ``refine`` is put in if given.
-
-    Args:
-        default: name of the preset that ``"default"`` stands for.
-
-    Raises:
-        ValueError: no preset is called that, or ``refine`` is not ``"self"``.
-    """
+    """Return a preset by its name (``default`` for ``"default"``), or as it is, with ``refine`` if
+    given; raise ValueError for an unknown name."""
     if refine not in (None, "self"):
         raise OptionError("refine", refine, "pass 'self', or None for the maps as they are.")
     if not isinstance(preset, Preset):

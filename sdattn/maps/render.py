@@ -22,20 +22,9 @@ INK, FAINT, PAPER = (235, 235, 235), (170, 170, 170), (20, 20, 20)
 def colorize(
     values: np.ndarray, scale: tuple[float, float] | None = None, colormap: str = COLORMAP
 ) -> np.ndarray:
-    """Map values to colours.
-
-    Args:
-        values: ``[rows, cols]``.
-        scale: the values drawn in the first and the last colour (default: the smallest and the
-            largest). A flat map is drawn in the first colour.
-        colormap: a name that matplotlib knows.
-
-    Returns:
-        uint8 ``[rows, cols, 3]``.
-
-    Raises:
-        ValueError: values that are not finite.
-    """
+    """Map values ``[rows, cols]`` to colours, uint8 ``[rows, cols, 3]``. ``scale`` has the values
+    of the first and the last colour (default: the smallest and the largest); a flat map gets the
+    first. Raise ValueError for values that are not finite."""
     table = _table(colormap)
     shades = (_normalise(values, scale) * len(table)).astype(np.int32)
     return table[np.minimum(shades, len(table) - 1)]
@@ -59,19 +48,9 @@ def _normalise(values: np.ndarray, scale: tuple[float, float] | None) -> np.ndar
 
 
 def colorize_signed(values: np.ndarray, most: float | None = None) -> np.ndarray:
-    """Map values of both signs to colours: blue below zero, red above, zero neutral.
-
-    Args:
-        values: ``[rows, cols]``.
-        most: the size that has the strongest colour (default: the largest); the scale is from
-            ``-most`` to ``most``. Values that are all zero get the neutral colour.
-
-    Returns:
-        uint8 ``[rows, cols, 3]``.
-
-    Raises:
-        ValueError: values that are not finite.
-    """
+    """Map values ``[rows, cols]`` of both signs to colours, uint8 ``[rows, cols, 3]``: blue below
+    zero, red above, zero neutral, on a scale from ``-most`` to ``most`` (default: the largest
+    size). Raise ValueError for values that are not finite."""
     import matplotlib
 
     most = float(np.abs(values).max()) if most is None else most
@@ -92,12 +71,6 @@ def signed(
         size: (width, height) in pixels.
         label: written below, next to the scale; "" leaves the caption out.
         most: as in :func:`colorize_signed`.
-
-    Returns:
-        RGB, ``size`` plus the caption.
-
-    Raises:
-        ValueError: values that are not finite.
     """
     values = np.asarray(values, dtype=np.float32)
     most = float(np.abs(values).max()) if most is None else most

@@ -176,11 +176,8 @@ def columns_among(preset: Preset, prompt: Prompt) -> list[int]:
 
 
 def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> list[int] | None:
-    """Return the columns that a run keeps for a preset; None for all.
-
-    Args:
-        refined: whether maps are spread while the model runs, which costs time per column.
-    """
+    """Return the columns that a run keeps for a preset; None for all. ``refined`` maps are spread
+    while the model runs, which costs time per column."""
     if not prompts or preset.needs_all_columns or not (refined or preset.compares_words):
         return None
     if preset.compares_words:

@@ -10,13 +10,8 @@ from .render import FAINT, INK, PAPER, caption, enlarge, fit, font_of
 
 
 def grid(image: Image.Image, overlays: Sequence[Image.Image], title: str = "") -> Image.Image:
-    """Arrange the image and its words' overlays side by side, row by row, in the order given.
-
-    Args:
-        image: the generated image; it comes first, with ``title`` below.
-        overlays: one per word, with a caption, as :func:`overlay` draws them on this image.
-        title: usually the prompt.
-    """
+    """Arrange the image, with ``title`` (usually the prompt) below, and its words' overlays, with
+    captions, side by side, row by row, in the order given."""
     tiles = [caption(enlarge(image), title or "image"), *overlays]
     across = min(len(tiles), max(1, round(math.sqrt(len(tiles) * 1.6))))
     return _sheet([tiles[i : i + across] for i in range(0, len(tiles), across)])
@@ -47,13 +42,8 @@ def bands(
     rows: Sequence[Sequence[Image.Image]],
     lines: Mapping[str, str] | None = None,
 ) -> Image.Image:
-    """Arrange rows of tiles of one size below a head row; many rows wrap into further columns.
-
-    Args:
-        head: the tiles above the first row, repeated in every column.
-        rows: tiles, as many in each row as in the head.
-        lines: text above all, by its name; each is wrapped to three rows at most.
-    """
+    """Arrange rows of tiles of one size below a head row, which is repeated if many rows wrap into
+    further columns; ``lines`` of text by name go above all, each wrapped to three rows at most."""
     width, height = head[0].size
     across = 1
     # Columns are added until the sheet is at most about two and a half times as high as wide.

@@ -140,18 +140,8 @@ def correlation(a: Tensor, b: Tensor) -> float | None:
 
 
 def to_dataframe(rows: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
-    """Return a pandas table, read one row at a time.
-
-    Args:
-        rows: mappings with the names of ``labels`` and of ``NUMBERS``.
-        labels: the first columns.
-
-    Returns:
-        Columns ``labels``, then ``NUMBERS`` as float64, with NaN for None.
-
-    Raises:
-        ImportError: pandas is not installed.
-    """
+    """Return a pandas table, read one row at a time, with the columns ``labels`` and then
+    ``NUMBERS`` as float64, with NaN for None."""
     table, nan = library("pandas").DataFrame, float("nan")
     held: dict[str, list[Any]] = {name: [] for name in labels}
     numbers = {name: array("d") for name in NUMBERS}

@@ -19,15 +19,8 @@ def frame_means(heatmap: Heatmap, frames: int) -> np.ndarray:
 
 
 def strips(maps: Sequence[Heatmap], frames: int) -> Image.Image:
-    """Draw one strip per word, its colour from 0 to the highest mean of any word in any frame.
-
-    Args:
-        maps: the words of a video.
-        frames: number of video frames.
-
-    Returns:
-        RGB; on the left the word, on the right its highest mean and that frame, counted from 1.
-    """
+    """Draw one strip per word of a video, its colour from 0 to the highest mean of any word in any
+    frame; on the left the word, on the right its highest mean and that frame, counted from 1."""
     means = [frame_means(heatmap, frames) for heatmap in maps]
     top = max((float(mean.max()) for mean in means), default=0.0)
     wide = max(_WIDTH // frames, 1) * frames

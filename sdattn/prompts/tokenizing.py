@@ -33,18 +33,12 @@ class Token:
 
 
 def tokenize(tokenizer: Any, source: Source, **options: Any) -> list[Token]:
-    """Return the tokens of a text, with their spans in the prompt and the special ones marked.
+    """Return the tokens of a text, with their spans in the prompt and the special ones marked;
+    ``options`` are the tokenizer's: ``padding``, ``max_length``, ``truncation`` and so on.
 
     Tokens outside the attention mask are padding, on either side. Among the tokens that the
-    tokenizer adds, those before the text are its start and those after it its end.
-
-    Args:
-        tokenizer: any tokenizer of transformers, fast or slow.
-        source: the text and the position of the prompt in it.
-        options: arguments for the tokenizer: ``padding``, ``max_length``, ``truncation`` and so on.
-
-    Raises:
-        ValueError: a slow tokenizer whose tokens for a word depend on the next words.
+    tokenizer adds, those before the text are its start and those after it its end. Raises
+    ValueError for a slow tokenizer whose tokens for a word depend on the next words.
     """
     fast = getattr(tokenizer, "is_fast", False)
     asked = {"return_special_tokens_mask": True, "return_attention_mask": True}

@@ -164,20 +164,9 @@ def read_source(
     keep: Callable[[int], Sequence[int]] | None = None,
     **options: Any,
 ) -> Prompt:
-    """Tokenize a text that contains a prompt and find the prompt's words.
-
-    Args:
-        tokenizer: any tokenizer of transformers, fast or slow.
-        source: the text and the position of the prompt in it.
-        keep: function of ``n`` that returns which of ``n`` tokens become columns (default: all).
-        options: arguments for the tokenizer: ``padding``, ``max_length``, ``truncation`` and so on.
-
-    Returns:
-        Prompt: with the kept tokens; spans are in the prompt. Does not warn.
-
-    Raises:
-        ValueError: the prompt has no word in it.
-    """
+    """Tokenize a text that contains a prompt and find the prompt's words, without a warning; raise
+    ValueError if it has none. ``keep(n)`` returns which of ``n`` tokens become columns (default:
+    all); ``options`` are the tokenizer's."""
     tokens = tokenize(tokenizer, source, **options)
     encoded = tuple(token.id for token in tokens)
     if keep is not None:
@@ -221,6 +210,7 @@ def read_labels(labels: Mapping[str, Sequence[int]], n_columns: int) -> Prompt:
     Raises:
         ValueError: no label, a label without a letter or without a column, a column that is not
             a whole number from 0 to ``n_columns - 1``.
+
     >>> read_labels({"cat": [2], "red dog": [4, 5]}, 77).find("red dog")
     [(4, 5)]
     """
@@ -255,19 +245,11 @@ def _checked_label(label: Any, columns: Any, n_columns: int) -> tuple[str, tuple
 
 
 def join_prompts(parts: Sequence[Prompt]) -> Prompt:
-    """Join several readings of one text that follow each other on the token axis.
+    """Join readings of one text that follow each other on the token axis, without a warning; raise
+    ValueError if the texts differ.
 
     SD3's text states are 77 columns of CLIP and then 256 of T5: a word owns columns of both. A
-    single word in any reading is a single word in the result.
-
-    Args:
-        parts: the readings, in the order of their columns.
-
-    Returns:
-        Prompt: a word is truncated if no part saw any of it. Does not warn.
-
-    Raises:
-        ValueError: there are no readings, or they are of different texts.
+    single word in any reading is a single word in the result, truncated if no part saw any of it.
     """
     texts = list(dict.fromkeys(part.text for part in parts))
     if len(texts) != 1:

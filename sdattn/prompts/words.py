@@ -96,12 +96,8 @@ def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[
     """Return the words of a text with their character spans, ``(word, start, end)``.
 
     A word is a run of letters and digits, with apostrophes and hyphens inside it; a run of other
-    signs is a word too; each ideograph is a word by itself.
-
-    Args:
-        text: the text.
-        whole: spans, end exclusive, that are one word whatever they contain; letters adjoining a
-            span belong to the word.
+    signs is a word too; each ideograph is a word by itself. ``whole`` spans, end exclusive, are one
+    word whatever they contain; letters adjoining a span belong to the word.
 
     >>> [word for word, _, _ in split_words("a girl's red-haired cat, 8k!")]
     ['a', "girl's", 'red-haired', 'cat', ',', '8k', '!']

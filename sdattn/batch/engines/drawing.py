@@ -26,15 +26,11 @@ _TRIM_EVERY = 16  # batches
 
 
 class BatchDrawer:
-    """Draws batches.
+    """Draws batches with a loaded pipeline.
 
-    Args:
-        pipe: a loaded pipeline.
-        preset: preset of the heatmaps (default: the family's own).
-        store: called with each item that was drawn, the run of its image and, for an edit, the
-            edit, which includes the source's run.
-        fail: called with each item that could not be drawn, the reason in one line, and the
-            traceback.
+    ``store`` is called with each item that was drawn, the run of its image and, for an edit, the
+    edit, which includes the source's run; ``fail`` with each that could not be drawn, the reason in
+    one line, and the traceback.
     """
 
     def __init__(

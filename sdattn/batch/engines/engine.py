@@ -9,11 +9,8 @@ from .worker import Loaded
 
 
 class Engine(Protocol):
-    """Processes or workers that draw a run's batches.
-
-    Attributes:
-        lost: whether one of them ended while it drew.
-    """
+    """Processes or workers that draw a run's batches; ``lost`` tells that one of them ended
+    meanwhile."""
 
     lost: bool
 
@@ -27,13 +24,8 @@ class Engine(Protocol):
         """Do as :func:`sdattn.batch.engines.sizing.find_batch_size`."""
 
     def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
-        """Draw batches until none is left or the folder is stopped.
-
-        Args:
-            batches: the same in all processes.
-            wanted: items to draw, id to fingerprint.
-            deal: a new name.
-        """
+        """Draw the ``wanted`` items, id to fingerprint, of batches that are the same in all
+        processes, until none is left or the folder is stopped; ``deal`` is a new name."""
 
     def close(self) -> None:
         """Release the pipeline."""

@@ -141,11 +141,8 @@ class ProcessGroup:
 
     def shared_queue(self, items: Sequence[T], name: str) -> Iterator[T]:
         """Yield the items that this process draws, from a list that is the same in all: each goes
-        to the process that asks next, by a counter in torch.distributed's store.
-
-        Args:
-            name: name of the queue, the same in all processes and never used before.
-        """
+        to the process that asks next, by a counter in torch.distributed's store. ``name`` is the
+        same in all processes and new."""
         if self.size == 1:
             yield from items
             return

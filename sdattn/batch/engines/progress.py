@@ -42,13 +42,8 @@ class Tally:
 
 
 class Progress:
-    """Shows, inside its block, how many items are whole.
-
-    Args:
-        storage: storage of the processes' notes.
-        total: number of items in the run.
-        before: number of items that were already there.
-    """
+    """Shows, inside its block, how many of ``total`` items are whole; ``before`` were already
+    there."""
 
     def __init__(self, storage: Storage, total: int, before: int):
         self.tally, self.total, self.before = Tally(storage), total, before

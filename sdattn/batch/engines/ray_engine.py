@@ -37,13 +37,8 @@ _PATIENCE = 30.0  # seconds without a worker until that is reported
 
 
 class RayActor:
-    """An actor of Ray: a worker that makes its pipeline and folder on its own machine.
-
-    Args:
-        request: ``out`` is absolute.
-        job: the job whose lock it shares.
-        cwd: folder that relative paths start from, if this machine has it.
-    """
+    """An actor of Ray: a worker that makes its pipeline and folder on its own machine. It shares
+    the job's lock, and relative paths start from ``cwd`` if this machine has it."""
 
     def __init__(self, request: Request, job: str, cwd: str):
         with suppress(OSError):

@@ -97,19 +97,12 @@ def join_lock(lock: Ownership, job: str) -> bool:
 
 
 class Worker:
-    """Draws items into a run's folder.
+    """Draws items into a run's open and claimed folder, under a name for this process's notes.
 
         with Worker(pipe, folder, name, request, size) as worker:
             worker.draw(batch, wanted)     # waits while many items are still to be written
 
-    On leaving all of them are on the disk.
-
-    Args:
-        pipe: a loaded pipeline.
-        folder: the run's folder, open and claimed.
-        name: name of the process in the folder's notes.
-        request: options for heatmaps, files to keep, and failures.
-        size: size of the largest batch.
+    On leaving all of them are on the disk. ``size`` is that of the largest batch.
     """
 
     def __init__(self, pipe: Any, folder: BatchFolder, name: str, request: Request, size: int):
@@ -140,7 +133,6 @@ class Worker:
         self.writer.submit(self._write, item, self.wanted[item.id], run, edit)
 
     def _write(self, item: Item, fingerprint: str, run: ImageRun, edit: EditRun | None) -> None:
-        """Write an item, on a thread of the writer."""
         try:
             run = of_words(item, run)
             settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)

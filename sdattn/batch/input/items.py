@@ -62,13 +62,8 @@ class Item:
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is not an item.
-
-    Attributes:
-        line: its number, from 1; the first of a row that spans lines.
-        reason: one line: what was found, what to do.
-        text: start of the line, at most 200 characters, unprintable ones escaped.
-    """
+    """A line that is not an item: its number from 1 (the first of a row that spans lines), the
+    reason in one line, and its start, at most 200 characters, with unprintable ones escaped."""
 
     line: int
     reason: str

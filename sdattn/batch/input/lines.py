@@ -26,16 +26,8 @@ _ARRAY = re.compile(rb"""\s*\[\s*(?:[\[{"\]]|\Z)""")
 
 
 def kind_of(name: str) -> str:
-    """Return the format of a file, by its name.
-
-    Args:
-        name: a path, or ``-`` for standard input.
-
-    Returns:
-        One of :data:`KINDS`, or ``"auto"`` for standard input.
-
-    Raises:
-        ValueError: another extension.
+    """Return the format of a file by its name, one of :data:`KINDS`, or ``"auto"`` for ``-``,
+    standard input; raise ValueError for another extension.
 
     >>> kind_of("prompts.JSONL"), kind_of("-")
     ('jsonl', 'auto')
@@ -56,7 +48,8 @@ def kind_of(name: str) -> str:
 def open_lines(
     data: bytes, kind: str, columns: Columns | None = None
 ) -> tuple[Numbered, Callable[[bytes], Fields | None]]:
-    """Return the numbered lines of an input, or its rows, and a function that reads one.
+    """Return the numbered lines of an input, or its rows, and a function that returns the fields of
+    one, None if it is blank, and raises ValueError if it cannot be read.
 
     Args:
         data: the whole input, UTF-8, or UTF-16 with a byte order mark. Lines end with a line feed,
@@ -65,10 +58,6 @@ def open_lines(
             ``"auto"``: JSON if it begins so, a table if the first line that is not blank is a
             header, else text.
         columns: names the prompt's column.
-
-    Returns:
-        The lines; and a function that returns the fields of a line, None if it is blank, and raises
-        ValueError if it cannot be read.
 
     Raises:
         ValueError: another kind, a header that cannot be read, broken UTF-16, JSON that is not a

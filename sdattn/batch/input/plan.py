@@ -47,16 +47,8 @@ class Job:
 def check_items(
     pipe: Any, items: Iterable[Item], defaults: Mapping[str, Any]
 ) -> tuple[list[Job], list[BadLine]]:
-    """Check items against a pipeline, or its outline.
-
-    Args:
-        pipe: a pipeline; its weights are not needed.
-        items: the items.
-        defaults: options of the pipeline for items that do not have them.
-
-    Returns:
-        The jobs and the items that cannot be drawn, each in the order of the items.
-    """
+    """Return the jobs and the items that cannot be drawn, checked against a pipeline or its
+    outline, with ``defaults`` for options that an item does not have."""
     checks = _Checks(pipe, defaults)
     jobs, bad = [], []
     for item in items:

@@ -20,16 +20,9 @@ Numbered = Iterator[tuple[int, bytes]]
 def open_table(
     lines: Sequence[bytes], kind: str, columns: Columns
 ) -> tuple[Numbered, Callable[[str], Fields]]:
-    """Return the numbered rows of a table, and a function that returns the fields of one.
-
-    Args:
-        lines: lines of the table, with their ends.
-        kind: ``"csv"`` or ``"tsv"``: the delimiter if the header does not show it.
-        columns: names the prompt's column.
-
-    Raises:
-        ValueError: the header cannot be read.
-    """
+    """Return the numbered rows of a table, and a function that returns the fields of one; raise
+    ValueError for a bad header. ``kind``, ``"csv"`` or ``"tsv"``, is the delimiter if the header
+    does not show it."""
     at = next((i for i, line in enumerate(lines) if line.strip()), None)
     if at is None:
         return iter(()), lambda _: Fields({})

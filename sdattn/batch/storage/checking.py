@@ -19,14 +19,9 @@ _FILES = {"image": "image.png", "grid": "grid.png", "report": "report.html", "ma
 def check_item(
     layout: Layout, item: str, location: str, row: bytes | None, save: Collection[str]
 ) -> list[str]:
-    """Return an item's problems, a line each; none if every bit is as it was written.
-
-    Args:
-        layout: layout of its run.
-        item, location: its id and location.
-        row: its line of ``metadata.jsonl``, if there is one, with the checksum of ``run.json``.
-        save: the parts that the run saves of each item.
-    """
+    """Return an item's problems, a line each; none if every bit is as it was written. ``row`` is
+    its line of ``metadata.jsonl``, if any, with the checksum of ``run.json``; ``save`` are the
+    parts that the run saves of each item."""
     problems: list[str] = []
     try:
         problems.extend(_problems(layout, item, location, row, save))

@@ -39,14 +39,9 @@ class Journals:
         return {row["id"]: row for path in paths for row in rows_in(path)}
 
     def gather(self, there: Mapping[str, str] | None = None) -> int:
-        """Write ``metadata.jsonl`` from the rows of all processes, in the order of the input.
-
-        Args:
-            there: whole items, id to location (default: all that were noted).
-
-        Returns:
-            The number of rows.
-        """
+        """Write ``metadata.jsonl`` from the rows of all processes, in the order of the input, for
+        the items ``there``, id to location (default: all that were noted). Return the number of
+        rows."""
         noted = self.storage.appended("done")
         rows = self.rows()
         if there is not None:

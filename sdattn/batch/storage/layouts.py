@@ -19,12 +19,8 @@ _EACH = 1000  # items per folder of folders
 
 
 class Layout(ABC):
-    """A layout of items in a storage; many threads may call ``add`` and ``flush``.
-
-    Args:
-        storage: storage of the run.
-        nbytes: size at which a file of many items is written.
-    """
+    """A layout of items in a storage; many threads may call ``add`` and ``flush``. A file of many
+    items is written once it has ``nbytes``."""
 
     def __init__(self, storage: Storage, nbytes: int = 0):
         self.storage, self.nbytes = storage, nbytes

@@ -22,14 +22,8 @@ _NOT_MINE = "another job has taken {}, since this one gave no sign of life for t
 
 class StorageLease(Ownership):
     """One job at a time, as far as a storage can tell: its first process takes the lease and shows
-    that it lives, the others join it.
-
-    A killed process's lease is recognized by its unchanging beat, so no clocks are compared.
-
-    Args:
-        path: path of the lease.
-        what: what is leased, for messages.
-    """
+    that it lives, the others join it. A killed process's lease is recognized by its unchanging
+    beat, so no clocks are compared."""
 
     def __init__(self, path: Address, what: Address):
         super().__init__(path, what)

@@ -18,12 +18,8 @@ _TRIES = 5
 
 
 class Ownership(ABC):
-    """A job's claim to a run: its first process takes it, the others join.
-
-    Args:
-        note: the file that names the holder.
-        what: what is owned, for messages.
-    """
+    """A job's claim to a run: its first process takes it, the others join. The file ``note`` names
+    the holder, and ``what`` the thing owned, for messages."""
 
     _unknown: type[OSError] = FileNotFoundError  # when reading the note; other errors are raised
 
@@ -87,14 +83,10 @@ def owner(job: str) -> dict[str, Any]:
 
 
 class FolderLock(Ownership):
-    """One job at a time, on a disk.
+    """One job at a time, on a disk; ``NAME.json`` next to the lock names the holder.
 
     The kernel holds the lock (``flock``), so a killed process leaves none, not even on another
     machine that shares the disk.
-
-    Args:
-        path: path of the lock; ``NAME.json`` next to it names the holder.
-        what: what is locked, for the message.
     """
 
     _unknown = OSError  # including another user's note

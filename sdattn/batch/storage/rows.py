@@ -37,17 +37,9 @@ class NotedRow(NamedTuple):
 
 def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the row of ``metadata.jsonl`` for an item. Its ``statistics`` list
-    :meth:`WordStatistics.flat` of each of the ``words``.
-
-    Args:
-        info: contents of its ``run.json``.
-        location: location of the item.
-        checksum: checksum of ``run.json``, which holds the other files' checksums.
-        sizes: bytes of each file, see :meth:`sdattn.batch.storage.layouts.Layout.sizes`.
-
-    Raises:
-        ValueError: ``run.json`` lacks something that a row needs.
-    """
+    :meth:`WordStatistics.flat` of each of the ``words``; ``checksum`` is that of ``run.json``,
+    which holds the other files' checksums. Raise ValueError if ``run.json`` lacks something for the
+    row."""
     try:
         row = _said(info, location)
     except (TypeError, ValueError) as error:

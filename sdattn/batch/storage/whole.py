@@ -35,13 +35,11 @@ class _Seen(NamedTuple):
 
 
 def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, NotedRow]:
-    """Bring ``metadata.jsonl`` of an open folder into agreement with the items.
+    """Bring ``metadata.jsonl`` of an open folder into agreement with the items; return the rows, by
+    id.
 
     Remains of items that are not whole are removed if they are ``redrawn``. Others are named on
-    stderr, and stay.
-
-    Returns:
-        The rows of the whole items, and of those that stay, by id.
+    stderr, and stay, with their rows.
     """
     layout, seen = folder.layout, _survey(folder)
     layout.clear_unfinished()
