@@ -92,7 +92,7 @@ class Claim:
         if stale and not self.request.force:
             text = (
                 "{0} holds {1} item(s) of other settings, {2} for one. Choose another {folder}, or "
-                "pass {force=True} to make them anew."
+                "pass {force=True} to draw them again."
             )
             raise InvalidValueError(Message(text, folder.root, len(stale), min(stale)))
         if stale:
@@ -115,7 +115,7 @@ class Claim:
         if differences and not self.request.force:
             text = (
                 "{0} belongs to another run: {1}. Choose another {folder}, or pass {force=True} to "
-                "make anew what differs and keep the rest."
+                "draw again what differs and keep the rest."
             )
             raise InvalidValueError(Message(text, root, "; ".join(differences)))
         if manifest.settings.format != self.settings.format:
@@ -150,7 +150,7 @@ class Claim:
             do = "Use a machine where PyAV (av) is not installed."
         text = (
             "{0} has videos as {1}, and this machine writes {2}. {3} Or choose another {folder}, "
-            "or pass {force=True} to make all videos anew."
+            "or pass {force=True} to draw all videos again."
         )
         raise InvalidValueError(Message(text, self.folder.root, old, new, do))
 

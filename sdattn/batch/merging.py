@@ -26,7 +26,7 @@ class Merged:
         items: number of items in ``out`` now.
         wanted: number of items in the runs' input.
         missing: ids of items that are in none of the runs, in the order of the input; for runs
-            whose ids.txt is gone only those that have a row.
+            whose ids.txt is gone only items that have a row.
     """
 
     items: int
@@ -177,7 +177,7 @@ def _check_twins(sources: Sequence[_Source]) -> None:
             fingerprint, owner = seen.setdefault(item.lower(), (held.fingerprint, source))
             if fingerprint != held.fingerprint:
                 raise InvalidValueError(
-                    f"Item {item!r} of {source.root} is not that of {owner.root}. Give the items "
+                    f"Item {item!r} of {source.root} differs from {owner.root}'s. Give the items "
                     "of one of them other ids and draw it again."
                 )
 

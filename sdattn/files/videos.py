@@ -54,7 +54,7 @@ class Video(Sequence["Image.Image"]):
         return len(self) // 2
 
     def key_frames(self, most: int = 6) -> list[int]:
-        """See :func:`key_frames`."""
+        """Return the numbers of key frames, see :func:`key_frames`."""
         return key_frames(len(self), most)
 
     def __len__(self) -> int:

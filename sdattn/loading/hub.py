@@ -46,7 +46,7 @@ def _reason(error: Exception) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """Yield an error and those that it was raised from or during, the last first."""
+    """Yield an error and the errors that it was raised from or during, the last first."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         yield error

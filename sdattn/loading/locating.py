@@ -1,4 +1,4 @@
-"""Where a model is: a local folder or file, or the hub."""
+"""Locating a model: a local folder or file, or the hub."""
 
 import re
 from pathlib import Path

@@ -42,7 +42,7 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
     except AccessError as error:
         raise InvalidValueError(
             Message(
-                "{0} contains no settings for its models, and those that diffusers names for it "
+                "{0} contains no settings for its models, and the ones that diffusers names "
                 "cannot be fetched. {1} Pass {config}: the folder of a model of the same family "
                 "that diffusers saved (its weights are not needed), or its hub id.",
                 file.path,

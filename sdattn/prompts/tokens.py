@@ -1,6 +1,6 @@
 """A prompt's words and the token columns they own. No torch, and no pipeline.
 
-The columns are those that the denoiser gets from the text encoder. Words are found in the prompt
+The columns are what the denoiser gets from the text encoder. Words are found in the prompt
 itself; the tokenizer's character offsets assign tokens to words.
 """
 
@@ -40,7 +40,7 @@ class Prompt:
 
     Attributes:
         text: the prompt.
-        words: its words, in order, including those that were cut off.
+        words: its words, in order, including truncated ones.
         tokens: the token columns, in order.
         encoded: for each text encoder, in the pipeline's order, the ids of all tokens that it
             gets, even if they become no column; padding at the end may be left out. Empty if the

@@ -348,6 +348,6 @@ def test_files_of_others_are_not_removed(memory):
         folder.layout.discard({"b": "items/0000/b"})
     folder.close()
     assert len(open_batch(root)) == 3
-    with pytest.raises(FileExistsError, match="is no batch run's folder"):
+    with pytest.raises(FileExistsError, match="is not a batch run's folder"):
         (memory / "other" / "x").write_bytes(b"")
         BatchFolder(memory / "other").open("job")

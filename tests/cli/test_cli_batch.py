@@ -157,7 +157,7 @@ def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
         (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "webdataset"),
         (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "bfloat16"),
         (("batch", "--status", "nowhere"), 1, "nowhere has no batch.json"),
-        (("batch", "--verify", "."), 1, "no batch run's folder"),
+        (("batch", "--verify", "."), 1, "not a batch run's folder"),
         (("merge", "nowhere", "--out", "all"), 1, "nowhere has no batch.json"),
         (("show", "run", "--item", "1"), 2, "Say where to draw item 1"),
     ],

@@ -102,8 +102,8 @@ def read_items(
             item = item_of(own, found, line, columns=kept, foreign=foreign)
             if (first := taken.setdefault(item.id.lower(), line)) != line:
                 raise InvalidValueError(
-                    f"id={item.id!r} is that of line {first}. Write another; upper and lower case "
-                    "are one."
+                    f"id={item.id!r} is already used in line {first}. Write another; letter case "
+                    "is ignored."
                 )
             items.append(item)
         except ValueError as error:
@@ -137,7 +137,7 @@ def item_of(
         _check_field(name, given[name])
         if foreign == REFUSED and not name.isidentifier():
             raise InvalidValueError(
-                f"{shown(name)} is no option. Write one of the pipeline, for example width."
+                f"{shown(name)} is not an option. Write one of the pipeline, for example width."
             )
     _check_together(given)
     of_edit = {name: given[name] for name in EDITS if name in given}
@@ -162,7 +162,7 @@ def _check_field(name: str, value: Any) -> None:
         raise InvalidValueError(f"{name} cannot be chosen in a batch. Leave it out.")
     if advice := renamed(name):
         raise InvalidValueError(
-            f"{shown(name)} is no option: {advice}. As a column it can be kept by keep_columns."
+            f"{shown(name)} is not an option: {advice}. To keep the column use keep_columns."
         )
     holds, wanted = _RULES.get(name, (None, ""))
     if holds and not holds(value):
@@ -173,7 +173,7 @@ def _check_together(given: Mapping[str, Any]) -> None:
     of_edit = [name for name in EDITS if name in given]
     if of_edit and "edit_to" not in given:
         raise InvalidValueError(
-            f"{', '.join(of_edit)} is of an edit, and there is no edit_to. Write the edited prompt "
+            f"{', '.join(of_edit)} is for an edit, and edit_to is missing. Write the edited prompt "
             "there, or leave it out."
         )
     if "{prompt}" in given["prompt"]:
@@ -218,13 +218,13 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "negative_prompt": (lambda value: isinstance(value, str), "write a text, or leave it out"),
     "seed": (
         _between(0, LARGEST_SEED),
-        "write a whole number from 0 to 2**63 - 1 (-1 is no random one here), or leave seed out: "
+        "write a whole number from 0 to 2**63 - 1 (-1 does not mean random here), or leave seed out: "
         "each line has its own",
     ),
     "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
     "blend": (
         lambda value: _is_text(value) or _is_words(value),
-        "write a word, or a list of some, where alone the image is to change",
+        "write a word, or a list of words, where the image may change",
     ),
     "weights": (_is_weights, 'write an object of words and their factors, as {"cat": 2}'),
     "width": _SIDE,

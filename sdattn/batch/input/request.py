@@ -49,7 +49,7 @@ class Request:
             name).
         max_errors: number of failed items at which to stop.
         progress: show the run's progress on stderr.
-        engine: ``"local"``, this process or those of ``accelerate launch``; or ``"ray"``, actors of
+        engine: ``"local"``, this process or ``accelerate launch``'s; or ``"ray"``, actors of
             Ray, which needs ray.
         workers: Ray workers (at least, at most): drawing begins with the minimum, and others join
             when Ray finds room. Default: one per GPU, and drawing begins with the first.

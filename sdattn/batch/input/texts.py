@@ -113,7 +113,7 @@ def _of_options(text: str) -> Fields:
                 name, equals, value = word[2:].partition("=")
                 name = _A1111.get(name, name)
                 if name in found:
-                    raise InvalidValueError(f"{shown(word)} is there twice. Write it once.")
+                    raise InvalidValueError(f"{shown(word)} occurs twice. Write it once.")
                 found[name] = [value] if equals else []
             else:
                 next(reversed(found.values())).append(word)

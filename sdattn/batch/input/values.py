@@ -121,7 +121,7 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in pairs:
         if name in found:
-            raise InvalidValueError(f"{shown(name)} is there twice. Write it once.")
+            raise InvalidValueError(f"{shown(name)} occurs twice. Write it once.")
         found[name] = value
     return found
 

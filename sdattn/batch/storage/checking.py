@@ -28,9 +28,7 @@ def check_item(
     except (OSError, ValueError) as error:
         problems.append(str(error))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        problems.append(
-            f"run.json is damaged: it says too little ({type(error).__name__}: {error})"
-        )
+        problems.append(f"run.json is damaged: it is incomplete ({type(error).__name__}: {error})")
     return [" ".join(problem.split()) for problem in problems]
 
 

@@ -96,7 +96,7 @@ class BatchFolder:
         paths = self.root.iterdir() if self.root.is_dir() else ()
         names = sorted({path.name for path in paths} - {".batch"})
         if names and self.is_new:
-            text = "{0} is no batch run's folder: it has no batch.json, but {1}. Choose another "
+            text = "{0} is not a batch run's folder: it has no batch.json, but {1}. Choose another "
             raise ExistsError(Message(text + "{folder}.", self.root, ", ".join(names[:3])))
         for name in (".batch", ".batch/tmp", ".batch/done", ".batch/failed", "items", "shards"):
             inside(self.root, name)

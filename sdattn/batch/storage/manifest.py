@@ -71,7 +71,7 @@ class BatchInput(Record):
     columns: list[str] | None = None
 
     def share_of(self, ids: Sequence[T]) -> Sequence[T]:
-        """Return the items of this part, given those of the whole input."""
+        """Return the items of this part, given the whole input's."""
         which, of = map(int, self.part.split("/"))
         return ids[which - 1 :: of]
 
@@ -112,7 +112,7 @@ def read_manifest(root: AnyPath) -> Manifest:
     version or not what was written."""
     path = inside(root, "batch.json")
     if not path.is_file():
-        text = "{0} has no batch.json, so it is no batch run's folder. Those are made by "
+        text = "{0} has no batch.json, so it is not a batch run's folder. Make one with "
         raise MissingFileError(Message(text + "{run_batch()}.", root))
     written = path.read_bytes()  # once: a resumed run may replace the file at any time
     document = parsed(written, path)
@@ -135,11 +135,11 @@ def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
         raise InvalidValueError(Message("{0} is corrupt: {1}. {2}", path, error, _LOST)) from error
     if not isinstance(document, dict) or "format" not in document:
         raise InvalidValueError(
-            Message("{0} is no batch run's: it names no format. {1}", path, _LOST)
+            Message("{0} is not a batch run's: it names no format. {1}", path, _LOST)
         )
     if document["format"] != FORMAT:
         text = (
-            "{0} is of the format {1!r}, and this version reads {2!r} alone. Draw the run again "
+            "{0} has the format {1!r}, and this version reads only {2!r}. Draw the run again "
             "into another {folder}, or read it with the version that wrote it."
         )
         raise InvalidValueError(Message(text, path, document["format"], FORMAT))

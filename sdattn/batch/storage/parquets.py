@@ -102,7 +102,7 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _schema(there: set[str], further: Iterable[str]) -> Any:
-    """Return the columns, without those of files that are not ``there``, with ``further`` columns
+    """Return the columns, without columns of files that are not ``there``, with ``further`` ones
     of the items' list."""
     import pyarrow as pa
 

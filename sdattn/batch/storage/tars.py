@@ -47,7 +47,7 @@ class Tars(Shards):
         end = 0
         for member in members:
             if not member.isreg() or member.issparse():
-                raise InvalidValueError(f"{member.name!r} in it is no file")
+                raise InvalidValueError(f"{member.name!r} in it is not a file")
             item, name = _owner(member.name)
             found.setdefault(item, {})[name] = FileSpan(member.offset_data, member.size)
             end = _up(member.offset_data + member.size, tarfile.BLOCKSIZE)
@@ -56,7 +56,9 @@ class Tars(Shards):
             raise InvalidValueError("it is cut short, or a header in it is damaged")
         for item, files in found.items():
             if "run.json" not in files:
-                raise InvalidValueError(f"it has no {_member(item, 'run.json')}, so it is no run's")
+                raise InvalidValueError(
+                    f"it has no {_member(item, 'run.json')}, so no run wrote it"
+                )
         return found
 
     def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:

@@ -47,19 +47,19 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
     # Removing items may move others to another shard, so everything is surveyed again.
     stale = {item: seen[item].location for item in damage if item in redrawn}
     if stale:
-        _report([_of_item(item, damage[item], at, "made anew") for item, at in stale.items()])
+        _report([_of_item(item, damage[item], at, "drawn again") for item, at in stale.items()])
         layout.discard(stale)
         return settle(folder, redrawn)
     # A folder that is not an item is not ours to remove.
     for item, reason in damage.items():
         if reason == _NO_ITEM:
             where = folder.root / seen[item].location
-            raise InvalidValueError(f"{where} is no item: {reason}. Remove it.")
+            raise InvalidValueError(f"{where} is not an item: {reason}. Remove it.")
     left = [
         _of_item(item, reason, seen[item].location, "left as it is")
         for item, reason in damage.items()
     ]
-    _report([*(f"{reason}; what it held is made anew" for _, reason in layout.broken()), *left])
+    _report([*(f"{reason}; its items are drawn again" for _, reason in layout.broken()), *left])
     # Rows are kept for whole items, and for damaged items that had one.
     kept = {item: at for item, (at, lacking) in seen.items() if item not in damage or lacking}
     folder.journals.gather(kept)
@@ -73,8 +73,8 @@ def find_whole(folder: BatchFolder) -> set[str]:
 
 
 def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
-    """Return the whole items, by id, with or without a row, and the ids of those that have a row
-    but are not whole. It only reads."""
+    """Return the whole items, by id, with or without a row, and the ids of items that have a
+    row but are not whole. It only reads."""
     rows, found = folder.journals.rows(), dict[str, WholeItem]()
     for item, (location, lacking) in _survey(folder).items():
         row = rows.get(item)
