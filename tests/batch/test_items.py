@@ -180,7 +180,7 @@ def test_an_id_belongs_to_the_first_good_line_that_has_it():
     ]
     items, bad = read_items(b"\n".join(lines), "jsonl")
     assert [item.line for item in items] == [2, 4]
-    assert [(one.line, re.findall(r"of line (\d)", one.reason)) for one in bad] == [
+    assert [(one.line, re.findall(r"in line (\d)", one.reason)) for one in bad] == [
         (1, []),
         (3, ["2"]),
         (5, ["4"]),

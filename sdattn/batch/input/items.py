@@ -218,8 +218,8 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "negative_prompt": (lambda value: isinstance(value, str), "write a text, or leave it out"),
     "seed": (
         _between(0, LARGEST_SEED),
-        "write a whole number from 0 to 2**63 - 1 (-1 does not mean random here), or leave seed out: "
-        "each line has its own",
+        "write a whole number from 0 to 2**63 - 1 (-1 does not mean random here), or leave seed "
+        "out: each line has its own",
     ),
     "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
     "blend": (
