@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 
 class SavedBatch(Mapping[str, SavedRun]):
-    """The items of a batch run, id to run, in the order of the input; each is read on access.
+    """The items of a batch run, id to run, in the order of the input.
 
-    batch = open_batch("RUN")
-    batch["000012"].heatmaps["cat"].map
-    batch.to_dataframe()  # one row per word of each item
+        batch = open_batch("RUN")
+        batch["000012"].heatmaps["cat"].map
+        batch.to_dataframe()  # one row per word of each item
+
+    Each item is read when it is accessed.
     """
 
     def __init__(self, root: str | Path):

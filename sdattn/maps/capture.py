@@ -53,11 +53,13 @@ class MapStore(CapturedMaps):
     """
 
     def heatmaps(self, tokenizer: Any = None, prompt: Any = None, **options: Any) -> list[Heatmaps]:
-        """Return the heatmaps of each image; arguments as for :func:`sdattn.heatmaps`.
+        """Return the heatmaps of each image.
 
-        with sdattn.capture(pipe) as store:
-            pipe("a red circle left of a blue square")
-        store.heatmaps()[0]["circle"]
+            with sdattn.capture(pipe) as store:
+                pipe("a red circle left of a blue square")
+            store.heatmaps()[0]["circle"]
+
+        Arguments are as for :func:`sdattn.heatmaps`.
         """
         return heatmaps(self, tokenizer, prompt, **options)
 
