@@ -201,7 +201,6 @@ class _BatchRun:
         return _touching(batches, missing), missing
 
     def _known_size(self) -> int | None:
-        """Return the requested batch size, or the one that the run began with."""
         asked = self.request.batch_size
         if isinstance(asked, int):
             return asked

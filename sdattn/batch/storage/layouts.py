@@ -132,7 +132,6 @@ class Folders(Layout):
             self.storage.delete_folder(location)
 
     def _foreign(self, location: str) -> list[str]:
-        """Return the files in an item's folder that no run wrote."""
         return [name for name in self.storage.names(location) if not RUN_FILE.fullmatch(name)]
 
 

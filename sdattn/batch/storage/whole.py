@@ -135,7 +135,6 @@ def _of_item(item: str, reason: str, location: str, end: str) -> str:
 
 
 def _report(lines: Sequence[str]) -> None:
-    """Print the first lines on stderr, and the number of further ones."""
     for line in lines[:_MOST_NAMED]:
         print(f"sdattn: {line}", file=sys.stderr)
     if len(lines) > _MOST_NAMED:
