@@ -1,13 +1,13 @@
-"""The noise behind a real image, with which it can be edited like a generated one.
+"""Inversion: find the noise of a real image, so that it can be edited like a generated one.
 
     inversion = invert(pipe, image, "a red circle")
     with inversion.replay(pipe):
         image, edit = pipe([inversion.prompt, "a red star"], **inversion.options(2)).images
 
 DDIM run upwards finds noise that leads back to the image without guidance (Song et al. 2020);
-null-text optimisation finds unconditional text states with which it also does so under guidance
+null-text optimisation finds unconditional text states that also lead back under guidance
 (Mokady et al. 2022, "Null-text Inversion for Editing Real Images using Guided Diffusion Models").
-Of Stable Diffusion 3 the steps are Euler's along the flow, and there is no null-text optimisation.
+Stable Diffusion 3 uses Euler steps along the flow, without null-text optimisation.
 """
 
 import math
@@ -36,7 +36,7 @@ from .stand_ins import Kwargs, Upwards, in_place
 
 @dataclass(eq=False)
 class Inversion:
-    """The way from an image to its noise, and what it takes to come back.
+    """The path from an image to its noise, and the settings to come back.
 
     Attributes:
         prompt: the description of the image.
@@ -45,8 +45,8 @@ class Inversion:
             is the image's latent, the last one its noise.
         null_states: float32 ``[steps, T, width]``, the unconditional text states in the order of
             sampling (the noisiest step first); None without null-text optimisation.
-        guidance_scale, num_inference_steps: what it was made for.
-        call: further options of the pipeline's call, ``{"max_sequence_length": 8}`` say.
+        guidance_scale, num_inference_steps: settings of the replay.
+        call: further arguments of the pipeline's call, for example ``{"max_sequence_length": 8}``.
     """
 
     prompt: str
@@ -59,11 +59,11 @@ class Inversion:
 
     @property
     def noise(self) -> Tensor:
-        """The latents to start from, ``[1, C, rows, cols]``."""
+        """Latents to start from, ``[1, C, rows, cols]``."""
         return self.trajectory[-1:]
 
     def options(self, images: int = 1) -> Kwargs:
-        """What to call the pipeline with inside :meth:`replay`, for ``images`` images in all."""
+        """Return the arguments for the pipeline's call in :meth:`replay`, for ``images`` images."""
         (width, height), steps = self.image.size, self.num_inference_steps
         sizes = {"latents": self.noise.repeat(images, 1, 1, 1), "height": height, "width": width}
         scale = {"num_inference_steps": steps, "guidance_scale": self.guidance_scale}
@@ -73,14 +73,14 @@ class Inversion:
     def replay(self, pipe: Pipeline) -> Iterator[None]:
         """Inside, one run of the pipeline with :meth:`options` goes back down the trajectory.
 
-        Meanwhile the pipeline has the scheduler whose steps were inverted, and with null-text
-        optimisation the unconditional rows of each call of its UNet hold the null-text state of
-        that step, so that a negative prompt has no effect. On leaving, by any way, the scheduler is
-        the very object it was.
+        Inside the block the pipeline has the scheduler whose steps were inverted. With null-text
+        optimisation the unconditional rows of each UNet call hold the null-text state of that step,
+        so a negative prompt has no effect. On exit, also after an error, the pipeline gets its
+        scheduler back.
 
         Raises:
             ValueError: before the first step: no guidance, or text states of another shape than
-                those of the pipeline that was inverted.
+                in the pipeline that was inverted.
             RuntimeError: another number of steps, or a second run; on leaving, no run at all.
         """
         calls = 0
@@ -135,25 +135,26 @@ def invert(
     To see what the words attend to in the image, capture its replay, not the inversion.
 
     Args:
-        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL or SD3. Whatever its scheduler,
-            inversion takes DDIM steps on the same noise schedule, for SD3 Euler's.
+        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL or SD3. With any scheduler, inversion
+            takes DDIM steps (Euler steps for SD3) on its noise schedule.
         image: any size and mode; see :func:`sdattn.inversion.images.fit`.
-        prompt: what the image shows, with the words that are to be edited.
-        num_inference_steps, guidance_scale: of the replay; there is no guidance on the way up. The
-            scale is 7.5 by default; 1, which is none, where nothing is optimised for it (SD3).
-        null_text: by default for UNets; joint attention has none.
-        inner_steps: of the optimiser in each step, at most; each costs a pass with gradients.
-        learning_rate: of Adam in the first step, falling to half. The default is the paper's, for
+        prompt: description of the image, with the words to be edited.
+        num_inference_steps, guidance_scale: settings of the replay; there is no guidance on the way
+            up. The default scale is 7.5, or 1 (no guidance) without null-text states (SD3).
+        null_text: whether to optimise null-text states (default: yes for UNets; joint attention
+            has none).
+        inner_steps: maximum optimiser steps per step; each costs a pass with gradients.
+        learning_rate: Adam's in the first step, falling to half. The default is the paper's, for
             50 steps; fewer steps need more: 5e-2 for the demo model's 20.
         refinements: further passes in each step up, which make it the exact inverse of the step
-            down. With 0 it is plain DDIM inversion, whose noise is off the more, the fewer steps.
-            By default 3, for SD3 1: there more drift apart in the noisiest steps.
-        options: handed to the pipeline on the way up and in the replay, ``max_sequence_length``
-            say; a demo model's own by default.
+            down. 0 is plain DDIM inversion, whose noise is less accurate with fewer steps.
+            Default: 3, or 1 for SD3, where more drift apart in the noisiest steps.
+        options: arguments for the pipeline on the way up and in the replay, for example
+            ``max_sequence_length``; a demo model has its own defaults.
 
     Raises:
-        TypeError: another kind of pipeline, or ``image`` is no PIL image.
-        ValueError: an empty image or prompt, or a setting that cannot be.
+        TypeError: another kind of pipeline, or ``image`` is not a PIL image.
+        ValueError: an empty image or prompt, or a setting out of range.
         RuntimeError: the latents stopped being finite.
     """
     schedule = schedule_of(pipe)
@@ -176,7 +177,7 @@ def invert(
 
 
 def psnr(image: Image.Image, other: Image.Image) -> float:
-    """Peak signal-to-noise ratio in decibels over uint8 RGB; infinite where all pixels agree.
+    """Return the peak signal-to-noise ratio in decibels over uint8 RGB; infinite for equal images.
 
     Raises:
         ValueError: the images differ in size.

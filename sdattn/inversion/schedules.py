@@ -1,4 +1,4 @@
-"""Which noise schedule a pipeline's model was trained on."""
+"""The noise schedule that a pipeline's model was trained on."""
 
 from ..models.families import image_latents_of
 from ..models.pipeline import Pipeline

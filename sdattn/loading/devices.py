@@ -1,4 +1,4 @@
-"""The devices of this machine: which to take, and which there are."""
+"""The devices of this machine, and which one to use."""
 
 import torch
 
@@ -7,16 +7,13 @@ from ..models.pipeline import Pipeline
 
 
 def best_device() -> str:
-    """``"cuda"``, ``"mps"`` or ``"cpu"``, the first that this machine has."""
+    """Return ``"cuda"``, ``"mps"`` or ``"cpu"``, the first that this machine has."""
     return next((kind for kind, number in _gpus().items() if number), "cpu")
 
 
 def checked_device(device: str | torch.device | None) -> torch.device:
-    """The device that is asked for, the best one for None.
-
-    Raises:
-        ValueError: this machine's torch cannot use it, or knows none of that name.
-    """
+    """Return the requested device, or the best one for None; raise ValueError if this machine's
+    torch does not know it or cannot use it."""
     try:
         found = torch.device(device or best_device())
     except RuntimeError:
@@ -44,14 +41,13 @@ def place(pipe: Pipeline, device: torch.device, offload: str | None) -> Pipeline
     elif offload == "sequential":
         pipe.enable_sequential_cpu_offload(device=device)
     else:
-        # Layers, since a VAE's blocks are not found; no streams, which foresee the layers' order:
+        # Layers, since a VAE's blocks are not found; no streams, which predict the layers' order:
         # capture of another text runs some of them twice.
         pipe.enable_group_offload(device, offload_type="leaf_level")
     return pipe
 
 
 def _gpus() -> dict[str, int]:
-    """How many there are of each kind that is looked for."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {"cuda": cuda, "mps": int(torch.backends.mps.is_available())}
 

@@ -1,4 +1,4 @@
-"""LoRAs (Hu et al. 2021) that a pipeline is loaded with, by diffusers and peft."""
+"""LoRAs (Hu et al. 2021) loaded into a pipeline, by diffusers and peft."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -18,14 +18,8 @@ from .weight_files import said_by
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA whose file has been judged.
-
-    Attributes:
-        path: as it was asked for.
-        scale: its factor.
-        file: where it lies.
-        layers: the name of each layer's first matrix.
-    """
+    """A LoRA whose file has been checked: path as the user wrote it, scale, file, and the name of
+    each layer's first matrix."""
 
     path: str
     scale: float
@@ -34,23 +28,14 @@ class Lora:
 
 
 def check_takes_lora(kind: type, options: LoadingOptions) -> None:
-    """Refuse LoRAs of a class of pipelines that diffusers loads none into.
-
-    Raises:
-        ValueError: there are some.
-    """
+    """Raise ValueError for LoRAs if diffusers cannot load any into this class of pipelines."""
     if options.lora and not hasattr(kind, "load_lora_weights"):
         text = f"diffusers loads no LoRA into a {kind.__name__}. Leave it out."
         raise OptionError("lora", options.lora[0], text)
 
 
 def read_loras(options: LoadingOptions) -> list[Lora]:
-    """Return the LoRAs that are asked for, once their files have been judged.
-
-    Raises:
-        ValueError: a file is broken or no LoRA.
-        OSError: one cannot be had from the hub.
-    """
+    """Return the requested LoRAs, after checking their files."""
     found = []
     for path, scale in options.adapters():
         file = lora_file(path)
@@ -76,13 +61,13 @@ def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
             raise OptionError("lora", lora.path, text)
         if len(held) < len(lora.layers):
             _refuse_rest(pipe, lora, held, name)
-        for one in warned:  # beside a refusal they would only be noise
+        for one in warned:  # with a refusal they would only be noise
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     if loras:
         names = [f"lora_{number}" for number in range(len(loras))]
         pipe.set_adapters(names, [lora.scale for lora in loras])
         for model in dict(_adapted(pipe, *names)):
-            model.eval()  # peft's layers begin in training, with their dropout
+            model.eval()  # peft's layers start in training mode, with their dropout
 
 
 def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage]:
@@ -91,13 +76,13 @@ def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            # peft warns of a second one
+            # peft warns of a second adapter
             warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
             pipe.load_lora_weights(folder, use_safetensors=True, **given)
         return warned
     except (SdattnError, ImportError, MemoryError):
         raise
-    except Exception as error:  # of any kind: sizes of another model, or names that mean nothing
+    except Exception as error:  # of any kind: another model's sizes, or unknown names
         if is_out_of_memory(error):
             raise
         found = f"it does not fit a {type(pipe).__name__}: {said_by(error)}."

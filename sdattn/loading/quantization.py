@@ -1,5 +1,5 @@
 """Weights in few bits, by the backends of diffusers: bitsandbytes (Dettmers et al. 2022, 2023), and
-files in the format GGUF."""
+GGUF files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -43,7 +43,7 @@ def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
 
 
 def _large(index: Mapping[str, Any]) -> list[str]:
-    """The parts that fill the memory: the denoiser, and text encoders that are larger than CLIP."""
+    """Return the large parts: the denoiser, and text encoders that are larger than CLIP."""
     found = [name for name in ("unet", "transformer") if name in index]
     for name, entry in index.items():
         match entry:

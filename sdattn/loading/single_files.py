@@ -1,6 +1,6 @@
 """Checkpoints of one ``.safetensors`` file, read by diffusers' ``from_single_file``.
 
-The file has the weights. The settings of its models, and its tokenizers, are those of a diffusers
+The file has the weights. The settings of its models, and its tokenizers, come from a diffusers
 folder: the one that is passed, else the one that diffusers names for such a file on the hub.
 """
 
@@ -21,26 +21,18 @@ from .weight_files import WeightFile, loading_errors
 
 _DENOISER = "model.diffusion_model."
 _LORA = re.compile(r"\.lora|^lora_")
-_SETTINGS = ["*.json", "*.txt", "*.model"]  # of a folder on the hub, without its weights
+_SETTINGS = ["*.json", "*.txt", "*.model"]  # files of a folder on the hub, without its weights
 _VOCABULARIES = ("tokenizer.json", "vocab.json")  # either will do
 _ADVICE = (
-    "Pass a whole checkpoint of the family that these settings are of, or the diffusers folder of "
+    "Pass a whole checkpoint of the family that these settings are for, or the diffusers folder of "
     "the model."
 )
 
 
 def settings_folder(file: WeightFile, config: str | None) -> Path:
-    """Return the folder with the settings for a checkpoint, fetched if it is the hub's.
-
-    Args:
-        file: the checkpoint.
-        config: a diffusers folder or a hub id; None for the one that diffusers names.
-
-    Raises:
-        ValueError: the file is no checkpoint, or there are no settings for it on this machine and
-            none can be fetched.
-        OSError: ``config`` cannot be had from the hub.
-    """
+    """Return the folder with the settings for a checkpoint, fetched if it is the hub's: ``config``,
+    or by default the one that diffusers names. Raise ValueError if the file is not a checkpoint or
+    there are no settings, OSError if ``config`` cannot be fetched."""
     _check_kind(file)
     if config is not None:
         here = Path(config).expanduser()
@@ -100,7 +92,7 @@ def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtyp
 
 
 def _check_kind(file: WeightFile) -> None:
-    """Refuse files of other things, and parts of a pipeline alone."""
+    """Refuse files of other things, and single parts of a pipeline."""
     from diffusers.loaders.single_file_utils import is_clip_model_in_single_file
     from transformers import CLIPTextModel
 
@@ -138,7 +130,7 @@ def _fetched(name: str) -> Path:
     with needs_the_hub(f"the settings {name!r}"):
         found = Path(snapshot_download(name, allow_patterns=_SETTINGS))
     if not (found / "model_index.json").is_file():
-        raise AccessError(f"{name!r} on the hub has no model_index.json, so it is no pipeline.")
+        raise AccessError(f"{name!r} on the hub has no model_index.json: it is not a pipeline.")
     return found
 
 
@@ -148,10 +140,10 @@ def _check_finite(path: Path, models: Mapping[str, nn.Module], dtype: torch.dtyp
             low, high = torch.aminmax(weight.detach()) if weight.numel() else (weight, weight)
             if not bool((high - low).isfinite().all()):
                 half = dtype == torch.float16
-                advice = "load it in bfloat16 or float32, should that help, or " if half else ""
+                advice = "load it in bfloat16 or float32, which may help, or " if half else ""
                 raise InvalidValueError(
                     f"{path} has weights that are not finite in {dtype} ({part}: {name}), so "
-                    f"nothing can be drawn with it. Try another file; {advice}get it again."
+                    f"it cannot draw. Try another file; {advice}get it again."
                 )
 
 

@@ -342,7 +342,7 @@ def test_the_items_of_a_part_that_is_not_given_are_named(parts, tmp_path):
 
 @pytest.mark.parametrize(
     ("out", "how"),
-    [("folder", "is the input"), (".", "holds the input"), ("folder/m", "lies in the input")],
+    [("folder", "is the input"), (".", "contains the input"), ("folder/m", "is inside the input")],
 )
 def test_a_merge_stays_apart_from_what_it_reads(run, out, how):
     root = run()

@@ -130,7 +130,7 @@ def with_adapter():
     ("make", "word", "options", "error", "message"),
     [
         (make_pipeline, "bird", {}, KeyError, "'bird'.*prompt"),
-        (make_pipeline, " ", {}, KeyError, "no word in it"),
+        (make_pipeline, " ", {}, KeyError, "no word"),
         (make_pipeline, "cat", {"steps": 1.5}, ValueError, "from 0 to 1"),
         (make_pipeline, "cat", {"steps": (0.5, 0.6)}, ValueError, "one of the 2 passes"),
         (make_pipeline, "cat", {"layers": 5}, ValueError, "No attention layer fits 5"),

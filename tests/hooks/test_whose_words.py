@@ -177,13 +177,13 @@ def test_frames_with_texts_of_their_own():
     ],
 )  # fmt: skip
 def test_weights_in_a_text_that_no_encoder_was_heard_to_read(text):
-    with pytest.raises(ValueError, match=r"looks like a weight.*labels"):
+    with pytest.raises(ValueError, match=r"weight.*labels"):
         refuse_weights(text)
     pipe = make_pipe()
     positive, negative = pipe.encode_prompt(P, "cpu", 1, True, negative_prompt="")
     with sdattn.capture(pipe) as store:
         pipe(prompt_embeds=positive, negative_prompt_embeds=negative, **SMALL)
-    with pytest.raises(ValueError, match="looks like a weight"):
+    with pytest.raises(ValueError, match="weight"):
         sdattn.heatmaps(store, pipe, text)
 
 

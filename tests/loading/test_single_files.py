@@ -369,7 +369,7 @@ def test_pickles_are_refused_unread(save, settings, tmp_path):
     with pytest.raises(ValueError, match=r"renamed.ckpt.*does not end in .safetensors"):
         load_pipeline(tmp_path / "renamed.ckpt", device="cpu", config=settings["sd1"])
     torch.save(tiny("sd1"), tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model.safetensors is no whole"):
+    with pytest.raises(ValueError, match=r"model.safetensors is not"):
         load_pipeline(tmp_path / "model.safetensors", device="cpu", config=settings["sd1"])
 
 
@@ -387,5 +387,5 @@ def test_a_family_of_which_diffusers_reads_no_single_file_is_told(save, tmp_path
     index = json.loads((tmp_path / "folder" / "model_index.json").read_text())
     index["_class_name"] = LDMTextToImagePipeline.__name__
     (tmp_path / "folder" / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="reads no single file as a LDMTextToImagePipeline"):
+    with pytest.raises(ValueError, match="LDMTextToImagePipeline"):
         load_pipeline(save(tiny("sd1")), device="cpu", config=tmp_path / "folder")

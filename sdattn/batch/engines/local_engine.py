@@ -1,4 +1,4 @@
-"""The local engine: each process of a team holds the pipeline and draws what it is dealt."""
+"""The local engine: each process of a team holds the pipeline and draws the batches it gets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .worker import Loaded, Worker, check, load
 
 
 class LocalEngine:
-    """An :class:`sdattn.batch.engines.engine.Engine`, seen from each of those who draw."""
+    """An :class:`sdattn.batch.engines.engine.Engine`, seen from each process."""
 
     lost = False  # the team notices that
 
@@ -52,7 +52,7 @@ class LocalEngine:
 
 
 def same(loaded: Sequence[Loaded]) -> Loaded:
-    """What all processes have loaded; a ValueError if that is not one model."""
+    """Return what all processes have loaded; raise ValueError if it is not one model."""
     if len({one.video_format for one in loaded}) > 1:
         raise InvalidValueError(
             "The processes would write videos in different formats. Install PyAV on every machine, "

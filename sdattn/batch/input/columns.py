@@ -1,5 +1,5 @@
-"""Columns of a list of prompts: which holds the prompt, which are kept in the rows, and what other
-programs call ours."""
+"""Columns of a list of prompts: the prompt's, those kept in the rows, and other programs' names for
+ours."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -16,7 +16,7 @@ EDITS = ("mode", "blend", "weights", "cross_replace_steps", "self_replace_steps"
 OWN = ("id", "prompt", "negative_prompt", "seed", "words", "edit_to", *EDITS)
 _WHOLE = ("seed", "width", "height", "num_frames", "num_inference_steps")
 NUMBERS = (*_WHOLE, "guidance_scale", "num_images_per_prompt", "num_videos_per_prompt")
-_CALLED = {  # by other programs, AUTOMATIC1111 and ComfyUI among them
+_CALLED = {  # names in other programs, such as AUTOMATIC1111 and ComfyUI
     "guidance_scale": "cfg cfg_scale cfgscale guidance",
     "num_inference_steps": "num_steps sampling_steps step steps",
     "negative_prompt": "neg neg_prompt negative negativeprompt negative_prompts",
@@ -43,9 +43,9 @@ class Columns:
 
     Attributes:
         prompt: the column that holds the prompt; None: the only one of :data:`PROMPTS`.
-        keep: columns that the rows of the items have, too, as text: their names, or ``"all"``, all
-            that are neither ours nor an option of the pipeline. Columns that are named are never
-            read as options.
+        keep: columns to keep as text in the rows of the items: their names, or ``"all"``, all that
+            are neither ours nor an option of the pipeline. Named columns are never read as
+            options.
     """
 
     prompt: str | None = None
@@ -58,11 +58,7 @@ class Columns:
             raise OptionError("keep_columns", taken, text)
 
     def prompt_in(self, names: Collection[str]) -> str:
-        """Return the column that holds the prompt.
-
-        Raises:
-            InvalidValueError: there is none, or it is not clear which.
-        """
+        """Return the column that holds the prompt; raise InvalidValueError for none or several."""
         choice = [name for name in PROMPTS if name not in self.named]
         found = [name for name in ([self.prompt] if self.prompt else choice) if name in names]
         if len(found) == 1:
@@ -75,7 +71,7 @@ class Columns:
 
     @property
     def named(self) -> Sequence[str]:
-        """The columns that are kept by name."""
+        """Columns that are kept by name."""
         return () if self.keep == ALL else self.keep
 
     def read(self, fields: Fields) -> tuple[dict[str, object], dict[str, str]]:
@@ -101,7 +97,7 @@ class Columns:
 
 
 def renamed(name: str) -> str | None:
-    """Return what to do about a name that other programs have for something of ours.
+    """Return advice for a name that other programs use for an option of ours.
 
     >>> renamed("CFG scale"), renamed("Category")
     ('write guidance_scale', None)

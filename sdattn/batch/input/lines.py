@@ -18,23 +18,15 @@ from .values import Fields, decoded, parsed
 
 KINDS = ("jsonl", "json", "csv", "tsv", "txt", "parquet")
 _SUFFIXES = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
-_LONGEST = 1_000_000  # bytes of a line; what is in it is written with every item
+_LONGEST = 1_000_000  # bytes of a line; its content is written with every item
 _LOOKED_AT = 1000  # lines, to tell a table from text
 _OBJECT = re.compile(rb"""\{\s*(?:["'}]|\Z)""")
 _ARRAY = re.compile(rb"""\s*\[\s*(?:[\[{"\]]|\Z)""")
 
 
 def kind_of(name: str) -> str:
-    """What a file holds, by its name.
-
-    Args:
-        name: a path, or ``-`` for standard input.
-
-    Returns:
-        One of :data:`KINDS`, or ``"auto"`` for standard input.
-
-    Raises:
-        ValueError: another ending.
+    """Return the format of a file by its name, one of :data:`KINDS`, or ``"auto"`` for ``-``,
+    standard input; raise ValueError for another extension.
 
     >>> kind_of("prompts.JSONL"), kind_of("-")
     ('jsonl', 'auto')
@@ -55,22 +47,19 @@ def kind_of(name: str) -> str:
 def open_lines(
     data: bytes, kind: str, columns: Columns | None = None
 ) -> tuple[Numbered, Callable[[bytes], Fields | None]]:
-    """Return the numbered lines of an input, or its rows, and what reads one.
+    """Return the numbered lines of an input, or its rows, and a function that returns the fields of
+    one, None if it is blank, and raises ValueError if it cannot be read.
 
     Args:
-        data: the whole input, UTF-8, or UTF-16 with a byte order mark. Only a line feed ends a
-            line, or, in an input without one, a carriage return.
-        kind: see :func:`kind_of`. ``"rows"`` are lines of JSON that were the rows of a table.
-            ``"auto"`` is JSON if it begins so, a table if the first line that is not blank is a
+        data: the whole input, UTF-8, or UTF-16 with a byte order mark. Lines end with a line feed,
+            or, in an input without any, with a carriage return.
+        kind: see :func:`kind_of`. ``"rows"``: lines of JSON that were the rows of a table.
+            ``"auto"``: JSON if it begins so, a table if the first line that is not blank is a
             header, else text.
-        columns: which holds the prompt.
-
-    Returns:
-        The lines; and a function that gives the fields of a line, None if it is blank, and raises
-        a ValueError if it cannot be read.
+        columns: names the prompt's column.
 
     Raises:
-        ValueError: another kind, a header that cannot be read, broken UTF-16, JSON that is no
+        ValueError: another kind, a header that cannot be read, broken UTF-16, JSON that is not a
             list, or a text whose first line is a header.
     """
     data = _as_utf8(data)
@@ -109,7 +98,7 @@ def _as_utf8(data: bytes) -> bytes:
 
 
 def _kind_by_looks(data: bytes, kind: str) -> str:
-    """Return what standard input holds, by its beginning; refuse a text that is no text."""
+    """Return the format of standard input, by its beginning; refuse a text that is not text."""
     text = data.strip()
     rows, found = _rows_of_json(text), "txt"
     if rows is not None and (_ARRAY.match(text) or b"\n" in text or text[:1] == b"{"):
@@ -159,6 +148,6 @@ def _of_json(text: str, *, of_table: bool) -> Fields:
         raise InvalidValueError(f"broken JSON at character {error.pos + 1}: {error.msg}.") from None
     if not isinstance(found, dict):
         raise InvalidValueError(
-            f'found {shown(found)}. Write an object, {{"prompt": "a cat"}} say.'
+            f'found {shown(found)}. Write an object, for example {{"prompt": "a cat"}}.'
         )
     return Fields(found, of_table=of_table)

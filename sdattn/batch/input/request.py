@@ -1,4 +1,4 @@
-"""What a batch run is asked for, and how it went."""
+"""The request for a batch run, and its outcome."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -22,36 +22,38 @@ STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a batch run.
+    """Options of a batch run.
 
     Attributes:
         source: see :func:`sdattn.batch.input.sources.read_source`.
         out: the run's folder.
-        model, device, dtype: as :func:`sdattn.load_pipeline` takes them; under ``accelerate
-            launch`` each process has a device of its own.
-        options: of the pipeline's call, for items that do not have them.
-        seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
+        model, device, dtype: as for :func:`sdattn.load_pipeline`; under ``accelerate launch`` each
+            process has a device of its own.
+        options: arguments of the pipeline's call, for items that do not have them.
+        seed: seed of the first line; an item without a seed has ``seed + line - 1``.
         batch_size: items that run together, or ``"auto"``.
-        format: of :data:`sdattn.batch.storage.formats.FORMATS`: ``"folder"``, a folder an item, or
-            ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
-        shard_bytes: a file of many items is written once it holds so much.
-        preset: how the heatmaps are made.
-        save: of :data:`sdattn.runs.drawings.PARTS`; by default the usual ones, see :meth:`parts`.
-        part: (which, of how many), to share an input between runs that know nothing of each other.
+        format: one of :data:`sdattn.batch.storage.formats.FORMATS`: ``"folder"``, one folder per
+            item, or ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
+        shard_bytes: size at which a file of many items is written.
+        preset: preset of the heatmaps.
+        save: some of :data:`sdattn.runs.drawings.PARTS` (default: the usual ones, see
+            :meth:`parts`).
+        part: (number, count), to divide an input between independent runs.
         strict: stop if a line cannot be read.
-        force: go on in a folder that another input, model or setting made, making anew what
-            differs.
-        prompt_column: the column of the list that holds the prompt; None: found by its name.
-        keep_columns: further columns that the items' rows are to have, or ``"all"``; see
+        force: continue in a folder that another input, model or setting made, making again the
+            items that differ.
+        prompt_column: the list's column that holds the prompt; None: found by its name.
+        keep_columns: further columns to keep in the items' rows, or ``"all"``; see
             :class:`sdattn.batch.input.columns.Columns`.
-        input_format: of :data:`sdattn.batch.input.lines.KINDS`, whatever the source's name says.
-        max_errors: stop once so many items have failed.
-        progress: show on stderr how far the run is.
-        engine: ``"local"``, the process that asks, or those of ``accelerate launch``; or ``"ray"``,
-            actors of Ray, which needs ray.
-        workers: of Ray (at least, at most): drawing begins with so many, and others join it where
-            Ray finds room. By default one a GPU of the cluster, and drawing begins with the first.
-        loading: how the model is loaded, beside its device and dtype.
+        input_format: one of :data:`sdattn.batch.input.lines.KINDS` (default: from the source's
+            name).
+        max_errors: number of failed items at which to stop.
+        progress: show the run's progress on stderr.
+        engine: ``"local"``, this process or ``accelerate launch``'s; or ``"ray"``, actors of
+            Ray, which needs ray.
+        workers: Ray workers (at least, at most): drawing begins with the minimum, and others join
+            when Ray finds room. Default: one per GPU, and drawing begins with the first.
+        loading: how to load the model, apart from its device and dtype.
     """
 
     source: str | Path
@@ -79,7 +81,7 @@ class Request:
     loading: LoadingOptions = field(default_factory=LoadingOptions)
 
     def check(self) -> None:
-        """Raise ValueError for what cannot be asked, ImportError where a library is missing."""
+        """Raise ValueError for an invalid option, ImportError for a missing library."""
         size = self.batch_size
         if size != "auto" and (type(size) is not int or size < 1):
             raise refuse("batch_size", size, "a whole number from 1, or 'auto'")
@@ -104,11 +106,8 @@ class Request:
         return Columns(self.prompt_column, self.keep_columns)
 
     def parts(self, *, videos: bool) -> Sequence[str]:
-        """What is saved of each item of a model that makes ``videos``, or images.
-
-        Raises:
-            ValueError: a video is asked for of a model that makes images.
-        """
+        """Return the parts to save of each item, for a model that makes ``videos`` or images; raise
+        ValueError for videos of images."""
         if self.save is None:
             return USUAL if videos else USUAL_OF_IMAGES
         if "video" in self.save and not videos:
@@ -143,16 +142,16 @@ class Request:
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went.
+    """The outcome of a run.
 
     Attributes:
-        items: of the input (of its part) that can be drawn.
-        before: of those, whole before the run began.
-        whole: of those, whole now.
+        items: items of the input (of its part) that can be drawn.
+        before: items that were whole before the run began.
+        whole: items that are whole now.
         failed: items that could not be drawn.
         bad_lines: lines that could not be read.
         stopped: why the run ended early, if it did: ``"SIGINT"``, ``"SIGTERM"`` or a sentence.
-        seconds: that drawing took, from the loaded model to the last item on the disk.
+        seconds: drawing time, from the loaded model to the last item on the disk.
     """
 
     items: int

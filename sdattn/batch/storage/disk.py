@@ -21,7 +21,7 @@ from .locks import FolderLock, Ownership
 class Disk:
     """See :class:`sdattn.batch.storage.storage.Storage`.
 
-    Whatever is written is made in ``.batch/tmp`` and renamed to its place once the disk holds it.
+    Everything is written in ``.batch/tmp`` and renamed to its place once the disk holds it.
     """
 
     is_remote = False
@@ -48,7 +48,7 @@ class Disk:
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         path = self.root / name
         path.parent.mkdir(exist_ok=True)
-        # Shards are named by what they hold, so two jobs may write the same one at a time.
+        # Shards are named by their contents, so two jobs may write the same one at a time.
         write_whole(path, parts, self._new("" if "/" in name else name))
 
     def tidy(self) -> None:
@@ -110,7 +110,7 @@ class Disk:
             fill(made)
             flush_tree(made)
             target.parent.mkdir(parents=True, exist_ok=True)
-            # A folder that is renamed is there whole or not at all.
+            # A renamed folder is complete or absent.
             os.rename(made, target)
             flush(target.parent)
         except BaseException:
@@ -130,7 +130,7 @@ class Disk:
                 self._open[kind] = path.open("ab", buffering=0)
             file = self._open[kind]
             written = file.write(data)
-            if written < len(data):  # the disk is full: half a row would take the next with it
+            if written < len(data):  # the disk is full: half a row would spoil the next
                 os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

@@ -1,4 +1,4 @@
-"""The formats of a batch run, the one place that knows them all. A new format is a line here."""
+"""The formats of a batch run, in one place. A new format is a line here."""
 
 from typing import NamedTuple
 
@@ -24,11 +24,7 @@ FORMATS = {
 
 
 def layout_of(format: str, storage: Storage, shard_bytes: int = 0) -> Layout:
-    """Return the layout of a format, one of :data:`FORMATS`.
-
-    Raises:
-        ValueError: a format that this version does not know.
-    """
+    """Return the layout of a format in :data:`FORMATS`; raise ValueError for any other."""
     if format not in FORMATS:
         raise InvalidValueError(
             f"{storage.root} holds items of the format {format!r}, and this version reads "
