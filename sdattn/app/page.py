@@ -248,7 +248,6 @@ def _refused() -> Iterator[None]:
 
 
 def _labelled(name: str, *value: Any) -> str | None:
-    """An option as the page calls it, seed 3."""
     return " ".join([_LABELS[name], *map(str, value)]) if name in _LABELS else None
 
 

@@ -36,7 +36,8 @@ class DDIM:
 
     @staticmethod
     def factors(down: Any, timestep: Tensor) -> tuple[Tensor, Tensor]:
-        """a and b of the step from a timestep, see :class:`sdattn.inversion.stand_ins.Upwards`."""
+        """Return a and b of the step from a timestep, see
+        :class:`sdattn.inversion.stand_ins.Upwards`."""
         # The step is linear, so two steps of numbers show both.
         unit, zero = torch.ones(()), torch.zeros(())
         a = down.step(zero, timestep, unit).prev_sample

@@ -39,6 +39,7 @@ class Flow:
 
     @staticmethod
     def factors(down: Any, timestep: Tensor) -> tuple[float, Tensor]:
-        """a and b of the step from a timestep, see :class:`sdattn.inversion.stand_ins.Upwards`."""
+        """Return a and b of the step from a timestep, see
+        :class:`sdattn.inversion.stand_ins.Upwards`."""
         index = int((down.timesteps - timestep).abs().argmin())
         return 1.0, down.sigmas[index + 1] - down.sigmas[index]

@@ -19,14 +19,10 @@ LONGEST_SIDE = 1536  # pixels of an image kept for display
 
 
 def fit(pipe: Pipeline, image: Any) -> Image.Image:
-    """The image upright by its EXIF tag, RGB (transparency is dropped), scaled in proportion to
-    about as many pixels as the pipeline makes by default, and cropped evenly to the nearest sides
-    that the pipeline can make.
-
-    Raises:
-        TypeError: ``image`` is no PIL image.
-        ValueError: it has no pixels, or a mode whose white is not known.
-    """
+    """Return the image upright by its EXIF tag, RGB (transparency is dropped), scaled in proportion
+    to about as many pixels as the pipeline makes by default, and cropped evenly to the nearest
+    sides that the pipeline can make. Raise TypeError unless it is a PIL image, ValueError if it has
+    no pixels, or a mode without a known white."""
     if not isinstance(image, Image.Image):
         raise InvalidTypeError(
             f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path)."
@@ -69,12 +65,9 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 @torch.no_grad()
 def encode(pipe: Pipeline, images: Sequence[Image.Image]) -> Tensor:
-    """The latents that a text-to-image pipeline decodes to the images, all of one size.
-
-    Returns:
-        float32 ``[B, C, rows, cols]`` or packed ``[B, patches, C]``, as the pipeline's call takes
-        them, on its device.
-    """
+    """Return the latents that a text-to-image pipeline decodes to the images, all of one size:
+    float32 ``[B, C, rows, cols]`` or packed ``[B, patches, C]``, as the pipeline's call takes
+    them."""
     vae, dtype, encoded = pipe.vae, pipe.vae.dtype, image_latents_of(pipe).encode
     with ExitStack() as undo:
         if dtype != torch.float32:  # SDXL's overflows in float16

@@ -71,7 +71,7 @@ class Inversion:
 
     @contextmanager
     def replay(self, pipe: Pipeline) -> Iterator[None]:
-        """Inside, one run of the pipeline with :meth:`options` goes back down the trajectory.
+        """Make one run of the pipeline with :meth:`options` go back down the trajectory.
 
         Inside the block the pipeline has the scheduler whose steps were inverted. With null-text
         optimisation the unconditional rows of each UNet call hold the null-text state of that step,
@@ -209,7 +209,7 @@ def _check(pipe: Pipeline, steps: int, guidance: float, null_text: bool, inner: 
 
 
 def _checked_call(pipe: Pipeline, options: Kwargs) -> Kwargs:
-    """Further options of the pipeline's call, a demo model's own among them."""
+    """Return the checked further arguments of the pipeline's call, with a demo model's own."""
     decided = {"latents", "height", "width", "sigmas", "num_images_per_prompt"}
     if taken := sorted(name for name in options if name in decided or name.startswith("negative_")):
         raise InvalidValueError(f"The inversion decides on {option_names(taken)}. Leave it out.")
@@ -219,7 +219,7 @@ def _checked_call(pipe: Pipeline, options: Kwargs) -> Kwargs:
 
 
 def _climb(pipe: Pipeline, found: Inversion, refinements: int) -> Tensor:
-    """Run the pipeline from the image's latent to noise; ``[steps + 1, C, rows, cols]``."""
+    """Run the pipeline from the image's latent to noise; return ``[steps + 1, C, rows, cols]``."""
     schedule, family = schedule_of(pipe), find_denoiser(pipe).family
     trajectory, scheduler = [found.noise], Upwards(schedule.down(), schedule.factors)
 

@@ -66,7 +66,8 @@ def optimise(
 def _landing(
     pipe: Pipeline, unet: Model, args: tuple[Any, ...], kwargs: Kwargs, rows: dict[Branch, slice]
 ) -> Landing:
-    """Where the guided step lands, float32, as a function of the unconditional text state."""
+    """Return the landing point of the guided step, float32, as a function of the unconditional
+    text state."""
     latents, timestep = args
 
     def predict(branch: Branch, **changed: Tensor) -> Tensor:  # forward() skips the hooks

@@ -7,10 +7,6 @@ from .flow import Flow
 
 
 def schedule_of(pipe: Pipeline) -> DDIM | Flow:
-    """DDIM's steps or a flow's, as the pipeline's family says.
-
-    Raises:
-        TypeError: a pipeline that makes its image of more than noise and prompts, or of a family
-            whose latents are not known.
-    """
+    """Return DDIM's steps or a flow's, as the pipeline's family says; raise TypeError if that is
+    unknown, or a pipeline needs more than noise and prompts."""
     return Flow(pipe) if image_latents_of(pipe).noise == "flow" else DDIM(pipe)

@@ -21,7 +21,7 @@ Kwargs = dict[str, Any]
 def in_place(
     pipe: Pipeline, scheduler: Any, before_pass: Callable[..., object] | None = None
 ) -> Iterator[None]:
-    """Put a scheduler and perhaps a pre-hook of the denoiser in place, and take both out again."""
+    """Set a scheduler and optionally a pre-hook of the denoiser, and take both out again."""
     with ExitStack() as undo:
         undo.callback(setattr, pipe, "scheduler", pipe.scheduler)
         pipe.scheduler = scheduler
@@ -102,7 +102,7 @@ class Noised(StandIn):
 
 @contextmanager
 def noised(pipe: Pipeline, scheduler: Noised) -> Iterator[None]:
-    """Inside, a run of the pipeline shows its latents to the model noised."""
+    """Make a run of the pipeline show its latents to the model with noise."""
     family = find_denoiser(pipe).family
 
     def before_pass(model: Model, args: tuple[object, ...], kwargs: Given) -> object:

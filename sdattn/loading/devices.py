@@ -25,15 +25,15 @@ def checked_device(device: str | torch.device | None) -> torch.device:
 
 
 def device_of(pipe: Pipeline) -> torch.device:
-    """Where a pipeline computes; its weights may wait elsewhere (offload)."""
+    """Return the device that a pipeline computes on; its weights may be elsewhere (offload)."""
     found: torch.device = pipe._execution_device
     return found
 
 
 def place(pipe: Pipeline, device: torch.device, offload: str | None) -> Pipeline:
-    """The pipeline on a device; with ``offload`` its weights wait in the CPU's memory, and come
-    when they are needed: ``"model"`` a model at a time, ``"sequential"`` and ``"group"`` a layer,
-    with hooks of accelerate or of diffusers."""
+    """Move the pipeline to a device; with ``offload`` its weights stay in the CPU's memory and move
+    when needed: ``"model"`` one model at a time, ``"sequential"`` and ``"group"`` one layer, by
+    hooks of accelerate or of diffusers."""
     if offload is None:
         return pipe.to(device)
     if offload == "model":

@@ -65,17 +65,14 @@ def check_variant(folder: Path, variant: str | None) -> None:
 
 
 def as_dtype(dtype: object) -> dict[str, object]:
-    """The option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
+    """Return the option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
     release = tuple(map(int, version("diffusers").split(".")[:2]))
     return {"dtype" if release >= (0, 40) else "torch_dtype": dtype}
 
 
 def check_whole(folder: Path, models: "Mapping[str, Module]") -> None:
-    """Refuse models that have no values for some of their weights.
-
-    Raises:
-        ValueError: names the first weight that the folder's files lack.
-    """
+    """Raise ValueError, naming the first weight, for models that have no values for some
+    weights."""
     for name, model in models.items():
         if lost := [key for key, value in model.state_dict().items() if value.is_meta]:
             raise InvalidValueError(
@@ -154,7 +151,7 @@ def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
 
 
 def _is_one_of(cls: object, kinds: set[str]) -> bool:
-    """Whether it is a class of these, or a stand-in that names the package it needs."""
+    """Check for a class of these kinds, or a stand-in that names the package it needs."""
     if not isinstance(cls, type):
         return False
     stands_in = "dummy" in cls.__module__ and not cls.__name__.startswith("Onnx")

@@ -14,9 +14,9 @@ LENT = {
 
 
 def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
-    """Return the parts of a demo whose weights the first demo has, on the CPU; none for any other
-    folder. Its own files have what the first demo lacks: configurations, and the projections
-    of the MM-DiT's text encoders."""
+    """Return the parts of a demo whose weights the first demo has, on the CPU; no parts for any
+    other folder. The demo's own files hold the rest: configurations, and the projections of the
+    MM-DiT's text encoders."""
     import diffusers
     import torch
     import transformers

@@ -44,11 +44,8 @@ def read_loras(options: LoadingOptions) -> list[Lora]:
 
 
 def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
-    """Load each LoRA as an adapter, and have them act together, each with its scale.
-
-    Raises:
-        ValueError: something in one of them has no place in this pipeline.
-    """
+    """Load each LoRA as an adapter, and activate them together, each with its scale; raise
+    ValueError if something in one of them has no place in this pipeline."""
     for number, lora in enumerate(loras):
         name = f"lora_{number}"
         warned = _load(pipe, lora, name)
@@ -71,7 +68,7 @@ def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
 
 
 def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage]:
-    """Load a LoRA, and return what was warned of meanwhile."""
+    """Load a LoRA, and return the warnings raised meanwhile."""
     folder, given = str(lora.file.parent), {"weight_name": lora.file.name, "adapter_name": name}
     try:
         with warnings.catch_warnings(record=True) as warned:
@@ -90,7 +87,7 @@ def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage
 
 
 def _adapted(pipe: Pipeline, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield each layer that has one of these adapters, behind the model that it is part of."""
+    """Yield each layer that has one of these adapters, after the model that it is part of."""
     for model in pipe.components.values():
         for part in model.modules() if isinstance(model, nn.Module) else ():
             kinds = (getattr(part, kind, ()) for kind in getattr(part, "adapter_layer_names", ()))
@@ -99,11 +96,8 @@ def _adapted(pipe: Pipeline, *names: str) -> Iterator[tuple[nn.Module, nn.Module
 
 
 def _refuse_rest(pipe: Pipeline, lora: Lora, held: list[Any], name: str) -> None:
-    """Refuse a LoRA some of whose layers this pipeline does not have.
-
-    Raises:
-        ValueError: naming one that is known by its values, since diffusers changes names.
-    """
+    """Raise ValueError for a LoRA with layers that this pipeline does not have, naming one found by
+    its values, since diffusers changes names."""
     from safetensors import safe_open
 
     downs = [part.lora_A[name].weight for part in held if name in getattr(part, "lora_A", ())]

@@ -141,15 +141,14 @@ def _are_names(value: object) -> bool:
 
 
 def _are(check: Callable[[Any], bool], value: object) -> bool:
-    """Check numbers by the patterns of the layers that they are for."""
     return isinstance(value, dict) and all(
         _is_pattern(name) and check(number) for name, number in value.items()
     )
 
 
 def _is_pattern(value: object) -> bool:
-    """Check a regular expression that peft would match with the name of each layer: it must not
-    take long."""
+    """Check a regular expression that peft would match with the name of each layer: it must be
+    quick."""
     if not isinstance(value, str) or len(value) > 1000:
         return False
     try:

@@ -167,8 +167,8 @@ class LoadingOptions(Record):
 
 
 def options_of(pipe: Pipeline) -> LoadingOptions | None:
-    """What a pipeline was loaded with by :func:`sdattn.load_pipeline`; None where that is nothing,
-    or is not known."""
+    """Return the options that :func:`sdattn.load_pipeline` loaded a pipeline with, or None if there
+    were none or they are unknown."""
     return getattr(pipe, "sdattn_loading", None)
 
 
@@ -178,6 +178,6 @@ def lora_names(options: LoadingOptions | None) -> list[str]:
 
 
 def note_options(pipe: Pipeline, options: LoadingOptions) -> None:
-    """Have :func:`options_of` say it of this pipeline."""
+    """Record a pipeline's options for :func:`options_of`."""
     if options:
         pipe.sdattn_loading = options

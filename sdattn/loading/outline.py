@@ -24,7 +24,7 @@ _NO_OPTIONS = LoadingOptions()
 
 
 def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -> Pipeline | None:
-    """A model's pipeline without its weights.
+    """Return a model's pipeline without its weights.
 
     It has the pipeline's own class, tokenizers, scheduler and processors; its models have their
     own classes, configured by ``config.json``, on torch's meta device. So everything that needs
@@ -88,8 +88,8 @@ def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_motion(parts: Mapping[str, object]) -> dict[str, object]:
-    """The UNet that AnimateDiff's pipelines make of a UNet of images and motion modules, which
-    they would make on the CPU."""
+    """Build the UNet that AnimateDiff's pipelines make from an image UNet and motion modules; they
+    would make it on the CPU."""
     from diffusers import UNet2DConditionModel, UNetMotionModel
 
     unet, adapter = parts.get("unet"), parts.get("motion_adapter")

@@ -106,7 +106,6 @@ def load_pipeline(
 def _load_file(
     path: Path, dtype: torch.dtype | None, half: bool, options: LoadingOptions
 ) -> Pipeline:
-    """Return the pipeline of a single file, on the CPU; ``half`` as in PipelineFolder.dtype()."""
     file = read_weights(path)
     folder = PipelineFolder.judged(settings_folder(file, options.config), options)
     with named_errors(folder.path):

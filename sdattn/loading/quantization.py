@@ -15,15 +15,8 @@ from .weight_files import loading_errors
 
 
 def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
-    """Return what ``from_pretrained`` is given: a loaded denoiser, or how to load parts.
-
-    Args:
-        folder: of the pipeline, and what is asked for.
-        dtype: that the model computes in.
-
-    Raises:
-        ValueError: a GGUF file of another model, or one that is broken.
-    """
+    """Return arguments for ``from_pretrained``: a loaded denoiser, or how to load parts. Raise
+    ValueError for a GGUF file that is broken or of another model."""
     options, index = folder.options, folder.index
     if options.gguf is not None:
         return _from_gguf(options.gguf, folder, dtype)

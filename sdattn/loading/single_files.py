@@ -48,17 +48,9 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
 
 
 def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtype) -> Pipeline:
-    """Return the pipeline of a checkpoint, on the CPU.
-
-    Args:
-        file: the checkpoint.
-        folder: with the settings; of its options the scheduler and the tokenizer are used.
-        dtype: of the weights.
-
-    Raises:
-        ValueError: diffusers cannot read the file with these settings; a weight is missing or not
-            finite; the tokenizer has another vocabulary.
-    """
+    """Return the pipeline of a checkpoint, on the CPU. Raise ValueError if diffusers cannot read
+    the file with the folder's settings, a weight is missing or not finite, or the tokenizer has
+    another vocabulary."""
     kind = folder.kind
     if not hasattr(kind, "from_single_file"):
         text = (
@@ -148,11 +140,8 @@ def _check_finite(path: Path, models: Mapping[str, nn.Module], dtype: torch.dtyp
 
 
 def _exchange_tokenizers(pipe: Pipeline, folder: str) -> None:
-    """Give CLIP's text encoders the vocabulary of a folder, with their own padding and length.
-
-    Raises:
-        ValueError: there is none, or it is of another size than the text encoder's.
-    """
+    """Give CLIP's text encoders the vocabulary of a folder, with their own padding and length;
+    raise ValueError if it is missing or its size differs from the text encoder's."""
     path = Path(folder).expanduser()
     path = path / "tokenizer" if (path / "tokenizer").is_dir() else path
     if not any((path / name).is_file() for name in _VOCABULARIES):

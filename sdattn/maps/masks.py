@@ -77,11 +77,9 @@ def otsu(values: Tensor) -> float:
 
 
 def threshold_level(values: Tensor, threshold: float | Literal["otsu"]) -> float:
-    """The level that a threshold stands for, see :func:`mask_of`; the mask is ``values >= level``.
-
-    It is ``inf``, which no value reaches, where all values are equal. Raises ValueError for a
-    threshold that is not known, and for values as in :func:`otsu`.
-    """
+    """Return the level that a threshold stands for, see :func:`mask_of`; ``inf``, which no value
+    reaches, if all values are equal. Raise ValueError for an unknown threshold, and as
+    :func:`otsu`."""
     if threshold == "otsu":
         return otsu(values)
     if isinstance(threshold, str) or not 0 <= threshold <= 1:

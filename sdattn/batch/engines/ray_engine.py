@@ -188,7 +188,7 @@ class RayEngine:
         self.calls[answer] = _Call(actor, method, batch)
 
     def _ask(self, method: str, *arguments: object) -> Any:
-        """The answer of a worker; of another one if that is lost."""
+        """Return a worker's answer, or another worker's if that one is lost."""
         self.answers.pop(method, None)
         while method not in self.answers:
             if self.free and not self._under_way(method):

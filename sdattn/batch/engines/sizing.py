@@ -22,7 +22,7 @@ _WORTH = 0.95  # a larger batch must take at most this share of the time per ite
 
 
 def find_batch_size(pipe: Pipeline, jobs: Sequence[Job], preset: Preset, share: int) -> int:
-    """Return the batch size, a power of two, that takes the least time an item.
+    """Return the batch size, a power of two, that takes the least time per item.
 
     Two steps of the largest image of the ``jobs``, at least one of each shape, are drawn in ever
     larger batches until the memory is full, the time per item falls no more, or the batch exceeds
@@ -49,8 +49,8 @@ def find_batch_size(pipe: Pipeline, jobs: Sequence[Job], preset: Preset, share: 
 
 
 def _largest(pipe: Pipeline, jobs: Sequence[Job], preset: Preset) -> Job | None:
-    """Return a job of the largest image or video that can be drawn alone, one a shape being tried,
-    which is also the first, slow call of the model; None if there is none."""
+    """Return a job of the largest image or video that can be drawn alone, or None; one job per
+    shape is tried, which also makes the first, slow call of the model."""
     usual = default_size(pipe)
     frames = default_frames(pipe) if makes_videos(pipe) else 1
 
@@ -69,7 +69,7 @@ def _largest(pipe: Pipeline, jobs: Sequence[Job], preset: Preset) -> Job | None:
 
 
 def _time(pipe: Pipeline, job: Job, preset: Preset, size: int) -> float:
-    """Seconds an item, and a step."""
+    """Return the seconds per item for two steps."""
     options = {**job.options, "num_inference_steps": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")

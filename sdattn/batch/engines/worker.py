@@ -52,7 +52,6 @@ class Loaded(NamedTuple):
 
 
 def load(request: Request, device: Any) -> Pipeline:
-    """The pipeline of a run."""
     loading = request.loading.arguments()
     pipe = load_pipeline(request.model, device=device, dtype=request.dtype, **loading)
     pipe.set_progress_bar_config(disable=True)
@@ -62,11 +61,8 @@ def load(request: Request, device: Any) -> Pipeline:
 def check(
     pipe: Pipeline, items: Iterable[Item], request: Request
 ) -> tuple[list[Job], list[BadLine]]:
-    """What a pipeline, or its outline, can draw of the items, and what not.
-
-    Raises:
-        ValueError: it can draw none with the preset and options that are asked for.
-    """
+    """Return the items that a pipeline, or its outline, can draw, and the bad ones; raise
+    ValueError if the preset or options rule out all."""
     request.parts(videos=makes_videos(pipe))  # or refuse
     capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
     return check_items(pipe, items, request.options)

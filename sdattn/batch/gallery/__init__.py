@@ -114,7 +114,7 @@ def _files(words: Iterable[str]) -> dict[str, str]:
 
 
 def _links(number: int, spans: list[_Span]) -> list[dict[str, object]]:
-    """The pages that a page links: the first, the last and those nearby."""
+    """Return the pages that a page links: the first, the last and those nearby."""
     last = len(spans)
     near = {1, last, *range(max(1, number - _NEAR), min(last, number + _NEAR) + 1)}
     return [

@@ -75,7 +75,7 @@ class Columns:
         return () if self.keep == ALL else self.keep
 
     def read(self, fields: Fields) -> tuple[dict[str, object], dict[str, str]]:
-        """Return an item's fields, the prompt under that name, and the columns that may be kept."""
+        """Return an item's fields, with the prompt under that name, and the columns to keep."""
         column = self.prompt_in(fields)
         rest = [name for name in fields if name not in ("prompt", column, *self.named)]
         found = {"prompt": fields[column], **{name: fields[name] for name in rest}}

@@ -123,7 +123,7 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
 
 
 def _rows_of_json(data: bytes) -> list[object] | None:
-    """Return the rows of a JSON document, an array or captions of COCO; None if it is neither."""
+    """Return the rows of a JSON document, an array or COCO captions; None if it is neither."""
     try:
         found = json.loads(data) if data.lstrip()[:1] in (b"[", b"{") else None
     except (ValueError, RecursionError):

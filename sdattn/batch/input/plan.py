@@ -185,7 +185,7 @@ def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
 
 
 def digest(value: object) -> str:
-    """A short checksum of anything that JSON can hold."""
+    """Return a short checksum of anything that JSON can hold."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=list)
     return sha256(text.encode())[:16]
 
@@ -208,7 +208,7 @@ def digest_inputs(jobs: Iterable[Job]) -> str:
 
 
 def digest_model(pipe: Pipeline) -> str:
-    """A checksum of a loaded pipeline: its parts' configurations and every weight.
+    """Return a checksum of a loaded pipeline: its parts' configurations and every weight.
 
     Bit patterns of weights are summed as integers along the rows and the columns of each tensor:
     the sums are the same on every device and take two passes over the memory.
@@ -241,7 +241,7 @@ def _is_scaled(module: torch.nn.Module) -> bool:
 
 
 def _config(part: object) -> dict[str, object]:
-    """A configuration without where it was loaded from and by which version."""
+    """Return a configuration without its origin and version."""
     config = getattr(part, "config", {})
     found = config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config)
     apart = ("transformers_version", "dtype", "torch_dtype")

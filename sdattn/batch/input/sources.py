@@ -37,7 +37,7 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
 
 
 def _json_lines(rows: Iterable[Mapping[str, object]]) -> bytes:
-    """What JSON cannot hold, an image say, becomes an object, which no field and no option is."""
+    """Write rows as JSON; other values, such as images, become objects, which no field accepts."""
     texts = (json.dumps(row, default=lambda value: {"type": type(value).__name__}) for row in rows)
     return "".join(f"{text}\n" for text in texts).encode()
 

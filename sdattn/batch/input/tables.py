@@ -101,7 +101,7 @@ def _of_row(
 
 
 def _value(name: str, cell: str) -> object:
-    """Return what a cell means."""
+    """Return a cell's value: a list of words, JSON, or the text."""
     if name == "words" and not cell.lstrip().startswith("["):
         return [phrase.strip() for phrase in cell.split(";") if phrase.strip()]
     try:

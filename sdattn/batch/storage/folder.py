@@ -179,7 +179,7 @@ class BatchFolder:
         self.journals.note("done", writer, row_of(info, location, sha256(files["run.json"]), sizes))
 
     def note_failed(self, writer: str, item: Mapping[str, object], reason: str, text: str) -> None:
-        """Note an item that could not be drawn: what it asks, why in a line, and the traceback."""
+        """Note an item that could not be drawn: its fields, the reason in a line, the traceback."""
         self.journals.note("failed", writer, {**item, "reason": reason, "traceback": text})
 
     def _top(self) -> list[str]:

@@ -20,7 +20,7 @@ class Journals:
         self.storage = storage
 
     def note(self, kind: str, writer: str, row: Mapping[str, object]) -> None:
-        """Append a row to this process's own list of what is ``"done"`` or has ``"failed"``."""
+        """Append a row to this process's own list, ``"done"`` or ``"failed"``."""
         self.storage.append(kind, writer, line_of(row))
 
     def files(self) -> list[Path]:

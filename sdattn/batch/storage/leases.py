@@ -78,7 +78,7 @@ class StorageLease(Ownership):
                 self.path.unlink(missing_ok=True)
 
     def _wait_for(self, before: dict[str, object]) -> None:
-        """Raise if the holder lives; remove what it left if not."""
+        """Raise if the holder lives; otherwise remove its lease."""
         if not before:
             self.path.unlink(missing_ok=True)  # a file that is not a lease
             return

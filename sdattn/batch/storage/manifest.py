@@ -145,6 +145,6 @@ def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
 
 
 def sealed(document: Mapping[str, object]) -> bytes:
-    """A document with the checksum of the rest behind it."""
+    """Return a document with the checksum of the rest at its end."""
     rest = {name: value for name, value in document.items() if name != "digest"}
     return to_json({**rest, "digest": sha256(to_json(rest))})

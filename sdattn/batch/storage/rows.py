@@ -38,18 +38,10 @@ class NotedRow(NamedTuple):
 def row_of(
     info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]
 ) -> dict[str, object]:
-    """The row of ``metadata.jsonl`` for an item. Its ``statistics`` are a list with
-    :meth:`WordStatistics.flat` of each of the ``words``.
-
-    Args:
-        info: what its ``run.json`` says.
-        location: of the item.
-        checksum: of the bytes of ``run.json``, which holds those of the other files.
-        sizes: bytes of each file, see :meth:`sdattn.batch.storage.layouts.Layout.sizes`.
-
-    Raises:
-        ValueError: ``run.json`` does not say all that a row says.
-    """
+    """Return the row of ``metadata.jsonl`` for an item. Its ``statistics`` list
+    :meth:`WordStatistics.flat` of each of the ``words``; ``checksum`` is that of ``run.json``,
+    which holds the other files' checksums. Raise ValueError if ``run.json`` lacks something for the
+    row."""
     try:
         row = _said(info, location)
     except (TypeError, ValueError) as error:
@@ -61,7 +53,7 @@ def row_of(
 
 
 def line_of(row: Mapping[str, object]) -> bytes:
-    """A row as it stands in its file."""
+    """Return a row as a line of its file."""
     return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
