@@ -48,12 +48,12 @@ _listed = _by_denoiser(_registered)
 
 
 def registered() -> tuple[Family, ...]:
-    """All families that are known now."""
+    """Return all known families."""
     return _registered
 
 
 def register(family: Family) -> None:
-    """Have a family of models known everywhere in sdattn, until :func:`unregister`.
+    """Make a family of models known everywhere in sdattn, until :func:`unregister`.
 
     Raises:
         ValueError: another family has one of its names.
@@ -102,10 +102,10 @@ def claimed(model: Any) -> Family | None:
 
 
 def family_of(model: Any, asked: str = "") -> Family:
-    """The family of a model.
+    """Return the family of a model.
 
     Raises:
-        TypeError: none claims it, by its name or by what was ``asked`` of it.
+        TypeError: no family claims it, by its name or for what was ``asked``.
     """
     found = claimed(model)
     if found is None:
@@ -125,7 +125,7 @@ def family_of(model: Any, asked: str = "") -> Family:
 
 
 def closest(kind: type) -> Family | None:
-    """Return the family with a denoiser whose class has the closest name, if one is close."""
+    """Return the family whose denoiser has the most similar class name, or None."""
     named: dict[Sequence[str], Family]
     named = {_words(name): family for family in _registered for name in family.denoisers}
     found = get_close_matches(_words(kind), list(named), n=1)
@@ -133,14 +133,14 @@ def closest(kind: type) -> Family | None:
 
 
 def _words(kind: type | str) -> tuple[str, ...]:
-    """Return the words in a class's name, without those that most models have."""
+    """Return the words in a class name, without words that most models have."""
     name = kind if isinstance(kind, str) else kind.__name__
     rest = re.sub(r"Transformer|Condition|Model|\dD", "", name)
     return tuple(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|\d+", rest))
 
 
 def reader_of(pipe: Any) -> Reader:
-    """How a pipeline reads: as its class or the nearest base, by the longest name that fits.
+    """Return the reader for a pipeline's class or its nearest base; the longest matching name wins.
 
     Mixins are passed over: Kolors has Stable Diffusion's, Chroma has Flux's.
     """
@@ -154,11 +154,12 @@ def reader_of(pipe: Any) -> Reader:
 
 
 def guidance_of(pipe: Any) -> Guidance:
-    """Return how a pipeline runs guidance: as the guider of a modular one says, or as its class or
-    the nearest base that a family names.
+    """Return how a pipeline runs guidance: from the guider of a modular pipeline, or from the
+    family that names its class or nearest base.
 
     Raises:
-        ValueError: no family names any, or not for a class without the property that it needs.
+        ValueError: no family names the class, or the class lacks the property that its family
+            needs.
     """
     if is_modular(pipe) and guider_of(pipe) is not None:
         return GUIDED
@@ -181,11 +182,11 @@ def guidance_of(pipe: Any) -> Guidance:
 
 
 def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
-    """How a text-to-image pipeline takes an image: as its class or the nearest base that a family
-    names; with ``invertible`` of those alone whose way back to the noise is known.
+    """Return how a text-to-image pipeline takes an image, by its class or nearest base. With
+    ``invertible``, only pipelines whose way back to the noise is known.
 
     Raises:
-        TypeError: no family names any; the message lists what they name.
+        TypeError: no family names the class; the message lists the classes it could be.
     """
     found = [family.image_latents for family in _registered if family.image_latents]
     known = {
@@ -195,18 +196,17 @@ def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
 
 
 def edits_of(pipe: Any) -> Edits:
-    """How prompt-to-prompt edits a pipeline's images: as its class or the nearest base that a
-    family names.
+    """Return how prompt-to-prompt edits a pipeline's images, by its class or nearest base.
 
     Raises:
-        TypeError: no family names any; the message lists what they name.
+        TypeError: no family names the class; the message lists the classes it could be.
     """
     found = [family.edits for family in _registered if family.edits]
     return _known_of(pipe, {name: one for one in found for name in one.pipelines})
 
 
 def _known_of(pipe: Any, known: Mapping[str, Fact]) -> Fact:
-    """What is known by the name of a pipeline's class or of its nearest base."""
+    """Return the entry for a pipeline's class or its nearest base."""
     for cls in type(pipe).__mro__:
         if cls.__name__ in known:
             return known[cls.__name__]
@@ -214,6 +214,6 @@ def _known_of(pipe: Any, known: Mapping[str, Fact]) -> Fact:
 
 
 def unguided_options(pipe: Any) -> Mapping[str, Any]:
-    """The options with which a text-to-image pipeline runs without guidance."""
+    """Return the options that run a text-to-image pipeline without guidance."""
     pipelines = image_latents_of(pipe).pipelines
     return next(pipelines[cls.__name__] for cls in type(pipe).__mro__ if cls.__name__ in pipelines)

@@ -8,8 +8,8 @@ from ..family import NEGATIVE_FIRST_IN_CALL, Family
 
 
 def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
-    """Of a latent ``[B, frames, C, rows, cols]`` that the model cuts into patches itself, over
-    several frames in CogVideoX 1.5."""
+    """Return the grid of a latent ``[B, frames, C, rows, cols]``, which the model cuts into
+    patches, in CogVideoX 1.5 over several frames."""
     frames, _, rows, cols = given["hidden_states"].shape[1:]
     config = model.config
     return (
@@ -20,7 +20,8 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
 
 
 def _fps(model: Any) -> int:
-    """CogVideoX 1.5 alone cuts patches over several frames. Source: the models' cards."""
+    """Return the frame rate; only CogVideoX 1.5 cuts patches over several frames. Source: model
+    cards."""
     return 16 if model.config.patch_size_t else 8
 
 

@@ -1,4 +1,4 @@
-"""Models of one's own whose attention is all :class:`sdattn.attention.MultiHeadAttention`."""
+"""Your own models, whose attention is all :class:`sdattn.attention.MultiHeadAttention`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -12,7 +12,7 @@ from ..family import Family
 
 
 def is_own(model: Any) -> bool:
-    """Whether a model is somebody's own, its attention all of :class:`MultiHeadAttention`."""
+    """Check whether all attention of a model is :class:`MultiHeadAttention`."""
     if not isinstance(model, nn.Module) or hasattr(type(model), "attn_processors"):
         return False
     attention = [module for module in model.modules() if hasattr(module, "to_q")]
@@ -20,7 +20,7 @@ def is_own(model: Any) -> bool:
 
 
 class OwnModels(Family):
-    """Models whose queries are a sequence: no argument of theirs is known by its name."""
+    """Models whose queries are a plain sequence: no argument of theirs tells the grid."""
 
     def recognises(self, model: Any) -> bool:
         return is_own(model)
