@@ -1,4 +1,5 @@
-"""A run's images as files: maps over the image, all in a grid, masks; of a video, videos."""
+"""A run's images as files: maps over the image, all of them in a grid, masks; videos for a
+video."""
 
 import io
 import zlib
@@ -24,8 +25,8 @@ Scale = tuple[float, float] | None
 
 
 def image_files(run: ImageRun, parts: Collection[str] = USUAL) -> dict[str, bytes]:
-    """``image.png``, and of a video ``video.mp4``, as asked; ``image.png`` is its middle frame,
-    which a video always has beside it. Videos are ``.webp`` where PyAV is not installed, see
+    """Return ``image.png``, and ``video.mp4`` for a video, as asked. A video's ``image.png`` is its
+    middle frame and always included. Videos are ``.webp`` if PyAV is not installed, see
     :mod:`sdattn.files.videos`."""
     with_video = run.video is not None and "video" in parts
     files = {"image.png": png(run.image)} if "image" in parts or with_video else {}
@@ -42,14 +43,14 @@ def drawings(
     parts: Collection[str] = USUAL,
     scale: Scale = None,
 ) -> dict[str, bytes]:
-    """What is drawn of maps over a run's image, as asked; ``scale`` is that of all maps, by
-    default their own, see :meth:`sdattn.Heatmap.overlay`.
+    """Draw maps over a run's image, as asked. ``scale`` is one scale for all maps (default: each
+    its own), see :meth:`sdattn.Heatmap.overlay`.
 
-    - ``overlays``: ``heatmaps/NN-word.png`` for each map; over a video a video, ``.mp4``.
-    - ``grid``: ``grid.png``, all of them beside each other; of a video key frames, a row a word,
-      and ``strips.png``, see :func:`sdattn.maps.strips.strips`.
-    - ``masks``: ``masks/NN-word.png``, 255 where a map lies in the upper half of its range; of a
-      video an animated ``.webp`` without loss.
+    - ``overlays``: ``heatmaps/NN-word.png`` for each map; ``.mp4`` over a video.
+    - ``grid``: ``grid.png``, all of them in one; for a video key frames, one row per word, and
+      ``strips.png``, see :func:`sdattn.maps.strips.strips`.
+    - ``masks``: ``masks/NN-word.png``, 255 where a map is in the upper half of its range; for a
+      video a lossless animated ``.webp``.
     """
     if run.video is not None:
         return _video_drawings(run.video, maps, title, parts, scale)
@@ -94,7 +95,7 @@ def _video_drawings(
 def _over(
     video: Video, heatmap: Heatmap, scale: Scale, numbers: Sequence[int] | None = None
 ) -> Iterator[Image.Image]:
-    """A map over frames of a video, over all by default; made one by one."""
+    """Yield a map over frames of a video, by default all of them."""
     shown = latent_frames(len(heatmap.values), len(video))
     numbers = range(len(video)) if numbers is None else numbers
     return (heatmap.frame(shown[i]).overlay(video[i], scale=scale) for i in numbers)
@@ -103,7 +104,7 @@ def _over(
 def _key_frames(
     video: Video, maps: Sequence[Heatmap], title: str, scale: Scale = None
 ) -> Image.Image:
-    """Key frames side by side, below them a row of overlays a word."""
+    """Draw key frames in a row, and below them one row of overlays per word."""
     numbers = video.key_frames()
     head = [caption(enlarge(video[i]), f"frame {i + 1}") for i in numbers]
     rows = [[*_over(video, heatmap, scale, numbers)] for heatmap in maps]
@@ -111,7 +112,7 @@ def _key_frames(
 
 
 def named(labels: Iterable[str]) -> list[str]:
-    """Names of files for maps: number and word."""
+    """Name files for maps by number and word."""
     return [f"{n:02d}-{file_name(label)}" for n, label in enumerate(labels, start=1)]
 
 
@@ -120,7 +121,7 @@ def _white(mask: np.ndarray) -> Image.Image:
 
 
 def png(image: Image.Image, **packing: int) -> bytes:
-    """An image as a PNG file."""
+    """Return an image as the bytes of a PNG file."""
     buffer = io.BytesIO()
     image.save(buffer, "PNG", **packing)
     return buffer.getvalue()

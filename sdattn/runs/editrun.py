@@ -32,11 +32,12 @@ _TOLD = {  # of the settings of an edit, as its page names them
 
 @dataclass(repr=False)
 class EditRun(Run):
-    """What :func:`sdattn.edit.edit` made; the first image is the source's, the others the targets'.
+    """The result of :func:`sdattn.edit.edit`; the first image is the source's, the others the
+    targets'.
 
     Attributes:
-        words: for each image the words that the edit is about.
-        edited: what was asked, and how near the first image came to a real image.
+        words: for each image, the words that the edit is about.
+        edited: the edit that was asked for, and how well the first image matches a real image.
     """
 
     words: list[list[str]]
@@ -44,13 +45,13 @@ class EditRun(Run):
 
     @property
     def mode(self) -> str:
-        """``"replace"``, ``"refine"`` or ``"reweight"``, whichever it was."""
+        """``"replace"``, ``"refine"`` or ``"reweight"``."""
         return self.edited.mode
 
     @property
     def settings(self) -> dict[str, object]:
-        """Of the edit, as ``run.json`` holds them. ``"reconstruction_psnr"`` is how near the first
-        image came to a real image, in decibels."""
+        """The edit's settings as in ``run.json``. ``"reconstruction_psnr"`` is how well the first
+        image matches a real image, in decibels."""
         document = self._document().to_json()
         return {name: held for name, held in document.items() if name not in ("format", "runs")}
 
@@ -59,10 +60,11 @@ class EditRun(Run):
         return EditInfo(**said, runs=self._names())
 
     def side_by_side(self) -> "Image.Image":
-        """The images in a row and below each the heatmaps of the words that the edit is about.
+        """Draw the images in a row, and below each the heatmaps of the words that the edit is
+        about.
 
         Returns:
-            PIL, RGB. All heatmaps share one scale; their captions have their peaks.
+            PIL, RGB. All heatmaps share one scale; their captions show their peaks.
         """
         scale, columns = (0.0, max(run.heatmaps.top for run in self)), []
         for run, words in zip(self, self.words, strict=True):
@@ -72,8 +74,8 @@ class EditRun(Run):
         return sheets.columns(columns)
 
     def page(self) -> bytes:
-        """``edit.html``: a page with the source's image and a target's, a slider between them,
-        and the maps of each word in both at once. UTF-8 HTML of one file that loads nothing."""
+        """Return ``edit.html``, UTF-8: the source's and a target's image with a slider between
+        them, and the maps of each word in both at once. The page loads nothing."""
         source, *targets = [
             Side(name, run.image, run.heatmaps.prompt, run.heatmaps.occurrences())
             for name, run in zip(self._names(), self, strict=True)
@@ -93,7 +95,7 @@ class EditRun(Run):
         )
 
     def _about(self, links: Sequence[Link], source: Side, target: Side) -> list[int]:
-        """The links of the words that the edit is about."""
+        """Return the links of the words that the edit is about."""
         words = {word for words in self.words for word in words}
         labels = [
             {image.maps[i].label for image, i in ((source, a), (target, b)) if i is not None}
@@ -102,13 +104,13 @@ class EditRun(Run):
         return [number for number, both in enumerate(labels) if both & words]
 
     def _names(self) -> list[str]:
-        """Of the images, and of their folders."""
+        """Return the names of the images, which are their folders' names."""
         many = len(self) > 2
         return ["source", *(f"target-{i}" if many else "target" for i in range(1, len(self)))]
 
     def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
-        """Write ``edit.html``, ``edit.png``, ``run.json`` and each image's run below: ``source``,
-        ``target`` (or ``target-1`` and so on). Returns the folder, alone in a list."""
+        """Write ``edit.html``, ``edit.png``, ``run.json`` and each image's run in a folder below:
+        ``source``, ``target`` (or ``target-1`` and so on). Return the folder in a list."""
         names = self._names()
         with new_folder(folder, force=force, kind="edit") as temporary:
             for name, image_run in zip(names, self, strict=True):
@@ -119,8 +121,8 @@ class EditRun(Run):
         return [Path(folder)]
 
     def beside_target(self, parts: Collection[str]) -> dict[str, bytes]:
-        """What lies beside the run of the only target where its folder is all that there is of the
-        edit: ``source.png`` and ``edit.html``, as far as ``parts`` has images and pages."""
+        """Return the files next to the run of an edit's only target: ``source.png`` and
+        ``edit.html``, if ``parts`` has images and pages."""
         files = {}
         if "image" in parts:
             files["source.png"] = png(self[0].image)
@@ -135,7 +137,7 @@ class EditRun(Run):
 
 
 def _links(source: Heatmaps, target: Heatmaps, in_place: bool) -> list[Link]:
-    """The words that have a map, as numbers of these in both prompts."""
+    """Return the words that have a map, as their numbers in both prompts."""
     ours, theirs = _numbers(source), _numbers(target)
     found = [
         (None if a is None else ours.get(a), None if b is None else theirs.get(b))
@@ -145,19 +147,19 @@ def _links(source: Heatmaps, target: Heatmaps, in_place: bool) -> list[Link]:
 
 
 def _numbers(heatmaps: Heatmaps) -> dict[int, int]:
-    """The number among :meth:`Heatmaps.occurrences` of each word of the prompt that has a map."""
+    """Map each word of the prompt that has a map to its number in :meth:`Heatmaps.occurrences`."""
     words = heatmaps.prompt.words
     return {words.index(word): number for number, word in enumerate(heatmaps.held)}
 
 
 def _facts(settings: Mapping[str, object]) -> dict[str, str]:
-    """What the page says of an edit, name to text."""
+    """Return the settings of an edit for the page, name to text."""
     found = {name: settings.get(key) for key, name in _TOLD.items()}
     return {name: _text(value) for name, value in found.items() if value not in (None, {}, [])}
 
 
 def _text(value: object) -> str:
-    """A setting in words: "circle 2.0", "0.2 to 0.8"."""
+    """Format a setting: "circle 2.0", "0.2 to 0.8"."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(held)}" for name, held in value.items())
     if isinstance(value, (list, tuple)):

@@ -1,10 +1,10 @@
-"""Where the words of a prompt would go in an image that is there already.
+"""Heatmaps for an existing image.
 
 A diffusion model that removes noise from an image looks for the words in it, whoever made the
-image. So its latent is noised to a few timesteps, and the model looks at each of them once (as
-Tang et al. 2023, "Emergent Correspondence from Image Diffusion", do for its features); or, with
-UNets, DDIM inversion finds the noise that leads to the image, and the model is watched all the
-way back.
+image. So the image's latent is noised to a few timesteps, and the model looks at each of them once
+(as Tang et al. 2023, "Emergent Correspondence from Image Diffusion", do for its features). With
+UNets, DDIM inversion can find the noise that leads to the image instead, and the model is watched
+all the way back.
 """
 
 from __future__ import annotations
@@ -62,47 +62,47 @@ def explain(
     capture_options: Options | None = None,
     **options: Any,
 ) -> Run:
-    """See where each word of a prompt goes in an image of your own.
+    """Show where each word of a prompt goes in an existing image.
 
-    By default the image's latent ``x0`` is noised, ``sqrt(abar_t) x0 + sqrt(1 - abar_t) eps``
-    (Ho et al. 2020, eq. 4) or, for a model of flow matching, ``(1 - t/T) x0 + (t/T) eps`` (Esser et
-    al. 2024, eq. 13), and the model runs once, without guidance, at each of a few timesteps. The
-    maps are the mean over these, as they are the mean over the steps of a run that draws.
+    By default the image's latent ``x0`` is noised, ``sqrt(abar_t) x0 + sqrt(1 - abar_t) eps`` (Ho
+    et al. 2020, eq. 4) or, for flow matching, ``(1 - t/T) x0 + (t/T) eps`` (Esser et al. 2024, eq.
+    13), and the model runs once, without guidance, at each of a few timesteps. The maps are the
+    mean over these timesteps, as they are the mean over the steps of a run that draws.
 
     Args:
-        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL, SD3, FLUX.1, FLUX.2 or Qwen-Image.
-            Whatever its scheduler, its noise schedule is used. The guidance that FLUX takes as an
-            input stays at the pipeline's default.
-        image: any size and mode, see :func:`sdattn.inversion.images.fit`; or several that come
-            to one size there, which run in one batch.
-        prompt: what the image shows; as many prompts as images.
-        seed: of the first image's noise; the next image has the next seed. The noise of an
-            image at timestep ``t`` is drawn on the CPU, with the seed ``seed * T + t`` for the
-            ``T`` timesteps of training, so that it depends on no other image and timestep.
-        timesteps: where to look, between 0 (no noise) and ``T``; :data:`TIMESTEPS` by default. With
-            flow matching they are the model's own, whatever the shift of its schedule.
-        invert: find the noise that leads to the image by DDIM inversion, and watch the run back
-            to it; of UNets only. No chance is in it, so the seed does not matter. It takes five
-            passes of the model a step.
+        pipe: text-to-image pipeline: SD 1.x, 2.x, SDXL, SD3, FLUX.1, FLUX.2 or Qwen-Image. Its
+            noise schedule is used with any scheduler. The guidance that FLUX takes as an input
+            keeps the pipeline's default.
+        image: an image of any size and mode, see :func:`sdattn.inversion.images.fit`; or several
+            that are fitted to one size, which run in one batch.
+        prompt: a description of the image; one per image.
+        seed: seed of the first image's noise; each later image adds 1. The noise at timestep ``t``
+            is drawn on the CPU with the seed ``seed * T + t``, where ``T`` is the number of
+            training timesteps, so it depends on no other image or timestep.
+        timesteps: timesteps to look at, between 0 (no noise) and ``T`` (default:
+            :data:`TIMESTEPS`). With flow matching they are the model's own, whatever the shift of
+            its schedule.
+        invert: find the noise that leads to the image by DDIM inversion, and watch the run back to
+            it; UNets only. The seed does not matter then. It takes five model calls per step.
         words: keep the maps of these words and phrases only.
-        preset, refine, ask: as in :func:`sdattn.generate`. A preset that reads a part of the steps
-            reads all timesteps here, since they were chosen; with ``invert`` that part of the run.
-        capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say.
-        options: handed to the pipeline: ``clip_skip``, SDXL's ``original_size`` and so on; with
-            ``invert`` the ``num_inference_steps`` and no other.
+        preset, refine, ask: see :func:`sdattn.generate`. A preset that reads a part of the steps
+            reads all timesteps here, since they were chosen; with ``invert``, that part of the run.
+        capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
+        options: options for the pipeline: ``clip_skip``, SDXL's ``original_size`` and so on; with
+            ``invert`` only ``num_inference_steps``.
 
     Returns:
-        Run: ``images`` are the images, of them the part that the pipeline saw, as fine as they
-        were (see :func:`sdattn.inversion.images.at_own_size`). ``"explained"`` in ``info`` tells
-        the way, the timesteps, the file's name and ``"reconstruction_psnr"``, how near to the
-        image the pipeline came back, in decibels: its autoencoder alone, or with ``invert`` the
-        whole way. A low one means that the maps are of something else than the image.
+        Run: ``images`` are the parts of the given images that the pipeline saw, at their own
+        resolution (see :func:`sdattn.inversion.images.at_own_size`). ``info["explained"]`` has the
+        method, the timesteps, the file's name and ``"reconstruction_psnr"``: how close the pipeline
+        came back to the image, in decibels, through its autoencoder alone or with ``invert`` the
+        whole way. A low value means that the maps describe something else than the image.
 
     Raises:
         TypeError: another kind of pipeline, or ``image`` is no PIL image.
-        ValueError: an empty image or prompt, numbers or sizes that do not fit, a timestep or an
-            option that cannot be.
-        KeyError: a word that is in none of the prompts. All of them before the model runs.
+        ValueError: an empty image or prompt, numbers or sizes that do not match, an impossible
+            timestep or option.
+        KeyError: a word is in none of the prompts.
     """
     image_latents_of(pipe)
     # As in generate(): all that can be refused is, before the model runs.
@@ -134,7 +134,7 @@ def explain(
 def _noised(
     pipe: Pipeline, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
-    """Inside, a run of the pipeline with these options is one pass at each timestep."""
+    """Make a run of the pipeline, with the yielded options, one call at each timestep."""
     schedule = schedule_of(pipe)
     shown = Noised(schedule.config, schedule.mix, schedule.timesteps(list(timesteps)), seeds)
     latents = encode(pipe, images).to(find_denoiser(pipe).model.dtype)
@@ -146,7 +146,7 @@ def _noised(
 def _replayed(
     pipe: Pipeline, images: Sequence[Image.Image], read: Sequence[Prompt], options: Options
 ) -> Iterator[dict[str, Any]]:
-    """Inside, a run of the pipeline with these options is the way back to all the images."""
+    """Make a run of the pipeline, with the yielded options, the way back to all images."""
     steps = {name: options[name] for name in ("num_inference_steps",) if name in options}
     found = [
         inversion.invert(pipe, image, prompt.text, guidance_scale=1.0, null_text=False, **steps)
@@ -163,8 +163,8 @@ def _told(
     way: str,
     scheduler: str,
 ) -> Run:
-    """The run with the images in place of what came back, and with how it was made;
-    ``images`` are those that were given as the pipeline saw them."""
+    """Return the run with the given images in place of the reconstructed ones, and with how it was
+    made; ``images`` are the given ones as the pipeline saw them."""
     timesteps = [round(t) for t in run.store.timesteps]
     image_runs = []
     for image_run, original, image in zip(run, given, images, strict=True):
@@ -191,7 +191,7 @@ def _told(
 
 
 def _paired(pipe: Pipeline, image: Any, prompt: Any) -> tuple[list[Image.Image], list[str]]:
-    """The images as the pipeline sees them, of one size, and a prompt for each."""
+    """Return the images as the pipeline sees them, all of one size, and a prompt for each."""
     images = list(image) if isinstance(image, (list, tuple)) else [image]
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
     if len(images) != len(prompts) or not images:
@@ -210,7 +210,7 @@ def _paired(pipe: Pipeline, image: Any, prompt: Any) -> tuple[list[Image.Image],
 
 
 def _checked_timesteps(pipe: Pipeline, timesteps: Any, invert: bool) -> list[int]:
-    """The noisiest first; none for an inversion, which has its own."""
+    """Return the timesteps, noisiest first; empty for an inversion, which has its own."""
     most = pipe.scheduler.config.num_train_timesteps
     if invert and image_latents_of(pipe).noise == "flow":
         text = (
@@ -240,7 +240,8 @@ def _checked_timesteps(pipe: Pipeline, timesteps: Any, invert: bool) -> list[int
 def _checked_options(
     pipe: Pipeline, options: Options, timesteps: Sequence[int], size: tuple[int, int]
 ) -> dict[str, Any]:
-    """The pipeline's options, with those that are not free here; ``size`` is (width, height)."""
+    """Return the pipeline's options, with those that are fixed here; ``size`` is (width,
+    height)."""
     if timesteps:
         why = "The image and the timesteps decide on"
         taken = {name for name in options if name in _DECIDED or name.startswith("negative_")}

@@ -1,4 +1,4 @@
-"""Runs in folders: written whole or not at all, over nothing that is not ours, read with checks."""
+"""Run folders: written whole or not at all, never over foreign files, and checked when read."""
 
 import json
 import os
@@ -28,10 +28,10 @@ _MOST_NAMED = 3  # files
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
 class SavedRun(ImageRun):
-    """A run's folder, read back; its heatmaps are made anew from the saved maps.
+    """A run's folder, read back; its heatmaps are made again from the saved maps.
 
     Attributes:
-        folder: where it is.
+        folder: the folder.
     """
 
     folder: AnyPath
@@ -43,7 +43,8 @@ class SavedRun(ImageRun):
 def pack_with_page(
     run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
 ) -> Packed:
-    """:func:`sdattn.runs.packing.pack_run`, with ``report.html`` where ``parts`` has a report."""
+    """Return :func:`sdattn.runs.packing.pack_run`, with ``report.html`` if ``parts`` has a
+    report."""
     page = {"report.html": report(run)} if "report" in parts else {}
     return pack_run(run, parts, {**page, **(beside or {})})
 
@@ -51,19 +52,15 @@ def pack_with_page(
 def save_run(
     folder: str | Path, run: ImageRun, *, parts: Collection[str] = USUAL, force: bool = False
 ) -> Path:
-    """Write the folder of one image's run, see :func:`pack_with_page`.
+    """Write the folder of one image's run and return it, see :func:`pack_with_page`.
 
     Args:
         folder: must not exist yet, unless ``force``.
-        force: replace a run's folder that is there already, if it holds nothing else.
-
-    Returns:
-        The folder.
+        force: replace a run's folder, if it holds nothing else.
 
     Raises:
-        FileExistsError: there is something at ``folder`` already, and no ``force``, or something
-            that is no run's.
-        OSError: the folder cannot be written.
+        FileExistsError: ``folder`` exists and ``force`` is not set, or it holds something other
+            than a run.
     """
     with new_folder(folder, force=force) as temporary:
         write_files(temporary, pack_with_page(run, parts).files)
@@ -83,11 +80,11 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def load_run(folder: str | Path) -> SavedRun:
-    """Read a run's folder, also in a storage that fsspec reaches, ``s3://bucket/run``.
+    """Read a run's folder, also from a storage that fsspec reaches: ``s3://bucket/run``.
 
     Raises:
-        FileNotFoundError: no such folder, or a part of it is missing.
-        ValueError: it is no run of sdattn, a part is not what the run wrote, or it is a link.
+        FileNotFoundError: the folder or a part of it is missing.
+        ValueError: it is no run of sdattn, a part was changed, or it is a link.
     """
     place = path_of(folder)
     paths = {name: inside(place, name) for name in READ}
@@ -96,7 +93,7 @@ def load_run(folder: str | Path) -> SavedRun:
 
 
 def saved_run(files: Mapping[str, bytes], folder: AnyPath, where: str) -> SavedRun:
-    """The run whose files these are; raises as :func:`sdattn.runs.unpacking.unpack_run` does."""
+    """Return the run that these files are."""
     return SavedRun(**vars(unpack_run(files, where)), folder=folder)
 
 
@@ -106,25 +103,26 @@ def saved_run(files: Mapping[str, bytes], folder: AnyPath, where: str) -> SavedR
 def new_folder(
     folder: str | Path, *, force: bool = False, kind: Kind = "run"
 ) -> AbstractContextManager[Path]:
-    """:func:`sdattn.files.writing.whole_folder`; raises as :func:`check_target` does."""
+    """Open a new run's folder, see :func:`sdattn.files.writing.whole_folder` and
+    :func:`check_target`."""
     check_target(folder, force=force, kind=kind)
     return whole_folder(Path(folder), replace=force)
 
 
 def check_target(folder: str | Path, *, force: bool = False, kind: Kind = "run") -> None:
-    """Refuse, before the work, a folder that cannot be written or is not to be replaced.
+    """Refuse, before any work, a folder that cannot be written or must not be replaced.
 
-    What a killed process left of a folder at this place is cleared first, see
+    Leftovers of a killed process at this place are cleared first, see
     :func:`sdattn.files.writing.clear_leftovers`.
 
     Args:
-        folder: to be written.
-        force: it may be replaced, if all that it holds was written by a run of this kind.
-        kind: of what is to be written there.
+        folder: folder to be written.
+        force: it may be replaced, if everything in it was written by a run of this kind.
+        kind: kind of run to be written there.
 
     Raises:
-        FileExistsError: there is something already, and no ``force``, or something that is not
-            such a run's; the message names it.
+        FileExistsError: ``folder`` exists and ``force`` is not set, or it holds something that is
+            not such a run's; the message names it.
         OSError: the folder above cannot be written.
     """
     folder = Path(folder)
@@ -138,7 +136,7 @@ def check_target(folder: str | Path, *, force: bool = False, kind: Kind = "run")
 
 
 def run_around(path: Path) -> Path | None:
-    """The folder of a run, an edit, a comparison or a batch run that a path is or lies in."""
+    """Return the folder of a run, edit, comparison or batch that a path is or lies in."""
     path = path.resolve()
     for up in (path, *path.parents):
         if any("format" in _document(up / name) for name in ("run.json", "batch.json")):
@@ -147,7 +145,7 @@ def run_around(path: Path) -> Path | None:
 
 
 def _document(path: Path) -> dict[str, Any]:
-    """A JSON file of ours; empty if it is none."""
+    """Read a JSON file of ours; {} if it is none."""
     try:
         found = json.loads(path.read_bytes())
     except (OSError, ValueError, RecursionError):
@@ -178,7 +176,7 @@ def _check_ours(folder: Path, kind: Kind) -> None:
 
 
 def _own_files(folder: Path, document: Mapping[str, Any], kind: Kind) -> set[str]:
-    """The paths in a folder that a run of this kind writes, and that its run.json names."""
+    """Return the paths in a folder that a run of this kind writes and its run.json names."""
     if kind == "diff":
         return {"run.json", "diff.png", "diff.html"}
     if kind == "run":
@@ -194,7 +192,7 @@ def _own_files(folder: Path, document: Mapping[str, Any], kind: Kind) -> set[str
 
 
 def _entries(folder: Path) -> Iterator[str]:
-    """The paths of all files and links below a folder."""
+    """Return the paths of all files and links below a folder."""
     for place, folders, files in os.walk(folder, onerror=_raise):
         links = [name for name in folders if Path(place, name).is_symlink()]
         for name in [*links, *files]:

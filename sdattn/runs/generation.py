@@ -45,49 +45,50 @@ def generate(
     capture_options: Options | None = None,
     **options: Any,
 ) -> Run:
-    """Run a pipeline and see where each word of the prompt went.
+    """Run a pipeline and show where each word of the prompt went.
 
     Args:
-        pipe: a pipeline that :func:`sdattn.capture` and :func:`sdattn.read_prompts` know. The
-            frames of a video are images.
+        pipe: a pipeline that :func:`sdattn.capture` and :func:`sdattn.read_prompts` know. A video's
+            frames count as one image.
         prompt: one prompt or several.
-        seed: of the first image, from 0 to 2**63 - 1; the next image has the next seed. Noise is
-            drawn on the CPU, so that it does not depend on the device.
+        seed: seed of the first image, from 0 to 2**63 - 1; each later image adds 1. Noise is drawn
+            on the CPU, so it does not depend on the device.
         words: keep the maps of these words and phrases only.
-        preset: of :data:`sdattn.maps.presets.PRESETS`, or one of your own. What it reads is
-            captured: by default the mean over the second half of the steps.
-        refine: ``"self"``: sharper maps, see :mod:`sdattn.maps.aggregation`; 12.6 MB more an image
-            for SD 1.x at 512x512, nothing more for joint attention.
-        ask: another text, ``"wheel, hat"``: where the image would attend to its words, against
-            each other and ``<sos>`` and ``<eos>``; commas are left out. In the default preset it
-            holds as much as the maps of so many columns: 4 for these, 0.4 MB an image for SD 1.x at
-            512x512, however many steps. In joint attention (SD3, FLUX) what it would pay to them as
-            to a prompt, for about twice the time, see :mod:`sdattn.hooks.text_stream`.
-        causal: draw the image again without each of the words, in the second half of the steps,
-            and see where it changes, see :func:`sdattn.knockout`; an image more for each word.
-        capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say. With
-            ``{"branch": "both"}`` the negative prompt gets heatmaps too.
-        options: handed to the pipeline: ``num_inference_steps``, ``guidance_scale``,
+        preset: a name in :data:`sdattn.maps.presets.PRESETS`, or a preset of your own. It decides
+            what is captured: by default the mean over the second half of the steps.
+        refine: ``"self"``: sharper maps, see :mod:`sdattn.maps.aggregation`. Takes 12.6 MB more per
+            image for SD 1.x at 512x512, nothing more for joint attention.
+        ask: another text, e.g. ``"wheel, hat"``: where the image would attend to its words,
+            measured against each other, ``<sos>`` and ``<eos>``; commas are left out. In the
+            default preset it holds as much as that many columns: 4 for this text, 0.4 MB per image
+            for SD 1.x at 512x512, for any number of steps. In joint attention (SD3, FLUX) it
+            measures the attention that the text would get as a prompt, in about twice the time, see
+            :mod:`sdattn.hooks.text_stream`.
+        causal: draw the image again without each word, in the second half of the steps, and show
+            where it changes, see :func:`sdattn.knockout`; one more image per word.
+        capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
+            With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
+        options: options for the pipeline: ``num_inference_steps``, ``guidance_scale``,
             ``negative_prompt``, ``height``, ``width``, ``num_images_per_prompt`` and so on.
 
     Returns:
         Run: images and heatmaps, ``num_images_per_prompt`` for each prompt, in order.
 
     Raises:
-        ValueError: no prompt, one that is empty or too long, a seed, a size or a number of steps or
-            images that cannot be, more images than memory holds, capture options that the preset
-            cannot do with. A :class:`sdattn.NotFiniteError`, which is one too, where
-            an image or a map came out as NaN or infinity.
-        KeyError: a word that is in none of the prompts.
-        TypeError: a model that cannot be refined, asked, or have words knocked out.
+        ValueError: no prompt, an empty or too long one, an impossible seed, size or number of steps
+            or images, more images than memory holds, or capture options that the preset cannot use.
+            :class:`sdattn.NotFiniteError`, a subclass, if an image or map came out as NaN or
+            infinity.
+        KeyError: a word is in none of the prompts.
+        TypeError: the model cannot be refined, asked, or have words knocked out.
 
-    A run that is stopped (``pipe._interrupt = True``) keeps its images and the maps that there
-    are: a :class:`sdattn.CaptureWarning` and ``run.json`` say of which steps. Where a callback may
-    stop it (``callback_on_step_end``), the steps before those that the preset reads are kept for
-    that case, in as much memory again; else a CaptureError with the images in its ``images`` says
-    that there are no maps of a run that ended before them.
+    A run that is stopped (``pipe._interrupt = True``) keeps its images and the maps so far; a
+    :class:`sdattn.CaptureWarning` and ``run.json`` say from which steps. If a callback may stop the
+    run (``callback_on_step_end``), the steps before those that the preset reads are kept as well,
+    in as much memory again; otherwise a run that ends before them raises a CaptureError, which has
+    the images in its ``images``.
 
-    With a demo model a ``UserWarning`` names the words of the prompt that it never learnt.
+    With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
     plan = prepare(
         pipe,
@@ -106,15 +107,15 @@ def generate(
 
 @dataclass(frozen=True)
 class GenerationPlan:
-    """A run that has been checked and not begun: what :func:`prepare` makes.
+    """A checked run that has not begun, made by :func:`prepare`.
 
     Attributes:
-        prompts: as the model reads them.
-        seeds: one an image.
-        options: of the pipeline's call.
-        settings: of the capture.
-        preset, ask, words: as of :func:`generate`.
-        knockouts: one an image, where causal maps were asked for.
+        prompts: prompts as the model reads them.
+        seeds: one per image.
+        options: options of the pipeline's call.
+        settings: settings of the capture.
+        preset, ask, words: see :func:`generate`.
+        knockouts: one per image if causal maps were asked for.
     """
 
     pipe: Pipeline
@@ -159,10 +160,10 @@ def prepare(
     force: bool = False,
     **options: Any,
 ) -> GenerationPlan:
-    """All that :func:`generate` refuses, refused before anything runs; see there.
+    """Check everything that :func:`generate` refuses, before anything runs.
 
     Args:
-        out, force: of :meth:`sdattn.Run.save`; folders that could not be written are refused too.
+        out, force: see :meth:`sdattn.Run.save`; folders that cannot be written are refused too.
     """
     number = 1 if isinstance(prompt, str) else len(prompt)
     options = checked_options(pipe, options, prompts=number, videos=not causal)
@@ -195,7 +196,7 @@ def prepare(
 def _causal_plans(
     pipe: Pipeline, prompts: Sequence[Prompt], seeds: Sequence[int], options: Options
 ) -> list[KnockoutPlan]:
-    """The knockouts of each image, checked before any image is drawn."""
+    """Return the knockouts of each image, checked before any image is drawn."""
     images, plans = len(seeds), []
     for i, seed in enumerate(seeds):
         own = options_of_image(options, i, images=images, prompts=len(prompts))
@@ -205,7 +206,7 @@ def _causal_plans(
 
 
 def _with_causes(image_run: ImageRun, plan: KnockoutPlan, words: Sequence[str] | None) -> ImageRun:
-    """With the maps of :func:`sdattn.control.knockouts.knockouts` of the image's words."""
+    """Return the run with a map for each word, see :func:`sdattn.control.knockouts.knockouts`."""
     heatmaps = image_run.heatmaps
     asked = [word for word in words or heatmaps if word in heatmaps]
     if not asked:

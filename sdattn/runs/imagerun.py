@@ -1,5 +1,5 @@
-"""`ImageRun`: one image's run, which folders hold, pages show and figures draw; and other looks at
-it than its heatmaps: a group of layers, a step, a layer's heads."""
+"""`ImageRun`: one image's run, which is saved in a folder, shown on a page and drawn in figures,
+and further views of it: a group of layers, a step, a layer's heads."""
 
 from __future__ import annotations
 
@@ -33,8 +33,8 @@ class Further(NamedTuple):
     """Further maps of an image.
 
     Attributes:
-        text: that they are of.
-        maps: one a word of it.
+        text: the text that the maps belong to.
+        maps: one per word of the text.
     """
 
     text: str
@@ -46,17 +46,16 @@ class ImageRun:
     """One image's run.
 
     Attributes:
-        image: the image; of a video its middle frame.
+        image: the image; the middle frame of a video.
         heatmaps: its heatmaps.
-        layers: the maps of this one image's layers that they were made of.
-        settings: how it was made; of a folder that was read all of its ``run.json``, see
+        layers: maps of this image's layers, from which the heatmaps were made.
+        settings: how the run was made; for a folder, all of its ``run.json``, see
             :class:`sdattn.runs.info.RunInfo`.
         details: what was kept of single steps and heads.
-        more: further maps of the same image by what they are, ``"negative"``, ``"asked"``,
-            ``"causal"``.
-        texts: the heatmaps of the texts among these, of a run that was just made; a folder holds
-            the maps of their words only.
-        video: the video; None where it is an image.
+        more: further maps of the same image by kind: ``"negative"``, ``"asked"``, ``"causal"``.
+        texts: the further texts' heatmaps, in a run that was just made; a folder holds only the
+            maps of their words.
+        video: the video, or None for an image.
     """
 
     image: Image.Image
@@ -73,24 +72,24 @@ class ImageRun:
 
     @property
     def info(self) -> dict[str, Any]:
-        """The settings as ``run.json`` holds them."""
+        """Settings as in ``run.json``."""
         return self.settings.to_json()
 
     def keep(self, columns: Sequence[int]) -> ImageRun:
-        """With the maps of some token columns of the prompt only; those of the layers stay whole
-        where a preset has words stand against each other."""
+        """Return the run with only the maps of some token columns of the prompt. The layers' maps
+        stay whole where a preset compares words with each other."""
         heatmaps, layers = self.heatmaps.keep(columns), self.layers
         if not heatmaps.preset.needs_all_columns:
             layers = layers.keep(columns)
         return replace(self, heatmaps=heatmaps, layers=layers)
 
     def frame(self, number: int) -> ImageRun:
-        """One frame of a video as an image's run, on the scale of the whole video.
+        """Return one frame of a video as an image's run, on the scale of the whole video.
 
-        Maps that were refined along all frames stay so; their single steps are the video's alone.
+        Maps that were refined along all frames stay so; single steps belong to the video alone.
 
         Args:
-            number: of the video's frames, counted from 0.
+            number: number of the frame, counted from 0.
 
         Raises:
             ValueError: it is an image, or there is no such frame.
@@ -117,22 +116,21 @@ class ImageRun:
         )
 
     def to_xarray(self, each: Literal["steps", "heads"] | None = None) -> xr.DataArray:
-        """The words' maps as an array of xarray, with single steps or heads where they were kept.
+        """Return the words' maps as an xarray array, with single steps or heads if they were kept.
 
         Args:
             each: None for :meth:`sdattn.Heatmaps.to_xarray`, ``(word, row, col)``. ``"steps"``:
-                ``(word, row, col, step)``, steps being calls of the model, counted from 0, with
-                ``timestep`` beside them; each as :func:`step_heatmaps` makes it. ``"heads"``:
-                ``(word, row, col, head, layer)``, the mean over the steps that the preset reads;
-                heads (``found["head"]``) with the model's numbers, from 0, and the layers of
-                :func:`head_heatmaps`.
+                ``(word, row, col, step)``, model calls counted from 0, with ``timestep`` as a
+                further coordinate; each made by :func:`step_heatmaps`. ``"heads"``: ``(word, row,
+                col, head, layer)``, the mean over the steps that the preset reads, with the model's
+                head numbers (``found["head"]``, from 0) and the layers of :func:`head_heatmaps`.
 
         Returns:
-            float32. Heads that a layer has not are NaN.
+            float32; NaN for heads that a layer does not have.
 
         Raises:
             ImportError: xarray is not installed.
-            ValueError: the run kept a mean over steps, or heads, only.
+            ValueError: the run kept only a mean over steps or heads.
         """
         if each is None:
             return self.heatmaps.to_xarray()
@@ -164,7 +162,7 @@ def _each_head(run: ImageRun) -> xr.DataArray:
 
 
 def not_kept(what: str) -> ValueError:
-    """The error of a run without ``"steps"`` or ``"heads"``."""
+    """Return the error for a run without ``"steps"`` or ``"heads"``."""
     return InvalidValueError(
         f"This run kept no single {what}, only their mean. To keep them draw with `generate()` and "
         f"`capture_options={ {what: 'all'}!r}`."
@@ -172,7 +170,8 @@ def not_kept(what: str) -> ValueError:
 
 
 def described(runs: Sequence[ImageRun]) -> str:
-    """A line about the images of one call: how many, of what size and text, and how made."""
+    """Describe the images of one call in a line: how many, their size and text, how they were
+    made."""
     settings, preset = runs[0].settings, runs[0].heatmaps.preset
     video = runs[0].video
     kind = "images" if video is None else "videos"
@@ -194,15 +193,15 @@ def described(runs: Sequence[ImageRun]) -> str:
 
 
 def plain(preset: Preset) -> Preset:
-    """What groups of layers and heads are read by, whatever the run's preset: words are sums of
-    columns, values are shares of the attention; of z-scores words are means of columns."""
+    """Return the preset for groups of layers and heads, whatever the run's preset: words are sums
+    of columns, values are shares of attention; for z-scores words are means of columns."""
     if preset.compares_words:
         return replace(PRESETS["default"], space=preset.space, words="mean")
     return replace(PRESETS["default"], among_words=preset.among_words)
 
 
 def step_names(run: ImageRun) -> list[tuple[str, ...]]:
-    """The number, from 1, of each step that was kept, and its timestep where that is known."""
+    """Return the number, from 1, of each kept step, with its timestep if known."""
     times = run.settings.timesteps or []
     return [
         (f"step {call + 1}", *(f"t = {time:.4g}" for time in times[call : call + 1]))
@@ -211,7 +210,7 @@ def step_names(run: ImageRun) -> list[tuple[str, ...]]:
 
 
 def group_heatmaps(run: ImageRun) -> dict[str, Heatmaps]:
-    """The mean of the layers of each place and grid, in the order in which they run.
+    """Return the mean over the layers of each place and grid, in the order in which they run.
 
     Returns:
         ``"up 64x64"`` to heatmaps on that grid, rows x cols, whatever the run's preset.
@@ -220,14 +219,14 @@ def group_heatmaps(run: ImageRun) -> dict[str, Heatmaps]:
 
 
 def step_groups(run: ImageRun) -> dict[str, list[Heatmaps]]:
-    """:func:`group_heatmaps` of each step that was kept; nothing where none was."""
+    """Return :func:`group_heatmaps` for each kept step."""
     steps = run.details.steps
     return {} if steps is None else _grouped(steps, run.heatmaps)
 
 
 def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
-    """The heatmaps of each step that was kept, as the run's preset makes them; but the heads are
-    averaged before a grid is resized, and a sum over steps is of this one alone."""
+    """Return the heatmaps of each kept step, as the run's preset makes them, except that heads are
+    averaged before a grid is resized, and a sum over steps covers this step alone."""
     steps, preset = run.details.steps, run.heatmaps.preset
     if steps is None:
         return []
@@ -244,11 +243,11 @@ def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
 
 
 def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
-    """Each head of the layers that the preset reads, of those on their finest grid.
+    """Return the heatmaps of each head, for the layers on the finest grid that the preset reads.
 
     Returns:
-        The layer's name to the heatmaps of its heads by number, a share of the head's attention
-        each; nothing where the run kept a mean over heads only.
+        The layer's name to the heatmaps of its heads by number, each a share of the head's
+        attention; empty if the run kept only a mean over heads.
     """
     preset, prompt = run.heatmaps.preset, run.heatmaps.prompt
     maps = run.layers if preset.each_head else run.details.heads
@@ -269,7 +268,7 @@ def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
 
 
 def short_name(run: ImageRun, layer: str) -> str:
-    """``up 3.0.1`` of ``up_blocks.3.attentions.0.transformer_blocks.1.attn2``."""
+    """Shorten ``up_blocks.3.attentions.0.transformer_blocks.1.attn2`` to ``up 3.0.1``."""
     numbers = ".".join(part for part in layer.split(".") if part.isdigit())
     return f"{run.layers.layers[layer].place} {numbers}"
 
@@ -286,7 +285,7 @@ def _grouped(maps: LayerMaps, of: Heatmaps) -> dict[str, list[Heatmaps]]:
 
 
 def _mean(layers: Sequence[LayerMap]) -> Tensor:
-    """``[images, (frames,) rows, cols, tokens]``."""
+    """Return the mean, ``[images, (frames,) rows, cols, tokens]``."""
     over_heads = [
         layer.maps.mean(1) if layer.maps.dim() == 2 + len(layer.grid) + 1 else layer.maps
         for layer in layers

@@ -1,4 +1,4 @@
-"""``run.json``, one record: how an image's run was made, and what its files hold."""
+"""``run.json`` as one record: how an image's run was made, and what its files hold."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ _DO = "Restore it or generate the run again."
 
 
 class FurtherKind(NamedTuple):
-    """What further maps of an image are.
+    """A kind of further maps of an image.
 
     Attributes:
-        title: on the page of a run.
-        changes: they are changes of the image, not attention.
+        title: title on a run's page.
+        option: option of ``sdattn generate`` that asks for them.
+        changes: they show changes of the image, not attention.
     """
 
     title: str
@@ -43,8 +44,8 @@ FURTHER = {  # by the folder that they are in
 
 @dataclass(frozen=True)
 class LayerEntry(Record):
-    """A layer's place, level and heads, and the (rows, cols) of its map, (frames, rows, cols) of a
-    video's."""
+    """A layer's place, level and heads, and the (rows, cols) of its map, or (frames, rows, cols)
+    for a video."""
 
     place: str
     level: int
@@ -54,7 +55,7 @@ class LayerEntry(Record):
 
 @dataclass(frozen=True)
 class DetailsEntry(Record):
-    """Which calls of the model and which heads were kept one by one, and of which columns."""
+    """The model calls and heads that were kept one by one, and their columns."""
 
     steps: tuple[int, ...] | None
     heads: str | tuple[int, ...] | None
@@ -63,7 +64,7 @@ class DetailsEntry(Record):
 
 @dataclass(frozen=True)
 class FurtherEntry(Record):
-    """A further text and (word, its columns) of each of its maps."""
+    """A further text and, for each of its maps, (word, its columns)."""
 
     text: str
     maps: tuple[tuple[str, tuple[int, ...]], ...]
@@ -74,19 +75,20 @@ class RunInfo(RunSettings):
     """``run.json``.
 
     Attributes:
-        words, truncated, tokens: of the prompt; those that were cut off; its token columns.
-        columns: that the maps have.
-        preset: how the heatmaps are made of them.
-        statistics: of the heatmap of each word that has one, in prompt order, as they are made of
-            the saved maps, to six significant digits.
-        passes: how many calls of the model the maps are the mean of.
-        layers: what ``maps.safetensors`` holds, by name.
-        self_attention: (rows, cols) of what refines the maps; (frames, rows, cols) of a video whose
-            cells attend to those of all frames.
-        details: what the files of single steps and heads hold.
-        more: further maps, by the folder that they are in.
-        files: the SHA-256 of each file, by its path.
-        checksum: that of the rest of the document; None until it is sealed.
+        words, truncated, tokens: the prompt's words, the words that were cut off, its token
+            columns.
+        columns: columns of the maps.
+        preset: preset that makes the heatmaps.
+        statistics: statistics of each word's heatmap, in prompt order, made from the saved maps, to
+            six significant digits.
+        passes: number of model calls that the maps average.
+        layers: layers in ``maps.safetensors``, by name.
+        self_attention: (rows, cols) of the self-attention that refines the maps; (frames, rows,
+            cols) for a video whose cells attend to all frames.
+        details: contents of the files of single steps and heads.
+        more: further maps, by their folder.
+        files: SHA-256 of each file, by its path.
+        checksum: checksum of the rest of the document, or None before it is sealed.
     """
 
     words: tuple[Word, ...]
@@ -107,7 +109,7 @@ class RunInfo(RunSettings):
         return {"format": FORMAT, **super().to_json()}
 
     def sealed(self) -> bytes:
-        """``run.json``."""
+        """Return ``run.json``."""
         return sealed(self.to_json())
 
     @property
@@ -126,16 +128,16 @@ def sealed(document: Mapping[str, object]) -> bytes:
 
 
 def read_info(files: Mapping[str, bytes], where: str) -> RunInfo:
-    """``run.json``, checked.
+    """Read and check ``run.json``.
 
     Args:
-        files: a run's, by their paths.
-        where: they come from, for errors.
+        files: a run's files by their paths.
+        where: where they come from, for errors.
 
     Raises:
-        FileNotFoundError: it is not there.
-        ValueError: it is no run's of this version, not what was written, or lacks an entry or
-            holds another kind of thing there; the message names both.
+        FileNotFoundError: it is missing.
+        ValueError: it is no run of this version, was changed, or an entry is missing or has the
+            wrong type; the message names the entry.
     """
     document = _document(files, where)
     try:
@@ -148,10 +150,10 @@ def read_info(files: Mapping[str, bytes], where: str) -> RunInfo:
 
 
 def read_edit(document: Mapping[str, Any], where: str) -> EditInfo:
-    """``run.json`` of an edit.
+    """Read ``run.json`` of an edit.
 
     Raises:
-        ValueError: it lacks an entry or holds another kind of thing there; the message names it.
+        ValueError: an entry is missing or has the wrong type; the message names it.
     """
     try:
         found: EditInfo = read_record(EditInfo, document)
@@ -161,7 +163,7 @@ def read_edit(document: Mapping[str, Any], where: str) -> EditInfo:
 
 
 def with_files(files: Mapping[str, bytes], where: str, sums: Mapping[str, str]) -> bytes:
-    """``run.json`` with the checksums of further files; raises as :func:`read_info` does."""
+    """Return ``run.json`` with the checksums of further files."""
     read_info(files, where)
     document = _document(files, where)
     document["files"] = {**document["files"], **sums}
@@ -202,7 +204,7 @@ def _is_as_written(document: Mapping[str, object], data: bytes) -> bool:
 
 
 def _problems(info: RunInfo) -> Iterator[str]:
-    """What in a document does not fit together."""
+    """Yield what does not fit together in a document."""
     if info.passes < 1:
         yield f"'passes' is {info.passes}, where 1 or more is expected"
     yield from _misplaced(info)
@@ -222,7 +224,7 @@ def _problems(info: RunInfo) -> Iterator[str]:
 
 
 def _misplaced(info: RunInfo) -> Iterator[str]:
-    """Words and columns that are not in the prompt."""
+    """Yield words and columns that are not in the prompt."""
     tokens, letters = range(len(info.tokens)), len(info.prompt)
     for i, word in enumerate(info.words):
         start, end = word.start, word.end

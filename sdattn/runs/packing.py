@@ -1,15 +1,18 @@
-"""One image's run as files in memory, name to bytes: what a folder or a shard holds of it.
+"""One image's run as files in memory, path to bytes, for a folder or a shard.
 
 image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  maps.safetensors
-video.mp4  heatmaps/NN-word.mp4  strips.png  masks/NN-word.webp      of a video; .webp for .mp4
-                               where PyAV is not installed, image.png its middle frame
-steps.safetensors  heads.safetensors        where kept, of the words' columns
-run.json           the settings, every file's checksum, and one of its own
-preview.webp                   of a video in a batch: some of its frames, small, for the gallery,
-                               and overlays of the middle frame, heatmaps/NN-word.png
-source.png  edit.html          of an edit in a batch: the image that was edited, both of them
-negative/  asked/  causal/     where asked for, each with heatmaps/NN-word.png, grid.png and
-                               maps.safetensors, [(frames,) rows, cols] by word
+video.mp4  heatmaps/NN-word.mp4  strips.png  masks/NN-word.webp
+               for a video, whose image.png is the middle frame; .webp without PyAV
+steps.safetensors  heads.safetensors
+               if kept, for the columns of words
+run.json       settings, every file's checksum, and its own
+preview.webp   in a batch, for a video: some small frames for the gallery; overlays of the
+               middle frame as heatmaps/NN-word.png
+source.png  edit.html
+               in a batch, for an edit: the image that was edited, and both images
+negative/  asked/  causal/
+               if asked for, each with heatmaps/NN-word.png, grid.png and maps.safetensors,
+               [(frames,) rows, cols] by word
 """
 
 import re
@@ -53,7 +56,7 @@ AFFINITY = "self-attention"  # the name among the maps of what refined them
 
 
 class Packed(NamedTuple):
-    """A run's files by their paths in its folder, ``run.json`` last, and what that says."""
+    """A run's files by their paths in its folder, ``run.json`` last, and the contents of that."""
 
     info: RunInfo
     files: dict[str, bytes]
@@ -62,14 +65,14 @@ class Packed(NamedTuple):
 def pack_run(
     run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
 ) -> Packed:
-    """The files of one image's run; the same run gives the same bytes.
+    """Return the files of one image's run; the same run gives the same bytes.
 
     Args:
-        run: its maps are kept as float16.
-        parts: which of :data:`sdattn.runs.drawings.PARTS`; ``run.json`` is always there, a report
-            is for ``beside`` to hold. What was kept of single steps and heads, and further maps,
-            each drawn into a folder of their own, go with ``maps``.
-        beside: further files of the folder, a page say.
+        run: run whose maps are kept as float16.
+        parts: names in :data:`sdattn.runs.drawings.PARTS`. ``run.json`` is always included; a
+            report comes in ``beside``. Single steps and heads, and further maps, each in a folder
+            of their own, go with ``maps``.
+        beside: further files of the folder, such as a page.
 
     Raises:
         ValueError: a map holds values that are not finite.
@@ -109,7 +112,7 @@ def pack_run(
 
 
 def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
-    """``run.json`` of a run with these files."""
+    """Return ``run.json`` for a run with these files."""
     layers, details, prompt = run.layers, run.details, run.heatmaps.prompt
     kept, preset = details.steps or details.heads, run.heatmaps.preset
     words = heatmaps_from(layers, prompt, preset).statistics()
@@ -141,7 +144,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
 
 
 def heatmaps_from(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps:
-    """The heatmaps of the maps of one image's layers."""
+    """Return the heatmaps made of one image's layer maps."""
     maps = aggregate(layers, preset)[0]
     return finish(maps, prompt, preset, layers.columns, crop=layers.crop)
 
@@ -156,14 +159,15 @@ def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
 
 
 def _tensors(layers: LayerMaps) -> dict[str, Tensor]:
-    """Of one image: ``[(heads,) rows, cols, tokens]`` of each layer, ``[N, N]`` of what refines."""
+    """Return one image's tensors: ``[(heads,) rows, cols, tokens]`` per layer, ``[N, N]`` for the
+    self-attention that refines."""
     found = {name: layer.maps[0] for name, layer in layers.layers.items()}
     return found if layers.affinity is None else {**found, AFFINITY: layers.affinity[0]}
 
 
 def pack_maps(maps: Mapping[str, Tensor]) -> bytes:
-    """Maps as the bytes of a safetensors file in float16, the same for the same maps in any
-    order."""
+    """Return maps as the bytes of a safetensors file in float16; the order of the maps does not
+    matter."""
     halves = {name: halved(values) for name, values in maps.items()}
     # One key only: safetensors writes several in an order that changes from run to run.
     return save(halves, metadata={"format": FORMAT})

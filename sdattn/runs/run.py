@@ -1,4 +1,4 @@
-"""`Run`: what came out of a pipeline under capture, ready to be saved."""
+"""`Run`: the result of a pipeline's run under capture, ready to be saved."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ _WORD = (
 
 
 class EachHeatmaps(list[Heatmaps]):
-    """The heatmaps of a run's images, a list; with one image its words are found by name too.
+    """The heatmaps of a run's images, as a list; with one image, its words are found by name too.
 
-    run.heatmaps[0]["circle"]    whatever the number of images
-    run.heatmaps["circle"]       the same, of one image
+    run.heatmaps[0]["circle"]    with any number of images
+    run.heatmaps["circle"]       the same, with one image
     """
 
     @overload
@@ -57,14 +57,14 @@ class EachHeatmaps(list[Heatmaps]):
 
 @dataclass
 class Run:
-    """What :func:`generate` made: its images' runs.
+    """The runs of :func:`generate`'s images.
 
         len(run), run[0], for image_run in run
 
     Attributes:
-        image_runs: a :class:`sdattn.ImageRun` an image, one or more a prompt.
+        image_runs: one :class:`sdattn.ImageRun` per image, one or more per prompt.
         store: the captured maps.
-        layers: the maps of the layers that see the text, as the preset reads them.
+        layers: maps of the layers that see the text, as the preset reads them.
     """
 
     image_runs: list[ImageRun]
@@ -85,44 +85,44 @@ class Run:
 
     @property
     def image(self) -> Image.Image:
-        """The image of a run of one, as that of a saved run; raises ValueError with several."""
+        """The image of a run of one; raises ValueError with several."""
         return _only(self.image_runs, _IMAGE).image
 
     @property
     def images(self) -> list[Image.Image]:
-        """PIL, one or more a prompt; of videos their middle frames."""
+        """PIL images, one or more per prompt; the middle frames of videos."""
         return [image_run.image for image_run in self]
 
     @property
     def videos(self) -> list[Video]:
-        """The videos, one or more a prompt; empty where they are images."""
+        """Videos, one or more per prompt; empty for images."""
         return [image_run.video for image_run in self if image_run.video is not None]
 
     @property
     def heatmaps(self) -> EachHeatmaps:
-        """Those of each image; of a run of one ``heatmaps["circle"]`` is ``heatmaps[0]["circle"]``.
-        With several images a word alone raises ValueError."""
+        """The heatmaps of each image. With one image ``heatmaps["circle"]`` is
+        ``heatmaps[0]["circle"]``; with several a word alone raises ValueError."""
         return EachHeatmaps(image_run.heatmaps for image_run in self)
 
     @property
     def info(self) -> list[dict[str, Any]]:
-        """The settings of each image's run, as ``run.json`` holds them."""
+        """Settings of each image's run, as in ``run.json``."""
         return [image_run.info for image_run in self]
 
     @property
     def negative_heatmaps(self) -> EachHeatmaps:
-        """Those of each image's negative prompt, where both branches were asked for; else empty."""
+        """Heatmaps of each image's negative prompt, if both branches were asked for, or empty."""
         return self._further("negative")
 
     @property
     def asked_heatmaps(self) -> EachHeatmaps:
-        """Those of the other text that was asked about; else empty."""
+        """Heatmaps of the text that was asked about, or empty."""
         return self._further("asked")
 
     @property
     def causal_heatmaps(self) -> list[list[Heatmap]]:
-        """For each image where it changes without each of the prompt's words, see
-        :func:`sdattn.knockout`, where that was asked for; else empty."""
+        """For each image, where it changes without each word of the prompt, see
+        :func:`sdattn.knockout`, or empty if that was not asked for."""
         found = [list(run.more["causal"].maps) if "causal" in run.more else [] for run in self]
         return found if any(found) else []
 
@@ -131,14 +131,14 @@ class Run:
 
     def save(self, folder: str | Path, *, force: bool = False) -> list[Path]:
         """Write a run's folder, see :func:`sdattn.runs.folder.save_run`; with several images one
-        each, ``folder-0``, ``folder-1`` and so on. Returns the folders."""
+        each, ``folder-0``, ``folder-1`` and so on. Return the folders."""
         folders = run_folders(folder, len(self))
         for path in folders[1:]:  # before any is written; each is checked again as it is
             check_target(path, force=force)
         return [save_run(path, run, force=force) for path, run in zip(folders, self, strict=True)]
 
     def image_run(self, number: int) -> ImageRun:
-        """One of the images with all that there is of it."""
+        """Return one image's run with all its further maps."""
         return self[number]
 
     def _repr_html_(self) -> str:
@@ -162,7 +162,7 @@ def _only(held: Sequence[_One], text: str, *about: object) -> _One:
 
 
 def _stills(run: ImageRun) -> str:
-    """Its maps over the image; over key frames of a video."""
+    """Return the maps over the image, or over key frames of a video."""
     from ..maps.notebook import stills, video_stills
 
     maps = [(heatmap.label, heatmap.map.numpy()) for heatmap in run.heatmaps.occurrences()]
@@ -175,5 +175,5 @@ def _stills(run: ImageRun) -> str:
 
 
 def run_folders(folder: str | Path, number: int) -> list[Path]:
-    """The folders of a run's images: ``folder``, or ``folder-0``, ``folder-1`` and so on."""
+    """Return the folders of a run's images: ``folder``, or ``folder-0``, ``folder-1`` and so on."""
     return [Path(folder)] if number == 1 else [Path(f"{folder}-{i}") for i in range(number)]

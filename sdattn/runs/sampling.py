@@ -1,5 +1,5 @@
-"""One run of a pipeline under its captures: `sample()`, on which `generate()`, `explain()`,
-`edit()` and the batches stand."""
+"""One run of a pipeline under its captures: `sample()`, which `generate()`, `explain()`, `edit()`
+and batches call."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ def sample(
     ask: str | None = None,
     early: bool = False,
 ) -> Run:
-    """:func:`generate` for prompts that have been read and options that have been checked.
+    """Run :func:`generate` for prompts that were read and options that were checked.
 
-    ``seeds`` has one for each image, in the order of the pipeline; ``capture_options`` are those of
-    :func:`capture_settings` where they are left out. With ``early`` the steps before those that
-    the preset reads are kept as well, for a run that may be stopped.
+    ``seeds`` has one for each image, in the pipeline's order; ``capture_options`` default to
+    :func:`capture_settings`. With ``early`` the steps before those that the preset reads are kept
+    as well, for a run that may be stopped.
 
     Raises:
         NotFiniteError: an image or a map holds NaN or infinity; the message says what to try.
@@ -72,7 +72,7 @@ def sample(
 
 @dataclass(frozen=True)
 class _Order:
-    """A run that is wanted; see :func:`sample`."""
+    """A run to make, see :func:`sample`."""
 
     pipe: Pipeline
     prompts: Sequence[Prompt]
@@ -84,13 +84,13 @@ class _Order:
 
 @dataclass(frozen=True)
 class _Drawn:
-    """What the pipeline made under its captures.
+    """The result of the pipeline under its captures.
 
     Attributes:
-        stores: what each capture holds, by the text that it is of, each checked.
-        images: one an image of the run; the middle frames of videos.
-        videos: the videos; None where they are images.
-        result: what the pipeline returned.
+        stores: the stores of the captures by text, checked.
+        images: one per image of the run; the middle frames of videos.
+        videos: the videos, or None for images.
+        result: the pipeline's return value.
     """
 
     stores: Mapping[str, MapStore]
@@ -100,7 +100,7 @@ class _Drawn:
 
 
 class _Maps(NamedTuple):
-    """The maps of a run: of the prompt, and heatmaps of ``"negative"`` and ``"asked"`` texts."""
+    """The maps of a run: the prompt's, and heatmaps of ``"negative"`` and ``"asked"`` texts."""
 
     layers: LayerMaps
     heatmaps: list[Heatmaps]
@@ -108,10 +108,10 @@ class _Maps(NamedTuple):
 
 
 def _watch(order: _Order, settings: Options) -> dict[str, dict[str, Any]]:
-    """Return what is captured, each in a store of its own: the options of each capture.
+    """Return the options of each capture, each with a store of its own.
 
-    ``"prompt"``, and where asked for ``"self"``, the self-attention that refines, ``"negative"``
-    and ``"asked"``. All are known before anything runs.
+    Keys: ``"prompt"``, and if asked for ``"self"`` (the self-attention that refines),
+    ``"negative"`` and ``"asked"``. All are known before anything runs.
     """
     settings, preset = dict(settings), order.preset
     both = settings.pop("branch", "conditional") == "both"
@@ -151,9 +151,9 @@ def _draw(order: _Order, watched: Mapping[str, Options]) -> _Drawn:
 
 
 def _make_maps(order: _Order, drawn: _Drawn) -> _Maps:
-    """Make the heatmaps of the prompt and of the texts beside it.
+    """Make the heatmaps of the prompt and of further texts.
 
-    NaN is refused here, where it can still be said what made it.
+    NaN is refused here, where its origin is still known.
     """
     pipe, options, preset, stores = order.pipe, order.options, order.preset, drawn.stores
     for of in {"prompt", "negative"} & set(stores):
@@ -175,8 +175,8 @@ def _make_maps(order: _Order, drawn: _Drawn) -> _Maps:
 
 
 def _describe(order: _Order, drawn: _Drawn, maps: _Maps) -> Run:
-    """Say what ``run.json`` will say, and give each image a run of its own, of views of what the
-    whole batch holds."""
+    """Collect what ``run.json`` says, and give each image a run of its own, with views into the
+    tensors of the whole batch."""
     store, preset, videos = drawn.stores["prompt"], order.preset, drawn.videos
     blanked, stopped = _blanked(drawn.result), stop_of(store, preset)
     if stopped is not None:
@@ -241,7 +241,7 @@ class _Asked:
 def _beside(
     store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
 ) -> list[Heatmaps]:
-    """The heatmaps of another text, refined, where that is asked, along the same images."""
+    """Return the heatmaps of a further text, refined if asked along the same images."""
     own = store.layer_maps(replace(preset, refine=None, among_words=False))
     # Every text is smoothed along the image's self-attention, which was captured once.
     own = replace(own, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
@@ -251,13 +251,13 @@ def _beside(
 def read_negative(
     pipe: Pipeline, options: Options, prompts: int, columns: int | None = None
 ) -> list[Prompt]:
-    """The negative prompts of a run, one a prompt, as the model reads them."""
+    """Return the negative prompts of a run as the model reads them, one per prompt."""
     texts = one_each(options["negative_prompt"], prompts)
     return read_prompts(pipe, texts, columns, negative=True, **options)
 
 
 def _blanked(result: object) -> list[int]:
-    """The images that the pipeline's safety checker blanked, with a warning."""
+    """Return the images that the pipeline's safety checker blanked, and warn."""
     flags = getattr(result, "nsfw_content_detected", None) or []
     blanked = [i for i, flag in enumerate(flags) if flag]
     if blanked:
@@ -270,7 +270,7 @@ def _blanked(result: object) -> list[int]:
 
 
 def _described(pipe: Pipeline, store: MapStore, options: Options) -> RunSettings:
-    """What all images of a call have in common."""
+    """Return the settings that all images of a call share."""
     plain = (str, int, float, bool, type(None))
     return RunSettings(
         prompt="",

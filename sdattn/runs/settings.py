@@ -1,5 +1,5 @@
-"""How a run was made, as records: what ``run.json`` says of it, of a run, an edit or an image that
-was looked at. What its files hold is in :mod:`sdattn.runs.info`."""
+"""How a run, an edit or an explained image was made, as the records that ``run.json`` holds. For
+the contents of its files see :mod:`sdattn.runs.info`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Span = float | list[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Captured(Record):
-    """Which steps and heads a run kept, as :func:`sdattn.capture` is asked for them."""
+    """The steps and heads that a run kept, as passed to :func:`sdattn.capture`."""
 
     steps: Kept
     heads: Kept
@@ -27,8 +27,8 @@ class Captured(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Explained(Record):
-    """How an image that was there already was looked at, see :func:`sdattn.explain`; ``file`` is
-    the name that it had, where it had one."""
+    """How an existing image was explained, see :func:`sdattn.explain`; ``file`` is its file's name,
+    if it had one."""
 
     way: str
     timesteps: list[int]
@@ -38,7 +38,7 @@ class Explained(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Edited(Record):
-    """The edit that an image is of, see :func:`sdattn.edit.edit` for its arguments."""
+    """The edit that an image belongs to, see :func:`sdattn.edit.edit` for its arguments."""
 
     prompt: str
     targets: list[str]
@@ -55,25 +55,25 @@ class RunSettings(Record):
     """How one image's run was made.
 
     Attributes:
-        id, line, fingerprint: of an item of a batch run.
-        list_columns: further columns of the list that the item is from, as text; None: none kept.
+        id, line, fingerprint: identity of an item of a batch run.
+        list_columns: further columns of the item's list, as text, or None.
         prompt: the text.
-        seed: of the noise; None where that is an image's own.
+        seed: seed of the noise, or None if the noise is an image's own.
         model, pipeline, scheduler: ``"demo"``, a folder or a name; names of classes.
-        loading: how the model was loaded; None where nothing was asked for.
-        options: the pipeline's that JSON can hold.
+        loading: how the model was loaded, or None for the defaults.
+        options: the pipeline's options that JSON can hold.
         options_left_out: names of the others.
-        device, dtype: ``"cpu"``, ``"float32"``.
-        timesteps: that the model was called with, in order.
-        captured: which steps and heads were kept.
-        stopped: where the run was stopped, if it was, and the steps that its maps are of.
-        versions: of the packages.
+        device, dtype: for example ``"cpu"``, ``"float32"``.
+        timesteps: timesteps that the model was called with, in order.
+        captured: steps and heads that were kept.
+        stopped: where the run was stopped, if it was, and the steps of its maps.
+        versions: versions of the packages.
         size: width and height in pixels.
-        crop: the part of the image that was drawn, where that was not all of it.
-        frames, frame_rate: of a video, how many and how many a second; None of an image.
+        crop: the part of the image that was drawn, or None for all of it.
+        frames, frame_rate: a video's number of frames, and frames per second; None for an image.
         blanked: the pipeline's safety checker blanked the image.
         asked: the other text that was asked about.
-        explained, edited: the image was there already, or is of an edit.
+        explained, edited: set if the image existed before, or belongs to an edit.
     """
 
     id: str | None = None
@@ -104,7 +104,7 @@ class RunSettings(Record):
     edited: Edited | None = None
 
     def alone(self) -> RunSettings:
-        """Without what a whole document says of the files."""
+        """Return the settings without a document's entries for its files."""
         return RunSettings(**{f.name: getattr(self, f.name) for f in fields(RunSettings)})
 
 
@@ -113,7 +113,7 @@ class EditInfo(Edited, RunSettings):
     """``run.json`` of an edit: the settings of its source's run, and the edit.
 
     Attributes:
-        runs: the folders of the images' runs beside it.
+        runs: folders of the images' runs, next to the file.
     """
 
     runs: list[str]
@@ -123,6 +123,6 @@ class EditInfo(Edited, RunSettings):
 
     @property
     def of_images(self) -> RunSettings:
-        """As each of the images has them."""
+        """Return the settings as each image has them."""
         edited = Edited(**{f.name: getattr(self, f.name) for f in fields(Edited)})
         return replace(self.alone(), edited=edited)

@@ -1,4 +1,4 @@
-"""Runs that may be stopped before the steps that their preset reads: those before are kept too."""
+"""Runs that may be stopped before the steps that their preset reads keep the earlier steps too."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class StoppedError(CaptureError):
     """A run was stopped before the steps that its preset reads, so it has no maps.
 
     Attributes:
-        images: what was drawn, PIL; of videos lists of frames.
+        images: what was drawn, PIL; lists of frames for videos.
     """
 
     def __init__(self, message: str, images: Sequence[object] = ()):
@@ -36,8 +36,8 @@ def has_callback(options: Options) -> bool:
 
 
 def with_early(watched: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return what is captured of a run that may be stopped: also the steps before the part that is
-    to be kept, in stores of their own."""
+    """Return what to capture of a run that may be stopped: also the steps before the part to keep,
+    in stores of their own."""
     found = dict(watched)
     for name, kept in watched.items():
         part = Steps.of(kept.get("steps", "mean")).part
@@ -47,11 +47,10 @@ def with_early(watched: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any
 
 
 def settled(stores: Mapping[str, MapStore], images: Sequence[object]) -> dict[str, MapStore]:
-    """Return the stores to read after a run, each checked.
+    """Return the stores to read after a run, checked.
 
     Raises:
-        StoppedError: it was stopped too early for any of them.
-        CaptureError: as by :meth:`MapStore.check`.
+        StoppedError: the run was stopped too early for any of them.
     """
     own = {name: store for name, store in stores.items() if not name.startswith(_EARLY)}
     stopped = own["prompt"].stopped

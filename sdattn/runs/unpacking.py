@@ -1,4 +1,4 @@
-"""The files of one image's run read again, each checked against what ``run.json`` says of it."""
+"""Read the files of one image's run, each checked against ``run.json``."""
 
 import io
 import math
@@ -27,16 +27,17 @@ READ = (*NEEDED, *VIDEOS, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
 
 
 def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
-    """What :func:`sdattn.runs.packing.pack_run` packed, the heatmaps made anew from the maps.
+    """Return the run that :func:`sdattn.runs.packing.pack_run` packed; the heatmaps are made again
+    from the maps.
 
     Args:
-        files: those of ``READ`` that there are.
-        where: they come from, for errors.
+        files: the existing files among ``READ``.
+        where: where they come from, for errors.
 
     Raises:
-        FileNotFoundError: ``run.json``, ``image.png`` or ``maps.safetensors`` is missing, or
-            another file of maps that the run wrote.
-        ValueError: it is no run of sdattn, or a part is not what the run wrote.
+        FileNotFoundError: ``run.json``, ``image.png``, ``maps.safetensors`` or another file of maps
+            that the run wrote is missing.
+        ValueError: it is no run of sdattn, or a part was changed.
     """
     info = read_info(files, where)
     _check(files, info, where)
@@ -61,7 +62,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
 
 
 def _open_png(data: bytes, where: str) -> Image.Image:
-    """RGB. Nothing but PNG is opened: other readers of Pillow start programs of their own."""
+    """Open a PNG as RGB, and nothing else: other readers of Pillow start programs of their own."""
     try:
         return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
@@ -72,8 +73,8 @@ def _open_png(data: bytes, where: str) -> Image.Image:
 
 
 def _unpack_video(files: Mapping[str, bytes], info: RunInfo, where: str) -> Video | None:
-    """The video, which is read when it is first looked at; one that was not saved is refused
-    then."""
+    """Return the video, which is read when it is first looked at; refuse then if it was not
+    saved."""
     if info.frames is None:
         return None
     rate, number = info.frame_rate or 1.0, info.frames
@@ -171,7 +172,7 @@ def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...
 
 
 def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
-    """The shapes of the tensors in ``maps.safetensors``, as ``run.json`` has them."""
+    """Return the shapes of the tensors in ``maps.safetensors`` according to ``run.json``."""
     shapes = {
         name: (*([entry.heads] if info.preset.each_head else []), *entry.grid, len(info.columns))
         for name, entry in info.layers.items()

@@ -49,12 +49,12 @@ _listed = _by_denoiser(_registered)
 
 
 def registered() -> tuple[Family, ...]:
-    """All families that are known now."""
+    """Return all known families."""
     return _registered
 
 
 def register(family: Family) -> None:
-    """Have a family of models known everywhere in sdattn, until :func:`unregister`.
+    """Make a family of models known everywhere in sdattn, until :func:`unregister`.
 
     Raises:
         ValueError: another family has one of its names.
@@ -102,11 +102,16 @@ def claimed(model: object) -> Family | None:
     return listed(type(inner)) or next(recognising, None)
 
 
+<<<<<<< HEAD
 def family_of(model: object, asked: str = "") -> Family:
     """The family of a model.
+=======
+def family_of(model: Any, asked: str = "") -> Family:
+    """Return the family of a model.
+>>>>>>> prose2
 
     Raises:
-        TypeError: none claims it, by its name or by what was ``asked`` of it.
+        TypeError: no family claims it, by its name or for what was ``asked``.
     """
     found = claimed(model)
     if found is None:
@@ -126,7 +131,7 @@ def family_of(model: object, asked: str = "") -> Family:
 
 
 def closest(kind: type) -> Family | None:
-    """Return the family with a denoiser whose class has the closest name, if one is close."""
+    """Return the family whose denoiser has the most similar class name, or None."""
     named: dict[Sequence[str], Family]
     named = {_words(name): family for family in _registered for name in family.denoisers}
     found = get_close_matches(_words(kind), list(named), n=1)
@@ -134,14 +139,19 @@ def closest(kind: type) -> Family | None:
 
 
 def _words(kind: type | str) -> tuple[str, ...]:
-    """Return the words in a class's name, without those that most models have."""
+    """Return the words in a class name, without words that most models have."""
     name = kind if isinstance(kind, str) else kind.__name__
     rest = re.sub(r"Transformer|Condition|Model|\dD", "", name)
     return tuple(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|\d+", rest))
 
 
+<<<<<<< HEAD
 def reader_of(pipe: Pipeline) -> Reader:
     """How a pipeline reads: as its class or the nearest base, by the longest name that fits.
+=======
+def reader_of(pipe: Any) -> Reader:
+    """Return the reader for a pipeline's class or its nearest base; the longest matching name wins.
+>>>>>>> prose2
 
     Mixins are passed over: Kolors has Stable Diffusion's, Chroma has Flux's.
     """
@@ -154,12 +164,19 @@ def reader_of(pipe: Pipeline) -> Reader:
     return refuse_unknown
 
 
+<<<<<<< HEAD
 def guidance_of(pipe: Pipeline) -> Guidance:
     """Return how a pipeline runs guidance: as the guider of a modular one says, or as its class or
     the nearest base that a family names.
+=======
+def guidance_of(pipe: Any) -> Guidance:
+    """Return how a pipeline runs guidance: from the guider of a modular pipeline, or from the
+    family that names its class or nearest base.
+>>>>>>> prose2
 
     Raises:
-        ValueError: no family names any, or not for a class without the property that it needs.
+        ValueError: no family names the class, or the class lacks the property that its family
+            needs.
     """
     if is_modular(pipe) and guider_of(pipe) is not None:
         return GUIDED
@@ -181,12 +198,18 @@ def guidance_of(pipe: Pipeline) -> Guidance:
     )
 
 
+<<<<<<< HEAD
 def image_latents_of(pipe: Pipeline, *, invertible: bool = False) -> ImageLatents:
     """How a text-to-image pipeline takes an image: as its class or the nearest base that a family
     names; with ``invertible`` of those alone whose way back to the noise is known.
+=======
+def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
+    """Return how a text-to-image pipeline takes an image, by its class or nearest base. With
+    ``invertible``, only pipelines whose way back to the noise is known.
+>>>>>>> prose2
 
     Raises:
-        TypeError: no family names any; the message lists what they name.
+        TypeError: no family names the class; the message lists the classes it could be.
     """
     found = [family.image_latents for family in _registered if family.image_latents]
     known = {
@@ -195,26 +218,41 @@ def image_latents_of(pipe: Pipeline, *, invertible: bool = False) -> ImageLatent
     return _known_of(pipe, known)
 
 
+<<<<<<< HEAD
 def edits_of(pipe: Pipeline) -> Edits:
     """How prompt-to-prompt edits a pipeline's images: as its class or the nearest base that a
     family names.
+=======
+def edits_of(pipe: Any) -> Edits:
+    """Return how prompt-to-prompt edits a pipeline's images, by its class or nearest base.
+>>>>>>> prose2
 
     Raises:
-        TypeError: no family names any; the message lists what they name.
+        TypeError: no family names the class; the message lists the classes it could be.
     """
     found = [family.edits for family in _registered if family.edits]
     return _known_of(pipe, {name: one for one in found for name in one.pipelines})
 
 
+<<<<<<< HEAD
 def _known_of(pipe: Pipeline, known: Mapping[str, Fact]) -> Fact:
     """What is known by the name of a pipeline's class or of its nearest base."""
+=======
+def _known_of(pipe: Any, known: Mapping[str, Fact]) -> Fact:
+    """Return the entry for a pipeline's class or its nearest base."""
+>>>>>>> prose2
     for cls in type(pipe).__mro__:
         if cls.__name__ in known:
             return known[cls.__name__]
     raise InvalidTypeError(f"This needs a {' or '.join(known)}; found a {type(pipe).__name__}.")
 
 
+<<<<<<< HEAD
 def unguided_options(pipe: Pipeline) -> Options:
     """The options with which a text-to-image pipeline runs without guidance."""
+=======
+def unguided_options(pipe: Any) -> Mapping[str, Any]:
+    """Return the options that run a text-to-image pipeline without guidance."""
+>>>>>>> prose2
     pipelines = image_latents_of(pipe).pipelines
     return next(pipelines[cls.__name__] for cls in type(pipe).__mro__ if cls.__name__ in pipelines)

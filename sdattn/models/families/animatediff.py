@@ -1,7 +1,7 @@
-"""AnimateDiff (Guo et al. 2023): videos by the UNets of Stable Diffusion with motion modules.
+"""AnimateDiff (Guo et al. 2023): videos from Stable Diffusion's UNets with motion modules.
 
-The frames are rows of the batch one after the other, each with the attention of an image; only the
-motion modules' own, which is not captured, is over frames.
+Frames are consecutive rows of the batch, each with the attention of an image. Only the motion
+modules attend across frames; they are not captured.
 """
 
 from ..encoders import read_clip

@@ -1,4 +1,4 @@
-"""AuraFlow: joint attention, eight registers before the text."""
+"""AuraFlow: joint attention, with eight registers before the text."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ REGISTERS = 8  # transformer: AuraFlowTransformer2DModel.register_tokens
 
 
 def read_auraflow(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """The model's registers, which are of no token, and Pile-T5. Source: pipeline_aura_flow.py,
-    ``encode_prompt``; auraflow_transformer_2d.py, ``forward``."""
+    """Read the model's registers, which belong to no token, then Pile-T5. Source:
+    pipeline_aura_flow.py, ``encode_prompt``; auraflow_transformer_2d.py, ``forward``."""
     options = filled(call.length(before=REGISTERS))
     tokenizer = call.pipe.tokenizer
     return [
@@ -30,8 +30,13 @@ def read_auraflow(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
 
 
+<<<<<<< HEAD
 def _spans(model: Model, given: Given, cells: int) -> Sequence[Spans]:
     """The blocks get the registers and the text as one."""
+=======
+def _spans(model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+    """Return the spans: the blocks get registers and text as one stream."""
+>>>>>>> prose2
     states = given["encoder_hidden_states"]
     n_text = unwrapped(model).register_tokens.shape[1] + states.shape[1]
     return [(slice(n_text, n_text + cells), slice(0, n_text))] * len(states)

@@ -1,4 +1,4 @@
-"""Bria 3: FLUX.1's joint attention to T5."""
+"""Bria 3: FLUX.1's joint attention with T5."""
 
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
@@ -9,7 +9,7 @@ from ..family import NEGATIVE_FIRST, Family
 
 
 def read_bria(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """T5, each prompt by itself, then zeros. Source: pipeline_bria.py,
+    """Read T5, each prompt alone, then zeros. Source: pipeline_bria.py,
     ``_get_t5_prompt_embeds``."""
     tokenizer, length = call.pipe.tokenizer, call.length()
     read = [

@@ -9,7 +9,7 @@ from ..family import IN_TURN, Family
 
 
 def read_chroma(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """T5. Source: pipeline_chroma.py, ``_get_t5_prompt_embeds``."""
+    """Read T5. Source: pipeline_chroma.py, ``_get_t5_prompt_embeds``."""
     tokenizer, options = call.pipe.tokenizer, filled(call.length(most=512))
     return [read_source(tokenizer, call.source(tokenizer, text), **options) for text in texts]
 

@@ -1,4 +1,4 @@
-"""CogView4: joint attention, both streams by the same projections; GLM padded on the left."""
+"""CogView4: joint attention, both streams through the same projections; GLM, padded on the left."""
 
 from dataclasses import replace
 
@@ -13,8 +13,8 @@ UNIT = 16  # tokens: the text is filled up to a multiple, in front
 
 
 def read_cogview4(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """GLM, filled up to the longest prompt of the batch as its tokenizer does, then in front to a
-    multiple of 16. Source: pipeline_cogview4.py, ``_get_glm_embeds``."""
+    """Read GLM, padded to the longest prompt of the batch, then on the left to a multiple of 16.
+    Source: pipeline_cogview4.py, ``_get_glm_embeds``."""
     tokenizer, most = call.pipe.tokenizer, call.option("max_sequence_length")
     sources = [Source.of(text) for text in texts]
     options = {"truncation": True, "max_length": most}

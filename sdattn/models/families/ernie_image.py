@@ -1,4 +1,4 @@
-"""ERNIE-Image: one stream of joint attention, the image first, to Ministral."""
+"""ERNIE-Image: one stream of joint attention, the image first, with Ministral."""
 
 from ...errors import InvalidValueError
 from ...prompts.tokens import Prompt, read_source
@@ -10,8 +10,8 @@ from ..names import Names
 
 
 def read_ernie(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Each prompt by itself, then zeros up to the longest of the batch, the negative prompts among
-    them. Source: pipeline_ernie_image.py, ``encode_prompt`` and ``_pad_text``.
+    """Read each prompt alone, then zeros up to the longest in the batch, negative prompts included.
+    Source: pipeline_ernie_image.py, ``encode_prompt`` and ``_pad_text``.
 
     Raises:
         ValueError: the pipeline would rewrite the prompt.

@@ -1,4 +1,4 @@
-"""FLUX.1, Kontext, Fill and their kin: joint attention in blocks of two streams, then of one."""
+"""FLUX.1, Kontext, Fill and relatives: joint attention in blocks of two streams, then of one."""
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
@@ -11,7 +11,8 @@ from ..image_latents import ImageLatents, packed, shifted_latents
 
 
 def read_flux(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """T5; CLIP gives one pooled vector. Source: pipeline_flux.py, ``_get_t5_prompt_embeds``."""
+    """Read T5; CLIP gives one pooled vector. Source: pipeline_flux.py,
+    ``_get_t5_prompt_embeds``."""
     tokenizer, options = call.pipe.tokenizer_2, filled(call.length(most=512))
     return [read_source(tokenizer, call.source(tokenizer, text), **options) for text in texts]
 

@@ -14,15 +14,15 @@ from ..pipeline import Pipeline
 
 
 def read_klein(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Qwen3's chat format. Source: pipeline_flux2_klein.py, ``_get_qwen3_prompt_embeds``."""
+    """Read Qwen3's chat format. Source: pipeline_flux2_klein.py, ``_get_qwen3_prompt_embeds``."""
     tokenizer = call.pipe.tokenizer
     sources = map(in_chat(tokenizer, enable_thinking=False), texts)
     return read_inside(tokenizer, sources, **filled(call.length()))
 
 
 def read_flux2(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Mistral's chat format behind a system message. Source: pipeline_flux2.py, ``format_input``
-    and ``_get_mistral_3_small_prompt_embeds``."""
+    """Read Mistral's chat format after a system message. Source: pipeline_flux2.py,
+    ``format_input`` and ``_get_mistral_3_small_prompt_embeds``."""
     processor = call.pipe.tokenizer
     tokenizer = getattr(processor, "tokenizer", processor)
     options = filled(call.length())
@@ -46,9 +46,15 @@ def read_flux2(call: TextCall, texts: list[str]) -> list[Prompt]:
     return read
 
 
+<<<<<<< HEAD
 def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
     """Patches of 2x2 cells as channels, ``[B, 4 C, rows / 2, cols / 2]``, normed by the statistics
     of the VAE's batch norm. Source: pipeline_flux2.py, ``_encode_vae_image``."""
+=======
+def _encode(pipe: Any, pixels: Tensor) -> Tensor:
+    """Encode to patches of 2x2 cells as channels, ``[B, 4 C, rows / 2, cols / 2]``, normalised by
+    the VAE's batch norm statistics. Source: pipeline_flux2.py, ``_encode_vae_image``."""
+>>>>>>> prose2
     latents, norm = pipe._patchify_latents(vae_latents(pipe.vae, pixels)), pipe.vae.bn
     mean, variance = (one[:, None, None] for one in (norm.running_mean, norm.running_var))
     return (latents - mean) / (variance + pipe.vae.config.batch_norm_eps).sqrt()

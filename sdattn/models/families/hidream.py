@@ -1,4 +1,4 @@
-"""HiDream-I1: joint attention, the image first, to T5 and twice to Llama."""
+"""HiDream-I1: joint attention, the image first, with T5 and twice with Llama."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,9 +16,10 @@ from ..pipeline import Given, Model
 
 
 def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """T5, then Llama's last layer and that of the block's own, in as many columns each; the CLIPs
-    give one pooled vector. Source: pipeline_hidream_image.py, ``_get_t5_prompt_embeds`` and
-    ``_get_llama3_prompt_embeds``; transformer_hidream_image.py, ``forward``."""
+    """Read T5, then Llama's last layer and the block's own layer, with the same number of columns
+    each; the CLIPs give one pooled vector. Source: pipeline_hidream_image.py,
+    ``_get_t5_prompt_embeds`` and ``_get_llama3_prompt_embeds``; transformer_hidream_image.py,
+    ``forward``."""
     asked = int(call.option("max_sequence_length"))
     length, rest = (asked, 0) if call.columns is None else divmod(call.columns, 3)
     if rest or not length or call.options.get("max_sequence_length") not in (None, length):
@@ -45,8 +46,13 @@ def _grid(model: Model, given: Given) -> tuple[int, ...]:
     return grid_of_patches(model, given)
 
 
+<<<<<<< HEAD
 def _spans(model: Model, given: Given, cells: int) -> Sequence[Spans]:
     """Of images that are not square the patches are filled up to as many as there can be."""
+=======
+def _spans(model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+    """Return the spans. Patches of images that are not square are padded to the largest number."""
+>>>>>>> prose2
     rows, cols = given["hidden_states"].shape[-2:]
     start = cells if rows == cols else unwrapped(model).max_seq
     t5, llama = given["encoder_hidden_states_t5"], given["encoder_hidden_states_llama3"]

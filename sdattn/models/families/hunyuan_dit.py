@@ -1,4 +1,4 @@
-"""HunyuanDiT: cross-attention to BERT and T5 behind each other, its queries rotated."""
+"""HunyuanDiT: cross-attention to BERT followed by T5, with rotated queries."""
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
@@ -12,7 +12,7 @@ BERT, T5 = 77, 256  # columns, which no option changes
 
 
 def read_hunyuan_dit(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """BERT on the first columns, T5 on those behind them. Source: pipeline_hunyuandit.py,
+    """Read BERT in the first columns, then T5. Source: pipeline_hunyuandit.py,
     ``encode_prompt``."""
     pipe = call.pipe
     if call.columns not in (None, BERT + T5):

@@ -1,4 +1,4 @@
-"""HunyuanImage 2.1: joint attention, the image first, to Qwen2.5-VL and to ByT5, which reads
+"""HunyuanImage 2.1: joint attention, the image first, with Qwen2.5-VL and with ByT5, which reads
 quoted text."""
 
 import re
@@ -19,12 +19,12 @@ _QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
 
 
 def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """ByT5's tokens of the quoted text, Qwen2.5-VL's of the prompt inside a template, then the
-    padding of both. Source: pipeline_hunyuanimage.py, ``encode_prompt``;
+    """Read ByT5's tokens of the quoted text, Qwen2.5-VL's tokens of the prompt inside a template,
+    then the padding of both. Source: pipeline_hunyuanimage.py, ``encode_prompt``;
     transformer_hunyuanimage.py, ``forward``.
 
     Raises:
-        ValueError: several images of each of several prompts whose quoted texts differ in length.
+        ValueError: several images for each of several prompts whose quoted texts differ in length.
     """
     lengths = call.pipe.tokenizer_max_length, call.pipe.tokenizer_2_max_length
     if call.columns not in (None, sum(lengths)):
@@ -39,14 +39,19 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     return read_with_glyphs(call, texts, whole, quoted, "num_images_per_prompt")
 
 
+<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of latents ``[B, C, (frames,) rows, cols]``."""
+=======
+def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the grid of latents ``[B, C, (frames,) rows, cols]``."""
+>>>>>>> prose2
     sizes, patches = given["hidden_states"].shape[2:], model.config.patch_size
     return tuple(size // patch for size, patch in zip(sizes, patches, strict=True))
 
 
 class HunyuanImage(Family):
-    """The columns of both text encoders are one sequence."""
+    """A family whose two text encoders share one sequence of columns."""
 
     def read_call(self, model: Model, args: tuple[object, ...], kwargs: Given) -> DenoiserCall:
         call = super().read_call(model, args, kwargs)

@@ -1,4 +1,4 @@
-"""HunyuanVideo (Kong et al. 2024): videos as one sequence, joint attention, the video first, to
+"""HunyuanVideo (Kong et al. 2024): videos as one sequence, joint attention, the video first, with
 Llama inside a template."""
 
 from ...prompts.tokenizing import filled
@@ -10,7 +10,7 @@ from ..family import IN_TURN, Family
 
 
 def read_hunyuan_video(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Llama's tokens behind the template's, filled up; CLIP gives one pooled vector. Source:
+    """Read Llama's tokens after the template's, padded; CLIP gives one pooled vector. Source:
     pipeline_hunyuan_video.py, ``_get_llama_prompt_embeds``."""
     tokenizer, template = call.pipe.tokenizer, call.option("prompt_template")
     crop = template.get("crop_start")

@@ -1,5 +1,5 @@
-"""HunyuanVideo 1.5: videos as one sequence, joint attention, the video first, to Qwen2.5-VL and to
-ByT5, which reads quoted text."""
+"""HunyuanVideo 1.5: videos as one sequence, joint attention, the video first, with Qwen2.5-VL and
+with ByT5, which reads quoted text."""
 
 import re
 from collections.abc import Sequence
@@ -19,12 +19,12 @@ _QUOTED = '"(.*?)"|\u201c(.*?)\u201d'
 
 
 def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """ByT5's tokens of the quoted text, then Qwen2.5-VL's of the chat without the first ones,
-    filled up to the longest prompt of the batch; negative prompts are read alone. Source:
+    """Read ByT5's tokens of the quoted text, then Qwen2.5-VL's tokens of the chat without its first
+    ones, padded to the longest prompt in the batch; negative prompts are read alone. Source:
     pipeline_hunyuan_video1_5.py, ``encode_prompt``; transformer_hunyuan_video15.py, ``forward``.
 
     Raises:
-        ValueError: several videos of each of several prompts whose quoted texts differ in length.
+        ValueError: several videos for each of several prompts whose quoted texts differ in length.
     """
     whole = in_chat(call.pipe.tokenizer, system=call.pipe.system_message)
     read = read_with_glyphs(call, texts, whole, _quoted, "num_videos_per_prompt")
@@ -37,15 +37,21 @@ def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _quoted(text: str) -> Source | None:
-    """Each quoted text once."""
+    """Return each quoted text once."""
     found: dict[str, re.Match[str]] = {}
     for one in re.finditer(_QUOTED, text):
         found.setdefault(one[1] or one[2] or "", one)
     return glyph_text(text, found.values())
 
 
+<<<<<<< HEAD
 def _spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
     """Behind the video its image, of images to video, then what the masks leave of both texts."""
+=======
+def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+    """Return the spans: the video, its image for image-to-video, then both texts without masked
+    tokens."""
+>>>>>>> prose2
     image = given["image_embeds"]
     start = cells + (image.shape[1] if image.any() else 0)
     masks = given["encoder_attention_mask"], given["encoder_attention_mask_2"]

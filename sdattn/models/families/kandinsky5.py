@@ -13,8 +13,9 @@ from ..pipeline import Given, Model, Pipeline
 
 
 def read_kandinsky5(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Qwen2.5-VL inside a template, without its first tokens, padded to the longest prompt of the
-    batch; CLIP gives one pooled vector. Source: pipeline_kandinsky_t2i.py, ``_encode_prompt_qwen``.
+    """Read Qwen2.5-VL inside a template, without its first tokens, padded to the longest prompt in
+    the batch; CLIP gives one pooled vector. Source: pipeline_kandinsky_t2i.py,
+    ``_encode_prompt_qwen``.
 
     Raises:
         ValueError: the pipeline would cut a prompt or rewrite its characters.
@@ -35,7 +36,8 @@ def read_kandinsky5(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _cleaned(text: str) -> Source:
-    """A prompt with single spaces, as ``prompt_clean`` leaves it where it changes nothing else."""
+    """Return the prompt with single spaces, as ``prompt_clean`` leaves it if it changes nothing
+    else."""
     from diffusers.pipelines.kandinsky5.pipeline_kandinsky_t2i import prompt_clean
 
     source = Source.of(text).strip()
@@ -49,14 +51,19 @@ def _cleaned(text: str) -> Source:
     return source
 
 
+<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of latents ``[B, frames, rows, cols, C]``."""
+=======
+def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the grid of latents ``[B, frames, rows, cols, C]``."""
+>>>>>>> prose2
     sizes = given["hidden_states"].shape[1:4]
     return tuple(size // patch for size, patch in zip(sizes, model.patch_size, strict=True))
 
 
 class Kandinsky5(Family):
-    """One class of models for images and for videos, each in pipelines of its own."""
+    """One class of models for images and videos, which have pipelines of their own."""
 
     def within(self, pipeline: Pipeline) -> Family:
         is_video = any(cls.__name__ in _OF_VIDEOS for cls in type(pipeline).__mro__)

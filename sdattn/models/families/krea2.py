@@ -12,8 +12,8 @@ from ..pipeline import Given, Model
 
 
 def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Qwen3-VL behind a system message that is dropped, filled up, and the end of the user's turn
-    behind the padding. Source: pipeline_krea2.py, ``get_text_hidden_states``."""
+    """Read Qwen3-VL after a system message that is dropped, padded, with the end of the user's turn
+    after the padding. Source: pipeline_krea2.py, ``get_text_hidden_states``."""
     tokenizer, length, template = call.pipe.tokenizer, call.length(), "prompt_template_encode"
     before, after = (call.setting(f"{template}_{part}") for part in ("prefix", "suffix"))
     drop = call.setting(f"{template}_start_idx")
@@ -29,8 +29,14 @@ def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
 
 
+<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """By ``position_ids`` ``[T + N, (0, row, col)]``, those of the image behind the text's."""
+=======
+def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the grid from ``position_ids`` ``[T + N, (0, row, col)]``, the image after the
+    text."""
+>>>>>>> prose2
     n_text = given["encoder_hidden_states"].shape[1]
     return grid_of_ids(model, {"img_ids": given["position_ids"][n_text:]})
 

@@ -1,4 +1,4 @@
-"""LongCat-Image: FLUX.1's joint attention to Qwen2.5-VL, quoted text letter by letter."""
+"""LongCat-Image: FLUX.1's joint attention with Qwen2.5-VL, quoted text letter by letter."""
 
 from collections.abc import Iterator
 from dataclasses import replace
@@ -15,8 +15,8 @@ from ..family import IN_TURN, Family
 
 
 def read_longcat(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Qwen2.5-VL inside a template of which no column is kept. Source: pipeline_longcat_image.py,
-    ``_encode_prompt``.
+    """Read Qwen2.5-VL inside a template whose columns are all dropped. Source:
+    pipeline_longcat_image.py, ``_encode_prompt``.
 
     Raises:
         ValueError: the pipeline would rewrite the prompt.
@@ -45,7 +45,7 @@ def read_longcat(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _parts(text: str) -> Iterator[Source]:
-    """The parts of a prompt that are tokenized by themselves."""
+    """Split a prompt into the parts that are tokenized alone."""
     from diffusers.pipelines.longcat_image.pipeline_longcat_image import split_quotation
 
     parts = split_quotation(text)

@@ -1,4 +1,4 @@
-"""LTX-2: videos with sound, in two streams. The video's has cross-attention to Gemma."""
+"""LTX-2: videos with sound, in two streams. The video stream has cross-attention to Gemma."""
 
 import math
 from dataclasses import replace
@@ -14,13 +14,13 @@ from ..pipeline import Given, Model
 
 
 def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Gemma, padded on the left; the connectors move the prompt to the front and put learned
-    registers behind it, which come from no token and draw attention. Source: pipeline_ltx2.py,
+    """Read Gemma, padded on the left. The connectors move the prompt to the front and append
+    learned registers, which belong to no token and attract attention. Source: pipeline_ltx2.py,
     ``_get_gemma_prompt_embeds``; connectors.py, ``LTX2ConnectorTransformer1d.forward``.
 
     Raises:
-        ValueError: the pipeline would rewrite the prompt; several videos of each of several prompts
-            that differ in length, whose masks it mixes up.
+        ValueError: the pipeline would rewrite the prompt, or several videos were asked for each of
+            several prompts of different length, whose masks the pipeline mixes up.
     """
     pipe, length = call.pipe, call.length()
     if call.option("enable_prompt_enhancement"):
@@ -43,8 +43,8 @@ def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
-    """``encode_prompt`` repeats the masks in another order than the text states, and the connectors
-    move the columns by the masks."""
+    """Refuse prompts whose masks ``encode_prompt`` repeats in another order than the text states,
+    since the connectors move the columns by the masks."""
     number = call.options.get("num_videos_per_prompt") or 1
     if number > 1 and len({len(prompt.tokens) for prompt in prompts}) > 1:
         texts = [prompt.text for prompt in prompts]
@@ -55,11 +55,16 @@ def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
         raise OptionError("num_videos_per_prompt", number, text)
 
 
+<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of packed latents ``[B, frames * rows * cols, C]``.
+=======
+def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the grid of packed latents ``[B, frames * rows * cols, C]``.
+>>>>>>> prose2
 
     Raises:
-        ValueError: there are other tokens than those of a video of this size.
+        ValueError: the number of tokens is not that of a video of this size.
     """
     sizes = [given.get(name) for name in ("num_frames", "height", "width")]
     patches = model.config.patch_size_t, model.config.patch_size, model.config.patch_size

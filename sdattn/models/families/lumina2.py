@@ -1,5 +1,5 @@
-"""Lumina 2: one stream of joint attention, in each row its own text and then the image; Gemma
-behind a system prompt."""
+"""Lumina 2: one stream of joint attention, in each row its own text and then the image; Gemma after
+a system prompt."""
 
 from collections.abc import Sequence
 
@@ -13,8 +13,9 @@ from ..pipeline import Given, Model
 
 
 def read_lumina2(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Gemma without its padding, filled up to the longest prompt of the batch; negative prompts are
-    read alone. Source: pipeline_lumina2.py, ``encode_prompt`` and ``_get_gemma_prompt_embeds``."""
+    """Read Gemma without its padding, padded again to the longest prompt in the batch; negative
+    prompts are read alone. Source: pipeline_lumina2.py, ``encode_prompt`` and
+    ``_get_gemma_prompt_embeds``."""
     pipe, most = call.pipe, call.option("max_sequence_length")
     system = call.option("system_prompt")
     system = pipe.system_prompt if system is None else system

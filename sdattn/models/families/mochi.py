@@ -1,5 +1,5 @@
-"""Mochi 1 (Genmo 2024): videos as one sequence, joint attention with T5, the video first; each row
-of a batch attends by itself, to what its mask leaves of the text."""
+"""Mochi 1 (Genmo 2024): videos as one sequence, joint attention with T5, the video first. Each row
+of a batch attends alone, to the text that its mask leaves."""
 
 from ..denoiser_call import grid_of_video
 from ..encoders import read_t5

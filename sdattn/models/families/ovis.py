@@ -1,4 +1,4 @@
-"""Ovis-Image: FLUX.1's joint attention to Qwen3, prompts inside a chat."""
+"""Ovis-Image: FLUX.1's joint attention with Qwen3, prompts inside a chat."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from ..family import IN_TURN, Family
 
 
 def read_ovis(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Qwen3's chat format behind an instruction, without its first tokens, the padding zeroed.
+    """Read Qwen3's chat format after an instruction, without its first tokens, the padding zeroed.
     Source: pipeline_ovis_image.py, ``_get_ovis_prompt_embeds``."""
     pipe, drop = call.pipe, call.pipe.user_prompt_begin_id
     options = {**filled(call.length() + drop), "add_special_tokens": False}

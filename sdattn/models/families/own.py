@@ -1,4 +1,4 @@
-"""Models of one's own whose attention is all :class:`sdattn.attention.MultiHeadAttention`."""
+"""Your own models, whose attention is all :class:`sdattn.attention.MultiHeadAttention`."""
 
 from torch import Tensor, nn
 
@@ -9,8 +9,13 @@ from ..family import Family
 from ..pipeline import Given, Model
 
 
+<<<<<<< HEAD
 def is_own(model: Model) -> bool:
     """Whether a model is somebody's own, its attention all of :class:`MultiHeadAttention`."""
+=======
+def is_own(model: Any) -> bool:
+    """Check whether all attention of a model is :class:`MultiHeadAttention`."""
+>>>>>>> prose2
     if not isinstance(model, nn.Module) or hasattr(type(model), "attn_processors"):
         return False
     attention = [module for module in model.modules() if hasattr(module, "to_q")]
@@ -18,7 +23,7 @@ def is_own(model: Model) -> bool:
 
 
 class OwnModels(Family):
-    """Models whose queries are a sequence: no argument of theirs is known by its name."""
+    """Models whose queries are a plain sequence: no argument of theirs tells the grid."""
 
     def recognises(self, model: Model) -> bool:
         return is_own(model)

@@ -8,7 +8,7 @@ from ..family import NEGATIVE_FIRST_IN_CALL, Family
 
 
 def read_pixart(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """T5, in lower case. Source: pipeline_pixart_alpha.py, ``encode_prompt``."""
+    """Read T5, in lower case. Source: pipeline_pixart_alpha.py, ``encode_prompt``."""
     options = filled(call.length())
     return [read_source(call.pipe.tokenizer, cleaned(call, text), **options) for text in texts]
 

@@ -12,8 +12,8 @@ from ..pipeline import Given, Model
 
 
 def read_sana(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Gemma behind an instruction, of which the start and what the length leaves of its end are
-    kept. Source: pipeline_sana.py, ``_get_gemma_prompt_embeds`` and ``encode_prompt``."""
+    """Read Gemma after an instruction; its start is kept, and as much of its end as fits. Source:
+    pipeline_sana.py, ``_get_gemma_prompt_embeds`` and ``encode_prompt``."""
     tokenizer, length = call.pipe.tokenizer, call.length()
     lines = None if call.negative else call.option("complex_human_instruction")
     if not lines:
@@ -34,7 +34,7 @@ def read_sana(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 class SprintTimestep(Timestep):
-    """SanaSprint's scheduler has angles ``a`` in [0, pi / 2], of which the model gets
+    """SanaSprint's timestep: its scheduler has angles ``a`` in [0, pi / 2], and the model gets
     ``sin a / (cos a + sin a)``. Source: pipeline_sana_sprint.py, ``__call__``."""
 
     @cached_property
@@ -44,7 +44,7 @@ class SprintTimestep(Timestep):
 
 
 class Sana(Family):
-    """SanaSprint is of Sana's class, with an embedding of the guidance."""
+    """Sana, and SanaSprint, which has the same class with an embedding of the guidance."""
 
     def timestep(self, model: Model, given: Given) -> Timestep:
         if model.config.guidance_embeds:

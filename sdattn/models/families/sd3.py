@@ -11,8 +11,8 @@ from ..image_latents import ImageLatents, shifted_latents
 
 
 def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Two CLIPs on the first 77 columns, T5 on those behind them; T5 can be left out, then its
-    columns are zeros. Source: pipeline_stable_diffusion_3.py, ``encode_prompt``."""
+    """Read two CLIPs in the first 77 columns, then T5, whose columns are zeros if it is left out.
+    Source: pipeline_stable_diffusion_3.py, ``encode_prompt``."""
     pipe, before = call.pipe, call.pipe.tokenizer.model_max_length
     clip = read_clip(TextCall(pipe, before, call.options), texts)
     # CLIP's columns are known; the rest of the text states is T5's, or zeros.

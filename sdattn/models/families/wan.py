@@ -1,4 +1,4 @@
-"""Wan 2.1 and 2.2: videos as one sequence, cross-attention to UMT5, and of Wan 2.1 to the image
+"""Wan 2.1 and 2.2: videos as one sequence, cross-attention to UMT5, and in Wan 2.1 to the image
 that a video begins with."""
 
 import sys
@@ -17,11 +17,11 @@ _TEXT_BESIDE_IMAGE = 512
 
 
 def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """UMT5; behind the prompt zeros, which draw attention, since no mask keeps them out. Source:
+    """Read UMT5, then zeros, which attract attention, since no mask hides them. Source:
     pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``.
 
     Raises:
-        ValueError: videos from an image that diffusers cannot make, see :func:`_check_image`.
+        ValueError: a video from an image that diffusers cannot make, see :func:`_check_image`.
     """
     length = call.length()
     _check_image(call, length)
@@ -31,12 +31,12 @@ def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _check_image(call: TextCall, length: int) -> None:
-    """Refuse videos from an image that would fail, or be no videos.
+    """Refuse videos from an image that would fail or not be videos.
 
     Raises:
         ValueError: where layers attend to an image as well, texts of another length than diffusers
-            reckons with, or several videos of each prompt; where each token has a timestep of its
-            own, videos of the given image alone.
+            expects, or several videos per prompt; where each token has its own timestep, videos of
+            the given image alone.
     """
     pipe, kind = call.pipe, type(call.pipe).__name__
     transformer = getattr(pipe, "transformer", None)
@@ -60,7 +60,7 @@ def _check_image(call: TextCall, length: int) -> None:
 
 
 def _cleaned(call: TextCall, text: str) -> Source:
-    """The prompt as the pipeline leaves it, if it only cuts off spaces at the ends."""
+    """Return the prompt as the pipeline leaves it, if it only strips spaces at the ends."""
     names = [cls.__module__ for cls in type(call.pipe).__mro__]
     names += [f"{name.rpartition('.')[0]}.encoders" for name in names]  # of modular pipelines
     modules = [sys.modules[name] for name in names if name in sys.modules]
@@ -79,8 +79,14 @@ def _cleaned(call: TextCall, text: str) -> Source:
     return source
 
 
+<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches itself."""
+=======
+def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the grid of a latent ``[B, C, frames, rows, cols]``, which the model cuts into
+    patches."""
+>>>>>>> prose2
     sizes = zip(given["hidden_states"].shape[2:], model.config.patch_size, strict=True)
     return tuple(cells // patch for cells, patch in sizes)
 
@@ -98,7 +104,7 @@ def _advice(model: Model) -> str:
 
 
 class _Wan(Family):
-    """With the image's columns behind the text's where layers attend to both."""
+    """Wan, with the image's columns after the text's where layers attend to both."""
 
     def image_columns(self, model: Model, given: Given, batch: int) -> int:
         image = given.get("encoder_hidden_states_image")

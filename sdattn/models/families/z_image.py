@@ -1,5 +1,5 @@
 """Z-Image and Z-Image-Turbo: one stream of joint attention, the image and then the caption, each
-row of its own length; prompts inside a chat."""
+row with its own length; prompts inside a chat."""
 
 from collections.abc import Sequence
 
@@ -15,8 +15,8 @@ UNIT = 32  # tokens: image and caption are filled up to multiples (SEQ_MULTI_OF)
 
 
 def read_z_image(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Qwen3's chat format without its padding; the model fills it up to a multiple of 32 tokens, in
-    each row, and the map to the longest row. Source: pipeline_z_image.py, ``_encode_prompt``, and
+    """Read Qwen3's chat format without its padding; the model pads each row to a multiple of 32
+    tokens, and the map to the longest row. Source: pipeline_z_image.py, ``_encode_prompt``;
     transformer_z_image.py, ``patchify_and_embed``."""
     tokenizer, most = call.pipe.tokenizer, call.option("max_sequence_length")
     inside = in_chat(tokenizer, enable_thinking=True)

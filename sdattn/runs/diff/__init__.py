@@ -27,26 +27,25 @@ def diff(
     words: Sequence[str] | None = None,
     names: tuple[str, str] | None = None,
 ) -> Comparison:
-    """Compare two runs word by word: of two prompts, two seeds, with a LoRA and without.
+    """Compare two runs word by word: two prompts, two seeds, with a LoRA and without.
 
-    Words are matched by their text, letter case ignored, the second "a" of one prompt with the
-    second "a" of the other.
+    Words are matched by their text, ignoring case: the second "a" of one prompt with the second "a"
+    of the other.
 
     Args:
-        a, b: each a run's folder, what ``load_run`` or an item of ``open_batch`` gave, a ``Run``
-            of one image, or a ``Run`` and the number of the image, ``(run, 1)``.
-        words: compare these words and phrases only, in this order.
-        names: what A and B are called; by default after their folders.
+        a, b: a run's folder, the result of ``load_run``, an item of ``open_batch``, a ``Run`` of
+            one image, or ``(run, number)`` for one image of a ``Run``.
+        words: compare only these words and phrases, in this order.
+        names: names for A and B (default: their folders' names).
 
     Returns:
         Comparison: images, maps, differences, and the settings that differ.
 
     Raises:
-        ValueError: images of different proportions, maps of different presets, maps that are not
-            finite, a ``Run`` of several images without a number.
-        KeyError: a word that is in neither run.
+        ValueError: the images have different proportions, the maps different presets or values that
+            are not finite, or a ``Run`` of several images was given without a number.
+        KeyError: a word is in neither run.
         TypeError: a video.
-        FileNotFoundError: as by ``load_run``.
 
     Warns:
         UserWarning: the maps come from different layers.
@@ -73,7 +72,7 @@ def diff(
 
 
 def _side(run: RunLike) -> ImageRun:
-    """One of the two that :func:`diff` takes."""
+    """Return one of the two runs that :func:`diff` takes."""
     if isinstance(run, (str, Path)):
         run = load_run(run)
     if isinstance(run, SavedRun):
@@ -95,7 +94,7 @@ def _side(run: RunLike) -> ImageRun:
 
 
 def _check(a: ImageRun, b: ImageRun) -> None:
-    """Refuse what cannot be compared; warn where the layers differ."""
+    """Refuse runs that cannot be compared; warn where their layers differ."""
     if a.video is not None or b.video is not None:
         raise InvalidTypeError(
             "Comparisons are of images, and these are videos. Compare one frame of each, "
@@ -133,8 +132,8 @@ def _check(a: ImageRun, b: ImageRun) -> None:
 
 
 def _in_unit(preset: Preset) -> Preset:
-    """The preset as far as values are compared by it: a mean over other steps is one too, as of a
-    run that was drawn and of an image that was explained."""
+    """Return the part of a preset that decides its unit: a mean over other steps counts as a mean,
+    so a drawn run can be compared with an explained image."""
     return preset if preset.part is None else replace(preset, steps="mean")
 
 
@@ -150,7 +149,7 @@ def _compare_layers(a: Sequence[str], b: Sequence[str]) -> None:
 
 
 def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
-    """The folders' names, with as many of those above as tell them apart; A and B without."""
+    """Return the folders' names, with as many parent folders as tell them apart, or A and B."""
     folders = [run.folder.resolve() if isinstance(run, SavedRun) else None for run in (a, b)]
     if folders[0] is None or folders[1] is None:
         names = [folder.name if folder else "" for folder in folders]
@@ -163,16 +162,27 @@ def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
     return parts[0][-1], parts[1][-1]
 
 
+<<<<<<< HEAD
 def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[object, object]]:
     """What the two runs were asked for and is not the same, name to (A's, B's)."""
+=======
+def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[Any, Any]]:
+    """Return the settings that differ, name to (A's, B's)."""
+>>>>>>> prose2
     of_a, of_b = _settings(a.settings), _settings(b.settings)
     names = [name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name)]
     return {name: (of_a.get(name), of_b.get(name)) for name in names}
 
 
+<<<<<<< HEAD
 def _settings(settings: RunSettings) -> dict[str, object]:
     """Flat: ``guidance_scale``, ``version of torch``."""
     flat: dict[str, object] = {}
+=======
+def _settings(settings: RunSettings) -> dict[str, Any]:
+    """Flatten the settings: ``guidance_scale``, ``version of torch``."""
+    flat: dict[str, Any] = {}
+>>>>>>> prose2
     for name, value in settings.alone().to_json().items():
         if name in ("options", "loading"):
             flat |= value

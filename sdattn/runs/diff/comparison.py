@@ -1,4 +1,4 @@
-"""What two runs differ by: their words' maps on one grid, as numbers and as a sheet."""
+"""How two runs differ: their words' maps on one grid, as numbers and as a sheet."""
 
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,16 +23,16 @@ _HEAD = ("mean A", "mean B", "correlation", "largest B - A")
 
 @dataclass
 class Comparison:
-    """What :func:`diff` found.
+    """The result of :func:`diff`.
 
     Attributes:
-        names: of A and B.
-        prompts: of A and B.
+        names: names of A and B.
+        prompts: prompts of A and B.
         image_a, image_b: the images.
-        words: those of A in the order of its prompt, then those that only B has.
-        settings: what differs between the two ``run.json``, name to (A's, B's); None where a run
-            does not say.
-        heatmaps: of A and B, all of them.
+        words: the words of A in the order of its prompt, then words that only B has.
+        settings: settings that differ in the two ``run.json``, name to (A's, B's); None for one
+            that a run lacks.
+        heatmaps: all heatmaps of A and B.
     """
 
     names: tuple[str, str]
@@ -60,8 +60,8 @@ class Comparison:
         return f"{notebook.framed(self.page())}<details><summary>stills</summary>{still}</details>"
 
     def page(self) -> bytes:
-        """``diff.html``: a page with both images, a slider between them, and the maps of each
-        word in both at once. UTF-8 HTML of one file that loads nothing."""
+        """Return ``diff.html``, UTF-8: both images with a slider between them, and the maps of each
+        word in both at once. The page loads nothing."""
         maps: tuple[list[Heatmap], list[Heatmap]] = [], []
         links = [(_add(maps[0], word.a), _add(maps[1], word.b)) for word in self.words]
         a, b = (
@@ -80,11 +80,11 @@ class Comparison:
         )
 
     def sheet(self) -> Image.Image:
-        """An image of all of it: above both images and where they differ, below a row a word
-        with its map in A, in B, and B - A.
+        """Draw both images and where they differ, and below a row for each word: its map in A, its
+        map in B, and B - A.
 
         Returns:
-            PIL, RGB. All maps share one scale, and so do all differences. Many words stand in
+            PIL, RGB. All maps share one scale, and so do all differences. Many words are set in
             several columns.
         """
         a = _scaled(self.image_a, 384 if len(self.words) <= _FEW else render.SHORTEST_SIDE)
@@ -100,7 +100,7 @@ class Comparison:
         return sheets.bands(head, self._rows(a, b), lines)
 
     def _rows(self, a: Image.Image, b: Image.Image) -> list[list[Image.Image]]:
-        """The tiles of each word: in A, in B, and B - A."""
+        """Draw each word's tiles: A, B, and B - A."""
         maps = [heatmap for word in self.words for heatmap in (word.a, word.b) if heatmap]
         differences = [word.difference for word in self.words if word.difference is not None]
         most = max((float(values.abs().max()) for values in differences), default=0.0)
@@ -108,12 +108,12 @@ class Comparison:
         return [_row(word, a, b, scale, most) for word in self.words]
 
     def told_settings(self) -> dict[str, tuple[str, str]]:
-        """The settings that differ, but for the prompt, each in at most 60 letters."""
+        """Return the settings that differ, except the prompt, each in at most 60 characters."""
         differ = {name: pair for name, pair in self.settings.items() if name != "prompt"}
         return {name: (_short(a), _short(b)) for name, (a, b) in differ.items()}
 
     def _pixels(self, size: tuple[int, int]) -> Image.Image:
-        """How far the images are apart, pixel by pixel."""
+        """Draw how far the images are apart, pixel by pixel."""
         label = "|B - A|"
         if self.image_a.size != self.image_b.size:
             return _blank(size, label, "images of two sizes")
@@ -124,20 +124,19 @@ class Comparison:
         return render.caption(image, label, f"mean {apart.mean():.3g} of 255")
 
     def to_dict(self) -> dict[str, Any]:
-        """The numbers, as ``run.json`` of :meth:`save` holds them."""
+        """Return the numbers, as :meth:`save` writes them to ``run.json``."""
         runs = zip(self.names, self.prompts, (self.image_a, self.image_b), strict=True)
         compared = [ComparedRun(name, prompt, image.size) for name, prompt, image in runs]
         words = [WordNumbers.of(word) for word in self.words]
         return DiffInfo(compared, self.settings, words).to_json()
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
-        """Write ``diff.html``, the page, ``diff.png``, the sheet, and ``run.json``, the numbers.
-        Returns the folder.
+        """Write ``diff.html`` (the page), ``diff.png`` (the sheet) and ``run.json`` (the numbers).
+        Return the folder.
 
         Raises:
-            FileExistsError: there is something at ``folder`` already, and no ``force``, or
-                something that is no comparison's.
-            OSError: the folder cannot be written.
+            FileExistsError: ``folder`` exists and ``force`` is not set, or it holds something other
+                than a comparison.
         """
         with new_folder(folder, force=force, kind="diff") as temporary:
             (temporary / "diff.html").write_bytes(self.page())
@@ -147,15 +146,20 @@ class Comparison:
 
 
 def _add(maps: list[Heatmap], heatmap: Heatmap | None) -> int | None:
-    """Put a map at the end and return its number."""
+    """Append a map and return its number."""
     if heatmap is None:
         return None
     maps.append(heatmap)
     return len(maps) - 1
 
 
+<<<<<<< HEAD
 def _short(value: object) -> str:
     """A setting in few letters: a long list is shown by its ends, no setting by a dash."""
+=======
+def _short(value: Any) -> str:
+    """Shorten a setting: a long list to its ends, None to a dash."""
+>>>>>>> prose2
     if isinstance(value, list) and len(value) > 4:
         return f"{value[0]} … {value[-1]} ({len(value)})"
     if isinstance(value, list) and all(isinstance(one, str) for one in value):
@@ -183,7 +187,7 @@ def _row(
 
 
 def _scaled(image: Image.Image, side: int) -> Image.Image:
-    """RGB, in proportion, the shorter side ``side`` pixels."""
+    """Resize to a shorter side of ``side`` pixels; RGB."""
     factor = side / min(image.size)
     size = round(image.width * factor), round(image.height * factor)
     return image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
@@ -194,7 +198,7 @@ def _blank(size: tuple[int, int], label: str, note: str = "") -> Image.Image:
 
 
 def _texts(word: WordDifference) -> list[str]:
-    """The numbers under ``_HEAD`` as they are read."""
+    """Format the numbers under ``_HEAD``."""
     texts = [
         "-" if number is None else f"{number:.2g}"
         for number in (word.mean_a, word.mean_b, word.correlation)

@@ -1,4 +1,4 @@
-"""What ``run.json`` of a comparison says."""
+"""``run.json`` of a comparison."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class ComparedRun(Record):
 
 @dataclass(frozen=True)
 class Largest(Record):
-    """Where B - A is furthest from 0; ``cell`` is (row, col) on the grid of both."""
+    """The value of B - A that is furthest from 0; ``cell`` is its (row, col) on the common grid."""
 
     value: float
     cell: tuple[int, int]
@@ -31,12 +31,12 @@ class Largest(Record):
 
 @dataclass(frozen=True)
 class WordNumbers(Record):
-    """How far the maps of a word are apart, see :class:`WordDifference`; None where one of the runs
-    does not have the word.
+    """How far the maps of a word are apart, see :class:`WordDifference`; None for a run that does
+    not have the word.
 
     Attributes:
-        mean: of A's map and of B's.
-        grid: (rows, cols) that both were brought to.
+        mean: mean of A's map and of B's.
+        grid: (rows, cols) that both were resized to.
     """
 
     word: str
@@ -59,7 +59,7 @@ class WordNumbers(Record):
 
 @dataclass(frozen=True)
 class DiffInfo(Record):
-    """The document; ``settings`` has A's and B's of each that differs."""
+    """The document; ``settings`` has A's and B's value for each setting that differs."""
 
     runs: Sequence[ComparedRun]
     settings: Mapping[str, tuple[object, object]]

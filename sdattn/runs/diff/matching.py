@@ -1,4 +1,4 @@
-"""The words of two runs, matched: the n-th of a text with the n-th of the other."""
+"""Match the words of two runs: the n-th occurrence with the n-th."""
 
 from collections import Counter
 from collections.abc import Sequence
@@ -17,11 +17,11 @@ from ...prompts.words import split_phrase
 
 @dataclass(frozen=True, eq=False)
 class WordDifference:
-    """One word, phrase or occurrence of it in two runs; at least one of them has it.
+    """One word, phrase or occurrence in two runs; at least one of them has it.
 
     Attributes:
-        label: as written in the prompt of A, or of B where A has it not.
-        a, b: the heatmap in each run, on its own grid; None where a run has it not.
+        label: text in the prompt of A, or in B's if A does not have it.
+        a, b: the heatmap in each run on its own grid, or None.
     """
 
     label: str
@@ -30,8 +30,8 @@ class WordDifference:
 
     @cached_property
     def _pair(self) -> tuple[Tensor, Tensor] | None:
-        """Both maps on the finer of the two grids: float32 ``[rows, cols]``, bilinear; of crops
-        those of the whole images."""
+        """Return both maps on the finer grid, float32 ``[rows, cols]``, bilinear; crops are
+        extended to the whole image."""
         if self.a is None or self.b is None:
             return None
         finer = max((self.a.map, self.b.map), key=Tensor.numel)
@@ -40,15 +40,14 @@ class WordDifference:
 
     @property
     def difference(self) -> Tensor | None:
-        """B - A: float32 ``[rows, cols]`` on the finer of the two grids, in the unit of the maps,
-        by default a share of the attention, so that it is in [-1, 1]; None where a run has it
-        not."""
+        """B - A, float32 ``[rows, cols]`` on the finer of the two grids, in the maps' unit: by
+        default a share of attention, so values are in [-1, 1]. None if a run lacks the word."""
         return None if self._pair is None else self._pair[1] - self._pair[0]
 
     @property
     def correlation(self) -> float | None:
-        """Pearson's, of the two maps cell by cell, in [-1, 1]; None where a map is flat or is not
-        there. Of two maps of one crop, of its cells alone."""
+        """Pearson's correlation of the two maps, cell by cell, in [-1, 1]; None if a map is flat or
+        missing. Two maps of one crop are compared inside it."""
         if self._pair is None or self.a is None or self.b is None:
             return None
         cells = self.a.values, self.b.values
@@ -57,17 +56,17 @@ class WordDifference:
 
     @property
     def mean_a(self) -> float | None:
-        """The mean of the map in A."""
+        """Mean of the map in A."""
         return None if self.a is None else float(self.a.values.double().mean())
 
     @property
     def mean_b(self) -> float | None:
-        """The mean of the map in B."""
+        """Mean of the map in B."""
         return None if self.b is None else float(self.b.values.double().mean())
 
     @property
     def largest(self) -> tuple[float, tuple[int, int]] | None:
-        """The difference that is farthest from zero, with its sign, and its (row, col)."""
+        """The difference furthest from zero, signed, and its (row, col)."""
         difference = self.difference
         if difference is None:
             return None
@@ -76,14 +75,14 @@ class WordDifference:
 
 
 def match_words(a: Heatmaps, b: Heatmaps) -> list[WordDifference]:
-    """All words: those of A in order, then those that only B has."""
+    """Return all words: A's in order, then words that only B has."""
     of_a, of_b = (_numbered(maps.occurrences()) for maps in (a, b))
     pairs = [(of_a.get(key), of_b.get(key)) for key in {**of_a, **of_b}]
     return [WordDifference(heatmap.label, x, y) for x, y in pairs if (heatmap := x or y)]
 
 
 def _numbered(maps: Sequence[Heatmap]) -> dict[tuple[tuple[str, ...], int], Heatmap]:
-    """Maps by their text in folded case and the number of its occurrence."""
+    """Key maps by their text in folded case and the number of the occurrence."""
     seen: Counter[tuple[str, ...]] = Counter()
     numbered = {}
     for heatmap in maps:
@@ -94,10 +93,10 @@ def _numbered(maps: Sequence[Heatmap]) -> dict[tuple[tuple[str, ...], int], Heat
 
 
 def choose_words(a: Heatmaps, b: Heatmaps, phrase: str) -> list[WordDifference]:
-    """Each occurrence of a word or phrase, the n-th of A with the n-th of B.
+    """Return each occurrence of a word or phrase, the n-th of A with the n-th of B.
 
     Raises:
-        KeyError: it is in neither.
+        KeyError: it is in neither run.
     """
     found: list[tuple[Heatmap, ...]] = []
     reasons = []

@@ -36,20 +36,20 @@ _SAME_PLACE = 0.5  # maps of the first view are less alike
 
 
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
-    """The page of one image's run.
+    """Return the HTML page of one image's run.
 
-    Words of the prompt show their maps, pointing at the image lists the words that act there,
-    and what the run kept of layers and steps can be chosen. Under 3 MB, whatever the run: maps are
-    in 256 shades of their range, coarser where there are very many, and an image of more than
-    0.4 MB or 1536 pixels is shown as WebP or smaller.
+    The words of the prompt show their maps, pointing at the image lists the words that act there,
+    and the layers and steps that the run kept can be chosen. The page is under 3 MB, whatever the
+    run: maps are stored in 256 shades of their range, coarser where there are very many, and an
+    image of more than 0.4 MB or 1536 pixels is shown smaller or as WebP.
 
     The page of a video plays, the words at a spot follow its frames, and strips show how much of
-    each frame goes to each pinned word. It is under 8 MB: all frames are there, with more loss or
-    fewer pixels where they are many.
+    each frame goes to each pinned word. It is under 8 MB: it holds all frames, compressed more or
+    with fewer pixels where there are many.
 
     Args:
-        run: of one image.
-        phrases: further maps of the prompt to offer, ``heatmaps.find("red circle")`` say.
+        run: run of one image.
+        phrases: further maps of the prompt to offer, for example ``heatmaps.find("red circle")``.
 
     Returns:
         UTF-8 HTML. The same run gives the same bytes.
@@ -88,7 +88,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
 def _data(
     run: ImageRun, texts: Sequence[tuple[str, str, list[Heatmap]]], maps: PageMaps
 ) -> dict[str, Any]:
-    """What the script of the page is to know."""
+    """Return the data for the page's script."""
     words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
     names = dict(zip(run.details.calls, step_names(run), strict=True))
     return {
@@ -112,17 +112,23 @@ def _data(
     }
 
 
+<<<<<<< HEAD
 def _text(name: str, held: Sequence[Heatmap]) -> dict[str, object]:
     """What the page knows of a text beside the prompt. What changes without "of" counts as much as
     what changes without "cat"."""
+=======
+def _text(name: str, held: Sequence[Heatmap]) -> dict[str, Any]:
+    """Return a further text for the page's script. In maps of changes every word counts as a
+    content word: removing "of" may change as much as removing "cat"."""
+>>>>>>> prose2
     is_change = name in FURTHER and FURTHER[name].changes
     content = [is_change or is_content_word(heatmap.label) for heatmap in held]
     return {"name": name, "words": [heatmap.label for heatmap in held], "content": content}
 
 
 def _first_pins(heatmaps: Heatmaps) -> list[int]:
-    """The words that the page opens with: the strongest content words that are at least half as
-    strong as the first, each of another place than those before it."""
+    """Return the words that the page opens with: the strongest content words, at least half as
+    strong as the first, each in another place than those before it."""
     maps = heatmaps.occurrences()
     content = [i for i, heatmap in enumerate(maps) if is_content_word(heatmap.label)]
     pins: list[int] = []
@@ -135,7 +141,7 @@ def _first_pins(heatmaps: Heatmaps) -> list[int]:
 
 
 def _reads(run: ImageRun) -> str:
-    """The preset and what it reads, for people: ``default: up 16x16, up 32x32``."""
+    """Describe the preset and the layers it reads: ``default: up 16x16, up 32x32``."""
     preset = run.heatmaps.preset
     layers = read_by(run.layers, preset).values()
     groups = dict.fromkeys(
@@ -145,7 +151,7 @@ def _reads(run: ImageRun) -> str:
 
 
 def _units(preset: Preset) -> dict[str, str]:
-    """What values are: of heatmaps, of those of one step, of groups of layers, of knockouts."""
+    """Return the unit of heatmaps, of one step, of a group of layers and of a knockout."""
     return {
         "heatmap": preset.unit,
         "step": replace(preset, steps="mean").unit,
@@ -155,7 +161,7 @@ def _units(preset: Preset) -> dict[str, str]:
 
 
 def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, list[Heatmap]]]:
-    """Maps beside those of the prompt's words: name, text, maps."""
+    """Return name, text and maps of each text next to the prompt."""
     heatmaps = run.heatmaps
     names = dict.fromkeys(token.special for token in heatmaps.prompt.tokens if token.special)
     held = set(heatmaps.columns)
@@ -169,9 +175,20 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
     return [group for group in found if group[2]]
 
 
+<<<<<<< HEAD
 def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
     """A row a token column; padding that follows itself is one row."""
     rows: list[dict[str, object]] = []
+=======
+def _spans(heatmaps: Heatmaps) -> dict[tuple[int, int], int]:
+    """Map the (start, end) of each word in the prompt's text to the number of its map."""
+    return {(word.start, word.end): number for number, word in enumerate(heatmaps.held)}
+
+
+def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, Any]]:
+    """Return a row for each token column; runs of padding share one."""
+    rows: list[dict[str, Any]] = []
+>>>>>>> prose2
     words = {column: word.text for word in prompt.words for column in word.columns}
     captured = set(held)
     for column, token in enumerate(prompt.tokens):
@@ -194,7 +211,7 @@ def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
 
 
 def _settings(run: ImageRun) -> dict[str, str]:
-    """What the page says of how the run was made, name to text."""
+    """Return how the run was made, name to text."""
     settings, preset = run.settings, run.heatmaps.preset
     found = {
         "seed": settings.seed,
@@ -216,7 +233,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
 
 
 def _means(run: ImageRun) -> dict[str, str]:
-    """What heatmaps and groups of layers are of, where no step is chosen."""
+    """Describe what heatmaps and groups of layers average over when no step is chosen."""
     passes, steps = run.layers.passes, run.heatmaps.preset.steps
     if passes == 1:
         return dict.fromkeys(("heatmap", "group"), "last step" if steps == "last" else "one step")
@@ -225,7 +242,7 @@ def _means(run: ImageRun) -> dict[str, str]:
 
 
 def _sums_to_one(run: ImageRun) -> bool:
-    """Whether what the words leave of a cell's attention is that of the other tokens."""
+    """Check whether the attention that the words leave goes to the other tokens."""
     heatmaps = run.heatmaps
     if len(heatmaps.columns) < len(heatmaps.prompt.tokens):
         return False

@@ -28,21 +28,20 @@ _KINDS: list[tuple[str, dict[str, int]]] = [
 
 
 def as_uri(image: Image.Image, largest: int = LARGEST) -> str:
-    """An image as a data URI: PNG, or WebP and smaller where that has more than ``largest``
-    bytes."""
+    """Return an image as a data URI: PNG, or WebP and smaller if that exceeds ``largest`` bytes."""
     [uri] = as_uris([image], largest, _SIDES)
     return uri
 
 
 def video_uris(frames: Sequence[Image.Image]) -> list[str]:
-    """The frames of a video as data URIs of at most ``LARGEST_VIDEO`` bytes together, before
-    base64; each with the same loss, or the video would flicker."""
+    """Return the frames of a video as data URIs, at most ``LARGEST_VIDEO`` bytes together before
+    base64. All frames are compressed alike, or the video would flicker."""
     return as_uris(frames, LARGEST_VIDEO, (*_SIDES, *_SMALL_SIDES))
 
 
 def as_uris(images: Sequence[Image.Image], largest: int, sides: Sequence[int]) -> list[str]:
-    """Images as data URIs, all coded in the same way: the first in which they have at most
-    ``largest`` bytes together, or the one of the fewest."""
+    """Return images as data URIs, all compressed alike: by the first way that needs at most
+    ``largest`` bytes together, or by the smallest."""
     few = images[:: math.ceil(len(images) / _TRIED)]
     ways = [*product(sides, _KINDS)]
     for way in ways:
@@ -68,7 +67,7 @@ def _coded(image: Image.Image, side: int, kind: tuple[str, dict[str, int]]) -> b
 
 @cache
 def colour_tables() -> Mapping[str, str]:
-    """256 colours of each colour map, red, green and blue, as base64."""
+    """Return 256 colours for each colour map, red, green and blue, as base64."""
     ramp = np.linspace(0, 1, 256, dtype=np.float32)[None]
     tables = {name: render.colorize(ramp, (0.0, 1.0), name) for name in COLORMAPS}
     return {name: base64.b64encode(table.tobytes()).decode() for name, table in tables.items()}

@@ -1,7 +1,7 @@
-"""The maps of a page: bytes few enough for a file that opens at once, and what they stand for.
+"""Pack the maps of a page into few bytes, so that the file opens at once.
 
-A map is kept in 256 shades between its own lowest and highest value, which stand beside it, so a
-number that the page shows is within 0.2 % of the map's range. The map of a video is all its frames.
+A map is kept in 256 shades between its own lowest and highest value, which are stored with it, so a
+number on the page is within 0.2 % of the map's range. The map of a video covers all frames.
 """
 
 import base64
@@ -43,19 +43,18 @@ Shape = tuple[int, int, float, float]  # rows, cols, lowest and highest value
 
 @dataclass(frozen=True, eq=False)
 class PageMaps:
-    """What a page shows.
+    """Maps of a page.
 
     Attributes:
-        groups: names of the groups of layers that can be chosen in the heatmap's place.
+        groups: names of the groups of layers that can be chosen instead of the heatmap.
         heads: names of the single heads that can be chosen, with their layers.
-        calls: which calls of the model, from 0, can be chosen in the place of the mean.
-        left_out: what a video kept, but a page has no room for: "layers", "steps", "heads".
-        maps: (rows, cols, lowest, highest) of each map: of the mean and each call, in each of them
-            of the heatmap and each group, in each of these of each word, in the order of
-            ``Heatmaps.occurrences()``; behind them those of each head, of each word; then those of
-            further texts.
-        data: their cells in that order, frame by frame and row by row, a byte each: in a row the
-            first and then differences from the left neighbour, modulo 256; zlib's stream as base64.
+        calls: model calls, counted from 0, that can be chosen instead of the mean.
+        left_out: what was kept for a video but does not fit: "layers", "steps", "heads".
+        maps: (rows, cols, lowest, highest) of each map. Order: the mean, then each call; in each,
+            the heatmap, then each group; in each, the words in the order of
+            ``Heatmaps.occurrences()``. Then each head, word by word; then further texts.
+        data: the maps' cells in that order, frame by frame and row by row, one byte each: the first
+            of a row, then differences to the left neighbour modulo 256; a zlib stream as base64.
     """
 
     groups: list[str]
@@ -67,11 +66,10 @@ class PageMaps:
 
 
 def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
-    """The maps of a run's page, those of ``further`` words behind the prompt's.
+    """Return the maps of a run's page; maps of ``further`` words come last.
 
-    Where all of them would be too much for a page they are coarser than they were made, by
-    averaging neighbours, and of very many steps some are left out, evenly. Of a long video groups
-    of layers, heads and all steps may be left out.
+    Maps that do not fit are made coarser by averaging neighbours, and of very many steps some are
+    left out, evenly. A long video may lose groups of layers, heads and all steps.
     """
     groups, of_steps, steps = group_heatmaps(run), step_groups(run), step_heatmaps(run)
     names = [name for name in groups if len(groups) > 1 and (not steps or name in of_steps)]
@@ -108,7 +106,7 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
 
 
 def packed_heatmaps(heatmaps: Sequence[Heatmap]) -> tuple[list[Shape], str]:
-    """Heatmaps alone, as :attr:`PageMaps.maps` and :attr:`PageMaps.data`."""
+    """Return heatmaps alone as :attr:`PageMaps.maps` and :attr:`PageMaps.data`."""
     return _packed(_coarse_enough([hm.values for hm in heatmaps], _BUDGETS["heatmaps"]))
 
 
@@ -128,7 +126,7 @@ def _values(heatmaps: Heatmaps) -> list[Tensor]:
 
 
 def _most(looks: Sequence[Sequence[Tensor]]) -> int:
-    """How many steps there is room for where they are coarsest, of images 8 at least."""
+    """Return how many steps fit at the coarsest size; at least 8 for an image."""
     if not looks:
         return 0
     cells = sum(values.numel() for values in looks[0]) / _COARSEST**2
@@ -140,15 +138,19 @@ def _has_room(maps: Sequence[Tensor], part: str) -> bool:
     return sum(values.numel() for values in maps) <= _BUDGETS[part] * _COARSEST**2
 
 
+<<<<<<< HEAD
 def _evenly(items: Sequence[_Item], most: int) -> list[_Item]:
     """All of them, or so many from the first to the last."""
+=======
+def _evenly(items: Sequence[Any], most: int) -> list[Any]:
+    """Return all items, or ``count`` of them from the first to the last."""
+>>>>>>> prose2
     number = min(len(items), most)
     return [items[round(i * (len(items) - 1) / max(number - 1, 1))] for i in range(number)]
 
 
 def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
-    """The maps with rows and columns divided by one power of 2, so that there are few cells: of a
-    video as few as asked, however coarse."""
+    """Divide rows and columns of all maps by one power of 2 until there are few enough cells."""
     factor, cells = 1, sum(values.numel() for values in maps)
     of_video = any(values.ndim == 3 for values in maps)
     while cells > most * factor**2 and (of_video or factor < _COARSEST):
@@ -166,7 +168,15 @@ def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
 
 
 def _in_shades(values: np.ndarray) -> tuple[np.ndarray, float, float]:
-    """uint8 ``[(frames,) rows, cols]``, and what 0 and 255 stand for."""
+    """Return uint8 ``[(frames,) rows, cols]`` with the values of 0 and 255."""
     low, high = float(values.min()), float(values.max())
     scale = 255 / (high - low) if high > low else 0.0
     return np.rint((values - low) * scale).astype(np.uint8), low, high
+<<<<<<< HEAD
+=======
+
+
+def _differences(shades: np.ndarray) -> bytes:
+    """Return differences to the left neighbour: a smooth map then packs into fewer bytes."""
+    return np.diff(shades, axis=-1, prepend=np.uint8(0)).tobytes()
+>>>>>>> prose2

@@ -1,7 +1,7 @@
-"""HTML of one file: a template of this folder with its styles and its script inside.
+"""HTML pages in one file: a template of this folder with its styles and script inside.
 
-No address is loaded, which a content security policy in the page holds the browser to; no script
-but our own runs, whatever a prompt says: the policy names it by its hash.
+A page loads nothing, and a content security policy in it holds the browser to that. Only our own
+scripts run, whatever a prompt says: the policy names them by their hash.
 """
 
 import base64
@@ -23,17 +23,26 @@ def page(
     images_from: str = "",
     **values: object,
 ) -> bytes:
-    """A page.
+    """Return a page as UTF-8 HTML.
 
     Args:
-        name: of the template: ``NAME.html``, with ``theme.css`` and ``theme.js``, then those of
+        name: template ``NAME.html``, with ``theme.css`` and ``theme.js``, then the files named in
             ``shared``, then ``NAME.css`` and ``NAME.js``.
+<<<<<<< HEAD
         home: the folder that has it, where that is another room's.
         shared: names of what several pages have, here.
         further: names of what only some of these pages have, here; they come last.
         images_from: where images may come from but the page itself, as a content security policy
             puts it.
         values: for the template, escaped wherever they stand.
+=======
+        home: folder of the template, if it is another room's.
+        shared: names of styles and scripts here that several pages share.
+        further: names of styles and scripts here that come last.
+        images: where images may come from besides the page itself, in the syntax of a content
+            security policy.
+        values: values for the template, which escapes them.
+>>>>>>> prose2
     """
     files = [*(_HERE / part for part in ("theme", *shared)), home / name]
     files += [_HERE / part for part in further]

@@ -1,4 +1,4 @@
-"""The page of two images: one over the other with a slider between, their words linked."""
+"""The page of two images: one over the other with a slider between them, their words linked."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -21,10 +21,10 @@ class Side:
     """One side of the page.
 
     Attributes:
-        name: what it is called, "source" or a run's.
+        name: "source", or a run's name.
         image: the image.
-        prompt: of it.
-        maps: of words and phrases of the prompt, each in one link or more.
+        prompt: its prompt.
+        maps: maps of words and phrases of the prompt, each in one or more links.
     """
 
     name: str
@@ -35,12 +35,12 @@ class Side:
 
 @dataclass(frozen=True, eq=False)
 class Counterpart:
-    """An image to be seen beside the first.
+    """An image to compare with the first.
 
     Attributes:
         side: the image and its maps.
-        links: numbers of a map of the first image and of one of this; None where one has none.
-        about: numbers of the links that the comparison is about, which the page opens with.
+        links: pairs of map numbers, in the first image and in this one; None for a missing map.
+        about: numbers of the links that the page opens with.
     """
 
     side: Side
@@ -57,17 +57,17 @@ def pair_page(
     differing: Mapping[str, Sequence[str]],
     facts: Mapping[str, str] | None = None,
 ) -> bytes:
-    """The page of an image and others that it is compared with, one at a time.
+    """Return the page that compares an image with others, one at a time.
 
-    All maps have one scale, from 0 to the peak of the strongest content word.
+    All maps share one scale, from 0 to the peak of the strongest content word.
 
     Args:
-        title: of the page.
-        first: the image on the left.
-        others: those on the right, one or more.
-        unit: of the maps' values.
-        differing: name to a text for each image.
-        facts: what holds for all of them, name to text.
+        title: title of the page.
+        first: image on the left.
+        others: images on the right, one or more.
+        unit: unit of the maps' values.
+        differing: settings that differ: name to a text for each image.
+        facts: settings that all images share, name to text.
 
     Returns:
         UTF-8 HTML.
@@ -100,7 +100,7 @@ def pair_page(
 
 
 def _sides(shown: Sequence[Side]) -> list[dict[str, object]]:
-    """What the script knows of each image; ``start`` is the number of its first map."""
+    """Return each image's data for the script; ``start`` is the number of its first map."""
     sides: list[dict[str, object]] = []
     start = 0
     for side in shown:
@@ -113,7 +113,8 @@ def _sides(shown: Sequence[Side]) -> list[dict[str, object]]:
 
 
 def _shown(side: Side, largest: int) -> dict[str, object]:
-    """What the template knows of an image; ``more`` are words that stand nowhere in the text."""
+    """Return an image's data for the template; ``more`` are maps whose words are not in the
+    text."""
     spans = indices_by_span(side.prompt, side.maps)
     apart = sorted({*range(len(side.maps))}.difference(spans.values()))
     return {
@@ -127,7 +128,7 @@ def _shown(side: Side, largest: int) -> dict[str, object]:
 
 
 def _first_pins(first: Side, other: Counterpart) -> list[int]:
-    """The strongest links with a content word, of those that it is about; else the strongest."""
+    """Return the strongest links with a content word among ``about``, or the strongest of all."""
     peaks: dict[int, float] = {}
     for number, link in enumerate(other.links):
         both = zip((first, other.side), link, strict=True)

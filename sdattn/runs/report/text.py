@@ -14,9 +14,9 @@ class Piece(NamedTuple):
     """A part of a prompt's text.
 
     Attributes:
-        text: of it.
-        number: of the map that its words have; None for no map.
-        cut: whether the text encoder never saw it.
+        text: the text.
+        number: number of its words' map, or None.
+        cut: the text encoder never saw this part.
     """
 
     text: str
@@ -25,7 +25,8 @@ class Piece(NamedTuple):
 
 
 def pieces(prompt: Prompt, spans: Mapping[tuple[int, int], int]) -> list[Piece]:
-    """The whole text, ``spans`` (start and end in it, to a number) and cut-off words apart."""
+    """Split the text at ``spans``, (start, end) to a map's number, and at words that were cut
+    off."""
     seen = max((i for i, word in enumerate(prompt.words) if word.columns), default=-1) + 1
     unseen = [word for word in prompt.words[: seen + MOST_CUT_OFF] if not word.columns]
     marks: list[tuple[int, int, int | None, bool]]
@@ -42,9 +43,9 @@ def pieces(prompt: Prompt, spans: Mapping[tuple[int, int], int]) -> list[Piece]:
 
 
 def indices_by_span(prompt: Prompt, maps: Sequence[Heatmap]) -> dict[tuple[int, int], int]:
-    """Where the words of maps stand in a prompt, (start, end) to the map's number.
+    """Map the (start, end) of words in a prompt to the number of their map.
 
-    Without maps whose words stand nowhere in a row, or inside those of another map.
+    Leaves out maps whose words are not consecutive in the text or lie inside another map's words.
     """
     spans: dict[tuple[int, int], int] = {}
     at = 0
@@ -59,7 +60,7 @@ def indices_by_span(prompt: Prompt, maps: Sequence[Heatmap]) -> dict[tuple[int, 
 
 
 def _end(prompt: Prompt, first: int, columns: set[int]) -> int:
-    """The end of the words from ``first`` on that have these very columns; 0 for none."""
+    """Return the end of the words from ``first`` on that have exactly these columns, or 0."""
     covered: set[int] = set()
     for number, word in enumerate(prompt.words[first:], start=first + 1):
         if not word.columns or not columns.issuperset(word.columns):

@@ -1,21 +1,27 @@
-"""The video of a page: its frames as images, and when each is shown."""
+"""The video on a page: its frames as images, and when to show each."""
 
 from ...files.videos import Video
 from ...maps.heatmap import latent_frames
 from .images import video_uris
 
 
+<<<<<<< HEAD
 def video_data(video: Video, latent: int) -> tuple[dict[str, object], str]:
     """What the page's script is to know of a video, and the data URI of its middle frame, which the
     page opens with.
+=======
+def video_data(video: Video, latent: int) -> tuple[dict[str, Any], str]:
+    """Return a video's data for the script, and the data URI of its middle frame, which the page
+    opens with.
+>>>>>>> prose2
 
     Args:
-        video: its frames.
-        latent: how many frames the maps have.
+        video: frames and their rate.
+        latent: number of frames that the maps have.
 
     Returns:
-        ``frames``, a data URI each, "" in the place of the middle one; ``latent``, which frame of
-        the maps belongs to each; ``rate``, frames a second; ``middle``, the number of that frame.
+        ``frames``, a data URI each, "" for the middle frame; ``latent``, the maps' frame for each;
+        ``rate``, frames per second; ``middle``, the number of the middle frame.
     """
     uris = video_uris(video)
     middle, uris[video.middle] = uris[video.middle], ""
