@@ -102,13 +102,8 @@ def claimed(model: object) -> Family | None:
     return listed(type(inner)) or next(recognising, None)
 
 
-<<<<<<< HEAD
 def family_of(model: object, asked: str = "") -> Family:
-    """The family of a model.
-=======
-def family_of(model: Any, asked: str = "") -> Family:
     """Return the family of a model.
->>>>>>> prose2
 
     Raises:
         TypeError: no family claims it, by its name or for what was ``asked``.
@@ -145,13 +140,8 @@ def _words(kind: type | str) -> tuple[str, ...]:
     return tuple(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|\d+", rest))
 
 
-<<<<<<< HEAD
 def reader_of(pipe: Pipeline) -> Reader:
-    """How a pipeline reads: as its class or the nearest base, by the longest name that fits.
-=======
-def reader_of(pipe: Any) -> Reader:
     """Return the reader for a pipeline's class or its nearest base; the longest matching name wins.
->>>>>>> prose2
 
     Mixins are passed over: Kolors has Stable Diffusion's, Chroma has Flux's.
     """
@@ -164,15 +154,9 @@ def reader_of(pipe: Any) -> Reader:
     return refuse_unknown
 
 
-<<<<<<< HEAD
 def guidance_of(pipe: Pipeline) -> Guidance:
-    """Return how a pipeline runs guidance: as the guider of a modular one says, or as its class or
-    the nearest base that a family names.
-=======
-def guidance_of(pipe: Any) -> Guidance:
     """Return how a pipeline runs guidance: from the guider of a modular pipeline, or from the
     family that names its class or nearest base.
->>>>>>> prose2
 
     Raises:
         ValueError: no family names the class, or the class lacks the property that its family
@@ -198,15 +182,9 @@ def guidance_of(pipe: Any) -> Guidance:
     )
 
 
-<<<<<<< HEAD
 def image_latents_of(pipe: Pipeline, *, invertible: bool = False) -> ImageLatents:
-    """How a text-to-image pipeline takes an image: as its class or the nearest base that a family
-    names; with ``invertible`` of those alone whose way back to the noise is known.
-=======
-def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
     """Return how a text-to-image pipeline takes an image, by its class or nearest base. With
     ``invertible``, only pipelines whose way back to the noise is known.
->>>>>>> prose2
 
     Raises:
         TypeError: no family names the class; the message lists the classes it could be.
@@ -218,14 +196,8 @@ def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
     return _known_of(pipe, known)
 
 
-<<<<<<< HEAD
 def edits_of(pipe: Pipeline) -> Edits:
-    """How prompt-to-prompt edits a pipeline's images: as its class or the nearest base that a
-    family names.
-=======
-def edits_of(pipe: Any) -> Edits:
     """Return how prompt-to-prompt edits a pipeline's images, by its class or nearest base.
->>>>>>> prose2
 
     Raises:
         TypeError: no family names the class; the message lists the classes it could be.
@@ -234,25 +206,15 @@ def edits_of(pipe: Any) -> Edits:
     return _known_of(pipe, {name: one for one in found for name in one.pipelines})
 
 
-<<<<<<< HEAD
 def _known_of(pipe: Pipeline, known: Mapping[str, Fact]) -> Fact:
-    """What is known by the name of a pipeline's class or of its nearest base."""
-=======
-def _known_of(pipe: Any, known: Mapping[str, Fact]) -> Fact:
     """Return the entry for a pipeline's class or its nearest base."""
->>>>>>> prose2
     for cls in type(pipe).__mro__:
         if cls.__name__ in known:
             return known[cls.__name__]
     raise InvalidTypeError(f"This needs a {' or '.join(known)}; found a {type(pipe).__name__}.")
 
 
-<<<<<<< HEAD
 def unguided_options(pipe: Pipeline) -> Options:
-    """The options with which a text-to-image pipeline runs without guidance."""
-=======
-def unguided_options(pipe: Any) -> Mapping[str, Any]:
     """Return the options that run a text-to-image pipeline without guidance."""
->>>>>>> prose2
     pipelines = image_latents_of(pipe).pipelines
     return next(pipelines[cls.__name__] for cls in type(pipe).__mro__ if cls.__name__ in pipelines)

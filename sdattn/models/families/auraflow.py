@@ -30,13 +30,8 @@ def read_auraflow(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
 
 
-<<<<<<< HEAD
 def _spans(model: Model, given: Given, cells: int) -> Sequence[Spans]:
-    """The blocks get the registers and the text as one."""
-=======
-def _spans(model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
     """Return the spans: the blocks get registers and text as one stream."""
->>>>>>> prose2
     states = given["encoder_hidden_states"]
     n_text = unwrapped(model).register_tokens.shape[1] + states.shape[1]
     return [(slice(n_text, n_text + cells), slice(0, n_text))] * len(states)

@@ -5,15 +5,9 @@ from ..family import NEGATIVE_FIRST_IN_CALL, Family
 from ..pipeline import Given, Model
 
 
-<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Of a latent ``[B, frames, C, rows, cols]`` that the model cuts into patches itself, over
-    several frames in CogVideoX 1.5."""
-=======
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the grid of a latent ``[B, frames, C, rows, cols]``, which the model cuts into
     patches, in CogVideoX 1.5 over several frames."""
->>>>>>> prose2
     frames, _, rows, cols = given["hidden_states"].shape[1:]
     config = model.config
     return (
@@ -23,14 +17,9 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     )
 
 
-<<<<<<< HEAD
 def _fps(model: Model) -> int:
-    """CogVideoX 1.5 alone cuts patches over several frames. Source: the models' cards."""
-=======
-def _fps(model: Any) -> int:
     """Return the frame rate; only CogVideoX 1.5 cuts patches over several frames. Source: model
     cards."""
->>>>>>> prose2
     return 16 if model.config.patch_size_t else 8
 
 

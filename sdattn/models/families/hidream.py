@@ -46,13 +46,8 @@ def _grid(model: Model, given: Given) -> tuple[int, ...]:
     return grid_of_patches(model, given)
 
 
-<<<<<<< HEAD
 def _spans(model: Model, given: Given, cells: int) -> Sequence[Spans]:
-    """Of images that are not square the patches are filled up to as many as there can be."""
-=======
-def _spans(model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
     """Return the spans. Patches of images that are not square are padded to the largest number."""
->>>>>>> prose2
     rows, cols = given["hidden_states"].shape[-2:]
     start = cells if rows == cols else unwrapped(model).max_seq
     t5, llama = given["encoder_hidden_states_t5"], given["encoder_hidden_states_llama3"]

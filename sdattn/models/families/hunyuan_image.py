@@ -39,13 +39,8 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     return read_with_glyphs(call, texts, whole, quoted, "num_images_per_prompt")
 
 
-<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Of latents ``[B, C, (frames,) rows, cols]``."""
-=======
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the grid of latents ``[B, C, (frames,) rows, cols]``."""
->>>>>>> prose2
     sizes, patches = given["hidden_states"].shape[2:], model.config.patch_size
     return tuple(size // patch for size, patch in zip(sizes, patches, strict=True))
 

@@ -44,14 +44,9 @@ def _quoted(text: str) -> Source | None:
     return glyph_text(text, found.values())
 
 
-<<<<<<< HEAD
 def _spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
-    """Behind the video its image, of images to video, then what the masks leave of both texts."""
-=======
-def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
     """Return the spans: the video, its image for image-to-video, then both texts without masked
     tokens."""
->>>>>>> prose2
     image = given["image_embeds"]
     start = cells + (image.shape[1] if image.any() else 0)
     masks = given["encoder_attention_mask"], given["encoder_attention_mask_2"]

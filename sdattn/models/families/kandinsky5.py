@@ -51,13 +51,8 @@ def _cleaned(text: str) -> Source:
     return source
 
 
-<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Of latents ``[B, frames, rows, cols, C]``."""
-=======
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the grid of latents ``[B, frames, rows, cols, C]``."""
->>>>>>> prose2
     sizes = given["hidden_states"].shape[1:4]
     return tuple(size // patch for size, patch in zip(sizes, model.patch_size, strict=True))
 

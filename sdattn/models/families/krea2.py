@@ -29,14 +29,9 @@ def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
 
 
-<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """By ``position_ids`` ``[T + N, (0, row, col)]``, those of the image behind the text's."""
-=======
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the grid from ``position_ids`` ``[T + N, (0, row, col)]``, the image after the
     text."""
->>>>>>> prose2
     n_text = given["encoder_hidden_states"].shape[1]
     return grid_of_ids(model, {"img_ids": given["position_ids"][n_text:]})
 

@@ -8,15 +8,9 @@ from ..family import NEGATIVE_FIRST, Family
 from ..pipeline import Given, Model
 
 
-<<<<<<< HEAD
 def _grid(_model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a sequence of latents, by its numbers or by the places of its cells,
-    ``[B, 3, N]``.
-=======
-def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the grid of a sequence of latents, from its sizes or from its cells' positions, ``[B,
     3, N]``.
->>>>>>> prose2
 
     Raises:
         ValueError: the sequence begins with frames that the video continues from.

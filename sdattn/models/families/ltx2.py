@@ -55,13 +55,8 @@ def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
         raise OptionError("num_videos_per_prompt", number, text)
 
 
-<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Of packed latents ``[B, frames * rows * cols, C]``.
-=======
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the grid of packed latents ``[B, frames * rows * cols, C]``.
->>>>>>> prose2
 
     Raises:
         ValueError: the number of tokens is not that of a video of this size.

@@ -9,13 +9,8 @@ from ..family import Family
 from ..pipeline import Given, Model
 
 
-<<<<<<< HEAD
 def is_own(model: Model) -> bool:
-    """Whether a model is somebody's own, its attention all of :class:`MultiHeadAttention`."""
-=======
-def is_own(model: Any) -> bool:
     """Check whether all attention of a model is :class:`MultiHeadAttention`."""
->>>>>>> prose2
     if not isinstance(model, nn.Module) or hasattr(type(model), "attn_processors"):
         return False
     attention = [module for module in model.modules() if hasattr(module, "to_q")]

@@ -22,26 +22,15 @@ def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
     )
 
 
-<<<<<<< HEAD
 def _grid_of_shapes(_model: Model, given: Given) -> tuple[int, ...]:
-    """The grid of packed patches with ``img_shapes``: for each row of the batch the shapes
-    (frames, rows, cols) of its images, the one that is made first, or that one alone."""
-=======
-def _grid_of_shapes(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the grid of packed patches from ``img_shapes``, which holds for each row of the batch
     the (frames, rows, cols) of its images, the generated one first, or of that one alone."""
->>>>>>> prose2
     shape = given["img_shapes"][0]
     return tuple(shape if isinstance(shape[0], int) else shape[0])
 
 
-<<<<<<< HEAD
 def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
-    """One frame of a VAE for videos, ``(z - mean) / std`` by channel, packed. Source:
-=======
-def _encode(pipe: Any, pixels: Tensor) -> Tensor:
     """Encode to one frame of a video VAE, ``(z - mean) / std`` per channel, packed. Source:
->>>>>>> prose2
     pipeline_qwenimage_img2img.py, ``_encode_vae_image``."""
     latents, config = vae_latents(pipe.vae, pixels[:, :, None])[:, :, 0], pipe.vae.config
     known = latents.new_tensor([config.latents_mean, config.latents_std])

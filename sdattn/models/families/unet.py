@@ -21,13 +21,8 @@ from ..names import Names
 from ..pipeline import Given, Model, Pipeline
 
 
-<<<<<<< HEAD
 def is_unet(model: Model) -> bool:
-    """Whether a denoiser is a UNet, with resolutions and down, mid and up blocks."""
-=======
-def is_unet(model: Any) -> bool:
     """Check whether a denoiser is a UNet, with resolutions and down, mid and up blocks."""
->>>>>>> prose2
     # processors are asked of the class, since the property walks through the whole model
     return hasattr(model, "down_blocks") and hasattr(type(unwrapped(model)), "attn_processors")
 
@@ -73,14 +68,9 @@ class UNets(Family):
         return _image_columns(model, images, given.get("added_cond_kwargs") or {})
 
 
-<<<<<<< HEAD
 def _image_columns(model: Model, images: Sequence[list[Tensor]], added: Given) -> int:
-    """Columns of all image prompts: of each adapter its tokens an image, times its images."""
-=======
-def _image_columns(model: Any, images: Sequence[list[Tensor]], added: Mapping[str, Any]) -> int:
     """Return the number of columns of all image prompts: per adapter, tokens per image times
     images."""
->>>>>>> prose2
     if images:  # a bare UNet that was given them beside the text, [B, images, tokens, width] each
         return sum(states.shape[1] * states.shape[2] for states in images[0])
     embeds = added.get("image_embeds")  # [B, images, ...] of each adapter
@@ -94,23 +84,13 @@ def _image_columns(model: Any, images: Sequence[list[Tensor]], added: Mapping[st
     return sum(count * each for count, each in zip(counts, tokens, strict=False))
 
 
-<<<<<<< HEAD
 def cells(_model: Model, given: Given) -> tuple[int, ...]:
-    """The grid of a latent ``[B, C, (frames,) rows, cols]``."""
-    return tuple(given["sample"].shape[2:])
-
-
-def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
-    """``z * scale``, or ``(z - mean) / std * scale`` where a VAE knows its mean and deviation.
-=======
-def cells(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the grid of a latent ``[B, C, (frames,) rows, cols]``."""
     return tuple(given["sample"].shape[2:])
 
 
-def _encode(pipe: Any, pixels: Tensor) -> Tensor:
+def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
     """Encode to ``z * scale``, or ``(z - mean) / std * scale`` if the VAE has a mean and deviation.
->>>>>>> prose2
     Source: ``prepare_latents`` of the image-to-image pipelines."""
     latents, config = vae_latents(pipe.vae, pixels), pipe.vae.config
     if getattr(config, "latents_mean", None) is not None:

@@ -79,14 +79,9 @@ def _cleaned(call: TextCall, text: str) -> Source:
     return source
 
 
-<<<<<<< HEAD
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches itself."""
-=======
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     """Return the grid of a latent ``[B, C, frames, rows, cols]``, which the model cuts into
     patches."""
->>>>>>> prose2
     sizes = zip(given["hidden_states"].shape[2:], model.config.patch_size, strict=True)
     return tuple(cells // patch for cells, patch in sizes)
 

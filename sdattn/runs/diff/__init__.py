@@ -162,27 +162,16 @@ def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
     return parts[0][-1], parts[1][-1]
 
 
-<<<<<<< HEAD
 def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[object, object]]:
-    """What the two runs were asked for and is not the same, name to (A's, B's)."""
-=======
-def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[Any, Any]]:
     """Return the settings that differ, name to (A's, B's)."""
->>>>>>> prose2
     of_a, of_b = _settings(a.settings), _settings(b.settings)
     names = [name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name)]
     return {name: (of_a.get(name), of_b.get(name)) for name in names}
 
 
-<<<<<<< HEAD
 def _settings(settings: RunSettings) -> dict[str, object]:
-    """Flat: ``guidance_scale``, ``version of torch``."""
-    flat: dict[str, object] = {}
-=======
-def _settings(settings: RunSettings) -> dict[str, Any]:
     """Flatten the settings: ``guidance_scale``, ``version of torch``."""
-    flat: dict[str, Any] = {}
->>>>>>> prose2
+    flat: dict[str, object] = {}
     for name, value in settings.alone().to_json().items():
         if name in ("options", "loading"):
             flat |= value

@@ -153,13 +153,8 @@ def _add(maps: list[Heatmap], heatmap: Heatmap | None) -> int | None:
     return len(maps) - 1
 
 
-<<<<<<< HEAD
 def _short(value: object) -> str:
-    """A setting in few letters: a long list is shown by its ends, no setting by a dash."""
-=======
-def _short(value: Any) -> str:
     """Shorten a setting: a long list to its ends, None to a dash."""
->>>>>>> prose2
     if isinstance(value, list) and len(value) > 4:
         return f"{value[0]} … {value[-1]} ({len(value)})"
     if isinstance(value, list) and all(isinstance(one, str) for one in value):

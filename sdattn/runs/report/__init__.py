@@ -112,15 +112,9 @@ def _data(
     }
 
 
-<<<<<<< HEAD
 def _text(name: str, held: Sequence[Heatmap]) -> dict[str, object]:
-    """What the page knows of a text beside the prompt. What changes without "of" counts as much as
-    what changes without "cat"."""
-=======
-def _text(name: str, held: Sequence[Heatmap]) -> dict[str, Any]:
     """Return a further text for the page's script. In maps of changes every word counts as a
     content word: removing "of" may change as much as removing "cat"."""
->>>>>>> prose2
     is_change = name in FURTHER and FURTHER[name].changes
     content = [is_change or is_content_word(heatmap.label) for heatmap in held]
     return {"name": name, "words": [heatmap.label for heatmap in held], "content": content}
@@ -175,20 +169,9 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
     return [group for group in found if group[2]]
 
 
-<<<<<<< HEAD
 def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
-    """A row a token column; padding that follows itself is one row."""
-    rows: list[dict[str, object]] = []
-=======
-def _spans(heatmaps: Heatmaps) -> dict[tuple[int, int], int]:
-    """Map the (start, end) of each word in the prompt's text to the number of its map."""
-    return {(word.start, word.end): number for number, word in enumerate(heatmaps.held)}
-
-
-def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, Any]]:
     """Return a row for each token column; runs of padding share one."""
-    rows: list[dict[str, Any]] = []
->>>>>>> prose2
+    rows: list[dict[str, object]] = []
     words = {column: word.text for word in prompt.words for column in word.columns}
     captured = set(held)
     for column, token in enumerate(prompt.tokens):

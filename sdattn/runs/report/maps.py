@@ -138,13 +138,8 @@ def _has_room(maps: Sequence[Tensor], part: str) -> bool:
     return sum(values.numel() for values in maps) <= _BUDGETS[part] * _COARSEST**2
 
 
-<<<<<<< HEAD
 def _evenly(items: Sequence[_Item], most: int) -> list[_Item]:
-    """All of them, or so many from the first to the last."""
-=======
-def _evenly(items: Sequence[Any], most: int) -> list[Any]:
     """Return all items, or ``count`` of them from the first to the last."""
->>>>>>> prose2
     number = min(len(items), most)
     return [items[round(i * (len(items) - 1) / max(number - 1, 1))] for i in range(number)]
 
@@ -172,11 +167,3 @@ def _in_shades(values: np.ndarray) -> tuple[np.ndarray, float, float]:
     low, high = float(values.min()), float(values.max())
     scale = 255 / (high - low) if high > low else 0.0
     return np.rint((values - low) * scale).astype(np.uint8), low, high
-<<<<<<< HEAD
-=======
-
-
-def _differences(shades: np.ndarray) -> bytes:
-    """Return differences to the left neighbour: a smooth map then packs into fewer bytes."""
-    return np.diff(shades, axis=-1, prepend=np.uint8(0)).tobytes()
->>>>>>> prose2

@@ -25,24 +25,15 @@ def page(
 ) -> bytes:
     """Return a page as UTF-8 HTML.
 
-        Args:
-            name: template ``NAME.html``, with ``theme.css`` and ``theme.js``, then the files named in
-                ``shared``, then ``NAME.css`` and ``NAME.js``.
-    <<<<<<< HEAD
-            home: the folder that has it, where that is another room's.
-            shared: names of what several pages have, here.
-            further: names of what only some of these pages have, here; they come last.
-            images_from: where images may come from but the page itself, as a content security policy
-                puts it.
-            values: for the template, escaped wherever they stand.
-    =======
-            home: folder of the template, if it is another room's.
-            shared: names of styles and scripts here that several pages share.
-            further: names of styles and scripts here that come last.
-            images: where images may come from besides the page itself, in the syntax of a content
-                security policy.
-            values: values for the template, which escapes them.
-    >>>>>>> prose2
+    Args:
+        name: template ``NAME.html``, with ``theme.css`` and ``theme.js``, then the files named in
+            ``shared``, then ``NAME.css`` and ``NAME.js``.
+        home: folder of the template, if it is another room's.
+        shared: names of styles and scripts here that several pages share.
+        further: names of styles and scripts here that come last.
+        images: where images may come from besides the page itself, in the syntax of a content
+            security policy.
+        values: values for the template, which escapes them.
     """
     files = [*(_HERE / part for part in ("theme", *shared)), home / name]
     files += [_HERE / part for part in further]

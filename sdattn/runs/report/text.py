@@ -25,7 +25,7 @@ class Piece(NamedTuple):
 
 
 def pieces(prompt: Prompt, spans: Mapping[tuple[int, int], int]) -> list[Piece]:
-    """Split the text at ``spans``, (start, end) to a map's number, and at words that were cut
+    """Split the text at ``spans`` ((start, end) to a map's number) and at words that were cut
     off."""
     seen = max((i for i, word in enumerate(prompt.words) if word.columns), default=-1) + 1
     unseen = [word for word in prompt.words[: seen + MOST_CUT_OFF] if not word.columns]

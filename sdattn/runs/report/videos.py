@@ -5,15 +5,9 @@ from ...maps.heatmap import latent_frames
 from .images import video_uris
 
 
-<<<<<<< HEAD
 def video_data(video: Video, latent: int) -> tuple[dict[str, object], str]:
-    """What the page's script is to know of a video, and the data URI of its middle frame, which the
-    page opens with.
-=======
-def video_data(video: Video, latent: int) -> tuple[dict[str, Any], str]:
     """Return a video's data for the script, and the data URI of its middle frame, which the page
     opens with.
->>>>>>> prose2
 
     Args:
         video: frames and their rate.
