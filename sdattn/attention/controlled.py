@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from ..errors import InvalidTypeError, InvalidValueError
+from .calls import AttentionCall
 from .core import fold_heads, unfold_heads
 
 Spans = tuple[slice, slice]  # positions of the image's tokens and of the text's
@@ -43,8 +44,7 @@ class ControlledProcessor:
     Attributes:
         asks: whether the controller is asked now; the attention is plain where it is not.
         has_asked: whether it ever was.
-        watchers: shown the probabilities ``[B, heads, N, T]`` that make the output, behind any
-            edit.
+        watchers: shown each :class:`sdattn.attention.calls.AttentionCall`, after any edit.
     """
 
     def __init__(self, controller: Controller | None = None, place: str = ""):
@@ -53,11 +53,11 @@ class ControlledProcessor:
         self.place = place
         self.asks = True
         self.has_asked = False
-        self.watchers: list[Callable[[Tensor], object]] = []
+        self.watchers: list[Callable[[AttentionCall], object]] = []
 
-    def _show(self, attn: Any, probs: Tensor) -> None:
+    def _show(self, attn: Any, call: AttentionCall) -> None:
         for watcher in (*self.watchers, *getattr(attn, "watchers", ())):
-            watcher(probs)
+            watcher(call)
 
     def _edited(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
         """Return what the controller makes of contiguous ``[B*heads, N, T]``."""

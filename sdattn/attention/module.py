@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidValueError
+from .calls import AttentionCall
 from .core import causal_mask
 from .processor import TorchAttnProcessor
 
@@ -77,7 +78,7 @@ class MultiHeadAttention(nn.Module):
         self.to_v = nn.Linear(states, inner, bias=bias)
         self.to_out = nn.ModuleList([nn.Linear(inner, query_dim, out_bias), nn.Dropout(dropout)])
         self.processor: Any = TorchAttnProcessor()
-        self.watchers: list[Any] = []  # are shown the weights, see TorchAttnProcessor
+        self.watchers: list[Any] = []  # as those of a ControlledProcessor
 
     def set_processor(self, processor: Any) -> None:
         """Have another processor compute the attention."""
@@ -123,15 +124,14 @@ class MultiHeadAttention(nn.Module):
             )
         keys = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         mask = _mask(attention_mask, hidden_states.shape[1], keys.shape[1], is_causal, keys.device)
-        shown: list[Tensor] = []
-        # The processor returns the output alone, as those of diffusers do; it shows the weights
-        # here.
+        shown: list[AttentionCall] = []
+        # The processor returns the output alone, as those of diffusers do, and shows its call here.
         self.watchers.append(shown.append)
         try:
             output = self.processor(self, hidden_states, encoder_hidden_states, mask)
         finally:
             self.watchers.remove(shown.append)
-        return output, shown[0] if shown else None
+        return output, shown[0].probs if shown else None
 
     def prepare_attention_mask(
         self, attention_mask: Tensor, _target_length: int, batch_size: int, **_: Any

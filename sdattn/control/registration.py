@@ -11,8 +11,7 @@ from torch import Tensor, nn
 
 from ..attention.controlled import Controller, Spans, check_controller
 from ..errors import InvalidValueError, RunError, warn
-from ..hooks.installer import Installation
-from ..hooks.pass_hooks import PassHooks
+from ..hooks.installer import Installation, PassHooks
 from ..hooks.pass_reader import PassReader
 from ..hooks.passes import CaptureError, CaptureWarning, Pass, Strays
 from ..models.attention_layer import KINDS

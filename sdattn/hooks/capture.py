@@ -21,23 +21,26 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
-from .capture_warnings import RunWarnings, warn_of_image_prompts, warn_of_running_eagerly
+from .capture_warnings import (
+    RunWarnings,
+    may_stop,
+    stopped_of,
+    warn_of_image_prompts,
+    warn_of_running_eagerly,
+)
 from .drawn import PromptWatch, running_crop
-from .gramcol import check_frames
-from .installer import Installation
+from .installer import Installation, PassHooks
 from .joint import JointLook
 from .joint_checks import check_backends, check_ways
 from .keep import Keep
 from .map_store import CapturedMaps
-from .other_text import OtherTextLook, asked_layers
-from .pass_hooks import PassHooks
+from .other_text import OtherTextLook, TextStream, asked_layers
+from .output_space import check_frames
 from .pass_options import Guidance
 from .pass_reader import PassReader
 from .passes import CaptureError, CaptureWarning, Pass
 from .recorders import Recorders, can_record
 from .refined import Spreading
-from .stopping import may_stop, stopped_of
-from .text_stream import TextStream
 
 if TYPE_CHECKING:
     from .observers import Look, ObservingProcessor

@@ -13,11 +13,11 @@ from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
+from .capture_warnings import Stopped
 from .drawn import DrawnPrompts
 from .keep import MUCH, Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
 from .running_sums import MapsByLayer, RunningSum
-from .stopping import Stopped
 from .store_views import as_text, as_xarray
 from .text_watch import TextsOfRun
 

@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..attention.calls import Rows, row_index
 from ..errors import CaptureError as CaptureError
 from ..errors import SdattnWarning, warn
 from ..models.denoiser_call import Size, Timestep
 from ..models.guidance import Branch, Order, branch_rows
 from ..models.layers import unwrapped
 from ..models.running_call import RunningCall
-from .attended import Rows, row_index
 from .text_watch import Verdict
 
 

@@ -8,6 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..attention.calls import AttentionCall
+from ..attention.controlled import mask_by_head
+from ..attention.core import heads_of
 from ..errors import RunError
 
 ARRIVED = "to_out"  # the one whose input is seen
@@ -43,6 +46,25 @@ def query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Te
         f"(called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
         "another processor before capture, sdattn.TorchAttnProcessor() for example."
     )
+
+
+def projected_call(
+    attn: Any, query: Tensor, key: Tensor, mask: Tensor | None = None, norm_k: str = "norm_k"
+) -> AttentionCall:
+    """Return the call of a layer by what its projections gave.
+
+    Args:
+        attn: the layer; its ``heads`` and norms are used.
+        query: ``[B, N, heads*d]``, any floating dtype.
+        key: ``[B, T, heads*d]``.
+        mask: the layer's ``attention_mask``, in any of the shapes that diffusers hands on.
+        norm_k: name of the norm of this key.
+    """
+    query = heads_of(query, attn.heads, getattr(attn, "norm_q", None))
+    key = heads_of(key, attn.heads, getattr(attn, norm_k, None))
+    if mask is not None:
+        mask = mask_by_head(mask, len(query), attn.heads, key.shape[2])
+    return AttentionCall(query, key, mask=mask)
 
 
 class Projections:

@@ -16,18 +16,19 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..attention.calls import Rows, chosen_rows, four_axes
 from ..attention.device_copies import index_on
 from ..attention.recording import record_softmax
 from ..errors import RunError
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer, is_unet
-from .attended import Attended, Columns, Rows, addend, chosen_columns, chosen_rows
+from .attended import Attended, Columns, addend, chosen_columns
 from .installer import Installation
 from .keep import Keep
 from .map_store import CapturedMaps
 from .passes import CaptureError, Pass
-from .replaced import TORCHS, no_softmax, replacement
 from .running_sums import called_twice
+from .sdpa import TORCHS, no_softmax, replacement
 from .unknown_processors import TRACED, is_plain
 
 
@@ -109,9 +110,8 @@ def _record(sums: Tensor, rows: Tensor, query: Tensor, key: Tensor, mask: Tensor
             "(ToMe, tomesd.remove_patch(pipe)), capture the model before it is compiled, or leave "
             "this layer out (layers=…)."
         )
-    mask = addend(mask)
+    mask = four_axes(addend(mask))
     if mask is not None:
-        mask = mask[(None,) * (4 - mask.ndim)]
         mask = mask if len(mask) == 1 else mask.index_select(0, rows)
     given = query.detach().index_select(0, rows), key.detach().index_select(0, rows)
     record_softmax(sums, *given, mask, 1 / math.sqrt(query.shape[-1]))

@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from ..attention.core import grid_text
-from ..attention.device_copies import DeviceCopies, chosen
+from ..attention.device_copies import DeviceCopies, HostCopy, chosen, travels
 from ..errors import NotFoundError
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from .attended import Attended, Columns, FramesTogether
-from .host_copy import HostCopy, travels
 from .keep import Keep
 from .passes import CaptureError, Pass
 

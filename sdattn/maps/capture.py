@@ -133,7 +133,7 @@ def capture(
         text_states: ``[1 or images, T, width]``, of another text than the prompt (or the same): the
             maps show what the image would attend to in it. Of UNets' cross-attention, see
             :class:`sdattn.hooks.other_text.OtherTextLook`, and of the joint attention of SD3 and
-            FLUX, each of whose blocks then runs twice, see :mod:`sdattn.hooks.text_stream`.
+            FLUX, each of whose blocks then runs twice, see :mod:`sdattn.hooks.other_text`.
         device: where the maps are held, by default where they are computed.
         dtype: of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
@@ -148,7 +148,7 @@ def capture(
             mean, of any sign, see :mod:`sdattn.hooks.output_space`. ``"gramcol"``: how like a cell
             is to the cell of its frame that a token is looked for by, as z-scores over the columns
             of ``among``, of any sign; ``"imap"``: the same of the five heads of each layer that
-            tell a video's frames apart best, see :mod:`sdattn.hooks.gramcol`.
+            tell a video's frames apart best, see :mod:`sdattn.hooks.output_space`.
         frames: of a video, those of its latent to keep, counted from 0; None for all. A latent
             frame may stand for several of the video, see :meth:`sdattn.Heatmap.of_frames`.
 

@@ -69,7 +69,7 @@ class Preset:
         space: ``"attention"``; ``"output"``: of joint attention, how alike what a word and a cell
             get is, see :mod:`sdattn.hooks.output_space`, which needs ``contrast``; ``"gramcol"``
             and ``"imap"``: of joint attention, how much more like the cell that a word is looked
-            for by than like those of other words, see :mod:`sdattn.hooks.gramcol`. Without
+            for by than like those of other words, see :mod:`sdattn.hooks.output_space`. Without
             ``contrast`` such a map is cut off at 0, the mean of the words.
         refine: ``"self"``: spread along the image's self-attention, see
             :mod:`sdattn.maps.aggregation`; None for as they are.

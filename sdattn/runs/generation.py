@@ -61,7 +61,7 @@ def generate(
             each other and ``<sos>`` and ``<eos>``; commas are left out. In the default preset it
             holds as much as the maps of so many columns: 4 for these, 0.4 MB an image for SD 1.x at
             512x512, however many steps. In joint attention (SD3, FLUX) what it would pay to them as
-            to a prompt, for about twice the time, see :mod:`sdattn.hooks.text_stream`.
+            to a prompt, for about twice the time, see :mod:`sdattn.hooks.other_text`.
         causal: draw the image again without each of the words, in the second half of the steps,
             and see where it changes, see :func:`sdattn.knockout`; an image more for each word.
         capture_options: handed to :func:`sdattn.capture`, ``{"layers": ("mid", "up")}`` say. With
