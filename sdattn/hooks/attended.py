@@ -39,31 +39,31 @@ class Attended(ABC):
 
     @abstractmethod
     def of(self, rows: Rows) -> Attended:
-        """The same of some rows of the batch: a slice, or their numbers."""
+        """Return the same for some rows of the batch: a slice, or their numbers."""
 
     @abstractmethod
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        """The probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, a tensor
-        of its own. The softmax is over all keys."""
+        """Return the probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, in
+        a new tensor. The softmax is over all keys."""
 
     def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
-        """The same where only some keys of each image take part: bool ``kept`` ``[B, 1, 1, T]``;
-        ``columns`` are those of any image."""
+        """Return the same where only some keys of each image take part: bool ``kept``
+        ``[B, 1, 1, T]``; ``columns`` are those of any image."""
         return AmongKeys(self, kept)
 
     def every_head(self, columns: Columns) -> Tensor:
-        """The probabilities of all heads."""
+        """Return the probabilities of all heads."""
         first, *more = self._parts(columns)
         return torch.cat([first, *more], dim=1) if more else first
 
     def head_sums(self, columns: Columns) -> Iterator[Tensor]:
-        """Sums over some heads each, float32 ``[batch, N, T]``, which add up to that over all."""
+        """Yield sums over some heads each, float32 ``[batch, N, T]``; together, over all heads."""
         for part in self._parts(columns):
             yield part.sum(1)
 
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
-        """``total`` with the sum over heads added in place, float32 ``[batch, N, T]``, without
-        gradient; where it is None, a new tensor."""
+        """Add the sum over heads to ``total`` in place, float32 ``[batch, N, T]``, without
+        gradient, and return it; if it is None, return a new tensor."""
         for part in self.head_sums(columns):
             total = part if total is None else total.add_(part)
         assert total is not None
@@ -76,26 +76,26 @@ class Attended(ABC):
 
 
 def chosen_columns(probs: Tensor, columns: Columns, dim: int = -1) -> Tensor:
-    """Some of the keys of ``[..., T]``, None for all."""
+    """Return some of the keys of ``[..., T]``, None for all."""
     return probs if columns is None else chosen(probs, dim, tuple(columns))
 
 
 def new_sums(attended: Attended, like: Tensor, columns: Columns) -> Tensor:
-    """Zeros for :meth:`Attended.add_to` to add to, on the device of ``like``."""
+    """Return zeros for :meth:`Attended.add_to` to add to, on the device of ``like``."""
     width = attended.keys if columns is None else len(columns)
     shape = attended.batch, attended.cells, width
     return torch.zeros(shape, dtype=torch.float32, device=like.device)
 
 
 def addend(mask: Tensor | None) -> Tensor | None:
-    """A mask as an addend to the scores; in a bool mask, True takes part."""
+    """Return a mask as an addend to the scores; in a bool mask, True takes part."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
 
 
 class GivenProbs(Attended):
-    """Of probabilities ``[B, heads, N, T]``, any dtype; what is given out is copied."""
+    """Probabilities ``[B, heads, N, T]`` that were made, any dtype; what is returned is a copy."""
 
     def __init__(self, given: Tensor):
         super().__init__(*given.shape)
@@ -214,11 +214,11 @@ class SideBySide(Attended):
 
 
 class FramesTogether(Attended):
-    """Of a video whose frames are rows of the batch one after the other: a row for each video, its
-    cells frame by frame.
+    """A video whose frames are rows of the batch one after the other, in one row: its cells, frame
+    by frame.
 
     Args:
-        single: of the frames, ``frames`` rows for each video.
+        single: the frames, ``frames`` rows for each video.
     """
 
     def __init__(self, single: Attended, frames: int):
@@ -244,7 +244,7 @@ class FramesTogether(Attended):
         return self._together(self.single.add_to(total, columns))
 
     def _together(self, sums: Tensor) -> Tensor:
-        """A view ``[videos, frames*N, T]`` of ``[videos*frames, N, T]``."""
+        """Return ``[videos*frames, N, T]`` as a view ``[videos, frames*N, T]``."""
         return sums.view(self.batch, self.cells, -1)
 
 

@@ -184,7 +184,7 @@ class _Watch:
                     raise CaptureError(f"{layer.name}: {problem}")
 
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The forward pre-hook of the model: know the pass before its layers run.
+        """Find out which pass begins, before the layers run; the forward pre-hook of the model.
 
         A capture belongs to the thread that entered it: calls of other threads are not looked at.
         """
@@ -235,7 +235,8 @@ class _Watch:
             self.recorders.begin(self.store.layers, found, call.text.device)
 
     def after_pass(self, *_: Any) -> None:
-        """Layers that run after this are rerun for a gradient (checkpointing) and are ignored."""
+        """End the pass: layers that run later are rerun for a gradient (checkpointing), and
+        ignored."""
         if get_ident() == self.thread:
             if self.passes.call is not None:
                 self.recorders.end(self.store)

@@ -80,7 +80,7 @@ class Installation:
         self, model: Any, before: Callable[..., None], after: Callable[..., None] | None = None
     ) -> None:
         """Have ``before(model, args, kwargs)`` called before each call of a model, ``after(model,
-        args, output)`` behind it; a compiled model leaves its graph for them."""
+        args, output)`` after it; a compiled model leaves its graph for them."""
         hook = model.register_forward_pre_hook(torch.compiler.disable(before), with_kwargs=True)
         self._undo.callback(hook.remove)
         if after is not None:
@@ -88,7 +88,7 @@ class Installation:
             self._undo.callback(hook.remove)
 
     def follow(self, module: Any, after: Callable[..., None]) -> None:
-        """Have ``after(module, args, kwargs, output)`` called behind each call of a module."""
+        """Have ``after(module, args, kwargs, output)`` called after each call of a module."""
         hook = module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
         self._undo.callback(hook.remove)
 
@@ -112,7 +112,7 @@ class Installation:
         return bool(parts)
 
     def replaced(self) -> list[tuple[AttentionLayer, Any]]:
-        """Layers in which what was put last is no longer in use, and what is used instead."""
+        """Return layers in which what was put last is not in use, each with what is."""
         return [
             (place.layer, innermost(place.layer.module.processor))
             for place in self._places.values()
@@ -223,7 +223,7 @@ def _put_under(observer: Any, processor: Any) -> None:
 
 
 def _wrapped(processor: Any) -> Iterator[Any]:
-    """A processor and, where it observes, those that it wraps, from the outside in."""
+    """Yield a processor and, if it observes, those that it wraps, from the outside in."""
     yield processor
     while getattr(processor, "is_observer", False):
         processor = processor.inner

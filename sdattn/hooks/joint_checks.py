@@ -99,7 +99,7 @@ def check_ways(
 
 
 def token_count(given: dict[str, Any]) -> int:
-    """Tokens of a layer's call; of a layer of one stream some models hand them over twice."""
+    """Count the tokens of a layer's call; some models hand those of a single stream over twice."""
     image, text = given["hidden_states"], given.get("encoder_hidden_states")
     return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
 
@@ -170,7 +170,7 @@ def check_compared(call: AttentionCall, space: Space, inner: Any) -> None:
 
 
 def fits(predicted: Tensor, arrived: Tensor) -> bool:
-    """Whether one is the other; read from the device."""
+    """Check whether one is the other; reads from the device."""
     return arrived.device.type != "meta" and bool(misfit(predicted, arrived) <= 1)
 
 

@@ -41,7 +41,7 @@ Kernel = Callable[[AttentionCall], WithLogsumexp]  # of calls without mask or dr
 
 
 def backend_with_logsumexp(call: AttentionCall) -> int:
-    """Which kernel torch would run, where that gives the logsumexp; 0 where it does not.
+    """Return the kernel that torch would run, if it gives the logsumexp; 0 if it does not.
 
     Under autocast it would not run without casting; with a graph the logsumexp has no gradient.
     The kernels take four axes and no empty ones, whichever of them torch says it would choose.
@@ -65,8 +65,8 @@ def backend_with_logsumexp(call: AttentionCall) -> int:
 def attend_with_logsumexp(
     attend: Callable[[], Tensor], backend: int, call: AttentionCall
 ) -> WithLogsumexp:
-    """The output of the very kernel that ``attend`` would run, and the logsumexp where it is exact
-    enough."""
+    """Return the output of the very kernel that ``attend`` would run, and its logsumexp if that is
+    exact enough."""
     if call.query.device.type == "cpu":
         output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *call.given, 0.0, False, scale=call.scale

@@ -37,8 +37,8 @@ Calls = list[AttentionCall]
 def observing(
     inner: Any, observe: Observer, look: Look | None = None, wanted: Wanted | None = None
 ) -> ObservingProcessor:
-    """An observer of ``inner``, which is a module where ``inner`` is: its weights then move with
-    the model."""
+    """Return an observer of ``inner``. It is a module if ``inner`` is one, so that its weights move
+    with the model."""
     kind = ObservingModule if isinstance(inner, nn.Module) else ObservingProcessor
     return kind(inner, observe, look, wanted)
 
@@ -109,7 +109,7 @@ class ObservingProcessor:
         return type(innermost(self)) if "inner" in held else type(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Of a model's copy: the copy is not watched."""
+        """Return a copy of the processor itself: the copy of a model is not watched."""
         return copy.deepcopy(self.inner, memo)
 
     @torch.compiler.disable  # type: ignore[untyped-decorator]
@@ -123,7 +123,7 @@ class ObservingProcessor:
         return output
 
     def looks(self) -> bool:
-        """Whether a call that begins now, in this thread, is looked at."""
+        """Check whether a call that begins now, in this thread, is looked at."""
         mine = running_stream() is self.stream and get_ident() == self.thread
         return mine and self.wanted()
 
@@ -151,8 +151,8 @@ class ObservingProcessor:
 
     @contextmanager
     def projected(self, attn: Any, *names: str) -> Iterator[dict[str, Tensor]]:
-        """What the layer's projections give inside, in this thread, by name; of one that is called
-        more than once the first."""
+        """Yield a dict that has, after the block, what the layer's projections gave in this thread,
+        by name; of one that was called more than once, the first."""
         first: dict[str, Tensor] = {}
         with self.projections.during(named(attn, names)) as seen:
             yield first
@@ -202,4 +202,4 @@ def _never() -> bool:
 
 
 def _nothing(_attended: Attended) -> None:
-    """What an observer does whose capture has ended."""
+    """Do nothing: the capture has ended."""

@@ -49,8 +49,8 @@ def running_stream() -> TextStream | None:
 def asked_layers(
     denoiser: Denoiser, text_states: Tensor, kinds: Sequence[str]
 ) -> Callable[[AttentionLayer], bool]:
-    """Which layers can be asked about another text: cross-attention that takes the text encoder's
-    states as they are, and joint attention in blocks that have a stream of their own for the text.
+    """Return a check for layers that can be asked about another text: cross-attention that takes
+    the text encoder's states as they are, and joint attention in blocks with a stream for text.
 
     Raises:
         TypeError: the model has neither.
@@ -69,7 +69,7 @@ def asked_layers(
 
 
 def _asked_kind(denoiser: Denoiser) -> tuple[str, Any]:
-    """The kind of layers that can be asked about another text, and the width of its states."""
+    """Return the kind of layers that can be asked about another text, and its states' width."""
     model = denoiser.model
     if is_unet(model):
         return "cross", model.config.cross_attention_dim
@@ -83,7 +83,7 @@ def _asked_kind(denoiser: Denoiser) -> tuple[str, Any]:
 
 
 def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) -> Tensor:
-    """What the pipeline hands to the model of a prompt, ``[1, T, width]``.
+    """Return what the pipeline hands to the model for a prompt, ``[1, T, width]``.
 
     Args:
         options: of the pipeline's call; ``clip_skip``, ``max_sequence_length`` and the LoRA's scale
@@ -197,7 +197,7 @@ class TextStream:
         self.now: Tensor | None = None  # what goes into the next block
 
     def follow(self, installed: Installation, layers: list[AttentionLayer]) -> None:
-        """Have each block that these layers are of run again behind itself.
+        """Have each block that these layers are of run again after itself.
 
         Raises:
             RuntimeError: hooks of diffusers keep state in a block, which another run would change.
@@ -213,13 +213,13 @@ class TextStream:
             installed.follow(block, self.run_again)
 
     def begin(self, rows: tuple[int, ...] | None) -> None:
-        """A pass begins, of which these rows are watched, None for none."""
+        """Begin a pass in which these rows are watched, None for none."""
         self.rows, self.now = rows, None
 
     def run_again(
         self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _made: Any
     ) -> None:
-        """The forward hook of a block."""
+        """Run a block again with the other text; the forward hook of that block."""
         if self.rows is None or running_stream() is not None or get_ident() != self.thread:
             return
         given = arguments(block, args, kwargs)
@@ -242,7 +242,7 @@ class TextStream:
             self.rows = None
 
     def _entered(self, prompt: Tensor) -> Tensor:
-        """The other text where the prompt's ``[B, T, features]`` enters the first block."""
+        """Return the other text in place of the prompt ``[B, T, features]`` of the first block."""
         assert self.rows is not None and self.enter is not None
         states = self.text_states.on(prompt.device, prompt.dtype)
         if states.shape[1] != prompt.shape[1] or len(states) not in (1, len(self.rows)):

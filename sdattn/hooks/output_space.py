@@ -164,7 +164,7 @@ class GramCol(Attended):
 
     @cached_property
     def _weights(self) -> Tensor:
-        """Of each head, float32 ``[B, heads]``; their mean is 1. Nothing is read of the device."""
+        """The weight of each head, float32 ``[B, heads]``, on average 1; nothing is read back."""
         assert self.best is not None
         step = max(1, PART // (self.batch * self.cells * self.output.shape[-1]))
         parts = self.output.detach().split(step, dim=1)
@@ -175,8 +175,8 @@ class GramCol(Attended):
 
 
 def separability(output: Tensor, frames: int) -> Tensor:
-    """The Calinski-Harabasz index of cells with their frames as clusters: how far the means of
-    frames are from each other, against how far cells are from their frame's.
+    """Return the Calinski-Harabasz index of cells with their frames as clusters: the distance of
+    frames' means from each other, over that of cells from the mean of their frame.
 
     Args:
         output: ``[B, heads, N, d]``, frame by frame, with ``N > frames > 1``.

@@ -108,7 +108,7 @@ def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def no_softmax(by: Any) -> str:
-    """The message for a replacement that is another attention, or cannot be seen."""
+    """Return the message for a replacement that is another attention, or cannot be seen."""
     named = by if hasattr(by, "__qualname__") else type(by)
     return (
         f"torch's scaled_dot_product_attention is replaced by {named.__qualname__} (of "

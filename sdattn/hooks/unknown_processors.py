@@ -42,7 +42,7 @@ GATES = "to_gate_logits"  # the projection of layers that weigh each head's outp
 
 
 def is_plain(attn: Any, processor: Any) -> bool:
-    """Whether a processor in this layer uses ``softmax(q k^T / sqrt(d))``, and nothing else.
+    """Check whether a processor in this layer uses ``softmax(q k^T / sqrt(d))``, and nothing else.
 
     A layer whose ``scale`` or ``get_attention_scores`` is not diffusers' own has none that does,
     nor has a module of diffusers whose ``F`` is not torch's.
@@ -63,8 +63,8 @@ def _is_known(call: Any) -> bool:
 
 
 def gated(made: Tensor, logits: Sequence[Tensor]) -> Tensor:
-    """What the gates of a layer leave of what its attention made, ``[B, N, heads*d]``: all of it in
-    a layer without :data:`GATES`.
+    """Return what a layer's gates leave of what its attention made, ``[B, N, heads*d]``: all of it
+    in a layer without :data:`GATES`.
 
     Args:
         made: ``[B, N, heads*d]``.
@@ -116,7 +116,7 @@ def _joined(parts: Sequence[AttentionCall], batch: int, heads: int) -> Attention
 
 @torch.no_grad()
 def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
-    """How far what arrived is from what was predicted, as a multiple of what rounding explains.
+    """Return the error of what was predicted, as a multiple of what rounding explains.
 
     Returns:
         float32, 0-d, on their device: above 1 where they are two things.
@@ -128,7 +128,7 @@ def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
 
 
 def unknown_use(inner: Any) -> str:
-    """The message for a processor whose output came from no attention that was seen."""
+    """Return the message for a processor whose output came from no attention that was seen."""
     return (
         f"What reached the layer's to_out from the processor {type(inner).__name__} is not what "
         "any attention that could be seen makes of its values, so what it attended to cannot be "
