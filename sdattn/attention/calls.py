@@ -103,6 +103,8 @@ class AttentionCall:
     def between(self, queries: slice, keys: slice = ALL) -> AttentionCall:
         """Return what the probabilities of some queries follow from, where some keys alone take
         part in the softmax."""
+        if queries == keys == ALL and self.mask is None:
+            return self
         if self.probs is not None:
             return AttentionCall(probs=self.probs[:, :, queries, keys])
         mask, logsumexp = four_axes(self.mask), self.logsumexp
