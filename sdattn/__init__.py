@@ -54,8 +54,8 @@ if TYPE_CHECKING:
     from .runs.imagerun import ImageRun as ImageRun
     from .runs.run import Run as Run
 
-# Where each public name is; "" is a module of this package. Loaded when it is first used, so that
-# the import is light and the command line starts before torch does.
+# Module of each public name; "" is a module of this package. Loaded on first use, so that the
+# import is light and the command line starts before torch does.
 _PUBLIC = {
     "PRESETS": "maps.presets",
     "AttentionStore": "control.attention_store",
@@ -100,7 +100,7 @@ __all__ = sorted(_PUBLIC)
 
 
 def __getattr__(name: str) -> Any:
-    """Load a public name when it is first used."""
+    """Load a public name on first use."""
     if name not in _PUBLIC:
         raise AttributeError(f"module 'sdattn' has no attribute {name!r}")
     home = _PUBLIC[name]
@@ -114,5 +114,5 @@ def __getattr__(name: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    """What completion offers: the public names, loaded or not."""
+    """List the public names for completion, loaded or not."""
     return sorted({*globals(), *_PUBLIC})

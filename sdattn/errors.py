@@ -1,16 +1,20 @@
-"""What sdattn refuses and warns of, in messages that the command line words in its own way.
+"""What sdattn refuses and warns of.
 
     try:
         run = sdattn.generate(pipe, "a red circle", guidance_scale=0.5)
     except sdattn.SdattnError as error:  # whatever was refused; each is also a builtin's kind
         print(error)
 
-An exception of another kind that is a bug keeps its traceback, see :func:`is_bug`.
+A message has the options and functions that it names between backticks, as Python has them:
+`force=True`, `folder`, `generate()`. The command line and the live page put their own names there,
+see :func:`reworded`. An exception of another kind that is a bug keeps its traceback, see
+:func:`is_bug`.
 """
 
 import ast
+import difflib
 import pickle
-import string
+import re
 import sys
 import traceback
 import warnings
@@ -19,45 +23,12 @@ from types import FrameType
 from typing import Any
 
 
-class Message(str):
-    """A text that names options and functions: as Python has them, and in other words where asked.
-
-    Args:
-        template: ``{0}`` stands for a value, as in ``str.format``; ``{seed}`` for an option with
-            the value that ``options`` has for it, else for its name alone; ``{force=True}`` for an
-            option with this value; ``{generate()}`` for a function.
-        values: a message or an error of sdattn among them is worded as this one is.
-        options: by their names in Python.
-
-    >>> Message("{0} exists. Choose another {folder}, or {force=True}.", "runs/{x}")
-    'runs/{x} exists. Choose another folder, or force=True.'
-    """
-
-    template: str
-    values: tuple[Any, ...]
-    options: dict[str, Any]
-
-    def __new__(cls, template: str, /, *values: Any, **options: Any) -> "Message":
-        made = super().__new__(cls, _filled(template, values, options, in_python))
-        made.template, made.values, made.options = template, values, options
-        return made
-
-    def __reduce__(self) -> Any:
-        options = {name: _portable(value) for name, value in self.options.items()}
-        return _message, (self.template, tuple(map(_portable, self.values)), options)
-
-
 class SdattnError(Exception):
     """Something that sdattn refuses, or could not do: its message says what was asked, what was
     found and what to do. Each kind is also the builtin exception that it is like."""
 
-    @property
-    def message(self) -> str:
-        """What ``str()`` gives; a :class:`Message` where it names options or functions."""
-        return self.args[0] if self.args else ""
-
     def __str__(self) -> str:  # of a KeyError Python would show the repr
-        return str(self.message)
+        return str(self.args[0]) if self.args else ""
 
 
 class InvalidValueError(SdattnError, ValueError):
@@ -70,19 +41,45 @@ class OptionError(InvalidValueError):
     Args:
         option: its name in Python.
         value: what it was given.
-        advice: the template of a :class:`Message` after ``option=value: ``.
+        advice: what to do.
 
-    >>> print(OptionError("guidance_scale", 0.5, "pass a number above 1, or {null_text=False}."))
-    guidance_scale=0.5: pass a number above 1, or null_text=False.
+    >>> print(OptionError("guidance_scale", 0.5, "pass a number above 1, or `null_text=False`."))
+    `guidance_scale=0.5`: pass a number above 1, or `null_text=False`.
     """
 
-    def __init__(self, option: str, value: Any, advice: str, /, *values: Any, **options: Any):
-        super().__init__(Message(f"{{{option}}}: {advice}", *values, **{option: value, **options}))
-        self.option, self.value = option, value
+    def __init__(self, option: str, value: object, advice: str):
+        super().__init__(f"`{option}={value!r}`: {advice}")
+        self.option, self.value, self.advice = option, value, advice
 
-    def __reduce__(self) -> Any:
-        held = {name: _portable(value) for name, value in vars(self).items()}
-        return _bare, (type(self), *self.args), held
+    def __reduce__(self) -> tuple[Any, ...]:
+        held = dict(vars(self))
+        try:
+            pickle.dumps(self.value)
+        except Exception:  # of any kind: it is the value's own code
+            held["value"] = repr(self.value)
+        return type(self).__new__, (type(self), *self.args), held
+
+
+def refuse(option: str, value: object, known: str | Iterable[object]) -> OptionError:
+    """Return the error for a value that an option does not take.
+
+    Args:
+        option: its name in Python.
+        value: what it was given.
+        known: what it takes, in words, or the values that it knows; of these the nearest is named.
+
+    >>> print(refuse("seed", -1, "a whole number from 0"))
+    `seed=-1`: pass a whole number from 0.
+    >>> print(refuse("mode", "reweigh", ("replace", "refine", "reweight")))
+    `mode='reweigh'`: pass 'replace', 'refine' or 'reweight'. Did you mean 'reweight'?
+    """
+    if isinstance(known, str):
+        return OptionError(option, value, f"pass {known}.")
+    known = list(known)
+    *names, last = map(repr, known)
+    near = difflib.get_close_matches(str(value), [name for name in known if isinstance(name, str)])
+    advice = f"pass {', '.join(names)} or {last}." if names else f"pass {last}."
+    return OptionError(option, value, advice + (f" Did you mean {near[0]!r}?" if near else ""))
 
 
 class NotInCallError(InvalidValueError, AttributeError):
@@ -209,74 +206,38 @@ def _package(frame: FrameType) -> str:
 
 
 def option_names(names: Iterable[str]) -> str:
-    """The template of some options by their names.
+    """Return options as a message has them.
 
     >>> option_names(["seed", "width"])
-    '{seed}, {width}'
+    '`seed`, `width`'
     """
-    return ", ".join(f"{{{name}}}" if name.isidentifier() else repr(name) for name in names)
+    return ", ".join(f"`{name}`" for name in names)
 
 
-def in_python(name: str, *value: Any) -> str:
-    """An option, or a function, as Python has it.
-
-    >>> in_python("force"), in_python("force", True)
-    ('force', 'force=True')
-    """
-    return "=".join([name, *map(repr, value)])
+_NAMED = re.compile(  # `name`, `name()` or `name=value`; a value may have backticks in quotes
+    r"""`(\w+(?:\(\))?)(?:=((?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^`'"])+))?`"""
+)
 
 
-def worded(said: object, word: Callable[..., str]) -> str:
-    """A message, or an error's, in other words; any other text as it is.
+def reworded(text: str, word: Callable[..., str | None]) -> str:
+    """Return a message with other names for its options and functions.
 
     Args:
-        said: a :class:`Message`, an error or anything else that ``str()`` takes.
-        word: called as ``word(name)`` or ``word(name, value)`` for each option and function; names
-            of functions end in ``()``.
+        text: what was said, with names between backticks.
+        word: called as ``word(name)`` or ``word(name, value)``; a value that is no literal of
+            Python comes as its text. What it gives stands for the name and its backticks; None
+            leaves them.
     """
-    text = said.message if isinstance(said, SdattnError) else said
-    if isinstance(text, Message):
-        return _filled(text.template, text.values, text.options, word)
-    return str(text)
+
+    def other(found: re.Match[str]) -> str:
+        name, value = found.groups()
+        return word(name, *([] if value is None else [_read(value)])) or found[0]
+
+    return _NAMED.sub(other, text)
 
 
-def _filled(template: str, values: Any, options: Any, word: Callable[..., str]) -> str:
-    parts = []
-    for text, field, spec, conversion in string.Formatter().parse(template):
-        parts.append(text)
-        if field is None:
-            continue
-        # {0} is a value, {force=True} an option with that value, {seed} one with the value it has.
-        name, equals, literal = field.partition("=")
-        if name.isdigit():
-            value = values[int(name)]
-            value = repr(value) if conversion == "r" else value
-            named = isinstance(value, (Message, SdattnError))
-            parts.append(format(worded(value, word) if named else value, spec or ""))
-        elif equals:
-            parts.append(word(name, ast.literal_eval(literal)))
-        else:
-            parts.append(word(name, *([options[name]] if name in options else [])))
-    return "".join(parts)
-
-
-def _message(template: str, values: Any, options: Any) -> Message:
-    return Message(template, *values, **options)
-
-
-def _bare(kind: type[SdattnError], *arguments: Any) -> SdattnError:
-    return kind.__new__(kind, *arguments)
-
-
-class _Repr(str):
-    """What stands for a value that cannot go to another process."""
-
-    __repr__ = str.__str__
-
-
-def _portable(value: Any) -> Any:
+def _read(literal: str) -> object:
     try:
-        pickle.dumps(value)
-    except Exception:  # of any kind: it is the value's own code
-        return _Repr(repr(value))
-    return value
+        return ast.literal_eval(literal)
+    except (ValueError, SyntaxError):
+        return literal

@@ -8,7 +8,10 @@ import gc
 import importlib
 import json
 import re
+import runpy
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -40,7 +43,22 @@ def test_the_readme_has_the_chain_and_the_guide_has_code():
 
 
 def test_the_readme_stays_short():
-    assert len(README.read_text(encoding="utf-8").splitlines()) <= 160
+    text = README.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 110
+    assert len(text.split()) <= 1000
+
+
+def test_an_index_gets_absolute_links(monkeypatch):
+    hatchling = SimpleNamespace(MetadataHookInterface=object)  # installed only where it builds
+    monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hatchling)
+    hook = runpy.run_path(str(ROOT / "scripts" / "readme_links.py"))["ReadmeLinks"]()
+    hook.root = str(ROOT)
+    metadata = {"urls": {"Repository": "https://forge.example/sdattn"}}
+    hook.update(metadata)
+    text = metadata["readme"]["text"]
+    assert LINK.findall(text) == []
+    assert "](https://forge.example/sdattn/raw/HEAD/outputs/example/page.png)" in text
+    assert "](https://forge.example/sdattn/blob/HEAD/docs/limits.md)" in text
 
 
 @pytest.mark.parametrize(
@@ -66,6 +84,12 @@ def test_links_lead_somewhere(page):
     prose = re.sub(r"```.*?```", "", page.read_text(encoding="utf-8"), flags=re.DOTALL)
     links = LINK.findall(prose)
     assert [link for link in links if not (page.parent / link).exists()] == []
+
+
+@pytest.mark.parametrize("page", PAGES[1:], ids=name_of)
+def test_code_fits_a_narrow_window(page):
+    blocks = re.findall(r"^ *```.*?^ *```", page.read_text(encoding="utf-8"), re.DOTALL | re.M)
+    assert [line for block in blocks for line in block.splitlines() if len(line) > 80] == []
 
 
 @pytest.mark.parametrize("notebook", NOTEBOOKS, ids=name_of)

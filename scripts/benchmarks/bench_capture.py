@@ -30,7 +30,7 @@ from sdattn.models.demos import DEMO
 
 from .machine import clock, forget_peak, machine_name, peak_bytes
 from .models import BENCHES, Bench, make_bench
-from .ways import PEERS, Daam, LayerClock, Way, capture, ways_for
+from .ways import PEERS, Daam, LayerClock, Way, capture, read_maps, ways_for
 
 Times = dict[str, dict[str, list[float]]]
 IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
@@ -57,7 +57,7 @@ def main() -> None:
             print(f"\nPeak memory of a call in MB: {', '.join(sizes)}")
         del bench
     if not options.no_memory:
-        held = {way: memory_of(way, device) for way in ways_for(make_thin(device).pipe, None)}
+        held = {way: memory_of(way, device) for way in ways_for(make_thin(device).pipe)}
         found["memory"] = held
         print_memory(held)
         found["joint"] = joint_memory(device)
@@ -81,11 +81,14 @@ def read_options() -> argparse.Namespace:
         "--quick", action="store_true", help="three rounds, no memory, heatmaps and import"
     )
     parser.add_argument("--no-memory", action="store_true", help="nor heatmaps and import")
-    parser.add_argument("--peer", choices=PEERS, help="a tool that is installed, beside the rest")
+    parser.add_argument(
+        "--peers", nargs="+", choices=PEERS, default=[], help="tools that are installed"
+    )
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     options = parser.parse_args()
-    if options.peer and find_spec(options.peer) is None:
-        parser.error(f"--peer {options.peer}: it is not installed in this environment.")
+    for name in options.peers:
+        if find_spec(name.replace("-", "_")) is None:
+            parser.error(f"--peers {name}: it is not installed in this environment.")
     if options.quick:
         options.rounds, options.no_memory = 3, True
     return options
@@ -97,7 +100,7 @@ def read_options() -> argparse.Namespace:
 @torch.no_grad()
 def measure(bench: Bench, options: argparse.Namespace) -> Times:
     """Seconds of each round's call, and of its layers that see the text; the first is left out."""
-    ways = ways_for(bench.pipe, options.peer)
+    ways = ways_for(bench.pipe, options.peers)
     ways = {name: way for name, way in ways.items() if name in (options.ways or ways)}
     times: Times = {name: defaultdict(list) for name in ways}
     with ExitStack() as stack:
@@ -117,16 +120,22 @@ def measure(bench: Bench, options: argparse.Namespace) -> Times:
 
 
 def eager(bench: Bench, way: Way, layers: LayerClock) -> dict[str, float]:
-    with way(bench.pipe):
+    with way(bench.pipe) as held:
         seconds = clock(bench.call)
-    return {"call": seconds, "layers that see the text": layers.seconds()}
+    inside = layers.seconds()
+    reading = clock(partial(read_maps, held))
+    return {
+        "call": seconds,
+        "layers that see the text": inside,
+        "call and maps": seconds + reading,
+    }
 
 
 @torch.no_grad()
 def peaks(bench: Bench, options: argparse.Namespace) -> dict[str, int]:
     """The most bytes that a GPU held while the model was called, beyond what it held before."""
     found = {}
-    for name, way in ways_for(bench.pipe, options.peer).items():
+    for name, way in ways_for(bench.pipe, options.peers).items():
         with way(bench.pipe):
             before = torch.cuda.memory_allocated()
             forget_peak("cuda")
@@ -190,7 +199,7 @@ def memory_of(way: str, device: str) -> dict[int, tuple[int, int]]:
 def _memory_of(way: str, device: str) -> dict[int, tuple[int, int]]:
     bench, found = make_thin(device), {}
     forget_peak(device)
-    with ways_for(bench.pipe, None)[way](bench.pipe) as store:
+    with ways_for(bench.pipe)[way](bench.pipe) as store:
         for number in range(1, COUNTS[-1] + 1):
             bench.call()
             if number in COUNTS:
@@ -226,7 +235,7 @@ def _joint_peak(way: str, device: str) -> int:
     bench = make_bench("sd3", 1, device, torch.float32, False)
     bench.call()  # what a first call keeps is not the way's
     forget_peak(device)
-    with ways_for(bench.pipe, None)[way](bench.pipe):
+    with ways_for(bench.pipe)[way](bench.pipe):
         bench.call()
     return peak_bytes(device)
 
@@ -239,7 +248,7 @@ def time_heatmaps(rounds: int = 5) -> dict[str, list[float]]:
     """From what was captured to the ten words' heatmaps at 512x512, on the CPU."""
     bench = make_thin("cpu")
     tokenizer = CLIPTokenizer.from_pretrained(DEMO / "tokenizer", model_max_length=77)
-    with ways_for(bench.pipe, None)["DAAM's way"](bench.pipe) as daam:
+    with ways_for(bench.pipe)["DAAM's way"](bench.pipe) as daam:
         bench.call()
     with capture(bench.pipe) as store:
         bench.call()

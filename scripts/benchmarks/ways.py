@@ -1,11 +1,11 @@
 """Ways to watch a pipeline while it runs: none, sdattn's, and what other tools do.
 
-A way is a context around the calls of a model; ``nbytes`` of what it yields are the bytes that it
-holds, None for one that holds none or does not tell.
+A way is a context around the calls of a model. It yields what it holds, which tells its size as
+``nbytes``, or None where it holds nothing or does not tell.
 """
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from time import perf_counter
 from typing import Any
@@ -104,6 +104,29 @@ def _daam_itself(pipe: Any) -> Iterator[Any]:
         yield None
 
 
+class QueriesAndKeys:
+    """What attention-map-diffusers 1.0 keeps by default: queries and keys of the last step, on the
+    CPU; ``compute()`` makes probabilities of them, the mean over the heads."""
+
+    def __init__(self, tool: Any) -> None:
+        self.tool = tool
+
+    @property
+    def nbytes(self) -> int:
+        return int(self.tool.collector.capture_bytes)
+
+    def layer_maps(self, _preset: str) -> Any:
+        return self.tool.compute()
+
+
+@contextmanager
+def _attention_map_diffusers(pipe: Any) -> Iterator[QueriesAndKeys]:
+    import attention_map_diffusers  # of its users' own environment
+
+    with attention_map_diffusers.AttentionCapture(pipe, max_map_elements=2**40) as tool:
+        yield QueriesAndKeys(tool)
+
+
 def capture(pipe: Any, **options: Any) -> AbstractContextManager[Any]:
     """Capture calls that no call of the pipeline makes: the first half of the batch is
     unconditional, but for pipelines that run the negative prompt in a pass of its own."""
@@ -129,13 +152,23 @@ THEIRS: dict[str, Way] = {  # of UNets
     "seeds' way": lambda pipe: _computing(pipe, Seeds()),
     "DAAM's way": lambda pipe: _computing(pipe, Daam()),
 }
-PEERS: dict[str, Way] = {"daam": _daam_itself}  # of UNets too
+PEERS: dict[str, Way] = {  # by the names of their packages
+    "daam": _daam_itself,
+    "attention-map-diffusers": _attention_map_diffusers,
+}
 
 
-def ways_for(pipe: Any, peer: str | None) -> dict[str, Way]:
-    if not hasattr(pipe, "unet"):
-        return {**OURS, **JOINT}
-    return {**OURS, **THEIRS, **({peer: PEERS[peer]} if peer else {})}
+def ways_for(pipe: Any, peers: Collection[str] = ()) -> dict[str, Way]:
+    """Return sdattn's ways, and those of ``peers`` that know such a model."""
+    is_unet = hasattr(pipe, "unet")
+    known = {name: PEERS[name] for name in peers if is_unet or name != "daam"}
+    return {**OURS, **(THEIRS if is_unet else JOINT), **known}
+
+
+def read_maps(held: Any) -> None:
+    """Make one map a layer of what a way holds, where that knows how to."""
+    if hasattr(held, "layer_maps"):
+        held.layer_maps("sum")
 
 
 class LayerClock:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
-from ..errors import in_python, is_bug, worded
+from ..errors import is_bug, reworded
 from ..maps.notebook import framed
 from ..maps.presets import PRESETS
 from ..models.call_options import call_options
@@ -25,8 +25,8 @@ from .server import import_gradio, launch_settings
 
 gradio: Any = import_gradio()
 
-_STOPPED = "Stopped: no image is drawn for this page now."
-_MOST_RUNS = 10  # that a browser has on offer
+_STOPPED = "Stopped: no image is being drawn for this page."
+_MOST_RUNS = 10  # offered to a browser
 _OF_DEMOS = ["a red circle left of a blue square", "on the left a green star, on the right a ring"]
 _EXAMPLES = {
     "demo": _OF_DEMOS,
@@ -36,28 +36,20 @@ _EXAMPLES = {
 _ANY_EXAMPLES = ["a cat on a sofa", "an astronaut riding a horse on the moon"]
 _LABELS = {**PIPELINE, "seed": "seed"}
 _BUG = (
-    "This is a bug in sdattn or in a library that it uses. What the server printed belongs in a "
-    "report of it."
+    "This is a bug in sdattn or in a library that it uses. Please report it, with the output of "
+    "the server."
 )
 
 
 def serve(
     pipe: Any, host: str = "127.0.0.1", port: int | None = None, *, browser: bool = False
 ) -> None:
-    """Serve :func:`build_app` until it is interrupted; its runs go with it.
-
-    Args:
-        pipe: as :func:`sdattn.load_pipeline` gives it.
-        host: this machine alone by default; ``"0.0.0.0"`` lets everyone in who can reach it.
-        port: the first free one from 7860 by default.
-        browser: open a browser.
-
-    Raises:
-        OSError: the port is taken.
-    """
+    """Serve :func:`build_app` until it is interrupted, then delete its runs; raise OSError if the
+    port is taken. By default only this machine can reach it, at the first free port from 7860; the
+    host ``"0.0.0.0"`` admits everyone who can reach it."""
     with own_folder() as folder:
         served = folder / "served"
-        os.environ["GRADIO_TEMP_DIR"] = str(served)  # gradio hands out what is here
+        os.environ["GRADIO_TEMP_DIR"] = str(served)  # gradio serves the files in it
         app = build_app(pipe, RecentRuns(served / "runs"))
         settings = launch_settings(host, port)
         app.launch(**settings, inbrowser=browser, quiet=True, prevent_thread_lock=True)
@@ -67,12 +59,8 @@ def serve(
 
 
 def build_app(pipe: Any, kept: RecentRuns) -> Any:
-    """A gradio app that draws with a loaded pipeline, one image at a time.
-
-    Args:
-        pipe: as :func:`sdattn.load_pipeline` gives it.
-        kept: where its runs go.
-    """
+    """Return a gradio app that draws with a loaded pipeline, one image at a time, and keeps its
+    runs."""
     with gradio.Blocks(title="sdattn", analytics_enabled=False, fill_width=True) as app:
         live = _Live(pipe, kept, app)
         gradio.Markdown("# sdattn: where each word went")
@@ -96,12 +84,11 @@ def build_app(pipe: Any, kept: RecentRuns) -> Any:
             "concurrency_limit": 1,  # the pipeline draws one image at a time
             "concurrency_id": "pipe",
         }
-        # To draw and to keep are two jobs, so that the next image is drawn while files are
-        # written.
+        # To draw and to keep are two jobs: the next image is drawn while files are written.
         typed = gradio.on([button.click, prompt.submit], **drawing)
         example = examples.load_input_event.then(**drawing, api_visibility="private")
         keeping = {
-            "fn": live.keep,  # meanwhile the next image is drawn
+            "fn": live.keep,
             "inputs": [drawn, seen],
             "outputs": [drawn, *view, seen, gallery],
             "show_progress_on": view[0],
@@ -112,13 +99,13 @@ def build_app(pipe: Any, kept: RecentRuns) -> Any:
         stop.click(lambda: _STOPPED, None, view[0], cancels=jobs, queue=False, **private)
         gallery.select(live.show, seen, view, **private)
         app.load(live.recall, seen, [seen, gallery], **private)
-    app.queue(api_open=False)  # no request passes the queue by
+    app.queue(api_open=False)  # every request goes through the queue
     return app
 
 
 def _view() -> list[Any]:
-    """What is above a run's page, the page, and the last runs."""
-    status = gradio.HTML("The image and where its words went come here.", min_height=80)
+    """Return the components: the line above a run's page, the page, and the last runs."""
+    status = gradio.HTML("The image and its heatmaps appear here.", min_height=80)
     gallery = gradio.Gallery(
         label="Last runs",
         height=150,
@@ -134,8 +121,8 @@ def _view() -> list[Any]:
 
 
 def _settings(pipe: Any) -> list[Any]:
-    """The components below the prompt, in the order of ``draw``'s arguments. What the pipeline has
-    not is empty; bounds are those of the pipeline, which says so."""
+    """Return the components below the prompt, in the order of ``draw``'s arguments. Settings that
+    the pipeline lacks are left empty; the pipeline validates ranges itself."""
     defaults, (height, width), unit = _defaults(pipe), default_size(pipe), size_unit(pipe)
     guidance, is_sized = defaults.get("guidance_scale"), {"width", "height"} <= {*defaults}
     guided = isinstance(guidance, (int, float))
@@ -165,14 +152,14 @@ def _settings(pipe: Any) -> list[Any]:
 
 
 def _defaults(pipe: Any) -> dict[str, Any]:
-    """Of the options of the pipeline's call."""
     return {**call_options(pipe), **demo_settings(pipe)}
 
 
 @dataclass(frozen=True)
 class _Live:
-    """What happens on the page. Arguments are values of components, and so is what comes back: the
-    line above the page, its file, the run's, the page, the keys of the last runs, their images.
+    """Actions of the page. Arguments and results are values of components; the results are the
+    line above the page, the page's file, the run's, the page, the keys of the last runs, their
+    images.
     """
 
     pipe: Any
@@ -194,8 +181,8 @@ class _Live:
         progress: Any = gradio.Progress(),  # noqa: B008  gradio looks for it here
     ) -> Run:
         if seed is None:
-            raise _refusal("The seed is empty. Write a whole number, 0 for one.")
-        # A size that is the model's own is not passed: run.json then says what was asked.
+            raise _refusal("The seed is empty. Enter a whole number, for example 0.")
+        # A size that is the model's own is not passed: run.json records what was asked.
         own_size = (height, width) == default_size(self.pipe)
         size = {} if own_size else {"width": width, "height": height}
         given: dict[str, Any] = {
@@ -213,18 +200,18 @@ class _Live:
             )
 
     def keep(self, run: Run | None, seen: list[str]) -> list[Any]:
-        """A run that was drawn, as files and on the page, which then holds it no longer."""
+        """Keep a drawn run as files and show it, so that the page need not hold it any longer."""
         if run is None:
             raise _refusal("Nothing was drawn.")
         key = self.kept.keep(run)
         return [None, *self._viewed(key), *self.recall([key, *seen])]
 
     def show(self, seen: list[str], event: gradio.SelectData) -> list[Any]:
-        """One of the last runs again."""
+        """Show one of the last runs again."""
         return self._viewed(seen[event.index])
 
     def recall(self, seen: list[str]) -> list[Any]:
-        """The last runs, those of which are still here."""
+        """Return the last runs that are still here."""
         known = list(self.kept.known(seen))[:_MOST_RUNS]
         images = [(kept.small, kept.title) for _, kept in known]
         return [[key for key, _ in known], gradio.Gallery(images, visible=bool(known))]
@@ -234,7 +221,7 @@ class _Live:
             [(_, kept)] = self.kept.known([key])
             page = kept.page.read_bytes()
         except (ValueError, FileNotFoundError) as error:
-            raise _refusal("That run is no longer here: newer ones took its place.") from error
+            raise _refusal("That run was removed: newer ones took its place.") from error
         files = [
             gradio.DownloadButton(value=str(path), interactive=True)
             for path in (kept.page, kept.archive)
@@ -243,14 +230,13 @@ class _Live:
 
 
 def _refusal(message: str) -> Exception:
-    """A message on the page, which may be about a prompt; nothing on the server."""
     return gradio.Error(escape(message), print_exception=False)
 
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Inside, what cannot be drawn is said on the page, with the names that it has there; of a bug
-    the server prints the traceback."""
+    """Show errors on the page, with the page's names for options; the server prints the traceback
+    of a bug."""
     try:
         yield
     except gradio.Error:
@@ -258,20 +244,17 @@ def _refused() -> Iterator[None]:
     except Exception as error:
         if is_bug(error):
             raise gradio.Error(_BUG, print_exception=True) from error
-        raise _refusal(worded(error, _labelled)) from error
+        raise _refusal(reworded(str(error), _labelled)) from error
 
 
-def _labelled(name: str, *value: Any) -> str:
-    """An option as the page calls it, seed 3."""
-    if name not in _LABELS:
-        return in_python(name, *value)
-    return " ".join([_LABELS[name], *map(str, value)])
+def _labelled(name: str, *value: Any) -> str | None:
+    return " ".join([_LABELS[name], *map(str, value)]) if name in _LABELS else None
 
 
 @contextmanager
 def _progress_of(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
-    """Inside, each call of the model moves the bar of ``progress``, and is the last one if nobody
-    waits for the image any more."""
+    """Move the bar of ``progress`` at each call of the model, and stop the run if nobody waits for
+    the image any more."""
     calls = 0
 
     def count(*_: Any) -> None:
@@ -289,11 +272,11 @@ def _progress_of(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
 
 
 def _check_awaited(app: Any) -> None:
-    """Raise unless somebody waits for what runs in this thread: the page is there, and was not
-    stopped, which takes the job from the queue's."""
+    """Raise unless somebody waits for this thread's job: the page is open and was not stopped,
+    which removes the job from the queue's."""
     from gradio.context import LocalContext
 
     event = LocalContext.event_id.get(None)
     jobs = [job for group in app._queue.active_jobs for job in group or ()]
     if event is not None and not any(job._id == event and job.alive for job in jobs):
-        raise _refusal("Nobody waits for it.")
+        raise _refusal("The page that asked for this image was closed or stopped.")

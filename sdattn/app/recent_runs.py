@@ -1,4 +1,4 @@
-"""The last runs of the live page, as files that it shows again and hands out."""
+"""The last runs of the live page, as files that it shows again and offers for download."""
 
 import secrets
 import shutil
@@ -21,13 +21,13 @@ _PREFIX, _LOCK = "sdattn-app-", "lock"
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
-    """A temporary folder that goes at the end. First those go that killed processes left behind:
-    whoever uses one holds its lock, where the system has locks."""
+    """Yield a temporary folder that is deleted at the end. Folders left by killed processes are
+    deleted first: a process in use of one holds its lock, where the system has locks."""
     for left in Path(gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another user's
             path = left / _LOCK
             is_old = time.time() - path.stat().st_mtime > 60
-            # A young one may be that of a process which has not taken its lock yet.
+            # A young one may belong to a process that has not taken its lock yet.
             if is_old and FolderLock(path, left).free(unknown=False):
                 shutil.rmtree(left, ignore_errors=True)
     with TemporaryDirectory(prefix=_PREFIX) as name:
@@ -43,8 +43,8 @@ def own_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class RecentRun:
-    """A run's files: the page and a small image of its first image, and all that
-    :meth:`sdattn.Run.save` writes, packed."""
+    """Files of a run: its page, a small version of its first image, and a zip of all that
+    :meth:`sdattn.Run.save` writes."""
 
     title: str
     page: Path
@@ -54,19 +54,15 @@ class RecentRun:
 
 @dataclass
 class RecentRuns:
-    """Runs by keys that nobody can guess: whoever has one has the run.
-
-    Attributes:
-        folder: where their files are.
-        most: bytes of them; beyond these the oldest go, but never the last.
-    """
+    """Runs by unguessable keys: whoever has a key has the run. Beyond ``most`` bytes in ``folder``
+    the oldest are deleted, but never the last."""
 
     folder: Path
     most: int = 2**30
     _runs: dict[str, RecentRun] = field(default_factory=dict)
 
     def keep(self, run: Run) -> str:
-        """The key of a run from now on."""
+        """Store a run's files and return its key."""
         key, settings = secrets.token_urlsafe(16), run[0].settings
         run_folder, name = self.folder / key, f"{file_name(settings.prompt)}-{settings.seed}"
         kept = RecentRun(
@@ -82,7 +78,6 @@ class RecentRuns:
         return key
 
     def known(self, keys: Iterable[str]) -> Iterator[tuple[str, RecentRun]]:
-        """Those of some keys whose runs are still here."""
         for key in keys:
             if (kept := self._runs.get(key)) is not None:
                 yield key, kept

@@ -1,4 +1,4 @@
-"""How the live page is served: to this machine's own pages alone, with nothing from a network."""
+"""Serving the live page: to this machine's own pages only, with nothing loaded from a network."""
 
 import os
 import socket
@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from ..errors import MissingPackageError
 
-# A framed page reports its height, which only it knows, see theme.js; other pages are not heard.
+# A framed page reports its height, see theme.js; messages from other pages are ignored.
 _FIT = """
 addEventListener("message", ({ source, data }) => {
   if (!(data?.sdattnHeight > 0)) return;
@@ -17,8 +17,8 @@ addEventListener("message", ({ source, data }) => {
       frame.style.height = `${Math.min(data.sdattnHeight, 20000)}px`;
 });
 """
-# The frame is as wide as what is around it. The last runs are a strip of small images below its
-# name, however many they are.
+# The frame is as wide as its container. The last runs are one strip of small images below their
+# label.
 _STYLE = """
 .html-container:has(iframe) { padding: 0 !important }
 #last-runs .grid-wrap { padding-top: 30px }
@@ -27,12 +27,7 @@ _STYLE = """
 
 
 def import_gradio() -> Any:
-    """The package.
-
-    Raises:
-        ImportError: it is not installed.
-    """
-    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # it is read at the import
+    os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
     os.environ.setdefault("GRADIO_RUN_HISTORY", "False")  # a second list of runs, with its own page
     try:
         import gradio
@@ -44,7 +39,7 @@ def import_gradio() -> Any:
 
 
 def launch_settings(host: str, port: int | None) -> dict[str, Any]:
-    """How gradio serves the app: nothing is loaded from or sent to another machine."""
+    """Return gradio's settings: nothing is loaded from or sent to another machine."""
     gradio = import_gradio()
     from starlette.middleware import Middleware
 
@@ -60,7 +55,7 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
         "footer_links": [],
         "head": f"<script>{_FIT}</script>",
         "css": _STYLE,
-        "theme": gradio.themes.Default(font=sans, font_mono=mono).set(  # its own are of a network
+        "theme": gradio.themes.Default(font=sans, font_mono=mono).set(  # default fonts are online
             **{f"button_primary_background_fill{mode}": "*primary_700" for mode in ("", "_dark")},
             **{f"button_primary_background_fill_hover{m}": "*primary_800" for m in ("", "_dark")},
         ),
@@ -68,11 +63,11 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
 
 
 class OwnPages:
-    """ASGI in front of gradio: a request is answered if it was sent to this machine by the page
-    that it serves, or by no page.
+    """ASGI middleware for gradio that answers a request only if it was sent to this machine by its
+    own page, or by no page.
 
     Otherwise a page of another site could draw and upload here, and, with a name of its own that
-    leads to this machine (DNS rebinding), read what came of it.
+    leads to this machine (DNS rebinding), read the results.
     """
 
     def __init__(self, app: Any, host: str):
@@ -91,13 +86,13 @@ class OwnPages:
     def _refusal(self, headers: dict[bytes, str]) -> str:
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
         if not self._is_here(host):
-            return f"{host!r} is no name of this machine. Start with --host NAME to allow one."
+            return f"{host!r} is not a name of this machine. Start with --host NAME to allow it."
         if origin is not None and origin.partition("://")[2] != host:
             return f"A page of {origin!r} cannot use this one."
         return ""
 
     def _is_here(self, host: str) -> bool:
-        """An address is: another site's page has that of the other site."""
+        """Check the name; any IP address passes, since another site's page has its own name."""
         try:
             name = urlsplit(f"//{host}").hostname or ""
             return name in self.names or bool(ip_address(name))

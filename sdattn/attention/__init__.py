@@ -1,11 +1,11 @@
-"""Attention in pure torch: heads, masks, probabilities, a module, a processor of diffusers' layers.
+"""Attention in pure torch: heads, masks, probabilities, a module, processors for diffusers' layers.
 
     query [B, N, h*d]  --split_heads-->  [B, h, N, d]  --fold_heads-->  [B*h, N, d]
     attention_probs(query, key)        -> weights [..., N, T]
     scaled_dot_product_attention(...)  -> output [..., N, d_v], weights [..., N, T]
     MultiHeadAttention(64, heads=4)    -> a module, self or cross: output and weights
     TorchAttnProcessor(controller)     -> the same for layers of diffusers, open to a controller
-    TorchJointProcessor(controller)    -> for those of joint attention, text and image in one
+    TorchJointProcessor(controller)    -> for joint attention, text and image in one softmax
 
 Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1 and section 3.2.2.
 """

@@ -1,4 +1,4 @@
-"""`ControlledProcessor`: what attention processors open to a controller have in common."""
+"""`ControlledProcessor`: the base of attention processors that are open to a controller."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator
@@ -18,33 +18,32 @@ class Controller(Protocol):
     """Reads or edits the probabilities of one layer after the other."""
 
     def __call__(self, attn: Tensor, is_cross: bool, place_in_unet: str, /) -> Tensor | None:
-        """Take ``[B*heads, N, T]``; return what is to be used, None for ``attn`` as it is then."""
+        """Take ``[B*heads, N, T]``; return what to use instead, or None for ``attn`` itself."""
 
 
 @runtime_checkable
 class LayerController(Protocol):
-    """A controller that may know the layers by which it is called."""
+    """A controller that may know the layers that call it."""
 
     def show(self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str) -> Any:
-        """Do what a :class:`Controller` does; ``place`` is empty if the layer is to say it."""
+        """Do what a :class:`Controller` does; without ``place`` the layer decides it."""
 
     def joint_spans(self, layer: nn.Module) -> Spans | None:
-        """Return where image and text are in a layer of joint attention; None if not known."""
+        """Return where image and text are in a layer of joint attention, or None if unknown."""
 
     def pass_over(self, why: str) -> None:
         """Remember a call that cannot be shown; raise if it was to be edited."""
 
 
 class ControlledProcessor:
-    """A processor that computes its probabilities, and has a controller read or edit them.
-
-    Args:
-        controller, place: as of :class:`sdattn.TorchAttnProcessor`.
+    """A processor that computes its probabilities, and has a controller read or edit them;
+    arguments as for :class:`sdattn.TorchAttnProcessor`.
 
     Attributes:
-        asks: whether the controller is asked now; the attention is plain where it is not.
-        has_asked: whether it ever was.
-        watchers: shown each :class:`sdattn.attention.calls.AttentionCall`, after any edit.
+        asks: whether the controller is asked now; otherwise the attention is plain.
+        has_asked: whether it ever was asked.
+        watchers: callables that get the :class:`sdattn.attention.calls.AttentionCall` of each
+            call, after any edit.
     """
 
     def __init__(self, controller: Controller | None = None, place: str = ""):
@@ -60,7 +59,7 @@ class ControlledProcessor:
             watcher(call)
 
     def _edited(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
-        """Return what the controller makes of contiguous ``[B*heads, N, T]``."""
+        """Return contiguous ``[B*heads, N, T]`` as the controller leaves it."""
         controller, self.has_asked = self.controller, True
         if isinstance(controller, LayerController):
             edited = controller.show(attn, batch, folded, is_cross, self.place)
@@ -78,7 +77,7 @@ class ControlledProcessor:
         return edited
 
     def _controlled(self, attn: Any, probs: Tensor, is_cross: bool) -> Tensor:
-        """Return ``[B, heads, N, T]`` as the controller leaves them."""
+        """Return ``[B, heads, N, T]`` as the controller leaves it."""
         if self.controller is None or not self.asks:
             return probs
         folded = fold_heads(probs).contiguous()  # [B*heads, N, T]
@@ -87,18 +86,15 @@ class ControlledProcessor:
 
 
 def check_controller(controller: Any) -> None:
-    """Refuse a controller that cannot be called as ``controller(probs, is_cross, place)``.
-
-    Raises:
-        TypeError: its call needs other arguments.
-    """
+    """Raise TypeError for a controller that cannot be called as ``controller(probs, is_cross,
+    place)``."""
     if controller is None:
         return
-    takes = inspect.Signature()  # of what cannot be called
+    takes = inspect.Signature()  # for an object that cannot be called
     if callable(controller):
         try:
             takes = inspect.signature(controller)
-        except (TypeError, ValueError):  # of a builtin, which may take anything
+        except (TypeError, ValueError):  # a builtin, which may take anything
             return
     try:
         takes.bind(None, True, "down")
@@ -112,7 +108,7 @@ def check_controller(controller: Any) -> None:
 
 @contextmanager
 def unasked(processors: Iterable[Any]) -> Iterator[None]:
-    """Leave the controllers of these processors unasked for the length of a block."""
+    """Do not ask these processors' controllers inside the block."""
     open_ones = [one for one in processors if isinstance(one, ControlledProcessor)]
     before = [one.asks for one in open_ones]
     for one in open_ones:
@@ -125,7 +121,7 @@ def unasked(processors: Iterable[Any]) -> Iterator[None]:
 
 
 def mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
-    """A layer's mask, ``[B, 1 or N, T]`` or folded ``[B*heads, 1 or N, T]``, as 4-D."""
+    """Return a layer's mask, ``[B, 1 or N, T]`` or folded ``[B*heads, 1 or N, T]``, as 4-D."""
     if mask.ndim == 3 and mask.shape[0] == batch * heads and heads > 1:
         mask = unfold_heads(mask, heads)  # [B, heads, 1 or N, T]
     elif mask.ndim == 3 and mask.shape[0] in (1, batch):
@@ -139,7 +135,7 @@ def mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
 
 
 def projected_out(to_out: Any, hidden_states: Tensor) -> Tensor:
-    """Through a layer's output projection: a module, or a list of modules in a row."""
+    """Apply a layer's output projection: a module, or a list of modules in sequence."""
     layers = to_out if isinstance(to_out, nn.ModuleList) else [to_out]
     for layer in layers:  # a linear projection and, in diffusers, a dropout
         hidden_states = layer(hidden_states)

@@ -19,7 +19,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
     """Separate the heads that share the last axis: ``[B, N, heads*d]`` to ``[B, heads, N, d]``.
 
     Raises:
-        ValueError: ``x`` is not 3-D, or its width is no multiple of ``heads``.
+        ValueError: ``x`` is not 3-D, or its width is not a multiple of ``heads``.
     """
     if x.ndim != 3:
         raise InvalidValueError(
@@ -35,8 +35,8 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:
-    """``[B, N, heads*d]`` as ``[B, heads, N, d]``, normed: each head by itself or, where the norm
-    is as wide as all of them, across them."""
+    """Split ``[B, N, heads*d]`` to ``[B, heads, N, d]``, normed: each head by itself or, if the
+    norm is as wide as all of them, across them."""
     if norm is None:
         return split_heads(x, heads)
     # diffusers' RMSNorm calls its width dim
@@ -47,7 +47,7 @@ def heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:
 
 
 def merge_heads(x: Tensor) -> Tensor:
-    """The inverse of :func:`split_heads`: ``[B, heads, N, d]`` to ``[B, N, heads*d]``.
+    """Invert :func:`split_heads`: ``[B, heads, N, d]`` to ``[B, N, heads*d]``.
 
     Raises:
         ValueError: ``x`` is not 4-D (unfold folded heads first).
@@ -61,7 +61,7 @@ def merge_heads(x: Tensor) -> Tensor:
 
 
 def fold_heads(x: Tensor) -> Tensor:
-    """``[B, heads, N, d]`` to ``[B*heads, N, d]``; head ``h`` of ``b`` is row ``b*heads + h``."""
+    """Fold ``[B, heads, N, d]`` to ``[B*heads, N, d]``: row ``b*heads + h`` is head ``h`` of b."""
     if x.ndim != 4:
         raise InvalidValueError(
             f"fold_heads takes [batch, heads, sequence, d], found {list(x.shape)}."
@@ -70,10 +70,10 @@ def fold_heads(x: Tensor) -> Tensor:
 
 
 def unfold_heads(x: Tensor, heads: int) -> Tensor:
-    """The inverse of :func:`fold_heads`: ``[B*heads, N, d]`` to ``[B, heads, N, d]``.
+    """Invert :func:`fold_heads`: ``[B*heads, N, d]`` to ``[B, heads, N, d]``.
 
     Raises:
-        ValueError: the first axis is no multiple of ``heads``.
+        ValueError: the first axis is not a multiple of ``heads``.
     """
     if x.ndim != 3 or heads < 1 or x.shape[0] % heads:
         raise InvalidValueError(
@@ -84,14 +84,14 @@ def unfold_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def causal_mask(n_queries: int, n_keys: int, device: torch.device | None = None) -> Tensor:
-    """Boolean ``[n_queries, n_keys]``: query ``i`` attends to keys ``0..i`` (True takes part)."""
+    """Return bool ``[n_queries, n_keys]``: query ``i`` attends to keys ``0..i`` (True)."""
     return torch.ones(n_queries, n_keys, dtype=torch.bool, device=device).tril()
 
 
 def padding_mask(keep: Tensor) -> Tensor:
-    """A tokenizer's ``attention_mask`` ``[B, T]`` (1 token, 0 padding) as boolean ``[B, 1, T]``.
+    """Convert a tokenizer's mask ``[B, T]`` (1 token, 0 padding) to bool ``[B, 1, T]``.
 
-    Add one more axis (``[:, None]``) where the queries carry a head axis.
+    Add one more axis (``[:, None]``) if the queries have a head axis.
     """
     if keep.ndim != 2:
         raise InvalidValueError(f"padding_mask takes [batch, tokens], found {list(keep.shape)}.")
@@ -105,24 +105,23 @@ def attention_probs(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> Tensor:
-    """The attention probabilities ``softmax(scale * query @ key.T + mask)``.
+    """Return the attention probabilities ``softmax(scale * query @ key.T + mask)``.
 
     Args:
         query: ``[..., N, d]``.
         key: ``[..., T, d]``.
         mask: broadcastable to ``[..., N, T]``. Boolean: True takes part. Floating: added to the
-            scores, ``-inf`` shuts a key out.
+            scores, ``-inf`` excludes a key.
         is_causal: query ``i`` sees keys ``0..i`` only; may be combined with ``mask``.
-        scale: ``1 / sqrt(d)`` by default.
+        scale: factor of the scores (default: ``1 / sqrt(d)``).
 
     Returns:
-        ``[..., N, T]`` in the dtype of ``query``, in [0, 1]. Every row sums to 1; a row that may
-        attend to nothing is all zeros (never NaN). Half types are computed
-        in float32.
+        ``[..., N, T]`` in the dtype of ``query``, in [0, 1]; half types are computed in float32.
+        Every row sums to 1; a row that may attend to nothing is all zeros (never NaN).
 
     Raises:
         ValueError: widths differ, or the mask does not broadcast.
-        TypeError: the mask is of an integer dtype (0/1 could mean either kind of mask).
+        TypeError: the mask has an integer dtype (0/1 could mean either kind of mask).
     """
     if query.shape[-1] != key.shape[-1]:
         raise InvalidValueError(
@@ -133,7 +132,7 @@ def attention_probs(
     dtype = query.dtype
     if dtype in HALF_TYPES:
         query, key = query.float(), key.float()
-    # The keys are scaled, not the scores: T*d products in place of N*T.
+    # The keys are scaled, not the scores: T*d products instead of N*T.
     scores = query @ (key * scale).transpose(-1, -2)  # [..., N, T]
     if is_causal:
         allowed = causal_mask(scores.shape[-2], scores.shape[-1], scores.device)
@@ -164,8 +163,8 @@ def _apply_mask(scores: Tensor, mask: Tensor) -> Tensor:
 
 
 def _masked_softmax(scores: Tensor) -> Tensor:
-    # A row of -inf gives 0/0. It is filled before the softmax as well as after it, so that its
-    # gradient is zero too, not NaN.
+    # A row of -inf gives 0/0. It is filled before and after the softmax, so that its gradient is
+    # zero too, not NaN.
     shut = scores.amax(-1, keepdim=True) == -math.inf
     return scores.masked_fill(shut, 0.0).softmax(-1).masked_fill(shut, 0.0)
 
@@ -179,7 +178,7 @@ def scaled_dot_product_attention(
     is_causal: bool = False,
     scale: float | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Attention that shows its weights: ``softmax(query key^T / sqrt(d)) value``.
+    """Return output and weights of attention: ``softmax(query key^T / sqrt(d)) value``.
 
     Args:
         query: ``[..., N, d]``.
@@ -190,11 +189,11 @@ def scaled_dot_product_attention(
             It is applied whenever it is not 0: pass 0 in evaluation.
 
     Returns:
-        ``(output [..., N, d_v], weights [..., N, T])``, always with ``output = weights @ value``,
-        so the weights are those after dropout.
+        ``(output [..., N, d_v], weights [..., N, T])``, always with ``output = weights @ value``:
+        the weights are after dropout.
 
     Raises:
-        ValueError: shapes disagree, or ``dropout_p`` lies outside [0, 1].
+        ValueError: shapes disagree, or ``dropout_p`` is outside [0, 1].
     """
     if key.shape[-2] != value.shape[-2]:
         raise InvalidValueError(
@@ -207,8 +206,8 @@ def scaled_dot_product_attention(
 
 
 def level_grids(latent_size: tuple[int, ...], n_levels: int = 4) -> list[tuple[int, ...]]:
-    """(rows, cols) at each level of a UNet, which halves its latent, rounding up; frames before
-    them, of a video, stay as many.
+    """Return (rows, cols) at each level of a UNet, which halves its latent, rounding up; a video's
+    number of frames stays the same.
 
     >>> level_grids((9, 17), 3)
     [(9, 17), (5, 9), (3, 5)]
@@ -221,19 +220,19 @@ def level_grids(latent_size: tuple[int, ...], n_levels: int = 4) -> list[tuple[i
 
 
 def query_grid(n_queries: int, latent_size: tuple[int, ...], n_levels: int = 4) -> tuple[int, ...]:
-    """Recover the (rows, cols) behind a flattened query axis.
+    """Recover the (rows, cols) of a flattened query axis.
 
     The number of queries identifies the level of :func:`level_grids`. Nothing assumes a square
     image.
 
     Args:
         n_queries: length of the query axis in one attention call.
-        latent_size: (rows, cols) in latent cells, not pixels, or (frames, rows, cols) of a video.
+        latent_size: (rows, cols) in latent cells, not pixels, or (frames, rows, cols) for a video.
         n_levels: resolutions in the UNet, ``len(config.block_out_channels)``.
 
     Returns:
-        (rows, cols), row-major: query ``i`` sits at ``divmod(i, cols)``. Of a video
-        (frames, rows, cols), frame by frame.
+        (rows, cols), row-major: query ``i`` is at ``divmod(i, cols)``. For a video (frames, rows,
+        cols), frame by frame.
 
     Raises:
         ValueError: no level has that many queries.
@@ -253,7 +252,7 @@ def query_grid(n_queries: int, latent_size: tuple[int, ...], n_levels: int = 4) 
 
 
 def grid_text(grid: Sequence[int]) -> str:
-    """A grid as messages name it.
+    """Return a grid as messages name it.
 
     >>> grid_text((21, 30, 52))
     '21x30x52'

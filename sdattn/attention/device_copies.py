@@ -1,10 +1,10 @@
 """Copies between the host and a device that nobody waits for.
 
-    chosen(tensor, dim, numbers)    some places of an axis, by their numbers
-    DeviceCopies(tensor).on(device) a tensor of the host on a device, copied there once
-    HostCopy()                      tensors of a GPU on the host, while the GPU goes on working
+    chosen(tensor, dim, numbers)    entries of an axis, by index
+    DeviceCopies(tensor).on(device) a host tensor on a device, copied there once
+    HostCopy()                      GPU tensors on the host, while the GPU goes on working
 
-A list, or a tensor of the CPU, that indexes a tensor on a GPU is copied there at every use.
+A list or CPU tensor that indexes a GPU tensor is copied to the GPU at every use.
 """
 
 from functools import lru_cache
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 def chosen(tensor: Tensor, dim: int, numbers: tuple[int, ...]) -> Tensor:
-    """The entries of an axis at these indices, in that order, as a new tensor."""
+    """Return the entries of an axis at these indices, in that order, as a new tensor."""
     return tensor.index_select(dim, index_on(tensor.device, numbers))
 
 
@@ -23,24 +23,21 @@ def chosen(tensor: Tensor, dim: int, numbers: tuple[int, ...]) -> Tensor:
 def index_on(
     device: torch.device, numbers: tuple[int, ...], dtype: torch.dtype = torch.int64
 ) -> Tensor:
-    """Numbers on a device, ``[len(numbers)]``; not to be written to."""
-    with torch.inference_mode(False):  # what is made in it cannot be kept for a gradient later
+    """Return numbers on a device, ``[len(numbers)]``; do not write to them."""
+    with torch.inference_mode(False):  # an inference tensor could not serve a gradient later
         return torch.tensor(numbers, dtype=dtype, device=device)
 
 
 class DeviceCopies:
-    """A tensor, and its copies on other devices or in other dtypes, each made once.
-
-    Attributes:
-        own: the tensor; where it was written to, a copy is made anew.
-    """
+    """A tensor and its copies on other devices or in other dtypes, each made once, and again after
+    a write to the tensor."""
 
     def __init__(self, own: Tensor):
         self.own = own
         self._held: dict[tuple[torch.device, torch.dtype], tuple[int, Tensor]] = {}
 
     def on(self, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-        """The tensor on a device, by default in its own dtype."""
+        """Return the tensor on a device, in its own dtype by default."""
         own, dtype = self.own, dtype or self.own.dtype
         if own.requires_grad or (own.device, own.dtype) == (device, dtype):
             return own.to(device, dtype)

@@ -1,8 +1,8 @@
 """The query, key and value of a layer of joint attention: projected, normed, joined and rotated.
 
-A layer of two streams (double) gets image and text apart and projects each by its own weights; a
-layer of one stream (single) gets them joined already. What is known of a layer is read off the
-layer itself, and anything else is refused by name.
+A two-stream layer (double) gets image and text separately and projects each with its own weights; a
+one-stream layer (single) gets them joined. Everything is read off the layer itself; unknown layers
+are refused by name.
 
 Source: the processors of diffusers 0.42: ``JointAttnProcessor2_0`` (attention_processor.py),
 ``FluxAttnProcessor`` (transformer_flux.py), ``Flux2AttnProcessor`` and
@@ -23,18 +23,18 @@ from .core import heads_of, split_heads
 FUSED_WITH_MLP = "to_qkv_mlp_proj"  # FLUX.2's parallel blocks: one projection for all
 IMAGE = ("to_q", "to_k", "to_v", "to_qkv", "norm_q", "norm_k")
 TEXT = ("add_q_proj", "add_k_proj", "add_v_proj", "to_added_qkv", "norm_added_q", "norm_added_k")
-# Parts of diffusers' layers of which no processor of joint attention makes use.
+# Parts of diffusers' layers that no processor of joint attention uses.
 UNKNOWN_PARTS = ("spatial_norm", "group_norm", "norm_cross", "residual_connection")
 Pair = tuple[Tensor, Tensor]
 
 
 class Joined(NamedTuple):
-    """What a layer of joint attention computes its softmax of.
+    """Inputs of the softmax in a layer of joint attention.
 
     Attributes:
-        query, key, value: ``[B, heads, S, d]``, of all S tokens of text and image.
-        text: where the text is among them; None where the layer got them joined already.
-        mlp: what a parallel block carries beside the attention, ``[B, S, width]``; None elsewhere.
+        query, key, value: ``[B, heads, S, d]``, for all S tokens of text and image.
+        text: position of the text among them; None if the layer got them joined already.
+        mlp: MLP input that a parallel block carries along, ``[B, S, width]``; else None.
     """
 
     query: Tensor
@@ -45,11 +45,8 @@ class Joined(NamedTuple):
 
 
 def check_layer(attn: Any) -> None:
-    """Refuse a layer that is no joint or self-attention of SD3, FLUX, FLUX.2 or Qwen-Image.
-
-    Raises:
-        TypeError: it is not.
-    """
+    """Raise TypeError unless it is a joint or self-attention layer of SD3, FLUX, FLUX.2 or
+    Qwen-Image."""
     held = next((name for name in UNKNOWN_PARTS if getattr(attn, name, None)), None)
     if held is not None:
         raise unknown_layer(attn, f"has {held}")
@@ -61,9 +58,9 @@ def check_layer(attn: Any) -> None:
 
 def unknown_layer(attn: Any, found: str) -> InvalidTypeError:
     return InvalidTypeError(
-        f"TorchJointProcessor computes the attention of SD3, FLUX.1, FLUX.2 and Qwen-Image; a "
-        f"{type(attn).__name__} that {found} is none that it knows. Leave its own processor in "
-        "place; capture() can watch it. Cross-attention is TorchAttnProcessor's."
+        "TorchJointProcessor computes the attention of SD3, FLUX.1, FLUX.2 and Qwen-Image; it "
+        f"does not know a {type(attn).__name__} that {found}. Leave its own processor in "
+        "place; capture() can watch it. For cross-attention use TorchAttnProcessor."
     )
 
 
@@ -72,19 +69,15 @@ def joined(
 ) -> Joined:
     """Project, norm, join and rotate.
 
+    The text comes first if there are rotary embeddings. Without them the softmax has no order, and
+    the image comes first, as in SD3. Raises TypeError for a layer or embeddings of another kind.
+
     Args:
         attn: the layer.
         hidden_states: ``[B, N, C]`` of the image, or of text and image in one.
-        text_states: ``[B, T, C_text]``; None where the layer is given no text of its own.
-        rotary: (cos, sin), real ``[S, d]``, over all tokens, the text first; (of the image, of
-            the text), complex ``[N, d/2]`` and ``[T, d/2]``; or None.
-
-    Returns:
-        The text first where there are rotary embeddings. Without them the softmax has no order, and
-        the image comes first, as in SD3.
-
-    Raises:
-        TypeError: a layer or rotary embeddings of another kind.
+        text_states: ``[B, T, C_text]``, or None if the layer gets no separate text.
+        rotary: (cos, sin), real ``[S, d]``, over all tokens, the text first; (image, text),
+            complex ``[N, d/2]`` and ``[T, d/2]``; or None.
     """
     check_layer(attn)
     if hasattr(attn, FUSED_WITH_MLP):
@@ -102,7 +95,7 @@ def joined(
     if rotary is None:
         cells = hidden_states.shape[1]
         return Joined(*_cat(image, text), text=slice(cells, cells + n_text))
-    if _are_complex(rotary):  # of image and text apart
+    if _are_complex(rotary):  # separate for image and text
         of_image, of_text = rotary
         image = _rotated_pair(attn, image, of_image)
         text = _rotated_pair(attn, text, of_text)
@@ -114,7 +107,7 @@ Three = tuple[Tensor, Tensor, Tensor]  # query, key and value, [B, heads, S, d] 
 
 
 def _parallel(attn: Any, hidden_states: Tensor, rotary: Any) -> Joined:
-    """A block whose one projection makes the query, key, value and what goes to the MLP."""
+    """Join a block that makes query, key, value and the MLP's input by one projection."""
     made = getattr(attn, FUSED_WITH_MLP)(hidden_states)
     width = 3 * attn.inner_dim
     qkv, mlp = made[..., :width], made[..., width:]
@@ -152,12 +145,12 @@ def _are_complex(rotary: Any) -> bool:
 
 
 def _rotated_by(attn: Any, three: Three, rotary: Any) -> Three:
-    """By real (cos, sin) ``[S, d]``, neighbouring features together."""
+    """Rotate by real (cos, sin) ``[S, d]``, neighbouring features together."""
     if rotary is None:
         return three
     query, key, value = three
     shapes = [tuple(getattr(part, "shape", ())) for part in rotary]
-    # diffusers' Attention, which has no head_dim, is rotated otherwise by other processors.
+    # diffusers' Attention, which has no head_dim, is rotated in other ways by other processors.
     if shapes != [tuple(query.shape[2:])] * 2 or not hasattr(attn, "head_dim"):
         raise unknown_layer(attn, f"is given rotary embeddings {shapes} for {list(query.shape)}")
     return rotate(query, *rotary), rotate(key, *rotary), value
@@ -172,14 +165,14 @@ def _rotated_pair(attn: Any, three: Three, turns: Tensor) -> Three:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Turn features 2i and 2i+1 of ``[B, heads, S, d]`` by the angle of their ``[S, d]`` cosine and
-    sine, in float32; the dtype of ``x``."""
+    """Rotate features 2i and 2i+1 of ``[B, heads, S, d]`` by the angle whose cosine and sine are
+    ``[S, d]``, in float32; returned in the dtype of ``x``."""
     real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)  # [B, heads, S, d/2] each
     turned = torch.stack([-imaginary, real], dim=-1).flatten(3)
     return (x.float() * cos.to(x.device) + turned.float() * sin.to(x.device)).to(x.dtype)
 
 
 def rotate_complex(x: Tensor, turns: Tensor) -> Tensor:
-    """The same by complex numbers of length 1, ``[S, d/2]``."""
+    """Rotate likewise by complex numbers of length 1, ``[S, d/2]``."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
     return torch.view_as_real(pairs * turns.to(x.device)).flatten(3).to(x.dtype)

@@ -12,7 +12,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import InvalidValueError, RunError
+from ..errors import RunError, refuse
 from .calls import AttentionCall
 from .controlled import (
     ControlledProcessor,
@@ -35,40 +35,40 @@ class TorchJointProcessor(ControlledProcessor):
         store = sdattn.AttentionStore(pipeline=pipe)
         pipe.transformer.set_attn_processor(sdattn.TorchJointProcessor(store))
 
-    It imports no diffusers and computes the layers of Stable Diffusion 3 and 3.5 (the
-    self-attention of 3.5 too), FLUX.1, FLUX.2 and Qwen-Image, of two streams and of one. Its output
-    agrees with that of diffusers' processors for them up to rounding. The whole matrix
-    ``[B, heads, S, S]`` of text and image is made.
+    It imports no diffusers and computes the layers of Stable Diffusion 3 and 3.5 (including the
+    self-attention of 3.5), FLUX.1, FLUX.2 and Qwen-Image, two-stream and one-stream. Its output
+    agrees with diffusers' processors up to rounding. It builds the whole matrix
+    ``[B, heads, S, S]`` of text and image.
 
-    What the controller is shown is a block of the softmax over all keys, so that the rows of the
-    text's part sum to less than 1. Once it has edited, the row is divided by its new sum:
+    The controller gets a block of the softmax over all keys, so rows over the text's keys sum to
+    less than 1. After an edit, the row is divided by its new sum:
 
-    - a key set to 0 is that key masked out of the softmax;
-    - a column times f is log f added to its scores;
-    - a share below 0 counts as 0, and a row in which nothing is left is zero;
+    - a key set to 0 is masked out of the softmax;
+    - multiplying a column by f adds log f to its scores;
+    - a share below 0 counts as 0, and a row with nothing left is zero;
     - a row that is not edited keeps its bits.
 
-    Without gradients the tensor that the controller was shown, if it was edited in place or not at
-    all, holds what was used once the layer has run.
+    Without gradients, the tensor that the controller got holds the final values once the layer has
+    run, if it was edited in place or not at all.
 
     Args:
-        controller: called as ``controller(probs, is_cross, place)``. With ``is_cross=True`` once a
-            call of the layer, with what the image's queries pay to the text's keys, contiguous
-            ``[B*heads, N, T]``, row ``batch * heads + head``. A tensor that it returns is used; if
-            it returns None, ``probs`` is used as it is then, so an edit in place counts. None for
-            plain attention, which needs to know nothing about the text.
-        place: ``"double"`` or ``"single"``, handed to the controller. An
-            :class:`sdattn.AttentionStore` that is attached knows it by the layer.
-        spans: gives where the image's tokens and the text's are among all of them, asked in each
-            call: ``lambda: (slice(7, 71), slice(0, 7))``. Reference images are in neither.
-            It is needed in layers of one stream, which get text and image joined already; an
-            attached store knows it, and a layer of two streams knows its text.
-        image: whether the controller is first called with ``is_cross=False`` as well, with what
-            the image's queries pay to the image's keys, ``[B*heads, N, N]``. None for what the
-            ``kinds`` of a store say.
-        queries: ``"all"`` shows and edits what every token pays to the text's keys,
-            ``[B*heads, S, T]``, in the order in which the layer joins them (Stable Diffusion 3: the
-            image first; FLUX and Qwen-Image: the text first), since the text carries words on.
+        controller: called as ``controller(probs, is_cross, place)``; None for plain attention,
+            which needs no position of the text. Once per call of the layer with ``is_cross=True``
+            and the attention of the image's queries to the text's keys, contiguous
+            ``[B*heads, N, T]``, row ``batch * heads + head``. A returned tensor is used; if it
+            returns None, ``probs`` is used as it is then, so an edit in place counts.
+        place: ``"double"`` or ``"single"``, passed to the controller. An attached
+            :class:`sdattn.AttentionStore` finds it from the layer.
+        spans: function called at each call of the layer that returns the positions of the image's
+            and the text's tokens: ``lambda: (slice(7, 71), slice(0, 7))``; reference images are in
+            neither. One-stream layers, which get text and image joined, need it; an attached store
+            knows it, and a two-stream layer knows its text.
+        image: whether the controller is also called, first, with ``is_cross=False`` and the
+            attention among the image's tokens, ``[B*heads, N, N]``. None: if the ``kinds`` of a
+            store say so.
+        queries: ``"all"`` shows and edits the attention of every token to the text's keys,
+            ``[B*heads, S, T]``, in the layer's order (Stable Diffusion 3: the image first; FLUX and
+            Qwen-Image: the text first), since the text carries words on.
 
     Raises:
         ValueError: another ``queries``.
@@ -76,8 +76,8 @@ class TorchJointProcessor(ControlledProcessor):
 
     Raises (when called):
         TypeError: the layer's attention is of another kind.
-        RuntimeError: where the text is was not said, or otherwise than the layer has it. An
-            :class:`sdattn.AttentionStore` says so when it is read.
+        RuntimeError: the position of the text is missing or wrong. With an
+            :class:`sdattn.AttentionStore`, reading it raises this.
         ValueError: the controller returned another shape; a mask that does not fit.
     """
 
@@ -92,12 +92,12 @@ class TorchJointProcessor(ControlledProcessor):
     ):
         super().__init__(controller, place)
         if queries not in ("image", "all"):
-            raise InvalidValueError(f"queries={queries!r}: pass 'image' or 'all'.")
+            raise refuse("queries", queries, ("image", "all"))
         self.spans, self.image, self.queries = spans, image, queries
 
     @property
     def shows_image(self) -> bool:
-        """Whether the controller is shown what the image pays to itself."""
+        """True if the controller gets the attention among the image's tokens."""
         if self.image is None:
             return "self" in (getattr(self.controller, "kinds", None) or ())
         return self.image
@@ -110,13 +110,13 @@ class TorchJointProcessor(ControlledProcessor):
         attention_mask: Tensor | None = None,
         image_rotary_emb: Any = None,
         encoder_hidden_states_mask: Tensor | None = None,
-        # Named so that diffusers hands them on and they can be refused.
+        # Named so that diffusers passes them and they can be refused.
         ip_hidden_states: Any = None,
         kv_cache_mode: Any = None,
         freqs_cis: Any = None,
         **_: Any,
     ) -> Tensor | tuple[Tensor, Tensor]:
-        """Attend; the shape of ``hidden_states``, and of ``encoder_hidden_states`` where given."""
+        """Attend; return the shape of ``hidden_states`` and, if given, of the text states."""
         refused = {
             "an IP-Adapter's images": ip_hidden_states,
             "a cache of keys": kv_cache_mode,
@@ -125,7 +125,7 @@ class TorchJointProcessor(ControlledProcessor):
         if found := [name for name, value in refused.items() if value is not None]:
             raise unknown_layer(attn, f"is given {found[0]}")
         text_states, mask, rotary = encoder_hidden_states, attention_mask, image_rotary_emb
-        if hasattr(attn, FUSED_WITH_MLP):  # it hands on (mask, rotary) where others do (text, mask)
+        if hasattr(attn, FUSED_WITH_MLP):  # it passes (mask, rotary) where others pass (text, mask)
             text_states, mask, rotary = _of_parallel(text_states, mask, rotary)
         parts = joined(attn, hidden_states, text_states, rotary)
         mask = _joint_mask(attn, parts, mask, encoder_hidden_states_mask, rotary)
@@ -138,20 +138,20 @@ class TorchJointProcessor(ControlledProcessor):
         return _split(attn, parts, merge_heads(output))
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:
-        """``[B, heads, S, S]`` as the controller leaves them; the layer says where the text is, or
-        None."""
+        """Return ``[B, heads, S, S]`` as the controller leaves them; ``own`` is the text's position
+        if the layer knows it."""
         if self.controller is None or not self.asks:
             return probs
         where = self._where(attn, probs.shape[-1], own)
         if where is None:
             return probs
         image, text = where
-        if text.start == text.stop:  # self-attention beside the joint one
+        if text.start == text.stop:  # self-attention next to the joint one
             return self._controlled(attn, probs, False)
         return self._edited_blocks(attn, probs, image, text)
 
     def _where(self, attn: Any, length: int, own: slice | None) -> Spans | None:
-        """Return the image's tokens and the text's: as told, else as the layer has them; None if a
+        """Return the spans of image and text, as told or else as the layer has them; None if a
         store does not know them."""
         told, controller = None if self.spans is None else self.spans(), self.controller
         if told is None and isinstance(controller, LayerController):
@@ -165,13 +165,13 @@ class TorchJointProcessor(ControlledProcessor):
                 f"A {type(attn).__name__} gets text and image joined, and the controller "
                 f"{type(controller).__name__} needs to know where they are. Pass "
                 "TorchJointProcessor(controller, spans=lambda: (image, text)) with the slices of "
-                "both; or an AttentionStore that is attached, store.attach(pipe); or use "
+                "both, use an attached AttentionStore, store.attach(pipe), or "
                 "sdattn.edit.register_attention_control(pipe, controller)."
             )
         elif own not in (None, told[1]) or max(told[0].stop, told[1].stop) > length:
             image, text = told
             why = (
-                f"The image was said to be at {image.start} to {image.stop} and the text at "
+                f"spans= puts the image at {image.start} to {image.stop} and the text at "
                 f"{text.start} to {text.stop} of the {length} tokens of a {type(attn).__name__}"
                 + (f", which has its text at {own.start} to {own.stop}" if own else "")
                 + ". Pass the spans of this very call."
@@ -184,7 +184,7 @@ class TorchJointProcessor(ControlledProcessor):
         return None
 
     def _edited_blocks(self, attn: Any, probs: Tensor, image: slice, text: slice) -> Tensor:
-        """Each block edited, and the rows divided by what they sum to then."""
+        """Edit each block, and divide the rows by their new sums."""
         if probs.requires_grad:
             probs = probs.clone()  # the softmax needs its own for the gradient
         rows = probs if self.queries == "all" else probs[:, :, image]  # views
@@ -193,9 +193,9 @@ class TorchJointProcessor(ControlledProcessor):
             blocks.insert(0, (probs[:, :, image, image], False))
         before = rows.sum(-1, keepdim=True, dtype=torch.float32)  # [B, heads, N, 1]
         shown = [self._edited_block(attn, block, is_cross) for block, is_cross in blocks]
-        # Both are sums of the same kernel in the same order, so that the ratio of a row that was
-        # not edited is 1.0 exactly; and where little is left no digits are lost, as they would be
-        # in 1 + (what was added).
+        # Both are sums of the same kernel in the same order, so the ratio for a row that was not
+        # edited is exactly 1.0, and rows with little left lose no digits, as they would in
+        # 1 + (the sum of what was added).
         after = rows.sum(-1, keepdim=True, dtype=torch.float32)
         rows.mul_(before / after.clamp_min(torch.finfo(torch.float32).tiny))
         for given, (block, _) in zip(shown, blocks, strict=True):
@@ -204,12 +204,8 @@ class TorchJointProcessor(ControlledProcessor):
         return probs
 
     def _edited_block(self, attn: Any, block: Tensor, is_cross: bool) -> Tensor | None:
-        """Have a block edited in place.
-
-        Returns:
-            What the controller was shown, which is to hold what is used in the end; None where it
-            returned another tensor, or where a graph goes through it.
-        """
+        """Edit a block in place; return the tensor that the controller got and that will hold the
+        final values, or None if it returned another one or a graph goes through it."""
         shown = fold_heads(block).clone(memory_format=torch.contiguous_format)  # [B*heads, N, T]
         edited = self._edited(attn, shown, len(block), is_cross)
         block.copy_(edited.clamp_min(0).view_as(block))
@@ -217,7 +213,6 @@ class TorchJointProcessor(ControlledProcessor):
 
 
 def _of_parallel(*given: Any) -> tuple[None, Tensor | None, Any]:
-    """The mask and the rotary embeddings of a parallel block, at whichever place they came."""
     mask = next((part for part in given if isinstance(part, Tensor)), None)
     return None, mask, next((part for part in given if isinstance(part, tuple)), None)
 
@@ -225,11 +220,11 @@ def _of_parallel(*given: Any) -> tuple[None, Tensor | None, Any]:
 def _joint_mask(
     attn: Any, parts: Joined, mask: Tensor | None, text_mask: Tensor | None, rotary: Any
 ) -> Tensor | None:
-    """The mask over all tokens, ``[B, 1 or heads, 1 or S, S]``."""
+    """Return the mask over all tokens, ``[B, 1 or heads, 1 or S, S]``."""
     (batch, heads, length, _), text = parts.query.shape, parts.text
     if text_mask is not None:
         if mask is not None or text is None or text_mask.dtype != torch.bool:
-            raise unknown_layer(attn, "is given a mask of the text beside another, or not boolean")
+            raise unknown_layer(attn, "is given a mask of the text next to another, or not boolean")
         cells = text_mask.new_ones(batch, length - text_mask.shape[1])
         both = (text_mask, cells) if text.start == 0 else (cells, text_mask)
         mask = torch.cat(both, dim=1)  # [B, S]
@@ -243,8 +238,8 @@ def _joint_mask(
 
 
 def _split(attn: Any, parts: Joined, output: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-    """``[B, S, heads*d]`` through the output projections, the image's and the text's apart where
-    they came apart."""
+    """Apply the output projections to ``[B, S, heads*d]``, separately for image and text if the
+    layer got them separately."""
     if parts.mlp is not None:
         whole = torch.cat([output, attn.mlp_act_fn(parts.mlp)], dim=-1)
         return projected_out(attn.to_out, whole)

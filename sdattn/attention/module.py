@@ -12,35 +12,33 @@ from .processor import TorchAttnProcessor
 
 
 class MultiHeadAttention(nn.Module):
-    """``concat_h(softmax(q_h k_h^T / sqrt(d)) v_h) W``, and the softmax beside it.
+    """``concat_h(softmax(q_h k_h^T / sqrt(d)) v_h) W``, with the softmax returned too.
 
         attend = MultiHeadAttention(64, heads=4, cross_attention_dim=32)
         output, weights = attend(cells, text)  # [B, N, 64], [B, 4, N, T]
 
     Its parts have the names of diffusers' ``Attention`` (``to_q``, ``to_k``, ``to_v``, ``to_out``,
-    ``heads``, ``processor``), so that processors, controllers and :func:`sdattn.capture` work in it
-    and in any model that is made of such modules. Everything is pure torch and differentiable.
+    ``heads``, ``processor``), so processors, controllers and :func:`sdattn.capture` work with it
+    and with any model made of such modules. Everything is pure torch and differentiable.
 
     Source: Vaswani et al. 2017, "Attention Is All You Need", section 3.2.2 and equation 1.
 
     Args:
         query_dim: width C of the input and of the output.
         heads: number of heads h.
-        dim_head: width d of a head; ``query_dim / heads`` by default.
-        cross_attention_dim: width of the states that keys and values are made of; None for
-            self-attention.
+        dim_head: width d of a head (default: ``query_dim / heads``).
+        cross_attention_dim: width of the states for keys and values; None for self-attention.
         bias: whether the projections to query, key and value have one.
-        out_bias: whether the projection of the output has one.
-        attention_dropout: in training, the share of the weights that is set to zero.
-        dropout: in training, the share of the output that is set to zero, before a residual
-            connection of yours.
+        out_bias: whether the output projection has one.
+        attention_dropout: share of the weights set to zero in training.
+        dropout: share of the output set to zero in training, before a residual connection of yours.
 
     Raises:
         ValueError: ``query_dim`` does not divide into ``heads`` and ``dim_head`` is not given; a
             dropout outside [0, 1].
     """
 
-    # What a processor of diffusers asks its layer for besides, and what this one has not.
+    # Attributes that a processor of diffusers asks its layer for, which this one does not use.
     spatial_norm = group_norm = norm_cross = norm_q = norm_k = None
     residual_connection = False
     rescale_output_factor = 1.0
@@ -81,7 +79,7 @@ class MultiHeadAttention(nn.Module):
         self.watchers: list[Any] = []  # as those of a ControlledProcessor
 
     def set_processor(self, processor: Any) -> None:
-        """Have another processor compute the attention."""
+        """Set the processor that computes the attention."""
         if isinstance(self.processor, nn.Module) and not isinstance(processor, nn.Module):
             del self.processor  # a module may not be overwritten by a plain object
         self.processor = processor
@@ -97,18 +95,18 @@ class MultiHeadAttention(nn.Module):
 
         Args:
             hidden_states: ``[B, N, query_dim]``.
-            encoder_hidden_states: ``[B, T, cross_attention_dim]``; None for self-attention, whose T
+            encoder_hidden_states: ``[B, T, cross_attention_dim]``; None for self-attention, where T
                 is N.
-            attention_mask: ``[B, heads, N, T]``, ``[B, N, T]`` or ``[N, T]``, any of them 1 where
-                all are alike; a tokenizer's mask ``[B, T]`` as ``padding_mask(mask)``. Boolean:
+            attention_mask: ``[B, heads, N, T]``, ``[B, N, T]`` or ``[N, T]``, with size 1 to
+                broadcast an axis; a tokenizer's mask ``[B, T]`` as ``padding_mask(mask)``. Boolean:
                 True takes part. Integer: 0 is masked, all else takes part. Floating: added to the
                 scores.
-            is_causal: query i sees keys 0 to i only, besides what the mask says.
+            is_causal: query i sees keys 0 to i only, in addition to the mask.
 
         Returns:
             ``(output [B, N, query_dim], weights [B, heads, N, T])``: the weights that made the
-            output, so those after dropout, and after a controller's edit. A query that may attend
-            to nothing has zeros. They are None where a processor was set that shows none.
+            output, after dropout and a controller's edit. A query that may attend to nothing has
+            zeros. They are None if the processor shows none.
 
         Raises:
             ValueError: states for a module of self-attention, or none for one of cross-attention;
@@ -125,7 +123,7 @@ class MultiHeadAttention(nn.Module):
         keys = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         mask = _mask(attention_mask, hidden_states.shape[1], keys.shape[1], is_causal, keys.device)
         shown: list[AttentionCall] = []
-        # The processor returns the output alone, as those of diffusers do, and shows its call here.
+        # Like diffusers' processors, this one returns only the output; its call comes here.
         self.watchers.append(shown.append)
         try:
             output = self.processor(self, hidden_states, encoder_hidden_states, mask)
@@ -136,21 +134,21 @@ class MultiHeadAttention(nn.Module):
     def prepare_attention_mask(
         self, attention_mask: Tensor, _target_length: int, batch_size: int, **_: Any
     ) -> Tensor:
-        """The mask as diffusers' processors ask for it, ``[B, heads, N or 1, T]``."""
+        """Return the mask as diffusers' processors ask for it, ``[B, heads, N or 1, T]``."""
         return attention_mask.expand(batch_size, self.heads, -1, -1)
 
 
 def _mask(
     mask: Tensor | None, queries: int, keys: int, is_causal: bool, device: torch.device
 ) -> Tensor | None:
-    """A mask as ``[B or 1, heads or 1, N or 1, T]``, boolean or floating, the causal one joined."""
+    """Combine the mask and the causal one: ``[B or 1, heads or 1, N or 1, T]``, bool or float."""
     if mask is not None:
         mask = mask if mask.is_floating_point() else mask != 0
         if not 2 <= mask.ndim <= 4 or mask.shape[-1] != keys:
             raise InvalidValueError(
                 f"An attention mask of shape {list(mask.shape)} does not fit {queries} queries and "
                 f"{keys} keys. Pass [batch, heads, queries, keys], [batch, queries, keys] or "
-                "[queries, keys]; 1 where all are alike."
+                "[queries, keys], with size 1 to broadcast an axis."
             )
         if mask.ndim == 2:
             mask = mask[None]

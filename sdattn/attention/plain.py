@@ -1,4 +1,4 @@
-"""Attention summed over heads, and its logsumexp, by torch's own operations, on any device.
+"""Attention summed over heads, and its logsumexp, in plain torch operations, on any device.
 
 The sums are computed in the dtype of ``total``.
 
@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from .device_copies import chosen
 
-PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
+PART = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
 SLICE = 1 << 24  # scores in one slice of queries
 
 
@@ -26,7 +26,7 @@ def add_softmax(
     scale: float,
     columns: Sequence[int] | None = None,
 ) -> None:
-    """As :func:`sdattn.attention.recording.record_softmax`."""
+    """Do as :func:`sdattn.attention.recording.record_softmax`."""
     sums = total if columns is None else total.new_zeros(*total.shape[:2], key.shape[2])
     for scores, _ in _parts(query, key, mask, scale, sums.dtype):
         shut = None if mask is None else scores.amax(-1, keepdim=True) == -math.inf
@@ -45,30 +45,21 @@ def add_share(
     logsumexp: Tensor,
     columns: Sequence[int] | None = None,
 ) -> None:
-    """As :func:`sdattn.attention.recording.record_share`."""
+    """Do as :func:`sdattn.attention.recording.record_share`."""
     if columns is not None:
         key = chosen(key, 2, tuple(columns))
         mask = mask if mask is None else chosen(mask, -1, tuple(columns))
     of_rows = logsumexp.to(total.dtype).unsqueeze(-1)  # [B, heads, N, 1]
-    of_rows = of_rows.masked_fill(of_rows == -math.inf, 0.0)  # where all keys are shut out
+    of_rows = of_rows.masked_fill(of_rows == -math.inf, 0.0)  # rows whose keys are all excluded
     for scores, heads in _parts(query, key, mask, scale, total.dtype):
         total.add_(scores.sub_(of_rows[:, heads]).exp_().sum(1))
 
 
 def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Of each query's scores over all keys, a slice of queries at a time.
-
-    Where a gradient is needed, the scores of a slice are computed again for it, not kept.
-
-    Args:
-        query: ``[B, heads, N, d]``.
-        key: ``[B, heads, T, d]``.
-        mask: None or the addend, ``[B or 1, heads or 1, N or 1, T]``.
-        scale: of the scores.
-
-    Returns:
-        ``[B, heads, N]``, float32, or float64 for float64 inputs.
-    """
+    """Return the logsumexp of each query's scores over all keys, a slice of queries at a time:
+    ``[B, heads, N]``, float32, or float64 for float64 inputs. Arguments as for
+    :func:`sdattn.attention.recording.record_softmax`; for a gradient, the scores of a slice are
+    recomputed, not kept."""
     images, heads, n, _ = query.shape
     step = max(1, SLICE // (images * heads * key.shape[-2]))
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -82,7 +73,7 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
     for start in range(0, n, step):
         rows = slice(start, start + step)
         of_rows = mask if mask is None or mask.shape[2] == 1 else mask[:, :, rows]
-        # With a graph the scores of a slice are made again in the backward pass: all of them would
+        # With a graph the scores of a slice are recomputed in the backward pass: all of them would
         # be [heads, N, T].
         given = query[:, :, rows], scaled, of_rows
         graph = torch.is_grad_enabled() and (query.requires_grad or key.requires_grad)
@@ -95,7 +86,7 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
 def _parts(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, dtype: torch.dtype
 ) -> Iterator[tuple[Tensor, slice]]:
-    """The scores of a few heads at a time, ``[B, heads, N, T]``, in one buffer, and which heads."""
+    """Yield the scores of a few heads at a time, ``[B, heads, N, T]`` in one buffer, and which."""
     (batch, heads, n, _), t = query.shape, key.shape[2]
     step = min(heads, max(1, PART // (batch * n * t)))
     buffer = torch.empty(batch * step, n, t, dtype=dtype, device=query.device)
@@ -112,7 +103,7 @@ def _parts(
 
 
 def _folded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """``[B*heads, ...]``; of one image a view, where the dtype is the same."""
+    """Fold to ``[B*heads, ...]``; a view for one image in the same dtype."""
     if len(x) == 1:
         return x[0].to(dtype)
     return x.to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)

@@ -2,8 +2,8 @@
 
 A processor is called by its attention layer as
 ``processor(attn, hidden_states, encoder_hidden_states, attention_mask, temb)`` with
-``hidden_states`` ``[B, N, C]`` (or ``[B, C, rows, cols]``), the text states ``[B, T, C_text]`` or
-None for self-attention, and gives back the shape of ``hidden_states``.
+``hidden_states`` ``[B, N, C]`` (or ``[B, C, rows, cols]``) and the text states ``[B, T, C_text]``,
+or None for self-attention. It returns the shape of ``hidden_states``.
 """
 
 from typing import Any
@@ -20,20 +20,19 @@ class TorchAttnProcessor(ControlledProcessor):
     """Attention in pure torch, open to a controller that reads or edits the probabilities.
 
     It imports no diffusers and works in any module with ``to_q``, ``to_k``, ``to_v``, ``to_out``
-    and ``heads``; the parts that a diffusers ``Attention`` may have besides (``spatial_norm``,
+    and ``heads``; it also uses a diffusers ``Attention``'s optional parts (``spatial_norm``,
     ``group_norm``, ``norm_cross``, ``norm_q``, ``norm_k``, ``residual_connection``,
-    ``rescale_output_factor``) are used where they are set. Its output agrees with diffusers'
+    ``rescale_output_factor``) if they are set. Its output agrees with diffusers'
     ``AttnProcessor2_0`` up to rounding; like that one it scales by ``1 / sqrt(d)``.
 
     Args:
         controller: called once per call of the layer as ``controller(probs, is_cross, place)``
-            with contiguous ``probs`` ``[B*heads, N, T]``, row ``batch * heads + head``. A tensor
-            that it returns is used; if it returns None, ``probs`` is used as it is then, so an
-            edit in place counts. None for plain attention.
-        place: ``"down"``, ``"mid"`` or ``"up"``, handed to the controller. An
-            :class:`sdattn.AttentionStore` that is attached knows it by the layer, so that one
-            processor serves all layers:
-            ``unet.set_attn_processor(TorchAttnProcessor(store))``.
+            with contiguous ``probs`` ``[B*heads, N, T]``, row ``batch * heads + head``. A returned
+            tensor is used; if it returns None, ``probs`` is used as it is then, so an edit in place
+            counts. None for plain attention.
+        place: ``"down"``, ``"mid"`` or ``"up"``, passed to the controller. An attached
+            :class:`sdattn.AttentionStore` finds it from the layer, so that one processor serves
+            all layers: ``unet.set_attn_processor(TorchAttnProcessor(store))``.
 
     Raises:
         TypeError: a controller that takes other arguments.
@@ -52,7 +51,7 @@ class TorchAttnProcessor(ControlledProcessor):
         temb: Tensor | None = None,
         **_: Any,
     ) -> Tensor:
-        """Attend; returns the shape of ``hidden_states``."""
+        """Attend; return the shape of ``hidden_states``."""
         if getattr(attn, "add_k_proj", None) is not None:
             raise InvalidTypeError(
                 "TorchAttnProcessor computes self- and cross-attention; this layer's is joint, or "
@@ -71,7 +70,7 @@ class TorchAttnProcessor(ControlledProcessor):
         mask = attention_mask
         if mask is not None:
             mask = mask_by_head(mask, len(query), attn.heads, key.shape[-2])
-        # In this order: the controller edits, dropout thins, watchers see what makes the output.
+        # In this order: the controller edits, dropout thins, watchers see the final weights.
         probs = attention_probs(query, key, mask)  # [B, heads, N, T]
         probs = self._controlled(attn, probs, is_cross=encoder_hidden_states is not None)
         if attn.training and getattr(attn, "attention_dropout", 0.0):

@@ -1,12 +1,12 @@
-"""What a layer attends to added to a running sum over heads, as one operation of torch a layer.
+"""Attention added to a running sum over heads, as one torch operation per layer.
 
     record_softmax(total, query, key, mask, scale)             total += softmax, summed over heads
-    record_share(total, query, key, mask, scale, logsumexp)    the same of some of the keys
-    logsumexp(query, key, mask, scale)                         what the second needs
+    record_share(total, query, key, mask, scale, logsumexp)    the same for some of the keys
+    logsumexp(query, key, mask, scale)                         input of the second
 
 Each is computed by torch's own operations, the same on every device
-(:mod:`sdattn.attention.plain`), and registered with torch, so that a compiled model stays in one
-graph, by ``torch.library.Library``: the wrapper around it, ``custom_op``, loads torch's compiler at
+(:mod:`sdattn.attention.plain`), and registered with torch by ``torch.library.Library``, so that a
+compiled model stays in one graph. The usual wrapper, ``custom_op``, loads torch's compiler at
 the first call and takes longer for each.
 """
 
@@ -32,13 +32,13 @@ def record_softmax(
     It has no gradient.
 
     Args:
-        total: float32 ``[B, N, T]``, of ``columns`` alone where they are given.
+        total: float32 ``[B, N, T]``, or only ``columns`` of it if given.
         query: ``[B, heads, N, d]``, any floating dtype and strides.
         key: ``[B, heads, T, d]``.
         mask: None or the addend to the scores, ``[B or 1, heads or 1, N or 1, T]``, a floating
             dtype. A row that may attend to nothing adds nothing.
-        scale: of the scores.
-        columns: of the keys, those that are added; the softmax is over all of them.
+        scale: factor of the scores.
+        columns: keys to add; the softmax is over all keys.
     """
     torch.ops.sdattn.record_softmax.default(total, query, key, mask, scale, columns)
 
@@ -55,20 +55,20 @@ def record_share(
     """Add ``exp(scale * query @ key.T + mask - logsumexp)``, summed over heads, to ``total``.
 
     Args:
-        total: float32 ``[B, N, T]``, of ``columns`` alone where they are given.
+        total: float32 ``[B, N, T]``, or only ``columns`` of it if given.
         query: ``[B, heads, N, d]``, any floating dtype and strides.
         key: ``[B, heads, T, d]``, some of the keys that the softmax is over.
-        mask: of these keys, as in :func:`record_softmax`.
-        scale: of the scores.
-        logsumexp: float32 ``[B, heads, N]``, of the scores of all keys.
-        columns: of these keys, those that are added.
+        mask: for these keys, as in :func:`record_softmax`.
+        scale: factor of the scores.
+        logsumexp: float32 ``[B, heads, N]``, over the scores of all keys.
+        columns: keys to add, among these.
     """
     torch.ops.sdattn.record_share.default(total, query, key, mask, scale, logsumexp, columns)
 
 
 @torch.no_grad()
 def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Of the scores of each query over all keys, float32 ``[B, heads, N]``; without gradient."""
+    """Return the logsumexp of each query's scores, float32 ``[B, heads, N]``; without gradient."""
     return torch.ops.sdattn.logsumexp.default(query, key, mask, scale)
 
 

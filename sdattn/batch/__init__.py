@@ -1,7 +1,7 @@
 """Many prompts, many processes, nothing lost.
 
 run_batch(Request("prompts.jsonl", "RUN"))       ->  Outcome, and a folder that holds every item
-open_batch("RUN")["000012"].heatmaps["cat"]      ->  items read back, whichever the format
+open_batch("RUN")["000012"].heatmaps["cat"]      ->  items read back, in any format
 status("RUN")    verify("RUN")    merge(["RUN-1", "RUN-2"], "RUN")
 rows.map_batches(Draw, ...)                      ->  rows of images and maps, in Ray Data
 """

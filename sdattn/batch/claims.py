@@ -1,11 +1,10 @@
-"""A run's claim to a folder: refused where that is of another input, model or setting."""
+"""A run's claim to a folder: refused if that has another input, model or setting."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
-from typing import Any
 
-from ..errors import InvalidValueError, Message
+from ..errors import InvalidValueError
 from ..files.records import plain
 from ..files.terminal import shorter
 from ..files.version import __version__
@@ -18,11 +17,11 @@ from .storage.folder import BatchFolder
 from .storage.manifest import BatchInput, BatchSettings, Manifest
 from .storage.whole import settle
 
-_DECISIVE = ("weights", "dtype", "save", "preset")  # settings that the items' files follow from
+_DECISIVE = ("weights", "dtype", "save", "preset")  # settings that determine the items' files
 
 
 def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
-    """What ``batch.json`` says of a run's settings."""
+    """Return a run's settings for ``batch.json``."""
     known = loaded._asdict()
     preset = preset_of(request.preset, default=known.pop("preset"))
     settings = BatchSettings(
@@ -30,7 +29,7 @@ def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
         loading=request.loading or None,
         **known,
         save=sorted(request.parts(videos=loaded.video_format is not None)),
-        preset=plain(preset.to_json()),  # to compare with that of a batch.json
+        preset=plain(preset.to_json()),  # comparable with a batch.json's
         options=plain(request.options),
         format=request.format,
         shard_bytes=request.shard_bytes,
@@ -41,7 +40,7 @@ def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
 
 
 def describe_input(request: Request, jobs: Sequence[Job], items: int, bad_lines: int) -> BatchInput:
-    """What ``batch.json`` says of a run's input; ``items`` are those of its part."""
+    """Return a run's input for ``batch.json``; ``items`` is the number in its part."""
     return BatchInput(
         source=str(request.source),
         digest=digest_inputs(jobs),
@@ -58,13 +57,13 @@ class Claim:
     """A run that asks for a folder.
 
     Attributes:
-        folder: open and locked.
-        request: what is asked. ``force``: where the folder is of another input, model or setting,
+        folder: the folder, open and locked.
+        request: the request. With ``force``, if the folder has another input, model or setting,
             the items that differ are removed and the others kept.
         settings: see :func:`settings_of`.
         input: see :func:`describe_input`.
         batch_size: items that run together; another number does not make it another run.
-        fingerprints: of each item of the run, by id.
+        fingerprints: fingerprint of each item of the run, by id.
     """
 
     folder: BatchFolder
@@ -75,14 +74,8 @@ class Claim:
     fingerprints: Mapping[str, str]
 
     def make(self, ids: Iterable[str]) -> set[str]:
-        """Take the folder and bring it in order; returns what of the run is whole in it.
-
-        Args:
-            ids: of the whole input, in its order.
-
-        Raises:
-            ValueError: the folder is of another input, model or setting.
-        """
+        """Take the folder and bring it in order, given the ids of the whole input; return the run's
+        items that are whole in it. Raise ValueError if it has another input, model or setting."""
         folder = self.folder
         if not folder.is_new:
             self._check_video_format(folder.manifest)
@@ -94,13 +87,12 @@ class Claim:
             for item, row in rows.items()
             if row.fingerprint != self.fingerprints.get(item, row.fingerprint)
         }
-        # Items of this very run's ids that were made of something else.
+        # Items with this run's ids that were made from something else.
         if stale and not self.request.force:
-            text = (
-                "{0} holds {1} item(s) of other settings, {2} for one. Choose another {folder}, or "
-                "pass {force=True} to make them anew."
+            raise InvalidValueError(
+                f"{folder.root} holds {len(stale)} item(s) of other settings, {min(stale)} for "
+                "one. Choose another `folder`, or pass `force=True` to make them anew."
             )
-            raise InvalidValueError(Message(text, folder.root, len(stale), min(stale)))
         if stale:
             folder.layout.discard(stale)
             rows = settle(folder, self.fingerprints)
@@ -116,23 +108,21 @@ class Claim:
         )
 
     def _check_manifest(self, manifest: Manifest) -> None:
-        """Refuse a folder that another run made, as far as ``force`` does not change it."""
+        """Refuse a folder that another run made, unless ``force`` can change it."""
         differences, root = self._differences(manifest), self.folder.root
         if differences and not self.request.force:
-            text = (
-                "{0} belongs to another run: {1}. Choose another {folder}, or pass {force=True} to "
-                "make anew what differs and keep the rest."
+            raise InvalidValueError(
+                f"{root} belongs to another run: {'; '.join(differences)}. Choose another "
+                "`folder`, or pass `force=True` to make anew what differs and keep the rest."
             )
-            raise InvalidValueError(Message(text, root, "; ".join(differences)))
         if manifest.settings.format != self.settings.format:
-            text = (
-                "{0} has the format {1!r}, which {force=True} does not change. Choose "
-                "another {folder}."
+            raise InvalidValueError(
+                f"{root} has the format {manifest.settings.format!r}, which `force=True` does not "
+                "change. Choose another `folder`."
             )
-            raise InvalidValueError(Message(text, root, manifest.settings.format))
 
     def _differences(self, manifest: Manifest) -> list[str]:
-        """How the run that made a folder differs from this one, a phrase each."""
+        """Return the differences from the run that made a folder, a phrase each."""
         found = []
         for name in ("weights", "pipeline", "dtype", "save", "preset", "options", "format"):
             old, new = getattr(manifest.settings, name), getattr(self.settings, name)
@@ -147,19 +137,18 @@ class Claim:
         return found
 
     def _check_video_format(self, manifest: Manifest) -> None:
-        """Refuse to go on with videos of another kind of file, whatever made this machine's."""
+        """Refuse to go on with videos of another format, whatever the reason for this machine's."""
         old, new = manifest.settings.video_format, self.settings.video_format
         if None in (old, new) or old == new or self.request.force:
             return
         do = "Install PyAV: pip install 'sdattn[video]'."
         if new == "mp4":
             do = "Go on where PyAV (av) is not installed."
-        text = (
-            "{0} has videos as {1}, and this machine writes {2}. {3} Or choose another {folder}, "
-            "or pass {force=True} to make all videos anew."
+        raise InvalidValueError(
+            f"{self.folder.root} has videos as {old}, and this machine writes {new}. {do} Or "
+            "choose another `folder`, or pass `force=True` to make all videos anew."
         )
-        raise InvalidValueError(Message(text, self.folder.root, old, new, do))
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     return shorter(", ".join(map(str, value)) if isinstance(value, list) else str(value), 60)

@@ -1,4 +1,4 @@
-"""Several runs' folders into one: the parts of an input, or the disks of several machines."""
+"""Merging several runs' folders: the parts of an input, or the disks of several machines."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from ..errors import AccessError, InvalidValueError, Message
+from ..errors import AccessError, InvalidValueError
 from ..files.addresses import path_of
 from ..files.paths import check_apart
 from .gallery import write_gallery
@@ -20,13 +20,13 @@ from .storage.whole import settle, whole_items
 
 @dataclass(frozen=True)
 class Merged:
-    """What came of a merge.
+    """The result of a merge.
 
     Attributes:
-        items: that ``out`` holds now.
-        wanted: that the runs' input has.
-        missing: ids of those that are in none of the runs, in the order of the input; of runs
-            whose ids.txt is gone only those that have a row.
+        items: number of items in ``out`` now.
+        wanted: number of items in the runs' input.
+        missing: ids of items that are in none of the runs, in the order of the input; for runs
+            whose ids.txt is gone only items that have a row.
     """
 
     items: int
@@ -35,28 +35,28 @@ class Merged:
 
     @property
     def lacks(self) -> int:
-        """How many items are missing, named or not."""
+        """Number of missing items, named or not."""
         return len(self.missing) or max(0, self.wanted - self.items)
 
 
 def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
     """Bring the items of several batch runs into one folder.
 
-    Where the runs drew parts of one input the folder is that of the whole input: the command
-    without ``part`` goes on in it. Items are linked where the disk allows it and copied
-    elsewhere; the runs stay as they are. The same call again does what is missing.
+    If the runs drew parts of one input, the folder is for the whole input: the command without
+    ``part`` goes on in it. Items are linked if the disk allows it, else copied; the runs do not
+    change. The same call again adds what is missing.
 
     Args:
         roots: folders of batch runs, of one model, with the same settings.
         out: a new folder, or one that an earlier call made of these runs.
 
     Returns:
-        The number of items in ``out``, and how many their input has.
+        The number of items in ``out``, and in their input.
 
     Raises:
-        ValueError: the runs differ in model or settings, one id is of two different items, or
-            ``out`` is of other runs.
-        FileExistsError: ``out`` is one of the runs, holds one or lies in one.
+        ValueError: the runs differ in model or settings, two different items have one id, or
+            ``out`` belongs to other runs.
+        FileExistsError: ``out`` is one of the runs, contains one or is inside one.
         FileNotFoundError: as :func:`sdattn.batch.reading.open_batch`.
         OSError: one of the runs is being written, or ``out`` cannot be.
     """
@@ -65,7 +65,7 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
 
 
 def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
-    """:func:`merge`, and what is missing."""
+    """Do as :func:`merge`; return what is missing, too."""
     sources = [_Source(root) for root in roots]
     manifest = _merged(sources)
     check_apart(path_of(out), *(source.root for source in sources))
@@ -76,9 +76,7 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
     target.open(name)
     try:
         if not target.is_new and _identity(target.manifest) != _identity(manifest):
-            raise InvalidValueError(
-                Message("{0} is the folder of other runs. Choose another {folder}.", out)
-            )
+            raise InvalidValueError(f"{out} is the folder of other runs. Choose another `folder`.")
         ids = _ids(sources)
         target.claim(manifest, ids)
         _take_missing(target, name, sources)
@@ -86,7 +84,7 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
         _merge_errors(sources, target)
         write_gallery(target)
         target.seal(number)
-        # Missing are ids that an input has, or a row names, and that are not whole anywhere.
+        # Missing: ids that an input has, or a row names, and that are not whole anywhere.
         known = [*ids, *(item for source in sources for item in source.lost)]
         whole = target.journals.rows()
         missing = dict.fromkeys(
@@ -98,13 +96,8 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
 
 
 class _Source:
-    """A run that is merged.
-
-    Attributes:
-        root, folder, manifest: of the run.
-        items: that are whole, by id.
-        lost: the ids of those that have a row and are not.
-    """
+    """A run to merge, with its whole ``items`` by id, and the ids ``lost``: a row but no whole
+    item."""
 
     def __init__(self, root: str | Path):
         self.root, self.folder = path_of(root), BatchFolder(root)
@@ -118,7 +111,7 @@ class _Source:
 
 
 def _ids(sources: Sequence[_Source]) -> list[str]:
-    """The ids of the input that runs drew, or of their parts of several inputs."""
+    """Return the ids of the input that runs drew, or of their parts of several inputs."""
     if len({source.manifest.input.digest for source in sources}) == 1:
         return next(filter(None, (source.folder.ids() for source in sources)), [])
     found: dict[str, None] = {}
@@ -128,7 +121,7 @@ def _ids(sources: Sequence[_Source]) -> list[str]:
 
 
 def _take_missing(target: BatchFolder, name: str, sources: Sequence[_Source]) -> None:
-    """Add what ``target`` does not hold yet, noted by ``name``."""
+    """Add the items that ``target`` does not hold yet, noted by ``name``."""
     whole = set(settle(target, {item for source in sources for item in source.items}))
     note = partial(target.note_whole, name)
     for source in sources:
@@ -144,7 +137,6 @@ def _identity(manifest: Manifest) -> tuple[str, str, str]:
 
 
 def _merged(sources: Sequence[_Source]) -> Manifest:
-    """The manifest of all of them."""
     first = sources[0]
     for source in sources:
         if _identity(source.manifest)[:2] != _identity(first.manifest)[:2]:
@@ -169,7 +161,6 @@ def _merged(sources: Sequence[_Source]) -> Manifest:
 
 
 def _settings(source: _Source) -> str:
-    """A run's settings for a message."""
     settings = source.manifest.settings
     names = ("model", "weights", "dtype", "save", "format")
     texts = [f"{name} {getattr(settings, name)}" for name in names]
@@ -177,14 +168,14 @@ def _settings(source: _Source) -> str:
 
 
 def _check_twins(sources: Sequence[_Source]) -> None:
-    """Refuse an id of two different items; the same item in two runs is fine."""
+    """Refuse one id for two different items; the same item in two runs is fine."""
     seen: dict[str, tuple[str, _Source]] = {}
     for source in sources:
         for item, held in source.items.items():
             fingerprint, owner = seen.setdefault(item.lower(), (held.fingerprint, source))
             if fingerprint != held.fingerprint:
                 raise InvalidValueError(
-                    f"Item {item!r} of {source.root} is not that of {owner.root}. Give the items "
+                    f"Item {item!r} of {source.root} differs from {owner.root}'s. Give the items "
                     "of one of them other ids and draw it again."
                 )
 

@@ -1,4 +1,4 @@
-"""A batch run's folder read back: its items, how far it is, whether it is as it was written."""
+"""Reading a batch run's folder: its items, its progress, and whether it is unchanged."""
 
 from __future__ import annotations
 
@@ -25,11 +25,13 @@ if TYPE_CHECKING:
 
 
 class SavedBatch(Mapping[str, SavedRun]):
-    """The items of a batch run, id to run, in the order of the input; each is read when asked for.
+    """The items of a batch run, id to run, in the order of the input.
 
-    batch = open_batch("RUN")
-    batch["000012"].heatmaps["cat"].map
-    batch.to_dataframe()  # a row a word of each item
+        batch = open_batch("RUN")
+        batch["000012"].heatmaps["cat"].map
+        batch.to_dataframe()  # one row per word of each item
+
+    Each item is read when it is accessed.
     """
 
     def __init__(self, root: str | Path):
@@ -63,19 +65,19 @@ class SavedBatch(Mapping[str, SavedRun]):
         return len(self._locations)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The numbers of the words of all items as a table of pandas: a row a word, the items in
-        the order of the input, the words in that of the prompt.
+        """Return the words' statistics of all items as a pandas table: one row per word, in the
+        order of the input and of the prompt.
 
         Its columns are ``id``, ``prompt`` and ``seed`` of the item; ``word`` and ``occurrence``,
         0 for the first in its prompt, so that ``batch[id].heatmaps.find(word)[occurrence]`` is its
-        heatmap; the further columns of the list that the run kept, as text; and the numbers of
+        heatmap; the list's columns that the run kept, as text; and the numbers of
         :class:`sdattn.maps.statistics.WordStatistics`, float64, to six significant digits:
-        ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``, ``entropy``. What a
-        map of 0 has not is NaN.
+        ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``, ``entropy``. Centre
+        and entropy of an all-zero map are NaN.
 
-        They are in the rows of ``metadata.jsonl``, which are read one at a time: no item is
-        opened, items that were saved without maps are there too, and memory holds the table and
-        where each row lies.
+        They come from the rows of ``metadata.jsonl``, which are read one at a time: no item is
+        opened, items saved without maps are included, and memory holds the table and the position
+        of each row.
 
         Raises:
             ImportError: pandas is not installed.
@@ -86,7 +88,7 @@ class SavedBatch(Mapping[str, SavedRun]):
 
 
 def open_batch(root: str | Path) -> SavedBatch:
-    """The items of a batch run, whichever format it has.
+    """Return the items of a batch run in any format.
 
     Raises:
         FileNotFoundError: no such folder, or it is no batch run's.
@@ -97,15 +99,15 @@ def open_batch(root: str | Path) -> SavedBatch:
 
 @dataclass(frozen=True)
 class Status:
-    """How far a run is.
+    """Progress of a run.
 
     Attributes:
-        items: of its input.
-        whole: items of which every file is there with its size; after ``force`` with another input
+        items: number of items in its input.
+        whole: items whose files all exist with their sizes; after ``force`` with another input
             more than ``items``.
-        failed: that could not be drawn the last time.
-        bad_lines: of its input.
-        running: who is at work at it, or None.
+        failed: items that could not be drawn the last time.
+        bad_lines: number of bad lines in its input.
+        running: description of the process at work, or None.
     """
 
     items: int
@@ -116,7 +118,7 @@ class Status:
 
 
 def status(root: str | Path) -> Status:
-    """How far a run is; raises as :func:`open_batch` does."""
+    """Return a run's progress; raise as :func:`open_batch` does."""
     folder = BatchFolder(root)
     made = folder.manifest.input
     running = None
@@ -131,16 +133,15 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     """Read every item again and compare it with what was written.
 
     Returns:
-        How many items there are, and what is wrong, a line each: a file that is missing or whose
-        checksum differs, those of the folder itself too, an image that does not open, maps that
-        are not finite or not of the grid they should have, a row that is not what ``run.json``
-        says, a row without an item or an item without a row, items that are gone, unfinished
-        files.
+        The number of items, and the problems, a line each: a file that is missing or has another
+        checksum, also the folder's own; an image that does not open; maps that are not finite or
+        not on the right grid; a row that disagrees with ``run.json``; a row without an item or an
+        item without a row; lost items; unfinished files.
 
     Raises:
         FileNotFoundError: no such folder, or it is no batch run's.
-        ValueError: ``batch.json`` cannot be read or is of another version. One that can be read and
-            is not what was written is a problem.
+        ValueError: ``batch.json`` is unreadable or of another version. One that is readable but
+            altered is reported as a problem.
     """
     folder, problems, manifest = BatchFolder(root), list[str](), None
     try:
@@ -148,7 +149,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     except ValueError as error:
         problems.append(" ".join(str(error).split()))
     layout = folder.layout if manifest else folder.layout_found()
-    # What is there against what the rows say, then every byte of every item.
+    # First the items against the rows, then every byte of every item.
     there, rows = list(layout.find()), folder.journals.rows()
     locations = dict(there)
     if twice := len(there) - len(locations):
@@ -166,7 +167,7 @@ def _harmed(
     rows: Mapping[str, NotedRow],
     save: Collection[str],
 ) -> Iterator[str]:
-    """Read everything; yield what is wrong with items, or with a shard though its items are not."""
+    """Read everything; yield problems of items, or of a shard whose items are intact."""
 
     def check(where: tuple[str, str]) -> list[str]:
         return check_item(layout, *where, row_at(rows, *where), save)
@@ -184,7 +185,7 @@ def _harmed(
 def _mislocated(
     rows: Mapping[str, NotedRow], locations: Mapping[str, str], broken: Mapping[str, str]
 ) -> Iterator[str]:
-    """Yield rows without an item at their location, and locations that cannot be read."""
+    """Yield rows without an item at their location, and unreadable locations."""
     named = {row.location for row in rows.values()}
     yield from (reason for location, reason in broken.items() if location not in named)
     for item, row in rows.items():
@@ -200,7 +201,7 @@ def _at_rest(
     locations: Mapping[str, str],
     rows: Mapping[str, NotedRow],
 ) -> Iterator[str]:
-    """Yield what is wrong with a folder while nobody writes there."""
+    """Yield problems of a folder while nobody writes there."""
     for item in locations:
         if item not in rows:
             yield f"{item}: metadata.jsonl has no row; the next run adds it"
@@ -208,7 +209,7 @@ def _at_rest(
         yield f"{path.name}: unfinished, in {folder.temporary}"
     for location in layout.unfinished():
         yield f"{location}: unfinished, it has no run.json"
-    if manifest is None or manifest.ended is None:  # damaged, or of a run that was killed
+    if manifest is None or manifest.ended is None:  # damaged, or the run was killed
         return
     for name in folder.changed(manifest.ended):
         if (folder.root / name).is_file():
@@ -221,7 +222,7 @@ def _at_rest(
 
 
 def _lost(folder: BatchFolder, manifest: Manifest, number: int, known: set[str]) -> Iterator[str]:
-    """Yield the items that are gone with their rows, by name where it can only be those."""
+    """Yield the items that are gone with their rows, by name if the names are certain."""
     known = known.union(folder.journals.failures())
     gone = [item for item in manifest.input.share_of(folder.ids()) if item not in known]
     if len(gone) == number:

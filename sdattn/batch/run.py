@@ -1,4 +1,4 @@
-"""`run_batch()`: read the input, share it out, draw what is missing, write it, report."""
+"""`run_batch()`: read the input, distribute it, draw what is missing, write it, report."""
 
 import errno
 import itertools
@@ -7,10 +7,9 @@ import time
 from collections.abc import Container, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import asdict
-from typing import Any
 from uuid import uuid4
 
-from ..errors import AccessError, InvalidValueError, Message
+from ..errors import AccessError, InvalidValueError
 from ..files.terminal import visible
 from ..loading.outline import outline
 from .claims import Claim, describe_input, settings_of
@@ -33,27 +32,26 @@ def run_batch(request: Request) -> Outcome | None:
     """Draw every item of an input that the folder does not hold yet.
 
     Run it in one process, or in each of many that ``accelerate launch`` starts, or, for the engine
-    ``"ray"``, in one that Ray can be reached from. An item's files are written whole or not at all;
-    the same call again, with either engine, does only what is missing.
+    ``"ray"``, in one that can reach Ray. An item's files are written completely or not at all; the
+    same call again, with either engine, does only what is missing.
 
     Returns:
-        How it went; None in all processes but the first.
+        The outcome; None in all processes but the first.
 
     Raises:
-        ValueError: a request that cannot be, an input without an item or (``strict``) with bad
-            lines, or a folder that another input, model or setting made.
-        OSError: the folder is in use or cannot be written; what was finished stays.
+        ValueError: an invalid request, an input without an item or (``strict``) with bad lines, or
+            a folder that another input, model or setting made.
+        OSError: the folder is in use or cannot be written; finished items stay.
     """
     request.check()
-    on_ray = request.engine == "ray"  # whose workers, not this process, have the devices
+    on_ray = request.engine == "ray"  # its workers, not this process, have the devices
     team = ProcessGroup("cpu" if on_ray else request.device)
     try:
         if on_ray and team.size > 1:
-            text = (
-                "{engine='ray'} starts the processes itself. Give the command once, without "
+            raise InvalidValueError(
+                "`engine='ray'` starts the processes itself. Give the command once, without "
                 "accelerate launch."
             )
-            raise InvalidValueError(Message(text))
         outcome = _BatchRun(request, team).go()
         return outcome if team.first else None
     finally:
@@ -67,9 +65,9 @@ class _BatchRun:
         self.request, self.team = request, team
         self.folder = BatchFolder(request.out)
         self.job_name = team.broadcast(lambda: uuid4().hex[:12])
-        self.here = set(range(team.size))  # the processes that have not ended
-        self.disks = 1  # that hold a folder of this run
-        self.keeper = team.first  # of the folder: the first process, and of each disk of its own
+        self.here = set(range(team.size))  # living processes
+        self.disks = 1  # number of disks with a folder of this run
+        self.keeper = team.first  # keeps the folder: the first process, and one for each other disk
         self.fingerprints: dict[str, str] = {}  # of each item of the run, by id
         self.engine: Engine = (
             RayEngine(request, self.folder, self.job_name)
@@ -82,7 +80,7 @@ class _BatchRun:
         try:
             self._open()
             loaded = self.engine.load()
-            if jobs is None:  # a model that has no outline
+            if jobs is None:  # a model without an outline
                 jobs, more = self.engine.check(items)
                 self.team.broadcast(lambda: self._report(jobs, more))
                 bad = bad + more
@@ -102,7 +100,7 @@ class _BatchRun:
         asked = self.request
         items, bad = read_items(data, kind, seed=asked.seed, columns=asked.columns)
         model, loading = self.request.model, self.request.loading
-        if self.request.engine == "local":  # workers of Ray have other devices and packages
+        if self.request.engine == "local":  # Ray's workers have other devices and packages
             loading.check(model, self.team.device)
         pipe = outline(model, loading)
         if pipe is None:
@@ -113,26 +111,23 @@ class _BatchRun:
         self._report(jobs, bad)
         return [], jobs, bad
 
-    def _report(self, good: Sequence[Any], bad: list[BadLine]) -> None:
+    def _report(self, good: Sequence[object], bad: list[BadLine]) -> None:
         """Print bad lines. They end the run if there are no others, or with ``strict``."""
         reasons = {line.reason for line in bad}
         if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
-            raise InvalidValueError(
-                Message("None of {0} lines can be drawn: {1}", len(bad), reasons.pop())
-            )
+            raise InvalidValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
         for line in bad:
             print(f"sdattn: line {line.line}: {visible(line.reason)}", file=sys.stderr)
         if not good:
             raise InvalidValueError(f"{self.request.source} has no line that can be drawn.")
         if bad and self.request.strict:
-            text = (
-                "{0} line(s) of {1} cannot be drawn, the first is line {2}. Nothing was drawn, as "
+            raise InvalidValueError(
+                f"{len(bad)} line(s) of {self.request.source} cannot be drawn, the first is line "
+                f"{bad[0].line}. Nothing was drawn, as `strict=True` asks."
             )
-            text += "{strict=True} asks."
-            raise InvalidValueError(Message(text, len(bad), self.request.source, bad[0].line))
 
     def _open(self) -> None:
-        """Lock the folder: the first process for all that see its disk."""
+        """Lock the folder: the first process does it for all that see its disk."""
         team, folder, name = self.team, self.folder, self.job_name
         team.broadcast(lambda: folder.open(name))
         team.run_on_all(self._join_from_another_machine)
@@ -153,8 +148,7 @@ class _BatchRun:
         start, total = time.monotonic(), len(self.fingerprints)
         before = total - len(missing)
         with heard(self._stop):
-            # As long as others end before their time, those that are left draw what these left
-            # undone.
+            # If others end early, the remaining processes draw what these left undone.
             for again in itertools.count():
                 error = self._work(batches, missing, f"{self.job_name}/{again}")
                 missing = self._undone(error)
@@ -168,49 +162,47 @@ class _BatchRun:
     def _claim(
         self, loaded: Loaded, jobs: list[Job], bad: list[BadLine]
     ) -> tuple[list[list[Job]], set[str]]:
-        """Take the folder for this run; returns the batches that are not whole, for all processes,
-        and the ids of the items that are missing."""
+        """Take the folder for this run; return the batches that are not whole, for all processes,
+        and the ids of missing items."""
         request, team = self.request, self.team
-        # Which items there are, in batches that depend on the input alone: the same run on other
-        # processes has the same batches, and so the same bits.
+        # Batches depend on the input alone: the same run on other processes has the same batches,
+        # and so the same bits.
         settings = settings_of(request, loaded)
         size = team.broadcast(self._known_size) or self.engine.batch_size(jobs)
         which, of = request.part
-        batches = plan_batches(jobs[which - 1 :: of], size)  # of the items, whatever the size
+        batches = plan_batches(jobs[which - 1 :: of], size)  # part of the items, for any size
         self.fingerprints = {
             job.item.id: fingerprint(job, settings.fingerprint)
             for batch in batches
             for job in batch
         }
         made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
-        # The folder becomes this run's, once on each disk. Every process learns what is whole on
-        # any of them.
+        # The folder becomes this run's, once on each disk. Every process learns which items are
+        # whole on any of them.
         claim = Claim(self.folder, request, settings, made_of, size, self.fingerprints)
 
         def make() -> set[str] | None:
             if not self.keeper:
                 return None
             whole = claim.make(job.item.id for job in jobs)
-            # what failed in a run that crashed is not counted for this one
+            # failures of a run that crashed are not counted for this one
             self.folder.journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
             return whole
 
         kept = [whole for whole in team.all_gather(team.run_on_all(make)) if whole is not None]
         self.disks = len(kept)
-        # Drawn are batches in which anything is missing; the items beside it run along, for the
-        # same bits.
+        # Batches with anything missing are drawn; their other items run along, for the same bits.
         missing = set(self.fingerprints).difference(*kept)
         return _touching(batches, missing), missing
 
     def _known_size(self) -> int | None:
-        """The batch size that is asked for, or that the run began with."""
         asked = self.request.batch_size
         if isinstance(asked, int):
             return asked
         return None if self.folder.is_new else self.folder.manifest.batch_size
 
     def _work(self, batches: list[list[Job]], missing: set[str], deal: str) -> Exception | None:
-        """Draw batches until all are dealt or the run is to stop; returns what ended it."""
+        """Draw batches until all are dealt or the run is stopped; return the error, if any."""
         folder, total = self.folder, len(self.fingerprints)
         try:
             with ExitStack() as stack:
@@ -224,7 +216,7 @@ class _BatchRun:
         return None
 
     def _undone(self, error: Exception | None) -> set[str]:
-        """Wait for the others; returns the items that those left undone that have ended since."""
+        """Wait for the others; return the items left undone by processes that have ended."""
         team, here = self.team, self.team.gather_living(error is None)
         lost, self.here = self.here - here.keys(), set(here)
         if not lost and not self.engine.lost:
@@ -238,7 +230,6 @@ class _BatchRun:
         return undone
 
     def _find_undone(self) -> set[str]:
-        """The items that are neither whole nor have failed, while no process draws."""
         self.folder.storage.tidy()
         found = settle(self.folder, self.fingerprints).keys()
         return self.fingerprints.keys() - found - self.folder.journals.failures(new=True).keys()
@@ -250,7 +241,7 @@ class _BatchRun:
     # After the last image
 
     def _end(self, bad: list[BadLine], error: Exception | None) -> tuple[int, int]:
-        """Gather what the processes have noted; returns how many items are whole and failed."""
+        """Gather the processes' notes; return the numbers of whole and of failed items."""
         whole, failed = set[str](), 0
         try:
             if self.keeper:
@@ -277,6 +268,6 @@ def _with_advice(error: Exception, folder: BatchFolder) -> Exception:
         return error
     reason = str(error).rstrip(".")
     return AccessError(
-        f"{reason}. What was finished stays in {folder.root}; when this is mended, the same "
+        f"{reason}. Finished items stay in {folder.root}; once this is fixed, the same "
         "command does the rest."
     )

@@ -82,8 +82,7 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if issubclass(category, SdattnWarning) or category is UserWarning:
-        said = message.args[0] if isinstance(message, SdattnWarning) else message
-        print(f"sdattn: warning: {visible(in_options(said))}", file=sys.stderr)
+        print(f"sdattn: warning: {visible(in_options(message))}", file=sys.stderr)
 
 
 @commands.callback(invoke_without_command=True)

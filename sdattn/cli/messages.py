@@ -7,7 +7,7 @@ import traceback
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ..errors import in_python, is_bug, worded
+from ..errors import SdattnError, SdattnWarning, is_bug, reworded
 from ..files.terminal import visible
 from ..runs.option_names import LOADING, PIPELINE
 
@@ -65,11 +65,12 @@ def reason(error: Exception) -> str:
 
 def in_options(said: object) -> str:
     """A message of the library with the options that people type, not Python's arguments."""
-    return worded(said, typed)
+    text = str(said)
+    return reworded(text, typed) if isinstance(said, (SdattnError, SdattnWarning)) else text
 
 
-def typed(name: str, *value: Any) -> str:
-    """An option, or a function, as it is typed.
+def typed(name: str, *value: Any) -> str | None:
+    """Return an option, or a function, as it is typed; None if no command knows it.
 
     >>> typed("guidance_scale", 0.5), typed("null_text", False), typed("folder")
     ('--guidance 0.5', '--no-null-text', '--out')
@@ -81,7 +82,7 @@ def typed(name: str, *value: Any) -> str:
     if name in _SET and value:
         return f"--set {name}={json.dumps(value[0], default=str)}"
     if name not in _FLAGS:
-        return in_python(name, *value)
+        return None
     return _with_value(_FLAGS[name], *value, between=_BETWEEN.get(name, ","))
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from typing import Any, NamedTuple, cast
+from typing import NamedTuple, cast
 
 from torch import nn
 
@@ -18,8 +18,9 @@ from ..models.attention_layer import Kind
 from ..models.denoiser_call import Size, innermost
 from ..models.guidance import guided_order
 from ..models.layers import Place, is_unet
+from ..models.pipeline import Pipeline
 from .controlled_layers import check_guidance, controlled_layers
-from .held import calls_in_a_pass, holds, is_suspended, is_taken, standing
+from .held import FollowingStore, calls_in_a_pass, holds, is_suspended, is_taken, standing
 
 _HOW = (
     "Attention slicing, fused projections, an IP-Adapter and others replace processors. Set the "
@@ -33,7 +34,7 @@ class _Layer(NamedTuple):
     place: Place
     kind: Kind
     heads: int
-    before: Any  # the processor that it held when the store was attached
+    before: object  # the processor that it held when the store was attached
 
 
 class Attachment:
@@ -57,7 +58,7 @@ class Attachment:
             says.
     """
 
-    def __init__(self, target: Any, store: Any):
+    def __init__(self, target: Pipeline | nn.Module, store: FollowingStore):
         denoiser, layers = controlled_layers(target)
         if denoiser.pipeline is not None:
             _check_layout(denoiser.pipeline)
@@ -115,7 +116,7 @@ class Attachment:
         self._calls[not is_cross] += 1
         return self._looks
 
-    def check_rows(self, store: Any, rows: int, batch: int | None) -> None:
+    def check_rows(self, store: FollowingStore, rows: int, batch: int | None) -> None:
         """Have the store remember rows that are not its batch times a layer's heads."""
         heads = {layer.heads for layer in self._layers.values()}
         if self.in_pass and (batch is None or rows // batch not in heads):
@@ -124,7 +125,7 @@ class Attachment:
                 "heads. Hand it [batch*heads, N, T]."
             )
 
-    def problem(self, store: Any) -> str:
+    def problem(self, store: FollowingStore) -> str:
         """Return what the store has not seen of the last run; empty if it saw all."""
         if not self._n_missed:
             return "" if self._n_seen else str(self.strays)
@@ -136,7 +137,7 @@ class Attachment:
             f"{standing(self._layers, store)}. {self._how}"
         )
 
-    def restore(self, store: Any) -> str:
+    def restore(self, store: FollowingStore) -> str:
         """Put back the processors from before; return a warning about layers that keep theirs."""
         n_own = n_held = 0
         for module, layer in self._layers.items():
@@ -160,7 +161,9 @@ class Attachment:
             )
         return ""
 
-    def _before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _before_pass(
+        self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
         if in_backward():
             return
         self.in_pass, self.rests, self._looks = True, False, False
@@ -212,7 +215,7 @@ class Attachment:
         store.begin_pass(found.batch, size, self._levels, prompts, self._places)
         return True
 
-    def _rows(self, store: Any, found: Pass) -> slice | None:
+    def _rows(self, store: FollowingStore, found: Pass) -> slice | None:
         """Return the rows of the batch that are the prompts'; None if no pipeline knows them."""
         try:
             prompts = found.prompts
@@ -247,7 +250,7 @@ class Attachment:
             self._check_calls(store)
             store.end_pass(self._calls.total())
 
-    def _check_calls(self, store: Any) -> None:
+    def _check_calls(self, store: FollowingStore) -> None:
         """Have the store remember layers that were skipped, or that ran twice."""
         calls = self._calls.total()
         expected = sum(
@@ -274,7 +277,7 @@ class Attachment:
             )
 
 
-def _check_layout(pipeline: Any) -> None:
+def _check_layout(pipeline: Pipeline) -> None:
     try:
         guided_order(pipeline)
     except ValueError:

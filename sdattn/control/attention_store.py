@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, get_args
+from typing import get_args
 
 from torch import Tensor, nn
 
 from ..attention.controlled import Spans
-from ..errors import CaptureError, InvalidValueError, RunError, warn
+from ..errors import CaptureError, RunError, refuse, warn
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.installer import in_backward
 from ..hooks.pass_options import Guidance
@@ -18,6 +18,7 @@ from ..hooks.text_watch import RepeatedCalls, TextsOfRun
 from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import PLACES, Place
+from ..models.pipeline import Pipeline
 from .attachment import Attachment
 from .foreign_stores import refuse_foreign
 from .step_maps import HOW, KINDS, StepMaps
@@ -80,20 +81,18 @@ class AttentionStore(StepMaps):
 
     def __init__(
         self,
-        *given: Any,
-        pipeline: Any = None,
+        *given: object,
+        pipeline: Pipeline | None = None,
         guidance: Guidance | None = "auto",
         max_queries: int = 32**2,
         kinds: Sequence[str] | None = KINDS,
         keep_steps: bool = False,
         save_global_store: bool | None = None,
-        **others: Any,
+        **others: object,
     ):
         refuse_foreign(type(self).__name__, given, others)
         if guidance not in ("auto", "batch", "passes", None):
-            raise InvalidValueError(
-                f"guidance={guidance!r}: pass 'auto', 'batch', 'passes' or None."
-            )
+            raise refuse("guidance", guidance, ("auto", "batch", "passes", None))
         if guidance == "auto" and save_global_store is not None:
             guidance = None  # Attend-and-Excite runs the prompt alone
         self.guidance = guidance
@@ -122,7 +121,7 @@ class AttentionStore(StepMaps):
         if self.attachment is not None:
             self.attachment.forget()
 
-    def attach(self, target: Any) -> None:
+    def attach(self, target: Pipeline | nn.Module) -> None:
         """Follow a model, whose passes are the store's steps from now on.
 
         The store then knows each layer's place, the size of the latent and, from a pipeline, which
@@ -164,7 +163,7 @@ class AttentionStore(StepMaps):
             self.detach()
 
     @contextmanager
-    def attached(self, target: Any) -> Iterator[AttentionStore]:
+    def attached(self, target: Pipeline | nn.Module) -> Iterator[AttentionStore]:
         """Attach for the length of a block; leaving it, by any way, is :meth:`remove`."""
         self.attach(target)
         try:
@@ -183,7 +182,9 @@ class AttentionStore(StepMaps):
     def num_uncond_att_layers(self, calls: int) -> None:
         self._num_uncond = calls
 
-    def show(self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str) -> Any:
+    def show(
+        self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str
+    ) -> Tensor:
         """Take the probabilities of a layer whose place the store may know."""
         self._batch = batch
         known = None if self.attachment is None else self.attachment.place(layer)

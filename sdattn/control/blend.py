@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from ..attention import query_grid
 from ..attention.device_copies import DeviceCopies
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 from ..prompts.tokens import Prompt
 
 
@@ -122,10 +122,8 @@ class LocalBlend:
 def _chosen_columns(prompts: Sequence[Prompt], words: Sequence[str | Sequence[str]]) -> Tensor:
     """1 at the columns of each prompt's words: float32 ``[prompts, T]``."""
     if isinstance(words, str) or len(words) != len(prompts):
-        raise InvalidValueError(
-            f"words={words!r}: pass the words of each of the {len(prompts)} prompts, "
-            '[["circle"], ["star"]] say.'
-        )
+        text = f"the words of each of the {len(prompts)} prompts, [['circle'], ['star']] say"
+        raise refuse("words", words, text)
     chosen = torch.zeros(len(prompts), len(prompts[0].tokens))
     for i, (prompt, some) in enumerate(zip(prompts, words, strict=True)):
         for word in [some] if isinstance(some, str) else some:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any
 
 from torch import nn
 
@@ -17,9 +16,10 @@ from ..models.layers import (
     is_unet,
     joint_order,
 )
+from ..models.pipeline import Pipeline
 
 
-def controlled_layers(target: Any) -> tuple[Denoiser, list[AttentionLayer]]:
+def controlled_layers(target: Pipeline | nn.Module) -> tuple[Denoiser, list[AttentionLayer]]:
     """Return a model whose layers can call a controller, and its layers in execution order: a UNet
     of self- and cross-attention, or a transformer of joint attention.
 
@@ -83,7 +83,7 @@ def check_weights(layers: Iterable[AttentionLayer]) -> None:
             )
 
 
-def check_guidance(passes: PassReader, controller: Any) -> None:
+def check_guidance(passes: PassReader, controller: object) -> None:
     """Refuse a controller that was told of another layout than the pipeline has.
 
     Raises:

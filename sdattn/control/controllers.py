@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 from ..hooks.run_part import RunPart, Span
 from ..prompts.tokens import Prompt
 from . import alignment
@@ -72,9 +72,7 @@ class AttentionControlEdit(AttentionStore):
                 f"{len(prompts)} prompt(s): pass the source and at least one target."
             )
         if num_steps < 1:
-            raise InvalidValueError(
-                f"num_steps={num_steps}: pass the number of model passes, 1 or more."
-            )
+            raise refuse("num_steps", num_steps, "the number of model passes, 1 or more")
         self.prompts = list(prompts)
         self.num_steps = num_steps
         self.local_blend = local_blend

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ..errors import InvalidTypeError
 
@@ -24,7 +23,7 @@ _NAMES = {
 }
 
 
-def refuse_foreign(name: str, given: Sequence[Any], others: Mapping[str, Any]) -> None:
+def refuse_foreign(name: str, given: Sequence[object], others: Mapping[str, object]) -> None:
     """Refuse positional arguments of a store, and those that it does not have.
 
     Raises:
@@ -40,7 +39,7 @@ def refuse_foreign(name: str, given: Sequence[Any], others: Mapping[str, Any]) -
         raise InvalidTypeError(f"{name} has no option {option}={value!r}: {what}")
 
 
-def _meant(value: Any) -> str:
+def _meant(value: object) -> str:
     if isinstance(value, bool):
         return f"save_global_store={value} of Attend-and-Excite; or {_LOW_RESOURCE}"
     if isinstance(value, (int, tuple, list)):

@@ -3,23 +3,57 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Protocol
 
 from torch import nn
 
 from ..attention.controlled import ControlledProcessor
-from ..models.attention_layer import Kind
-from ..models.denoiser_call import innermost
+from ..hooks.drawn import DrawnPrompts
+from ..hooks.pass_options import Guidance
+from ..hooks.text_watch import RepeatedCalls, TextsOfRun
+from ..models.attention_layer import Kind, Place
+from ..models.crops import Crop
+from ..models.denoiser_call import Size, innermost
 
 
-def holds(processor: Any, controller: Any) -> bool:
+class FollowingStore(Protocol):
+    """An attention store, as what attaches it to a model knows it."""
+
+    guidance: Guidance | None
+    cur_step: int
+    passes: int
+    drawn: DrawnPrompts | None
+    crop: Crop | None
+    texts: TextsOfRun
+    repeats: RepeatedCalls
+    _batch: int | None
+
+    def reset(self) -> None: ...
+
+    def note(self, problem: str) -> None: ...
+
+    def pass_over(self, why: str) -> None: ...
+
+    def begin_pass(
+        self,
+        batch: int,
+        latent_size: Size,
+        levels: int,
+        prompts: slice | None = None,
+        places: Sequence[Place] = ...,
+    ) -> None: ...
+
+    def end_pass(self, calls: int) -> None: ...
+
+
+def holds(processor: object, controller: object) -> bool:
     """Check whether a processor has a controller among its attributes, under any name."""
     values = getattr(processor, "__dict__", {}).values()
     return controller is not None and any(one is controller for one in values)
 
 
-def is_suspended(layers: Iterable[nn.Module], controller: Any) -> bool:
+def is_suspended(layers: Iterable[nn.Module], controller: object) -> bool:
     """Check whether a processor that was put over the controller's will be taken out again."""
     return any(holds(one, controller) for layer in layers for one in _displaced(layer.processor))
 
@@ -30,13 +64,13 @@ def is_taken(layers: Iterable[nn.Module]) -> bool:
     return all(controller is not None for controller in held)
 
 
-def standing(layers: Iterable[nn.Module], controller: Any) -> str:
+def standing(layers: Iterable[nn.Module], controller: object) -> str:
     """Return what the layers hold now: ``32 x AttnProcessor2_0``."""
     held = Counter(_described(innermost(layer.processor), controller) for layer in layers)
     return ", ".join(f"{number} x {kind}" for kind, number in held.items())
 
 
-def calls_in_a_pass(processor: Any, kind: Kind, controller: Any) -> int:
+def calls_in_a_pass(processor: object, kind: Kind, controller: object) -> int:
     """Return how often a processor of ours calls a controller in a layer of this kind: in joint
     attention twice if what the image pays to itself is shown. One of other code may call or not."""
     if not isinstance(processor, ControlledProcessor) or processor.controller is not controller:
@@ -44,7 +78,7 @@ def calls_in_a_pass(processor: Any, kind: Kind, controller: Any) -> int:
     return 2 if kind == "joint" and getattr(processor, "shows_image", False) else 1
 
 
-def _displaced(processor: Any) -> Iterator[Any]:
+def _displaced(processor: object) -> Iterator[object]:
     """Yield the processors under this one, which come back when it is taken out."""
     processor = getattr(innermost(processor), "displaced", None)
     while processor is not None:
@@ -52,7 +86,7 @@ def _displaced(processor: Any) -> Iterator[Any]:
         processor = getattr(innermost(processor), "displaced", None)
 
 
-def _described(processor: Any, controller: Any) -> str:
+def _described(processor: object, controller: object) -> str:
     kinds = (kind.__name__ for kind in type(processor).__mro__)
     name = next(kind for kind in kinds if not kind.startswith("_"))
     if holds(processor, controller):

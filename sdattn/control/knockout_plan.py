@@ -17,6 +17,7 @@ from ..hooks.run_part import Span
 from ..models.call_facts import images_a_prompt
 from ..models.denoiser_call import Size
 from ..models.layers import LayerSelection, find_denoiser
+from ..models.pipeline import Pipeline
 from ..models.pipeline_call import (
     call_pipeline,
     checked_options,
@@ -34,7 +35,7 @@ from .removal import Columns, Removal, check_removal
 class KnockoutPlan:
     """What all batches share, checked and not run."""
 
-    pipe: Any
+    pipe: Pipeline
     prompt: Prompt
     seed: int
     layers: LayerSelection
@@ -44,7 +45,7 @@ class KnockoutPlan:
 
 
 def prepare(
-    pipe: Any,
+    pipe: Pipeline,
     prompt: str,
     seed: int,
     layers: LayerSelection,
@@ -61,12 +62,11 @@ def prepare(
     options = checked_options(pipe, options)
     if options.get("padding_mask_crop") is not None:
         text = (
-            "a knockout draws a batch in which each image has an image of its own, and a {0} "
-            "crops one alone. Crop the image and the mask yourself, and leave it out."
+            "a knockout draws a batch in which each image has an image of its own, and a "
+            f"{type(pipe).__name__} crops one alone. Crop the image and the mask yourself, and "
+            "leave it out."
         )
-        raise OptionError(
-            "padding_mask_crop", options["padding_mask_crop"], text, type(pipe).__name__
-        )
+        raise OptionError("padding_mask_crop", options["padding_mask_crop"], text)
     if (made := images_a_prompt(pipe, options)) != 1:
         raise InvalidValueError(
             f"This run makes {made} images of a prompt, and a knockout is about one. Leave out "

@@ -25,6 +25,7 @@ from ..maps.heatmap import Heatmap
 from ..maps.notebook import figures_of
 from ..maps.requirements import columns_of
 from ..models.layers import LayerSelection
+from ..models.pipeline import Pipeline
 from ..models.pipeline_call import one_at_a_time
 from .knockout_plan import KnockoutPlan, draw, prepare
 from .removal import Columns
@@ -73,7 +74,7 @@ class Knockout:
 
 @one_at_a_time
 def knockout(
-    pipe: Any,
+    pipe: Pipeline,
     prompt: str,
     word: str,
     seed: int = 0,
@@ -152,7 +153,7 @@ def knockout(
 
 @one_at_a_time
 def knockouts(
-    pipe: Any,
+    pipe: Pipeline,
     prompt: str,
     words: Sequence[str],
     seed: int = 0,

@@ -3,20 +3,30 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
-from ..errors import InvalidValueError, Message, RunError
+from ..attention.controlled import Controller, Spans
+from ..errors import InvalidValueError, RunError
 from ..hooks.pass_reader import PassReader
 from ..hooks.passes import Pass
 from ..models.layers import AttentionLayer, Denoiser, is_unet
 from .controlled_layers import check_guidance
 
 
+class Handle(Protocol):
+    """A registration, as its processors know it."""
+
+    controller: Controller | None
+
+    def spans(self) -> Spans | None:
+        """Return where image and text are in the pass that runs now, in joint attention."""
+
+
 class _Registered(TorchAttnProcessor):
     """Of self- and cross-attention."""
 
-    def __init__(self, handle: Any, place: str):
+    def __init__(self, handle: Handle, place: str):
         super().__init__(handle.controller, place)
         self.handle = handle
 
@@ -24,19 +34,21 @@ class _Registered(TorchAttnProcessor):
 class _RegisteredJoint(TorchJointProcessor):
     """Of joint attention, both of whose blocks are shown unless ``options`` say otherwise."""
 
-    def __init__(self, handle: Any, place: str, **options: Any):
+    def __init__(self, handle: Handle, place: str, **options: Any):
         super().__init__(handle.controller, place, spans=handle.spans, **{"image": True, **options})
         self.handle = handle
 
 
-def registered(handle: Any, layer: AttentionLayer, **joint: Any) -> _Registered | _RegisteredJoint:
+def registered(
+    handle: Handle, layer: AttentionLayer, **joint: Any
+) -> _Registered | _RegisteredJoint:
     """Return a layer's processor; ``joint`` has options for layers of joint attention."""
     if layer.kind == "joint":
         return _RegisteredJoint(handle, layer.place, **joint)
     return _Registered(handle, layer.place)
 
 
-def passes_of(denoiser: Denoiser, controller: Any) -> PassReader:
+def passes_of(denoiser: Denoiser, controller: Controller | None) -> PassReader:
     """Return what reads the passes of a model for a controller."""
     if is_unet(denoiser.model):
         try:
@@ -53,7 +65,7 @@ def passes_of(denoiser: Denoiser, controller: Any) -> PassReader:
     return passes
 
 
-def refuse_broken_step(controller: Any) -> None:
+def refuse_broken_step(controller: Controller | None) -> None:
     """Raise RuntimeError if the model begins a pass while a step of ``controller`` is open."""
     begun = getattr(controller, "cur_att_layer", 0)
     if begun not in (0, getattr(controller, "num_uncond_att_layers", 0)):
@@ -64,7 +76,7 @@ def refuse_broken_step(controller: Any) -> None:
         )
 
 
-def check_batch(controller: Any, found: Pass, in_unet: bool) -> None:
+def check_batch(controller: Controller | None, found: Pass, in_unet: bool) -> None:
     """Raise ValueError if a run does not agree with its controller on guidance, or on the number
     of prompts."""
     guidance, batch, order = getattr(controller, "guidance", None), found.batch, found.order
@@ -74,12 +86,11 @@ def check_batch(controller: Any, found: Pass, in_unet: bool) -> None:
     guided = None if order is None else "unconditional" in order
     attached = getattr(controller, "attachment", None)
     if in_batch and attached is None and (batch % 2 or guided is False):
-        text = (
-            "The controller leaves out the first half of the batch as unconditional, and this "
-            "run, in a batch of {0}, has no guidance. Set {guidance_scale} above 1, or make "
-            "the controller with guidance=None."
+        raise InvalidValueError(
+            "The controller leaves out the first half of the batch as unconditional, and this run, "
+            f"in a batch of {batch}, has no guidance. Set `guidance_scale` above 1, or make the "
+            "controller with guidance=None."
         )
-        raise InvalidValueError(Message(text, batch))
     if prompts is None or not hasattr(controller, "guidance"):
         return
     if guidance is None and guided:

@@ -14,14 +14,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import astuple
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
 
 from ..attention.device_copies import index_on
 from ..attention.joint_processor import Queries
-from ..errors import InvalidTypeError, InvalidValueError, OptionError
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
 from ..hooks.pass_reader import PassReader
 from ..hooks.passes import CaptureError, Pass
 from ..hooks.run_part import RunPart, Span
@@ -34,8 +34,9 @@ from ..models.layers import (
     find_denoiser,
     select_layers,
 )
+from ..models.pipeline import Pipeline
 from .controlled_layers import check_joint, check_weights
-from .registration import ControlHandle
+from .handle import ControlHandle
 
 Columns = tuple[int, ...]
 
@@ -79,7 +80,7 @@ class Removal:
 
     def __init__(
         self,
-        pipe: Any,
+        pipe: Pipeline,
         rows: Sequence[Columns],
         n_text: int,
         layers: LayerSelection = None,
@@ -184,7 +185,7 @@ class Removal:
 
 
 def check_removal(
-    pipe: Any, layers: LayerSelection, steps: Span, queries: Queries | None = None
+    pipe: Pipeline, layers: LayerSelection, steps: Span, queries: Queries | None = None
 ) -> RunPart:
     """Return the part of the run; refuse, as :class:`Removal` does, what it cannot work in."""
     guided_order(pipe)
@@ -192,10 +193,13 @@ def check_removal(
     chosen = select_layers(denoiser.layers, layers, TEXT_KINDS)
     joint = [layer for layer in chosen if layer.kind == "joint"]
     if queries not in ("image", "all", None):
-        raise OptionError("queries", queries, "pass 'image' or 'all'.")
+        raise refuse("queries", queries, ("image", "all"))
     if queries is not None and not joint:
-        text = "the text has queries in joint attention only. Leave it out for a {0}."
-        raise OptionError("queries", queries, text, type(pipe).__name__)
+        text = (
+            "the text has queries in joint attention only. Leave it out for a "
+            f"{type(pipe).__name__}."
+        )
+        raise OptionError("queries", queries, text)
     if joint:
         check_joint(denoiser, joint)
     check_weights(chosen)

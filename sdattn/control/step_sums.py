@@ -5,7 +5,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from ..errors import InvalidValueError
+from ..errors import refuse
 from ..hooks.run_part import RunPart
 from ..maps.folded import Maps, StepChoice
 from ..models.pipeline_call import whole
@@ -23,11 +23,9 @@ def chosen(kept: Sequence[Maps], steps: StepChoice) -> tuple[Maps, int]:
     elif part := RunPart.read(steps):
         numbers = part.passes(len(kept))
     if not numbers:
-        there = f", 0 to {len(kept) - 1}." if kept else "; make it with keep_steps=True."
-        raise InvalidValueError(
-            f"steps={steps!r}: pass 'mean', 'last', a step's number or a part of the run such as "
-            f"(0.5, 1.0). This store keeps {len(kept)} steps one by one{there}"
-        )
+        there = f"0 to {len(kept) - 1}" if kept else "here none; make it with keep_steps=True"
+        known = f"'mean', 'last', a part of the run such as (0.5, 1.0) or a step's number, {there}"
+        raise refuse("steps", steps, known)
     chosen = [kept[i] for i in numbers]
     return {key: _mean([step[key] for step in chosen]) for key in chosen[0]}, len(chosen)
 

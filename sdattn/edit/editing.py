@@ -16,7 +16,7 @@ from ..control.controllers import (
     AttentionReweight,
 )
 from ..control.registration import register_attention_control, step_end
-from ..errors import InvalidValueError, Message, OptionError, option_names
+from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.records import plain
 from ..hooks.run_part import Span
 from ..inversion.invert import Inversion, psnr
@@ -24,6 +24,7 @@ from ..maps.presets import Preset, preset_for
 from ..models.call_facts import is_guided, model_passes
 from ..models.families import edits_of
 from ..models.layers import find_denoiser
+from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, checked_seeds, one_at_a_time
 from ..models.reading import read_prompts
 from ..models.sizes import latent_size
@@ -37,7 +38,7 @@ Mode = Literal["auto", "replace", "refine", "reweight"]
 
 @one_at_a_time
 def edit(
-    pipe: Any,
+    pipe: Pipeline,
     source: str,
     target: str | Sequence[str],
     *,
@@ -140,11 +141,11 @@ class EditPlan:
 
 
 def prepare(
-    pipe: Any,
+    pipe: Pipeline,
     source: str,
     target: str | Sequence[str],
     asked: EditOptions,
-    options: Mapping[str, Any],
+    options: Options,
 ) -> EditPlan:
     """All that :func:`edit` refuses, refused before anything runs."""
     known, texts = edits_of(pipe), [source, *([target] if isinstance(target, str) else target)]
@@ -168,9 +169,7 @@ def prepare(
     return EditPlan(read, control, known.layers(find_denoiser(pipe).layers), checked, edited)
 
 
-def _of_inversion(
-    source: str, inversion: Inversion | None, options: Mapping[str, Any]
-) -> dict[str, Any]:
+def _of_inversion(source: str, inversion: Inversion | None, options: Options) -> dict[str, object]:
     """The options that a real image decides."""
     if inversion is None:
         return {}
@@ -181,55 +180,49 @@ def _of_inversion(
         )
     fixed = inversion.options()
     if refused := sorted({*fixed, "negative_prompt", "eta"} & set(options)):
-        text = (
+        raise InvalidValueError(
             f"The inversion decides on {option_names(refused)}. Invert again with other settings."
         )
-        raise InvalidValueError(Message(text))
     del fixed["latents"]  # one of them for each prompt
     return fixed
 
 
-def _own_options(options: Mapping[str, Any]) -> Mapping[str, Any]:
+def _own_options(options: Options) -> Options:
     if options.get("num_images_per_prompt", 1) != 1:
-        text = "an edit makes one image of each prompt. Call {edit_image()} once for each seed."
+        text = "an edit makes one image of each prompt. Call `edit_image()` once for each seed."
         raise OptionError("num_images_per_prompt", options["num_images_per_prompt"], text)
     ours = {"callback_on_step_end", "callback_on_step_end_tensor_inputs", "latents"}
     schedule = {"timesteps", "sigmas", "denoising_end"}
     if refused := sorted((ours | schedule) & set(options)):
         raise InvalidValueError(
-            Message(
-                f"{{edit_image()}} sees to {option_names(refused)} itself. Use "
-                f"register_attention_control()."
-            )
+            f"`edit_image()` sees to {option_names(refused)} itself. Use "
+            "register_attention_control()."
         )
     return options
 
 
 def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | None) -> str:
-    if mode not in ("auto", "replace", "refine", "reweight"):
-        raise OptionError("mode", mode, "pass auto, replace, refine or reweight.")
+    modes = ("auto", "replace", "refine", "reweight")
+    if mode not in modes:
+        raise refuse("mode", mode, modes)
     if mode == "reweight" and not weights:
-        raise InvalidValueError(
-            Message(
-                "{mode='reweight'} needs a factor for a word, {weights} say.", weights={"cat": 2.0}
-            )
-        )
+        text = "`mode='reweight'` needs a factor for a word, `weights={'cat': 2.0}` say."
+        raise InvalidValueError(text)
     source, *targets = prompts
     if mode != "auto" or not targets:  # without a target the controller says what is wrong
         return "replace" if mode == "auto" else mode
     if all(target.text == source.text for target in targets):
         if not weights:
-            text = (
+            raise InvalidValueError(
                 "The target is the source and no weights were given, so there is nothing to edit. "
-                "Change a word, or pass {weights}."
+                "Change a word, or pass `weights={'word': 2.0}`."
             )
-            raise InvalidValueError(Message(text, weights={"word": 2.0}))
         return "reweight"
     return "replace" if all(alignment.is_swap(source, target) for target in targets) else "refine"
 
 
 def _controller(
-    pipe: Any, prompts: list[Prompt], asked: EditOptions, options: Mapping[str, Any]
+    pipe: Pipeline, prompts: list[Prompt], asked: EditOptions, options: Options
 ) -> AttentionControlEdit:
     passes, most = model_passes(pipe, options), asked.max_self_queries
     if most is None:  # a transformer has one level

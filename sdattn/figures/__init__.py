@@ -1,8 +1,8 @@
 """Figures of one image's run, for papers.
 
-figure(run, "steps", ["red circle"])     a figure of matplotlib
+figure(run, "steps", ["red circle"])     a matplotlib figure
 save_figure(figure, "fig.pdf")           as PDF, SVG or PNG, whole or not at all
-animate(run, ["circle"])                 its maps over the steps, an image each
+animate(run, ["circle"])                 its maps over the steps, one image per step
 save_animation(frames, "steps.gif")      as GIF or WebP
 """
 
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset
@@ -47,48 +47,46 @@ KINDS: tuple[Kind, ...] = ("words", "steps", "layers", "heads", "frames")
 FORMATS = (".pdf", ".svg", ".png")
 MOST_STEPS = MOST_FRAMES = 8
 TIMES = "\N{MULTIPLICATION SIGN}"
-Shown = tuple[list[list[Panel]], Preset]  # in rows, and what their values are read by
+Shown = tuple[list[list[Panel]], Preset]  # panels in rows, and the preset that names their unit
 _UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
 def figure(
     run: ImageRun, kind: Kind, words: Sequence[str] | None = None, *, axes: Places | None = None
 ) -> Figure:
-    """Small multiples of a run's maps, at most 7 x 9.5 inches, with one colour bar for all.
+    """Draw small multiples of a run's maps, at most 7 x 9.5 inches, with one colour bar for all.
 
-    ``"words"``: the image and a panel a word. ``"steps"``: a row a word, a column a step of those
-    that were kept, at most 8 of them, evenly, the first and the last included; steps are counted
-    from 1. ``"layers"``: a column a group of layers, by place and grid (rows x cols), in the order
-    in which they run. ``"heads"``: a row a word and layer, of the layers that the preset reads on
-    their finest grid, a column a head; heads and layers have the model's numbers, from 0, so that
+    ``"words"``: the image and one panel per word. ``"steps"``: one row per word, one column per
+    kept step, at most 8, evenly spaced, including the first and the last; steps are counted from 1.
+    ``"layers"``: one column per group of layers, by place and grid (rows x cols), in the order in
+    which they run. ``"heads"``: one row per word and layer (the preset's layers on their finest
+    grid), one column per head; heads and layers have the model's numbers, from 0, so that
     ``up 3.0.1`` is the ``attn2`` of ``up_blocks.3.attentions.0.transformer_blocks.1``.
-    ``"frames"``, of a video: a column a frame, at most 8, evenly, the first and the last included,
-    counted from 1; a row of the video, then one a word. Of a video all other figures show its
-    middle frame; for another pass ``run.frame(number)``.
+    ``"frames"``, for a video: one column per frame, at most 8, evenly spaced, including the first
+    and the last, counted from 1; one row for the video, then one per word. All other figures show
+    the middle frame of a video; for another pass ``run.frame(number)``.
 
     A cell has one colour, as it was measured. The first colour is the smallest value of all panels,
-    the last one the largest: panels of one figure can be compared. Text has the fonts and sizes of
-    the user's rcParams, else 8 points.
+    the last one the largest, so panels of one figure can be compared. Text has the fonts and sizes
+    of the user's rcParams, else 8 points.
 
     Args:
-        run: of :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`.
+        run: from :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`.
         kind: which figure.
-        words: words or phrases, each occurrence by itself; all words by default.
-        axes: of ``plt.subplots()``, one a panel, row after row, to draw into instead of a new
-            figure. Their figure keeps its size and layout, and all rcParams are the user's.
+        words: words or phrases, each occurrence by itself (default: all words).
+        axes: axes from ``plt.subplots()``, one per panel, row after row, to draw into instead of a
+            new figure. Their figure keeps its size and layout, and all rcParams are the user's.
 
     Returns:
         The figure of ``axes``, or one at 300 dpi without pyplot; its last axes are the colour bar.
 
     Raises:
-        ValueError: no such kind, the run has not kept what it shows, frames of an image, there
-            are more panels than a page has room for, or not as many as ``axes``.
+        ValueError: no such kind, the run has not kept what it shows, frames of an image, more
+            panels than fit on a page, or not as many as ``axes``.
         KeyError: a word that is not in the prompt.
     """
     if kind not in KINDS:
-        raise InvalidValueError(
-            f"Asked for a figure of {kind!r}: choose one of {', '.join(KINDS)}."
-        )
+        raise refuse("kind", kind, KINDS)
     if run.video is not None and kind != "frames":
         run = run.frame(run.video.middle)
     rows, preset = _KINDS[kind](run, words)
@@ -100,10 +98,10 @@ def figure(
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure as the file's name says, ``.pdf``, ``.svg`` or ``.png`` of 300 dpi.
+    """Write a figure as ``.pdf``, ``.svg`` or ``.png`` (300 dpi), by the file's extension.
 
-    The same figure gives the same bytes. Text stays text. A file that is there is replaced once
-    the new one is whole.
+    The same figure gives the same bytes. Text stays text. An existing file is replaced once the
+    new one is complete.
 
     Raises:
         ValueError: another format.
@@ -150,7 +148,7 @@ def _heads(run: ImageRun, words: Sequence[str] | None) -> Shown:
 def _frames(run: ImageRun, words: Sequence[str] | None) -> Shown:
     if run.video is None:
         raise InvalidValueError(
-            "This run is of an image, which has no frames. Choose a figure of its words."
+            "This run made an image, which has no frames. Choose a figure of its words."
         )
     numbers = run.video.key_frames(MOST_FRAMES)
     frames = [run.frame(number) for number in numbers]
@@ -175,7 +173,7 @@ _KINDS = {
 def _columns(
     shown: Sequence[tuple[Lines, Heatmaps]], words: Sequence[str] | None, *label: str
 ) -> list[list[Panel]]:
-    """A row a word, a column each of what is shown; rows are labelled with the word and more."""
+    """Arrange panels with one row per word, labelled with it and ``label``, and one column each."""
     columns = [
         [_panel(word, title, (word.label, *label)) for word in chosen(maps, words)]
         for title, maps in shown

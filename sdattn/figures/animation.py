@@ -1,4 +1,4 @@
-"""The maps of one image's run over its steps, as a moving image."""
+"""The maps of one image's run over its steps, as an animation."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import InvalidValueError
+from ..errors import refuse
 from ..maps import render, sheets
 from ..runs.imagerun import ImageRun
 from .choosing import chosen, kept_steps
@@ -17,25 +17,26 @@ if TYPE_CHECKING:
     from PIL import Image
 
 FORMATS = (".gif", ".webp")
-_MOST = {"gif": 655_350, "webp": 2**24 - 1}  # milliseconds of a frame, and of some that are alike
-HOLD = 1500  # milliseconds: the last step stands at least so long
+_MOST = {"gif": 655_350, "webp": 2**24 - 1}  # milliseconds of a frame, or of several that are equal
+HOLD = 1500  # milliseconds: minimum duration of the last step
 _SAMPLE = 8  # steps that a GIF's colours are chosen from
 
 
 def animate(
     run: ImageRun, words: Sequence[str] | None = None, *, size: int = 1600
 ) -> list[Image.Image]:
-    """A frame for each step that was kept: the image with the step's number and timestep, and
-    each word in colour over it.
+    """Return a frame for each kept step: the image with the step's number and timestep, and each
+    word in colour over it.
 
-    All words have one scale in all frames, from 0 to the highest value of a content word in any
-    step, so that the same colour is the same number.
+    All words share one scale in all frames, from 0 to the highest value of a content word in any
+    step, so that the same colour is the same number. A video is shown by its middle frame; for
+    another pass ``run.frame(number)``.
 
     Args:
-        run: of :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`, with its steps.
-        words: words or phrases, each occurrence by itself; all words by default.
-        size: pixels of a frame's longer side at most. A word's image has 256 pixels on its
-            shorter side where there is room for all.
+        run: from :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`, with its steps.
+        words: words or phrases, each occurrence by itself (default: all words).
+        size: maximum pixels of a frame's longer side. A word's image has 256 pixels on its shorter
+            side if there is room for all.
 
     Returns:
         RGB, all of one size, in the order in which the steps ran.
@@ -43,14 +44,12 @@ def animate(
     Raises:
         ValueError: the run has not kept its steps.
         KeyError: a word that is not in the prompt.
-
-    Of a video its middle frame is shown; for another pass ``run.frame(number)``.
     """
     if run.video is not None:
         run = run.frame(run.video.middle)
     kept = kept_steps(run)
     steps = [chosen(heatmaps, words) for _, heatmaps in kept]
-    # One scale for all frames: a colour that changes is attention that does.
+    # One scale for all frames: a change of colour is a change of attention.
     scale = 0.0, max(heatmaps.top for _, heatmaps in kept)
     image, frames = _reduced(run.image), []
     for (name, _), maps in zip(kept, steps, strict=True):
@@ -64,28 +63,26 @@ def animate(
 def save_animation(
     frames: Sequence[Image.Image], path: str | Path, *, milliseconds: int = 200
 ) -> None:
-    """Write frames as the file's name says, ``.gif`` or ``.webp``; they are shown over and over.
+    """Write frames as ``.gif`` or ``.webp``, by the file's extension, playing in a loop.
 
-    A file that is there is replaced once the new one is whole. A GIF has 256 colours for all
-    frames together, a WebP all of them.
+    An existing file is replaced once the new one is complete. A GIF has 256 colours for all frames
+    together, a WebP all of them.
 
     Args:
         frames: RGB, all of one size.
-        path: of the file.
-        milliseconds: of each frame, in a GIF to the nearest ten; the last one stands for ``HOLD``
-            or longer.
+        path: file to write.
+        milliseconds: duration of each frame, in a GIF to the nearest ten; the last one stays for
+            ``HOLD`` or longer.
 
     Raises:
-        ValueError: another format, or no time that can be.
+        ValueError: another format, or a duration out of range.
         OSError: it cannot be written.
     """
     kind = format_of(path, FORMATS)
-    most = _MOST[kind] // len(frames)  # in all no more than one frame can have
+    most = _MOST[kind] // len(frames)  # together no longer than one frame can be
     if not 20 <= milliseconds <= most:
-        raise InvalidValueError(
-            f"milliseconds={milliseconds}: pass 20 or more, browsers go no faster, and at most "
-            f"{most}, which a {kind} of {len(frames)} frames can have."
-        )
+        text = f"20, the least that browsers show, to {most}, the most of {len(frames)} frames"
+        raise refuse("milliseconds", milliseconds, text)
     options: dict[str, Any] = {"quality": 85} if kind == "webp" else {"optimize": False}
     first, *rest = _in_few_colours(frames) if kind == "gif" else frames
     unit = 10 if kind == "gif" else 1
@@ -99,7 +96,6 @@ def save_animation(
 
 
 def _reduced(image: Image.Image) -> Image.Image:
-    """With ``SHORTEST_SIDE`` pixels on its shorter side, if it has more."""
     factor = min(1.0, render.SHORTEST_SIDE / min(image.size))
     return image.convert("RGB").resize(
         (round(image.width * factor), round(image.height * factor)), reducing_gap=3.0
@@ -107,10 +103,10 @@ def _reduced(image: Image.Image) -> Image.Image:
 
 
 def _in_few_colours(frames: Sequence[Image.Image]) -> list[Image.Image]:
-    """All frames in the same 256 colours, so that nothing flickers that has not changed."""
+    """Reduce all frames to the same 256 colours, so that unchanged parts do not flicker."""
     from PIL import Image
 
-    # A palette of the whole run is chosen from some of its frames, put below each other.
+    # The palette for the whole run is chosen from some of its frames, stacked.
     some = frames[:: -(-len(frames) // _SAMPLE)]
     width, height = frames[0].size
     sheet = Image.new("RGB", (width, height * len(some)))

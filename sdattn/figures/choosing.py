@@ -1,9 +1,9 @@
-"""What of a run a figure shows: words, and the steps that were kept."""
+"""Parts of a run that a figure shows: words, and the steps that were kept."""
 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..runs.imagerun import ImageRun, not_kept, step_heatmaps, step_names
@@ -12,14 +12,10 @@ from .panels import Lines
 
 
 def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
-    """The maps of words or phrases, each occurrence by itself; of all words by default.
-
-    Raises:
-        KeyError: a word that is not in the prompt.
-        ValueError: one text in place of a list, or no word has a map.
-    """
+    """Return the maps of words or phrases, each occurrence by itself, or of all words; raise
+    ValueError for one text instead of a list, and if no word has a map."""
     if isinstance(words, str):
-        raise InvalidValueError(f"words={words!r}: pass a list of words and phrases.")
+        raise refuse("words", words, "a list of words and phrases")
     found = [heatmap for word in words or () for heatmap in heatmaps.find(word)]
     found = found or heatmaps.occurrences()
     if not found:
@@ -30,11 +26,7 @@ def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
 
 
 def kept_steps(run: ImageRun) -> list[tuple[Lines, Heatmaps]]:
-    """Each step that was kept: its number, from 1, its timestep, and its heatmaps.
-
-    Raises:
-        ValueError: there is none.
-    """
+    """Return each kept step's number (from 1), timestep and heatmaps; raise ValueError if none."""
     found = step_heatmaps(run)
     if not found:
         raise not_kept("steps")

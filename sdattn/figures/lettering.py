@@ -8,15 +8,15 @@ from typing import Any
 
 DPI = 300
 _SETTINGS: dict[str, Any] = {
-    "pdf.fonttype": 42,  # TrueType: text stays text, and journals take it
+    "pdf.fonttype": 42,  # TrueType: text stays text, and journals accept it
     "svg.fonttype": "none",  # text stays text
-    "svg.hashsalt": "sdattn",  # the same names in the file each time
+    "svg.hashsalt": "sdattn",  # the same ids in the file each time
     "font.size": 8.0,
     "axes.titlesize": "medium",
     "axes.labelsize": "medium",
     "axes.linewidth": 0.5,
     "axes.formatter.useoffset": False,
-    "axes.formatter.limits": (-99, 99),  # numbers are written out
+    "axes.formatter.limits": (-99, 99),  # no exponents
     "figure.labelsize": "medium",
     "xtick.labelsize": "small",
     "ytick.labelsize": "small",
@@ -25,11 +25,11 @@ _SETTINGS: dict[str, Any] = {
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """matplotlib's own settings and those of figures, for as long as the block runs; of the user's
-    the fonts and the sizes of text that differ from matplotlib's own.
+    """Apply matplotlib's defaults and the settings of figures inside the block; the user's fonts
+    and text sizes are kept if they differ from matplotlib's.
 
-    Its warning of glyphs that no installed font has is left out: there is nothing to be done about
-    it, a box stands in the letter's place, and PDF and SVG hold the letter itself.
+    The warning of glyphs that no installed font has is hidden, because nothing can be done about
+    it: a box takes the letter's place, and PDF and SVG hold the letter itself.
     """
     from matplotlib import rcParams, rcParamsDefault, style
 
@@ -41,20 +41,20 @@ def settings() -> Iterator[None]:
 
 
 def plain(text: str) -> str:
-    """One line of characters that a file can hold: no control characters, no halves of a pair."""
+    """Return one line of printable characters: no control characters, no lone surrogates."""
     shown = (c if c.isprintable() or unicodedata.category(c) == "Cf" else "\ufffd" for c in text)
     return "".join(shown) if text.isprintable() else " ".join("".join(shown).split())
 
 
 def unit() -> float:
-    """The size of the settings' text, by 8 points."""
+    """Return the text size of the settings as a multiple of 8 points."""
     from matplotlib import rcParams
 
     return float(rcParams["font.size"]) / 8
 
 
 def width(text: str, fonts: list[str]) -> float:
-    """Of one line in the size of the settings, in inches."""
+    """Return the width of one line at the text size of the settings, in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -63,7 +63,7 @@ def width(text: str, fonts: list[str]) -> float:
 
 
 def fit(text: str, inches: float, fonts: list[str]) -> str:
-    """One line, shortened with an ellipsis where it is wider."""
+    """Return one line, shortened with an ellipsis if it is too wide."""
     if width(text, fonts) <= inches:
         return text
     text = text[:80]
@@ -73,9 +73,9 @@ def fit(text: str, inches: float, fonts: list[str]) -> str:
 
 
 def fonts_for(text: str) -> list[str]:
-    """The families that have the glyphs of a text: the font of the settings, DejaVu Sans by
-    default, and of those that are installed what it lacks. A letter that none of them has is left
-    to the first, which draws a box."""
+    """Return the font families that have the glyphs of a text: the font of the settings (DejaVu
+    Sans by default), then installed fonts for its missing glyphs. The first draws a box for a
+    letter that none of them has."""
     from matplotlib import font_manager
 
     first = font_manager.findfont(font_manager.FontProperties())
@@ -92,7 +92,6 @@ def fonts_for(text: str) -> list[str]:
 
 
 def _lacks(path: str, letters: set[str]) -> set[str]:
-    """The letters that a font has no glyph of."""
     from matplotlib.ft2font import FT2Font
 
     font = FT2Font(path)

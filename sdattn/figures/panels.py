@@ -1,7 +1,7 @@
 """Small multiples on a page: panels of one size, one scale, one colour bar.
 
-Rows, columns and the figure's size are chosen here; matplotlib's constrained layout places what is
-drawn. Lengths are in inches, those of text at 8 points. pyplot is not used: it keeps its figures.
+Rows, columns and the figure's size are chosen here; matplotlib's constrained layout places the
+rest. Lengths are in inches, text lengths at 8 points. pyplot is not used: it keeps its figures.
 """
 
 from __future__ import annotations
@@ -28,21 +28,21 @@ if TYPE_CHECKING:
 
 Lines = tuple[str, ...]
 
-PAGE = WIDTH, HEIGHT = 7.0, 9.5  # of a page's text
-LARGEST, SMALLEST = 1.6, 0.12  # a panel's width at most; each of its sides at least
-_ENOUGH, _HIGH = 0.5, 7.0  # rows go on beside each other until panels are so wide on so high a page
+PAGE = WIDTH, HEIGHT = 7.0, 9.5  # text area of a page
+LARGEST, SMALLEST = 1.6, 0.12  # maximum width of a panel; minimum of each of its sides
+_ENOUGH, _HIGH = 0.5, 7.0  # rows wrap into blocks until panels are this wide on a page this high
 _GAP, _LINE = 0.05, 0.16  # between panels; from line to line
-_TICKED = 0.45  # a side that has room for numbers
-_LABEL = 1.1  # a row's label at most
-_SURE = 0.95  # the share of a panel's expected width that it is sure to have
-_BESIDE, _BELOW = 1.2, 0.5  # what the colour bar, names and numbers take of the page, about
+_TICKED = 0.45  # minimum side with room for numbers
+_LABEL = 1.1  # maximum width of a row's label
+_SURE = 0.95  # share of a panel's expected width that it certainly gets
+_BESIDE, _BELOW = 1.2, 0.5  # space for the colour bar, names and numbers, roughly
 _SHORTEST, _LONGEST, _THICK = 0.9, 3.0, 0.1  # the colour bar
 
 
 @dataclass(frozen=True)
 class Panel:
-    """Values ``[rows, cols]`` or an image, uint8 ``[rows, cols, 3]``; the lines of its column's
-    title or its own, and of its row's label, which has as many in all rows."""
+    """Values ``[rows, cols]`` or an image, uint8 ``[rows, cols, 3]``, with the lines of its title
+    (or its column's) and of its row's label (equally many in all rows)."""
 
     values: np.ndarray
     title: Lines
@@ -51,12 +51,12 @@ class Panel:
 
 @dataclass(frozen=True)
 class Page:
-    """What the panels of a figure share.
+    """Settings shared by the panels of a figure.
 
     Attributes:
-        size: (width, height) of the image in pixels, which the sides of each panel count.
+        size: (width, height) of the image in pixels, the unit of each panel's axes.
         scale: the values of the first and of the last colour.
-        note: what the values are, beside the colour bar.
+        note: unit of the values, next to the colour bar.
     """
 
     size: tuple[int, int]
@@ -65,40 +65,34 @@ class Page:
 
     @property
     def aspect(self) -> float:
-        """Height by width."""
+        """Height divided by width."""
         return self.size[1] / self.size[0]
 
     def room(self, down: int, across: int, labels: float = 0, titles: float = 0) -> float:
-        """About the width of each panel, where labels and titles take so much in all."""
+        """Return the approximate width of each panel, given the room for all labels and titles."""
         wide = (WIDTH - _BESIDE * unit() - labels) / across - _GAP
         high = (HEIGHT - _BELOW * unit() - titles) / down - _GAP
         return min(wide, high / self.aspect, LARGEST)
 
 
 def flow(panels: Sequence[Panel], page: Page) -> Figure:
-    """Panels with their titles above, five a row, or more where a page has no room else.
-
-    Raises:
-        ValueError: there are more than a page has room for.
-    """
+    """Draw panels with their titles above, five per row, or more if they do not fit otherwise;
+    raise ValueError if they do not fit on a page."""
     number = len(panels)
 
     def room(across: int) -> float:
         down = math.ceil(number / across)
         return page.room(down, across, titles=down * _LINE * unit())
 
-    # From five a row on, the number of columns that leaves each panel the most room.
+    # The number of columns, from five per row on, that leaves each panel the most room.
     across = max(range(math.ceil(number / math.ceil(number / 5)), number + 1), key=room)
     rows = [panels[i : i + across] for i in range(0, number, across)]
     return _Sheet(rows, page, len(rows), room(across), f"{number} panels", each=True).draw()
 
 
 def table(rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
-    """Panels in rows and columns; many rows go on beside each other, in at most eight blocks.
-
-    Raises:
-        ValueError: there are more than a page has room for.
-    """
+    """Draw panels in rows and columns; many rows wrap into blocks, at most eight side by side.
+    Raise ValueError if they do not fit on a page."""
     across, lines = max(map(len, rows)), {line for row in rows for line in row[0].label}
     fonts = fonts_for("".join(lines))
     label = min(max(width(line, fonts) for line in lines), _LABEL * unit()) + 0.3 * unit()
@@ -112,15 +106,14 @@ def table(rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
 
 
 def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
-    """Panels, row after row, in axes that are there; their figure keeps its size and layout.
-
-    Raises:
-        ValueError: there are not as many axes as panels.
-    """
+    """Draw panels, row after row, in as many existing axes (else ValueError); their figure keeps
+    its size and layout."""
     drawn = [*np.ravel(np.array(axes, dtype=object))]
     cells = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
     if len(drawn) != len(cells):
-        raise InvalidValueError(f"Got {len(drawn)} axes for {len(cells)} panels. Pass one a panel.")
+        raise InvalidValueError(
+            f"Got {len(drawn)} axes for {len(cells)} panels. Pass one per panel."
+        )
     sheet = _Sheet(rows, page, len(rows), math.inf, "panels")
     for panel, cell in zip(drawn, cells, strict=True):
         sheet.show(panel, *cell)
@@ -130,13 +123,9 @@ def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], pag
 
 @dataclass(frozen=True)
 class _Sheet:
-    """A figure to be drawn: blocks of ``down`` rows beside each other.
-
-    Attributes:
-        width: of a panel, about.
-        what: the panels in words, for an error.
-        each: every panel has its title, not only the first of a column.
-    """
+    """A figure to be drawn: blocks of ``down`` rows next to each other, panels about ``width``
+    wide; ``what`` names them in errors, and with ``each`` every panel has a title, not just a
+    column's first."""
 
     rows: Sequence[Sequence[Panel]]
     page: Page
@@ -147,32 +136,32 @@ class _Sheet:
 
     @cached_property
     def fonts(self) -> list[str]:
-        """The families that titles and labels need."""
+        """Font families for titles and labels."""
         panels = [panel for row in self.rows for panel in row]
         return fonts_for("".join("".join(panel.title + panel.label) for panel in panels))
 
     @cached_property
     def upright(self) -> bool:
-        """Columns have their titles upright, in one line."""
+        """True if column titles are rotated upright, in one line."""
         lines = {line for row in self.rows for panel in row for line in panel.title}
         return not self.each and max(width(line, self.fonts) for line in lines) > _SURE * self.width
 
     def draw(self) -> Figure:
-        """The figure, with its layout frozen: the same text in the same place in every file."""
+        """Return the figure with a frozen layout: the same text in the same place in every file."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
         from matplotlib.layout_engine import ConstrainedLayoutEngine
 
         self._check(self.width)
         across = max(map(len, self.rows))
-        # Rows go down the page, then on beside it: row i is in block i // down, at line i % down.
+        # Rows wrap into blocks: row i is in block i // down, at line i % down.
         columns = max(i // self.down * across + len(row) for i, row in enumerate(self.rows))
         layout = ConstrainedLayoutEngine(w_pad=_GAP / 2, h_pad=_GAP / 2, wspace=0, hspace=0)
-        # Begun larger than any page: the layout then has room for all text, and _place shrinks it.
+        # Starts larger than any page: the layout then has room for all text; _place shrinks it.
         figure = Figure((2 * WIDTH, 2 * HEIGHT), DPI, layout=layout)  # whatever text there is
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(self.down, columns)
-        # Numbers stand at the outer panels only, where a side is long enough for them.
+        # Only the outer panels have numbers, if a side is long enough for them.
         ticked = self.width * min(1, self.page.aspect) >= _TICKED * unit()
         for i, row in enumerate(self.rows):
             block, at = divmod(i, self.down)
@@ -202,13 +191,13 @@ class _Sheet:
             axes.set_title("\n".join(title), **text)
         if column == 0 and panel.label:
             low = len(panel.label) * _LINE * unit() > self.width * self.page.aspect + _GAP
-            # A panel too low for a label of two lines has both in one.
+            # A panel too low for a label of two lines has both in one line.
             lines = (", ".join(reversed(panel.label)),) if low else panel.label
             label = "\n".join(fit(line, _LABEL * unit(), self.fonts) for line in lines)
             axes.set_ylabel(label, rotation=0, ha="right", va="center", **text)
 
     def bar(self, axes: Sequence[Axes], note: str, **options: Any) -> Colorbar:
-        """One colour bar for all panels."""
+        """Draw one colour bar for all panels."""
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 
@@ -217,7 +206,7 @@ class _Sheet:
         return bar
 
     def _tick(self, axes: Axes, ticked: bool, *, lowest: bool, first: bool) -> None:
-        """Numbers at both ends of a side, within it: the next panel's begin beside them."""
+        """Put numbers at both ends of a side, inside it: the next panel's begin right there."""
         axes.xaxis.set_visible(lowest)
         axes.yaxis.set_visible(first)
         axes.set_xticks([0, self.page.size[0]] if ticked and lowest else [])
@@ -228,9 +217,9 @@ class _Sheet:
             text.set(va=side)
 
     def _place(self, figure: Figure, shape: np.ndarray) -> None:
-        """Lay out the panels, then with the colour bar, and keep everything where it is."""
+        """Lay out the panels, then with the colour bar, and freeze the layout."""
         panels = figure.axes[:]
-        # Twice, since the colour bar takes room from the panels, and its length follows from
+        # Twice, since the colour bar takes room from the panels, and its length depends on
         # theirs.
         bar = self._bar_beside(panels, *(shape * self._resized(figure, shape)))
         self._check(self._resized(figure, shape)[0])
@@ -242,11 +231,11 @@ class _Sheet:
             axes.set_aspect("equal")
 
     def _resized(self, figure: Figure, shape: np.ndarray) -> tuple[float, float]:
-        """Make panels as large as a page allows, in the image's proportions, but leave a colour
-        bar its shortest length; the (width, height) that each has then."""
+        """Enlarge panels as far as a page allows, in the image's proportions, but leave the colour
+        bar its shortest length; return their (width, height)."""
         cast("LayoutEngine", figure.get_layout_engine()).execute(figure)
         size = figure.get_size_inches()
-        # What the text around the panels takes stays as it is, whatever size these have.
+        # The text around the panels takes the same room at any panel size.
         around = size - shape * size * figure.axes[0].get_position().size
         wide, high = (PAGE - around) / shape
         wide = max(min(wide, high / self.page.aspect, LARGEST), SMALLEST / 2)  # too small
@@ -255,8 +244,8 @@ class _Sheet:
         return wide, high
 
     def _bar_beside(self, panels: Sequence[Axes], wide: float, high: float) -> Colorbar:
-        """The colour bar, as long as all panels are high at most, its note in lines that fit; it
-        spans the outer columns, which is quicker to lay out than all."""
+        """Draw the colour bar, no longer than the panels together, its note wrapped to fit; it
+        spans only the outer columns, which is quicker to lay out."""
         length = min(high, _LONGEST * unit())
         note = "\n".join(wrap(self.page.note, int(15 * length / unit())))
         sides = {"shrink": length / high, "aspect": length / _THICK, "pad": _THICK / wide}
@@ -268,7 +257,7 @@ class _Sheet:
     def _check(self, width: float) -> None:
         if min(width, width * self.page.aspect) < SMALLEST:
             raise InvalidValueError(
-                f"{self.what} have no room on a page of {WIDTH:g} x {HEIGHT:g} inches, each of "
-                f"whose sides is {SMALLEST} inches or more. Name fewer words if they are many, or "
+                f"{self.what} do not fit on a page of {WIDTH:g} x {HEIGHT:g} inches with sides of "
+                f"at least {SMALLEST} inches each. Choose fewer words if there are many, or "
                 "keep fewer steps or heads."
             )

@@ -1,4 +1,4 @@
-"""Files of figures: what a file's name asks for, and writing it whole or not at all."""
+"""Saving figures: the format from the file name, and files that are complete or not there."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -9,11 +9,7 @@ from ..files.writing import write_whole
 
 
 def format_of(path: str | Path, formats: Collection[str]) -> str:
-    """What a file's name ends in, without the dot.
-
-    Raises:
-        ValueError: it is none of ``formats``.
-    """
+    """Return the file's extension without the dot; raise ValueError if it is not in ``formats``."""
     suffix = Path(path).suffix.lower()
     if suffix not in formats:
         raise InvalidValueError(f"{path}: choose a file name that ends in {' or '.join(formats)}.")
@@ -21,11 +17,7 @@ def format_of(path: str | Path, formats: Collection[str]) -> str:
 
 
 def save_file(path: str | Path, data: bytes) -> None:
-    """Write a file, with its folders; whatever goes wrong leaves what was there before.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file, with its folders; after an error the previous file is still there."""
     path = Path(path)
     if path.is_dir():
         raise IsFolderError(f"{path} is a folder. Name a file.")

@@ -1,7 +1,7 @@
-"""Files in a storage that fsspec reaches, ``s3://bucket/run``, read and written as paths are.
+"""Files in a storage that fsspec reaches, ``s3://bucket/run``, read and written like paths.
 
-There a file is an object: it is there whole or not at all, and replaced whole; a folder is nothing
-but how names begin.
+There a file is an object: it is complete or absent, and replaced as a whole; a folder is only a
+common prefix of names.
 """
 
 from __future__ import annotations
@@ -24,31 +24,28 @@ from ..errors import (
     MissingPackageError,
 )
 
-_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]+):/+(.*)", re.DOTALL)  # Path takes one / away
+_ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]+):/+(.*)", re.DOTALL)  # Path drops one slash
 _LOCAL = ("file", "local")
-_WAITS = (0.5, 2.0)  # seconds before what has failed is tried again
-_HOPELESS = re.compile("Credentials|Offline")  # in the name of an error: it stays as it is
+_WAITS = (0.5, 2.0)  # seconds before a failed call is retried
+_HOPELESS = re.compile("Credentials|Offline")  # in the name of an error: a retry will not help
 _IN_MEMORY = 2**25  # bytes of a file that is sent from memory
-_TOGETHER = 16  # requests of objects
+_TOGETHER = 16  # concurrent requests
 
 T = TypeVar("T")
 
 
 def is_address(where: str | Path) -> bool:
-    """Whether it is an address, the Path of one, or the beginning of such a path, ``s3:``."""
+    """Check whether it is an address, the Path of one, or the start of such a path, ``s3:``."""
     return _ADDRESS.fullmatch(f"{where}/") is not None
 
 
 def path_of(where: str | Path | Address) -> Path | Address:
-    """A path of this machine, or an address in a storage; nothing is asked of the storage yet.
-
-    Args:
-        where: ``s3://bucket/run``, also as the Path of it, or a path.
+    """Return a local path, or an address in a storage, without contacting the storage.
 
     Raises:
         ValueError: fsspec knows no such storage.
         ImportError: a package that reaches it is not installed.
-        OSError: it cannot be reached as it is set up here.
+        OSError: it cannot be reached with the configuration here.
     """
     found = None if isinstance(where, Address) else _ADDRESS.fullmatch(str(where))
     if found is None:
@@ -60,9 +57,9 @@ def path_of(where: str | Path | Address) -> Path | Address:
     try:
         import fsspec
 
-        # fsspec chains storages, zip::s3://; a run in one behind another could not be written.
+        # fsspec chains storages, zip::s3://; a run in such a chain could not be written.
         if "::" in scheme:
-            raise InvalidValueError("one behind another")
+            raise InvalidValueError("chained storages")
         files, path = fsspec.url_to_fs(url, use_listings_cache=False)
     except ImportError as error:
         extra = " (pip install 'sdattn[s3]')" if scheme.lower() in ("s3", "s3a") else ""
@@ -71,26 +68,24 @@ def path_of(where: str | Path | Address) -> Path | Address:
         ) from error
     except ValueError as error:
         raise InvalidValueError(
-            f"{url} is of no storage that fsspec knows ({error}). Write s3://, gs://, hf:// or "
+            f"fsspec knows no storage for {url} ({error}). Write s3://, gs://, hf:// or "
             "another of its schemes, or a path."
         ) from error
-    except Exception as error:  # of many libraries
+    except Exception as error:  # from many libraries
         raise AccessError(f"{url} cannot be reached: {_line(error)}") from error
     return Address(files, path.rstrip("/"), scheme)
 
 
 class Address:
-    """An object in a storage, or what is below it, with as much of pathlib's Path as runs need.
+    """An object in a storage, or its prefix, with as much of pathlib's Path as runs need.
 
-    What fails is tried again, as a put that came through although its answer did not does no harm.
+    Failed calls are retried: repeating a put that in fact succeeded does no harm. All methods raise
+    OSError when the storage cannot be reached or refuses.
 
     Args:
-        files: of fsspec, without a cache of listings.
-        path: as ``files`` writes it.
-        scheme: as the user wrote it.
-
-    Raises:
-        OSError: by all methods, when the storage cannot be reached or refuses.
+        files: filesystem of fsspec, without a cache of listings.
+        path: path as ``files`` writes it.
+        scheme: scheme as the user wrote it.
     """
 
     def __init__(self, files: Any, path: str, scheme: str):
@@ -127,15 +122,15 @@ class Address:
         above = [str(up) for up in PurePosixPath(self.path).parents]
         return [Address(self.files, up, self.scheme) for up in above if up not in ("/", ".")]
 
-    # What is there
+    # Queries
 
     def size(self) -> int | None:
-        """Bytes of the object; None where there is none."""
+        """Return the object's bytes, or None if there is none."""
         known = self._info()
         return None if known is None or known["type"] == "directory" else known["size"]
 
     def key(self) -> str | None:
-        """Another one whenever the object is another one; None where there is none."""
+        """Return a text that changes when the object does, or None if there is none."""
         known = self._info()
         return None if known is None or known["type"] == "directory" else str(known)
 
@@ -156,7 +151,7 @@ class Address:
         return self
 
     def iterdir(self) -> Iterator[Address]:
-        """What is directly below, by name."""
+        """Yield the direct children, by name."""
         try:
             found = self._ask(self.files.ls, self.path, detail=False)
         except FileNotFoundError:
@@ -165,11 +160,11 @@ class Address:
         yield from (self / name for name in sorted(names))
 
     def glob(self, pattern: str) -> Iterator[Address]:
-        """What is directly below and has such a name."""
+        """Yield the direct children whose name matches."""
         return (found for found in self.iterdir() if fnmatchcase(found.name, pattern))
 
     def sizes(self) -> dict[str, int]:
-        """Bytes of every object below, however deep, by its path from here; in one listing."""
+        """Return the bytes of every object below, at any depth, by relative path; one listing."""
         try:
             found = self._ask(self.files.find, self.path, detail=True)
         except FileNotFoundError:
@@ -186,11 +181,11 @@ class Address:
         return self.read_bytes().decode()
 
     def open(self, mode: str = "rb") -> Any:
-        """A file to read, that can seek."""
+        """Open the file for reading and seeking."""
         return self._ask(self.files.open, self.path, mode)
 
     def fetch(self, path: Path) -> None:
-        """Copy the object to a path of this machine."""
+        """Copy the object to a local path."""
         self._ask(self.files.get_file, self.path, str(path))
 
     def write_bytes(self, data: bytes) -> None:
@@ -210,13 +205,13 @@ class Address:
                 self.write_bytes(Path(file.name).read_bytes())
 
     def create(self, data: bytes) -> None:
-        """Write an object where there is none; raises FileExistsError where there is, if the
+        """Write an object if there is none; raise FileExistsError if there is one, where the
         storage can tell."""
         try:
             self._ask(self.files.pipe_file, self.path, data, mode="create")
         except FileExistsError:
             raise
-        except (NotImplementedError, OSError):  # some servers of S3 know no such condition
+        except (NotImplementedError, OSError):  # some S3 servers know no such condition
             self.write_bytes(data)
 
     def unlink(self, missing_ok: bool = False) -> None:
@@ -227,7 +222,7 @@ class Address:
                 raise
 
     def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Nothing: folders are not made."""
+        """Do nothing: folders are not created."""
 
     def check_writable(self) -> None:
         """Raise OSError, with the reason, if nothing can be written below."""
@@ -238,7 +233,7 @@ class Address:
         except OSError as error:
             raise AccessError(
                 f"Cannot write to {self}: {_line(error.__cause__ or error)} Check the address and "
-                "what your credentials allow."
+                "your credentials."
             ) from error
 
     def _info(self) -> dict[str, Any] | None:
@@ -252,12 +247,12 @@ class Address:
             try:
                 return call(*args, **options)
             except FileNotFoundError as error:
-                raise MissingFileError(f"{self} is not there: {_line(error)}") from error
+                raise MissingFileError(f"{self} does not exist: {_line(error)}") from error
             except PermissionError as error:
-                raise DeniedError(f"{self} is not allowed: {_line(error)}") from error
+                raise DeniedError(f"Access to {self} was denied: {_line(error)}") from error
             except (FileExistsError, NotImplementedError):
                 raise
-            except Exception as error:  # of many libraries, and not all an OSError
+            except Exception as error:  # from many libraries, not always an OSError
                 if wait is None or _HOPELESS.search(type(error).__name__):
                     raise AccessError(f"{self} cannot be reached: {_line(error)}") from error
             time.sleep(wait)
@@ -267,12 +262,11 @@ AnyPath = Path | Address
 
 
 def at_once(call: Callable[[Address], T], addresses: Iterable[Address]) -> list[T]:
-    """What a call gives for each, many at a time, as a storage takes long to answer."""
+    """Return the results of a call for each address, many in parallel: a storage is slow."""
     with ThreadPoolExecutor(_TOGETHER) as pool:
         return list(pool.map(call, addresses))
 
 
 def _line(error: BaseException) -> str:
-    """What an error says, as a sentence in one line."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if text.endswith(".") else f"{text}."

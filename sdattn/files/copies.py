@@ -1,4 +1,4 @@
-"""Objects of a storage as files of this machine, for what reads them by path."""
+"""Objects of a storage as local files, for code that reads them by path."""
 
 import shutil
 import tempfile
@@ -12,12 +12,8 @@ from .addresses import Address, at_once
 
 
 class Copies:
-    """Copies of objects, fetched when they are asked for, and again once they have changed.
-
-    Args:
-        most: so many are kept, those that were asked for last; all where it is None. They are
-            removed with this object.
-    """
+    """Local copies of objects, fetched on first use, and again after they have changed. The
+    ``most`` latest used are kept (default: all), until this object is deleted."""
 
     def __init__(self, most: int | None = None):
         self.most = most
@@ -26,21 +22,14 @@ class Copies:
         self._lock = threading.Lock()
 
     def of(self, address: Address, key: str | None = None) -> Path:
-        """Where the object's copy is, which stays as it is when the object changes; a path at
-        which there is nothing where there is no object.
-
-        Args:
-            address: of the object.
-            key: another one for another content; by default the storage is asked.
-
-        Raises:
-            OSError: the storage cannot be reached.
-        """
+        """Return the path of the object's copy, which stays the same when the object changes, or a
+        path without a file if there is no object; ``key`` is a text that changes with the content
+        (default: ask the storage)."""
         key = f"{address} {address.key() if key is None else key}"
         with self._lock:
             path = self._made.pop(key, None)
             if path is not None:
-                self._made[key] = path  # the one that was asked for last
+                self._made[key] = path  # now the latest used
                 return path
         path = self._new()
         try:
@@ -56,7 +45,7 @@ class Copies:
         return path
 
     def of_all(self, addresses: Iterable[Address]) -> list[Path]:
-        """:meth:`of` each, many at once."""
+        """Return :meth:`of` for each address, in parallel."""
         return at_once(self.of, addresses)
 
     def _new(self) -> Path:

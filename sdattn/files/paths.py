@@ -1,47 +1,39 @@
-"""Where files lie: paths inside a folder, outputs apart from inputs, names for folders."""
+"""Paths inside a folder, outputs separate from inputs, names for folders."""
 
 import tempfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
 
-from ..errors import AccessError, ExistsError, InvalidValueError, Message
+from ..errors import AccessError, ExistsError, InvalidValueError
 from .addresses import Address, AnyPath, is_address
 
 P = TypeVar("P", bound=AnyPath)
 
 
 def inside(folder: P, name: str) -> P:
-    """The path of a name in a folder that someone else may have made: nothing outside is reached.
-
-    Args:
-        folder: may be reached through a link itself.
-        name: relative, with ``/`` between its parts, as ``run.json`` and ``metadata.jsonl`` name
-            files. It need not exist.
-
-    Raises:
-        ValueError: the name is absolute or goes up, or it, or a folder on the way to it, is a
-            link.
-    """
+    """Return the path of a relative name, with ``/`` between its parts, in an untrusted folder,
+    never outside it. Raise ValueError if it is absolute or goes up, or it, or a folder on the way
+    to it, is a link."""
     parts = PurePosixPath(name).parts
     elsewhere = PurePosixPath(name).is_absolute() or PureWindowsPath(name).anchor
     if elsewhere or not parts or ".." in PureWindowsPath(name).parts or "\0" in name:
         raise InvalidValueError(
-            f"{folder} names {name!r}, which is no place inside it. Nothing else is opened: the "
-            "folder is damaged or not what it says."
+            f"{folder} names {name!r}, which is not inside it, so nothing was opened. The "
+            "folder is damaged or is not a run's."
         )
     path: P = folder
     for part in parts:
         path = path / part  # type: ignore[assignment]
         if path.is_symlink():
             raise InvalidValueError(
-                f"{path} is a link, and links in a run's folder are not followed. Put what it "
-                "stands for in its place: cp -rL copies a folder so."
+                f"{path} is a link, and links in a run's folder are not followed. Replace it by "
+                "its target: cp -rL copies a folder that way."
             )
     return path
 
 
 def check_writable(folder: AnyPath) -> None:
-    """Make a folder where there is none, and raise if nothing can be written into it."""
+    """Create a folder if needed, and raise if nothing can be written to it."""
     if isinstance(folder, Address):
         folder.check_writable()
         return
@@ -54,36 +46,29 @@ def check_writable(folder: AnyPath) -> None:
 
 
 def check_local(path: Path) -> None:
-    """Refuse an address, ``s3://bucket/run``, of which a path would make the folder ``s3:``.
-
-    Raises:
-        OSError: it is one.
-    """
+    """Raise OSError for an address, ``s3://bucket/run``: as a path it would create the folder
+    ``s3:``."""
     if is_address(path):
         address = path.as_posix().replace(":/", "://", 1)
         raise AccessError(
             f"{address} is an address, and only batches are written to storage. Write into a "
-            "folder and copy that there."
+            "folder and copy it there."
         )
 
 
 def check_apart(out: AnyPath, *inputs: AnyPath) -> None:
-    """Refuse an output that is an input, holds one or lies in one, links resolved.
-
-    Raises:
-        FileExistsError: it does.
-    """
+    """Raise FileExistsError for an output that is an input, contains one or is inside one, links
+    resolved."""
     for path in inputs:
         if _same(out, path):
             how = f"is the input {path}"
         elif _holds(out, path):
-            how = f"holds the input {path}"
+            how = f"contains the input {path}"
         elif _holds(path, out):
-            how = f"lies in the input {path}"
+            how = f"is inside the input {path}"
         else:
             continue
-        text = "{0} {1}, which stays as it is. Choose another {folder}."
-        raise ExistsError(Message(text, out, how))
+        raise ExistsError(f"{out} {how}, which stays as it is. Choose another `folder`.")
 
 
 def _same(path: AnyPath, other: AnyPath) -> bool:
@@ -97,6 +82,6 @@ def _holds(folder: AnyPath, path: AnyPath) -> bool:
 
 
 def file_name(word: str) -> str:
-    """A word as part of a file name: letters, digits and ``-``, 1 to 40 characters."""
+    """Return a word as part of a file name: letters, digits and ``-``, 1 to 40 characters."""
     safe = "".join(char if char.isalnum() else "-" for char in word)
     return "-".join(part for part in safe.split("-") if part)[:40].strip("-") or "sign"

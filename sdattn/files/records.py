@@ -1,4 +1,4 @@
-"""Records as JSON and back: what a dataclass is written as, and is read from with checks."""
+"""Records: dataclasses written as JSON, and read back with checks."""
 
 import json
 from collections.abc import Mapping
@@ -12,11 +12,11 @@ from .terminal import shorter
 
 
 class Record:
-    """A dataclass that is written as an object of JSON, its entries in the order of the fields;
-    one whose default is None is left out while it is None."""
+    """A dataclass written as a JSON object, its entries in the order of the fields; an entry whose
+    default is None is left out while it is None."""
 
     def to_json(self) -> dict[str, Any]:
-        """As JSON has it: lists, no tuples; Python's own numbers."""
+        """Return it as JSON has it: lists, no tuples; Python's own numbers."""
         return {
             entry.name: plain(value)
             for entry in fields(self)  # type: ignore[arg-type]
@@ -25,7 +25,7 @@ class Record:
 
 
 def plain(value: Any) -> Any:
-    """Records, tuples and numpy's numbers in a value as JSON has them."""
+    """Convert records, tuples and numpy's numbers in a value to JSON types."""
     if hasattr(value, "to_json"):
         return plain(value.to_json())
     if is_dataclass(value):
@@ -34,17 +34,17 @@ def plain(value: Any) -> Any:
         return {name: plain(held) for name, held in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(held) for held in value]
-    # what is like a number, such as numpy's
+    # other number types, such as numpy's
     return value if value is None or isinstance(value, (str, int, float)) else float(value)
 
 
 class RecordError(SdattnError):
-    """An entry that is missing or of another kind."""
+    """A missing entry, or one of the wrong type."""
 
 
 @cache
 def _kinds(record: type) -> dict[str, Any]:
-    """What the entries of a class hold, by name; one that may be left out is never null."""
+    """Return the types of a class's entries, by name; an optional entry is never null."""
     kinds = get_type_hints(record)
     for entry in fields(record):
         if issubclass(record, Record) and entry.default is None:
@@ -54,19 +54,11 @@ def _kinds(record: type) -> dict[str, Any]:
 
 
 def read_record(kind: Any, value: Mapping[str, Any], at: str = "") -> Any:
-    """A dataclass from an object of JSON.
+    """Return a dataclass from a JSON object, at the place ``at`` in its document. Raise RecordError
+    if an entry is missing or does not fit its annotation, or the class refuses it.
 
-    Entries may be missing where their field has a default, but an empty text, which is always
-    written. The document itself, but none of the objects in it, may have others.
-
-    Args:
-        kind: the class.
-        value: the object.
-        at: its place in the document, for errors.
-
-    Raises:
-        RecordError: an entry is missing or of another kind than its annotation says, or the class
-            refuses it.
+    Entries may be missing if their field has a default, except an empty text, which is always
+    written. The document itself may have unknown entries; the objects in it may not.
     """
     begins = f"{at}." if at else ""
     held = {}
@@ -85,10 +77,10 @@ def read_record(kind: Any, value: Mapping[str, Any], at: str = "") -> Any:
 
 
 def _read(kind: Any, value: Any, at: str) -> Any:
-    """A value of JSON as a field's annotation says; of a choice, its class sees which."""
+    """Return a JSON value as a field's annotation says; a Literal is checked by its class."""
     origin, kinds = get_origin(kind), get_args(kind)
     if origin in (Union, UnionType):
-        # The first kind of a choice that fits; None of them: refused with all of their names.
+        # The first type of a union that fits; if none does, the error names them all.
         fitting = (found for choice in kinds if (found := _attempt(choice, value, at)))
         [read] = next(fitting, None) or _refuse(kind, value, at)
         return read

@@ -1,4 +1,4 @@
-"""What leaves for pandas and xarray: libraries that nothing else here needs."""
+"""Export to pandas and xarray, which nothing else here needs."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ if TYPE_CHECKING:
 
 
 def library(name: str) -> Any:
-    """A library that a user has or has not.
-
-    Raises:
-        ImportError: it is not installed; the message says how to.
-    """
+    """Import an optional library; the ImportError says how to install it."""
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
@@ -32,18 +28,9 @@ def library(name: str) -> Any:
 def labelled(
     values: np.ndarray, axes: Mapping[str, Sequence[Any] | None], **attrs: str
 ) -> xr.DataArray:
-    """An array with names on its axes.
-
-    Args:
-        values: of any shape; not copied.
-        axes: the name of each axis and its coordinates, None for none; ``"row"`` and ``"col"``
-            have the centres of the cells, as parts of the image, from the top and the left, with
-            (start, stop) for a part of it in the place of coordinates.
-        attrs: what else is known of it.
-
-    Raises:
-        ImportError: xarray is not installed.
-    """
+    """Return an xarray of values of any shape, not copied, with the coordinates of each axis by
+    name. ``"row"`` and ``"col"`` get the centres of the cells as fractions of the image, from the
+    top and the left, or of (start, stop) if given."""
     coords: dict[str, Any] = {dim: list(held) for dim, held in axes.items() if held is not None}
     for dim, size in zip(axes, values.shape, strict=True):
         if dim in ("row", "col"):
@@ -54,8 +41,8 @@ def labelled(
 
 
 def along(arrays: Iterable[xr.DataArray], dim: str, labels: Sequence[Any]) -> xr.DataArray:
-    """Arrays of the same axes behind each other along a new last one. Where an axis has other
-    coordinates in some of them, it has all of them, with NaN for what is not there."""
+    """Concatenate arrays of the same axes along a new last one. An axis with different coordinates
+    gets all of them, with NaN for missing values."""
     held = list(arrays)
     options = {"coords": "minimal", "compat": "override", "join": "outer"}
     found = library("xarray").concat(held, dim, combine_attrs="override", **options)

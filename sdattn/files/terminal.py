@@ -1,4 +1,4 @@
-"""Text that was written elsewhere, made fit to be printed.
+"""Text from elsewhere, made safe to print.
 
 visible("a \\x1b[2Jcat")    ->  "a \\\\x1b[2Jcat"
 shorter("a red cat", 6)    ->  "a red…"
@@ -8,13 +8,13 @@ shown(["a red cat"], 6)    ->  "['a re…"
 import re
 from typing import Any
 
-# Terminals obey C0 and C1, the next turn the order of writing around; surrogates are no characters.
+# Terminals obey C0 and C1; the next ranges reverse the writing direction; surrogates are invalid.
 _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
 
 
 def visible(text: str) -> str:
-    """The text with all that a terminal would obey, or cannot print, written out as Python writes
-    it; line feeds and tabs stay.
+    """Return the text with all that a terminal would obey, or cannot print, escaped as in Python;
+    line feeds and tabs stay.
 
     >>> visible("a \\x1b]0;title\\x07red\\r\\ncat")
     'a \\\\x1b]0;title\\\\x07red\\\\r\\ncat'
@@ -23,7 +23,7 @@ def visible(text: str) -> str:
 
 
 def shorter(text: str, most: int) -> str:
-    """The text on one line, in at most so many letters.
+    """Return the text on one line, in at most ``most`` letters.
 
     >>> shorter("a red\\n cat", 20), shorter("a red\\n cat", 6)
     ('a red cat', 'a red…')
@@ -33,6 +33,6 @@ def shorter(text: str, most: int) -> str:
 
 
 def shown(value: Any, most: int = 80) -> str:
-    """A value as Python writes it, or the beginning of that, for messages."""
+    """Return a value's repr, shortened, for messages."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"

@@ -1,3 +1,3 @@
-"""The version of this package, which goes into what it writes."""
+"""The version of this package, which goes into the files that it writes."""
 
 __version__ = "0.2.0"

@@ -1,8 +1,8 @@
-"""Videos as files: MP4 (H.264, by PyAV), or animated WebP where that is not installed.
+"""Video files: MP4 (H.264, by PyAV), or animated WebP if PyAV is not installed.
 
-best_format()                    "mp4" or "webp", what this machine writes
+best_format()                    "mp4" or "webp", whichever this machine can write
 write_video(frames, 8, "mp4")     the file's bytes
-Video(frames, rate), read_video    a video in memory, and one that is read when it is looked at
+Video(frames, rate), read_video    a video in memory, and one that is read on first use
 """
 
 from __future__ import annotations
@@ -14,28 +14,24 @@ from itertools import chain
 from numbers import Real
 from typing import TYPE_CHECKING, Any, Literal, get_args, overload
 
-from ..errors import InvalidValueError, MissingPackageError
+from ..errors import InvalidValueError, MissingPackageError, refuse
 
 if TYPE_CHECKING:
     from PIL import Image
 
 Format = Literal["mp4", "webp"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-_CODEC, _OPTIONS = "libx264", {"crf": "18", "threads": "1"}  # 18: no loss that is seen
-# Frames a second. An animated WebP, which masks and previews always are, counts whole milliseconds:
-# what is faster plays at 1000.
+_CODEC, _OPTIONS = "libx264", {"crf": "18", "threads": "1"}  # 18: visually lossless
+# Frames per second. An animated WebP, the format of masks and previews, counts whole milliseconds:
+# faster videos play at 1000.
 RATES = (0.01, 1000.0)
-PREVIEW = 320  # pixels of a side, at most, of what a gallery shows
+PREVIEW = 320  # maximum pixels of a side of a gallery's preview
 _PREVIEW_FRAMES = 8
 _WEBP = {"quality": 90, "method": 2}
 
 
 class Video(Sequence["Image.Image"]):
-    """The frames of a video, PIL images of one size, in order.
-
-    Attributes:
-        rate: frames a second.
-    """
+    """The frames of a video, PIL images of one size, in order; ``rate`` is in frames per second."""
 
     def __init__(
         self,
@@ -43,8 +39,7 @@ class Video(Sequence["Image.Image"]):
         rate: float,
         number: int | None = None,
     ):
-        """``frames`` may be a function that reads them when they are first looked at; it needs
-        their ``number``."""
+        """``frames`` may be a function that reads them on first use; it needs their ``number``."""
         self._read = frames if callable(frames) else lambda: frames
         self.rate = rate
         self._number = number if callable(frames) else len(frames)
@@ -55,11 +50,11 @@ class Video(Sequence["Image.Image"]):
 
     @property
     def middle(self) -> int:
-        """The number of the frame that stands for the video where one image is shown."""
+        """Number of the frame that represents the video as one image."""
         return len(self) // 2
 
     def key_frames(self, most: int = 6) -> list[int]:
-        """See :func:`key_frames`."""
+        """Return the numbers of key frames, see :func:`key_frames`."""
         return key_frames(len(self), most)
 
     def __len__(self) -> int:
@@ -77,26 +72,25 @@ class Video(Sequence["Image.Image"]):
 
 
 def key_frames(frames: int, most: int = 6) -> list[int]:
-    """The numbers of at most so many of a video's frames, evenly from the first to the last."""
+    """Return the numbers of at most ``most`` frames of a video, evenly from first to last."""
     number = min(most, frames)
     return [round(i * (frames - 1) / max(1, number - 1)) for i in range(number)]
 
 
 def is_rate(value: Any) -> bool:
-    """Check that a value is a number of frames a second that every format can hold."""
+    """Check that a value is a frame rate that every format can hold."""
     is_number = isinstance(value, Real) and not isinstance(value, bool)
     return is_number and RATES[0] <= value <= RATES[1]
 
 
 def _played(rate: Any) -> Any:
-    """Return the rate that a file plays at."""
     is_fast = isinstance(rate, Real) and RATES[1] < float(rate) < float("inf")
     return RATES[1] if is_fast else rate
 
 
 def best_format() -> Format:
-    """What videos are written as: MP4 where PyAV is installed and can code H.264, which some builds
-    of it cannot, else animated WebP."""
+    """Return the format for videos: MP4 if PyAV is installed and can encode H.264, which some
+    builds cannot, else animated WebP."""
     try:
         return "mp4" if _CODEC in pyav("A video as MP4").codecs_available else "webp"
     except MissingPackageError:
@@ -106,16 +100,16 @@ def best_format() -> Format:
 def write_video(
     frames: Iterable[Image.Image], rate: float, kind: Format, *, lossless: bool = False
 ) -> bytes:
-    """A video as the bytes of a file; the same frames give the same bytes.
+    """Return a video file's bytes; the same frames give the same bytes.
 
     Args:
-        frames: RGB or grey, all of one size; asked for one by one. MP4 has an even number of rows
-            and columns: its last ones are there twice, where that is needed.
-        rate: frames a second, of at least 0.01; above 1000 the file plays at 1000. A WebP's frames
+        frames: RGB or grey, all of one size; read one by one. MP4 needs an even number of rows and
+            columns: the last ones are repeated if necessary.
+        rate: frames per second, at least 0.01; above 1000 the file plays at 1000. A WebP's frames
             begin at the nearest millisecond.
-        kind: ``"mp4"`` for H.264, in which every player and browser shows videos; ``"webp"`` for
-            an animated WebP, shown over and over, by browsers.
-        lossless: of WebP, every value stays as it is.
+        kind: ``"mp4"`` for H.264, which every player and browser shows; ``"webp"`` for an animated
+            WebP, which browsers play in a loop.
+        lossless: keep every value, in WebP.
 
     Raises:
         ImportError: MP4, and PyAV is not installed.
@@ -123,33 +117,31 @@ def write_video(
     """
     rate = _played(rate)
     if not is_rate(rate):
-        raise InvalidValueError(
-            f"A rate of {rate} frames a second was asked for. Pass one from {RATES[0]:g} to "
-            f"{RATES[1]:g}, which every format can hold."
-        )
+        text = f"frames a second from {RATES[0]:g} to {RATES[1]:g}, which every format can hold"
+        raise refuse("rate", rate, text)
     frames = iter(frames)
     first = next(frames, None)
     if first is None:
-        raise InvalidValueError("A video has at least one frame, and there are none.")
+        raise InvalidValueError("A video needs at least one frame, and there are none.")
     if kind == "mp4":
         return _write_mp4(first, frames, rate)
     held = io.BytesIO()
     options = {"lossless": True} if lossless else _WEBP
-    timing = {"duration": 1000 / rate, "loop": 0}  # Pillow rounds each frame's beginning
+    timing = {"duration": 1000 / rate, "loop": 0}  # Pillow rounds the start of each frame
     first.save(held, "WEBP", save_all=True, append_images=frames, **timing, **options)
     return held.getvalue()
 
 
 def smaller(frame: Image.Image) -> Image.Image:
-    """A frame as a gallery shows it: at most ``PREVIEW`` pixels a side."""
+    """Reduce a frame for a gallery: at most ``PREVIEW`` pixels a side."""
     small = frame.convert("RGB")
     small.thumbnail((PREVIEW, PREVIEW))
     return small
 
 
 def preview(video: Video) -> bytes:
-    """A video as a small animated WebP of a few frames, evenly from its first to its last, in the
-    time that the video takes."""
+    """Return a small animated WebP of a few frames, evenly from a video's first to its last, with
+    the video's duration."""
     numbers = video.key_frames(_PREVIEW_FRAMES)
     frames = (smaller(video[i]) for i in numbers)
     return write_video(frames, max(RATES[0], len(numbers) * video.rate / len(video)), "webp")
@@ -158,16 +150,15 @@ def preview(video: Video) -> bytes:
 def read_video(
     data: bytes, kind: Format, where: str, number: int | None = None, rate: float = 1.0
 ) -> list[Image.Image]:
-    """The frames of a file that :func:`write_video` made; RGB, with what the codec lost.
+    """Return the frames of a file that :func:`write_video` made; RGB, with the codec's losses.
 
     Args:
-        data, kind: of the file.
-        where: it comes from, for errors.
-        number, rate: of the frames that were written. A WebP has those that are alike once, for as
-            long as all of them; without ``number`` they are read so.
+        data, kind: the file and its format.
+        where: origin of the file, for errors.
+        number, rate: frames that were written, and their rate. A WebP stores equal frames once,
+            with their total duration; without ``number`` they are read that way.
 
     Raises:
-        ImportError: MP4, and PyAV is not installed.
         ValueError: it is no such video.
     """
     from PIL import Image
@@ -177,23 +168,19 @@ def read_video(
         if kind == "mp4":
             with pyav(where).open(held, format="mp4") as file:
                 return [frame.to_image() for frame in file.decode(video=0)]
-        # Nothing but WebP is opened: other readers of Pillow start programs of their own.
+        # Only WebP is opened: other readers of Pillow start external programs.
         with Image.open(held, formats=["WEBP"]) as video:
             return _of_webp(video, number, _played(rate))
     except MissingPackageError:
         raise
-    except Exception as error:  # of either library
+    except Exception as error:  # from either library
         raise InvalidValueError(
-            f"{where} is no video that can be read: {error}. Restore it or generate the run again."
+            f"{where} is not a readable video: {error}. Restore it or generate the run again."
         ) from error
 
 
 def pyav(what: str) -> Any:
-    """PyAV.
-
-    Raises:
-        ImportError: it is not installed; the message says how to, and what for.
-    """
+    """Import PyAV; the ImportError says that ``what`` needs it and how to install it."""
     try:
         import av
     except ModuleNotFoundError as error:
@@ -219,7 +206,7 @@ def _write_mp4(first: Image.Image, frames: Iterator[Image.Image], rate: float) -
 
 
 def _even(frame: Image.Image) -> Image.Image:
-    """RGB with an even number of rows and columns, the last of them twice where it is odd."""
+    """Return RGB with an even number of rows and columns, the last repeated if it is odd."""
     import numpy as np
     from PIL import Image
 
@@ -234,7 +221,7 @@ def _of_webp(video: Any, number: int | None, rate: float) -> list[Image.Image]:
     frames, end = list[Any](), 0
     for i in range(getattr(video, "n_frames", 1)):
         video.seek(i)
-        frame = video.convert("RGB")  # which reads for how long it is shown
+        frame = video.convert("RGB")  # this also reads its duration
         end += video.info.get("duration", 0)
         until = len(frames) + 1 if number is None else round(end * rate / 1000)
         frames += [frame] * max(1, until - len(frames))

@@ -1,4 +1,4 @@
-"""Files written whole or not at all, and their checksums."""
+"""Files that are written completely or not at all, and their checksums."""
 
 import glob
 import hashlib
@@ -18,11 +18,7 @@ from .paths import inside
 
 
 def to_json(document: Any) -> bytes:
-    """JSON for people to read too, with a newline at the end.
-
-    Raises:
-        ValueError: a number in it is not finite.
-    """
+    """Return readable JSON, with a newline at the end; raise ValueError for NaN or infinity."""
     return (json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n").encode()
 
 
@@ -31,13 +27,8 @@ def sha256(data: bytes) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files at their paths below ``folder``; those that are there are replaced.
-
-    Raises:
-        ValueError: one of them, or a folder on the way, is a link, see :func:`inside`; then none
-            is written.
-        OSError: one cannot be written.
-    """
+    """Write files at their paths below ``folder``; existing ones are replaced. If one is a link, or
+    a folder on the way, raise ValueError and write none, see :func:`inside`."""
     paths = {name: inside(folder, name) for name in files}
     for name, path in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,16 +37,9 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_whole(path: AnyPath, parts: Iterable[bytes], temporary: AnyPath | None = None) -> None:
-    """Write a file for good, whole or not at all: whatever goes wrong leaves what was there.
-
-    Args:
-        path: of the file; its folder is there. An address is written at once.
-        parts: what it holds, one after the other.
-        temporary: where it lies until it is whole, on the same disk; beside it by default.
-
-    Raises:
-        OSError: it cannot be written.
-    """
+    """Write a file in parts, completely or not at all: after an error the previous one is still
+    there. Its folder must exist; ``temporary`` is the path of the incomplete file, on the same disk
+    (default: next to the file)."""
     if isinstance(path, Address):
         path.write_parts(parts)
         return
@@ -74,12 +58,11 @@ def write_whole(path: AnyPath, parts: Iterable[bytes], temporary: AnyPath | None
 
 @contextmanager
 def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
-    """A temporary folder beside ``folder`` that takes its place when the block ends well.
+    """Yield a temporary folder next to ``folder`` that takes its place when the block succeeds.
 
-    Whatever ends the block otherwise, Ctrl-C too, leaves nothing behind; what is left by a kill is
-    cleared when the next folder is made at this place. What is at ``folder`` afterwards is on the
-    disk, also if the machine then loses its power. What is there before is replaced, or else an
-    OSError is raised.
+    After an error or Ctrl-C nothing is left; leftovers of a kill are cleared when the next folder
+    is made at this place. Afterwards the contents of ``folder`` are on the disk, even if the
+    machine then loses power. An existing folder is replaced, or else an OSError is raised.
     """
     name = working_name(folder)
     temporary, old = folder.parent / f"{name}.tmp", folder.parent / f"{name}.old"
@@ -87,7 +70,7 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
         try:
             yield temporary
             flush_tree(temporary)
-            # Two renames: between them there is no folder, which clear_leftovers mends after a
+            # Two renames: in between there is no folder, which clear_leftovers repairs after a
             # kill.
             if replace and folder.exists():
                 os.rename(folder, old)
@@ -101,7 +84,7 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def flush_tree(folder: Path) -> None:
-    """Have the disk hold a folder and all that is in it."""
+    """Flush a folder and everything in it to the disk."""
     for parent, _, names in os.walk(folder):
         for name in names:
             flush(Path(parent, name))
@@ -109,9 +92,9 @@ def flush_tree(folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Have the disk hold a file, or a folder's list of names."""
+    """Flush a file, or a folder's list of names, to the disk."""
     if path.is_dir() and os.name == "nt":
-        return  # Windows opens no folder
+        return  # Windows cannot open folders
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
     try:
         os.fsync(descriptor)
@@ -120,8 +103,8 @@ def flush(path: Path) -> None:
 
 
 def working_name(folder: Path) -> str:
-    """What the folders beside ``folder`` are called, without their ending, until they take its
-    place: known by the name and this machine."""
+    """Return the name, without extension, of the temporary folders next to ``folder``: known by
+    its name and this machine."""
     return f"{_begins(folder)}{uuid.uuid4().hex[:8]}"
 
 
@@ -132,11 +115,11 @@ def _begins(folder: Path) -> str:
 
 @contextmanager
 def at_work(folder: Path) -> Iterator[None]:
-    """Make a folder that the kernel holds locked for as long as this process lives."""
+    """Make a folder that stays locked by the kernel as long as this process lives."""
     first = folder.with_suffix(".new")
     first.mkdir()
     lock = _lock(first)
-    os.rename(first, folder)  # it is never there without its lock
+    os.rename(first, folder)  # it never exists without its lock
     try:
         yield
     finally:
@@ -145,7 +128,7 @@ def at_work(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """A descriptor that holds the folder's lock; None where another process holds it, or where
+    """Return a descriptor that holds the folder's lock, or None if another process holds it or
     that cannot be known."""
     try:
         import fcntl
@@ -161,10 +144,10 @@ def _lock(folder: Path) -> int | None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Clear what processes of this machine that are dead have left beside ``folder``.
+    """Clear the leftovers next to ``folder`` of dead processes on this machine.
 
-    A new folder that was not whole is removed. One that was whole, whose process died after it had
-    moved the old one away, takes its place.
+    An incomplete new folder is removed. A complete one, whose process died after moving the old one
+    away, takes its place.
     """
     name = re.compile(re.escape(_begins(folder)) + r"[0-9a-f]{8}\.(tmp|old)")
     found = folder.parent.glob(glob.escape(_begins(folder)) + "*")
@@ -176,7 +159,7 @@ def clear_leftovers(folder: Path) -> None:
             if not left.with_suffix(".tmp").exists() and folder.exists():
                 shutil.rmtree(old, ignore_errors=True)
             continue
-        # Whoever holds the lock lives, and is still at it.
+        # The holder of the lock is alive and still working.
         if (lock := _lock(left)) is None:
             continue
         try:

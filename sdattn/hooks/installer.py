@@ -120,6 +120,10 @@ class Installation:
             and all(part is not place.ours[-1] for part in _wrapped(place.layer.module.processor))
         ]
 
+    def take_out(self, layer: AttentionLayer) -> None:
+        """Have a layer hold again what it held before."""
+        self._put_back(layer.module)
+
     def leave(self, layer: AttentionLayer) -> None:
         """Let a layer keep what it holds now."""
         del self._places[layer.module]

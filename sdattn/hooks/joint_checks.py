@@ -88,14 +88,16 @@ def check_ways(
         joint_spans(denoiser, 1, 1)  # refused now where it is not known
         if space == "imap" and not denoiser.family.video:
             text = (
-                "it takes the heads that tell a video's frames apart, and a {0} makes images. "
+                f"it takes the heads that tell a video's frames apart, and a {kind} makes images. "
                 "Pass 'gramcol', which takes all heads."
             )
-            raise OptionError("space", space, text, kind)
+            raise OptionError("space", space, text)
     elif refine or space != "attention":
         name, value = ("refine", refine) if refine else ("space", space)
-        text = "no layer of joint attention was chosen of this {0}. Leave it out; see heatmaps()."
-        raise OptionError(name, value, text, kind)
+        text = (
+            f"no layer of joint attention was chosen of this {kind}. Leave it out; see heatmaps()."
+        )
+        raise OptionError(name, value, text)
 
 
 def token_count(given: dict[str, Any]) -> int:

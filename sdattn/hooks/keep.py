@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 import torch
 
-from ..errors import InvalidValueError, OptionError
+from ..errors import InvalidValueError, refuse
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from ..models.pipeline_call import whole
@@ -191,9 +191,9 @@ class Keep:
                 "dtype, torch.float16 say."
             )
         if refine not in (None, "self"):
-            raise OptionError("refine", refine, "pass 'self', or None for the maps as they are.")
+            raise refuse("refine", refine, "'self', or None for the maps as they are")
         if space not in get_args(Space):
-            raise OptionError("space", space, "pass one of {0}.", ", ".join(get_args(Space)))
+            raise refuse("space", space, get_args(Space))
         scores = space in Z_SCORES
         if lists is not None and scores and min(len(set(columns)) for columns in lists) < 2:
             raise InvalidValueError(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from ..errors import InvalidValueError, OptionError
+from ..errors import InvalidValueError, OptionError, refuse
 from ..models.guidance import Branch, Order
 from ..models.layers import Denoiser, is_own, unwrapped
 
@@ -30,17 +30,18 @@ def check_options(
         ValueError: one does not; or a part of the model alone is in this process.
     """
     if guidance not in ("auto", *TOLD):
-        raise OptionError("guidance", guidance, "pass 'auto', 'batch', 'passes' or None.")
+        raise refuse("guidance", guidance, ("auto", *TOLD))
     if latent_size is not None and not _needs_size(denoiser):
-        text = "a {0} knows its own. Leave it out."
-        raise OptionError("latent_size", latent_size, text, type(denoiser.model).__name__)
+        text = f"a {type(denoiser.model).__name__} knows its own. Leave it out."
+        raise OptionError("latent_size", latent_size, text)
     knows = denoiser.pipeline is not None or guidance in ("batch", "passes")
     if branch not in BRANCHES or (branch != "conditional" and not knows):
         text = (
-            "pass one of {0}; on a model without its pipeline only 'conditional', which keeps "
-            "every row, or say with guidance= where the unconditional rows are."
+            f"pass one of {', '.join(BRANCHES)}; on a model without its pipeline only "
+            "'conditional', which keeps every row, or say with guidance= where the unconditional "
+            "rows are."
         )
-        raise OptionError("branch", branch, text, ", ".join(BRANCHES))
+        raise OptionError("branch", branch, text)
     _refuse_shards(denoiser.model)
 
 
@@ -50,12 +51,12 @@ def refuse_both_in_turn(denoiser: Denoiser) -> None:
     Raises:
         ValueError: always.
     """
+    kind = type(denoiser.pipeline or denoiser.model).__name__
     text = (
-        "a {0} runs the prompt and the negative prompt in turn. Nest two captures, one with "
+        f"a {kind} runs the prompt and the negative prompt in turn. Nest two captures, one with "
         "branch='unconditional'."
     )
-    kind = type(denoiser.pipeline or denoiser.model).__name__
-    raise OptionError("branch", "both", text, kind)
+    raise OptionError("branch", "both", text)
 
 
 def _needs_size(denoiser: Denoiser) -> bool:

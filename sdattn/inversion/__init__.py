@@ -1,7 +1,7 @@
-"""An image back to its noise, or shown to the model as noised as it likes.
+"""Inversion of a real image to its noise, and showing the model an image at any noise level.
 
-`images` makes an image what a pipeline can take; `schedules` says whether its model removes
-noise (`ddim`) or follows a flow (`flow`); `stand_ins` puts schedulers in a pipeline for a run.
-`invert` goes up the steps from an image and, under guidance, optimises the unconditional states
-(`nulltext`), so that an edit begins where the image came from.
+`images` fits an image to a pipeline; `schedules` says whether its model removes noise (`ddim`) or
+follows a flow (`flow`); `stand_ins` replaces a pipeline's scheduler for one run. `invert` goes up
+the steps from an image and, under guidance, optimises the unconditional states (`nulltext`), so
+that an edit starts from that image.
 """

@@ -5,39 +5,39 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ..models.pipeline import Pipeline
+
 
 class DDIM:
-    """The steps of DDIM for a pipeline whose model removes noise from latents.
-
-    Args:
-        pipe: of diffusers; whatever its scheduler, of that the betas are used.
-    """
+    """DDIM steps for a pipeline whose model removes noise from latents; only the betas of its
+    scheduler are used."""
 
     null_text, refinements = True, 3
 
-    def __init__(self, pipe: Any):
+    def __init__(self, pipe: Pipeline):
         self.config = pipe.scheduler.config
         self.betas = self.down()  # add_noise needs no steps
 
     def down(self) -> Any:
-        """DDIM itself; without clipping, which has no inverse."""
+        """Return a DDIM scheduler, without clipping, which has no inverse."""
         from diffusers import DDIMScheduler
 
         return DDIMScheduler.from_config(self.config, clip_sample=False, thresholding=False)
 
     def timesteps(self, at: list[int]) -> Tensor:
-        """Timesteps as the model gets them."""
+        """Return timesteps as the model gets them."""
         return torch.tensor(at)
 
     def mix(self, latents: Tensor, noise: Tensor, at: int) -> Tensor:
-        """``sqrt(abar_t) x0 + sqrt(1 - abar_t) eps`` (Ho et al. 2020, eq. 4), float32."""
+        """Return ``sqrt(abar_t) x0 + sqrt(1 - abar_t) eps`` (Ho et al. 2020, eq. 4), float32."""
         times = torch.tensor([at], device=latents.device)
         mixed: Tensor = self.betas.add_noise(latents, noise, times)
         return mixed
 
     @staticmethod
-    def factors(down: Any, timestep: Any) -> tuple[Tensor, Tensor]:
-        """a and b of the step from a timestep, see :class:`sdattn.inversion.stand_ins.Upwards`."""
+    def factors(down: Any, timestep: Tensor) -> tuple[Tensor, Tensor]:
+        """Return a and b of the step from a timestep, see
+        :class:`sdattn.inversion.stand_ins.Upwards`."""
         # The step is linear, so two steps of numbers show both.
         unit, zero = torch.ones(()), torch.zeros(())
         a = down.step(zero, timestep, unit).prev_sample

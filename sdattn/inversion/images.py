@@ -1,4 +1,4 @@
-"""An image of the user's own, made what a pipeline can take, and its latent."""
+"""Fitting the user's image to a pipeline, and its latent."""
 
 import math
 from collections.abc import Sequence
@@ -12,20 +12,17 @@ from torch import Tensor
 
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models.families import image_latents_of
+from ..models.pipeline import Pipeline
 from ..models.sizes import default_size, size_unit
 
-LONGEST_SIDE = 1536  # pixels of an image that is kept to be shown
+LONGEST_SIDE = 1536  # pixels of an image kept for display
 
 
-def fit(pipe: Any, image: Any) -> Image.Image:
-    """The image upright by its EXIF tag, RGB (transparency is dropped), scaled in proportion to
-    about as many pixels as the pipeline makes by default, and cropped evenly to the nearest sides
-    that the pipeline can make.
-
-    Raises:
-        TypeError: ``image`` is no PIL image.
-        ValueError: it has no pixels, or a mode whose white is not known.
-    """
+def fit(pipe: Pipeline, image: Any) -> Image.Image:
+    """Return the image upright by its EXIF tag, RGB (transparency is dropped), scaled in proportion
+    to about as many pixels as the pipeline makes by default, and cropped evenly to the nearest
+    sides that the pipeline can make. Raise TypeError unless it is a PIL image, ValueError if it has
+    no pixels, or a mode without a known white."""
     if not isinstance(image, Image.Image):
         raise InvalidTypeError(
             f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path)."
@@ -34,20 +31,20 @@ def fit(pipe: Any, image: Any) -> Image.Image:
         raise InvalidValueError(f"The image is {image.size} pixels. Pass one that has some.")
     image = upright(image)
     unit = size_unit(pipe)
-    # As many pixels as the model was trained on; the cut to whole units takes the middle.
+    # As many pixels as the model was trained on; the crop to whole units takes the middle.
     scale = math.sqrt(math.prod(default_size(pipe)) / (image.width * image.height))
     width, height = (max(1, round(side * scale / unit)) * unit for side in image.size)
     return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """The image upright by its EXIF tag, RGB."""
+    """Return the image upright by its EXIF tag, RGB."""
     return _rgb(ImageOps.exif_transpose(image))
 
 
 def at_own_size(image: Image.Image, fitted: Image.Image) -> Image.Image:
-    """The part of an image that :func:`fit` took, as fine as it was: in the proportions of
-    ``fitted``, at least its size, and at most ``LONGEST_SIDE`` pixels on the longer side."""
+    """Return the part of an image that :func:`fit` used, at its original resolution: in the
+    proportions of ``fitted``, at least its size, and at most ``LONGEST_SIDE`` pixels long."""
     image = upright(image)
     held = min(image.width / fitted.width, image.height / fitted.height)
     scale = max(1.0, min(held, LONGEST_SIDE / max(fitted.size)))
@@ -58,7 +55,7 @@ def at_own_size(image: Image.Image, fitted: Image.Image) -> Image.Image:
 def _rgb(image: Image.Image) -> Image.Image:
     if image.mode in ("I", "F"):
         raise InvalidValueError(
-            f"The image has mode {image.mode}, in which any number may be white. Pass one of 8 or "
+            f"The image has mode {image.mode}, in which white is not defined. Pass one of 8 or "
             "16 bits: mode L, I;16 or RGB."
         )
     if image.mode.startswith("I;16"):  # Pillow would cut off all above 255
@@ -67,20 +64,17 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 
 @torch.no_grad()
-def encode(pipe: Any, images: Sequence[Image.Image]) -> Tensor:
-    """The latents that a text-to-image pipeline decodes to the images, all of one size.
-
-    Returns:
-        float32 ``[B, C, rows, cols]`` or packed ``[B, patches, C]``, as the pipeline's call takes
-        them, on its device.
-    """
+def encode(pipe: Pipeline, images: Sequence[Image.Image]) -> Tensor:
+    """Return the latents that a text-to-image pipeline decodes to the images, all of one size:
+    float32 ``[B, C, rows, cols]`` or packed ``[B, patches, C]``, as the pipeline's call takes
+    them."""
     vae, dtype, encoded = pipe.vae, pipe.vae.dtype, image_latents_of(pipe).encode
     with ExitStack() as undo:
         if dtype != torch.float32:  # SDXL's overflows in float16
             undo.callback(vae.to, dtype)
             vae.to(torch.float32)
         found = []
-        for image in images:  # one at a time, for as little memory as that takes
+        for image in images:  # one at a time, to save memory
             pixels = pipe.image_processor.preprocess(image)  # [1, 3, H, W]
             found.append(encoded(pipe, pixels.to(pipe._execution_device)))
     return torch.cat(found)

@@ -1,13 +1,13 @@
-"""The noise behind a real image, with which it can be edited like a generated one.
+"""Inversion: find the noise of a real image, so that it can be edited like a generated one.
 
     inversion = invert(pipe, image, "a red circle")
     with inversion.replay(pipe):
         image, edit = pipe([inversion.prompt, "a red star"], **inversion.options(2)).images
 
 DDIM run upwards finds noise that leads back to the image without guidance (Song et al. 2020);
-null-text optimisation finds unconditional text states with which it also does so under guidance
+null-text optimisation finds unconditional text states that also lead back under guidance
 (Mokady et al. 2022, "Null-text Inversion for Editing Real Images using Guided Diffusion Models").
-Of Stable Diffusion 3 the steps are Euler's along the flow, and there is no null-text optimisation.
+Stable Diffusion 3 uses Euler steps along the flow, without null-text optimisation.
 """
 
 import math
@@ -21,23 +21,22 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import InvalidValueError, Message, OptionError, RunError, option_names
+from ..errors import InvalidValueError, OptionError, RunError, option_names, refuse
 from ..models.denoiser_call import arguments
 from ..models.families import image_latents_of, unguided_options
 from ..models.layers import find_denoiser
+from ..models.pipeline import Model, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from .images import encode, fit
 from .nulltext import guided_rows, optimise, replaced_rows
 from .schedules import schedule_of
-from .stand_ins import Upwards, in_place
-
-Kwargs = dict[str, Any]
+from .stand_ins import Kwargs, Upwards, in_place
 
 
 @dataclass(eq=False)
 class Inversion:
-    """The way from an image to its noise, and what it takes to come back.
+    """The path from an image to its noise, and the settings to come back.
 
     Attributes:
         prompt: the description of the image.
@@ -46,8 +45,8 @@ class Inversion:
             is the image's latent, the last one its noise.
         null_states: float32 ``[steps, T, width]``, the unconditional text states in the order of
             sampling (the noisiest step first); None without null-text optimisation.
-        guidance_scale, num_inference_steps: what it was made for.
-        call: further options of the pipeline's call, ``{"max_sequence_length": 8}`` say.
+        guidance_scale, num_inference_steps: settings of the replay.
+        call: further arguments of the pipeline's call, for example ``{"max_sequence_length": 8}``.
     """
 
     prompt: str
@@ -60,33 +59,33 @@ class Inversion:
 
     @property
     def noise(self) -> Tensor:
-        """The latents to start from, ``[1, C, rows, cols]``."""
+        """Latents to start from, ``[1, C, rows, cols]``."""
         return self.trajectory[-1:]
 
     def options(self, images: int = 1) -> Kwargs:
-        """What to call the pipeline with inside :meth:`replay`, for ``images`` images in all."""
+        """Return the arguments for the pipeline's call in :meth:`replay`, for ``images`` images."""
         (width, height), steps = self.image.size, self.num_inference_steps
         sizes = {"latents": self.noise.repeat(images, 1, 1, 1), "height": height, "width": width}
         scale = {"num_inference_steps": steps, "guidance_scale": self.guidance_scale}
         return {**self.call, **sizes, **scale}
 
     @contextmanager
-    def replay(self, pipe: Any) -> Iterator[None]:
-        """Inside, one run of the pipeline with :meth:`options` goes back down the trajectory.
+    def replay(self, pipe: Pipeline) -> Iterator[None]:
+        """Make one run of the pipeline with :meth:`options` go back down the trajectory.
 
-        Meanwhile the pipeline has the scheduler whose steps were inverted, and with null-text
-        optimisation the unconditional rows of each call of its UNet hold the null-text state of
-        that step, so that a negative prompt has no effect. On leaving, by any way, the scheduler is
-        the very object it was.
+        Inside the block the pipeline has the scheduler whose steps were inverted. With null-text
+        optimisation the unconditional rows of each UNet call hold the null-text state of that step,
+        so a negative prompt has no effect. On exit, also after an error, the pipeline gets its
+        scheduler back.
 
         Raises:
             ValueError: before the first step: no guidance, or text states of another shape than
-                those of the pipeline that was inverted.
+                in the pipeline that was inverted.
             RuntimeError: another number of steps, or a second run; on leaving, no run at all.
         """
         calls = 0
 
-        def before_pass(_: Any, args: Any, kwargs: Kwargs) -> Any:
+        def before_pass(_: object, args: object, kwargs: Kwargs) -> object:
             nonlocal calls
             text, steps = kwargs["encoder_hidden_states"], len(pipe.scheduler.timesteps)
             self._check_call(calls, steps, text)
@@ -119,7 +118,7 @@ class Inversion:
 @one_at_a_time
 @torch.inference_mode(False)
 def invert(
-    pipe: Any,
+    pipe: Pipeline,
     image: Image.Image,
     prompt: str,
     *,
@@ -136,25 +135,26 @@ def invert(
     To see what the words attend to in the image, capture its replay, not the inversion.
 
     Args:
-        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL or SD3. Whatever its scheduler,
-            inversion takes DDIM steps on the same noise schedule, for SD3 Euler's.
+        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL or SD3. With any scheduler, inversion
+            takes DDIM steps (Euler steps for SD3) on its noise schedule.
         image: any size and mode; see :func:`sdattn.inversion.images.fit`.
-        prompt: what the image shows, with the words that are to be edited.
-        num_inference_steps, guidance_scale: of the replay; there is no guidance on the way up. The
-            scale is 7.5 by default; 1, which is none, where nothing is optimised for it (SD3).
-        null_text: by default for UNets; joint attention has none.
-        inner_steps: of the optimiser in each step, at most; each costs a pass with gradients.
-        learning_rate: of Adam in the first step, falling to half. The default is the paper's, for
+        prompt: description of the image, with the words to be edited.
+        num_inference_steps, guidance_scale: settings of the replay; there is no guidance on the way
+            up. The default scale is 7.5, or 1 (no guidance) without null-text states (SD3).
+        null_text: whether to optimise null-text states (default: yes for UNets; joint attention
+            has none).
+        inner_steps: maximum optimiser steps per step; each costs a pass with gradients.
+        learning_rate: Adam's in the first step, falling to half. The default is the paper's, for
             50 steps; fewer steps need more: 5e-2 for the demo model's 20.
         refinements: further passes in each step up, which make it the exact inverse of the step
-            down. With 0 it is plain DDIM inversion, whose noise is off the more, the fewer steps.
-            By default 3, for SD3 1: there more drift apart in the noisiest steps.
-        options: handed to the pipeline on the way up and in the replay, ``max_sequence_length``
-            say; a demo model's own by default.
+            down. 0 is plain DDIM inversion, whose noise is less accurate with fewer steps.
+            Default: 3, or 1 for SD3, where more drift apart in the noisiest steps.
+        options: arguments for the pipeline on the way up and in the replay, for example
+            ``max_sequence_length``; a demo model has its own defaults.
 
     Raises:
-        TypeError: another kind of pipeline, or ``image`` is no PIL image.
-        ValueError: an empty image or prompt, or a setting that cannot be.
+        TypeError: another kind of pipeline, or ``image`` is not a PIL image.
+        ValueError: an empty image or prompt, or a setting out of range.
         RuntimeError: the latents stopped being finite.
     """
     schedule = schedule_of(pipe)
@@ -177,7 +177,7 @@ def invert(
 
 
 def psnr(image: Image.Image, other: Image.Image) -> float:
-    """Peak signal-to-noise ratio in decibels over uint8 RGB; infinite where all pixels agree.
+    """Return the peak signal-to-noise ratio in decibels over uint8 RGB; infinite for equal images.
 
     Raises:
         ValueError: the images differ in size.
@@ -191,45 +191,39 @@ def psnr(image: Image.Image, other: Image.Image) -> float:
     return 10 * math.log10(255**2 / error) if error else math.inf
 
 
-def _check(pipe: Any, steps: int, guidance: float, null_text: bool, inner: int) -> None:
+def _check(pipe: Pipeline, steps: int, guidance: float, null_text: bool, inner: int) -> None:
     image_latents_of(pipe, invertible=True)
     if null_text and not schedule_of(pipe).null_text:
         text = (
-            "a {0} has no null-text optimisation: it was made for the cross-attention of UNets. "
-            "Leave it out."
+            f"a {type(pipe).__name__} has no null-text optimisation: it was made for the "
+            "cross-attention of UNets. Leave it out."
         )
-        raise OptionError("null_text", null_text, text, type(pipe).__name__)
+        raise OptionError("null_text", null_text, text)
     most = pipe.scheduler.config.num_train_timesteps
     if not 1 <= steps <= most:
-        raise OptionError(
-            "num_inference_steps", steps, "pass 1 to {0}, the scheduler's most.", most
-        )
+        raise refuse("num_inference_steps", steps, f"1 to {most}, the scheduler's most")
     if not (1 if null_text else -math.inf) < guidance < math.inf:
-        raise OptionError(
-            "guidance_scale", guidance, "pass a number above 1, or {null_text=False}."
-        )
+        raise refuse("guidance_scale", guidance, "a number above 1, or `null_text=False`")
     if inner < 1:
-        raise OptionError("inner_steps", inner, "pass at least 1, or {null_text=False}.")
+        raise refuse("inner_steps", inner, "at least 1, or `null_text=False`")
 
 
-def _checked_call(pipe: Any, options: Kwargs) -> Kwargs:
-    """Further options of the pipeline's call, a demo model's own among them."""
+def _checked_call(pipe: Pipeline, options: Kwargs) -> Kwargs:
+    """Return the checked further arguments of the pipeline's call, with a demo model's own."""
     decided = {"latents", "height", "width", "sigmas", "num_images_per_prompt"}
     if taken := sorted(name for name in options if name in decided or name.startswith("negative_")):
-        raise InvalidValueError(
-            Message(f"The inversion decides on {option_names(taken)}. Leave it out.")
-        )
+        raise InvalidValueError(f"The inversion decides on {option_names(taken)}. Leave it out.")
     # A demo model's own options are among these, also those that the inversion was asked for.
     own = ("num_inference_steps", "guidance_scale")
     return {name: one for name, one in checked_options(pipe, options).items() if name not in own}
 
 
-def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
-    """Run the pipeline from the image's latent to noise; ``[steps + 1, C, rows, cols]``."""
+def _climb(pipe: Pipeline, found: Inversion, refinements: int) -> Tensor:
+    """Run the pipeline from the image's latent to noise; return ``[steps + 1, C, rows, cols]``."""
     schedule, family = schedule_of(pipe), find_denoiser(pipe).family
     trajectory, scheduler = [found.noise], Upwards(schedule.down(), schedule.factors)
 
-    def before_pass(model: Any, args: Any, kwargs: Kwargs) -> Any:
+    def before_pass(model: Model, args: tuple[object, ...], kwargs: Kwargs) -> object:
         # A step up takes the model's output at its own end, which is not known yet: guess it, step,
         # and take where that leads as the next guess.
         given = arguments(model, args, kwargs)
@@ -240,7 +234,9 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
             (guess,) = scheduler.step(output, given["timestep"].flatten()[0], latents)
         return family.with_latents(args, kwargs, guess)
 
-    def keep(_: Any, step: int, timestep: Any, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def keep(
+        _: object, step: int, timestep: Tensor, tensors: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
         if not tensors["latents"].isfinite().all():
             other = "" if found.noise.dtype == torch.float32 else "float32, or "
             raise RunError(
@@ -252,5 +248,5 @@ def _climb(pipe: Any, found: Inversion, refinements: int) -> Tensor:
 
     options = {**found.options(), **unguided_options(pipe), "output_type": "latent"}
     with named_bar(pipe, "inverting"), in_place(pipe, scheduler, before_pass):
-        pipe(found.prompt, callback_on_step_end=keep, **options)
+        pipe.__call__(found.prompt, callback_on_step_end=keep, **options)
     return torch.cat(trajectory)

@@ -14,36 +14,36 @@ from torch import Tensor
 
 from ..errors import OptionError
 from ..models.guidance import Branch, branch_order, branch_rows
+from ..models.pipeline import Model, Pipeline
 from ..models.pipeline_call import named_bar
 from .ddim import DDIM
-from .stand_ins import in_place
+from .stand_ins import Kwargs, in_place
 
-# The paper's code starts here and grows to 1e-3, which ends the last steps short of the image.
+# The paper's code starts here and grows to 1e-3, which stops the last steps short of the image.
 ENOUGH = 1e-5
 
-Kwargs = dict[str, Any]
 Landing = Callable[[Tensor], Tensor]
 
 
 def optimise(
-    pipe: Any,
+    pipe: Pipeline,
     prompt: str,
     trajectory: Tensor,
     options: Kwargs,
     inner_steps: int,
     learning_rate: float,
 ) -> Tensor:
-    """Algorithm 1 of Mokady et al. 2022 inside one guided run; float32 ``[steps, T, width]``.
+    """Run algorithm 1 of Mokady et al. 2022 inside one guided run; float32 ``[steps, T, width]``.
 
     Before each call of the UNet the unconditional state is moved until the step lands on the
     trajectory; the run goes on with that state.
     """
     states: list[Tensor] = []
 
-    def before_pass(unet: Any, args: Any, kwargs: Kwargs) -> Any:
+    def before_pass(unet: Model, args: tuple[Any, ...], kwargs: Kwargs) -> object:
         text, target = kwargs["encoder_hidden_states"], trajectory[-2 - len(states)]
         rows = guided_rows(pipe, len(text))
-        # Each step begins with the state of the one before, as in the paper.
+        # Each step starts with the state of the previous one, as in the paper.
         state = states[-1] if states else text[rows["unconditional"]].float()
         done = len(states) / (len(trajectory) - 1)
         rate = learning_rate * (1 - done / 2)  # at 50 steps 1 - i/100, as in the paper's code
@@ -59,15 +59,18 @@ def optimise(
         for weight in pipe.unet.parameters():
             undo.callback(weight.requires_grad_, weight.requires_grad)
             weight.requires_grad_(False)
-        pipe(prompt, output_type="latent", **options)
+        pipe.__call__(prompt, output_type="latent", **options)
     return torch.cat(states)
 
 
-def _landing(pipe: Any, unet: Any, args: Any, kwargs: Kwargs, rows: dict[Branch, slice]) -> Landing:
-    """Where the guided step lands, float32, as a function of the unconditional text state."""
+def _landing(
+    pipe: Pipeline, unet: Model, args: tuple[Any, ...], kwargs: Kwargs, rows: dict[Branch, slice]
+) -> Landing:
+    """Return the landing point of the guided step, float32, as a function of the unconditional
+    text state."""
     latents, timestep = args
 
-    def predict(branch: Branch, **changed: Tensor) -> Tensor:  # forward() passes the hooks by
+    def predict(branch: Branch, **changed: Tensor) -> Tensor:  # forward() skips the hooks
         mine = {**_rows_of(kwargs, rows[branch], len(latents)), **changed}
         return unet.forward(latents[rows[branch]], timestep, **mine)[0].float()
 
@@ -82,7 +85,7 @@ def _landing(pipe: Any, unet: Any, args: Any, kwargs: Kwargs, rows: dict[Branch,
 
 
 def _descend(landing: Landing, target: Tensor, state: Tensor, steps: int, rate: float) -> Tensor:
-    """The best state that Adam comes by; it ends early at a mean squared error below ENOUGH."""
+    """Return Adam's best state; it stops early at a mean squared error below ENOUGH."""
     state = state.clone().requires_grad_()
     adam = torch.optim.Adam([state], lr=rate)
     best, least = state.detach().clone(), math.inf
@@ -93,24 +96,24 @@ def _descend(landing: Landing, target: Tensor, state: Tensor, steps: int, rate: 
         if loss < ENOUGH or step == steps:
             break
         adam.zero_grad()
-        squares.sum().backward()  # Adam needs no scale, and in float16 a mean's gradient is 0
+        squares.sum().backward()  # Adam is scale-free, and in float16 a mean's gradient is 0
         adam.step()
     return best
 
 
-def guided_rows(pipe: Any, batch: int) -> dict[Branch, slice]:
+def guided_rows(pipe: Pipeline, batch: int) -> dict[Branch, slice]:
     rows = branch_rows(branch_order(pipe), batch)
     if "unconditional" not in rows:
         text = (
-            "this run has no unconditional rows for the null-text states. Pass a scale above 1; "
-            "a distilled model takes no guidance."
+            "this run has no unconditional rows for the null-text states. Pass a scale above 1; a "
+            "distilled model takes no guidance."
         )
         raise OptionError("guidance_scale", pipe.guidance_scale, text)
     return rows
 
 
 def _rows_of(value: Any, rows: slice, batch: int) -> Any:
-    """The chosen rows of all tensors that have one for each row of the batch."""
+    """Return the chosen rows of all tensors that have one for each row of the batch."""
     if isinstance(value, dict):
         return {name: _rows_of(held, rows, batch) for name, held in value.items()}
     has_rows = isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch

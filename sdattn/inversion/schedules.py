@@ -1,17 +1,12 @@
-"""Which noise schedule a pipeline's model was trained on."""
-
-from typing import Any
+"""The noise schedule that a pipeline's model was trained on."""
 
 from ..models.families import image_latents_of
+from ..models.pipeline import Pipeline
 from .ddim import DDIM
 from .flow import Flow
 
 
-def schedule_of(pipe: Any) -> DDIM | Flow:
-    """DDIM's steps or a flow's, as the pipeline's family says.
-
-    Raises:
-        TypeError: a pipeline that makes its image of more than noise and prompts, or of a family
-            whose latents are not known.
-    """
+def schedule_of(pipe: Pipeline) -> DDIM | Flow:
+    """Return DDIM's steps or a flow's, as the pipeline's family says; raise TypeError if that is
+    unknown, or a pipeline needs more than noise and prompts."""
     return Flow(pipe) if image_latents_of(pipe).noise == "flow" else DDIM(pipe)

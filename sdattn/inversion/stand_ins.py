@@ -1,10 +1,10 @@
-"""Schedulers that stand in a pipeline's place for one run, and take its scheduler's calls.
+"""Schedulers that replace a pipeline's own for one run.
 
-with in_place(pipe, scheduler, before_pass):    the scheduler there, and a hook of the model
+with in_place(pipe, scheduler, before_pass):    sets the scheduler, and a hook on the model
     pipe(...)
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
@@ -12,13 +12,16 @@ import torch
 from torch import Tensor
 
 from ..models.layers import find_denoiser
+from ..models.pipeline import Given, Model, Pipeline
 
 Kwargs = dict[str, Any]
 
 
 @contextmanager
-def in_place(pipe: Any, scheduler: Any, before_pass: Any = None) -> Iterator[None]:
-    """Put a scheduler and perhaps a pre-hook of the denoiser in place, and take both out again."""
+def in_place(
+    pipe: Pipeline, scheduler: Any, before_pass: Callable[..., object] | None = None
+) -> Iterator[None]:
+    """Set a scheduler and optionally a pre-hook of the denoiser, and take both out again."""
     with ExitStack() as undo:
         undo.callback(setattr, pipe, "scheduler", pipe.scheduler)
         pipe.scheduler = scheduler
@@ -32,11 +35,8 @@ def in_place(pipe: Any, scheduler: Any, before_pass: Any = None) -> Iterator[Non
 
 
 class StandIn:
-    """What a pipeline asks of its scheduler, of whatever family.
-
-    Args:
-        config: of the scheduler whose place it takes.
-    """
+    """Scheduler interface that pipelines of any family call, with the configuration of the
+    scheduler that it replaces."""
 
     order, init_noise_sigma = 1, 1.0
     timesteps: Tensor
@@ -45,19 +45,19 @@ class StandIn:
         self.config = config
 
     def set_begin_index(self, begin_index: int = 0) -> None:
-        """Every run begins with the first step."""
+        """Ignore it: every run begins with the first step."""
 
-    def scale_model_input(self, sample: Tensor, timestep: Any) -> Tensor:
+    def scale_model_input(self, sample: Tensor, timestep: object) -> Tensor:
         return sample
 
 
 class Noised(StandIn):
-    """A scheduler with which a pipeline stays at its latents and shows them to the model noised.
+    """A scheduler that keeps the latents unchanged and shows them to the model with noise.
 
     Args:
-        config: of the scheduler whose place it takes.
-        mix: latents and noise at a timestep, such as :meth:`sdattn.inversion.flow.Flow.mix`.
-        timesteps: to be shown, whatever number of steps is asked for.
+        config: configuration of the scheduler that it replaces.
+        mix: mixes latents and noise at a timestep, as :meth:`sdattn.inversion.flow.Flow.mix`.
+        timesteps: timesteps to show, whatever number of steps is asked for.
         seeds: one for each image of the batch.
     """
 
@@ -71,20 +71,20 @@ class Noised(StandIn):
         super().__init__(config)
         self.timesteps, self.seeds, self.mix = timesteps, seeds, mix
         self.shown = [int(t) for t in timesteps]
-        self.step_index = 0  # by which captures tell steps apart
+        self.step_index = 0  # captures tell steps apart by it
 
     def set_timesteps(
         self,
-        num_inference_steps: Any = None,
-        device: Any = None,
-        sigmas: Any = None,
-        mu: Any = None,
+        num_inference_steps: object = None,
+        device: torch.device | str | None = None,
+        sigmas: object = None,
+        mu: object = None,
     ) -> None:
-        """Whatever is asked for; FLUX asks by ``sigmas`` and ``mu``."""
+        """Ignore the arguments (FLUX passes ``sigmas`` and ``mu``) except the device."""
         self.timesteps = self.timesteps.to(device)
 
     def noised(self, latents: Tensor) -> Tensor:
-        """The latents ``[B, ...]``, a row for each seed, as they are shown in this step."""
+        """Return the latents ``[B, ...]``, one row per seed, with the noise of this step."""
         at, most = self.shown[self.step_index], self.config.num_train_timesteps
         draws = []
         for seed in self.seeds:
@@ -93,17 +93,19 @@ class Noised(StandIn):
         mixed = self.mix(latents.float(), torch.stack(draws).to(latents.device), at)
         return mixed.to(latents.dtype)
 
-    def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
+    def step(
+        self, output: Tensor, timestep: object, sample: Tensor, return_dict: object = None
+    ) -> tuple[Tensor]:
         self.step_index += 1
         return (sample,)
 
 
 @contextmanager
-def noised(pipe: Any, scheduler: Noised) -> Iterator[None]:
-    """Inside, a run of the pipeline shows its latents to the model noised."""
+def noised(pipe: Pipeline, scheduler: Noised) -> Iterator[None]:
+    """Make a run of the pipeline show its latents to the model with noise."""
     family = find_denoiser(pipe).family
 
-    def before_pass(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def before_pass(model: Model, args: tuple[object, ...], kwargs: Given) -> object:
         latents = scheduler.noised(family.latents(model, args, kwargs))
         return family.with_latents(args, kwargs, latents)
 
@@ -115,23 +117,27 @@ class Upwards(StandIn):
     """A scheduler that takes another's steps backwards, from the image to the noise.
 
     A step down is ``x_prev = a x + b f(x)``, linear in the model's output ``f``, so that ``x`` is
-    ``(x_prev - b f(x)) / a``. With ``f(x_prev)`` for ``f(x)`` that is plain inversion (DDIM's: Song
-    et al. 2020, eq. 12); iterated, it is exact (Pan et al. 2023, "Effective Real Image Editing with
+    ``(x_prev - b f(x)) / a``. Using ``f(x_prev)`` for ``f(x)`` is plain inversion (DDIM: Song et
+    al. 2020, eq. 12); iterated, it is exact (Pan et al. 2023, "Effective Real Image Editing with
     Accelerated Iterative Diffusion Inversion").
 
     Args:
-        down: the scheduler whose steps these are.
-        factors: a and b of the step that ``down`` takes from a timestep.
+        down: the scheduler to invert.
+        factors: function that returns a and b of ``down``'s step from a timestep.
     """
 
-    def __init__(self, down: Any, factors: Callable[[Any, Any], tuple[Any, Any]]):
+    def __init__(self, down: Any, factors: Callable[[Any, Tensor], tuple[Tensor | float, Tensor]]):
         super().__init__(down.config)
         self.down, self.factors = down, factors
 
-    def set_timesteps(self, num_inference_steps: Any, device: Any = None, **shift: Any) -> None:
+    def set_timesteps(
+        self, num_inference_steps: object, device: object = None, **shift: object
+    ) -> None:
         self.down.set_timesteps(num_inference_steps, device, **shift)
         self.timesteps = self.down.timesteps.flip(0)
 
-    def step(self, output: Tensor, timestep: Any, sample: Tensor, return_dict: Any = None) -> Any:
+    def step(
+        self, output: Tensor, timestep: Tensor, sample: Tensor, return_dict: object = None
+    ) -> tuple[Tensor]:
         a, b = self.factors(self.down, timestep)
         return (((sample.float() - b * output.float()) / a).to(sample.dtype),)

@@ -1,23 +1,19 @@
-"""The devices of this machine: which to take, and which there are."""
-
-from typing import Any
+"""The devices of this machine, and which one to use."""
 
 import torch
 
 from ..errors import OptionError
+from ..models.pipeline import Pipeline
 
 
 def best_device() -> str:
-    """``"cuda"``, ``"mps"`` or ``"cpu"``, the first that this machine has."""
+    """Return ``"cuda"``, ``"mps"`` or ``"cpu"``, the first that this machine has."""
     return next((kind for kind, number in _gpus().items() if number), "cpu")
 
 
 def checked_device(device: str | torch.device | None) -> torch.device:
-    """The device that is asked for, the best one for None.
-
-    Raises:
-        ValueError: this machine's torch cannot use it, or knows none of that name.
-    """
+    """Return the requested device, or the best one for None; raise ValueError if this machine's
+    torch does not know it or cannot use it."""
     try:
         found = torch.device(device or best_device())
     except RuntimeError:
@@ -28,16 +24,16 @@ def checked_device(device: str | torch.device | None) -> torch.device:
     return found
 
 
-def device_of(pipe: Any) -> torch.device:
-    """Where a pipeline computes; its weights may wait elsewhere (offload)."""
+def device_of(pipe: Pipeline) -> torch.device:
+    """Return the device that a pipeline computes on; its weights may be elsewhere (offload)."""
     found: torch.device = pipe._execution_device
     return found
 
 
-def place(pipe: Any, device: torch.device, offload: str | None) -> Any:
-    """The pipeline on a device; with ``offload`` its weights wait in the CPU's memory, and come
-    when they are needed: ``"model"`` a model at a time, ``"sequential"`` and ``"group"`` a layer,
-    with hooks of accelerate or of diffusers."""
+def place(pipe: Pipeline, device: torch.device, offload: str | None) -> Pipeline:
+    """Move the pipeline to a device; with ``offload`` its weights stay in the CPU's memory and move
+    when needed: ``"model"`` one model at a time, ``"sequential"`` and ``"group"`` one layer, by
+    hooks of accelerate or of diffusers."""
     if offload is None:
         return pipe.to(device)
     if offload == "model":
@@ -45,14 +41,13 @@ def place(pipe: Any, device: torch.device, offload: str | None) -> Any:
     elif offload == "sequential":
         pipe.enable_sequential_cpu_offload(device=device)
     else:
-        # Layers, since a VAE's blocks are not found; no streams, which foresee the layers' order:
+        # Layers, since a VAE's blocks are not found; no streams, which predict the layers' order:
         # capture of another text runs some of them twice.
         pipe.enable_group_offload(device, offload_type="leaf_level")
     return pipe
 
 
 def _gpus() -> dict[str, int]:
-    """How many there are of each kind that is looked for."""
     cuda = torch.cuda.device_count() if torch.cuda.is_available() else 0
     return {"cuda": cuda, "mps": int(torch.backends.mps.is_available())}
 
@@ -70,5 +65,5 @@ def _why_not(kind: str, number: int) -> str:
 def _refusal(device: object, reason: str) -> OptionError:
     gpus = [f"{kind}:{i}" for kind, number in _gpus().items() for i in range(number)]
     here = ", ".join([*gpus, "cpu"])
-    advice = "{0}. This machine has: {1}. Pass one of these, or leave it out for the best."
-    return OptionError("device", str(device), advice, reason, here)
+    text = f"{reason}. This machine has: {here}. Pass one of these, or leave it out for the best."
+    return OptionError("device", str(device), text)

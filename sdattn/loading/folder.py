@@ -1,7 +1,6 @@
-"""`PipelineFolder`: a folder that diffusers saved, judged before anything in it is loaded."""
+"""`PipelineFolder`: a folder that diffusers saved, checked before anything in it is loaded."""
 
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 from ..models.families import family_of, listed
 from ..models.family import Family
 from ..models.layers import what_it_holds
+from ..models.pipeline import Given
 from .index import check_variant, read_index, without_weights
 from .lora import check_takes_lora
 from .options import LoadingOptions
@@ -19,26 +19,16 @@ from .schedulers import fitting_scheduler
 
 @dataclass(frozen=True)
 class PipelineFolder:
-    """A folder, and how its pipeline is to be loaded.
-
-    Attributes:
-        path: of the folder.
-        index: its ``model_index.json``.
-        options: see :class:`LoadingOptions`.
-    """
+    """A folder, its ``model_index.json``, and the options to load its pipeline."""
 
     path: Path
-    index: Mapping[str, Any]
+    index: Given
     options: LoadingOptions
 
     @classmethod
     def judged(cls, path: Path, options: LoadingOptions) -> "PipelineFolder":
-        """Read a folder's index, since diffusers would run code that it names.
-
-        Raises:
-            ValueError: see :func:`read_index`; or the pipeline has no such variant, or takes no
-                LoRA.
-        """
+        """Read a folder's index and check it first, since diffusers would run code that it names;
+        raise ValueError also for a missing variant, or if the pipeline takes no LoRA."""
         found = cls(path, read_index(path), options)
         check_variant(path, options.variant)
         check_takes_lora(found.kind, options)
@@ -52,13 +42,9 @@ class PipelineFolder:
         return getattr(diffusers, self.index["_class_name"])
 
     def parts(self) -> dict[str, Any]:
-        """Return what ``from_pretrained`` is given in place of files: the scheduler, if another is
-        asked for, and None for parts that the pipeline was saved without, which diffusers would
-        miss (SD 3's T5).
-
-        Raises:
-            ValueError: the scheduler does not go with the model.
-        """
+        """Return the parts to pass to ``from_pretrained`` instead of files: the scheduler, if
+        another is requested (ValueError if it does not fit), and None for parts that the pipeline
+        was saved without, which diffusers would miss (SD 3's T5)."""
         taken = inspect.signature(self.kind).parameters
         found: dict[str, Any] = {n: None for n in taken if self.index.get(n) == [None, None]}
         if (name := self.options.scheduler) is not None:
@@ -67,18 +53,14 @@ class PipelineFolder:
         return found
 
     def dtype(self, asked: torch.dtype | None, half: bool) -> torch.dtype:
-        """Return the dtype of the weights: the one asked for, else float32, or with ``half`` the
-        half type that the family's authors use.
-
-        Raises:
-            TypeError: the denoiser is of no known family.
-        """
+        """Return the dtype of the weights: the requested one, else float32, or with ``half`` the
+        half type that the family's authors use. Raise TypeError for an unknown denoiser."""
         family = self._family()
         return asked or (getattr(torch, family.half) if half and family else torch.float32)
 
     def _family(self) -> Family | None:
-        """Return the denoiser's family, before its weights are read, which takes long; None if the
-        index names no denoiser of diffusers."""
+        """Return the denoiser's family, before its weights are read, which takes long, or None if
+        the index names no denoiser of diffusers."""
         import diffusers
 
         for name in ("unet", "transformer"):
@@ -86,7 +68,7 @@ class PipelineFolder:
                 case ["diffusers", str(kind)] if cls := getattr(diffusers, kind, None):
                     if family := listed(cls):
                         return family
-                    # Not by its name: build it without weights and look at its parts.
+                    # Unknown by name: build it without weights and look at its parts.
                     model = without_weights(cls, self.path / name)
                     asked = f"Asked to capture a {self.index['_class_name']}"
                     return family_of(model, f"{asked}, which {what_it_holds(None, model)}")

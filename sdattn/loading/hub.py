@@ -1,4 +1,4 @@
-"""Why something cannot be had from the hub, in the words of who asked for it."""
+"""Why something could not be fetched from the hub, in words for the user."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -8,12 +8,12 @@ from ..errors import AccessError
 # The classes are huggingface_hub's and its HTTP library's, which differs between versions: by name.
 _LOG_IN = "log in with `hf auth login`, or set HF_TOKEN"
 _NOT_REACHED = (
-    "the hub cannot be reached, and this machine's cache does not hold it. Mend the network, or "
-    "pass a folder that is here."
+    "the hub cannot be reached, and this machine's cache does not hold it. Check the connection, "
+    "or pass a local folder."
 )
 _REASONS = {  # the first whose class is in the chain of causes counts
     "GatedRepoError": (
-        f"it is for those only who have accepted its terms. Do so on its page there, and {_LOG_IN}."
+        f"access requires accepting its terms. Do so on its page there, and {_LOG_IN}."
     ),
     "RepositoryNotFoundError": (
         "there is nothing of that name, or it is private. Check the name; if it is private, "
@@ -21,7 +21,7 @@ _REASONS = {  # the first whose class is in the chain of causes counts
     ),
     "OfflineModeIsEnabled": (
         "HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set, and this machine's cache does not hold it. "
-        "Unset that, or pass a folder that is here."
+        "Unset that, or pass a local folder."
     ),
     **dict.fromkeys(("TransportError", "ConnectionError", "Timeout"), _NOT_REACHED),
 }
@@ -29,14 +29,11 @@ _REASONS = {  # the first whose class is in the chain of causes counts
 
 @contextmanager
 def needs_the_hub(what: str) -> Iterator[None]:
-    """Turn any error into one that ``what`` could not be loaded from the hub.
-
-    Raises:
-        OSError: the reason and what to do where the reason is known; else all that was said.
-    """
+    """Turn any error into an OSError that says why ``what`` could not be loaded from the hub, and
+    what to do if the reason is known."""
     try:
         yield
-    except Exception as error:  # httpx, hub and OS errors alike: all mean that it cannot be had
+    except Exception as error:  # from httpx, the hub and the OS alike: it cannot be fetched
         raise AccessError(f"Could not load {what} from the hub: {_reason(error)}") from error
 
 
@@ -49,7 +46,7 @@ def _reason(error: Exception) -> str:
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:
-    """An error and what it was raised from or while, the last first."""
+    """Yield an error and the errors that it was raised from or during, the last first."""
     seen = set[int]()
     while error is not None and id(error) not in seen:
         yield error

@@ -1,7 +1,7 @@
-"""What a folder's ``model_index.json`` names, judged before diffusers reads it.
+"""The contents of a folder's ``model_index.json``, checked before diffusers reads it.
 
-A model is data. diffusers would also run Python that lies in the folder, import a module that the
-index names, and read pickles, which run code: some of its versions without being asked to.
+A model is data. diffusers would also run Python from the folder, import a module that the index
+names, and read pickles, which run code: some of its versions without being asked to.
 """
 
 import json
@@ -11,28 +11,27 @@ from contextlib import contextmanager
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
-from typing import Any, NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ..errors import InvalidValueError, OptionError
 from ..files.terminal import shown
+
+if TYPE_CHECKING:
+    from torch.nn import Module
 
 _LIBRARIES = ("diffusers", "transformers")
 _KINDS = {"ModelMixin", "PreTrainedModel", "SchedulerMixin", "BaseGuidance"}
 _KINDS |= {"PreTrainedTokenizerBase", "FeatureExtractionMixin", "ImageProcessingMixin"}
 _KINDS |= {"ProcessorMixin"}
-_KERNELS = ("attn_implementation", "experts_implementation")  # their names hold no slash otherwise
+_KERNELS = ("attn_implementation", "experts_implementation")  # only a kernel's name has a slash
 _VARIANT = re.compile(r"\.([^.]+?)(?:-\d+-of-\d+)?\.safetensors$")  # model.fp16.safetensors
 _PICKLES = {".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle"}
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """The ``model_index.json`` of a pipeline's folder, which asks for nothing but classes of
-    diffusers and transformers and for weights in safetensors.
-
-    Raises:
-        ValueError: it is no index, asks for code that does not come with these two, or a part of
-            the pipeline has its weights in pickles only.
-    """
+    """Return a pipeline folder's ``model_index.json``; raise ValueError if it is not an index,
+    names classes from elsewhere than diffusers and transformers, or a part has weights only in
+    pickles."""
     index = _object(folder / "model_index.json")
     _check_pipeline(folder, index.get("_class_name"))
     for name, entry in index.items():
@@ -44,7 +43,7 @@ def read_index(folder: Path) -> dict[str, Any]:
 
 @contextmanager
 def named_errors(folder: Path) -> Iterator[None]:
-    """Name the folder in an error of its files that has no message of its own."""
+    """Name the folder in errors from its files that have no message of their own."""
     try:
         yield
     except (KeyError, OverflowError, AssertionError) as error:
@@ -55,32 +54,25 @@ def named_errors(folder: Path) -> Iterator[None]:
 
 
 def check_variant(folder: Path, variant: str | None) -> None:
-    """Refuse a variant of the weights that no part of a folder has.
-
-    Raises:
-        ValueError: the message lists those that there are.
-    """
+    """Raise ValueError for a variant of the weights that no part of a folder has."""
     if variant is None:
         return
     files = [path.name for path in folder.glob("*/*.safetensors")]
     known = {found[1] for name in files if (found := _VARIANT.search(name))}
     if variant not in known:
-        text = "no part of {0} has files of it. " + ("It has {1}." if known else "Leave it out.")
-        raise OptionError("variant", variant, text, folder, ", ".join(sorted(known)))
+        there = f"It has {', '.join(sorted(known))}." if known else "Leave it out."
+        raise OptionError("variant", variant, f"no part of {folder} has files of it. {there}")
 
 
-def as_dtype(dtype: Any) -> dict[str, Any]:
-    """The option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
+def as_dtype(dtype: object) -> dict[str, object]:
+    """Return the option of ``from_pretrained``; diffusers before 0.40 ignores ``dtype``."""
     release = tuple(map(int, version("diffusers").split(".")[:2]))
     return {"dtype" if release >= (0, 40) else "torch_dtype": dtype}
 
 
-def check_whole(folder: Path, models: Mapping[str, Any]) -> None:
-    """Refuse models that have no values for some of their weights.
-
-    Raises:
-        ValueError: names the first weight that the folder's files lack.
-    """
+def check_whole(folder: Path, models: "Mapping[str, Module]") -> None:
+    """Raise ValueError, naming the first weight, for models that have no values for some
+    weights."""
     for name, model in models.items():
         if lost := [key for key, value in model.state_dict().items() if value.is_meta]:
             raise InvalidValueError(
@@ -90,11 +82,11 @@ def check_whole(folder: Path, models: Mapping[str, Any]) -> None:
 
 
 def without_weights(cls: Any, folder: Path, device: str = "meta") -> Any | None:
-    """A model of diffusers or transformers from its ``config.json``, with random weights on any
-    device but meta; None for a class that holds several models and has none."""
+    """Return a model of diffusers or transformers from its ``config.json``, with random weights on
+    any device but meta, or None for a class that holds several models and has no config."""
     import torch
 
-    if hasattr(cls, "config_class"):  # of transformers
+    if hasattr(cls, "config_class"):  # from transformers
         config = cls.config_class.from_pretrained(folder)
         with torch.device(device):
             return cls(config)
@@ -109,7 +101,7 @@ def _object(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
-        raise InvalidValueError(f"{path} is no JSON ({error}). {_ANEW}") from None
+        raise InvalidValueError(f"{path} is not JSON ({error}). {_ANEW}") from None
     if not isinstance(found, dict):
         raise InvalidValueError(f"{path} holds a {type(found).__name__}, not an object. {_ANEW}")
     return found
@@ -118,7 +110,7 @@ def _object(path: Path) -> dict[str, Any]:
 _ANEW = "Get the model's folder again, or save it again with pipe.save_pretrained(folder)."
 
 
-def _check_pipeline(folder: Path, name: Any) -> None:
+def _check_pipeline(folder: Path, name: object) -> None:
     import diffusers
 
     path = folder / "model_index.json"
@@ -136,7 +128,7 @@ def _check_pipeline(folder: Path, name: Any) -> None:
         raise InvalidValueError(
             f"A {name} loads other models that its README names. Load those, each by itself."
         )
-    if (folder / "None.py").exists():  # which diffusers takes for the code of custom_pipeline=None
+    if (folder / "None.py").exists():  # diffusers runs it as the code of custom_pipeline=None
         _refuse_code(folder, "None.py")
 
 
@@ -147,9 +139,9 @@ def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
     if not name.isidentifier() or home is None:
         _refuse_code(path, entry)
     part = folder / name
-    if (part / f"{library}.py").exists():  # which diffusers prefers to the library itself
+    if (part / f"{library}.py").exists():  # diffusers prefers it to the library itself
         _refuse_code(part, f"{library}.py")
-    cls = getattr(home, kind, None)  # diffusers reports a class that is not there
+    cls = getattr(home, kind, None)  # diffusers reports a missing class
     if cls is not None and not _is_one_of(cls, _KINDS):
         _refuse_code(path, entry)
     if not part.is_dir():
@@ -158,8 +150,8 @@ def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
     _check_weights(part)
 
 
-def _is_one_of(cls: Any, kinds: set[str]) -> bool:
-    """Whether it is a class of these, or a stand-in that names the package it needs."""
+def _is_one_of(cls: object, kinds: set[str]) -> bool:
+    """Check for a class of these kinds, or a stand-in that names the package it needs."""
     if not isinstance(cls, type):
         return False
     stands_in = "dummy" in cls.__module__ and not cls.__name__.startswith("Onnx")
@@ -167,25 +159,25 @@ def _is_one_of(cls: Any, kinds: set[str]) -> bool:
 
 
 def _home(library: str) -> ModuleType | None:
-    """Where diffusers looks for the classes of a library; None for one that is foreign."""
+    """Return the module where diffusers looks for a library's classes; None if it is foreign."""
     import diffusers
     import transformers
     from diffusers import pipelines
 
     if library in _LIBRARIES:
         return {"diffusers": diffusers, "transformers": transformers}[library]
-    found = getattr(pipelines, library, None)  # "stable_diffusion", say, of its safety checker
+    found = getattr(pipelines, library, None)  # for example the safety checker's stable_diffusion
     is_its_own = getattr(found, "__name__", "") == f"{pipelines.__name__}.{library}"
     return found if is_its_own and isinstance(found, ModuleType) else None
 
 
 def _check_configs(part: Path) -> None:
-    """Refuse a kernel from the hub, which is code, and a text encoder that is a patch of another
+    """Refuse a kernel from the hub, which is code, and a text encoder that is an adapter to another
     model, fetched from wherever that names."""
     if (part / "adapter_config.json").exists():
         raise InvalidValueError(
             f"{part} holds an adapter (adapter_config.json), which names another model to load. "
-            "Merge it (model.merge_and_unload()) and save the whole."
+            "Merge it (model.merge_and_unload()) and save the whole model."
         )
     if (part / "config.json").is_file():
         for name, value in _pairs(_object(part / "config.json")):
@@ -205,7 +197,7 @@ def _check_weights(part: Path) -> None:
     if pickles and not any(part.glob("*.safetensors")):
         raise InvalidValueError(
             f"{part} holds its weights as {pickles[0]} and not as .safetensors. Pickles are not "
-            "read, since they can run code. If you trust where it comes from, convert it: "
+            "read, since they can run code. If you trust their source, convert them: "
             "diffusers.DiffusionPipeline.from_pretrained(FOLDER, use_safetensors=False)"
             ".save_pretrained(NEW_FOLDER)."
         )
@@ -214,13 +206,14 @@ def _check_weights(part: Path) -> None:
         for file in files.values() if isinstance(files, dict) else [files]:
             if Path(str(file)).name != file or not file.endswith(".safetensors"):
                 raise InvalidValueError(
-                    f"{index} names {shown(file)}, which is no .safetensors file beside it. {_ANEW}"
+                    f"{index} names {shown(file)}, which is not a .safetensors file next to it. "
+                    f"{_ANEW}"
                 )
 
 
 def _refuse_code(where: Path, what: str) -> NoReturn:
     raise InvalidValueError(
-        f"{where} asks for code that is not of diffusers or transformers ({what}). Models are "
-        "loaded as data here, and no code of theirs is run. If you trust it, load the pipeline "
+        f"{where} asks for code that is not part of diffusers or transformers ({what}). Models are "
+        "loaded as data here, and their code is not run. If you trust it, load the pipeline "
         "yourself and pass it to sdattn's functions."
     )

@@ -1,4 +1,4 @@
-"""Parts of the demo models whose weights are those of the first demo."""
+"""Parts of the demo models that share their weights with the first demo."""
 
 from typing import Any
 
@@ -6,17 +6,17 @@ from ..models.demos import DEMO, folder_name
 from .folder import PipelineFolder
 from .index import without_weights
 
-# Parts of a demo, and the parts of the first demo with their weights
+# Parts of a demo, and the parts of the first demo that hold their weights
 LENT = {
     "demo-mmdit": {"vae": "vae", "text_encoder": "text_encoder", "text_encoder_2": "text_encoder"},
     "demo-video": {"vae": "vae", "text_encoder": "text_encoder", "unet": "unet"},
 }
 
 
-def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, Any]:
-    """Return the parts of a demo whose weights the first demo has, on the CPU; none for any other
-    folder. Its own files have what the first demo lacks: configurations, and the projections
-    of the MM-DiT's text encoders."""
+def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
+    """Return the parts of a demo whose weights the first demo has, on the CPU; no parts for any
+    other folder. The demo's own files hold the rest: configurations, and the projections of the
+    MM-DiT's text encoders."""
     import diffusers
     import torch
     import transformers
@@ -32,7 +32,7 @@ def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, Any]:
         ]
         weights = {name: one for file in files for name, one in load_file(file).items()}
         names = {name: name for name in model.state_dict()}
-        # a text encoder's in the files; transformers 5 has some without
+        # the files have a text encoder's prefix; transformers 5 dropped it for some
         names |= {name: before for name in names if (before := f"text_model.{name}") in weights}
         model.load_state_dict({name: weights[saved] for name, saved in names.items()})
         found[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own warns

@@ -1,4 +1,4 @@
-"""LoRAs (Hu et al. 2021) that a pipeline is loaded with, by diffusers and peft."""
+"""LoRAs (Hu et al. 2021) loaded into a pipeline, by diffusers and peft."""
 
 import warnings
 from collections.abc import Iterator, Sequence
@@ -10,6 +10,7 @@ import torch
 from torch import nn
 
 from ..errors import OptionError, SdattnError, is_out_of_memory
+from ..models.pipeline import Pipeline
 from .lora_files import lora_file, read_lora
 from .options import LoadingOptions
 from .weight_files import said_by
@@ -17,14 +18,8 @@ from .weight_files import said_by
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA whose file has been judged.
-
-    Attributes:
-        path: as it was asked for.
-        scale: its factor.
-        file: where it lies.
-        layers: the name of each layer's first matrix.
-    """
+    """A LoRA whose file has been checked: path as the user wrote it, scale, file, and the name of
+    each layer's first matrix."""
 
     path: str
     scale: float
@@ -33,23 +28,14 @@ class Lora:
 
 
 def check_takes_lora(kind: type, options: LoadingOptions) -> None:
-    """Refuse LoRAs of a class of pipelines that diffusers loads none into.
-
-    Raises:
-        ValueError: there are some.
-    """
+    """Raise ValueError for LoRAs if diffusers cannot load any into this class of pipelines."""
     if options.lora and not hasattr(kind, "load_lora_weights"):
-        text = "diffusers loads no LoRA into a {0}. Leave it out."
-        raise OptionError("lora", options.lora[0], text, kind.__name__)
+        text = f"diffusers loads no LoRA into a {kind.__name__}. Leave it out."
+        raise OptionError("lora", options.lora[0], text)
 
 
 def read_loras(options: LoadingOptions) -> list[Lora]:
-    """Return the LoRAs that are asked for, once their files have been judged.
-
-    Raises:
-        ValueError: a file is broken or no LoRA.
-        OSError: one cannot be had from the hub.
-    """
+    """Return the requested LoRAs, after checking their files."""
     found = []
     for path, scale in options.adapters():
         file = lora_file(path)
@@ -57,51 +43,51 @@ def read_loras(options: LoadingOptions) -> list[Lora]:
     return found
 
 
-def load_loras(pipe: Any, loras: Sequence[Lora]) -> None:
-    """Load each LoRA as an adapter, and have them act together, each with its scale.
-
-    Raises:
-        ValueError: something in one of them has no place in this pipeline.
-    """
+def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
+    """Load each LoRA as an adapter, and activate them together, each with its scale; raise
+    ValueError if something in one of them has no place in this pipeline."""
     for number, lora in enumerate(loras):
         name = f"lora_{number}"
         warned = _load(pipe, lora, name)
         held = [part for _, part in _adapted(pipe, name)]
         if not held:
-            text = "nothing in it belongs to a {0}. It is the LoRA of another model."
-            raise OptionError("lora", lora.path, text, type(pipe).__name__)
+            text = (
+                f"nothing in it belongs to a {type(pipe).__name__}. It is the LoRA of another "
+                "model."
+            )
+            raise OptionError("lora", lora.path, text)
         if len(held) < len(lora.layers):
             _refuse_rest(pipe, lora, held, name)
-        for one in warned:  # beside a refusal they would only be noise
+        for one in warned:  # with a refusal they would only be noise
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     if loras:
         names = [f"lora_{number}" for number in range(len(loras))]
         pipe.set_adapters(names, [lora.scale for lora in loras])
         for model in dict(_adapted(pipe, *names)):
-            model.eval()  # peft's layers begin in training, with their dropout
+            model.eval()  # peft's layers start in training mode, with their dropout
 
 
-def _load(pipe: Any, lora: Lora, name: str) -> list[warnings.WarningMessage]:
-    """Load a LoRA, and return what was warned of meanwhile."""
+def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage]:
+    """Load a LoRA, and return the warnings raised meanwhile."""
     folder, given = str(lora.file.parent), {"weight_name": lora.file.name, "adapter_name": name}
     try:
         with warnings.catch_warnings(record=True) as warned:
             warnings.simplefilter("always")
-            # peft warns of a second one
+            # peft warns of a second adapter
             warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
             pipe.load_lora_weights(folder, use_safetensors=True, **given)
         return warned
     except (SdattnError, ImportError, MemoryError):
         raise
-    except Exception as error:  # of any kind: sizes of another model, or names that mean nothing
+    except Exception as error:  # of any kind: another model's sizes, or unknown names
         if is_out_of_memory(error):
             raise
-        text, kind = "it does not fit a {0}: {1}. Pass a LoRA of this model.", type(pipe).__name__
-        raise OptionError("lora", lora.path, text, kind, said_by(error)) from error
+        found = f"it does not fit a {type(pipe).__name__}: {said_by(error)}."
+        raise OptionError("lora", lora.path, f"{found} Pass a LoRA of this model.") from error
 
 
-def _adapted(pipe: Any, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield each layer that has one of these adapters, behind the model that it is part of."""
+def _adapted(pipe: Pipeline, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
+    """Yield each layer that has one of these adapters, after the model that it is part of."""
     for model in pipe.components.values():
         for part in model.modules() if isinstance(model, nn.Module) else ():
             kinds = (getattr(part, kind, ()) for kind in getattr(part, "adapter_layer_names", ()))
@@ -109,12 +95,9 @@ def _adapted(pipe: Any, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
                 yield model, part
 
 
-def _refuse_rest(pipe: Any, lora: Lora, held: list[Any], name: str) -> None:
-    """Refuse a LoRA some of whose layers this pipeline does not have.
-
-    Raises:
-        ValueError: naming one that is known by its values, since diffusers changes names.
-    """
+def _refuse_rest(pipe: Pipeline, lora: Lora, held: list[Any], name: str) -> None:
+    """Raise ValueError for a LoRA with layers that this pipeline does not have, naming one found by
+    its values, since diffusers changes names."""
     from safetensors import safe_open
 
     downs = [part.lora_A[name].weight for part in held if name in getattr(part, "lora_A", ())]
@@ -127,5 +110,8 @@ def _refuse_rest(pipe: Any, lora: Lora, held: list[Any], name: str) -> None:
                 rest.append(layer)
     lost, number = len(lora.layers) - len(held), len(lora.layers)
     which = f" ({rest[0]})" if len(rest) == lost else ""  # else values were changed, too
-    text = "{0} of its {1} layers{2} have no place in a {3}. Pass a LoRA of this model."
-    raise OptionError("lora", lora.path, text, lost, number, which, type(pipe).__name__)
+    text = (
+        f"{lost} of its {number} layers{which} have no place in a {type(pipe).__name__}. Pass a "
+        "LoRA of this model."
+    )
+    raise OptionError("lora", lora.path, text)

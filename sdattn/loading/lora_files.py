@@ -1,6 +1,6 @@
-"""Files of LoRAs, judged before diffusers and peft read them.
+"""LoRA files, checked before diffusers and peft read them.
 
-Both take names for patterns and metadata for a configuration, and pass over what is missing.
+Both use names as patterns and metadata as a configuration, and ignore what is missing.
 """
 
 import json
@@ -18,13 +18,13 @@ from .locating import find_lora
 from .weight_files import WeightFile, read_weights
 
 _STANDARD = "pytorch_lora_weights.safetensors"
-_METADATA = "lora_adapter_metadata"  # where diffusers writes peft's configuration
-# The two matrices of a layer: diffusers and peft call them so, and trainers down and up.
+_METADATA = "lora_adapter_metadata"  # diffusers' key for peft's configuration
+# The two matrices of a layer: lora_A and lora_B in diffusers and peft, down and up in trainers.
 _DOWN = re.compile(r"(?<=[._])(lora_A(?=\.)|down(?=\.weight$))")
 _UP = re.compile(r"(?<=[._])(lora_B(?=\.)|up(?=\.weight$))")
 _OTHER = {"lora_A": "lora_B", "lora_B": "lora_A", "down": "up", "up": "down"}
 _NAME = re.compile(r"[\w.-]{1,400}", re.ASCII)
-_LARGE = re.compile(r"\d{5}")  # diffusers counts up to the numbers in names
+_LARGE = re.compile(r"\d{5}")  # diffusers loops up to the numbers in names
 _QUANTIFIER = re.compile(r"[*+{]|(?<!\()\?")
 _MOST_RANK, _MOST_ALPHA = 65_536, 1e6
 _TOLD = ["peft_type", "task_type", "revision", "peft_version"]
@@ -32,12 +32,8 @@ _TOLD += ["base_model_name_or_path", "auto_mapping"]
 
 
 def lora_file(path: str) -> Path:
-    """Return the file of a LoRA that is a file, a folder or on the hub, from where it is fetched.
-
-    Raises:
-        ValueError: there is none, or several of which none has diffusers' name.
-        OSError: it cannot be had from the hub.
-    """
+    """Return the file of a LoRA that is a file, a folder, or on the hub (then it is fetched); raise
+    ValueError if there is no file, or several and none has diffusers' name."""
     here = find_lora(path)
     if here.is_file():
         return here
@@ -45,7 +41,7 @@ def lora_file(path: str) -> Path:
         return here / _one_of(path, [file.name for file in here.iterdir()])
     from huggingface_hub import hf_hub_download, list_repo_files
 
-    what = f"the LoRA {path!r}, which is no file here,"
+    what = f"the LoRA {path!r}, which is not a local file,"
     with needs_the_hub(what):
         names = list_repo_files(path)
     name = _one_of(path, names)
@@ -54,13 +50,9 @@ def lora_file(path: str) -> Path:
 
 
 def read_lora(file: Path) -> list[str]:
-    """Return the names of a LoRA's first matrices, one a layer, once the file has been judged.
-
-    Raises:
-        ValueError: the file is broken or holds something else; a matrix is alone, or the two of a
-            layer do not go together; a number is not finite; the metadata are no configuration of
-            a LoRA.
-    """
+    """Return the names of a LoRA's first matrices, one per layer. Raise ValueError if the file is
+    broken or holds something else, the two matrices of a layer do not match, a number is not
+    finite, or the metadata are not a LoRA's configuration."""
     weights = read_weights(file)
     for name in weights.entries:
         if not _NAME.fullmatch(name) or _LARGE.search(name):
@@ -87,17 +79,14 @@ def _one_of(path: str, names: list[str]) -> str:
 
 
 def _pairs(weights: WeightFile) -> Iterator[str]:
-    """Yield the first matrix of each layer.
-
-    Raises:
-        ValueError: the second is missing or of another rank.
-    """
+    """Yield the first matrix of each layer; raise ValueError if the second is missing or has
+    another rank."""
     for name, entry in weights.entries.items():
         if not name.endswith(".weight") or not (found := _DOWN.search(name) or _UP.search(name)):
             continue
         other = f"{name[: found.start()]}{_OTHER[found[0]]}{name[found.end() :]}"
         if other not in weights.entries:
-            _refuse(weights.path, f"{shown(name, 200)} without {_OTHER[found[0]]} beside it")
+            _refuse(weights.path, f"{shown(name, 200)} without {_OTHER[found[0]]} next to it")
         if _DOWN.search(name):
             down, up = entry.shape, weights.entries[other].shape
             fits = min(len(down), len(up)) > 1 and down[0] == up[1] and 0 not in (*down, *up)
@@ -128,7 +117,7 @@ def _check_metadata(file: Path, text: str, number: int) -> None:
     try:
         found = json.loads(text)
     except (ValueError, RecursionError) as error:
-        _refuse(file, f"metadata that are no JSON ({type(error).__name__})", error)
+        _refuse(file, f"metadata that are not JSON ({type(error).__name__})", error)
     if not isinstance(found, dict):
         _refuse(file, f"metadata that are a {type(found).__name__}, not an object")
     from peft import LoraConfig
@@ -139,28 +128,27 @@ def _check_metadata(file: Path, text: str, number: int) -> None:
         if field in _FIELDS:
             long = isinstance(value, (list, dict)) and len(value) > most
             known = _FIELDS[field](value) and not long
-        else:  # the default only: others name modules to import, files to read, layers to repeat
+        else:  # only the default: others name modules to import, files to read, layers to repeat
             known = not value or (field in usual and usual[field] == value)
         if not known:
             _refuse(file, f"the metadata {shown(name)}: {shown(value)}, which no LoRA here has")
 
 
-def _are_names(value: Any) -> bool:
+def _are_names(value: object) -> bool:
     if isinstance(value, list):
         return all(isinstance(name, str) and _NAME.fullmatch(name) for name in value)
     return value is None or _is_pattern(value)
 
 
-def _are(check: Callable[[Any], bool], value: Any) -> bool:
-    """Check numbers by the patterns of the layers that they are for."""
+def _are(check: Callable[[Any], bool], value: object) -> bool:
     return isinstance(value, dict) and all(
         _is_pattern(name) and check(number) for name, number in value.items()
     )
 
 
-def _is_pattern(value: Any) -> bool:
-    """Check a regular expression that peft would match with the name of each layer: it must not
-    take long."""
+def _is_pattern(value: object) -> bool:
+    """Check a regular expression that peft would match with the name of each layer: it must be
+    quick."""
     if not isinstance(value, str) or len(value) > 1000:
         return False
     try:
@@ -174,13 +162,13 @@ def _is_number(lowest: float, highest: float, *kinds: type) -> Callable[[Any], b
     return lambda value: type(value) in kinds and lowest <= value <= highest  # NaN is not
 
 
-def _is_flag(value: Any) -> bool:
+def _is_flag(value: object) -> bool:
     return type(value) is bool
 
 
 _is_rank = _is_number(1, _MOST_RANK, int)
 _is_alpha = _is_number(-_MOST_ALPHA, _MOST_ALPHA, int, float)
-_FIELDS: dict[str, Callable[[Any], bool]] = {  # of peft's LoraConfig, that may differ from it
+_FIELDS: dict[str, Callable[[Any], bool]] = {  # fields of peft's LoraConfig that may be set
     "r": _is_rank,
     "lora_alpha": _is_alpha,
     "lora_dropout": lambda value: _is_number(0, 1, int, float)(value) and value < 1,
@@ -189,15 +177,15 @@ _FIELDS: dict[str, Callable[[Any], bool]] = {  # of peft's LoraConfig, that may 
     **dict.fromkeys(("target_modules", "exclude_modules"), _are_names),
     **dict.fromkeys(("use_rslora", "use_dora", "lora_bias", "fan_in_fan_out"), _is_flag),
     "inference_mode": _is_flag,
-    # others change the model's own weights
+    # other values change the model's own weights
     "init_lora_weights": lambda value: _is_flag(value) or value == "gaussian",
-    # told, and not used
+    # informative, not used
     **dict.fromkeys(_TOLD, lambda value: value is None or isinstance(value, (str, dict))),
 }
 
 
 def _refuse(file: Path, found: str, error: Exception | None = None) -> NoReturn:
     raise InvalidValueError(
-        f"{file} is no LoRA that can be loaded: it has {found}. Get the file again, or pass "
+        f"{file} is not a LoRA that can be loaded: it has {found}. Get the file again, or pass "
         "another one."
     ) from error

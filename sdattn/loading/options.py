@@ -1,11 +1,11 @@
-"""`LoadingOptions`: how a model is loaded, beside its name, its device and its dtype.
+"""`LoadingOptions`: how a model is loaded, apart from its name, its device and its dtype.
 
     options = LoadingOptions(lora="style.safetensors:0.8", scheduler="EulerDiscreteScheduler")
-    options.check("owner/name", device)       # refuses, before any weights are read
-    options_of(pipe)                          # those that a pipeline was loaded with
+    options.check("owner/name", device)       # before any weights are read
+    options_of(pipe)                          # the options that a pipeline was loaded with
 
-One object goes from the command line to the loader, to the workers of a batch and into a run's
-``run.json``.
+One object is passed from the command line to the loader, to the workers of a batch and into a
+run's ``run.json``.
 """
 
 from __future__ import annotations
@@ -19,8 +19,9 @@ from typing import Any
 
 import torch
 
-from ..errors import Message, MissingPackageError, OptionError
+from ..errors import MissingPackageError, OptionError, refuse
 from ..files.records import Record
+from ..models.pipeline import Pipeline
 from .locating import find_lora, find_model, is_hub_id
 
 OFFLOADS = ("model", "sequential", "group")
@@ -32,21 +33,21 @@ _PACKAGES = {"8bit": "bitsandbytes", "4bit": "bitsandbytes", GGUF: "gguf"}
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions(Record):
-    """How a model is loaded. Each is None where nothing is asked for.
+    """How a model is loaded. None means the default.
 
     Attributes:
-        variant: of the files of weights, ``"fp16"`` for ``model.fp16.safetensors``.
-        revision: of a model of the hub: a branch, a tag or a commit.
-        lora: ``"PATH"`` or ``"PATH:SCALE"`` each, a ``.safetensors`` file, a folder with one, a hub
-            id, or ``"demo-lora"``; the scale is 1 where it is left out.
+        variant: variant of the weight files, ``"fp16"`` for ``model.fp16.safetensors``.
+        revision: a branch, a tag or a commit of a hub model.
+        lora: ``"PATH"`` or ``"PATH:SCALE"`` each: a ``.safetensors`` file, a folder with one, a hub
+            id, or ``"demo-lora"``; the default scale is 1.
         quantization: ``"8bit"``, ``"4bit"`` or ``"gguf:FILE"``.
-        offload: of :data:`OFFLOADS`.
-        scheduler: the name of a class of diffusers.
-        tokenizer: of a single file, the folder of its tokenizer.
-        config: of a single file, a diffusers folder or a hub id with the settings for it.
+        offload: one of :data:`OFFLOADS`.
+        scheduler: name of a diffusers class.
+        tokenizer: for a single file, the folder of its tokenizer.
+        config: for a single file, a diffusers folder or a hub id with its settings.
 
     Raises:
-        ValueError: a value that cannot be.
+        ValueError: an invalid value.
     """
 
     variant: str | None = None
@@ -67,57 +68,47 @@ class LoadingOptions(Record):
                 object.__setattr__(self, name, str(value))
         list(self.adapters())  # or refuse
         if self.offload not in (None, *OFFLOADS):
-            raise OptionError(
-                "offload", self.offload, "pass one of {0}.", ", ".join(map(repr, OFFLOADS))
-            )
+            raise refuse("offload", self.offload, OFFLOADS)
         asked = self.quantization
         if asked not in (None, *BITS) and not (asked and asked.partition(GGUF)[2]):
-            raise OptionError("quantization", asked, "pass '8bit', '4bit' or 'gguf:FILE'.")
+            raise refuse("quantization", asked, "'8bit', '4bit' or 'gguf:FILE'")
 
     def __bool__(self) -> bool:
         return bool(self.arguments())
 
     def __str__(self) -> str:
-        """``offload model, lora style.safetensors:0.8``."""
+        """Return ``offload model, lora style.safetensors:0.8``."""
         parts = []
         for name, value in self.arguments().items():
             parts += [f"{name} {text}" for text in ([value] if isinstance(value, str) else value)]
         return ", ".join(parts)
 
     def arguments(self) -> dict[str, Any]:
-        """Those of :func:`sdattn.load_pipeline` that are asked for."""
+        """Return the arguments for :func:`sdattn.load_pipeline` that are set."""
         return {e.name: value for e in fields(self) if (value := getattr(self, e.name)) is not None}
 
     @property
     def gguf(self) -> Path | None:
-        """The file of the denoiser's quantized weights."""
+        """File of the denoiser's quantized weights."""
         asked = self.quantization or ""
         return Path(asked.removeprefix(GGUF)).expanduser() if asked.startswith(GGUF) else None
 
     def adapters(self) -> Iterator[tuple[str, float]]:
-        """The path or hub id and the scale of each LoRA.
-
-        Raises:
-            ValueError: none is named, or a scale is not finite.
-        """
+        """Yield the path or hub id and the scale of each LoRA."""
         for text in self.lora or ():
             path, _, number = text.rpartition(":")
             try:
                 scale = float(number)
-            except ValueError:  # a colon of the path, or none
+            except ValueError:  # a colon in the path, or no colon
                 path, scale = text, 1.0
             if not path or not math.isfinite(scale):
-                raise OptionError("lora", text, "pass PATH, or PATH:SCALE with a finite number.")
+                raise refuse("lora", text, "PATH, or PATH:SCALE with a finite number")
             yield path, scale
 
     def check(self, model: str | Path, device: torch.device) -> None:
-        """Refuse what this model, this device or this installation cannot do.
-
-        Raises:
-            FileNotFoundError: a file that is named is not there, or there is no such model.
-            ValueError: options that do not go with the model or the device.
-            ImportError: a package that is needed is not installed.
-        """
+        """Refuse options that this model, this device or this installation cannot support:
+        FileNotFoundError for a missing file or model, ValueError for options that do not fit,
+        ImportError for a package."""
         path = find_model(model)
         self._check_model(model, path)
         self._check_files()
@@ -133,16 +124,16 @@ class LoadingOptions(Record):
     def _check_model(self, model: str | Path, path: Path | None) -> None:
         single = path is not None and path.is_file()
         if self.revision is not None and path is not None:
-            text = "only models of the hub have revisions, and {0} is on this machine."
-            raise OptionError("revision", self.revision, text, model)
+            text = f"only models of the hub have revisions, and {model} is on this machine."
+            raise OptionError("revision", self.revision, text)
         for name in ("variant", "quantization"):
             if single and (value := getattr(self, name)) is not None:
-                text = "{0} is a single file. Pass a diffusers folder, or a hub id."
-                raise OptionError(name, value, text, model)
+                text = f"{model} is a single file. Pass a diffusers folder, or a hub id."
+                raise OptionError(name, value, text)
         for name in ("tokenizer", "config"):
             if not single and (value := getattr(self, name)) is not None:
-                text = "only a single .safetensors file needs one; {0} has its own."
-                raise OptionError(name, value, text, model)
+                text = f"only a single .safetensors file needs one; {model} has its own."
+                raise OptionError(name, value, text)
 
     def _check_files(self) -> None:
         for path, _ in self.adapters():
@@ -150,7 +141,7 @@ class LoadingOptions(Record):
             if here.is_file() and here.suffix != ".safetensors":
                 text = "only .safetensors files are read, since others can run code."
             elif not here.exists() and not is_hub_id(path):
-                text = "there is no such file or folder, and it is no hub id such as owner/name."
+                text = "there is no such file or folder, and it is not a hub id such as owner/name."
             if text:
                 raise OptionError("lora", path, text)
         if self.config is not None:
@@ -159,7 +150,7 @@ class LoadingOptions(Record):
                 text = "there is no model_index.json in it. Pass a folder that diffusers saved."
                 raise OptionError("config", self.config, text)
             if not here.exists() and not is_hub_id(self.config):
-                text = "there is no such folder, and it is no hub id such as owner/name."
+                text = "there is no such folder, and it is not a hub id such as owner/name."
                 raise OptionError("config", self.config, text)
         if self.gguf is not None and not self.gguf.is_file():
             raise OptionError("quantization", self.quantization, "there is no such file.")
@@ -171,22 +162,22 @@ class LoadingOptions(Record):
             needs.append(("quantization", self.quantization, _PACKAGES[kind], "quantization"))
         for option, value, package, extra in needs:
             if find_spec(package) is None:
-                text = f"{{{option}}} needs {{0}}: pip install 'sdattn[{{1}}]'"
-                raise MissingPackageError(Message(text, package, extra, **{option: value}))
+                text = f"`{option}={value!r}` needs {package}: pip install 'sdattn[{extra}]'"
+                raise MissingPackageError(text)
 
 
-def options_of(pipe: Any) -> LoadingOptions | None:
-    """What a pipeline was loaded with by :func:`sdattn.load_pipeline`; None where that is nothing,
-    or is not known."""
+def options_of(pipe: Pipeline) -> LoadingOptions | None:
+    """Return the options that :func:`sdattn.load_pipeline` loaded a pipeline with, or None if there
+    were none or they are unknown."""
     return getattr(pipe, "sdattn_loading", None)
 
 
 def lora_names(options: LoadingOptions | None) -> list[str]:
-    """The path, hub id or name of each LoRA."""
+    """Return the path, hub id or name of each LoRA."""
     return [path for path, _ in options.adapters()] if options else []
 
 
-def note_options(pipe: Any, options: LoadingOptions) -> None:
-    """Have :func:`options_of` say it of this pipeline."""
+def note_options(pipe: Pipeline, options: LoadingOptions) -> None:
+    """Record a pipeline's options for :func:`options_of`."""
     if options:
         pipe.sdattn_loading = options

@@ -1,6 +1,6 @@
 """The outline of a model: its pipeline without the weights, to check prompts and options against.
 
-pipe = outline("demo")                                  # soon, and in next to no memory
+pipe = outline("demo")                                  # quick, and with little memory
 options = checked_options(pipe, {"height": 512})
 prompts = read_prompts(pipe, lines, **options)
 """
@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from ..models.layers import find_denoiser
+from ..models.pipeline import Pipeline
 from .folder import PipelineFolder
 from .index import named_errors, without_weights
 from .locating import download, find_model
@@ -22,29 +23,28 @@ from .quiet import only_errors
 _NO_OPTIONS = LoadingOptions()
 
 
-def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -> Any | None:
-    """A model's pipeline without its weights.
+def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -> Pipeline | None:
+    """Return a model's pipeline without its weights.
 
-    It is of the pipeline's own class and has its own tokenizers, scheduler and processors; its
-    models are of their own classes, as ``config.json`` has them, on torch's meta device. So what
-    asks for classes, configurations and tokens works on it, with the same answers as of the
-    loaded pipeline: :func:`sdattn.models.pipeline_call.checked_options`,
-    :func:`sdattn.read_prompts` and the questions of
+    It has the pipeline's own class, tokenizers, scheduler and processors; its models have their
+    own classes, configured by ``config.json``, on torch's meta device. So everything that needs
+    only classes, configurations and tokens gives the same answers as for the loaded pipeline:
+    :func:`sdattn.models.pipeline_call.checked_options`, :func:`sdattn.read_prompts`,
     :mod:`sdattn.models.sizes` and :mod:`sdattn.models.call_facts`. It cannot be run.
 
     Args:
-        model: as :func:`sdattn.load_pipeline` takes it. Of a hub id all files are fetched, which
-            saves the load from fetching them.
-        options: as the model will be loaded; of these only the scheduler is part of an outline.
+        model: as :func:`sdattn.load_pipeline` takes it. All files of a hub model are fetched, which
+            the load would do anyway.
+        options: options for loading the model; only the scheduler becomes part of an outline.
 
     Returns:
-        The diffusers pipeline; or None for what has no outline but may well load: a single
+        The diffusers pipeline, or None for models without an outline that may still load: a single
         ``.safetensors`` file, and a pipeline with several models in one part, such as two
         ControlNets.
 
     Raises:
-        FileNotFoundError, ValueError, OSError, TypeError: as :func:`sdattn.load_pipeline`. Weights
-            that are missing or broken go unnoticed.
+        FileNotFoundError, ValueError, OSError, TypeError: as :func:`sdattn.load_pipeline`. Missing
+            or broken weights are not noticed.
     """
     path = find_model(model)
     if path is None:
@@ -57,7 +57,7 @@ def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -
     return pipe
 
 
-def _build(path: Path, name: str | Path, options: LoadingOptions) -> Any | None:
+def _build(path: Path, name: str | Path, options: LoadingOptions) -> Pipeline | None:
     import diffusers
 
     with only_errors(), named_errors(path):
@@ -72,7 +72,7 @@ def _build(path: Path, name: str | Path, options: LoadingOptions) -> Any | None:
 
 
 def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
-    """The parts of a ``model_index.json`` that have weights, built without them."""
+    """Build the parts of a ``model_index.json`` that have weights, without them."""
     from diffusers import pipelines
 
     found: dict[str, Any] = {}
@@ -87,9 +87,9 @@ def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
     return {**found, **_with_motion(found)}
 
 
-def _with_motion(parts: Mapping[str, Any]) -> dict[str, Any]:
-    """The UNet that AnimateDiff's pipelines make of a UNet of images and motion modules, which
-    they would make on the CPU."""
+def _with_motion(parts: Mapping[str, object]) -> dict[str, object]:
+    """Build the UNet that AnimateDiff's pipelines make from an image UNet and motion modules; they
+    would make it on the CPU."""
     from diffusers import UNet2DConditionModel, UNetMotionModel
 
     unet, adapter = parts.get("unet"), parts.get("motion_adapter")

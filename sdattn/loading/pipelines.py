@@ -1,4 +1,4 @@
-"""Load a pipeline, the demo models among them."""
+"""Load a pipeline, including the demo models."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from ..models.layers import find_denoiser
+from ..models.pipeline import Pipeline
 from .devices import checked_device, place
 from .folder import PipelineFolder
 from .index import as_dtype, check_whole, named_errors
@@ -38,29 +39,29 @@ def load_pipeline(
     """Load a pipeline of diffusers.
 
     Args:
-        model: ``"demo"``, ``"demo-mmdit"`` or ``"demo-video"``, the small models inside this
-            package, Stable Diffusion 1 and 3 and AnimateDiff in miniature; a folder that diffusers
-            saved; a single ``.safetensors`` checkpoint, such as SD 1.x, 2.x and SDXL are published
-            in; or a hub id, ``"owner/name"``.
-        device: by default CUDA where there is one, else MPS, else the CPU.
-        dtype: by default, on CUDA, the half type that the authors of the model run it in (bfloat16
-            of FLUX, Qwen-Image and Sana, float16 of the others); float32 elsewhere.
-        variant: load these files of weights, ``"fp16"`` for ``model.fp16.safetensors``.
-        revision: of a model of the hub: a branch, a tag or a commit.
+        model: ``"demo"``, ``"demo-mmdit"`` or ``"demo-video"``, the small models in this package
+            (Stable Diffusion 1 and 3 and AnimateDiff in miniature); a folder that diffusers saved;
+            a single ``.safetensors`` checkpoint, as published for SD 1.x, 2.x and SDXL; or a hub
+            id, ``"owner/name"``.
+        device: default: CUDA if there is one, else MPS, else the CPU.
+        dtype: default: on CUDA, the half type that the model's authors use (bfloat16 for FLUX,
+            Qwen-Image and Sana, float16 for the others); float32 elsewhere.
+        variant: variant of the weight files, ``"fp16"`` for ``model.fp16.safetensors``.
+        revision: a branch, a tag or a commit of a hub model.
         lora: ``"PATH"`` or ``"PATH:SCALE"``, or several: a ``.safetensors`` file, a folder or a hub
-            id each. It needs peft.
+            id each. Needs peft.
         quantization: ``"8bit"`` or ``"4bit"`` (NF4), by bitsandbytes on a GPU: the denoiser, and
-            text encoders that are larger than CLIP. ``"gguf:FILE"``: the denoiser from a GGUF file.
-        offload: where weights wait in the CPU's memory until they are needed: ``"model"``, whole
-            models; ``"sequential"`` or ``"group"``, a layer at a time, by hooks of accelerate or of
+            text encoders larger than CLIP. ``"gguf:FILE"``: the denoiser from a GGUF file.
+        offload: keep weights in the CPU's memory until they are needed: ``"model"``, whole models;
+            ``"sequential"`` or ``"group"``, one layer at a time, by hooks of accelerate or of
             diffusers.
-        scheduler: the name of a scheduler's class in diffusers, which takes the settings of the
-            pipeline's own.
+        scheduler: name of a scheduler class in diffusers; it gets the settings of the pipeline's
+            own.
         tokenizer: for a single file, a folder with CLIP's vocabulary (``tokenizer.json``, or
-            ``vocab.json`` and ``merges.txt``) in place of the one in ``config``.
-        config: for a single file, which has no settings in it: the folder of a model of the same
-            family that diffusers saved, with weights or without, or its hub id. Default: the hub id
-            that diffusers names for such a file, from the hub or its cache.
+            ``vocab.json`` and ``merges.txt``) instead of the one in ``config``.
+        config: for a single file, which contains no settings: the diffusers folder of a model of
+            the same family, with or without weights, or its hub id (default: the hub id that
+            diffusers names for such a file, from the hub or its cache).
 
     Returns:
         The diffusers pipeline, on ``device``.
@@ -68,17 +69,17 @@ def load_pipeline(
     Raises:
         FileNotFoundError: no such folder or file.
         ValueError: this machine has no such device; the folder holds no pipeline, asks for code
-            of its own or has pickles only, see :func:`sdattn.loading.index.read_index`; the
-            file is no whole checkpoint, or not of the family of ``config``; a LoRA is broken or of
-            another model; or an option that does not go with the model or the device.
+            of its own or has only pickles, see :func:`sdattn.loading.index.read_index`; the file
+            is not a whole checkpoint, or not of the family of ``config``; a LoRA is broken or of
+            another model; or an option does not fit the model or the device.
         OSError: the hub cannot be reached or has no such model.
-        TypeError: the pipeline's denoiser is none that is known.
+        TypeError: the pipeline's denoiser is unknown.
         ImportError: an option needs a package that is not installed.
     """
     options = LoadingOptions(
         variant=variant,
         revision=revision,
-        lora=lora,  # type: ignore[arg-type]  # which puts it in order
+        lora=lora,  # type: ignore[arg-type]  # it converts them
         quantization=quantization,
         offload=offload,
         scheduler=scheduler,
@@ -102,15 +103,16 @@ def load_pipeline(
     return place(pipe, device, offload)
 
 
-def _load_file(path: Path, dtype: torch.dtype | None, half: bool, options: LoadingOptions) -> Any:
-    """Return the pipeline of a single file, on the CPU; ``half`` as in PipelineFolder.dtype()."""
+def _load_file(
+    path: Path, dtype: torch.dtype | None, half: bool, options: LoadingOptions
+) -> Pipeline:
     file = read_weights(path)
     folder = PipelineFolder.judged(settings_folder(file, options.config), options)
     with named_errors(folder.path):
         return load_single_file(file, folder, folder.dtype(dtype, half))
 
 
-def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Any:
+def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Pipeline:
     """Return the pipeline of a folder, on the CPU; ``half`` as in PipelineFolder.dtype()."""
     import diffusers
 
@@ -124,9 +126,9 @@ def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) 
             **parts,
             **as_dtype(dtype),
         )
-    # Weights that the files lack stay without values, on torch's meta device.
+    # Weights missing from the files stay without values, on torch's meta device.
     models = {k: v for k, v in pipe.components.items() if isinstance(v, torch.nn.Module)}
     check_whole(folder.path, models)
     for model in models.values():
-        model.eval()  # a UNet that AnimateDiff puts its motion modules in begins in training
+        model.eval()  # a UNet with AnimateDiff's motion modules starts in training mode
     return pipe

@@ -1,5 +1,5 @@
 """Weights in few bits, by the backends of diffusers: bitsandbytes (Dettmers et al. 2022, 2023), and
-files in the format GGUF."""
+GGUF files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -14,16 +14,9 @@ from .options import BITS
 from .weight_files import loading_errors
 
 
-def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
-    """Return what ``from_pretrained`` is given: a loaded denoiser, or how to load parts.
-
-    Args:
-        folder: of the pipeline, and what is asked for.
-        dtype: that the model computes in.
-
-    Raises:
-        ValueError: a GGUF file of another model, or one that is broken.
-    """
+def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
+    """Return arguments for ``from_pretrained``: a loaded denoiser, or how to load parts. Raise
+    ValueError for a GGUF file that is broken or of another model."""
     options, index = folder.options, folder.index
     if options.gguf is not None:
         return _from_gguf(options.gguf, folder, dtype)
@@ -34,7 +27,7 @@ def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
     from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
     bits = options.quantization
-    given: dict[str, Any] = {f"load_in_{bits}": True}
+    given: dict[str, object] = {f"load_in_{bits}": True}
     if bits == "4bit":
         given |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
     homes = {"diffusers": diffusers, "transformers": transformers}
@@ -43,7 +36,7 @@ def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
 
 
 def _large(index: Mapping[str, Any]) -> list[str]:
-    """The parts that fill the memory: the denoiser, and text encoders that are larger than CLIP."""
+    """Return the large parts: the denoiser, and text encoders that are larger than CLIP."""
     found = [name for name in ("unet", "transformer") if name in index]
     for name, entry in index.items():
         match entry:
@@ -52,14 +45,14 @@ def _large(index: Mapping[str, Any]) -> list[str]:
     return found
 
 
-def _from_gguf(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> dict[str, Any]:
+def _from_gguf(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
     import diffusers
 
     name = next(name for name in ("transformer", "unet") if name in folder.index)
     kind = getattr(diffusers, folder.index[name][1])
     if not hasattr(kind, "from_single_file"):
-        text = "diffusers reads no single files of a {0}."
-        raise OptionError("quantization", f"gguf:{file}", text, kind.__name__)
+        text = f"diffusers reads no single files of a {kind.__name__}."
+        raise OptionError("quantization", f"gguf:{file}", text)
     config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
     where = {"config": str(folder.path), "subfolder": name, "local_files_only": True}
     with loading_errors(file, f"the weights of a {kind.__name__}", "Pass a file of this model."):

@@ -1,15 +1,15 @@
-"""What diffusers and transformers print while they load, and what of it need not be seen."""
+"""Hiding irrelevant output of diffusers and transformers during loading."""
 
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 _LORA = ("diffusers.loaders.peft", "diffusers.loaders.lora_base", "diffusers.utils.peft_utils")
-_NOTICES = {  # what a line in the log has, and the loggers that print it
+_NOTICES = {  # text in a log line, and the loggers that print it
     # for each image processor that diffusers imports, whether or not the pipeline has it
     "requires torchvision (not installed)": ("transformers.utils.import_utils",),
     "should be kept in float32: []": ("diffusers.models.modeling_utils",),
-    # a LoRA has nothing for one of the models, or errors that the loader tells itself
+    # a LoRA has nothing for one of the models, or errors that the loader reports itself
     "No LoRA keys associated": _LORA,
     "was unsuccessful with": _LORA,
     "led to unexpected keys": _LORA,
@@ -17,8 +17,8 @@ _NOTICES = {  # what a line in the log has, and the loggers that print it
 
 
 def quiet_libraries(*, prompts: bool = False) -> None:
-    """No progress bars of the libraries and no warnings of parts that are not used here; with
-    ``prompts`` also none of diffusers, which has the text of every prompt that it cuts off."""
+    """Disable the libraries' progress bars and warnings of unused parts; with ``prompts`` also all
+    warnings of diffusers, which contain the text of every truncated prompt."""
     from diffusers.utils import logging as of_diffusers
     from transformers.utils import logging as of_transformers
 
@@ -31,7 +31,7 @@ def quiet_libraries(*, prompts: bool = False) -> None:
 
 @contextmanager
 def no_notices() -> Iterator[None]:
-    """Keep away the notices in :data:`_NOTICES`; everything else is printed."""
+    """Hide the notices in :data:`_NOTICES`; everything else is printed."""
 
     def keep(record: logging.LogRecord) -> bool:
         return not any(text in record.getMessage() for text in _NOTICES)
@@ -48,7 +48,7 @@ def no_notices() -> Iterator[None]:
 
 @contextmanager
 def only_errors() -> Iterator[None]:
-    """No progress bar, and only errors in the log: loading reports the same again."""
+    """Show no progress bar, and only errors in the log: loading reports the rest again."""
     from diffusers.utils import logging as of_diffusers
     from transformers.utils import logging as of_transformers
 

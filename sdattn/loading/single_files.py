@@ -1,6 +1,6 @@
 """Checkpoints of one ``.safetensors`` file, read by diffusers' ``from_single_file``.
 
-The file has the weights. The settings of its models, and its tokenizers, are those of a diffusers
+The file has the weights. The settings of its models, and its tokenizers, come from a diffusers
 folder: the one that is passed, else the one that diffusers names for such a file on the hub.
 """
 
@@ -8,12 +8,12 @@ import inspect
 import re
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import nn
 
-from ..errors import AccessError, InvalidValueError, Message, OptionError
+from ..errors import AccessError, InvalidValueError, OptionError
+from ..models.pipeline import Pipeline
 from .folder import PipelineFolder
 from .hub import needs_the_hub
 from .index import as_dtype, check_whole
@@ -21,26 +21,18 @@ from .weight_files import WeightFile, loading_errors
 
 _DENOISER = "model.diffusion_model."
 _LORA = re.compile(r"\.lora|^lora_")
-_SETTINGS = ["*.json", "*.txt", "*.model"]  # of a folder on the hub, without its weights
+_SETTINGS = ["*.json", "*.txt", "*.model"]  # files of a folder on the hub, without its weights
 _VOCABULARIES = ("tokenizer.json", "vocab.json")  # either will do
 _ADVICE = (
-    "Pass a whole checkpoint of the family that these settings are of, or the diffusers folder of "
+    "Pass a whole checkpoint of the family that these settings are for, or the diffusers folder of "
     "the model."
 )
 
 
 def settings_folder(file: WeightFile, config: str | None) -> Path:
-    """Return the folder with the settings for a checkpoint, fetched if it is the hub's.
-
-    Args:
-        file: the checkpoint.
-        config: a diffusers folder or a hub id; None for the one that diffusers names.
-
-    Raises:
-        ValueError: the file is no checkpoint, or there are no settings for it on this machine and
-            none can be fetched.
-        OSError: ``config`` cannot be had from the hub.
-    """
+    """Return the folder with the settings for a checkpoint, fetched if it is the hub's: ``config``,
+    or by default the one that diffusers names. Raise ValueError if the file is not a checkpoint or
+    there are no settings, OSError if ``config`` cannot be fetched."""
     _check_kind(file)
     if config is not None:
         here = Path(config).expanduser()
@@ -49,32 +41,23 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
         return _fetched(_repository(file))
     except AccessError as error:
         raise InvalidValueError(
-            Message(
-                "{0} has no settings for its models in it, and those that diffusers names for it "
-                "cannot be had. {1} Pass {config}: the folder of a model of the same family that "
-                "diffusers saved (its weights are not needed), or its hub id.",
-                file.path,
-                error.message,
-            )
+            f"{file.path} has no settings for its models in it, and those that diffusers names for "
+            f"it cannot be had. {error} Pass `config`: the folder of a model of the same "
+            "family that diffusers saved (its weights are not needed), or its hub id."
         ) from error
 
 
-def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtype) -> Any:
-    """Return the pipeline of a checkpoint, on the CPU.
-
-    Args:
-        file: the checkpoint.
-        folder: with the settings; of its options the scheduler and the tokenizer are used.
-        dtype: of the weights.
-
-    Raises:
-        ValueError: diffusers cannot read the file with these settings; a weight is missing or not
-            finite; the tokenizer has another vocabulary.
-    """
+def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtype) -> Pipeline:
+    """Return the pipeline of a checkpoint, on the CPU. Raise ValueError if diffusers cannot read
+    the file with the folder's settings, a weight is missing or not finite, or the tokenizer has
+    another vocabulary."""
     kind = folder.kind
     if not hasattr(kind, "from_single_file"):
-        text = "diffusers reads no single file as a {0}. Pass the diffusers folder of the model."
-        raise OptionError("config", str(folder.path), text, kind.__name__)
+        text = (
+            f"diffusers reads no single file as a {kind.__name__}. Pass the diffusers folder of "
+            "the model."
+        )
+        raise OptionError("config", str(folder.path), text)
     given = folder.parts()
     if "requires_safety_checker" in inspect.signature(kind).parameters:
         given["requires_safety_checker"] = False  # the file has none
@@ -101,14 +84,16 @@ def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtyp
 
 
 def _check_kind(file: WeightFile) -> None:
-    """Refuse files of other things, and parts of a pipeline alone."""
+    """Refuse files of other things, and single parts of a pipeline."""
     from diffusers.loaders.single_file_utils import is_clip_model_in_single_file
     from transformers import CLIPTextModel
 
     has_denoiser = any(name.startswith(_DENOISER) for name in file.entries)
     if not has_denoiser and any(_LORA.search(name) for name in file.entries):
-        text = "{0} holds a LoRA ({1}), not a checkpoint. Pass it as {lora}, with its model."
-        raise InvalidValueError(Message(text, file.path, file.told()))
+        raise InvalidValueError(
+            f"{file.path} holds a LoRA ({file.told()}), not a checkpoint. Pass it as `lora`, with "
+            "its model."
+        )
     missing = [] if has_denoiser else ["the denoiser"]
     if not is_clip_model_in_single_file(CLIPTextModel, file.entries):
         missing.append("the text encoder")
@@ -137,7 +122,7 @@ def _fetched(name: str) -> Path:
     with needs_the_hub(f"the settings {name!r}"):
         found = Path(snapshot_download(name, allow_patterns=_SETTINGS))
     if not (found / "model_index.json").is_file():
-        raise AccessError(f"{name!r} on the hub has no model_index.json, so it is no pipeline.")
+        raise AccessError(f"{name!r} on the hub has no model_index.json: it is not a pipeline.")
     return found
 
 
@@ -147,24 +132,20 @@ def _check_finite(path: Path, models: Mapping[str, nn.Module], dtype: torch.dtyp
             low, high = torch.aminmax(weight.detach()) if weight.numel() else (weight, weight)
             if not bool((high - low).isfinite().all()):
                 half = dtype == torch.float16
-                advice = "load it in bfloat16 or float32, should that help, or " if half else ""
+                advice = "load it in bfloat16 or float32, which may help, or " if half else ""
                 raise InvalidValueError(
                     f"{path} has weights that are not finite in {dtype} ({part}: {name}), so "
-                    f"nothing can be drawn with it. Try another file; {advice}get it again."
+                    f"it cannot draw. Try another file; {advice}get it again."
                 )
 
 
-def _exchange_tokenizers(pipe: Any, folder: str) -> None:
-    """Give CLIP's text encoders the vocabulary of a folder, with their own padding and length.
-
-    Raises:
-        ValueError: there is none, or it is of another size than the text encoder's.
-    """
+def _exchange_tokenizers(pipe: Pipeline, folder: str) -> None:
+    """Give CLIP's text encoders the vocabulary of a folder, with their own padding and length;
+    raise ValueError if it is missing or its size differs from the text encoder's."""
     path = Path(folder).expanduser()
     path = path / "tokenizer" if (path / "tokenizer").is_dir() else path
     if not any((path / name).is_file() for name in _VOCABULARIES):
-        text = "there is no {0} in it."
-        raise OptionError("tokenizer", folder, text, " or ".join(_VOCABULARIES))
+        raise OptionError("tokenizer", folder, f"there is no {' or '.join(_VOCABULARIES)} in it.")
     for name, own in pipe.components.items():
         if not type(own).__name__.startswith("CLIPTokenizer"):
             continue
@@ -173,6 +154,9 @@ def _exchange_tokenizers(pipe: Any, folder: str) -> None:
         found = type(own).from_pretrained(path, **given)
         tokens = getattr(pipe, encoder).get_input_embeddings().num_embeddings
         if len(found) != tokens:
-            text = "its vocabulary has {0} tokens, and the checkpoint's {1} was trained with {2}."
-            raise OptionError("tokenizer", str(path), text, len(found), encoder, tokens)
+            text = (
+                f"its vocabulary has {len(found)} tokens, and the checkpoint's {encoder} was "
+                f"trained with {tokens}."
+            )
+            raise OptionError("tokenizer", str(path), text)
         pipe.register_modules(**{name: found})

@@ -1,7 +1,7 @@
-"""A ``.safetensors`` file's own account of its tensors, judged before anything is made of them.
+"""The header of a ``.safetensors`` file, checked before anything is made from its tensors.
 
 weights = read_weights(path)                 # names, dtypes and shapes; no tensor is read
-with loading_errors(path, "a LoRA"):         # errors of libraries as refusals that name the file
+with loading_errors(path, "a LoRA"):         # library errors become errors that name the file
     ...
 """
 
@@ -14,23 +14,19 @@ from pathlib import Path
 from ..errors import AccessError, InvalidValueError, SdattnError, is_out_of_memory
 from ..files.terminal import shorter, shown, visible
 
-# diffusers compares each block's name with every name: far above any model, below a minute's work
+# diffusers compares each block's name with every name: far above any model, less than a minute
 _MOST, _MOST_BLOCKS = 20_000, 2_000
 _FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _WHOLE = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
-_WEIGHTS = ("weight", "bias", "embedding", "projection")  # others may count: position_ids
-_TO_PROGRAMMERS = re.compile(r"\. (?:If you want|For more information|Please) ")  # and their advice
-_SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale")  # of weights in 8 bits, beside them
+_WEIGHTS = ("weight", "bias", "embedding", "projection")  # others may be integers: position_ids
+_TO_PROGRAMMERS = re.compile(r"\. (?:If you want|For more information|Please) ")  # advice to cut
+_SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale")  # scales of 8-bit weights
 
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor as the header of its file describes it.
-
-    Attributes:
-        dtype: as safetensors writes it, ``"F16"``.
-        shape: () of a scalar.
-    """
+    """A tensor as the header of its file describes it: safetensors' name for the dtype, ``"F16"``,
+    and the shape, () for a scalar."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -43,36 +39,25 @@ class Entry:
 
 @dataclass(frozen=True)
 class WeightFile:
-    """The header of a file.
-
-    Attributes:
-        path: of the file.
-        entries: each tensor by its name.
-        metadata: texts by name, as whoever wrote the file left them.
-    """
+    """The header of a file: each tensor by its name, and the unchecked metadata."""
 
     path: Path
     entries: Mapping[str, Entry]
     metadata: Mapping[str, str]
 
     def told(self) -> str:
-        """Return how many tensors the file holds and the name of one, for messages."""
+        """Return the number of tensors and the name of one, for messages."""
         name = next(iter(self.entries), None)
         return f"{len(self.entries)} tensors" + (f", {shown(name)} for one" if name else "")
 
 
 def read_weights(path: Path) -> WeightFile:
-    """Read the header of a file.
-
-    Raises:
-        ValueError: it is no ``.safetensors`` file, is cut off, has more tensors than any model, or
-            numbers of a kind that no model here is made of.
-        OSError: it cannot be read.
-    """
+    """Read the header of a file; raise ValueError if it is not a ``.safetensors`` file, is cut off,
+    or has more tensors than any model, or an unsupported dtype."""
     from safetensors import SafetensorError, safe_open
 
     try:
-        if path.suffix != ".safetensors":  # by which diffusers decides how to read it
+        if path.suffix != ".safetensors":  # diffusers decides by it how to read the file
             raise SafetensorError("its name does not end in .safetensors")
         with safe_open(path, framework="pt") as file:
             _check_number(path, len(file.keys()))
@@ -86,9 +71,9 @@ def read_weights(path: Path) -> WeightFile:
         raise AccessError(f"{path} cannot be read: {visible(str(error))}") from error
     except SafetensorError as error:
         raise InvalidValueError(
-            f"{path} is no whole .safetensors file ({shorter(visible(str(error)), 200)}). Get it "
-            "again. Pickled checkpoints are not read, since they can run code; convert them to "
-            "safetensors first."
+            f"{path} is not a complete .safetensors file "
+            f"({shorter(visible(str(error)), 200)}). Get it again. Pickled "
+            "checkpoints are not read, since they can run code; convert them to safetensors first."
         ) from error
     _check_kinds(found)
     return found
@@ -96,22 +81,14 @@ def read_weights(path: Path) -> WeightFile:
 
 @contextmanager
 def loading_errors(path: str | Path, what: str, advice: str) -> Iterator[None]:
-    """Turn what libraries raise over a file's content into a refusal that names the file.
-
-    Args:
-        path: of the file.
-        what: it was to be loaded as, ``"a StableDiffusionPipeline"``.
-        advice: what to do, a sentence or more.
-
-    Raises:
-        ValueError: chained to the library's error. Our own errors, missing packages and memory that
-            is too small are left as they are.
-    """
+    """Turn library errors over a file's content into a ValueError that says what it was to be
+    loaded as, ``"a StableDiffusionPipeline"``, and what to do. sdattn's own errors, missing
+    packages and lack of memory pass through."""
     try:
         yield
     except (SdattnError, ImportError, MemoryError, Warning):
         raise
-    except Exception as error:  # of any kind: IndexError, TypeError and torch's among them
+    except Exception as error:  # of any kind, including IndexError, TypeError and torch's
         if is_out_of_memory(error):
             raise
         said = said_by(error)
@@ -119,7 +96,7 @@ def loading_errors(path: str | Path, what: str, advice: str) -> Iterator[None]:
 
 
 def said_by(error: BaseException) -> str:
-    """Return what a library's error says, in a line, with its class where it is not worded."""
+    """Return a library error's message in one line, with its class if the message is unclear."""
     lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
     text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     text = shorter(visible(_TO_PROGRAMMERS.split(text)[0]), 240).rstrip(".")
@@ -145,11 +122,11 @@ def _check_kinds(found: WeightFile) -> None:
     for name, entry in found.entries.items():
         if not entry.is_float and (entry.dtype not in _WHOLE or name.endswith(_WEIGHTS)):
             raise InvalidValueError(
-                f"{found.path} holds {shown(name)} as {entry.dtype}, and weights are read as float "
-                "numbers of 8 to 64 bits. Convert the file first."
+                f"{found.path} holds {shown(name)} as {entry.dtype}, but weights must be floats of "
+                "8 to 64 bits. Convert the file first."
             )
         if name.endswith(_SCALES):
             raise InvalidValueError(
-                f"{found.path} holds weights in 8 bits with scales beside them ({shown(name)}), "
-                "which diffusers would leave out. Pass the checkpoint in 16 bits."
+                f"{found.path} holds 8-bit weights with scales next to them ({shown(name)}), "
+                "which diffusers would ignore. Pass the checkpoint in 16 bits."
             )

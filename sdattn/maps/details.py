@@ -1,4 +1,4 @@
-"""What a run kept beside the means over steps and heads, of the columns of its prompt's words."""
+"""Maps of single steps and heads that a run kept, for the columns of its prompt's words."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from .layermaps import LayerMap, LayerMaps, over_steps
 
 @dataclass(frozen=True, eq=False)
 class Details:
-    """What was kept of single steps and heads of one image's run.
+    """Maps kept for single steps and heads of one image's run.
 
     Attributes:
-        steps: maps of each layer with a step in the place of an image, ``[steps, (frames,) rows,
-            cols, columns]``, the mean over heads; None where a mean over steps is all there is.
-        calls: which calls of the model, counted from 0, the steps are.
+        steps: maps of each layer ``[steps, (frames,) rows, cols, columns]`` (steps in place of
+            images), the mean over heads; None if only a mean over steps was kept.
+        calls: calls of the model, counted from 0, that the steps are.
         heads: maps of each layer ``[1, heads, (frames,) rows, cols, columns]``, the mean over the
-            steps that the preset reads; None where a mean over heads is all there is, or where the
-            maps of the run itself have their heads.
-        head_numbers: which heads of each layer they are.
+            steps that the preset reads; None if only a mean over heads was kept, or if the maps
+            of the run already have their heads.
+        head_numbers: heads kept in each layer.
     """
 
     steps: LayerMaps | None = None
@@ -34,13 +34,13 @@ class Details:
     head_numbers: Literal["all"] | tuple[int, ...] = "all"
 
     def frame(self, number: int) -> Details:
-        """Those of one frame of a video's latent, as of an image."""
+        """Return the details of one frame of a video's latent, as for an image."""
         steps, heads = (held and held.frame(number) for held in (self.steps, self.heads))
         return replace(self, steps=steps, heads=heads)
 
 
 def details_of(store: CapturedMaps, number: int, heatmaps: Heatmaps) -> Details:
-    """What a store kept of single steps and heads of one of its images.
+    """Return what a store kept for single steps and heads of one of its images.
 
     A layer that ran in fewer steps than the model is left out of the steps.
     """

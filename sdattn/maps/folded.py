@@ -1,4 +1,4 @@
-"""Maps as prompt-to-prompt code holds them, heads folded into the rows, as heatmaps read them."""
+"""Maps as prompt-to-prompt code holds them, heads folded into the rows, read for heatmaps."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from ..attention import level_grids, query_grid
-from ..errors import CaptureError, InvalidTypeError, InvalidValueError, Message
+from ..errors import CaptureError, InvalidTypeError, InvalidValueError, OptionError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.run_part import RunPart
 from ..hooks.text_watch import TextsOfRun
@@ -36,13 +36,13 @@ class StepStore(Protocol):
     cur_step: int
 
     def check_finished(self) -> None:
-        """Raise RuntimeError if it holds no step of a run, or has not seen the run whole."""
+        """Raise RuntimeError if it holds no step of a run, or has not seen the whole run."""
 
     def step_maps(self, steps: StepChoice) -> tuple[Maps, int]:
-        """Return the maps of some steps, and how many steps they are the mean of."""
+        """Return the maps of some steps, and the number of steps averaged."""
 
 
-# a store, one of its dictionaries, the maps of some layers, or of one
+# a store, one of its dictionaries, maps of some layers, or of one
 Folded = StepStore | Mapping[str, Sequence[Tensor]] | Sequence[Tensor] | Tensor
 
 
@@ -52,14 +52,13 @@ class FoldedMaps:
 
     Attributes:
         cross, self_attention: (place, map) of each layer, in the order in which they run.
-        images: how many images share the rows; None where that is not known.
+        images: number of images that share the rows, or None if unknown.
         latent_size: (rows, cols) of the latent.
         levels: number of the model's resolutions.
-        passes: how many steps they are the mean of; None where that is not known.
+        passes: number of steps averaged, or None if unknown.
         name: what they are, for messages.
-        crop: the part of the image that they are of; None for all of it.
-        drawn, texts: of the store that they are of.
-        steps: of its run that they are the mean of, counted from 0.
+        crop: the part of the image that they cover; None for all of it.
+        steps: steps of the run that were averaged, counted from 0.
     """
 
     cross: list[tuple[str, Tensor]]
@@ -78,31 +77,27 @@ class FoldedMaps:
 
     @property
     def branches(self) -> tuple[Branch, ...]:
-        """The prompts' rows are all there are."""
+        """``conditional`` for every image: there are only the prompts' rows."""
         branch: Branch = "conditional"
         return (branch,) * (self.images or 1)
 
     def of_images(self, number: int | None) -> "FoldedMaps":
-        """With the number of images, where it is not known."""
         return replace(self, images=self.images or number)
 
     def read_passes(self, preset: Preset) -> Sequence[int]:
-        """Return the steps that they are the mean of, whatever the preset."""
+        """Return the steps averaged, whatever the preset."""
         return self.steps
 
     @property
     def n_keys(self) -> int:
-        """T, the token columns."""
+        """T, the number of token columns."""
         return self.cross[0][1].shape[-1]
 
     n_text = n_keys
 
     def layer_maps(self, preset: Preset) -> LayerMaps:
-        """The maps of each layer, as a preset reads them.
-
-        Raises:
-            CaptureError: the preset, or its refining, needs what these maps do not say.
-        """
+        """Return the maps of each layer as a preset reads them; raise CaptureError if it needs
+        more."""
         self._check(preset)
         found = {
             f"{place}_cross[{i}]": self._layer(place, maps, preset)
@@ -125,12 +120,11 @@ class FoldedMaps:
         elif preset.refine and not self._refining():
             missing = "self-attention of the way up, which the means of an AttentionStore hold"
         if missing:
-            text = (
-                "The preset {0!r}{1} reads what {2} does not hold: {3}. Or use {capture()}, or "
-                "{generate()} with {preset}."
+            refined = " refined" * bool(preset.refine)
+            raise CaptureError(
+                f"The preset {preset.name!r}{refined} reads what {self.name} does not hold: "
+                f"{missing}. Or use `capture()`, or `generate()` with `preset={preset.name!r}`."
             )
-            about = preset.name, " refined" * bool(preset.refine), self.name, missing
-            raise CaptureError(Message(text, *about, preset=preset.name))
 
     def _layer(self, place: str, maps: Tensor, preset: Preset) -> LayerMap:
         by_image = self._unfolded(maps)  # [images, heads, rows, cols, T]
@@ -142,14 +136,14 @@ class FoldedMaps:
     def _unfolded(self, maps: Tensor) -> Tensor:
         if self.images is None:
             raise InvalidValueError(
-                f"How many images share the {len(maps)} rows of a map of {self.name} is not known. "
+                f"How many images share the {len(maps)} rows of a map of {self.name} is unknown. "
                 "Pass images=, or attach the store to the pipeline before the run."
             )
         if maps.ndim != 3 or len(maps) % self.images:
             raise InvalidValueError(
                 f"A map of shape {list(maps.shape)} is not [images*heads, queries, tokens] of "
-                f"{self.images} image(s). Pass the rows of the prompts alone, without those of the "
-                "unconditional half, and one prompt for each image."
+                f"{self.images} image(s). Pass only the prompts' rows, without the unconditional "
+                "half, and one prompt for each image."
             )
         grid = query_grid(maps.shape[1], self.latent_size, self.levels)
         return maps.unflatten(0, (self.images, -1)).unflatten(2, grid)
@@ -158,9 +152,7 @@ class FoldedMaps:
         return [maps for place, maps in self.self_attention if place == PLACE]
 
     def _affinity(self) -> tuple[Tensor, tuple[int, int]]:
-        """The mean of the finest self-attention layers of :mod:`sdattn.maps.aggregation`'s place,
-        ``[images, N, N]``, and their grid."""
-        # Of the layers that the store has kept, which max_queries limits.
+        # The finest that the store has kept: max_queries limits it.
         most = max(len(maps[0]) for maps in self._refining())
         finest = [self._unfolded(m) for m in self._refining() if len(m[0]) == most]
         mean = sum(m.mean(1).float().cpu() for m in finest) / len(finest)
@@ -173,20 +165,8 @@ def folded_maps(
     latent_size: tuple[int, int] | None = None,
     steps: StepChoice | None = None,
 ) -> FoldedMaps:
-    """Read maps that :func:`sdattn.heatmaps` was given in place of a ``MapStore``.
-
-    Args:
-        x: see there.
-        preset: that reads them, the last step by default where it reads that alone.
-        latent_size: (rows, cols) of the latent, where ``x`` does not know it.
-        steps: of an ``AttentionStore``: ``"mean"``, ``"last"``, one by its number, or a part of the
-            run; the last two need ``keep_steps=True``.
-
-    Raises:
-        TypeError: ``x`` is none of these.
-        ValueError: there are no maps in it, or sums over steps in place of means; the latent's size
-            is not known; a choice of ``steps`` that does not fit.
-    """
+    """Read maps that :func:`sdattn.heatmaps` was given in place of a ``MapStore``; arguments and
+    errors as there. A preset that reads only the last step sets the default of ``steps``."""
     name, passes = f"a {type(x).__name__} of maps", None
     by_place: Mapping[str, Sequence[Tensor]]
     if isinstance(x, StepStore):
@@ -195,9 +175,7 @@ def folded_maps(
         by_place, passes = x.step_maps("mean" if steps is None else steps)
         latent_size = latent_size or x.latent_size
     elif steps is not None:
-        raise InvalidValueError(
-            f"steps={steps!r}: {name} has no steps to choose from. Leave it out."
-        )
+        raise OptionError("steps", steps, f"{name} has no steps to choose from. Leave it out.")
     else:
         by_place = _by_place(x)
     cross, self_attention = _of_kind(by_place, "cross"), _of_kind(by_place, "self")
@@ -208,7 +186,7 @@ def folded_maps(
         )
     if latent_size is None:
         raise InvalidValueError(
-            f"Where in the image the {cross[0][1].shape[1]} queries of a map are is not known. "
+            f"The image cells of the {cross[0][1].shape[1]} queries of a map are unknown. "
             "Pass latent_size=(rows, cols), the image's height and width divided by the VAE's "
             "scale factor (64, 64 for 512x512), or call store.attach(pipe) before the run."
         )
@@ -236,9 +214,9 @@ def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:
     if isinstance(x, Sequence) and x and all(isinstance(maps, Tensor) for maps in x):
         return {"block_cross": x}
     raise InvalidTypeError(
-        f"Heatmaps are made of what capture() gave (a MapStore), an AttentionStore, a dictionary "
-        'of its ({"down_cross": [...], ...}), a list of [images*heads, queries, tokens] tensors or '
-        f"one of them, not of a {type(x).__name__}."
+        "Pass heatmaps() what capture() gave (a MapStore), an AttentionStore, one of its "
+        'dictionaries ({"down_cross": [...], ...}), a list of [images*heads, queries, tokens] '
+        f"tensors or one of them, not a {type(x).__name__}."
     )
 
 

@@ -4,25 +4,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
-from torch import Tensor
-
-from ..errors import InvalidTypeError, InvalidValueError, Message
+from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.map_store import CapturedMaps
 from ..models.call_facts import EACH
-from ..models.crops import Crop
 from ..models.guidance import Branch
 from ..models.reading import read_prompts
 from ..prompts.chunks import read_long_prompt
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
 from ..prompts.weights import refuse_weights
-from .aggregation import aggregate, contrast, rescaled, sharpened
+from .aggregation import aggregate
+from .finishing import finish
 from .folded import Folded, FoldedMaps, StepChoice, folded_maps
 from .heatmaps import Heatmaps
 from .layermaps import LayerMaps
-from .laying import cut
-from .masks import smooth
 from .presets import Preset, preset_of
 from .sources import Source
 
@@ -113,16 +109,8 @@ def drawn_in(store: Source, passes: Sequence[int], prompt: Any) -> DrawnPrompts 
     """
     numbers, drawn = store.texts.of(passes), store.drawn
     given = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [None])
-    has_labels = all(isinstance(one, Mapping) for one in given)
-    several = len(numbers) > 1 and "The text states changed inside the run (a callback set others?)"
-    if store.texts.by_frame(passes):
-        several = "The frames of this video were drawn from texts of their own"
-    if several and not has_labels:
-        raise InvalidValueError(
-            f"{several}, so these maps have the words of no one prompt. Capture a part that was "
-            "drawn from one text, capture(pipe, steps=(0.5, 1.0)) or frames=range(8), and pass its "
-            "prompt, heatmaps(store, pipe, prompt); or pass labels, {'cat': [2]}."
-        )
+    if not all(isinstance(one, Mapping) for one in given):
+        _refuse_texts(store, passes, len(numbers) > 1)
     # What the text encoders got first says nothing of a later text.
     return drawn if drawn is None or numbers in ([], [0]) else replace(drawn, texts={}, ids={})
 
@@ -134,13 +122,20 @@ def check_texts(store: Source, preset: Preset) -> None:
         ValueError: a callback, or whatever else, set other text states inside the run.
     """
     passes = store.read_passes(preset)
-    if store.texts.by_frame(passes) or store.texts.of(passes) not in ([], [0]):
+    _refuse_texts(store, passes, store.texts.of(passes) not in ([], [0]))
+
+
+def _refuse_texts(store: Source, passes: Sequence[int], changed: bool) -> None:
+    """Raise ValueError if a text ``changed`` in passes, or if their frames have their own."""
+    why = "The text states changed inside the run (a callback set others?)"
+    if by_frame := store.texts.by_frame(passes):
+        why = "The frames of this video were drawn from texts of their own"
+    if changed or by_frame:
         raise InvalidValueError(
-            Message(
-                "The text states changed inside the run (a callback set others?), so the words of "
-                "the prompt are not those of the maps. Run the pipeline inside {capture()}, keep "
-                "steps that were drawn from one text, and pass its prompt to heatmaps()."
-            )
+            f"{why}, so these maps have the words of no one prompt. Run the pipeline inside "
+            "`capture()` for a part that was drawn from one text, steps=(0.5, 1.0) or "
+            "frames=range(8), and pass its prompt, heatmaps(store, pipe, prompt), or labels, "
+            "{'cat': [2]}."
         )
 
 
@@ -282,32 +277,6 @@ def heatmaps_of(
         finish(maps.detach(), shown[i // each], preset, store.tokens, store.frames, layers.crop)
         for i, maps in enumerate(aggregate(layers, preset))
     ]
-
-
-def finish(
-    maps: Tensor,
-    prompt: Prompt,
-    preset: Preset,
-    columns: Sequence[int] | None = None,
-    frames: Sequence[int] | None = None,
-    crop: Crop | None = None,
-) -> Heatmaps:
-    """The heatmaps of one image's aggregated maps, ``[(frames,) rows, cols, columns]``; ``columns``
-    names the token columns that there are, ``frames`` the frames, None for all; ``crop`` the part
-    of the image that was drawn."""
-    maps = cut(maps.movedim(-1, 0), crop).movedim(0, -1)
-    if preset.contrast:
-        columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
-        maps = contrast(maps, columns, preset.contrast)
-    elif preset.compares_words:
-        maps = maps.clamp(min=0)
-    if preset.rescale:
-        maps = rescaled(maps, prompt)
-    if preset.sharpen != 1:
-        maps = sharpened(maps, preset.sharpen)
-    if preset.sigma:
-        maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
-    return Heatmaps(prompt, maps, columns, preset=preset, frames=frames, crop=crop)
 
 
 def _with_images(prompt: Prompt, columns: int) -> Prompt:

@@ -1,4 +1,4 @@
-"""Where the words of a prompt went in one image, by word."""
+"""The heatmaps of one image, by word."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ..attention.core import grid_text
-from ..errors import InvalidValueError, NotFoundError
+from ..errors import InvalidValueError, NotFoundError, refuse
 from ..files.tables import labelled
 from ..files.terminal import shorter
 from ..files.videos import key_frames
@@ -33,24 +33,22 @@ if TYPE_CHECKING:
 class Heatmaps(Mapping[str, Heatmap]):
     """The heatmaps of one image, a mapping from the prompt's words to :class:`Heatmap`.
 
-        hm["circle"]           a word; where it occurs more than once, all of it together
+        hm["circle"]           a word; all its occurrences together
         hm["red circle"]       a phrase: words that follow each other
         hm.find("a")           each occurrence on its own, a tuple
         hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"]
         hm["<image 1>"]        the first column of the image prompts (IP-Adapter), one by one:
-                               those of one adapter sum to 1, whatever its masks
+                               an adapter's columns sum to 1, whatever its masks
         hm[3]                  token column 3
 
-    As of any mapping ``hm.values()`` is a method and gives the :class:`Heatmap` of each word; the
-    numbers are in ``hm.maps``, those of one word in ``hm["circle"].map``.
+    As in any mapping, ``hm.values()`` is a method and gives the :class:`Heatmap` of each word; the
+    numbers are in ``hm.maps``, or in ``hm["circle"].map`` for one word.
 
     Attributes:
         prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
-        maps: float32 ``[rows, cols, columns kept]``, of a video ``[frames, rows, cols, columns
-            kept]``.
-        preset: what they were made by.
-        frames: of a video of which some frames were kept, their numbers in its latent; None for
-            all.
+        maps: float32 ``[(frames,) rows, cols, columns kept]``.
+        preset: the preset that made them.
+        frames: numbers, in a video's latent, of the frames kept; None for all.
         crop: the part of the image that was drawn, and that the cells of ``maps`` cover; None
             for all of it.
     """
@@ -78,7 +76,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         self.crop = crop
         self.frames = None if frames is None else tuple(frames)
         self._place = {column: i for i, column in enumerate(kept)}
-        self._top = top  # of the video that these are one frame of
+        self._top = top  # of the video, if these are one of its frames
 
     def __repr__(self) -> str:
         grid = grid_text(self.maps.shape[:-1])
@@ -102,7 +100,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         return [word for word in self.prompt.seen if self._holds(word.columns)]
 
     def find(self, phrase: str) -> tuple[Heatmap, ...]:
-        """One heatmap for each occurrence of a word or phrase, in prompt order.
+        """Return one heatmap for each occurrence of a word or phrase, in prompt order.
 
         Raises:
             KeyError: it is not in the prompt, was cut off, or its columns were not captured.
@@ -117,7 +115,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         return tuple(self._of(phrase, columns) for columns in held)
 
     def token(self, column: int) -> Heatmap:
-        """The heatmap of one token column.
+        """Return the heatmap of one token column.
 
         Raises:
             KeyError: no such column, or it was not captured.
@@ -144,13 +142,13 @@ class Heatmaps(Mapping[str, Heatmap]):
         return len(set(self.words))
 
     def occurrences(self) -> list[Heatmap]:
-        """One heatmap for each word that has a map, in prompt order, repeats on their own."""
+        """Return one heatmap for each word that has a map, in prompt order, repeats included."""
         return [self._of(word.text, word.columns) for word in self.held]
 
     @cached_property
     def top(self) -> float:
-        """The highest value that any content word's map reaches, or any word's if there is none
-        (see :func:`sdattn.prompts.words.is_content_word`): what is drawn at full strength."""
+        """The highest value in any content word's map, or any word's if there are none
+        (see :func:`sdattn.prompts.words.is_content_word`): it is drawn at full strength."""
         if self._top is not None:
             return self._top
         held = self.held
@@ -158,17 +156,17 @@ class Heatmaps(Mapping[str, Heatmap]):
         return max((float(self._values(word.columns).max()) for word in content), default=0.0)
 
     def frame(self, number: int) -> Heatmaps:
-        """Those of one of the frames of a video's latent that were kept, counted from 0, on the
-        scale of them all; raises as :meth:`Heatmap.frame` does."""
+        """Return the heatmaps of one frame that was kept of a video's latent, counted from 0, with
+        the colour scale of the video; raises as :meth:`Heatmap.frame` does."""
         check_frame(len(self.maps) if self.maps.ndim == 4 else 0, number, repr(self))
         held = self.prompt, self.maps[number], self.columns
         return Heatmaps(*held, preset=self.preset, top=self.top, crop=self.crop)
 
     def keep(self, columns: Sequence[int]) -> Heatmaps:
-        """The heatmaps of some token columns only.
+        """Return the heatmaps of some token columns.
 
         Raises:
-            KeyError: one that was not captured, or that the preset leaves out.
+            KeyError: a column was not captured, or the preset leaves it out.
         """
         if missing := [column for column in columns if not self._holds((column,))]:
             raise NotFoundError(
@@ -187,16 +185,16 @@ class Heatmaps(Mapping[str, Heatmap]):
         sigma: float = 0.0,
         **options: Any,
     ) -> Tensor:
-        """Several words in one image: which of them a pixel belongs to.
+        """Return which of several words each pixel belongs to.
 
-        A pixel belongs to the words whose masks hold it; of several to the one whose map is
-        highest in its own range there.
+        A pixel belongs to a word whose mask holds it; if several do, to the one whose map is
+        highest there relative to its own range.
 
         Args:
-            words: words or phrases, each all its occurrences together; for one occurrence use
+            words: words or phrases, each with all its occurrences; for one occurrence use
                 :meth:`find` and :meth:`Heatmap.mask`.
-            size: (height, width) in pixels; the cells of :attr:`Heatmap.map` by default.
-            threshold, sigma, options: as of :meth:`Heatmap.mask`.
+            size: (height, width) in pixels (default: the cells of :attr:`Heatmap.map`).
+            threshold, sigma, options: as for :meth:`Heatmap.mask`.
 
         Returns:
             int64 ``[(frames,) height, width]``: 0 for no word, else the number of the word in
@@ -204,28 +202,28 @@ class Heatmaps(Mapping[str, Heatmap]):
 
         Raises:
             KeyError: a word that is not in the prompt.
-            ValueError: no words, or one text in place of a list.
+            ValueError: no words, or one text instead of a list.
         """
         if isinstance(words, str) or not words:
-            raise InvalidValueError(f"words={words!r}: pass a list of words and phrases.")
+            raise refuse("words", words, "a list of words and phrases")
         maps = [self[word] for word in words]
         values = [hm._seen(smooth(hm.values, sigma), size) for hm in maps]
         masks = [mask_of(seen, threshold, **options) for seen in values]
         return maps[0]._laid(label_map(torch.stack(values), torch.stack(masks)), size)
 
     def statistics(self) -> list[WordStatistics]:
-        """The numbers of each word that has a map, in prompt order, repeats on their own; raises
-        as :meth:`WordStatistics.of` does."""
+        """Return the statistics of each word that has a map, in prompt order, repeats included;
+        raises as :meth:`WordStatistics.of` does."""
         return [heatmap.statistics() for heatmap in self.occurrences()]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """The numbers of the words as a table of pandas: a row a word, in prompt order, repeats on
-        their own.
+        """Return the words' statistics as a pandas table: one row per word, in prompt order,
+        repeats included.
 
-        Its columns are those of :class:`sdattn.maps.statistics.WordStatistics`: ``word``,
-        ``columns``, ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``,
-        ``entropy``. Centres count from the top and from the left; they and the area are parts of
-        the image. What an all-zero map lacks is NaN.
+        Columns, see :class:`sdattn.maps.statistics.WordStatistics`: ``word``, ``columns``,
+        ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``, ``entropy``.
+        Centres count from the top and from the left; they and the area are fractions of the image.
+        Centre and entropy of an all-zero map are NaN.
 
         Raises:
             ImportError: pandas is not installed.
@@ -235,12 +233,12 @@ class Heatmaps(Mapping[str, Heatmap]):
         return to_dataframe(rows, ("word", "columns"))
 
     def to_xarray(self) -> xr.DataArray:
-        """The maps of the words as an array of xarray, float32 ``(word, [frame,] row, col)``.
+        """Return the words' maps as an xarray array, float32 ``(word, [frame,] row, col)``.
 
-        ``word`` has the words in prompt order, repeats on their own: ``sel(word="a")`` gives each
-        "a" of the prompt, along ``word``, where there are several. ``row`` and ``col`` are the
-        centres of the cells as parts of the image, from the top and from the left; for a plot
-        that stands upright pass ``yincrease=False``. The attributes name prompt, preset and unit.
+        ``word`` lists the words in prompt order, repeats included: ``sel(word="a")`` gives every
+        "a" of the prompt, along ``word`` if there are several. ``row`` and ``col`` are the centres
+        of the cells as fractions of the image, from the top and from the left; pass
+        ``yincrease=False`` to plot it upright. The attributes name prompt, preset and unit.
 
         Raises:
             ImportError: xarray is not installed.

@@ -1,4 +1,4 @@
-"""What a store holds of each layer that sees the text, as a preset reads it: one map a layer."""
+"""One map per layer that sees the text, read from a store as a preset says."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..errors import Message
 from ..hooks.map_store import CapturedMaps
 from ..hooks.passes import CaptureError
 from ..models.crops import Crop
@@ -23,11 +22,11 @@ class LayerMap:
     """The map of one layer.
 
     Attributes:
-        place, level: of the layer, see :class:`sdattn.models.layers.AttentionLayer`.
-        heads: how many of its heads were kept.
+        place, level: position in the model, see :class:`sdattn.models.layers.AttentionLayer`.
+        heads: number of heads kept.
         maps: float32 ``[images, (heads,) (frames,) rows, cols, tokens]`` on the CPU, probabilities;
-            the mean over the steps that were kept, with its graph where the store has one. The
-            heads axis is there where the preset reads each head by itself.
+            the mean over the kept steps, with its graph if the store has one. There is a heads
+            axis if the preset reads each head.
         is_video: whether there are frames.
     """
 
@@ -44,7 +43,7 @@ class LayerMap:
 
     @property
     def grid(self) -> tuple[int, ...]:
-        """(rows, cols), of a video (frames, rows, cols)."""
+        """(rows, cols), or (frames, rows, cols) for a video."""
         return tuple(self.maps.shape[-4 if self.is_video else -3 : -1])
 
 
@@ -53,17 +52,17 @@ class LayerMaps:
     """The maps of a run's layers, in the order in which they run.
 
     Attributes:
-        layers: name to :class:`LayerMap`, of all layers that see the text, also of those that the
-            preset does not read.
-        columns: the token columns that the maps have.
-        passes: how many calls of the model they are the mean of.
+        layers: name to :class:`LayerMap`, for all layers that see the text, even if the preset
+            does not read them.
+        columns: the maps' token columns.
+        passes: number of model calls averaged.
         affinity: float32 ``[images, N, N]``, the mean of the self-attention layers that a refining
-            preset reads; ``[images, frames, N, N]`` of videos whose frames attend to themselves
-            alone (AnimateDiff); None for any other, and for maps that were spread while the model
-            ran. Row ``i`` is what cell ``i`` attends to; it sums to 1.
-        affinity_grid: (rows, cols) with ``rows * cols = N``; (frames, rows, cols) of videos whose
-            cells attend to those of all frames.
-        crop: the part of the image that the maps are of; None for all of it.
+            preset reads; ``[images, frames, N, N]`` for videos whose frames attend only to
+            themselves (AnimateDiff); None for other presets, and for maps that were spread while
+            the model ran. Row ``i`` is what cell ``i`` attends to; it sums to 1.
+        affinity_grid: (rows, cols) with ``rows * cols = N``; (frames, rows, cols) for videos whose
+            cells attend to all frames.
+        crop: the part of the image that the maps cover; None for all of it.
     """
 
     layers: Mapping[str, LayerMap]
@@ -74,15 +73,15 @@ class LayerMaps:
     crop: Crop | None = None
 
     def image(self, number: int) -> LayerMaps:
-        """Those of one image of a batch."""
+        """Return the maps of one image of a batch."""
         some = slice(number, number + 1)
         affinity = None if self.affinity is None else self.affinity[some]
         kept = {name: replace(layer, maps=layer.maps[some]) for name, layer in self.layers.items()}
         return replace(self, layers=kept, affinity=affinity)
 
     def frame(self, number: int) -> LayerMaps:
-        """Those of one frame of a video's latent, as of an image; without what refines them where
-        that is over all frames."""
+        """Return the maps of one frame of a video's latent, as for an image; an affinity over all
+        frames is dropped."""
         kept = {
             name: replace(layer, maps=layer.maps.select(-4, number), is_video=False)
             for name, layer in self.layers.items()
@@ -93,11 +92,11 @@ class LayerMaps:
 
     @property
     def over_frames(self) -> bool:
-        """Whether what refines the maps is along all frames of a video."""
+        """True if the affinity is over all frames of a video."""
         return self.affinity_grid is not None and len(self.affinity_grid) == 3
 
     def keep(self, columns: Sequence[int]) -> LayerMaps:
-        """Those of some token columns."""
+        """Return the maps of some token columns."""
         positions = [self.columns.index(column) for column in columns]
         kept = {
             n: replace(layer, maps=layer.maps[..., positions]) for n, layer in self.layers.items()
@@ -105,46 +104,39 @@ class LayerMaps:
         return replace(self, layers=kept, columns=tuple(columns))
 
     def as_saved(self) -> LayerMaps:
-        """As a file holds them, in float16."""
+        """Return the maps in float16, as a file holds them."""
         kept = {n: replace(layer, maps=halved(layer.maps)) for n, layer in self.layers.items()}
         affinity = None if self.affinity is None else halved(self.affinity)
         return replace(self, layers=kept, affinity=affinity)
 
 
 def halved(maps: Tensor) -> Tensor:
-    """Maps as a file holds them: float16, row-major, on the CPU."""
+    """Return maps as a file holds them: float16, row-major, on the CPU."""
     return maps.to("cpu", torch.float16).contiguous()
 
 
 def layer_maps(
     store: CapturedMaps, preset: Preset, self_attention: CapturedMaps | None = None
 ) -> LayerMaps:
-    """The maps of a store's layers, averaged over heads and steps as far as the preset does that.
-
-    Args:
-        store: what is read.
-        preset: how.
-        self_attention: the store that holds what refines the maps; ``store`` itself by default.
-
-    Raises:
-        CaptureError: the store holds no layer that sees the text, or has averaged over what the
-            preset reads one by one.
-    """
+    """Return the maps of a store's layers, averaged over heads and steps as the preset says;
+    ``self_attention`` is the store for refining, by default the same. Raise CaptureError if it
+    holds no layer that sees the text, or has averaged over steps or heads that the preset reads one
+    by one."""
     _check_kept(store, preset)
     ran = [layer for layer in store.layers if layer.name in store.maps]
     texts = [layer for layer in ran if layer.kind in TEXT_KINDS]
     found = {layer.name: _of_layer(store, layer, preset) for layer in texts}
     if not found and store.stopped is not None:
         raise CaptureError(
-            f"The run was stopped {store.stopped}: it ended before the steps {store.steps} that "
-            'were to be kept. Capture all of them, steps="mean" or "all".'
+            f"The run was stopped {store.stopped}, before the steps {store.steps} that were to be "
+            'kept. Capture all of them, steps="mean" or "all".'
         )
     if not found:
         raise CaptureError(
             "There are no maps of cross- or joint attention, and only those have token columns. "
             'Capture with kinds=("cross", "joint") and run the pipeline inside the with block.'
         )
-    # What a preset reads of the steps is known only from the passes that ran.
+    # Which steps the preset reads is known only from the passes that ran.
     columns = store.tokens or tuple(range(store.n_keys or 0))
     passes = len(read_steps(store, preset))
     if preset.refine is None or store.keep.refine:
@@ -173,12 +165,10 @@ def _check_kept(store: CapturedMaps, preset: Preset) -> None:
             f"numbers of them than the model, {uneven[0]} for one. Disable the cache that skips it."
         )
     if missing:
-        text = (
-            "{0} reads what this store has not kept. Capture with {1}; {generate()} with {preset} "
-            "does so by itself."
+        raise CaptureError(
+            f"The preset {preset.name!r} reads what this store has not kept. Capture with "
+            f"{', '.join(missing)}; `generate()` with `preset={preset.name!r}` does so by itself."
         )
-        about = f"The preset {preset.name!r}", ", ".join(missing)
-        raise CaptureError(Message(text, *about, preset=preset.name))
 
 
 def _of_layer(store: CapturedMaps, layer: AttentionLayer, preset: Preset) -> LayerMap:
@@ -191,7 +181,8 @@ def _of_layer(store: CapturedMaps, layer: AttentionLayer, preset: Preset) -> Lay
 
 
 def read_steps(store: CapturedMaps, preset: Preset) -> list[int]:
-    """The places on the steps axis, or the passes in its place, that the preset's maps are of."""
+    """Return the positions on the steps axis (or the passes, if there is none) that a preset
+    reads."""
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
     if store.keep.steps.last or preset.steps == "last":
         return [len(kept) - 1]
@@ -204,19 +195,15 @@ def read_steps(store: CapturedMaps, preset: Preset) -> list[int]:
 
 
 def read_passes(store: CapturedMaps, preset: Preset) -> list[int]:
-    """Return the passes of the run, counted from 0, that the preset's maps are of."""
+    """Return the passes of the run, counted from 0, that the preset reads."""
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
     read = read_steps(store, preset) if store.keep.steps.each or store.keep.steps.last else None
     return kept if read is None else [kept[i] for i in read]
 
 
 def over_steps(store: CapturedMaps, name: str, maps: Tensor, preset: Preset) -> Tensor:
-    """A layer's maps ``[images, steps, ...]`` without their steps; where there are none as they
-    are.
-
-    Raises:
-        CaptureError: the layer ran in none of the steps that the preset reads.
-    """
+    """Average a layer's maps ``[images, steps, ...]`` over steps, if there are steps; raise
+    CaptureError if the layer ran in none of the steps that the preset reads."""
     if not store.keep.steps.each:
         return maps
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
@@ -232,16 +219,14 @@ def over_steps(store: CapturedMaps, name: str, maps: Tensor, preset: Preset) -> 
 
 
 def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
-    """The mean of the finest self-attention layers that the store holds, and their grid."""
+    """Return the mean of the finest self-attention layers that the store holds, and their grid."""
     held = [layer for layer in store.layers if layer.kind == "self" and layer.name in store.maps]
     if not held:
         raise CaptureError(
-            Message(
-                "{refine='self'} spreads the maps along the self-attention, and this store holds "
-                'none. Capture a UNet with kinds=("cross", "self") and the layers of '
-                "sdattn.maps.aggregation.refining(pipe), joint attention with refine='self'; "
-                "{generate()} does so by itself."
-            )
+            "`refine='self'` spreads the maps along the self-attention, and this store holds none. "
+            "Capture a UNet with kinds=('cross', 'self') and the layers of "
+            "sdattn.maps.aggregation.refining(pipe), joint attention with refine='self'; "
+            "`generate()` does so by itself."
         )
     finest = min(layer.level for layer in held)
     total: Tensor = torch.zeros(())
@@ -257,25 +242,20 @@ def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
         return mean.flatten(1, -2), grid
     if len(grid) < 3:
         raise CaptureError(
-            Message(
-                "{refine='self'} spreads the maps along the self-attention, which has {0} keys "
-                "here for {1} cells: something merges its keys. Turn that off, or leave it out.",
-                mean.shape[-1],
-                math.prod(grid),
-            )
+            "`refine='self'` spreads the maps along the self-attention, which has "
+            f"{mean.shape[-1]} keys here for {math.prod(grid)} cells: something merges its keys. "
+            "Turn that off, or leave it out."
         )
     if mean.shape[-1] != math.prod(grid[-2:]):
         raise CaptureError(
-            Message(
-                "{refine='self'} spreads the maps along all frames of a video, and this store "
-                "holds some. Capture without {frames}."
-            )
+            "`refine='self'` spreads the maps along all frames of a video, and this store holds "
+            "some. Capture without `frames`."
         )
     return mean.flatten(2, 3), grid[-2:]  # each frame attends to itself alone
 
 
 def resize_maps(maps: Tensor, size: tuple[int, int], mode: str = "bilinear") -> Tensor:
-    """``[..., rows, cols]`` at ``size`` = (rows, cols), cell centres aligned."""
+    """Resize ``[..., rows, cols]`` to ``size`` = (rows, cols), cell centres aligned."""
     batched = maps.reshape(-1, 1, *maps.shape[-2:])
     resized = torch.nn.functional.interpolate(batched, size=size, mode=mode, align_corners=False)
     return resized.reshape(*maps.shape[:-2], *size)

@@ -1,4 +1,4 @@
-"""Maps of a crop laid where it lies in the image: bilinear between cells, 0 outside the box."""
+"""Placing maps of a crop in the whole image: bilinear between cells, 0 outside the crop's box."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _MOST = 2048  # cells of the longer side of a whole image
 def cut(maps: Tensor, crop: Crop | None) -> Tensor:
     """Keep the part of maps ``[..., rows, cols]`` of the latent that the crop's box shows.
 
-    Maps stay as they are where the box has the proportions that were drawn, as it mostly has.
+    Maps are unchanged if the box has the proportions that were drawn, which is the usual case.
     """
     if crop is None or crop.kept == (1.0, 1.0):
         return maps
@@ -29,7 +29,7 @@ def cut(maps: Tensor, crop: Crop | None) -> Tensor:
 
 
 def grid_of(shape: tuple[int, int], crop: Crop) -> tuple[int, int]:
-    """Return (rows, cols) of a whole image in cells no larger than those of a map of its crop."""
+    """Return (rows, cols) of a whole image in cells no larger than those of its crop's map."""
     left, top, right, bottom = crop.parts
     rows, cols = math.ceil(shape[0] / (bottom - top)), math.ceil(shape[1] / (right - left))
     scale = min(1.0, _MOST / max(rows, cols))
@@ -42,24 +42,16 @@ def inside(
     size: tuple[int, int],
     mode: Literal["bilinear", "nearest"] = "bilinear",
 ) -> Tensor:
-    """Sample a crop's maps at the pixels of an image whose middles lie in the box.
-
-    Args:
-        values: float ``[..., rows, cols]``, the cells of the box.
-        crop: where it lies.
-        size: (height, width) of the whole image, in whatever pixels.
-        mode: bilinear between cells, or the cell that a pixel's middle lies in.
-
-    Returns:
-        ``[..., pixels down, pixels across]``, at least one pixel either way.
-    """
+    """Sample a crop's maps ``[..., rows, cols]`` at the pixels of an image of ``size`` = (height,
+    width) whose middles lie in the box: ``[..., pixels down, pixels across]``, at least one either
+    way."""
     down, across = _pixels(crop, size)
     return _sampled(values, down[1], across[1], mode)
 
 
 def laid(part: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
-    """Put what :func:`inside` gave, or a mask of it, where it lies: ``[..., height, width]``, 0 or
-    False outside."""
+    """Place the result of :func:`inside`, or a mask of it, in the image: ``[..., height, width]``,
+    0 or False outside."""
     (down, _), (across, _) = _pixels(crop, size)
     whole = part.new_zeros(*part.shape[:-2], *size)
     whole[..., down, across] = part
@@ -67,7 +59,7 @@ def laid(part: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
 
 
 def _pixels(crop: Crop, size: tuple[int, int]) -> list[tuple[slice, Tensor]]:
-    """Of rows and columns, which pixels lie in the box, and where in it, as parts of its side."""
+    """Return, for rows and columns, the pixels in the box and their places as shares of a side."""
     left, top, right, bottom = crop.parts
     found = []
     for many, start, stop in ((size[0], top, bottom), (size[1], left, right)):
@@ -81,7 +73,7 @@ def _pixels(crop: Crop, size: tuple[int, int]) -> list[tuple[slice, Tensor]]:
 
 
 def _sampled(values: Tensor, rows: Tensor, cols: Tensor, mode: str) -> Tensor:
-    """Maps ``[..., R, C]`` at places that are parts of their sides."""
+    """Sample maps ``[..., R, C]`` at places given as shares of their sides."""
     down, across = torch.meshgrid(rows, cols, indexing="ij")
     grid = (2 * torch.stack([across, down], -1) - 1)[None].to(values)
     batched = values.reshape(1, -1, *values.shape[-2:])

@@ -1,4 +1,4 @@
-"""What a notebook shows: stills that stay where scripts are taken out, and pages in a frame."""
+"""Notebook output: stills that survive where scripts are removed, and pages in a frame."""
 
 import base64
 import io
@@ -14,8 +14,8 @@ _SIDE = 160  # pixels of a still's longer side
 
 
 def png(label: str, values: np.ndarray, top: float) -> bytes:
-    """A map ``[rows, cols]`` in colour without its image, from 0 to ``top``, its label and its
-    highest value below: a PNG file."""
+    """Return a PNG file of a map ``[rows, cols]`` in colour without its image, from 0 to ``top``,
+    with its label and its highest value below."""
     image = render.enlarge(Image.fromarray(render.colorize(values, (0.0, top))))
     buffer = io.BytesIO()
     render.caption(image, label, f"peak {values.max():.2g}").save(buffer, "PNG")
@@ -25,15 +25,12 @@ def png(label: str, values: np.ndarray, top: float) -> bytes:
 def stills(
     maps: Iterable[tuple[str, np.ndarray]], top: float, image: Image.Image | None = None
 ) -> str:
-    """Maps in colour beside each other, on one scale, each with its label and its highest value.
+    """Return maps in colour next to each other, on one scale, each with label and highest value.
 
     Args:
         maps: (label, values ``[rows, cols]``) of each.
         top: the value of the last colour; the first is 0.
-        image: what they are of; it comes first, and the maps lie over it.
-
-    Returns:
-        HTML without scripts or addresses; labels are escaped.
+        image: the image that they belong to; it comes first, and the maps lie over it.
     """
     found: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
     for label, values in maps:
@@ -46,16 +43,13 @@ def video_stills(
     top: float,
     frames: Sequence[tuple[str, int, Image.Image | None]],
 ) -> str:
-    """Key frames of a video's maps beside each other, on one scale, a row a word.
+    """Return key frames of a video's maps next to each other, on one scale, one row per word.
 
     Args:
         maps: (label, values ``[frames, rows, cols]``) of each word.
         top: the value of the last colour; the first is 0.
-        frames: of each key frame its name, its number in the maps, and the image, which comes
-            first and which the maps lie over; None for maps alone.
-
-    Returns:
-        HTML as of :func:`stills`.
+        frames: name, number in the maps, and image of each key frame. Images come first, and the
+            maps lie over them; None for maps alone.
     """
     rows = [[(image, name, "") for name, _, image in frames if image is not None]]
     for label, values in maps:
@@ -75,14 +69,14 @@ def _in_colour(values: np.ndarray, top: float, image: Image.Image | None) -> Ima
 
 
 def figures_of(parts: Iterable[tuple[Image.Image, str, str]]) -> str:
-    """Small images beside each other, each with a label and a note below, which are escaped."""
+    """Return small images next to each other, each with an escaped label and note below."""
     found = [_figure(_small(image), label, note) for image, label, note in parts]
     return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(found)}</div>'
 
 
 def whole(image: Image.Image, label: str) -> str:
-    """An image in its own size, or as wide as there is room; ``label`` is for those who cannot
-    see it, and escaped."""
+    """Return an image in its own size, or as wide as there is room; ``label`` is its alt text,
+    escaped."""
     width, height = image.size
     return (
         f'<img src="{_data(image)}" alt="{escape(label)}" width="{width}" height="{height}" '
@@ -91,7 +85,7 @@ def whole(image: Image.Image, label: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table of texts, which are escaped; the first of each row is what the row is about."""
+    """Return a table of texts, which are escaped; the first of each row is its header."""
     top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
     body = "".join(
         f'<tr><th scope="row"><bdi>{escape(first)}</bdi></th>'
@@ -103,8 +97,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
 
 
 def framed(page: bytes) -> str:
-    """A page in a frame of its own: it can run its script, save files, and reach nothing around
-    it except to report its height, see theme.js."""
+    """Return a page in a frame of its own: it can run its script, save files, and reach nothing
+    around it except to report its height, see theme.js."""
     style = "width:100%;height:820px;border:0;border-radius:10px"
     return (
         f'<iframe style="{style}" sandbox="allow-scripts allow-downloads" '

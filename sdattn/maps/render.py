@@ -1,4 +1,4 @@
-"""Heatmap + image -> PIL images. Values are normalised here, when they are drawn, only here."""
+"""Heatmap + image -> PIL images. Only here are values normalised, when they are drawn."""
 
 import math
 from functools import cache
@@ -11,31 +11,20 @@ from ..errors import InvalidTypeError, InvalidValueError
 from ..models.crops import Crop
 from .laying import inside, laid
 
-OPACITY = 0.85  # of what is highest
+OPACITY = 0.85  # at the highest value
 COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
-DIVERGING = "RdBu_r"  # blue below zero, red above: colour-blind people tell them apart
-SHORTEST_SIDE = 256  # pixels; a smaller image is drawn enlarged so that its label can be read
-LONGEST_SIDE = 4096  # pixels; what is long and thin is not enlarged beyond
+DIVERGING = "RdBu_r"  # blue below zero, red above: distinct to colour-blind people too
+SHORTEST_SIDE = 256  # pixels; a smaller image is enlarged so that its label can be read
+LONGEST_SIDE = 4096  # pixels; a long and thin image is not enlarged beyond this
 INK, FAINT, PAPER = (235, 235, 235), (170, 170, 170), (20, 20, 20)
 
 
 def colorize(
     values: np.ndarray, scale: tuple[float, float] | None = None, colormap: str = COLORMAP
 ) -> np.ndarray:
-    """Values in colour.
-
-    Args:
-        values: ``[rows, cols]``.
-        scale: the values drawn in the first and the last colour; by default the smallest and the
-            largest. A flat map is drawn in the first colour.
-        colormap: a name that matplotlib knows.
-
-    Returns:
-        uint8 ``[rows, cols, 3]``.
-
-    Raises:
-        ValueError: values that are not finite.
-    """
+    """Map values ``[rows, cols]`` to colours, uint8 ``[rows, cols, 3]``. ``scale`` has the values
+    of the first and the last colour (default: the smallest and the largest); a flat map gets the
+    first. Raise ValueError for values that are not finite."""
     table = _table(colormap)
     shades = (_normalise(values, scale) * len(table)).astype(np.int32)
     return table[np.minimum(shades, len(table) - 1)]
@@ -43,7 +32,7 @@ def colorize(
 
 @cache
 def _table(colormap: str) -> np.ndarray:
-    """The colours of a colour map, uint8 ``[colours, 3]``."""
+    """Return the colours of a colour map, uint8 ``[colours, 3]``."""
     import matplotlib  # heavy, and needed only here
 
     colours = matplotlib.colormaps[colormap]
@@ -59,19 +48,9 @@ def _normalise(values: np.ndarray, scale: tuple[float, float] | None) -> np.ndar
 
 
 def colorize_signed(values: np.ndarray, most: float | None = None) -> np.ndarray:
-    """Values of both signs in colour: blue below zero, red above, zero in the neutral colour.
-
-    Args:
-        values: ``[rows, cols]``.
-        most: the size that has the strongest colour; by default the largest. The scale reaches
-            from ``-most`` to ``most``. Values that are all zero are drawn in the neutral colour.
-
-    Returns:
-        uint8 ``[rows, cols, 3]``.
-
-    Raises:
-        ValueError: values that are not finite.
-    """
+    """Map values ``[rows, cols]`` of both signs to colours, uint8 ``[rows, cols, 3]``: blue below
+    zero, red above, zero neutral, on a scale from ``-most`` to ``most`` (default: the largest
+    size). Raise ValueError for values that are not finite."""
     import matplotlib
 
     most = float(np.abs(values).max()) if most is None else most
@@ -83,21 +62,15 @@ def colorize_signed(values: np.ndarray, most: float | None = None) -> np.ndarray
 def signed(
     values: np.ndarray, size: tuple[int, int], label: str = "", most: float | None = None
 ) -> Image.Image:
-    """A map of differences in colour, as by :func:`colorize_signed`, with a caption below.
+    """Draw a map of differences, as :func:`colorize_signed` colours it, with a caption below.
 
-    There is no image beneath it: a colour is a value, and the neutral colour is no difference.
+    There is no image under it: a colour is a value, and the neutral colour is no difference.
 
     Args:
-        values: ``[rows, cols]``, brought to ``size`` bilinearly.
+        values: ``[rows, cols]``, resized to ``size`` bilinearly.
         size: (width, height) in pixels.
-        label: written below, beside the scale; "" leaves the caption out.
+        label: written below, next to the scale; "" leaves the caption out.
         most: as in :func:`colorize_signed`.
-
-    Returns:
-        RGB, ``size`` plus the caption.
-
-    Raises:
-        ValueError: values that are not finite.
     """
     values = np.asarray(values, dtype=np.float32)
     most = float(np.abs(values).max()) if most is None else most
@@ -118,34 +91,33 @@ def overlay(
     colormap: str = COLORMAP,
     crop: Crop | None = None,
 ) -> Image.Image:
-    """A heatmap in colour over the image it belongs to, with a caption below.
+    """Draw a heatmap in colour over its image, with a caption below.
 
-    Colours are the more opaque the higher the value: where there is nothing the image, in grey,
-    is bare.
+    The higher the value, the more opaque the colour; where there is no attention the image, in
+    grey, is bare.
 
     Args:
         image: the generated image.
-        values: ``[rows, cols]``, brought to the image's size bilinearly.
-        label: written below, beside the highest value; "" leaves the caption out.
-        opacity: of the last colour, in [0, 1]; that of the others is in proportion.
-        scale: the values that have the first and the last colour; by default 0 and the highest.
-        stretch: from the smallest to the largest value, and all colours equally opaque: shows the
-            shape of a map, however weak, and hides how weak it is.
+        values: ``[rows, cols]``, resized to the image bilinearly.
+        label: written below, next to the highest value; "" leaves the caption out.
+        opacity: opacity of the last colour, in [0, 1]; the others are in proportion.
+        scale: the values of the first and the last colour (default: 0 and the highest).
+        stretch: scale from the smallest to the largest value, all colours equally opaque: shows
+            the shape of a map, however weak, and hides how weak it is.
         colormap: as in :func:`colorize`.
-        crop: the part of the image that the values are of; the rest is bare.
+        crop: the part of the image that the values cover; the rest is bare.
 
     Returns:
         RGB, the image's size (enlarged by a whole number if its shorter side is under
         ``SHORTEST_SIDE`` pixels, see :func:`enlarge`) plus the caption.
 
     Raises:
-        TypeError: the image is no PIL image.
-        ValueError: the map's proportions are not the image's, or a scale for a map that is to be
-            stretched over its own.
+        TypeError: the image is not a PIL image.
+        ValueError: map and image differ in proportions, or both ``stretch`` and ``scale``.
     """
     if stretch and scale:
         raise InvalidValueError(
-            f"stretch=True and scale={scale}: a map has one of them, leave one out."
+            f"stretch=True and scale={scale}: both set the scale, leave one out."
         )
     if not isinstance(image, Image.Image):
         raise InvalidTypeError(
@@ -154,12 +126,12 @@ def overlay(
     values = np.asarray(values, dtype=np.float32)
     _check_proportions(image, values.shape, crop)
     base, (low, high) = enlarge(image), (float(values.min()), float(values.max()))
-    # The map is resized to the image before it is coloured: resizing would mix colours.
+    # The map is resized before it is coloured: resizing would mix colours.
     shades = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
     heat, drawn = _on_image(shades, base.size, crop)
     colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
     opaque = np.rint(255 * opacity * (drawn if stretch else heat)).astype(np.uint8)
-    # The image keeps its drawing in grey, so that every colour on it is heat.
+    # The image is grey, so that every colour on it is heat.
     grey = base.convert("L").convert("RGB")
     painted = Image.composite(colours, grey, Image.fromarray(opaque))
     note = f"{low:.2g} to {high:.2g}" if stretch else f"peak {high:.2g}"
@@ -169,7 +141,7 @@ def overlay(
 def _on_image(
     shades: np.ndarray, size: tuple[int, int], crop: Crop | None
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Shades at (width, height) pixels, and 1 where the image was drawn, 0 around a crop."""
+    """Return shades at (width, height) pixels, and 1 where the image was drawn, 0 around a crop."""
     if crop is None:
         heat = np.asarray(Image.fromarray(shades).resize(size, Image.Resampling.BILINEAR))
         return heat, np.ones_like(heat)
@@ -182,7 +154,7 @@ def _check_proportions(image: Image.Image, grid: tuple[int, ...], crop: Crop | N
     rows, cols = grid
     width, height = image.size
     if crop is not None:
-        whole_width, whole_height = crop.image  # which may have been made smaller, rounded
+        whole_width, whole_height = crop.image  # the image may have been reduced since, rounded
         if abs(width * whole_height - height * whole_width) > max(crop.image):
             raise InvalidValueError(
                 f"A heatmap of a crop of an image of {whole_width}x{whole_height} pixels does not "
@@ -196,8 +168,8 @@ def _check_proportions(image: Image.Image, grid: tuple[int, ...], crop: Crop | N
 
 
 def enlarge(image: Image.Image) -> Image.Image:
-    """RGB, enlarged by a whole number until the shorter side has ``SHORTEST_SIDE`` pixels, or the
-    longer one ``LONGEST_SIDE``."""
+    """Return it as RGB, enlarged by a whole number until the shorter side has ``SHORTEST_SIDE``
+    pixels, or the longer one ``LONGEST_SIDE``."""
     factor = math.ceil(SHORTEST_SIDE / min(image.size))
     factor = max(1, min(factor, LONGEST_SIDE // max(image.size)))
     return image.convert("RGB").resize(
@@ -206,7 +178,7 @@ def enlarge(image: Image.Image) -> Image.Image:
 
 
 def caption(image: Image.Image, label: str, note: str = "") -> Image.Image:
-    """The image with a strip of text below: ``label`` on the left, ``note`` on the right."""
+    """Return the image with a text strip below: ``label`` on the left, ``note`` on the right."""
     size = max(12, min(image.width // 20, image.height // 4))
     font = font_of(size)
     strip = round(size * 1.7)
@@ -220,7 +192,7 @@ def caption(image: Image.Image, label: str, note: str = "") -> Image.Image:
 
 
 def fit(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
-    """The text on one line, at most this many pixels wide; an ellipsis ends what does not fit."""
+    """Return the text on one line, at most ``width`` pixels wide, ending in an ellipsis if cut."""
     text = " ".join(text.split())[:200]
     if font.getlength(text) <= width:
         return text
@@ -230,7 +202,7 @@ def fit(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
 
 
 def font_of(size: int) -> ImageFont.FreeTypeFont:
-    """That of captions, so many pixels high."""
+    """Return the captions' font, ``size`` pixels high."""
     import matplotlib
 
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)

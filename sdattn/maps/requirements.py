@@ -1,10 +1,10 @@
-"""What a run has `capture()` keep: what was asked for, and what its preset reads."""
+"""Options of `capture()` for a run: the caller's, and what the preset needs."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
 from typing import Any
 
-from ..errors import InvalidTypeError, InvalidValueError, OptionError
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
 from ..hooks.keep import Heads, Steps
 from ..hooks.run_part import RunPart
 from ..models.call_facts import images_a_prompt
@@ -23,17 +23,13 @@ def checked_capture(
     prompts: Sequence[Prompt],
     branches: Sequence[str] = ("conditional", "both"),
 ) -> dict[str, Any]:
-    """Options of :func:`sdattn.capture`, with the token columns of the words that are to be kept.
-
-    Raises:
-        ValueError: what would leave the run without heatmaps of its prompt; no words, or one text.
-        KeyError: a word that is in none of the prompts.
-    """
+    """Return checked options of :func:`sdattn.capture`, with the token columns of ``words``; raise
+    ValueError if the prompt would get no heatmaps or ``words`` is not a list of words."""
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
     ours = {"text_states", "among", "refine", "space"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
         text = (
-            "this shows where the words of the prompt go. For anything else use {capture()} around "
+            "this shows where the words of the prompt go. For anything else use `capture()` around "
             "the pipeline."
         )
         raise OptionError("capture_options", dict(settings), text)
@@ -45,7 +41,7 @@ def checked_capture(
     if words is None:
         return settings
     if isinstance(words, str) or not words:
-        raise OptionError("words", words, "pass a list of words and phrases, or None for all.")
+        raise refuse("words", words, "a list of words and phrases, or None for all")
     return {**settings, "tokens": columns_of(words, prompts)}
 
 
@@ -56,17 +52,16 @@ def capture_settings(
     options: Mapping[str, Any],
     chosen: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """What :func:`sdattn.capture` has to keep for a preset, ``chosen`` options put in.
+    """Return what :func:`sdattn.capture` must keep for a preset, with the ``chosen`` options.
 
     Raises:
-        ValueError: ``chosen`` conflicts with the preset, or has no layer that it reads; the run has
-            none of the steps that it reads.
-        TypeError: the model cannot be refined, or has no outputs of words.
+        ValueError: ``chosen`` conflicts with the preset, or has no layer that it reads; the run
+            lacks the steps that it reads.
+        TypeError: the model cannot be refined, or has no word outputs.
     """
     needs: dict[str, Any] = _of_joint_attention(pipe, preset, options)
     _check_layers(pipe, preset, chosen or {})
-    # What the preset reads must be kept; what the user chose is kept as well, unless it shuts that
-    # out.
+    # What the preset reads must be kept; so is what the user chose, unless it rules that out.
     if preset.each_head:
         needs["heads"] = "all"
     if preset.steps == "last":
@@ -77,7 +72,7 @@ def capture_settings(
     if preset.needs_all_columns:
         needs["tokens"] = None
     chosen = dict(chosen or {})
-    # every step and every head hold what any preset reads of them
+    # every step or head includes what any preset reads
     every = {name for name, option in chosen.items() if getattr(option, "every", False)}
     if clash := sorted(needs.keys() & chosen.keys() - every):
         names = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
@@ -94,23 +89,24 @@ def capture_settings(
 
 
 def _check_part(pipe: Any, preset: Preset, part: RunPart, options: Mapping[str, Any]) -> None:
-    """Refuse so few steps that none of them is in the part of the run that a preset reads."""
+    """Refuse a run so short that none of its steps is in the part that a preset reads."""
     known = call_options(pipe)
-    chosen = {"timesteps", "sigmas", "strength"}  # by which a run may have other steps
+    chosen = {"timesteps", "sigmas", "strength"}  # with these a run may have other steps
     if "num_inference_steps" not in known or any(options.get(name) for name in chosen):
         return
     steps = option_of(pipe, options, "num_inference_steps")
-    # a scheduler of second order calls the model twice a step, but for the last
+    # a second-order scheduler calls the model twice per step, except the last
     if steps and not (part.passes(steps) or part.passes(2 * steps - 1)):
+        begin, end = astuple(part)
         text = (
-            "the preset {0!r} reads the part of the run from {1:.3g} to {2:.3g}, in which none of "
-            "so few steps has its middle. Take more, or another preset."
+            f"the preset {preset.name!r} reads the part of the run from {begin:.3g} to {end:.3g}, "
+            "in which none of so few steps has its middle. Take more, or another preset."
         )
-        raise OptionError("num_inference_steps", steps, text, preset.name, *astuple(part))
+        raise OptionError("num_inference_steps", steps, text)
 
 
 def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a preset is done while joint attention runs."""
+    """Return the options that joint attention needs while it runs."""
     needs: dict[str, Any] = {}
     is_joint = refines_itself(pipe)
     if preset.space != "attention":
@@ -131,19 +127,22 @@ def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -
 
 
 def _check_video(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> None:
-    """Refuse to choose heads by how they tell frames apart where there are none."""
+    """Refuse to choose heads by how well they distinguish frames if there are no frames."""
     if not makes_videos(pipe):
         raise InvalidTypeError(
             f"The preset {preset.name!r} takes the heads that tell a video's frames apart, and a "
             f"{type(pipe).__name__} makes images. Choose 'gramcol', which takes all heads."
         )
     if (options.get("num_frames") or default_frames(pipe)) == 1:
-        text = "the preset {0!r} takes the heads that tell frames apart. Take more, or 'gramcol'."
-        raise OptionError("num_frames", 1, text, preset.name)
+        text = (
+            f"the preset {preset.name!r} takes the heads that tell frames apart. Take more, or "
+            "'gramcol'."
+        )
+        raise OptionError("num_frames", 1, text)
 
 
 def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
-    """Refuse before the run what would have no heatmaps after it."""
+    """Refuse, before the run, layers that would give no heatmaps."""
     kinds = [kind for kind in chosen.get("kinds", TEXT_KINDS) if kind in TEXT_KINDS]
     found = find_denoiser(pipe).layers
     layers = [(la.place, la.level) for la in select_layers(found, chosen.get("layers"), kinds)]
@@ -152,11 +151,8 @@ def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
 
 
 def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
-    """The token columns of words and phrases in any of the prompts, in order.
-
-    Raises:
-        KeyError: one that is in none of them.
-    """
+    """Return the token columns of words and phrases in any of the prompts, in order; raise KeyError
+    for a word that is in none of them."""
     columns: set[int] = set()
     for word in words:
         errors = []
@@ -171,12 +167,8 @@ def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
 
 
 def columns_among(preset: Preset, prompt: Prompt) -> list[int]:
-    """The columns of a prompt that a preset compares with each other: those of its words; where it
-    takes a softmax over them, also of what is around them.
-
-    Raises:
-        ValueError: z-scores of a prompt of one word.
-    """
+    """Return the columns of a prompt that a preset compares: its words'; for a softmax over them
+    also the special tokens' around them. Raise ValueError for z-scores with one word."""
     if not preset.compares_words:
         return columns_around(prompt)
     if len(prompt.seen) < 2:
@@ -188,11 +180,8 @@ def columns_among(preset: Preset, prompt: Prompt) -> list[int]:
 
 
 def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> list[int] | None:
-    """The columns that a run keeps of a preset; None for all of them.
-
-    Args:
-        refined: whether maps are spread while the model runs, which costs by the column.
-    """
+    """Return the columns that a run keeps for a preset; None for all. ``refined`` maps are spread
+    while the model runs, which costs time per column."""
     if not prompts or preset.needs_all_columns or not (refined or preset.compares_words):
         return None
     if preset.compares_words:
@@ -201,7 +190,7 @@ def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> li
 
 
 def columns_around(*prompts: Prompt) -> list[int]:
-    """The columns of the words of any of the prompts and of what is around them, without those that
-    are padding in all."""
+    """Return the columns of the prompts' words and of the special tokens around them, without
+    columns that are padding in all."""
     found = {i for one in prompts for i, token in enumerate(one.tokens) if token.special != PAD}
     return sorted(found)

@@ -1,4 +1,4 @@
-"""Images with their captions put together on a sheet: in a grid, in columns, in bands of rows."""
+"""Sheets of images with captions: in a grid, in columns, in bands of rows."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -10,20 +10,15 @@ from .render import FAINT, INK, PAPER, caption, enlarge, fit, font_of
 
 
 def grid(image: Image.Image, overlays: Sequence[Image.Image], title: str = "") -> Image.Image:
-    """The image and the overlays of its words side by side, row by row, in the order given.
-
-    Args:
-        image: the generated image; it comes first, with ``title`` below.
-        overlays: of each word, with a caption, as :func:`overlay` draws them of this image.
-        title: usually the prompt.
-    """
+    """Arrange the image, with ``title`` (usually the prompt) below, and its words' overlays, with
+    captions, side by side, row by row, in the order given."""
     tiles = [caption(enlarge(image), title or "image"), *overlays]
     across = min(len(tiles), max(1, round(math.sqrt(len(tiles) * 1.6))))
     return _sheet([tiles[i : i + across] for i in range(0, len(tiles), across)])
 
 
 def columns(parts: Sequence[tuple[Image.Image, str, Sequence[Image.Image]]]) -> Image.Image:
-    """Images side by side, below each its overlays: (image, title, overlays) of each column."""
+    """Arrange images side by side, each above its overlays: (image, title, overlays) per column."""
     heads = [caption(enlarge(image), title or "image") for image, title, _ in parts]
     nothing = Image.new("RGB", (1, 1), PAPER)
     below = zip_longest(*(tiles for _, _, tiles in parts), fillvalue=nothing)
@@ -31,7 +26,7 @@ def columns(parts: Sequence[tuple[Image.Image, str, Sequence[Image.Image]]]) -> 
 
 
 def _sheet(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
-    """Tiles of one size in rows."""
+    """Arrange tiles of one size in rows."""
     gap = 6
     width, height = (side + gap for side in rows[0][0].size)
     size = max(map(len, rows)) * width + gap, len(rows) * height + gap
@@ -47,16 +42,11 @@ def bands(
     rows: Sequence[Sequence[Image.Image]],
     lines: Mapping[str, str] | None = None,
 ) -> Image.Image:
-    """Rows of tiles of one size below a head row; many rows go on beside each other.
-
-    Args:
-        head: the tiles above the first row; they are repeated where the rows go on.
-        rows: tiles, as many in each row as in the head.
-        lines: text above all, by what it is about; each is wrapped to three rows at most.
-    """
+    """Arrange rows of tiles of one size below a head row, which is repeated if many rows wrap into
+    further columns; ``lines`` of text by name go above all, each wrapped to three rows at most."""
     width, height = head[0].size
     across = 1
-    # As many columns of rows as bring the sheet to about two and a half times its width in height.
+    # Columns are added until the sheet is at most about two and a half times as high as wide.
     while (math.ceil(len(rows) / across) + 1) * height > 2.5 * across * len(head) * width:
         across += 1
     deep = max(1, math.ceil(len(rows) / across))
@@ -70,7 +60,7 @@ def bands(
 
 
 def _headed(body: Image.Image, lines: Mapping[str, str]) -> Image.Image:
-    """An image below lines of text, each with its name on the left."""
+    """Put lines of text above an image, each with its name on the left."""
     size = min(36, max(14, body.width // 64))
     font = font_of(size)
     left = round(max(map(font.getlength, lines))) + 2 * size
@@ -91,12 +81,12 @@ def _headed(body: Image.Image, lines: Mapping[str, str]) -> Image.Image:
 
 
 def _wrap(text: str, font: ImageFont.FreeTypeFont, width: float) -> list[str]:
-    """The text in one to three rows; what has no room there ends in an ellipsis."""
+    """Wrap the text to one to three rows; an ellipsis ends text that does not fit."""
     rows: list[str] = []
     words = text.split()
     while words and len(rows) < 2:
-        number = min(len(words), 100)  # more have no room in any font
-        # As many words as have room in this row.
+        number = min(len(words), 100)  # more do not fit in any font
+        # As many words as fit in this row.
         while number > 1 and font.getlength(" ".join(words[:number])) > width:
             number -= 1
         rows.append(fit(" ".join(words[:number]), font, width))

@@ -1,4 +1,4 @@
-"""`Source`: what heatmaps are made of."""
+"""`Source`: the maps that heatmaps are made from."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,8 +11,8 @@ from .presets import Preset
 
 
 class Source(Protocol):
-    """Maps of a run, with what says whose words their columns are: a :class:`sdattn.MapStore`, or
-    what an :class:`sdattn.AttentionStore` holds."""
+    """Maps of a run and the texts of their columns: a :class:`sdattn.MapStore`, or the maps of a
+    :class:`sdattn.AttentionStore`."""
 
     @property
     def drawn(self) -> DrawnPrompts | None: ...

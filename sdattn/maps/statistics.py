@@ -1,4 +1,4 @@
-"""The numbers of one word's map: how high it is, how much, where, and how spread out."""
+"""Statistics of one word's map: how high it is, how much, where, and how spread out."""
 
 from __future__ import annotations
 
@@ -18,37 +18,36 @@ from .masks import mask_of
 if TYPE_CHECKING:
     import pandas as pd
 
-# The numbers of a word as columns of a table, see WordStatistics.flat()
+# The statistics of a word as columns of a table, see WordStatistics.flat()
 NUMBERS = ("peak", "mean", "mass", "centre_row", "centre_col", "area", "entropy")
-_DIGITS = 6  # significant ones in files, of maps in float16, which has three to four
+_DIGITS = 6  # significant digits in files; float16 maps have three to four
 
 
 @dataclass(frozen=True)
 class WordStatistics(Record):
-    """What the values ``v[r, c]`` of a heatmap with ``R`` rows and ``C`` columns come to; of a
-    video with ``F`` frames ``v[f, r, c]``, the sums over its frames too.
+    """Statistics of a heatmap's values ``v[r, c]`` with ``R`` rows and ``C`` columns; for a video
+    with ``F`` frames ``v[f, r, c]``, summed over frames too.
 
     All sums are over the cells, in float64 and in numpy's order, so that they do not depend on the
-    number of threads. Peak, mean and mass have the unit of the values, by
-    default a share of the cell's attention. The centre and the area are parts of the image, so
-    they do not depend on the grid.
+    number of threads. Peak, mean and mass have the unit of the values, by default a share of the
+    cell's attention. The centre and the area are fractions of the image, so they do not depend on
+    the grid.
 
     Attributes:
-        word: what the map shows.
+        word: label of the map.
         columns: the token columns that it comes from.
         peak: the largest value.
-        mean: ``sum v / (R C)``, of a video ``sum v / (F R C)``.
-        mass: ``sum v``, in cells: 3.5 is as much as three and a half cells that attend to nothing
-            but the word.
-        centre: (row, col), the mean place weighted by the values, from the top and from the left:
-            ``sum v (r + 1/2) / (R sum v)`` and ``sum v (c + 1/2) / (C sum v)``, in (0, 1); None for
-            a map that is 0 everywhere.
-        area: the part of the cells above half of the range, those of :meth:`Heatmap.mask`, in
-            [0, 1]; 0 for a map of one value.
+        mean: ``sum v / (R C)``, for a video ``sum v / (F R C)``.
+        mass: ``sum v``, in cells: 3.5 means as much as three and a half cells that attend only to
+            the word.
+        centre: (row, col), the mean position weighted by the values, from the top and from the
+            left: ``sum v (r + 1/2) / (R sum v)`` and ``sum v (c + 1/2) / (C sum v)``, in (0, 1);
+            None for an all-zero map.
+        area: share of the cells above half of the range, as in :meth:`Heatmap.mask`, in [0, 1]; 0
+            for a flat map.
         entropy: ``-sum p ln p`` with ``p = v / sum v``, in nats, from 0 for a single cell to
-            ``ln(R C)`` for a map of one value, of a video ``ln(F R C)``; None for a map that is 0
-            everywhere.
-        frames: of a video the mass of each frame; None of an image.
+            ``ln(R C)`` for a flat map, ``ln(F R C)`` for a video; None for an all-zero map.
+        frames: mass of each frame of a video; None for an image.
     """
 
     word: str
@@ -63,7 +62,7 @@ class WordStatistics(Record):
 
     @classmethod
     def of(cls, word: str, values: Tensor, columns: Sequence[int]) -> WordStatistics:
-        """Those of a map ``[rows, cols]`` or ``[frames, rows, cols]``.
+        """Return the statistics of a map ``[rows, cols]`` or ``[frames, rows, cols]``.
 
         Raises:
             ValueError: a value that is not finite, or below 0.
@@ -72,8 +71,8 @@ class WordStatistics(Record):
         held = np.ascontiguousarray(values.detach().cpu().double())
         if (lowest := float(held.min())) < 0:
             raise InvalidValueError(
-                f"The map of {word!r} has values below 0, the least {lowest:.3g}. Statistics are "
-                "of maps of attention or of change, which have none."
+                f"The map of {word!r} has values below 0, the least {lowest:.3g}. Statistics need "
+                "maps of attention or of change, which have none."
             )
         mass = float(held.sum())
         return cls(
@@ -89,8 +88,8 @@ class WordStatistics(Record):
         )
 
     def within(self, parts: tuple[float, float, float, float]) -> WordStatistics:
-        """Return those of a map that covers a part of the image, (left, top, right, bottom):
-        centre and area are parts of the whole, the others are of the cells that there are."""
+        """Return the statistics for a map that covers a part of the image, (left, top, right,
+        bottom): centre and area become fractions of the whole, the others are unchanged."""
         left, top, right, bottom = parts
         centre = None
         if self.centre is not None:
@@ -100,20 +99,19 @@ class WordStatistics(Record):
         return replace(self, centre=centre, area=area)
 
     def rounded(self) -> WordStatistics:
-        """To six significant digits, as files have them."""
+        """Round to six significant digits, as in files."""
         names = ("peak", "mean", "mass", "centre", "area", "entropy", "frames")
         return replace(self, **{name: _rounded(getattr(self, name)) for name in names})
 
     def flat(self) -> dict[str, Any]:
-        """``word`` and the numbers by ``NUMBERS``; a missing number is None."""
+        """Return ``word`` and the numbers by ``NUMBERS``; a missing number is None."""
         row, col = self.centre or (None, None)
         numbers = self.peak, self.mean, self.mass, row, col, self.area, self.entropy
         return {"word": self.word, **dict(zip(NUMBERS, numbers, strict=True))}
 
 
 def _centre(values: np.ndarray, axis: int) -> float:
-    """The mean place along an axis, -2 or -1, of a map that is not 0 everywhere, as a part of its
-    length."""
+    """Return the weighted mean position along an axis, -2 or -1, as a fraction of its length."""
     axes = set(range(values.ndim)) - {values.ndim + axis}
     along = values.sum(tuple(axes))
     centres = (np.arange(len(along)) + 0.5) / len(along)
@@ -121,7 +119,7 @@ def _centre(values: np.ndarray, axis: int) -> float:
 
 
 def _entropy(shares: np.ndarray) -> float:
-    """In nats; ``0 ln 0`` is 0."""
+    """Return the entropy in nats; ``0 ln 0`` is 0."""
     some = shares[shares > 0]
     return abs(float((some * np.log(some)).sum()))
 
@@ -133,8 +131,8 @@ def _rounded(value: Any) -> Any:
 
 
 def correlation(a: Tensor, b: Tensor) -> float | None:
-    """Pearson's, of two maps of one size cell by cell, in [-1, 1] and float64; None where a map is
-    flat."""
+    """Return Pearson's correlation of two maps of one size cell by cell, in [-1, 1], computed in
+    float64, or None if a map is flat."""
     if any(bool(values.min() == values.max()) for values in (a, b)):
         return None
     a, b = (values.double() - values.double().mean() for values in (a, b))
@@ -142,18 +140,8 @@ def correlation(a: Tensor, b: Tensor) -> float | None:
 
 
 def to_dataframe(rows: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
-    """A table of pandas, read a row at a time.
-
-    Args:
-        rows: with the names of ``labels`` and of ``NUMBERS``.
-        labels: the first columns.
-
-    Returns:
-        Its columns are ``labels`` and then ``NUMBERS``, float64, where None is NaN.
-
-    Raises:
-        ImportError: pandas is not installed.
-    """
+    """Return a pandas table, read one row at a time, with the columns ``labels`` and then
+    ``NUMBERS`` as float64, with NaN for None."""
     table, nan = library("pandas").DataFrame, float("nan")
     held: dict[str, list[Any]] = {name: [] for name in labels}
     numbers = {name: array("d") for name in NUMBERS}

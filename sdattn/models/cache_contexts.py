@@ -18,6 +18,7 @@ from torch.nn import Module
 
 from .denoiser_call import unwrapped
 from .family import Order
+from .pipeline import Model, Pipeline
 
 _METHOD = "cache_context"
 _changing = Lock()  # of a model's stand-in
@@ -46,7 +47,7 @@ class CacheContexts:
             the last of those that listen to the model has left it.
     """
 
-    def __init__(self, pipeline: Any):
+    def __init__(self, pipeline: Pipeline):
         parts = (unwrapped(part) for part in getattr(pipeline, "__dict__", {}).values())
         models = [part for part in parts if isinstance(part, Module) and hasattr(part, _METHOD)]
         self._stand_ins = [_StandIn.of(model) for model in models]
@@ -66,14 +67,14 @@ class CacheContexts:
 class _StandIn:
     """In a model's attributes, over its class's own method. The model is held weakly."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: Model):
         self._model = weakref.ref(model)
         self._before = {name: own for name, own in vars(model).items() if name == _METHOD}
         self._listening = 0
         self._names: dict[int, list[str]] = {}  # by thread, from the outermost on
 
     @classmethod
-    def of(cls, model: Any) -> _StandIn:
+    def of(cls, model: Model) -> _StandIn:
         """The one that is there, or a new one."""
         with _changing:
             held = vars(model).get(_METHOD)
@@ -83,7 +84,7 @@ class _StandIn:
         return stand_in
 
     @contextmanager
-    def __call__(self, name: str, *args: Any, **kwargs: Any) -> Iterator[None]:
+    def __call__(self, name: str, *args: object, **kwargs: object) -> Iterator[None]:
         names = self._names.setdefault(get_ident(), [])
         names.append(name)
         try:
@@ -105,10 +106,10 @@ class _StandIn:
                 del attributes[_METHOD]
                 attributes.update(self._before)
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+    def __deepcopy__(self, memo: dict[int, object]) -> Any:
         """Of a model's copy, which nobody listens to: the method that the copy would have."""
         return self._own(memo.get(id(self._model())))
 
-    def _own(self, model: Any) -> Any:
+    def _own(self, model: object) -> Any:
         """The method of a model without this."""
         return self._before.get(_METHOD) or MethodType(getattr(type(model), _METHOD), model)

@@ -1,26 +1,26 @@
 """What a call of a pipeline will do: how many images, how many passes, with guidance or not."""
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
-from ..errors import InvalidValueError, Message
+from ..errors import InvalidValueError
 from .call_options import call_options, option_of
 from .families import guidance_of
 from .guiders import guider_of, makes_negative
 from .layers import find_denoiser
+from .pipeline import Options, Pipeline
 
 # The options that say how many images, or videos, are made of one prompt
 EACH = ("num_images_per_prompt", "num_videos_per_prompt")
 
 
-def images_a_prompt(pipe: Any, options: Mapping[str, Any]) -> int:
+def images_a_prompt(pipe: Pipeline, options: Options) -> int:
     """How many images, or videos, a run makes of one prompt."""
     known = call_options(pipe)
     return math.prod(option_of(pipe, options, name) or 1 for name in EACH if name in known)
 
 
-def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:
+def model_passes(pipe: Pipeline, options: Options) -> int:
     """How often a run will call the model; second-order schedulers do so twice a step."""
     # A scheduler of its own, since set_timesteps would change that of the pipeline.
     scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
@@ -30,7 +30,7 @@ def model_passes(pipe: Any, options: Mapping[str, Any]) -> int:
     return len(scheduler.timesteps)
 
 
-def is_guided(pipe: Any, options: Mapping[str, Any]) -> bool:
+def is_guided(pipe: Pipeline, options: Options) -> bool:
     """Whether a run will have unconditional rows in its batch."""
     if guidance_of(pipe).known_by in ("calls", "guider"):  # in a batch of their own (FLUX)
         return False
@@ -39,7 +39,7 @@ def is_guided(pipe: Any, options: Mapping[str, Any]) -> bool:
     return bool(option_of(pipe, options, "guidance_scale") > 1 and not distilled)
 
 
-def check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
+def check_guidance(pipe: Pipeline, options: Options) -> None:
     """Refuse a negative prompt that the pipeline would drop in silence.
 
     Raises:
@@ -57,14 +57,13 @@ def check_guidance(pipe: Any, options: Mapping[str, Any]) -> None:
         return
     scale = option_of(pipe, options, name)
     if isinstance(scale, (int, float)) and scale <= 1:
-        text = (
-            f"A {{0}} uses a negative prompt only with {{{name}}} above 1; found {{1}}. Pass "
-            f"{{{name}=4}}, say, or no negative prompt."
+        raise InvalidValueError(
+            f"A {type(pipe).__name__} uses a negative prompt only with `{name}` above 1; found "
+            f"{scale}. Pass `{name}=4`, say, or no negative prompt."
         )
-        raise InvalidValueError(Message(text, type(pipe).__name__, scale))
 
 
-def _check_guider(pipe: Any, guider: Any) -> None:
+def _check_guider(pipe: Pipeline, guider: Any) -> None:
     """Refuse a negative prompt that the guider of a modular pipeline makes nothing of."""
     if not makes_negative(guider):
         raise InvalidValueError(

@@ -5,18 +5,19 @@ A modular pipeline (diffusers' ``ModularPipeline``) is a sequence of blocks, and
 """
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ..errors import InvalidTypeError
+from .pipeline import Options, Pipeline
 
 
-def is_modular(pipe: Any) -> bool:
+def is_modular(pipe: Pipeline) -> bool:
     """Return True for a pipeline of blocks; diffusers is not imported to know it."""
     return any(cls.__name__ == "ModularPipeline" for cls in type(pipe).__mro__)
 
 
-def call_options(pipe: Any) -> dict[str, Any]:
+def call_options(pipe: Pipeline) -> dict[str, Any]:
     """Return the options that a pipeline's call knows, by name, with their defaults.
 
     A required one has ``inspect.Parameter.empty`` or None.
@@ -28,7 +29,7 @@ def call_options(pipe: Any) -> dict[str, Any]:
     return {one.name: one.default for one in parameters if one.kind is not one.VAR_KEYWORD}
 
 
-def option_of(pipe: Any, options: Mapping[str, Any], name: str) -> Any:
+def option_of(pipe: Pipeline, options: Options, name: str) -> Any:
     """Return an option's value, or the pipeline's own default if it was not given.
 
     What no block of a modular pipeline has for an input is None.
@@ -39,7 +40,7 @@ def option_of(pipe: Any, options: Mapping[str, Any], name: str) -> Any:
     return known.get(name) if is_modular(pipe) else known[name]
 
 
-def setting_of(pipe: Any, *names: str) -> Any:
+def setting_of(pipe: Pipeline, *names: str) -> Any:
     """Return a setting that decides how a pipeline reads prompts, such as a template.
 
     Args:

@@ -27,7 +27,7 @@ class _Marked:
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer
 
-    def __call__(self, text: str, **options: Any) -> dict[str, Any]:
+    def __call__(self, text: str, **options: object) -> dict[str, Any]:
         encoded = dict(self._tokenizer(text, **options))
         own = self._tokenizer.get_prefix_tokens()
         seen = encoded["attention_mask"]

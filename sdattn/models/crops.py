@@ -7,13 +7,13 @@ call and puts the result back where it was, so the latent covers that part of th
 from __future__ import annotations
 
 import inspect
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from types import CodeType
-from typing import Any
 
 from ..errors import InvalidValueError
 from ..files.records import Record
+from .pipeline import Given, Pipeline
 
 _PASTES = "apply_overlay"  # of the image processor; without it the crop itself is the image
 
@@ -71,7 +71,7 @@ class Crop(Record):
         return rows, cols
 
 
-def crop_in(pipeline: Any, variables: Mapping[str, Any] | None) -> Crop | None:
+def crop_in(pipeline: Pipeline, variables: Given | None) -> Crop | None:
     """Return the crop of a pipeline's call.
 
     Args:
@@ -94,7 +94,7 @@ def crop_in(pipeline: Any, variables: Mapping[str, Any] | None) -> Crop | None:
         return None
 
 
-def _pastes(pipeline: Any) -> bool:
+def _pastes(pipeline: Pipeline) -> bool:
     calls = [vars(kind)["__call__"] for kind in type(pipeline).__mro__ if "__call__" in vars(kind)]
     codes = (getattr(inspect.unwrap(call), "__code__", None) for call in calls)
     return any(_PASTES in names for code in codes if code for names in _names(code))

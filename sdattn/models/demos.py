@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any
+
+from .pipeline import Options, Pipeline
 
 HOME = Path(__file__).parent
 DEMO = HOME / "demo"
@@ -34,8 +35,8 @@ class Demo:
     """
 
     name: str
-    settings: Mapping[str, Any]
-    inversion: Mapping[str, Any]
+    settings: Options
+    inversion: Options
     words: Mapping[str, list[str]]
 
     def unlearnt(self, words: Iterable[str], loras: Iterable[str] = ()) -> str:
@@ -69,7 +70,7 @@ def demo_named(name: str) -> Demo | None:
     return Demo(name, **json.loads((DEMOS[name] / RECORD).read_text(encoding="utf-8")))
 
 
-def demo_of(pipe: Any) -> Demo | None:
+def demo_of(pipe: Pipeline) -> Demo | None:
     """The demo model inside this package that a pipeline is; None for any other."""
     name = folder_name(Path(str(getattr(pipe, "name_or_path", ""))))
     return demo_named(name) if name else None
@@ -80,13 +81,13 @@ def folder_name(folder: Path) -> str | None:
     return next((name for name, place in DEMOS.items() if place == folder), None)
 
 
-def demo_settings(pipe: Any) -> Mapping[str, Any]:
+def demo_settings(pipe: Pipeline) -> Options:
     """Options of the pipeline's call which a demo model is drawn with; empty for any other."""
     demo = demo_of(pipe)
     return demo.settings if demo else {}
 
 
-def model_name(pipe: Any) -> str:
+def model_name(pipe: Pipeline) -> str:
     """How a run's record names a model: a demo by its name, any other by its folder or hub id."""
     demo = demo_of(pipe)
     names = ("name_or_path", "_pretrained_model_name_or_path")  # the other of modular pipelines

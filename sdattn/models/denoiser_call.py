@@ -5,16 +5,21 @@ Every model has arguments of its own for the timestep, the grid of its image and
 """
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
 
 from ..attention.joint_processor import Spans
-from ..errors import InvalidValueError, Message
+from ..errors import InvalidValueError
+from .pipeline import Given, Model
+
+# read once for each forward, not in each pass
+_signatures: WeakKeyDictionary[Callable[..., object], inspect.Signature] = WeakKeyDictionary()
 
 Size = tuple[int, ...]  # (rows, cols) of an image, (frames, rows, cols) of a video
 
@@ -32,7 +37,7 @@ class Timestep:
         start: the scheduler's timestep where the model's is 0; not 0 of models that count up.
     """
 
-    def __init__(self, given: Any, unit: float = 1.0, start: float = 0.0):
+    def __init__(self, given: object, unit: float = 1.0, start: float = 0.0):
         self._unit, self._start = unit, start
         self._first = given
         self._home: tuple[int, int] | None = None
@@ -48,7 +53,7 @@ class Timestep:
     def _read(self) -> float:
         return self._start + self._unit * float(torch.as_tensor(self._first).flatten()[0])
 
-    def index_in(self, schedule: Any) -> int | None:
+    def index_in(self, schedule: object) -> int | None:
         """Which entry of a schedule the model got, where it was a view of that very tensor, as
         in pipelines that loop over ``scheduler.timesteps``: known by its place in memory,
         without a look at the value. None where it was not."""
@@ -113,31 +118,37 @@ class DenoiserCall:
         return sum(text.shape[1] for text in (self.text, self.text_2) if text is not None)
 
 
-def arguments(model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def arguments(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str, Any]:
     """Return the arguments of ``model(*args, **kwargs)`` by their names.
 
     They are named by the class of the model: the object itself, or a subclass, may have a forward
     of ``(*args, **kwargs)`` around it (DeepCache, a timer).
     """
     kinds = (kind for kind in type(unwrapped(model)).__mro__ if "forward" in vars(kind))
-    forwards = [inspect.signature(vars(kind)["forward"]) for kind in kinds]
+    forwards = [_signature(vars(kind)["forward"]) for kind in kinds]
     forward = next((one for one in forwards if _names_all(one)), forwards[0])
     kwargs = {name: value for name, value in kwargs.items() if name in forward.parameters}
     given = forward.bind_partial(model, *args, **kwargs).arguments
     return {name: given[name] for name in list(given)[1:]}  # without self
 
 
+def _signature(forward: Callable[..., object]) -> inspect.Signature:
+    if forward not in _signatures:
+        _signatures[forward] = inspect.signature(forward)
+    return _signatures[forward]
+
+
 def _names_all(signature: inspect.Signature) -> bool:
     return all(one.kind is not one.VAR_POSITIONAL for one in signature.parameters.values())
 
 
-def grid_of_patches(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def grid_of_patches(model: Model, given: Given) -> tuple[int, ...]:
     """The grid of a latent ``[B, C, rows, cols]`` that the model cuts into patches itself."""
     rows, cols = given["hidden_states"].shape[-2:]
     return rows // model.config.patch_size, cols // model.config.patch_size
 
 
-def grid_of_video(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def grid_of_video(model: Model, given: Given) -> tuple[int, ...]:
     """The grid of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches, of one
     frame where its configuration does not say of how many."""
     frames, rows, cols = given["hidden_states"].shape[-3:]
@@ -146,7 +157,7 @@ def grid_of_video(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return frames // depth, rows // config.patch_size, cols // config.patch_size
 
 
-def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[int, ...]:
+def grid_of_ids(_model: Model, given: Given, made: int = 0) -> tuple[int, ...]:
     """The grid of packed patches ``[B, N, C]`` with ``img_ids`` ``[(B,) N, (image, row, col)]``.
 
     The image number ``made`` is made and comes first; reference images follow it. The values
@@ -157,11 +168,11 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[i
     """
     ids = given["img_ids"]
     if ids.is_meta:
-        text = (
+        raise InvalidValueError(
             "The grid of the image is in the values of img_ids, which are on torch's meta device "
-            "and have none. Pass {latent_size} to {capture()}, the (rows, cols) of {0} patches."
+            "and have none. Pass `latent_size` to `capture()`, the (rows, cols) of "
+            f"{ids.shape[-2]} patches."
         )
-        raise InvalidValueError(Message(text, ids.shape[-2]))
     ids = ids[0] if ids.ndim == 3 else ids
     own = ids[ids[:, 0] == made][:, 1:3].float()
     rows, cols = own[:, 0].unique(), own[:, 1].unique()
@@ -173,12 +184,12 @@ def grid_of_ids(_model: Any, given: Mapping[str, Any], made: int = 0) -> tuple[i
     return len(rows), len(cols)
 
 
-def head_count(attn: Any) -> int:
+def head_count(attn: Model) -> int:
     """Heads of an attention layer, by either of diffusers' names for it."""
     return int(attn.heads if hasattr(attn, "heads") else attn.num_heads)
 
 
-def holds_processor(module: Any) -> bool:
+def holds_processor(module: object) -> bool:
     """Whether a module is attention as diffusers has it: what it does is done by the processor that
     it holds. Most have a ``set_processor`` as well, Mochi's have none."""
     return hasattr(module, "processor")
@@ -191,17 +202,17 @@ def innermost(processor: Any) -> Any:
     return processor
 
 
-def unwrapped(model: Any) -> Any:
+def unwrapped(model: object) -> Any:
     """The module behind ``torch.compile(model)``, or the model itself."""
     return getattr(model, "_orig_mod", model)
 
 
-def is_compiled(model: Any) -> bool:
+def is_compiled(model: Model) -> bool:
     """Whether ``torch.compile(model)``, ``model.compile()`` or the same on a part was called."""
     return any(compiled_parts(model))
 
 
-def compiled_parts(model: Any) -> Iterator[tuple[Any, str]]:
+def compiled_parts(model: Model) -> Iterator[tuple[Any, str]]:
     """(module, the attribute that holds what was compiled)"""
     for module in model.modules():
         held = vars(module)

@@ -5,16 +5,17 @@ A reader takes a :class:`TextCall` and texts, one prompt each; which pipeline ha
 family's own file, see :mod:`sdattn.models.families`.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import InvalidTypeError, InvalidValueError, Message
+from ..errors import InvalidTypeError, InvalidValueError
 from ..prompts.chunks import read_chunks
 from ..prompts.tokenizing import NO_LIMIT, PAD, Token, filled, with_vectors
 from ..prompts.tokens import Prompt, read_source
 from ..prompts.words import Source
 from .call_options import option_of, setting_of
+from .pipeline import Options, Pipeline
 
 PLACEHOLDER = "\ue000"  # a private character, for the place of the prompt in a template
 
@@ -23,9 +24,9 @@ PLACEHOLDER = "\ue000"  # a private character, for the place of the prompt in a 
 class TextCall:
     """The call of a pipeline whose prompts are read: the arguments of ``read_prompts``."""
 
-    pipe: Any
+    pipe: Pipeline
     columns: int | None
-    options: Mapping[str, Any]
+    options: Options
     negative: bool = False
     split: str | None = None
 
@@ -59,19 +60,17 @@ class TextCall:
         asked = self.options.get("max_sequence_length")
         if length < 1 or asked not in (None, length) or (most is not None and length > most):
             asked = self.option("max_sequence_length")
-            text = "{max_sequence_length} makes {0}"
-            text += ", and {1} is the most there can be" if most else ""
-            sums = before + asked, before + (most or 0)
-            raise self.unexplained(Message(text, *sums, max_sequence_length=asked))
+            text = f"`max_sequence_length={asked}` makes {before + asked}"
+            text += f", and {before + most} is the most there can be" if most else ""
+            raise self.unexplained(text)
         return length
 
     def unexplained(self, found: str) -> ValueError:
         """The error for columns that none of the pipeline's ways leads to."""
-        text = (
-            "The text states have {0} token columns, and a {1} with {2}. Pass the prompts and "
-            "options of this very run, or labels."
+        return InvalidValueError(
+            f"The text states have {self.columns} token columns, and a {type(self.pipe).__name__} "
+            f"with {found}. Pass the prompts and options of this very run, or labels."
         )
-        return InvalidValueError(Message(text, self.columns, type(self.pipe).__name__, found))
 
 
 Reader = Callable[[TextCall, list[str]], list[Prompt]]
@@ -194,24 +193,20 @@ def read_inside(
     return [read_source(tokenizer, source, **{"keep": keep, **options}) for source in sources]
 
 
-def filled_to_longest(
-    call: TextCall, read: list[Prompt], by: str = "", **options: Any
-) -> list[Prompt]:
+def filled_to_longest(call: TextCall, read: list[Prompt], by: str = "") -> list[Prompt]:
     """Fill prompts with columns of zeros up to the longest of the batch.
 
     Args:
         call, read: of these prompts.
-        by: what else their length follows from, for the error; a template of a :class:`Message`.
-        options: the values of the options in ``by``.
+        by: what else their length follows from, for the error.
 
     Raises:
         ValueError: the text states have another number of columns.
     """
     longest, texts = max(len(one.tokens) for one in read), [one.text for one in read]
     if call.columns not in (None, longest):
-        text = f"{by} makes {{1}} of {{0}}" if by else "{0} makes {1}"
-        text += ", as many as the longest needs"
-        raise call.unexplained(Message(text, texts, longest, **options))
+        makes = f"{by} makes {longest} of {texts}" if by else f"{texts} makes {longest}"
+        raise call.unexplained(f"{makes}, as many as the longest needs")
     return zero_filled(read, longest)
 
 
@@ -237,9 +232,9 @@ def cleaned(call: TextCall, text: str) -> Source:
     if call.option("clean_caption"):
         (cleaned,) = call.pipe._text_preprocessing(text, clean_caption=True)
         if cleaned != source.text:
-            advice = (
-                "{clean_caption=True}, the default of some pipelines, has a {0} read {1!r} for "
-                "{2!r}. Pass that as the prompt, or {clean_caption=False} to the run and here."
+            raise InvalidValueError(
+                "`clean_caption=True`, the default of some pipelines, has a "
+                f"{type(call.pipe).__name__} read {cleaned!r} for {text!r}. Pass that as the "
+                "prompt, or `clean_caption=False` to the run and here."
             )
-            raise InvalidValueError(Message(advice, type(call.pipe).__name__, cleaned, text))
     return source

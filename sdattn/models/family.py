@@ -20,6 +20,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from torch import Tensor
+from torch.nn import Module
 
 from ..attention.joint_processor import Spans
 from ..errors import InvalidTypeError, InvalidValueError
@@ -37,6 +38,7 @@ from .edits import Edits
 from .encoders import Reader
 from .image_latents import ImageLatents
 from .names import Names
+from .pipeline import Given, Model
 
 Joined = Literal["text first", "image first"]
 Half = Literal["float16", "bfloat16"]
@@ -132,15 +134,15 @@ class Family:
     """
 
     name: str
-    grid: Callable[[Any, Mapping[str, Any]], tuple[int, ...]]
+    grid: Callable[[Model, Given], tuple[int, ...]]
     denoisers: tuple[type | str, ...] = ()
     layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
     video: bool = False
-    fps: int | Callable[[Any], int] = 8
+    fps: int | Callable[[Model], int] = 8
     default_frames: int = 16
     frame_unit: int = 1
     joined: Joined | None = None
-    spans: Callable[[Any, Mapping[str, Any], int], Sequence[Spans]] | None = None
+    spans: Callable[[Model, Given, int], Sequence[Spans]] | None = None
     spans_arguments: tuple[str, ...] = ()
     timestep_unit: float = 1.0
     timestep_start: float = 0.0
@@ -153,7 +155,7 @@ class Family:
     text_argument: str = "prompt"
     text_options: tuple[str, ...] = ("max_sequence_length",)
     names: Names = field(default_factory=Names)
-    text_stream: Callable[[Any, Any], Any] | None = None
+    text_stream: Callable[[Model, Tensor], Tensor] | None = None
     preset: str = "default"
     half: Half = "float16"
     image_latents: ImageLatents | None = None
@@ -182,11 +184,11 @@ class Family:
         """Return the family as it is in a pipeline: the same model may make images and videos."""
         return self
 
-    def recognises(self, _model: Any) -> bool:
+    def recognises(self, _model: Model) -> bool:
         """Whether a model that no family lists belongs to this one by how it is built."""
         return False
 
-    def order_of(self, model: Any) -> Joined | None:
+    def order_of(self, model: Model) -> Joined | None:
         """:attr:`joined`, where it is known of this very model: not of another class that only
         bears the name, nor of a subclass with a ``forward`` of its own."""
         kind: Any = type(model)
@@ -194,7 +196,7 @@ class Family:
         known = base in self.denoisers or base.__module__.startswith("diffusers.")
         return self.joined if known and kind.forward is base.forward else None
 
-    def find_layers(self, model: Any) -> list[AttentionLayer]:
+    def find_layers(self, model: Model) -> list[AttentionLayer]:
         """Every attention layer in the order in which they run.
 
         Raises:
@@ -203,43 +205,41 @@ class Family:
         held = model.named_modules()
         return [self.describe(model, *pair) for pair in held if holds_processor(pair[1])]
 
-    def describe(self, _model: Any, name: str, module: Any) -> AttentionLayer:
+    def describe(self, _model: Model, name: str, module: Module) -> AttentionLayer:
         """The attention layer that is a module of a model."""
         for pattern, (place, kind) in self.layers.items():
             if fnmatch.fnmatchcase(name, pattern):
                 return AttentionLayer(name, place, kind, 0, head_count(module), module)
         raise self.unknown_layer(name, module)
 
-    def unknown_layer(self, name: str, module: Any, why: str = "") -> TypeError:
+    def unknown_layer(self, name: str, module: Module, why: str = "") -> TypeError:
         """The error for attention in a place where the family is known to have none."""
         return InvalidTypeError(
             f"{name} is a {type(module).__name__} of a kind that sdattn does not know in a model "
             f"of the family {self.title}{why and f': {why}'}."
         )
 
-    def levels(self, _model: Any) -> int:
+    def levels(self, _model: Model) -> int:
         """Number of resolutions."""
         return 1
 
-    def cell(self, model: Any) -> int:
+    def cell(self, model: Model) -> int:
         """Cells of the latent that the finest query has on a side."""
         return self.patch or int(model.config.patch_size)
 
-    def latents(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def latents(self, model: Model, args: tuple[object, ...], kwargs: Given) -> Any:
         """The latents in the arguments of a call, as the model gets them."""
         return arguments(model, args, kwargs)[self.names.latents]
 
     def with_latents(
-        self, args: tuple[Any, ...], kwargs: Mapping[str, Any], latents: Any
-    ) -> tuple[tuple[Any, ...], dict[str, Any]]:
+        self, args: tuple[object, ...], kwargs: Given, latents: Tensor
+    ) -> tuple[tuple[object, ...], dict[str, object]]:
         """The arguments of a call with other latents, which are the first or have their name."""
         if self.names.latents in kwargs:
             return args, {**kwargs, self.names.latents: latents}
         return (latents, *args[1:]), dict(kwargs)
 
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
+    def read_call(self, model: Model, args: tuple[object, ...], kwargs: Given) -> DenoiserCall:
         """Read the arguments of ``model(*args, **kwargs)``."""
         given, names = arguments(model, args, kwargs), self.names
         latents, rows = given[names.latents], self.frame_rows(given)
@@ -261,21 +261,21 @@ class Family:
             spans_of=tuple(given[name] for name in self.spans_arguments if name in given),
         )
 
-    def timestep(self, _model: Any, given: Mapping[str, Any]) -> Timestep:
+    def timestep(self, _model: Model, given: Given) -> Timestep:
         """Read the timestep among the arguments of a call."""
         names = self.names.timestep
         name = next((name for name in names if given.get(name) is not None), names[-1])
         return Timestep(given[name], self.timestep_unit, self.timestep_start)
 
-    def frame_rows(self, _given: Mapping[str, Any]) -> int:
+    def frame_rows(self, _given: Given) -> int:
         """Return the rows of the batch that one video has: its frames, if each is a row."""
         return 1
 
-    def image_columns(self, _model: Any, _given: Mapping[str, Any], _batch: int) -> int:
+    def image_columns(self, _model: Model, _given: Given, _batch: int) -> int:
         """Return the columns of image prompts, which follow those of the text."""
         return 0
 
-    def size(self, model: Any, given: Mapping[str, Any]) -> Size:
+    def size(self, model: Model, given: Given) -> Size:
         """:attr:`grid` as whole numbers, of an image (rows, cols).
 
         Raises:
@@ -293,5 +293,5 @@ class Family:
         return rows, cols
 
 
-def _is_set(value: Any) -> bool:
+def _is_set(value: object) -> bool:
     return value is not None and value is not False

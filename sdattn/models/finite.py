@@ -13,13 +13,13 @@ import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from ..errors import NotFiniteError as NotFiniteError
 from .denoiser_call import is_compiled
+from .pipeline import Options, Pipeline
 
 TEXT, LATENTS, IMAGE = "text states", "latents", "image"
 _NAMES = {
@@ -32,7 +32,7 @@ _MUCH = 20  # a guidance scale above which it is the likely cause
 
 
 @contextmanager
-def watch_finite(pipe: Any, options: Mapping[str, Any]) -> Iterator[None]:
+def watch_finite(pipe: Pipeline, options: Options) -> Iterator[None]:
     """Inside, one run of a pipeline.
 
     Args:
@@ -59,7 +59,7 @@ def watch_finite(pipe: Any, options: Mapping[str, Any]) -> Iterator[None]:
     )
 
 
-def check_maps(maps: Mapping[str, Tensor], pipe: Any, options: Mapping[str, Any]) -> None:
+def check_maps(maps: Mapping[str, Tensor], pipe: Pipeline, options: Options) -> None:
     """Refuse captured maps, by what they are of, that are not finite.
 
     Raises:
@@ -72,7 +72,7 @@ def check_maps(maps: Mapping[str, Tensor], pipe: Any, options: Mapping[str, Any]
             )
 
 
-def _watched(pipe: Any) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
+def _watched(pipe: Pipeline) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
     """The modules of a pipeline that are looked at, and how."""
     for name, part in pipe.components.items():
         if not isinstance(part, nn.Module) or is_compiled(part) or name.startswith("audio_"):
@@ -85,16 +85,16 @@ def _watched(pipe: Any) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
             yield part, _note_text
 
 
-def _note_decoded(largest: Largest, _: Any, args: Any, made: Any) -> None:
+def _note_decoded(largest: Largest, _: object, args: object, made: object) -> None:
     _note(largest[LATENTS], args)
     _note(largest[IMAGE], made)
 
 
-def _note_text(largest: Largest, _: Any, args: Any, made: Any) -> None:
+def _note_text(largest: Largest, _: object, args: object, made: object) -> None:
     _note(largest[TEXT], made)
 
 
-def _note(largest: list[Tensor], made: Any) -> None:
+def _note(largest: list[Tensor], made: object) -> None:
     """Keep how large the numbers get, on their device; NaN where there is one."""
     if isinstance(made, Mapping):  # a model's output, whose first field is what it is for
         made = tuple(made.values())
@@ -112,7 +112,7 @@ def _read(largest: Largest) -> dict[str, float]:
     return dict(zip(largest, torch.stack(tops).tolist(), strict=True))
 
 
-def _advice(pipe: Any, options: Mapping[str, Any], where: str) -> str:
+def _advice(pipe: Pipeline, options: Options, where: str) -> str:
     tries = []
     guidance = options.get("guidance_scale")
     if isinstance(guidance, (int, float)) and abs(guidance) > _MUCH and where != TEXT:

@@ -52,9 +52,12 @@ def read_with_glyphs(
         read.append(replace(prompt, encoded=tuple(encoded)))
     number = call.options.get(several) or 1
     if len(n_glyphs) > 1 and number > 1:
-        advice = "a {0} gives images of prompts whose quoted texts differ in length, as those of "
-        advice += "{1}, each other's columns. Draw one image a prompt, or each prompt by itself."
-        raise OptionError(several, number, advice, type(pipe).__name__, texts)
+        text = (
+            f"a {type(pipe).__name__} gives images of prompts whose quoted texts differ in length, "
+            f"as those of {texts}, each other's columns. Draw one image a prompt, or each prompt "
+            "by itself."
+        )
+        raise OptionError(several, number, text)
     return read
 
 

@@ -15,10 +15,11 @@ from .families import guidance_of
 from .family import Branch as Branch
 from .family import Order as Order
 from .guiders import GuiderWatch, guider_of, unperturbed
+from .pipeline import Model, Pipeline
 from .running_call import running_call, running_variables
 
 
-def guided_order(pipeline: Any) -> Order:
+def guided_order(pipeline: Pipeline) -> Order:
     """The chunks of a guided batch of this class of pipeline, in order; None is neither branch.
 
     Raises:
@@ -27,7 +28,7 @@ def guided_order(pipeline: Any) -> Order:
     return guidance_of(pipeline).order
 
 
-def branch_order(pipeline: Any) -> Order:
+def branch_order(pipeline: Pipeline) -> Order:
     """The chunks of the batch that ``pipeline`` is running now, by its own property.
 
     To be asked at every call of the model, since guidance may be turned off in the middle of a
@@ -36,7 +37,7 @@ def branch_order(pipeline: Any) -> Order:
     return _with_perturbed(pipeline, guided_order(pipeline), pipeline.do_classifier_free_guidance)
 
 
-def _with_perturbed(pipeline: Any, guided: Order, is_guided: bool) -> Order:
+def _with_perturbed(pipeline: Pipeline, guided: Order, is_guided: bool) -> Order:
     order: Order = guided if is_guided else ("conditional",)
     if getattr(pipeline, "do_perturbed_attention_guidance", False):
         order = (*order, None)
@@ -56,7 +57,7 @@ class GuidanceWatch:
         ValueError: it does not.
     """
 
-    def __init__(self, pipeline: Any):
+    def __init__(self, pipeline: Pipeline):
         self._pipeline = weakref.ref(pipeline)
         self._layout = guidance_of(pipeline)
         self.guided = self._layout.order
@@ -64,9 +65,9 @@ class GuidanceWatch:
         self._contexts: CacheContexts | None = None  # while it listens
         self._guider = GuiderWatch()
         self._is_named = False  # of the last call: whether the pipeline named its branch
-        self._step: Any = None
+        self._step: object = None
         self._calls = 0  # within this step
-        self._progress: tuple[Any, list[float]] | None = None  # of a schedule: it, each step's
+        self._progress: tuple[object, list[float]] | None = None  # of a schedule: it, each step's
         self._is_extra = False  # of the last call: whether it is a further one of its step
 
     def listen(self) -> None:
@@ -89,7 +90,7 @@ class GuidanceWatch:
         guided = self._known_by == "truncation" and self.pipeline is not None
         return guided and bool(self.pipeline.do_classifier_free_guidance)
 
-    def order(self, model: Any = None) -> Order:
+    def order(self, model: Model | None = None) -> Order:
         """Return the chunks of the batch of the call that begins now; to be asked once a call.
 
         Args:
@@ -109,7 +110,7 @@ class GuidanceWatch:
             return branch_order(self.pipeline)
         return self._by_variable()
 
-    def named(self, model: Any = None) -> Order | None:
+    def named(self, model: Model | None = None) -> Order | None:
         """Return the branch that the call which begins now bears the name of
         (``model.cache_context("cond")``), also outside the pipeline's own call; None if it has no
         such name."""

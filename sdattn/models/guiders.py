@@ -14,12 +14,13 @@ from typing import Any
 from ..errors import InvalidValueError, NotInCallError
 from .cache_contexts import BRANCHES
 from .family import Order
+from .pipeline import Model, Pipeline
 
 # Guiders that perturb the model where others have the negative prompt (Karras et al. 2024)
 _PERTURBING = ("AutoGuidance",)
 
 
-def guider_of(pipe: Any, model: Any = None) -> Any:
+def guider_of(pipe: Pipeline, model: Model | None = None) -> Any:
     """Return the guider that runs for a model of a pipeline; None where there is none.
 
     Wan 2.2 has a second one, for the second transformer.
@@ -34,7 +35,7 @@ class GuiderWatch:
     """The branch of each call of a pipeline's model, by its guider. To be asked once a call."""
 
     def __init__(self) -> None:
-        self._step: tuple[Any, ...] = ()
+        self._step: tuple[object, ...] = ()
         self._calls = 0  # within this step
 
     def order(self, guider: Any) -> Order:

@@ -6,9 +6,11 @@ makes of images, its scale, and the packing of 2x2 cells into one patch.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 from torch import Tensor
+
+from .pipeline import Model, Options, Pipeline
 
 NoiseKind = Literal["diffusion", "flow"]
 
@@ -28,13 +30,13 @@ class ImageLatents:
         invertible: whether :func:`sdattn.edit.invert` knows the way back to the noise.
     """
 
-    pipelines: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
-    encode: Callable[[Any, Tensor], Tensor]
+    pipelines: Mapping[str, Options] = field(default_factory=dict)
+    encode: Callable[[Pipeline, Tensor], Tensor]
     noise: NoiseKind
     invertible: bool = False
 
 
-def vae_latents(vae: Any, pixels: Tensor) -> Tensor:
+def vae_latents(vae: Model, pixels: Tensor) -> Tensor:
     """What a VAE makes of pixels, without chance: the mode of its distribution."""
     encoded = vae.encode(pixels)
     if not hasattr(encoded, "latent_dist"):  # AutoencoderTiny's
@@ -42,14 +44,14 @@ def vae_latents(vae: Any, pixels: Tensor) -> Tensor:
     return encoded.latent_dist.mode()
 
 
-def shifted_latents(pipe: Any, pixels: Tensor) -> Tensor:
+def shifted_latents(pipe: Pipeline, pixels: Tensor) -> Tensor:
     """``(z - shift) * scale``, ``[B, C, rows, cols]``. Source: ``prepare_latents`` of
     pipeline_stable_diffusion_3_img2img.py, ``_encode_vae_image`` of pipeline_flux_img2img.py."""
     config = pipe.vae.config
     return (vae_latents(pipe.vae, pixels) - config.shift_factor) * config.scaling_factor
 
 
-def packed(pipe: Any, latents: Tensor) -> Tensor:
+def packed(pipe: Pipeline, latents: Tensor) -> Tensor:
     """``[B, C, rows, cols]`` as patches of 2x2 cells, ``[B, rows / 2 * cols / 2, 4 C]``, by the
     pipeline's own method, which FLUX.1 and Qwen-Image have."""
     return pipe._pack_latents(latents, *latents.shape)

@@ -14,7 +14,7 @@ from typing import Any
 from torch.nn import Module
 
 from ..attention.core import grid_text
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError, refuse
 from .attention_layer import KINDS
 from .attention_layer import PLACES as PLACES
 from .attention_layer import TEXT_KINDS as TEXT_KINDS
@@ -27,6 +27,7 @@ from .families.own import is_own as is_own
 from .families.unet import is_unet as is_unet
 from .family import Family
 from .family import Joined as Joined
+from .pipeline import Model, Pipeline
 
 LayerChoice = str | int | tuple[int, int]
 LayerPredicate = Callable[[AttentionLayer], bool] | Callable[[AttentionLayer, Size | None], bool]
@@ -60,7 +61,7 @@ class Denoiser:
         return self.family.levels(self.model)
 
 
-def find_denoiser(target: Any) -> Denoiser:
+def find_denoiser(target: Pipeline | Module) -> Denoiser:
     """The UNet or transformer of a pipeline, or that model itself.
 
     Raises:
@@ -75,7 +76,7 @@ def find_denoiser(target: Any) -> Denoiser:
     return Denoiser(model, target, family_of(model, why).within(target))
 
 
-def what_it_holds(target: Any, model: Any) -> str:
+def what_it_holds(target: object, model: object) -> str:
     """What a message says of a target that is of no family: the classes that could have been."""
     if model is not None:
         return f"holds a {type(model).__name__}, of no family that is known"
@@ -87,13 +88,13 @@ def what_it_holds(target: Any, model: Any) -> str:
     return f"holds no denoiser (a unet or a transformer){only}"
 
 
-def held_model(target: Any) -> Any | None:
+def held_model(target: object) -> Any | None:
     """The part of a pipeline that is its denoiser; None where it has none."""
     held = (getattr(target, name, None) for name in ("unet", "transformer", "transformer_2"))
     return next((part for part in held if part is not None), None)
 
 
-def find_layers(model: Any) -> list[AttentionLayer]:
+def find_layers(model: Model) -> list[AttentionLayer]:
     """Every attention layer in the order in which they run: in a UNet down, mid, up, and ``attn1``
     before ``attn2`` in a block; in a transformer the double-stream blocks before the single ones;
     of a model of one's own in the order in which it was put together.
@@ -166,7 +167,8 @@ def select_layers(
     kinds = checked_kinds(kinds)
     candidates = [layer for layer in found if layer.kind in kinds]
     if callable(layers):
-        chosen = [layer for layer in candidates if _holds(layers, layer, latent_size)]
+        given = (latent_size,) if needs_size(layers) else ()
+        chosen = [layer for layer in candidates if layers(layer, *given)]
         if not chosen:
             raise InvalidValueError(_nothing_fits("the predicate", candidates, latent_size))
         return chosen
@@ -186,7 +188,7 @@ def select_layers(
     return chosen
 
 
-def checked_kinds(kinds: Any, known: Sequence[str] = KINDS) -> tuple[str, ...]:
+def checked_kinds(kinds: object, known: Sequence[str] = KINDS) -> tuple[str, ...]:
     """Kinds of attention, as a tuple.
 
     Raises:
@@ -194,16 +196,17 @@ def checked_kinds(kinds: Any, known: Sequence[str] = KINDS) -> tuple[str, ...]:
     """
     found = tuple(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else ()
     if not found or any(kind not in known for kind in found):
-        raise InvalidValueError(
-            f"kinds={kinds!r}: pass a tuple of {' and/or '.join(map(repr, known))}."
-        )
+        raise refuse("kinds", kinds, f"a tuple of {' and/or '.join(map(repr, known))}")
     return found
 
 
-def _holds(predicate: Any, layer: AttentionLayer, latent_size: Size | None) -> bool:
-    given = inspect.signature(predicate).parameters.values()
+def needs_size(layers: LayerSelection) -> bool:
+    """Check whether a choice of layers depends on the resolution of the run."""
+    if not callable(layers):
+        return any(not isinstance(choice, str) for choice in _as_choices(layers))
+    given = inspect.signature(layers).parameters.values()
     needed = [p for p in given if p.default is p.empty and p.kind is not p.VAR_KEYWORD]
-    return bool(predicate(layer, latent_size) if len(needed) > 1 else predicate(layer))
+    return len(needed) > 1
 
 
 def _as_choices(layers: Any) -> list[LayerChoice]:

@@ -5,26 +5,22 @@ import functools
 import math
 import threading
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
 from numbers import Integral
 from operator import index
 from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from ..errors import (
-    InvalidValueError,
-    Message,
-    OptionError,
-    option_names,
-)
+from ..errors import InvalidValueError, OptionError, option_names, refuse
 from .call_facts import EACH, check_guidance, images_a_prompt
 from .call_options import call_options, is_modular
 from .demos import demo_settings
 from .finite import watch_finite
 from .guiders import guider_of
 from .layers import held_model
+from .pipeline import Options, Pipeline
 from .reading import check_text
 from .sizes import default_size, size_unit
 from .videos import check_frames, check_makes_images, default_frames, frame_rate, makes_videos
@@ -34,7 +30,9 @@ _BYTES_A_PIXEL = 3 * 4  # of the image that the autoencoder makes, RGB in float3
 
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
-_turns: weakref.WeakKeyDictionary[Any, Any] = weakref.WeakKeyDictionary()  # model -> its lock
+_turns: weakref.WeakKeyDictionary[object, AbstractContextManager[bool]] = (
+    weakref.WeakKeyDictionary()
+)  # model -> its lock
 _turns_lock = threading.Lock()
 
 
@@ -53,7 +51,7 @@ def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
     return waiting
 
 
-def turn(pipe: Any) -> Any:
+def turn(pipe: object) -> AbstractContextManager[bool]:
     """A lock that a thread holds while it runs a pipeline, for ``with`` blocks, also nested."""
     with _turns_lock:
         try:
@@ -63,7 +61,7 @@ def turn(pipe: Any) -> Any:
 
 
 def checked_options(
-    pipe: Any, options: Mapping[str, Any], *, prompts: int = 1, videos: bool = False
+    pipe: Pipeline, options: Options, *, prompts: int = 1, videos: bool = False
 ) -> dict[str, Any]:
     """The options of a call with so many prompts, refused where they cannot be, filled in where
     that needs knowledge; ``videos`` may be made by who asks.
@@ -78,16 +76,12 @@ def checked_options(
     given = {**demo_settings(pipe), **options}
     options = {name: _plain(value) for name, value in given.items()}
     if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
-        raise InvalidValueError(
-            Message(
-                f"{option_names(taken)} cannot be chosen here. Use {{capture()}} around the "
-                f"pipeline."
-            )
-        )
+        text = f"{option_names(taken)} cannot be chosen here. Use `capture()` around the pipeline."
+        raise InvalidValueError(text)
     _check_names(pipe, options)
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
-            raise OptionError(name, value, "pass a finite number.")
+            raise refuse(name, value, "a finite number")
         for text in value if isinstance(value, (list, tuple)) else [value]:
             if isinstance(text, str):
                 check_text(text, name)
@@ -98,30 +92,26 @@ def checked_options(
     return options
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """An integer of another library (numpy's) as Python's own."""
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
-def _checked_counts(pipe: Any, options: Mapping[str, Any]) -> dict[str, int]:
+def _checked_counts(pipe: Pipeline, options: Options) -> dict[str, int]:
     """The steps and the numbers of images, as far as they were given."""
     most = pipe.scheduler.config.num_train_timesteps
     found = {}
     if "num_inference_steps" in options:
         steps = whole(options["num_inference_steps"])
         if steps is None or not 1 <= steps <= most:
-            raise OptionError(
-                "num_inference_steps",
-                options["num_inference_steps"],
-                "pass 1 to {0}, the scheduler's most.",
-                most,
-            )
+            text = f"1 to {most}, the scheduler's most"
+            raise refuse("num_inference_steps", options["num_inference_steps"], text)
         found["num_inference_steps"] = steps
     for name in (*EACH, "num_frames"):
         if options.get(name) is not None:
             number = whole(options[name])
             if number is None or number < 1:
-                raise OptionError(name, options[name], "pass a whole number from 1.")
+                raise refuse(name, options[name], "a whole number from 1")
             found[name] = number
     if "num_frames" in found:
         check_frames(pipe, found["num_frames"])
@@ -141,7 +131,7 @@ def whole(value: Any) -> int | None:
         return None
 
 
-def _check_memory(pipe: Any, options: Mapping[str, Any], prompts: int) -> None:
+def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
     """Refuse images that alone, without the model's own needs, are more than there is memory."""
     import psutil
 
@@ -159,7 +149,7 @@ def _check_memory(pipe: Any, options: Mapping[str, Any], prompts: int) -> None:
         )
 
 
-def checked_seeds(seed: Any, images: int = 1) -> list[int]:
+def checked_seeds(seed: object, images: int = 1) -> list[int]:
     """The seeds of a run's images: ``seed`` and those that follow.
 
     Raises:
@@ -168,11 +158,11 @@ def checked_seeds(seed: Any, images: int = 1) -> list[int]:
     first = whole(seed)
     if first is None or not 0 <= first <= LARGEST_SEED - images + 1:
         most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
-        raise OptionError("seed", seed, "pass a whole number from 0 to {0}.", most)
+        raise refuse("seed", seed, f"a whole number from 0 to {most}")
     return [first + i for i in range(images)]
 
 
-def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
+def _check_names(pipe: Pipeline, options: Options) -> None:
     """Refuse what the pipeline does not know: some of diffusers' take any option in silence."""
     known = [name for name in call_options(pipe) if name != "prompt"]
     guider = guider_of(pipe)
@@ -189,33 +179,32 @@ def _check_names(pipe: Any, options: Mapping[str, Any]) -> None:
             )
 
 
-def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
+def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
     """Both sides of the size, or none (of a lone side diffusers would take no notice), and an
     image that is as the model made it."""
-    found: dict[str, Any] = {}
+    found: dict[str, object] = {}
     if "use_resolution_binning" in call_options(pipe):
         if options.get("use_resolution_binning"):
-            text = (
-                "{use_resolution_binning=True} has the model make another size and cuts the "
-                "image out of it, so that the heatmaps would not fit. Pass a size it was "
-                "trained on, or use {capture()} around the pipeline."
+            raise InvalidValueError(
+                "`use_resolution_binning=True` has the model make another size and cuts the image "
+                "out of it, so that the heatmaps would not fit. Pass a size it was trained on, or "
+                "use `capture()` around the pipeline."
             )
-            raise InvalidValueError(Message(text))
         found["use_resolution_binning"] = False
     asked = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
     given = {side: whole(value) for side, value in asked.items()}
     unit = size_unit(pipe)
     for side, value in given.items():
         if value is None:
-            raise OptionError(side, asked[side], "pass a whole number of pixels.")
+            raise refuse(side, asked[side], "a whole number of pixels")
         if value < unit or value % unit:
             # The two sizes to choose from, for the message.
             lower = max(unit, value // unit * unit)
             text = (
-                "this model makes sizes that are a multiple of {0} pixels. The nearest are {1} and "
-                "{2}."
+                f"this model makes sizes that are a multiple of {unit} pixels. The nearest are "
+                f"{lower} and {lower + unit}."
             )
-            raise OptionError(side, value, text, unit, lower, lower + unit)
+            raise OptionError(side, value, text)
     if given:
         height, width = default_size(pipe)
         found |= {"height": height, "width": width, **given}
@@ -223,7 +212,7 @@ def _checked_size(pipe: Any, options: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def call_pipeline(
-    pipe: Any, prompts: list[str], seeds: Sequence[int], options: Mapping[str, Any]
+    pipe: Pipeline, prompts: list[str], seeds: Sequence[int], options: Options
 ) -> Any:
     """Run a pipeline on prompts, the noise of each image drawn on the CPU from its seed.
 
@@ -239,11 +228,11 @@ def call_pipeline(
         options["output_type"] = "pil"
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     with named_bar(pipe, "drawing"), watch_finite(pipe, options):
-        return pipe(prompt=prompts, generator=generators, **options)
+        return pipe.__call__(prompt=prompts, generator=generators, **options)
 
 
 @contextmanager
-def named_bar(pipe: Any, phase: str) -> Iterator[None]:
+def named_bar(pipe: Pipeline, phase: str) -> Iterator[None]:
     """Inside, the pipeline's progress bar is named after what it does, unless it has a name."""
     if is_modular(pipe):  # each of its blocks has a bar of its own
         yield
@@ -262,9 +251,7 @@ def is_of_images(name: str) -> bool:
     return "image" in name or "prompt" in name or name == "latents"
 
 
-def options_of_image(
-    options: Mapping[str, Any], number: int, *, images: int, prompts: int
-) -> dict[str, Any]:
+def options_of_image(options: Options, number: int, *, images: int, prompts: int) -> dict[str, Any]:
     """The options that draw one image of a run alone, in the order of the pipeline."""
     found = {name: value for name, value in options.items() if name not in EACH}
     for name, value in found.items():

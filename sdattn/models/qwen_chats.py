@@ -44,7 +44,7 @@ def read_filled(
         read += read_inside(call.pipe.tokenizer, [source], keep=keep, **options)
     if most is None:
         return filled_to_longest(call, read, "these images")
-    return filled_to_longest(call, read, "{max_sequence_length}", max_sequence_length=most)
+    return filled_to_longest(call, read, f"`max_sequence_length={most}`")
 
 
 def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:

@@ -10,12 +10,13 @@ from ..errors import InvalidValueError
 from ..prompts.tokens import Prompt, read_labels, warn_of_truncation
 from .encoders import TextCall
 from .families import reader_of
+from .pipeline import Options, Pipeline
 
 LONGEST = 10_000  # characters; no text encoder here reads so many tokens
 
 
 def read_prompts(
-    pipe: Any,
+    pipe: Pipeline,
     prompts: str | Mapping[str, Sequence[int]] | Prompt | Sequence[Any],
     columns: int | None = None,
     *,
@@ -86,7 +87,7 @@ def check_text(text: str, name: str) -> None:
         ) from None
 
 
-def _ready(prompt: Any, columns: int | None) -> Prompt:
+def _ready(prompt: object, columns: int | None) -> Prompt:
     """A prompt that needs no tokenizer."""
     if isinstance(prompt, Mapping):
         if columns is None:
@@ -105,7 +106,7 @@ def _ready(prompt: Any, columns: int | None) -> Prompt:
     return prompt
 
 
-def _check_options(texts: list[str], options: Mapping[str, Any], negative: bool) -> None:
+def _check_options(texts: list[str], options: Options, negative: bool) -> None:
     """Refuse the options that give a text encoder another text."""
     before = "negative_prompt" if negative else "prompt"
     for name in (f"{before}_2", f"{before}_3", f"{before}_4"):

@@ -6,13 +6,14 @@ import functools
 import inspect
 import opcode
 import sys
-from collections.abc import Iterator, Mapping, MutableMapping
+from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Literal
 
 from .call_options import is_modular
+from .pipeline import Given, Pipeline
 
 _MARK = "<call seen by sdattn>"  # among the variables of a frame: no code can have this name
 _LIBRARIES = ("torch", "sdattn", "accelerate", "contextlib")  # between a model and who called it
@@ -35,7 +36,7 @@ class RunningCall:
         self.is_watched = False
 
 
-def running_call(pipeline: Any) -> RunningCall | None:
+def running_call(pipeline: Pipeline) -> RunningCall | None:
     """Return what stands for the innermost call of a pipeline which this thread is in.
 
     It is the same object until that call returns, and no later call has it. None outside of a call,
@@ -52,7 +53,7 @@ def _mark(frame: FrameType) -> RunningCall:
     return found
 
 
-def running_variables(pipeline: Any) -> Mapping[str, Any] | None:
+def running_variables(pipeline: Pipeline) -> Given | None:
     """Return the variables of that call as they are now, its arguments among them; None likewise.
 
     The call of a modular pipeline keeps all of them in its state.
@@ -61,7 +62,7 @@ def running_variables(pipeline: Any) -> Mapping[str, Any] | None:
     return None if frame is None else _variables(pipeline, frame)
 
 
-def forward_variables(model: Any) -> Mapping[str, Any] | None:
+def forward_variables(model: object) -> Given | None:
     """Return the variables of a model's forward that runs in this thread; None if none does."""
     frame = _frame(model, "forward")
     return None if frame is None else frame.f_locals
@@ -86,7 +87,7 @@ class Caller:
     call: RunningCall | None = None
 
 
-def caller_of(pipeline: Any) -> Caller:
+def caller_of(pipeline: Pipeline) -> Caller:
     """Return who called a model of a pipeline, asked in a hook before its forward."""
     own, site, other = None, None, None
     between: list[FrameType] = []
@@ -112,7 +113,7 @@ def caller_of(pipeline: Any) -> Caller:
     return Caller(kind, name, site is not None and _is_discarded(site), call)
 
 
-def _callback(pipeline: Any, own: FrameType, between: list[FrameType]) -> str:
+def _callback(pipeline: Pipeline, own: FrameType, between: list[FrameType]) -> str:
     """Return the name under which a call of a pipeline was given a function that is running."""
     running = {frame.f_code for frame in between} - set(own.f_code.co_consts)
     held = {name: one for name, one in vars(pipeline).items() if isinstance(one, FunctionType)}
@@ -123,7 +124,7 @@ def _callback(pipeline: Any, own: FrameType, between: list[FrameType]) -> str:
     return ""
 
 
-def _code(name: str, value: Any, pipeline: Any) -> CodeType | None:
+def _code(name: str, value: object, pipeline: Pipeline) -> CodeType | None:
     """Return the code of a function that somebody handed to a pipeline; None for anything else."""
     while isinstance(value, functools.partial):
         value = value.func
@@ -135,7 +136,7 @@ def _code(name: str, value: Any, pipeline: Any) -> CodeType | None:
     return value.__code__ if isinstance(value, FunctionType) else None
 
 
-def _is_other_pipeline(frame: FrameType, pipeline: Any) -> bool:
+def _is_other_pipeline(frame: FrameType, pipeline: Pipeline) -> bool:
     """Check whether a frame is the call of another pipeline, but for a part of this one."""
     if frame.f_code.co_name != "__call__":
         return False
@@ -176,7 +177,7 @@ def _frames() -> Iterator[FrameType]:
         frame = frame.f_back
 
 
-def _frame(owner: Any, method: str = "__call__") -> FrameType | None:
+def _frame(owner: object, method: str = "__call__") -> FrameType | None:
     """Return the frame of the innermost call of an object's method in this thread."""
     if owner is None:
         return None
@@ -184,24 +185,24 @@ def _frame(owner: Any, method: str = "__call__") -> FrameType | None:
     return next((one for one in _frames() if _is_method(one, owner, codes, method)), None)
 
 
-def _codes(owner: Any, method: str) -> list[CodeType | None]:
+def _codes(owner: object, method: str) -> list[CodeType | None]:
     """Return the method's code in each of the owner's classes, a subclass's around its base's."""
     calls = [vars(kind)[method] for kind in type(owner).__mro__ if method in vars(kind)]
     return [getattr(inspect.unwrap(call), "__code__", None) for call in calls]
 
 
-def _is_method(frame: FrameType, owner: Any, codes: list[CodeType | None], method: str) -> bool:
+def _is_method(frame: FrameType, owner: object, codes: list[CodeType | None], method: str) -> bool:
     is_named = frame.f_code in codes or frame.f_code.co_name == method
     return is_named and owner is not None and _first(frame) is owner
 
 
-def _first(frame: FrameType) -> Any:
+def _first(frame: FrameType) -> object:
     """Return the first argument of a function that runs: self, by any name."""
     names = frame.f_code.co_varnames[:1]
     return frame.f_locals.get(names[0]) if names else None
 
 
-def _variables(pipeline: Any, frame: FrameType) -> MutableMapping[str, Any]:
+def _variables(pipeline: Pipeline, frame: FrameType) -> MutableMapping[str, Any]:
     variables = frame.f_locals
     if not is_modular(pipeline):
         return variables

@@ -1,11 +1,11 @@
 """What of sdattn does not apply to a pipeline."""
 
 from collections import Counter
-from typing import Any
 
 from .families import edits_of
 from .guidance import guided_order
 from .layers import find_denoiser
+from .pipeline import Pipeline
 from .reading import read_prompts
 
 UNSEEN = {
@@ -16,7 +16,7 @@ UNSEEN = {
 }
 
 
-def shortcomings(pipe: Any) -> list[str]:
+def shortcomings(pipe: Pipeline) -> list[str]:
     """What of sdattn does not apply to a pipeline, a line each."""
     kinds = Counter[str](layer.kind for layer in find_denoiser(pipe).layers)
     found = [

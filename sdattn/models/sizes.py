@@ -1,11 +1,10 @@
 """Sizes of the images that a pipeline makes, and of the cells of its maps."""
 
 import math
-from collections.abc import Mapping
-from typing import Any
 
 from .call_options import call_options
 from .layers import find_denoiser
+from .pipeline import Options, Pipeline
 
 # What its VAE makes of pixels on a side, by the names that pipelines have for it
 _FACTORS = (
@@ -16,23 +15,23 @@ _FACTORS = (
 )
 
 
-def cell_size(pipe: Any) -> int:
+def cell_size(pipe: Pipeline) -> int:
     """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
     denoiser = find_denoiser(pipe)
     return int(_latent_cell(pipe) * denoiser.family.cell(denoiser.model))
 
 
-def _latent_cell(pipe: Any) -> int:
+def _latent_cell(pipe: Pipeline) -> int:
     """Pixels a side of a cell of the latent, by any of the names that pipelines have for it."""
     return next(int(getattr(pipe, name)) for name in _FACTORS if hasattr(pipe, name))
 
 
-def size_unit(pipe: Any) -> int:
+def size_unit(pipe: Pipeline) -> int:
     """Sizes must be a multiple of this many pixels, and of those that diffusers asks for."""
     return math.lcm(find_denoiser(pipe).family.size_unit, cell_size(pipe))
 
 
-def default_size(pipe: Any) -> tuple[int, int]:
+def default_size(pipe: Pipeline) -> tuple[int, int]:
     """(height, width) in pixels of the images that a pipeline makes by default."""
     known = call_options(pipe)
     height, width = known.get("height"), known.get("width")
@@ -52,7 +51,7 @@ def default_size(pipe: Any) -> tuple[int, int]:
     return rows * _latent_cell(pipe), cols * _latent_cell(pipe)
 
 
-def latent_size(pipe: Any, options: Mapping[str, Any] | None = None) -> tuple[int, int]:
+def latent_size(pipe: Pipeline, options: Options | None = None) -> tuple[int, int]:
     """(rows, cols) of the finest cells that a pipeline makes with these options, or by default; of
     a video those of a frame."""
     height, width = default_size(pipe)

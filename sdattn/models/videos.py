@@ -1,13 +1,11 @@
 """Videos that a pipeline makes: how many frames they can have, and how fast they are shown."""
 
-from collections.abc import Mapping
-from typing import Any
-
-from ..errors import InvalidTypeError, Message, OptionError
+from ..errors import InvalidTypeError, OptionError, refuse
 from ..files.videos import RATES, is_rate
 from .call_options import call_options, option_of
 from .demos import demo_settings
 from .layers import find_denoiser
+from .pipeline import Options, Pipeline
 
 # How many frames its VAE codes together behind the first, by the names that pipelines have for it
 _UNITS = (
@@ -17,32 +15,32 @@ _UNITS = (
 )
 
 
-def makes_videos(pipe: Any) -> bool:
+def makes_videos(pipe: Pipeline) -> bool:
     """Whether what a pipeline makes are videos, not images."""
     return find_denoiser(pipe).family.video
 
 
-def check_makes_images(pipe: Any) -> None:
+def check_makes_images(pipe: Pipeline) -> None:
     """Refuse a pipeline whose videos cannot be used for what is asked.
 
     Raises:
         TypeError: it makes videos.
     """
     if makes_videos(pipe):
-        text = (
-            "{0} makes videos, and edits, knockouts, comparisons and looks at given images are "
-            "of single images. See where the words of a video went with {generate()}."
+        raise InvalidTypeError(
+            f"{type(pipe).__name__} makes videos, and edits, knockouts, comparisons and looks at "
+            "given images are of single images. See where the words of a video went with "
+            "`generate()`."
         )
-        raise InvalidTypeError(Message(text, type(pipe).__name__))
 
 
-def frame_unit(pipe: Any) -> int:
+def frame_unit(pipe: Pipeline) -> int:
     """A video has one frame, or one and a multiple of this number; 1 where each is its own."""
     coded = next((int(getattr(pipe, name)) for name in _UNITS if hasattr(pipe, name)), 1)
     return coded * find_denoiser(pipe).family.frame_unit
 
 
-def default_frames(pipe: Any) -> int:
+def default_frames(pipe: Pipeline) -> int:
     """How many frames a pipeline makes where nothing else is asked for."""
     number = demo_settings(pipe).get("num_frames") or call_options(pipe).get("num_frames")
     denoiser = find_denoiser(pipe)
@@ -50,7 +48,7 @@ def default_frames(pipe: Any) -> int:
     return int(number or sample or denoiser.family.default_frames)
 
 
-def frame_rate(pipe: Any, options: Mapping[str, Any]) -> float:
+def frame_rate(pipe: Pipeline, options: Options) -> float:
     """Return the frames a second of a pipeline's videos: what the call is told, or what the family
     was trained on.
 
@@ -64,12 +62,12 @@ def frame_rate(pipe: Any, options: Mapping[str, Any]) -> float:
         own = denoiser.family.fps
         told = own(denoiser.model) if callable(own) else own
     if not is_rate(told):
-        text = "pass a number from {0} to {1}, the frames a second that every format can hold."
-        raise OptionError("frame_rate", told, text, *(f"{rate:g}" for rate in RATES))
+        text = f"a number from {RATES[0]:g} to {RATES[1]:g}, the frames a second of every format"
+        raise refuse("frame_rate", told, text)
     return float(told)
 
 
-def check_frames(pipe: Any, frames: int) -> None:
+def check_frames(pipe: Pipeline, frames: int) -> None:
     """Refuse numbers of frames of which diffusers would make another, or fail behind the first
     step.
 
@@ -77,14 +75,17 @@ def check_frames(pipe: Any, frames: int) -> None:
         ValueError: the model cannot make so many; the message names the nearest that it can.
     """
     if not makes_videos(pipe):
-        text = "a {0} makes images, not videos. Leave it out."
-        raise OptionError("num_frames", frames, text, type(pipe).__name__)
+        text = f"a {type(pipe).__name__} makes images, not videos. Leave it out."
+        raise OptionError("num_frames", frames, text)
     unit = frame_unit(pipe)
     if (frames - 1) % unit:
         lower = (frames - 1) // unit * unit + 1
-        text = "this model makes 1 frame and a multiple of {0}. The nearest are {1} and {2}."
-        raise OptionError("num_frames", frames, text, unit, lower, lower + unit)
+        text = (
+            f"this model makes 1 frame and a multiple of {unit}. The nearest are {lower} and "
+            f"{lower + unit}."
+        )
+        raise OptionError("num_frames", frames, text)
     most = getattr(find_denoiser(pipe).model.config, "motion_max_seq_length", None)
     if most is not None and frames > most and not getattr(pipe, "free_noise_enabled", False):
-        text = "the motion module knows at most {0}. For more call pipe.enable_free_noise()."
-        raise OptionError("num_frames", frames, text, most)
+        text = f"the motion module knows at most {most}. For more call pipe.enable_free_noise()."
+        raise OptionError("num_frames", frames, text)

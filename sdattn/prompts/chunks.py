@@ -1,29 +1,29 @@
-"""Prompts that are longer than CLIP: the layouts in which their chunks lie on the token axis.
+"""Prompts longer than CLIP's: how their chunks lie on the token axis.
 
     read_long_prompt(tokenizer, prompt, 154)  ->  Prompt with 154 columns
 
-CLIP reads 77 tokens, a start and an end among them. What reads more cuts the text's tokens into
-chunks of up to 75, encodes each by itself and puts the states behind each other:
+CLIP reads 77 tokens, including a start and an end. Encoders for longer prompts cut the text's
+tokens into chunks of up to 75, encode each by itself and concatenate the states:
 
-    77 columns a chunk, each with its own start, end and padding. Compel with
-    ``truncate_long_prompts=False``, sd_embed, code in the manner of A1111.
-    75 columns a chunk, and one start before and one end behind them all. Diffusers' community
+    77 columns per chunk, each with its own start, end and padding: Compel with
+    ``truncate_long_prompts=False``, sd_embed, code like A1111's.
+    75 columns per chunk, with one start before and one end after them all: diffusers' community
     pipelines lpw_stable_diffusion and lpw_stable_diffusion_xl with ``no_boseos_middle=True``.
 
-The number of columns shows which, but not where the chunks end: after 75 tokens, or, for today's
+The number of columns tells the two apart, but not where the chunks end: after 75 tokens, or, in
 compel, after the last sentence that fits.
 """
 
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 from ..files.terminal import shown
 from .tokenizing import EOS, PAD, SOS, Token, tokenize, with_vectors
 from .tokens import Prompt, place_words, warn_of_truncation
 from .words import Source
 
-# Where compel lets a chunk end, best first; each falls back to those behind it. Source: compel 2.5,
+# Where compel ends a chunk, best first; each falls back to the next. Source: compel 2.5,
 # embeddings_provider.py, EmbeddingsProvider._find_next_best_split_point.
 _ENDS: dict[str, Callable[[str], bool]] = {
     "sentences": lambda token: token == ".</w>",
@@ -44,15 +44,15 @@ def read_long_prompt(
         n_columns: token columns of the text states.
         split: where a chunk of 77 columns ends: ``"tokens"``, after 75 (sd_embed; compel with
             ``SplitLongTextMode.BRUTAL``), or after the last of the ``"sentences"`` (compel's
-            default), ``"phrases"`` or ``"words"`` that fits. By default whichever of tokens and
-            sentences fits the number of columns, if they agree where both do.
+            default), ``"phrases"`` or ``"words"`` that fits. Default: tokens or sentences,
+            whichever fits the number of columns, if they agree where both do.
 
     Returns:
         Prompt: with ``n_columns`` tokens.
 
     Raises:
-        ValueError: the prompt has no word; the number of columns fits no layout; two ways to
-            split fit it and put words into different columns; no such split.
+        ValueError: the prompt has no word; the number of columns fits no layout; tokens and
+            sentences both fit and put words into different columns; no such split.
 
     Warns:
         TruncationWarning: words were cut off; the message names them.
@@ -64,9 +64,9 @@ def read_long_prompt(
 
 
 def read_chunks(tokenizer: Any, source: Source, n_columns: int, split: str | None) -> Prompt:
-    """:func:`read_long_prompt` for a text that has been rewritten. Does not warn."""
+    """Do as :func:`read_long_prompt` for a text that has been rewritten, without a warning."""
     if split not in (None, *SPLITS):
-        raise InvalidValueError(f"split={split!r}: pass one of {', '.join(SPLITS)}.")
+        raise refuse("split", split, SPLITS)
     most = tokenizer.model_max_length
     pieces = tokenize(tokenizer, source, add_special_tokens=False, verbose=False)
     n_chunks, rest = divmod(n_columns, most)
@@ -75,9 +75,9 @@ def read_chunks(tokenizer: Any, source: Source, n_columns: int, split: str | Non
     if n_chunks > 0 and (n_columns - 2) % (most - 2) == 0:
         return place_words(tokenizer, source, _in_a_row(tokenizer, pieces, n_columns))
     raise InvalidValueError(
-        f"Asked for the words of {shown(source.prompt, 60)} on {n_columns} token columns. The "
-        f"tokenizer makes {most}, long prompts {most} a chunk (compel, sd_embed) or {most - 2} a "
-        f"chunk and 2 (lpw with no_boseos_middle), and {n_columns} is neither. Pass the pipeline "
+        f"Asked for the words of {shown(source.prompt, 60)} on {n_columns} token columns, which "
+        f"fits no layout: the tokenizer makes {most}, long prompts a multiple of {most} (compel, "
+        f"sd_embed) or of {most - 2} plus 2 (lpw with no_boseos_middle). Pass the pipeline "
         "that ran or its own tokenizer, or labels, which name the columns of each word."
     )
 
@@ -85,7 +85,7 @@ def read_chunks(tokenizer: Any, source: Source, n_columns: int, split: str | Non
 def _separate(
     tokenizer: Any, source: Source, pieces: list[Token], n_chunks: int, split: str | None
 ) -> Prompt:
-    """Chunks with a start and an end each; those that the text does not reach are empty."""
+    """Lay out chunks with a start and an end each; those after the end of the text are empty."""
     room = tokenizer.model_max_length - 2
     laid = {}
     for way in SPLITS[:2] if split is None else (split,):
@@ -109,7 +109,7 @@ def _separate(
 
 
 def _cut(pieces: Sequence[Token], room: int, split: str) -> list[list[Token]]:
-    """The text's tokens in chunks of at most ``room``."""
+    """Cut the text's tokens into chunks of at most ``room``."""
     ways = list(_ENDS)[SPLITS.index(split) - 1 :] if split in _ENDS else []
     chunks, rest = [], list(pieces)
     while len(rest) > room:
@@ -123,16 +123,15 @@ def _cut(pieces: Sequence[Token], room: int, split: str) -> list[list[Token]]:
 
 
 def _capped(tokenizer: Any, chunk: list[Token], room: int) -> list[Token]:
-    """A chunk between its start and its end, filled up."""
     start, end, pad = _specials(tokenizer)
     return [start, *chunk, end, *[pad] * (room - len(chunk))]
 
 
 def _in_a_row(tokenizer: Any, pieces: list[Token], n_columns: int) -> list[Token]:
-    """The whole text between one start and one end.
+    """Lay out the whole text between one start and one end.
 
-    Source: lpw_stable_diffusion.py, ``pad_tokens_and_weights``: the end comes last, behind the
-    padding; where both are the same token (SD 1.x, SDXL) the first of them ends the text.
+    Source: lpw_stable_diffusion.py, ``pad_tokens_and_weights``: the end comes last, after the
+    padding; if both are the same token (SD 1.x, SDXL) the first of them ends the text.
     """
     start, end, pad = _specials(tokenizer)
     pieces = pieces[: n_columns - 2]

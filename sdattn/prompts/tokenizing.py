@@ -1,4 +1,4 @@
-"""Any tokenizer of transformers: a text's tokens, and where in the prompt each came from."""
+"""Tokens of a text from any tokenizer of transformers, with their positions in the prompt."""
 
 import re
 from collections.abc import Sequence
@@ -18,8 +18,8 @@ class Token:
     """A token column.
 
     Attributes:
-        id: the vocabulary's number; -1 where there is no token.
-        text: the vocabulary's spelling, ``"circle</w>"``.
+        id: number in the vocabulary; -1 if there is no token.
+        text: spelling in the vocabulary, ``"circle</w>"``.
         start, end: character span in the prompt; equal for special tokens.
         special: ``"<sos>"``, ``"<eos>"``, ``"<pad>"``, ``"<template>"`` for a piece of the text
             around the prompt, or ``""`` for a piece of the prompt.
@@ -33,18 +33,12 @@ class Token:
 
 
 def tokenize(tokenizer: Any, source: Source, **options: Any) -> list[Token]:
-    """The tokens of a text, with their spans in the prompt, and what the special ones are.
+    """Return the tokens of a text, with their spans in the prompt and the special ones marked;
+    ``options`` are the tokenizer's: ``padding``, ``max_length``, ``truncation`` and so on.
 
-    What the attention mask leaves out is padding, on either side. Of what the tokenizer adds by
-    itself, what stands before the text is the start, and what stands behind it the end.
-
-    Args:
-        tokenizer: any tokenizer of transformers, fast or slow.
-        source: the text and where the prompt is in it.
-        options: handed to the tokenizer: ``padding``, ``max_length``, ``truncation`` and so on.
-
-    Raises:
-        ValueError: a slow tokenizer, whose tokens of a word depend on the words behind it.
+    Tokens outside the attention mask are padding, on either side. Among the tokens that the
+    tokenizer adds, those before the text are its start and those after it its end. Raises
+    ValueError for a slow tokenizer whose tokens for a word depend on the next words.
     """
     fast = getattr(tokenizer, "is_fast", False)
     asked = {"return_special_tokens_mask": True, "return_attention_mask": True}
@@ -68,7 +62,7 @@ def tokenize(tokenizer: Any, source: Source, **options: Any) -> list[Token]:
 
 
 def filled(max_length: int) -> dict[str, Any]:
-    """A tokenizer's options for exactly ``max_length`` columns."""
+    """Return a tokenizer's options for exactly ``max_length`` columns."""
     if max_length >= NO_LIMIT:
         return {}
     return {"padding": "max_length", "max_length": max_length, "truncation": True}
@@ -90,7 +84,7 @@ def with_vectors(tokenizer: Any, source: Source) -> Source:
 
 
 def added_words(tokenizer: Any, source: Source) -> list[tuple[int, int]]:
-    """The prompt's spans that are tokens added to the vocabulary, special tokens aside."""
+    """Return the prompt's spans of tokens added to the vocabulary, without special tokens."""
     found = []
     for start, end in _added_spans(tokenizer, source.text):
         piece = source.text[start:end]
@@ -117,10 +111,10 @@ def _added_spans(tokenizer: Any, text: str) -> list[tuple[int, int]]:
 def _slow_spans(
     tokenizer: Any, source: Source, ids: Sequence[int], content: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Spans in the text, word by word, of a tokenizer that gives none.
+    """Return the spans in the text, word by word, for a tokenizer that gives none.
 
-    The tokens of the text up to the end of each word are counted. That is exact as long as they
-    do not change with what follows, which is checked.
+    It counts the tokens of the text up to the end of each word. That is exact as long as they do
+    not change with the text after them, which is checked.
     """
     text, added = source.text, _added_spans(tokenizer, source.text)
     ends = {end for _, _, end in split_words(text, added)} | {i for span in added for i in span}
@@ -132,7 +126,7 @@ def _slow_spans(
         if prefix[: len(kept)] != kept:
             raise InvalidValueError(
                 f"{type(tokenizer).__name__} gives no character offsets, and its tokens of "
-                f"{text[:end]!r} change with what follows. Use its fast version."
+                f"{text[:end]!r} change with the text after it. Use its fast version."
             )
         for i in content[done : len(prefix)]:
             spans[i] = (end - len(text[start:end].lstrip()), end)

@@ -1,7 +1,7 @@
 """A prompt's words and the token columns they own. No torch, and no pipeline.
 
-The columns are those that the denoiser gets from the text encoder. Words are found in the prompt
-itself; the tokenizer's character offsets show which tokens belong to which.
+The columns are what the denoiser gets from the text encoder. Words are found in the prompt
+itself; the tokenizer's character offsets assign tokens to words.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -25,7 +25,7 @@ class Word:
     Attributes:
         text: as written in the prompt.
         start, end: character span in the prompt, end exclusive.
-        columns: its token columns; empty if the word was cut off.
+        columns: token columns; empty if the word was cut off.
     """
 
     text: str
@@ -40,11 +40,11 @@ class Prompt:
 
     Attributes:
         text: the prompt.
-        words: its words, in order, also those that were cut off.
+        words: its words, in order, including truncated ones.
         tokens: the token columns, in order.
-        encoded: for each text encoder, in the pipeline's order, the numbers of all tokens that it
-            gets, those too that become no column; padding at the end may be left out. Empty where
-            no tokenizer read the text, or in chunks.
+        encoded: for each text encoder, in the pipeline's order, the ids of all tokens that it
+            gets, even if they become no column; padding at the end may be left out. Empty if the
+            text was read in chunks or without a tokenizer.
     """
 
     text: str
@@ -54,16 +54,16 @@ class Prompt:
 
     @property
     def truncated(self) -> tuple[Word, ...]:
-        """The words of which the text encoder saw nothing."""
+        """Words that the text encoder did not see at all."""
         return tuple(word for word in self.words if not word.columns)
 
     @property
     def seen(self) -> tuple[Word, ...]:
-        """The words of which the text encoder saw at least a piece."""
+        """Words that the text encoder saw at least a piece of."""
         return tuple(word for word in self.words if word.columns)
 
     def find(self, phrase: str) -> list[tuple[int, ...]]:
-        """The token columns of each occurrence of a word or phrase, in prompt order.
+        """Return the token columns of each occurrence of a word or phrase, in prompt order.
 
         Letter case and the spaces between words do not matter. ``"<sos>"``, ``"<eos>"``,
         ``"<pad>"`` and ``"<template>"`` name the special columns, as does the tokenizer's own
@@ -77,7 +77,7 @@ class Prompt:
             return [special]
         wanted = split_phrase(phrase)
         if not wanted:
-            raise NotFoundError(f"Asked for {phrase!r}, which has no word in it.")
+            raise NotFoundError(f"Asked for {phrase!r}, which contains no word.")
         found = self._occurrences(wanted)
         if not found:
             raise NotFoundError(
@@ -93,9 +93,9 @@ class Prompt:
         return [_merge(word.columns for word in words) for words in found]
 
     def _occurrences(self, wanted: list[str]) -> list[tuple[Word, ...]]:
-        """The runs of whole words that are made of these parts."""
-        # A word may have several parts (red-haired), so whole words are found among all parts: an
-        # occurrence must begin and end where a word does.
+        """Return the runs of whole words made of these parts."""
+        # A word may have several parts (red-haired), so whole words are searched among all parts:
+        # an occurrence must begin and end where a word does.
         spelled = [(p, i) for i, word in enumerate(self.words) for p in split_phrase(word.text)]
         parts, owners = [part for part, _ in spelled], [-1, *(i for _, i in spelled), -1]
         found = []
@@ -107,8 +107,8 @@ class Prompt:
         return found
 
     def _special(self, name: str) -> tuple[int, ...]:
-        """Columns of a special name; CLIP pads with the token that it ends with, so the spelling
-        ``<|endoftext|>`` names the end only."""
+        """Return the columns of a special name. CLIP pads with its end token, so the spelling
+        ``<|endoftext|>`` names only the end."""
         return tuple(
             i
             for i, token in enumerate(self.tokens)
@@ -126,10 +126,10 @@ def read_prompt(tokenizer: Any, prompt: str, *, max_length: int | None = None) -
 
     Args:
         tokenizer: any tokenizer of transformers, fast or slow. A token that was added to it is
-            one word, ``"<cat-toy>"``, and so is one of several vectors, ``"<cat-toy>_1"`` and on.
+            one word, ``"<cat-toy>"``, even if it has several vectors, ``"<cat-toy>_1"`` and so on.
         prompt: the text.
-        max_length: token columns, special tokens and padding included;
-            ``tokenizer.model_max_length`` by default.
+        max_length: token columns, including special tokens and padding (default:
+            ``tokenizer.model_max_length``).
 
     Returns:
         Prompt: with ``max_length`` tokens.
@@ -147,7 +147,7 @@ def read_prompt(tokenizer: Any, prompt: str, *, max_length: int | None = None) -
 
 
 def warn_of_truncation(prompt: Prompt) -> None:
-    """Name the words that were cut off, if there are any, in a :class:`TruncationWarning`."""
+    """Warn of the words that were cut off, if any, with a :class:`TruncationWarning`."""
     if prompt.truncated:
         lost = ", ".join(word.text for word in prompt.truncated)
         warn(
@@ -164,20 +164,9 @@ def read_source(
     keep: Callable[[int], Sequence[int]] | None = None,
     **options: Any,
 ) -> Prompt:
-    """Tokenize the text that a prompt came to be part of and find the prompt's words.
-
-    Args:
-        tokenizer: any tokenizer of transformers, fast or slow.
-        source: the text and where the prompt is in it.
-        keep: which of the ``n`` tokens become columns, a function of ``n``; all by default.
-        options: handed to the tokenizer: ``padding``, ``max_length``, ``truncation`` and so on.
-
-    Returns:
-        Prompt: its tokens are those kept, the spans are in the prompt. Does not warn.
-
-    Raises:
-        ValueError: the prompt has no word in it.
-    """
+    """Tokenize a text that contains a prompt and find the prompt's words, without a warning; raise
+    ValueError if it has none. ``keep(n)`` returns which of ``n`` tokens become columns (default:
+    all); ``options`` are the tokenizer's."""
     tokens = tokenize(tokenizer, source, **options)
     encoded = tuple(token.id for token in tokens)
     if keep is not None:
@@ -186,12 +175,12 @@ def read_source(
 
 
 def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prompt:
-    """The prompt's words on its token columns: a word owns the tokens that share a character,
-    not a space, with it."""
+    """Place the prompt's words on its token columns: a word owns the tokens that share a character
+    with it, spaces excepted."""
     words = split_words(source.prompt, added_words(tokenizer, source))
     if not words:
         raise InvalidValueError(f"The prompt {source.prompt!r} is empty. Write at least one word.")
-    # Which word each character is of; a token is of every word that it has a character of.
+    # The word of each character; a token belongs to every word that it shares a character with.
     owner = {
         char: i
         for i, (_, start, end) in enumerate(words)
@@ -208,26 +197,26 @@ def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prom
 
 
 def read_labels(labels: Mapping[str, Sequence[int]], n_columns: int) -> Prompt:
-    """A prompt that is known by its columns only, for text states that were made elsewhere.
+    """Return a prompt known only by its columns, for text states that were made elsewhere.
 
     Args:
-        labels: names and the token columns of each, from 0.
-        n_columns: token columns in all.
+        labels: token columns by name, counted from 0.
+        n_columns: total number of token columns.
 
     Returns:
-        Prompt: each label is a word, the text is the labels in order. Its tokens have no number,
-        and none of them is special.
+        Prompt: each label is a word, the text is the labels in order. Its tokens have no id, and
+        none of them is special.
 
     Raises:
-        ValueError: no label, a label without a letter or without a column, a column that is no
-            whole number from 0 to ``n_columns - 1``.
+        ValueError: no label, a label without a letter or without a column, a column that is not
+            a whole number from 0 to ``n_columns - 1``.
 
     >>> read_labels({"cat": [2], "red dog": [4, 5]}, 77).find("red dog")
     [(4, 5)]
     """
     if not labels:
         raise InvalidValueError(
-            'There are no labels. Pass some, {"cat": [2], "red dog": [4, 5]} say.'
+            'There are no labels. Pass some, for example {"cat": [2], "red dog": [4, 5]}.'
         )
     words: list[Word] = []
     tokens = [Token(-1, f"[{column}]", 0, 0) for column in range(n_columns)]
@@ -256,26 +245,18 @@ def _checked_label(label: Any, columns: Any, n_columns: int) -> tuple[str, tuple
 
 
 def join_prompts(parts: Sequence[Prompt]) -> Prompt:
-    """Several readings of one text that lie behind each other on the token axis, as one.
+    """Join readings of one text that follow each other on the token axis, without a warning; raise
+    ValueError if the texts differ.
 
-    SD3's text states are 77 columns of CLIP and then 256 of T5: a word owns columns of both. What
-    is a single word for any of them is a single word.
-
-    Args:
-        parts: the readings, in the order of their columns.
-
-    Returns:
-        Prompt: a word is truncated where no part saw anything of it. Does not warn.
-
-    Raises:
-        ValueError: there is none, or they are of different texts.
+    SD3's text states are 77 columns of CLIP and then 256 of T5: a word owns columns of both. A
+    single word in any reading is a single word in the result, truncated if no part saw any of it.
     """
     texts = list(dict.fromkeys(part.text for part in parts))
     if len(texts) != 1:
         raise InvalidValueError(f"Asked to join readings of {texts}. Pass readings of one text.")
     (text,) = texts
-    # All words of all parts, their columns shifted to where the part lies; then what overlaps is
-    # one word.
+    # All words of all parts, with their columns shifted to the part's position; then overlapping
+    # words become one.
     words, shift = [], 0
     for part in parts:
         for word in part.words:

@@ -1,4 +1,4 @@
-"""Text before it is tokens: its words, and the way from a prompt to what the tokenizer gets."""
+"""Text before tokenizing: its words, and the rewriting from a prompt to the tokenizer's input."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ and or but nor so yet if while when where because though not very
 is are was were be been being am has have had having do does did doing
 will would can could shall should may might must there here
 """
-FUNCTION_WORDS = frozenset(_CLOSED_CLASSES.split())  # of English
+FUNCTION_WORDS = frozenset(_CLOSED_CLASSES.split())  # in English
 _JOINERS = "'\u2019-\u2010"  # apostrophes and hyphens, inside a word only: "girl's", "red-haired"
 
 
@@ -26,9 +26,9 @@ class Source:
     """A prompt on its way to the tokenizer: rewritten, perhaps with a text around it.
 
     Attributes:
-        prompt: as it was written.
-        text: as the tokenizer gets it.
-        origins: for each character of ``text`` the index of the prompt's character that it came
+        prompt: the prompt as written.
+        text: the tokenizer's input.
+        origins: for each character of ``text``, the index of the prompt's character that it came
             from, -1 around the prompt.
 
     >>> source = Source.of(" Red cat").strip().lower().within("draw: ", "!")
@@ -42,24 +42,24 @@ class Source:
 
     @classmethod
     def of(cls, prompt: str) -> Source:
-        """A prompt that goes to the tokenizer as it is."""
+        """Return the source of a prompt that goes to the tokenizer as it is."""
         return cls(prompt, prompt, tuple(range(len(prompt))))
 
     def lower(self) -> Source:
-        """In lower case, which can be longer: "İ" becomes two characters."""
+        """Return it in lower case, which can be longer: "İ" becomes two characters."""
         # Only the final sigma looks at its neighbours, and it stays one character.
         grown = zip(self.origins, (len(char.lower()) for char in self.text), strict=True)
         origins = tuple(origin for origin, length in grown for _ in range(length))
         return Source(self.prompt, self.text.lower(), origins)
 
     def strip(self) -> Source:
-        """Without the white space at both ends."""
+        """Return it without the white space at both ends."""
         start = len(self.text) - len(self.text.lstrip())
         text = self.text.strip()
         return Source(self.prompt, text, self.origins[start : start + len(text)])
 
     def replace(self, old: str, new: str) -> Source:
-        """Every ``old`` by ``new``, which begins with it; what is longer belongs to its end."""
+        """Replace every ``old`` by ``new``, which begins with it; the rest belongs to its end."""
         origins: list[int] = []
         start = 0
         while (found := self.text.find(old, start)) >= 0:
@@ -71,20 +71,20 @@ class Source:
         return Source(self.prompt, self.text.replace(old, new), tuple(origins))
 
     def within(self, before: str, after: str) -> Source:
-        """With a text before and a text after it."""
+        """Return it with a text before and a text after it."""
         around = (-1,) * len(before), (-1,) * len(after)
         origins = around[0] + self.origins + around[1]
         return Source(self.prompt, before + self.text + after, origins)
 
     def span(self, start: int, end: int) -> tuple[int, int] | None:
-        """The span in the prompt behind ``text[start:end]``; None where nothing came from it."""
+        """Return the span in the prompt that ``text[start:end]`` came from, or None."""
         found = [origin for origin in self.origins[start:end] if origin >= 0]
         return (min(found), max(found) + 1) if found else None
 
 
 def is_content_word(text: str) -> bool:
-    """Whether a word names something: it has a letter or a digit and is none of
-    :data:`FUNCTION_WORDS`. Words of other languages than English all count.
+    """Check whether a word names something: it has a letter or a digit and is not one of
+    :data:`FUNCTION_WORDS`. Words of languages other than English all count.
 
     >>> [word for word in ("A", "cat", ",", "of", "8k") if is_content_word(word)]
     ['cat', '8k']
@@ -93,15 +93,11 @@ def is_content_word(text: str) -> bool:
 
 
 def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[str, int, int]]:
-    """The words of a text with their character spans, ``(word, start, end)``.
+    """Return the words of a text with their character spans, ``(word, start, end)``.
 
     A word is a run of letters and digits, with apostrophes and hyphens inside it; a run of other
-    signs is a word too; each ideograph is a word of its own.
-
-    Args:
-        text: the text.
-        whole: spans, end exclusive, that are a word whatever is in them; where letters go on
-            beyond a span the word does too.
+    signs is a word too; each ideograph is a word by itself. ``whole`` spans, end exclusive, are one
+    word whatever they contain; letters adjoining a span belong to the word.
 
     >>> [word for word, _, _ in split_words("a girl's red-haired cat, 8k!")]
     ['a', "girl's", 'red-haired', 'cat', ',', '8k', '!']
@@ -126,7 +122,7 @@ def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[
 
 
 def split_phrase(text: str) -> list[str]:
-    """The parts by which a phrase is looked up: words in folded case, other signs one by one.
+    """Return the parts by which a phrase is looked up: words casefolded, other signs one by one.
 
     >>> split_phrase("Red <cat-toy>!!")
     ['red', '<', 'cat-toy', '>', '!', '!']
@@ -139,7 +135,7 @@ def split_phrase(text: str) -> list[str]:
 
 
 def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Spans, those that overlap as one, in order.
+    """Merge overlapping spans, in order.
 
     >>> merge_spans([(4, 6), (0, 2), (1, 3), (6, 7)])
     [(0, 3), (4, 6), (6, 7)]
@@ -156,7 +152,7 @@ def merge_spans(spans: Iterable[tuple[int, int]]) -> list[tuple[int, int]]:
 def _character_kinds(text: str) -> list[str]:
     kinds = [_kind(char) for char in text]
     for i, char in enumerate(text):
-        if kinds[i] == "mark":  # accents, vowel signs, variation selectors, joiners: as before them
+        if kinds[i] == "mark":  # accents, vowel signs, variation selectors, joiners: as their base
             kinds[i] = kinds[i - 1] if i and kinds[i - 1] != "space" else "other"
         inside = 0 < i < len(text) - 1 and kinds[i - 1] == "letter" == _kind(text[i + 1])
         if char in _JOINERS and inside:

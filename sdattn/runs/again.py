@@ -10,8 +10,7 @@ from typing import Any
 from ..errors import InvalidValueError
 from ..maps.presets import PRESETS, Preset
 from .imagerun import ImageRun
-from .info import FURTHER
-from .option_names import LOADING, PIPELINE
+from .option_names import FURTHER, LOADING, PIPELINE
 from .settings import Edited, Explained, RunSettings
 
 _ARGUMENTS = {
@@ -103,16 +102,16 @@ def _refuse(names: Collection[str]) -> None:
         raise InvalidValueError(text)
 
 
-def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[str, Any]:
+def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[str, object]:
     captured = settings.captured
     kept = [name for name in ("steps", "heads") if captured and getattr(captured, name) == "all"]
     if preset.each_head:  # which keeps the heads itself
         kept = [name for name in kept if name != "heads"]
-    flags = {FURTHER[name].option: True for name in FURTHER if name in more and name != "asked"}
-    return {"keep": ",".join(kept) or None, **flags}  # what was asked about is an option's value
+    flags = {option: True for name, option in FURTHER.items() if name in more}
+    return {"keep": ",".join(kept) or None, **flags}
 
 
-def _maps(settings: RunSettings, preset: Preset) -> dict[str, Any]:
+def _maps(settings: RunSettings, preset: Preset) -> dict[str, object]:
     known = PRESETS.get(preset.name)
     if known and settings.explained:  # which reads the timesteps that were chosen
         known = replace(known, steps=preset.steps)
@@ -123,8 +122,8 @@ def _maps(settings: RunSettings, preset: Preset) -> dict[str, Any]:
     return {"preset": name, "refine": refine, "ask": settings.asked}
 
 
-def _explained(settings: RunSettings, explained: Explained, steps: int | None) -> dict[str, Any]:
-    given: dict[str, Any] = {"image": explained.file or "image.png", "prompt": settings.prompt}
+def _explained(settings: RunSettings, explained: Explained, steps: int | None) -> dict[str, object]:
+    given: dict[str, object] = {"image": explained.file or "image.png", "prompt": settings.prompt}
     if explained.way == "inversion":
         return {**given, "invert": True, "steps": steps}
     return {
@@ -134,7 +133,7 @@ def _explained(settings: RunSettings, explained: Explained, steps: int | None) -
     }
 
 
-def _edited(edited: Edited) -> dict[str, Any]:
+def _edited(edited: Edited) -> dict[str, object]:
     if edited.reconstruction_psnr is not None:
         raise InvalidValueError("The image was edited from one that the run does not hold.")
     parts = {"cross": edited.cross_replace_steps, "self": edited.self_replace_steps}
@@ -151,7 +150,7 @@ def _edited(edited: Edited) -> dict[str, Any]:
     }
 
 
-def _flags(name: str, value: Any) -> Iterator[str]:
+def _flags(name: str, value: object) -> Iterator[str]:
     """An option as it is typed."""
     if value is None:
         return

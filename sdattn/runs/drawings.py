@@ -64,7 +64,8 @@ def drawings(
     if "grid" in parts:
         files["grid.png"] = png(sheets.grid(run.image, tiles, title), **_QUICK)
     if "masks" in parts:
-        masks = (_mask(heatmap, run.image) for heatmap in maps)
+        size = run.image.height, run.image.width
+        masks = (_white(heatmap.mask(size).numpy()) for heatmap in maps)
         files |= {f"masks/{n}": png(mask, **_QUICK) for n, mask in zip(names, masks, strict=True)}
     return files
 
@@ -112,10 +113,6 @@ def _key_frames(
 def named(labels: Iterable[str]) -> list[str]:
     """Names of files for maps: number and word."""
     return [f"{n:02d}-{file_name(label)}" for n, label in enumerate(labels, start=1)]
-
-
-def _mask(heatmap: Heatmap, image: Image.Image) -> Image.Image:
-    return _white(heatmap.mask((image.height, image.width)).numpy())
 
 
 def _white(mask: np.ndarray) -> Image.Image:

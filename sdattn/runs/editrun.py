@@ -3,7 +3,7 @@
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ..control.alignment import linked
 from ..files.writing import to_json
@@ -14,6 +14,9 @@ from .folder import new_folder, save_run
 from .report.pair import Counterpart, Link, Side, pair_page
 from .run import Run
 from .settings import Edited, EditInfo
+
+if TYPE_CHECKING:
+    from PIL import Image
 
 _TOLD = {  # of the settings of an edit, as its page names them
     "mode": "mode",
@@ -45,7 +48,7 @@ class EditRun(Run):
         return self.edited.mode
 
     @property
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, object]:
         """Of the edit, as ``run.json`` holds them. ``"reconstruction_psnr"`` is how near the first
         image came to a real image, in decibels."""
         document = self._document().to_json()
@@ -55,7 +58,7 @@ class EditRun(Run):
         said = {**vars(self[0].settings.alone()), **vars(self.edited), "edited": None}
         return EditInfo(**said, runs=self._names())
 
-    def side_by_side(self) -> Any:
+    def side_by_side(self) -> "Image.Image":
         """The images in a row and below each the heatmaps of the words that the edit is about.
 
         Returns:
@@ -147,13 +150,13 @@ def _numbers(heatmaps: Heatmaps) -> dict[int, int]:
     return {words.index(word): number for number, word in enumerate(heatmaps.held)}
 
 
-def _facts(settings: Mapping[str, Any]) -> dict[str, str]:
+def _facts(settings: Mapping[str, object]) -> dict[str, str]:
     """What the page says of an edit, name to text."""
     found = {name: settings.get(key) for key, name in _TOLD.items()}
     return {name: _text(value) for name, value in found.items() if value not in (None, {}, [])}
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     """A setting in words: "circle 2.0", "0.2 to 0.8"."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(held)}" for name, held in value.items())

@@ -9,7 +9,7 @@ way back.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from numbers import Integral
@@ -19,7 +19,7 @@ from typing import Any, Literal
 import torch
 from PIL import Image
 
-from ..errors import InvalidValueError, Message, OptionError, option_names
+from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..inversion import invert as inversion
 from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import schedule_of
@@ -28,6 +28,7 @@ from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.families import image_latents_of, unguided_options
 from ..models.layers import find_denoiser
+from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, checked_seeds, named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from ..prompts.tokens import Prompt
@@ -47,7 +48,7 @@ _DECIDED |= {"mu", "sigmas", "true_cfg_scale", "width"}
 
 @one_at_a_time
 def explain(
-    pipe: Any,
+    pipe: Pipeline,
     image: Image.Image | Sequence[Image.Image],
     prompt: str | Sequence[str],
     *,
@@ -58,7 +59,7 @@ def explain(
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
     ask: str | None = None,
-    capture_options: Mapping[str, Any] | None = None,
+    capture_options: Options | None = None,
     **options: Any,
 ) -> Run:
     """See where each word of a prompt goes in an image of your own.
@@ -131,7 +132,7 @@ def explain(
 
 @contextmanager
 def _noised(
-    pipe: Any, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
+    pipe: Pipeline, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
 ) -> Iterator[dict[str, Any]]:
     """Inside, a run of the pipeline with these options is one pass at each timestep."""
     schedule = schedule_of(pipe)
@@ -143,7 +144,7 @@ def _noised(
 
 @contextmanager
 def _replayed(
-    pipe: Any, images: Sequence[Image.Image], read: Sequence[Prompt], options: Mapping[str, Any]
+    pipe: Pipeline, images: Sequence[Image.Image], read: Sequence[Prompt], options: Options
 ) -> Iterator[dict[str, Any]]:
     """Inside, a run of the pipeline with these options is the way back to all the images."""
     steps = {name: options[name] for name in ("num_inference_steps",) if name in options}
@@ -189,7 +190,7 @@ def _told(
     return replace(run, image_runs=image_runs)
 
 
-def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list[str]]:
+def _paired(pipe: Pipeline, image: Any, prompt: Any) -> tuple[list[Image.Image], list[str]]:
     """The images as the pipeline sees them, of one size, and a prompt for each."""
     images = list(image) if isinstance(image, (list, tuple)) else [image]
     prompts = [prompt] if isinstance(prompt, str) else list(prompt)
@@ -208,19 +209,19 @@ def _paired(pipe: Any, image: Any, prompt: Any) -> tuple[list[Image.Image], list
     return images, prompts
 
 
-def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
+def _checked_timesteps(pipe: Pipeline, timesteps: Any, invert: bool) -> list[int]:
     """The noisiest first; none for an inversion, which has its own."""
     most = pipe.scheduler.config.num_train_timesteps
     if invert and image_latents_of(pipe).noise == "flow":
         text = (
-            "a {0} follows a flow, on which maps of the way back point no better than those of the "
-            "noised image, for 20 times the passes. Leave it out."
+            f"a {type(pipe).__name__} follows a flow, on which maps of the way back point no "
+            "better than those of the noised image, for 20 times the passes. Leave it out."
         )
-        raise OptionError("invert", invert, text, type(pipe).__name__)
+        raise OptionError("invert", invert, text)
     if invert and timesteps is not None:
         text = (
-            "an inversion goes through its own. Pass {num_inference_steps} for their number, or "
-            "leave {invert} out."
+            "an inversion goes through its own. Pass `num_inference_steps` for their number, or "
+            "leave `invert` out."
         )
         raise OptionError("timesteps", timesteps, text)
     if invert:
@@ -230,28 +231,26 @@ def _checked_timesteps(pipe: Any, timesteps: Any, invert: bool) -> list[int]:
     given = list(timesteps) if hasattr(timesteps, "__iter__") else []
     whole = all(isinstance(t, Integral) and not isinstance(t, bool) for t in given)
     if not given or not whole or not all(0 < t < most for t in given):
-        raise OptionError(
-            "timesteps", timesteps, "pass a list of whole numbers, 1 to {0}.", most - 1
-        )
+        raise refuse("timesteps", timesteps, f"a list of whole numbers, 1 to {most - 1}")
     if len(set(given)) < len(given):
-        raise OptionError("timesteps", timesteps, "pass each once.")
+        raise refuse("timesteps", timesteps, "each once")
     return sorted(map(int, given), reverse=True)
 
 
 def _checked_options(
-    pipe: Any, options: Mapping[str, Any], timesteps: Sequence[int], size: tuple[int, int]
+    pipe: Pipeline, options: Options, timesteps: Sequence[int], size: tuple[int, int]
 ) -> dict[str, Any]:
     """The pipeline's options, with those that are not free here; ``size`` is (width, height)."""
     if timesteps:
         why = "The image and the timesteps decide on"
         taken = {name for name in options if name in _DECIDED or name.startswith("negative_")}
     else:
-        why = "With {invert=True} only {num_inference_steps} can be chosen, not"
+        why = "With `invert=True` only `num_inference_steps` can be chosen, not"
         taken = set(options) - {"num_inference_steps"}
     if taken:
         names = option_names(sorted(taken))
-        advice = "Leave it out; to draw with it, use {generate()}."
-        raise InvalidValueError(Message(f"{why} {names}. {advice}"))
+        advice = "Leave it out; to draw with it, use `generate()`."
+        raise InvalidValueError(f"{why} {names}. {advice}")
     decided = {**unguided_options(pipe), "width": size[0], "height": size[1]}
     if timesteps:
         decided["num_inference_steps"] = len(timesteps)

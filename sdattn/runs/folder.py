@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import ExistsError, Message
+from ..errors import ExistsError
 from ..files.addresses import AnyPath, path_of
 from ..files.paths import check_writable, inside
 from ..files.writing import clear_leftovers, sha256, whole_folder, write_files, write_whole
@@ -131,8 +131,8 @@ def check_target(folder: str | Path, *, force: bool = False, kind: Kind = "run")
     clear_leftovers(folder)
     if folder.exists() or folder.is_symlink():
         if not force:
-            text = "{0} exists already. Choose another {folder}, or pass {force=True}."
-            raise ExistsError(Message(text, folder))
+            text = f"{folder} exists already. Choose another `folder`, or pass `force=True`."
+            raise ExistsError(text)
         _check_ours(folder, kind)
     check_writable(folder.parent)
 
@@ -164,19 +164,17 @@ def _check_ours(folder: Path, kind: Kind) -> None:
     document = _document(folder / "run.json")
     if not str(document.get("format")).startswith(f"sdattn-{kind}-") or "fingerprint" in document:
         item = "an item of a batch run" if "fingerprint" in document else f"no {_CALLED[kind]}"
-        text = (
-            "{0} exists and is {1}, so it is not replaced. Choose another {folder}, or remove it "
-            "yourself."
+        raise ExistsError(
+            f"{folder} exists and is {item}, so it is not replaced. Choose another `folder`, or "
+            "remove it yourself."
         )
-        raise ExistsError(Message(text, folder, item))
     if foreign := sorted(set(_entries(folder)) - _own_files(folder, document, kind)):
         more = f" and {len(foreign) - _MOST_NAMED} more" if len(foreign) > _MOST_NAMED else ""
-        text = (
-            "{0} holds what the run did not write, so it is not replaced: {1}. Move that "
-            "elsewhere, or choose another {folder}."
-        )
         there = ", ".join(foreign[:_MOST_NAMED]) + more
-        raise ExistsError(Message(text, folder, there))
+        raise ExistsError(
+            f"{folder} holds what the run did not write, so it is not replaced: {there}. Move that "
+            "elsewhere, or choose another `folder`."
+        )
 
 
 def _own_files(folder: Path, document: Mapping[str, Any], kind: Kind) -> set[str]:

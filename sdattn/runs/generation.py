@@ -1,18 +1,19 @@
 """`generate()`: run a pipeline and see where each word of the prompt went."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
 from ..control import knockout_plan, knockouts
 from ..control.knockout_plan import KnockoutPlan
-from ..errors import InvalidValueError, Message, OptionError, SdattnWarning, warn
+from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
 from ..loading.options import lora_names, options_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.call_facts import images_a_prompt
 from ..models.demos import demo_of
+from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import (
     checked_options,
     checked_seeds,
@@ -32,7 +33,7 @@ CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word 
 
 @one_at_a_time
 def generate(
-    pipe: Any,
+    pipe: Pipeline,
     prompt: str | Sequence[str],
     *,
     seed: int = 0,
@@ -41,7 +42,7 @@ def generate(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     causal: bool = False,
-    capture_options: Mapping[str, Any] | None = None,
+    capture_options: Options | None = None,
     **options: Any,
 ) -> Run:
     """Run a pipeline and see where each word of the prompt went.
@@ -116,11 +117,11 @@ class GenerationPlan:
         knockouts: one an image, where causal maps were asked for.
     """
 
-    pipe: Any
+    pipe: Pipeline
     prompts: Sequence[Prompt]
     seeds: Sequence[int]
-    options: Mapping[str, Any]
-    settings: Mapping[str, Any]
+    options: Options
+    settings: Options
     preset: Preset
     ask: str | None
     words: Sequence[str] | None
@@ -144,7 +145,7 @@ class GenerationPlan:
 
 
 def prepare(
-    pipe: Any,
+    pipe: Pipeline,
     prompt: str | Sequence[str],
     *,
     seed: int = 0,
@@ -153,7 +154,7 @@ def prepare(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     causal: bool = False,
-    capture_options: Mapping[str, Any] | None = None,
+    capture_options: Options | None = None,
     out: Path | None = None,
     force: bool = False,
     **options: Any,
@@ -175,14 +176,12 @@ def prepare(
     chosen = preset_for(pipe, preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("frames") is not None:
-        raise InvalidValueError(
-            Message("A run keeps all frames of a video. Choose {frames} with {capture()}.")
-        )
+        text = "A run keeps all frames of a video. Choose `frames` with `capture()`."
+        raise InvalidValueError(text)
     if watch.get("branch") == "both":
         if not options.get("negative_prompt"):
-            raise InvalidValueError(
-                Message("{branch='both'} shows the words of a negative prompt. Pass one.")
-            )
+            text = "`branch='both'` shows the words of a negative prompt. Pass one."
+            raise InvalidValueError(text)
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
     texts = (word.text for prompt in read for word in prompt.words)
@@ -194,7 +193,7 @@ def prepare(
 
 
 def _causal_plans(
-    pipe: Any, prompts: Sequence[Prompt], seeds: Sequence[int], options: Mapping[str, Any]
+    pipe: Pipeline, prompts: Sequence[Prompt], seeds: Sequence[int], options: Options
 ) -> list[KnockoutPlan]:
     """The knockouts of each image, checked before any image is drawn."""
     images, plans = len(seeds), []

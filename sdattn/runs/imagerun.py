@@ -11,13 +11,13 @@ import torch
 from torch import Tensor
 
 from ..attention.core import grid_text
-from ..errors import InvalidValueError, Message
+from ..errors import InvalidValueError, refuse
 from ..files.tables import along
 from ..files.terminal import shorter
 from ..files.videos import Video
 from ..maps.aggregation import aggregate, read_by
 from ..maps.details import Details
-from ..maps.from_stores import finish
+from ..maps.finishing import finish
 from ..maps.heatmap import Heatmap, check_frame, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps
@@ -137,7 +137,7 @@ class ImageRun:
         if each is None:
             return self.heatmaps.to_xarray()
         if each not in ("steps", "heads"):
-            raise InvalidValueError(f'each={each!r}: pass "steps", "heads" or None.')
+            raise refuse("each", each, ("steps", "heads", None))
         return _each_step(self) if each == "steps" else _each_head(self)
 
 
@@ -165,11 +165,10 @@ def _each_head(run: ImageRun) -> xr.DataArray:
 
 def not_kept(what: str) -> ValueError:
     """The error of a run without ``"steps"`` or ``"heads"``."""
-    text = (
-        "This run kept no single {0}, only their mean. To keep them draw with {generate()} and "
-        "{capture_options}."
+    return InvalidValueError(
+        f"This run kept no single {what}, only their mean. To keep them draw with `generate()` and "
+        f"`capture_options={ {what: 'all'}!r}`."
     )
-    return InvalidValueError(Message(text, what, capture_options={what: "all"}))
 
 
 def described(runs: Sequence[ImageRun]) -> str:

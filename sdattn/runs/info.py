@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from ..errors import InvalidValueError, Message, MissingFileError
+from ..errors import InvalidValueError, MissingFileError
 from ..files.records import Record, RecordError, read_record, shortened
 from ..files.writing import sha256, to_json
 from ..maps.presets import Preset
@@ -27,19 +27,17 @@ class FurtherKind(NamedTuple):
 
     Attributes:
         title: on the page of a run.
-        option: of ``sdattn generate`` that asks for them.
         changes: they are changes of the image, not attention.
     """
 
     title: str
-    option: str
     changes: bool = False
 
 
 FURTHER = {  # by the folder that they are in
-    "negative": FurtherKind("Negative prompt", "negative-maps"),
-    "asked": FurtherKind("Asked about", "ask"),
-    "causal": FurtherKind("What changes without", "causal", changes=True),
+    "negative": FurtherKind("Negative prompt"),
+    "asked": FurtherKind("Asked about"),
+    "causal": FurtherKind("What changes without", changes=True),
 }
 
 
@@ -118,7 +116,7 @@ class RunInfo(RunSettings):
         return Prompt(self.prompt, self.words, self.tokens)
 
 
-def sealed(document: Mapping[str, Any]) -> bytes:
+def sealed(document: Mapping[str, object]) -> bytes:
     """A document as ``run.json``: behind all else the checksum of the rest."""
     rest = {name: value for name, value in document.items() if name != "checksum"}
     return to_json({**rest, "checksum": sha256(to_json(rest))})
@@ -192,11 +190,11 @@ def _document(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
 
 
 def missing(where: str, part: str) -> FileNotFoundError:
-    text = "{0} has no {1}, so it is no run's folder. Runs are made by {generate()}."
-    return MissingFileError(Message(text, where, part))
+    text = f"{where} has no {part}, so it is no run's folder. Runs are made by `generate()`."
+    return MissingFileError(text)
 
 
-def _is_as_written(document: Mapping[str, Any], data: bytes) -> bool:
+def _is_as_written(document: Mapping[str, object], data: bytes) -> bool:
     try:
         return sealed(document) == data
     except ValueError:  # a number in it is not finite

@@ -1,7 +1,7 @@
-"""What the command line calls the options of a pipeline's call that have an option of their own,
-and those of its loading.
+"""Names that a run's page and the command line share, by those in Python.
 
-It imports nothing, so that the command line starts at once.
+A page shows the command that makes its run again, whoever made it, so these lie below the command
+line. They import nothing, so that it starts at once.
 """
 
 PIPELINE = {
@@ -22,3 +22,4 @@ LOADING = {
     "tokenizer": "tokenizer",
     "config": "single-file-config",
 }
+FURTHER = {"negative": "negative-maps", "causal": "causal"}  # by a run's folders; flags

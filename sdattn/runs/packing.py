@@ -23,7 +23,7 @@ from torch import Tensor
 from ..errors import InvalidValueError
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate
-from ..maps.from_stores import finish
+from ..maps.finishing import finish
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, halved
 from ..maps.presets import Preset

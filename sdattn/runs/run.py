@@ -155,7 +155,7 @@ class Run:
         return "".join(parts)
 
 
-def _only(held: Sequence[_One], text: str, *about: Any) -> _One:
+def _only(held: Sequence[_One], text: str, *about: object) -> _One:
     if len(held) != 1:
         raise InvalidValueError(text.format(len(held), *about))
     return held[0]

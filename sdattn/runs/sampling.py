@@ -10,8 +10,6 @@ from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from torch import Tensor
-
 from ..errors import SdattnWarning, warn
 from ..files.version import __version__
 from ..files.videos import Video
@@ -30,6 +28,7 @@ from ..models.call_facts import images_a_prompt
 from ..models.demos import model_name
 from ..models.finite import check_maps
 from ..models.layers import find_denoiser
+from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
 from ..models.reading import read_prompts
 from ..models.videos import frame_rate
@@ -44,11 +43,11 @@ if TYPE_CHECKING:
 
 
 def sample(
-    pipe: Any,
+    pipe: Pipeline,
     prompts: Sequence[Prompt],
     seeds: Sequence[int],
-    options: Mapping[str, Any],
-    capture_options: Mapping[str, Any] | None = None,
+    options: Options,
+    capture_options: Options | None = None,
     *,
     preset: Preset = PRESETS["default"],
     ask: str | None = None,
@@ -75,10 +74,10 @@ def sample(
 class _Order:
     """A run that is wanted; see :func:`sample`."""
 
-    pipe: Any
+    pipe: Pipeline
     prompts: Sequence[Prompt]
     seeds: Sequence[int]
-    options: Mapping[str, Any]
+    options: Options
     preset: Preset
     asked: _Asked | None
 
@@ -108,7 +107,7 @@ class _Maps(NamedTuple):
     texts: dict[str, list[Heatmaps]]
 
 
-def _watch(order: _Order, settings: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+def _watch(order: _Order, settings: Options) -> dict[str, dict[str, Any]]:
     """Return what is captured, each in a store of its own: the options of each capture.
 
     ``"prompt"``, and where asked for ``"self"``, the self-attention that refines, ``"negative"``
@@ -123,7 +122,7 @@ def _watch(order: _Order, settings: Mapping[str, Any]) -> dict[str, dict[str, An
         alike = {name: settings[name] for name in kept if name in settings}
         found["self"] = {**alike, "kinds": ("self",), "layers": refining(order.pipe)}
     if both:  # a capture of its own, since some pipelines run the two in turn
-        own: dict[str, Any] = {"branch": "unconditional", "tokens": None, "among": None}
+        own: dict[str, object] = {"branch": "unconditional", "tokens": None, "among": None}
         if preset.among_words or preset.compares_words:
             read = read_negative(order.pipe, order.options, len(order.prompts))
             images = images_a_prompt(order.pipe, order.options)
@@ -134,7 +133,7 @@ def _watch(order: _Order, settings: Mapping[str, Any]) -> dict[str, dict[str, An
     return found
 
 
-def _draw(order: _Order, watched: Mapping[str, Mapping[str, Any]]) -> _Drawn:
+def _draw(order: _Order, watched: Mapping[str, Options]) -> _Drawn:
     """Run the pipeline once, under all captures."""
     pipe, options = order.pipe, order.options
     with turn(pipe), ExitStack() as captures:
@@ -160,7 +159,9 @@ def _make_maps(order: _Order, drawn: _Drawn) -> _Maps:
     for of in {"prompt", "negative"} & set(stores):
         check_texts(stores[of], preset)
     layers = stores["prompt"].layer_maps(preset, stores.get("self"))
-    check_maps(_named(layers), pipe, options)
+    named = {name: layer.maps for name, layer in layers.layers.items()}
+    own = {} if layers.affinity is None else {"self-attention": layers.affinity}
+    check_maps(named | own, pipe, options)
     texts: dict[str, list[Heatmaps]] = {}
     if "negative" in stores:
         read = read_negative(pipe, options, len(order.prompts), stores["negative"].n_text)
@@ -198,11 +199,6 @@ def _describe(order: _Order, drawn: _Drawn, maps: _Maps) -> Run:
     return Run(image_runs, store, maps.layers)
 
 
-def _named(layers: LayerMaps) -> dict[str, Tensor]:
-    maps = {name: layer.maps for name, layer in layers.layers.items()}
-    return maps if layers.affinity is None else {**maps, "self-attention": layers.affinity}
-
-
 def _each_own(common: RunSettings, order: _Order, drawn: _Drawn) -> list[RunSettings]:
     """Return the settings of each image's run."""
     images, videos, prompts = drawn.images, drawn.videos, order.prompts
@@ -228,11 +224,11 @@ def _each_own(common: RunSettings, order: _Order, drawn: _Drawn) -> list[RunSett
 class _Asked:
     """A text that is asked about: as the model reads it, and how its maps are captured."""
 
-    def __init__(self, pipe: Any, text: str, preset: Preset, options: Mapping[str, Any]):
+    def __init__(self, pipe: Pipeline, text: str, preset: Preset, options: Options):
         text = " ".join(text.replace(",", " ").split())  # a comma would take part in the softmax
         [self.prompt] = read_prompts(pipe, text, **options)
         columns = columns_among(preset, self.prompt)
-        self.settings: dict[str, Any] = {
+        self.settings: dict[str, object] = {
             "text_states": encode_text(pipe, text, options),
             "tokens": None if preset.needs_all_columns else columns,
         }
@@ -253,14 +249,14 @@ def _beside(
 
 
 def read_negative(
-    pipe: Any, options: Mapping[str, Any], prompts: int, columns: int | None = None
+    pipe: Pipeline, options: Options, prompts: int, columns: int | None = None
 ) -> list[Prompt]:
     """The negative prompts of a run, one a prompt, as the model reads them."""
     texts = one_each(options["negative_prompt"], prompts)
     return read_prompts(pipe, texts, columns, negative=True, **options)
 
 
-def _blanked(result: Any) -> list[int]:
+def _blanked(result: object) -> list[int]:
     """The images that the pipeline's safety checker blanked, with a warning."""
     flags = getattr(result, "nsfw_content_detected", None) or []
     blanked = [i for i, flag in enumerate(flags) if flag]
@@ -273,7 +269,7 @@ def _blanked(result: Any) -> list[int]:
     return blanked
 
 
-def _described(pipe: Any, store: MapStore, options: Mapping[str, Any]) -> RunSettings:
+def _described(pipe: Pipeline, store: MapStore, options: Options) -> RunSettings:
     """What all images of a call have in common."""
     plain = (str, int, float, bool, type(None))
     return RunSettings(

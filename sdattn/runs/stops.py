@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ..errors import CaptureError, Message
+from ..errors import CaptureError
 from ..hooks.capture_warnings import Stopped
 from ..hooks.keep import Steps
 from ..maps.capture import MapStore
 from ..maps.layermaps import read_steps
 from ..maps.presets import Preset
+from ..models.pipeline import Options
 
 _CALLBACKS = ("callback_on_step_end", "callback")  # by which a run is stopped
 _EARLY = "early "
@@ -24,12 +25,12 @@ class StoppedError(CaptureError):
         images: what was drawn, PIL; of videos lists of frames.
     """
 
-    def __init__(self, message: str, images: Sequence[Any] = ()):
+    def __init__(self, message: str, images: Sequence[object] = ()):
         super().__init__(message)
         self.images = list(images)
 
 
-def has_callback(options: Mapping[str, Any]) -> bool:
+def has_callback(options: Options) -> bool:
     """Check whether a run with these options of the pipeline may be stopped by a callback."""
     return any(options.get(name) for name in _CALLBACKS)
 
@@ -45,7 +46,7 @@ def with_early(watched: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any
     return found
 
 
-def settled(stores: Mapping[str, MapStore], images: Sequence[Any]) -> dict[str, MapStore]:
+def settled(stores: Mapping[str, MapStore], images: Sequence[object]) -> dict[str, MapStore]:
     """Return the stores to read after a run, each checked.
 
     Raises:
@@ -57,12 +58,12 @@ def settled(stores: Mapping[str, MapStore], images: Sequence[Any]) -> dict[str, 
     if stopped is not None and not own["prompt"].maps:
         own = {name: stores.get(_EARLY + name, store) for name, store in own.items()}
         if not own["prompt"].maps:
-            text = (
-                "The run was stopped after {0} of {1} steps, before those that its preset reads, "
-                "so there are no maps. What was drawn is in `images` of this error. To have maps "
-                "of a run that may be stopped, keep each step: {capture_options}."
+            said = (
+                f"The run was stopped after {stopped.after} of {stopped.steps} steps, before those "
+                "that its preset reads, so there are no maps. What was drawn is in `images` of "
+                "this error. To have maps of a run that may be stopped, keep each step: "
+                "`capture_options={'steps': 'all'}`."
             )
-            said = Message(text, stopped.after, stopped.steps, capture_options={"steps": "all"})
             raise StoppedError(said, images)
     for store in own.values():
         store.check()

@@ -35,9 +35,9 @@ def test_a_folder_that_was_begun_is_gone_on_with(tmp_path):
 @pytest.mark.parametrize(
     ("text", "error", "message"),
     [
-        (None, FileNotFoundError, "no batch.json, so it is no batch run's folder"),
+        (None, FileNotFoundError, "no batch.json"),
         ("{", ValueError, "batch.json is corrupt"),
-        ("[]", ValueError, "is no batch run's: it names no format"),
+        ("[]", ValueError, "it names no format"),
         ('{"format": "sdattn-batch-9"}', ValueError, "is of the format 'sdattn-batch-9', and this"),
     ],
 )

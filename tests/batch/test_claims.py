@@ -75,7 +75,7 @@ def test_another_model_is_another_run(drawn, tmp_path):
 
 
 def test_a_disk_is_no_place_for_two_formats(model, drawn):
-    with pytest.raises(ValueError, match="'folder', which force=True does not change"):
+    with pytest.raises(ValueError, match="'folder', which `force=True` does not change"):
         draw(model, drawn, ALL[:2], format="webdataset", force=True)
 
 
@@ -120,7 +120,7 @@ def test_strict_stops_before_anything_is_written(model, tmp_path, capsys):
     with pytest.raises(ValueError, match=r"1 line\(s\) of .* cannot be drawn, the first is line 2"):
         draw(model, tmp_path / "run", rows, strict=True)
     assert not (tmp_path / "run").exists()
-    assert "sdattn: line 2: width=65" in capsys.readouterr().err
+    assert "sdattn: line 2: `width=65`" in capsys.readouterr().err
     outcome = draw(model, tmp_path / "run", rows)
     assert (outcome.items, outcome.whole, outcome.bad_lines, outcome.exit_code) == (1, 1, 1, 1)
     [row] = rows_of(tmp_path / "run" / "errors.jsonl")

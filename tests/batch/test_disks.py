@@ -67,7 +67,7 @@ def test_a_full_disk_is_told_and_what_was_finished_stays(tmp_path, kind):
         lines = [line for line in err.splitlines() if "items/s" not in line]
         assert len(lines) == 1, err
         assert "No space left on device" in err
-        assert "What was finished stays in disk/run" in err
+        assert "Finished items stay in disk/run" in err
     assert (tmp_path / "left").read_text() == ""
     code, out, err = said(tmp_path, "check")
     assert code == 0, err
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_up_at_any_file_is_told_once(batch, tmp_path, monkeypa
     assert code == 1
     lines = [line for line in err.splitlines() if "items/s" not in line]
     assert len(lines) == 1, err
-    assert "No space left on device. What was finished stays in run" in err
+    assert "No space left on device. Finished items stay in run" in err
     assert list((root / ".batch/tmp").iterdir()) == []
     assert verify(root) == (0 if full == "the items" else 6, [])
     before = stamps(root)

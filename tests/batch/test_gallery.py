@@ -101,9 +101,9 @@ def test_the_policy_allows_our_script_and_images_beside_the_page(tmp_path):
 def test_what_a_card_opens_follows_from_what_was_saved(tmp_path, save, format, opens, images):
     page = written(tmp_path / "run", [row(1)], save=save, format=format) / "index.html"
     found = data_of(page)
-    assert (found["opens"], found["images"]) == (opens, images)
-    assert ("lie in shards" in text_of(page)) == (format == "webdataset")
-    assert ("told not to save" in text_of(page)) == (format == "folder" and not images)
+    assert (found["opens"], found["has_images"]) == (opens, images)
+    assert ("are in shards" in text_of(page)) == (format == "webdataset")
+    assert ("did not save its images" in text_of(page)) == (format == "folder" and not images)
 
 
 def test_a_command_is_offered_where_it_can_draw(tmp_path):
@@ -139,7 +139,7 @@ def test_the_head_tells_of_the_run(tmp_path):
 def test_an_empty_run_has_a_page_that_says_so(tmp_path):
     page = written(tmp_path / "run", [], errors=[FAILED], input={"items": 1}) / "index.html"
     assert "0 of 1 item · model" in text_of(page)
-    assert "1 item failed" in text_of(page) and "No item is drawn yet." in text_of(page)
+    assert "1 item failed" in text_of(page) and "No item has been drawn yet." in text_of(page)
     assert data_of(page)["rows"] == []
 
 

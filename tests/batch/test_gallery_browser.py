@@ -314,7 +314,7 @@ def test_a_typed_word_shows_its_heatmaps_over_the_items_that_have_it(tmp_path, o
     ]
     for missing in ("blue cat", "constructor"):
         type_word(page, missing)
-        assert page.inner_text("#shown").startswith(f"none of these has “{missing}”; ")
+        assert page.inner_text("#shown").startswith(f"no item here has “{missing}”")
         assert images.evaluate_all(SOURCES) == [plain] * 3
     type_word(page, "")
     assert not page.is_visible("#shown")
@@ -473,7 +473,7 @@ def test_images_keep_their_shape(tmp_path, open_page):
 
 def test_without_scripts_the_page_says_what_to_do(tmp_path, open_page):
     page = open_page(written(tmp_path, [row(1)]) / "index.html", java_script_enabled=False)
-    assert "metadata.jsonl has a row for each item" in page.inner_text("main")
+    assert "metadata.jsonl, which has a row for each item" in page.inner_text("main")
     assert not page.is_visible("#find")
 
 

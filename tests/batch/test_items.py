@@ -74,10 +74,10 @@ def test_items_travel_between_processes():
         (b'["a cat"]', "found \\['a cat'\\]. Write an object"),
         (b'"a cat"', "found 'a cat'. Write an object"),
         (b"null", "found None"),
-        (b'{"prompt": "a cat", "prompt": "a dog"}', "'prompt' is there twice"),
-        (b'{"prompt": "a cat", "x": {"y": 1, "y": 1}}', "'y' is there twice"),
-        (b'{"prompt": "a cat", "width": NaN}', "NaN is no number"),
-        (b'{"prompt": "a cat", "x": [-Infinity]}', "-Infinity is no number"),
+        (b'{"prompt": "a cat", "prompt": "a dog"}', "'prompt' occurs twice"),
+        (b'{"prompt": "a cat", "x": {"y": 1, "y": 1}}', "'y' occurs twice"),
+        (b'{"prompt": "a cat", "width": NaN}', "NaN is not a number"),
+        (b'{"prompt": "a cat", "x": [-Infinity]}', "-Infinity is not a number"),
         (b'{"prompt": "a cat", "x": -1e999}', "'-1e999' is beyond any number"),
         (b'{"prompt": "a cat", "x": "' + b"a" * 10**6 + b'"}', "1,000,029 bytes. Write at most"),
         (b'{"prompt": "a cat", "seed": ' + b"9" * 5000 + b"}", "a number has 5000 digits"),
@@ -116,7 +116,7 @@ BAD_FIELDS = [
     ("num_images_per_prompt", 2, "an item is one image or video. Write a line for each"),
     *(("num_images_per_prompt", value, "one image") for value in (0, True, 2.0, "2")),
     *(("num_frames", value, "whole number from 1") for value in (0, -1, 1.5, True, "8.5")),
-    *((name, None, "is no option") for name in ("", "guidance scale", "1st", "a.b", "a\n")),
+    *((name, None, "is not an option") for name in ("", "guidance scale", "1st", "a.b", "a\n")),
     *(
         (name, "x", "cannot be chosen in a batch")
         for name in ("prompt_embeds", "generator", "output_type", "return_dict")
@@ -180,7 +180,7 @@ def test_an_id_belongs_to_the_first_good_line_that_has_it():
     ]
     items, bad = read_items(b"\n".join(lines), "jsonl")
     assert [item.line for item in items] == [2, 4]
-    assert [(one.line, re.findall(r"of line (\d)", one.reason)) for one in bad] == [
+    assert [(one.line, re.findall(r"in line (\d)", one.reason)) for one in bad] == [
         (1, []),
         (3, ["2"]),
         (5, ["4"]),
@@ -190,7 +190,7 @@ def test_an_id_belongs_to_the_first_good_line_that_has_it():
 
 @pytest.mark.parametrize("seed", [-1, 2**63])
 def test_first_seeds_that_cannot_be(seed):
-    with pytest.raises(ValueError, match=rf"seed={seed}: pass a whole number"):
+    with pytest.raises(ValueError, match=f"seed={seed}"):
         read_items(b"", "txt", seed=seed)
 
 

@@ -61,7 +61,7 @@ def test_rows_of_items_that_are_gone_go(tmp_path, format):
 def test_a_foreign_folder_among_the_items_is_named(tmp_path):
     root = new_run(tmp_path / "run", three())
     (root / "items" / "0000" / "mine").mkdir()
-    with pytest.raises(ValueError, match="items/0000/mine is no item: it has no run.json"):
+    with pytest.raises(ValueError, match="items/0000/mine is not an item"):
         settled(root)
 
 

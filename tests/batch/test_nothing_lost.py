@@ -56,7 +56,7 @@ def test_what_is_no_batch_run_is_left_alone(batch, tmp_path, force):
     code, _, err = batch("in.jsonl", *SETTINGS, "--out", "photos", *force)
     assert code == 1
     assert err.splitlines() == [
-        "sdattn: photos is no batch run's folder: it has no batch.json, but holiday.jpg, items. "
+        "sdattn: photos is not a batch run's folder: it has no batch.json, but holiday.jpg, items. "
         "Choose another --out."
     ]
     code, _, err = batch("in.jsonl", *SETTINGS, "--out", "file/run", *force)

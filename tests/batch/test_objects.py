@@ -346,6 +346,6 @@ def test_what_ends_a_run_is_told_with_what_to_do(memory):
         _ = folder.stopped
     told = str(run._with_advice(ended.value, folder))
     assert told == (
-        "memory://bucket/run/.batch/stop cannot be reached: gone. What was finished stays in "
-        "memory://bucket/run; when this is mended, the same command does the rest."
+        "memory://bucket/run/.batch/stop cannot be reached: gone. Finished items stay in "
+        "memory://bucket/run; once this is fixed, the same command does the rest."
     )

@@ -382,9 +382,9 @@ def test_workers_that_cannot_be(invoke, text):
 @pytest.mark.parametrize(
     ("asked", "reason"),
     [
-        ({"workers": (1, 2)}, "workers are for engine='ray'"),
-        ({"engine": "dask"}, "engine='dask': pass 'local' or 'ray'"),
-        ({"engine": "ray", "workers": (3, 2)}, r"workers=\(3, 2\): pass \(at least, at most\)"),
+        ({"workers": (1, 2)}, "workers.*engine='ray'"),
+        ({"engine": "dask"}, "engine='dask'"),
+        ({"engine": "ray", "workers": (3, 2)}, r"workers=\(3, 2\)"),
         ({"engine": "ray", "device": "cuda:1"}, "names one device for all workers"),
     ],
 )

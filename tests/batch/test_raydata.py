@@ -140,7 +140,7 @@ def watched_draw(model):
 
 
 def test_a_part_that_is_not_known_is_refused_before_the_model_is_loaded():
-    with pytest.raises(ValueError, match="save=.*'overlays'.*choose of image, heatmaps, maps"):
+    with pytest.raises(ValueError, match="save=.*'overlays'.*'maps'"):
         Draw("no such model", save=["image", "overlays"])
 
 

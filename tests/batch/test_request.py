@@ -19,14 +19,14 @@ def test_a_model_may_be_a_path(model, tmp_path):
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        ({"batch_size": 0}, "batch_size=0: pass a whole number from 1"),
+        ({"batch_size": 0}, "batch_size=0"),
         ({"batch_size": True}, "batch_size=True"),
         ({"batch_size": "many"}, "batch_size='many'"),
-        ({"format": "zip"}, "format='zip': pass 'folder' or 'webdataset' or 'parquet'"),
-        ({"save": ("image", "sound")}, r"save=\['sound'\]: choose of image, video"),
-        ({"save": ()}, r"save=\[\]: choose of image, video"),
-        ({"part": (0, 2)}, r"part=\(0, 2\): pass \(1, 2\) to \(2, 2\)"),
-        ({"part": (3, 2)}, r"part=\(3, 2\): pass \(1, 2\) to \(2, 2\)"),
+        ({"format": "zip"}, "format='zip'.*parquet"),
+        ({"save": ("image", "sound")}, r"save=\['sound'\]"),
+        ({"save": ()}, r"save=\[\]"),
+        ({"part": (0, 2)}, r"part=\(0, 2\)"),
+        ({"part": (3, 2)}, r"part=\(3, 2\)"),
     ],
 )
 def test_what_cannot_be_asked_is_told_before_anything_is_read(tmp_path, asked, message):

@@ -66,7 +66,7 @@ def test_rows_are_items_wherever_they_come_from(tmp_path, monkeypatch, form):
     [
         ("id", b"x", "id={'type': 'bytes'}: it names a folder"),
         ("prompt", b"a cat", "prompt={'type': 'bytes'}: write a text"),
-        ("seed", float("inf"), "Infinity is no number"),
+        ("seed", float("inf"), "Infinity is not a number"),
         ("seed", 7.5, "seed=7.5: write a whole number"),
     ],
 )
@@ -85,10 +85,10 @@ def refuse(source, error, message):
 
 def test_what_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "in.parquet").write_bytes(b"PAR1 no more")
-    refuse(tmp_path / "in.parquet", ValueError, "no Parquet file that can be read: ")
+    refuse(tmp_path / "in.parquet", ValueError, "not a readable Parquet file: ")
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "a.xyz").write_text("mine")
-    refuse(tmp_path / "photos", ValueError, "photos is no folder that datasets can read: ")
+    refuse(tmp_path / "photos", ValueError, "datasets cannot read the folder")
     two = {name: datasets.Dataset.from_list(ROWS) for name in ("train", "test")}
     datasets.DatasetDict(two).save_to_disk(tmp_path / "two")
     refuse(tmp_path / "two", ValueError, r"has the splits train, test\. Write one of them")

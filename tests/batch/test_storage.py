@@ -336,7 +336,7 @@ def test_a_run_of_the_disk_is_merged_into_a_storage(memory, tmp_path):
     assert verify(memory / "all") == (3, [])
     with pytest.raises(FileExistsError, match="memory://bucket/all is the input"):
         merge([memory / "all"], Path("memory://bucket/all"))
-    with pytest.raises(FileExistsError, match="lies in the input"):
+    with pytest.raises(FileExistsError, match="is inside the input"):
         merge([memory / "all"], "memory://bucket/all/below")
 
 
@@ -348,6 +348,6 @@ def test_files_of_others_are_not_removed(memory):
         folder.layout.discard({"b": "items/0000/b"})
     folder.close()
     assert len(open_batch(root)) == 3
-    with pytest.raises(FileExistsError, match="is no batch run's folder"):
+    with pytest.raises(FileExistsError, match="is not a batch run's folder"):
         (memory / "other" / "x").write_bytes(b"")
         BatchFolder(memory / "other").open("job")

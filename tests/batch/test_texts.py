@@ -97,7 +97,7 @@ BLOCK = (
         ("--prompt 'a cat' --sampler_name 'Euler a'", "choose a scheduler for the whole run"),
         ("--prompt 'a cat' --n_iter 4", "write a line for each image"),
         ("--prompt 'a cat' --seed -1", "seed=-1.*leave seed out"),
-        ("--prompt 'a cat' --seed 5 --seed 6", "'--seed' is there twice"),
+        ("--prompt 'a cat' --seed 5 --seed 6", "'--seed' occurs twice"),
         ("--prompt 'a cat' --steps many", "num_inference_steps='many'"),
         ('--prompt "a cat --seed 5', "No closing quotation"),
         ("--steps 3", "the prompt is missing"),

@@ -140,7 +140,7 @@ def test_only_what_is_asked_for_is_saved(video_model, tmp_path, save):
     [
         ({"prompt": "cat", "num_frames": 4}, "The nearest are 1 and 5"),
         ({"prompt": "cat", "num_frames": "many"}, "write a whole number from 1"),
-        ({"prompt": "cat", "edit_to": "dog"}, "makes videos, and edits are of images"),
+        ({"prompt": "cat", "edit_to": "dog"}, "makes videos, and only images"),
     ],
 )
 def test_lines_that_cannot_be(video_model, tmp_path, capsys, row, reason):

@@ -138,7 +138,7 @@ def test_a_folder_whose_batch_json_is_lost_is_left_alone(model, run, harm):
     )
     before = kept_of(root)
     for force in (False, True):
-        with pytest.raises((OSError, ValueError), match=r"batch\.json.*another folder"):
+        with pytest.raises((OSError, ValueError), match=r"batch\.json.*another `folder`"):
             draw(model, root, force=force)
     with pytest.raises((OSError, ValueError), match=r"batch\.json"):
         status(root)
@@ -192,7 +192,7 @@ def test_a_damaged_batch_json_is_named_and_the_items_are_read(run):
     (item(root, 3) / "image.png").unlink()
     number, problems = verify(root)
     assert number == 4 and len(problems) == 2
-    assert "batch.json is damaged" in problems[0] and "another folder" in problems[0]
+    assert "batch.json is damaged" in problems[0] and "another `folder`" in problems[0]
     assert problems[1].startswith("000003: image.png is missing")
 
 
@@ -310,7 +310,9 @@ def test_runs_of_another_format_are_refused_with_what_to_do(model, run, change, 
     (root / "batch.json").write_bytes(sealed(found))
     before = kept_of(root)
     for read in (status, verify, open_batch):
-        with pytest.raises(ValueError, match=problem + ".*Draw the run again into another folder"):
+        with pytest.raises(
+            ValueError, match=problem + ".*Draw the run again into another `folder`"
+        ):
             read(root)
     with pytest.raises(ValueError, match=problem):
         merge([root], root.parent / "merged")
@@ -340,7 +342,7 @@ def test_the_items_of_a_part_that_is_not_given_are_named(parts, tmp_path):
 
 @pytest.mark.parametrize(
     ("out", "how"),
-    [("folder", "is the input"), (".", "holds the input"), ("folder/m", "lies in the input")],
+    [("folder", "is the input"), (".", "contains the input"), ("folder/m", "is inside the input")],
 )
 def test_a_merge_stays_apart_from_what_it_reads(run, out, how):
     root = run()

@@ -64,7 +64,7 @@ def test_an_address_is_no_folder_of_a_single_run(invoke, tmp_path, out):
     ("out", "package", "reason"),
     [
         ("gs://bucket/run", "gcsfs", "gs://bucket/run needs a package that is not installed: "),
-        ("nowhere://bucket/run", None, "nowhere://bucket/run is of no storage that fsspec knows"),
+        ("nowhere://bucket/run", None, "fsspec knows no storage for nowhere://bucket/run"),
     ],
 )
 def test_an_address_that_cannot_be_reached_is_refused_in_a_line(
@@ -152,12 +152,12 @@ def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
         (
             ("batch", "prompts.txt", "--out", "run", "--save", "image,page"),
             2,
-            "--save page: choose of",
+            "--save page: pass",
         ),
         (("batch", "prompts.txt", "--out", "run", "--format", "zip"), 2, "webdataset"),
         (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "bfloat16"),
         (("batch", "--status", "nowhere"), 1, "nowhere has no batch.json"),
-        (("batch", "--verify", "."), 1, "no batch run's folder"),
+        (("batch", "--verify", "."), 1, "not a batch run's folder"),
         (("merge", "nowhere", "--out", "all"), 1, "nowhere has no batch.json"),
         (("show", "run", "--item", "1"), 2, "Say where to draw item 1"),
     ],

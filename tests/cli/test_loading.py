@@ -162,7 +162,7 @@ def test_a_single_file_is_drawn_from_and_made_again(invoke, files):
     ("name", "noun"),
     [
         ("scalar", "conv_in.weight"),
-        ("cut", "no whole .safetensors file"),
+        ("cut", "not a complete .safetensors file"),
         ("pickle", "Pickled"),
         ("half", "lora_B"),
         ("partly", "1 of its 2 layers"),

@@ -1,5 +1,6 @@
 """What the library says in Python is said to people at the command line in its options."""
 
+import pickle
 from importlib.metadata import version
 
 import pytest
@@ -9,46 +10,56 @@ from PIL import Image
 from sdattn.cli.messages import in_options, reason
 from sdattn.errors import (
     InvalidValueError,
-    Message,
     MissingPackageError,
     NotFoundError,
     OptionError,
+    SdattnWarning,
 )
 
 
 @pytest.mark.parametrize(
-    ("said", "typed"),
+    ("error", "typed"),
     [
         (OptionError("num_inference_steps", 0, "pass 1."), "--steps 0: pass 1."),
-        (OptionError("guidance_scale", 0.5, "{null_text=False}"), "--guidance 0.5: --no-null-text"),
+        (OptionError("guidance_scale", 0.5, "`null_text=False`"), "--guidance 0.5: --no-null-text"),
         (OptionError("mode", "x", "pass auto"), "--mode x: pass auto"),
         (OptionError("mode", "", "pass auto"), "--mode '': pass auto"),
+        (OptionError("mode", "`a`", "pass auto"), "--mode '`a`': pass auto"),
         (OptionError("device", "cuda:7", "there is none"), "--device cuda:7: there is none"),
         (OptionError("dtype", torch.float16, "no"), "--dtype float16: no"),
         (OptionError("timesteps", [9, 9], "pass each once."), "--timesteps 9,9: pass each once."),
-        (OptionError("part", (3, 2), "pass {0}.", (2, 2)), "--part 3/2: pass (2, 2)."),
+        (OptionError("part", (3, 2), "pass (2, 2)."), "--part 3/2: pass (2, 2)."),
         (OptionError("workers", (3, 2), "no"), "--workers 3:2: no"),
-        (Message("{null_text=True} or {force=False}"), "--null-text or --no-force"),
-        (Message("pass {weights}", weights={"cat": 2.0}), "pass --weight cat=2.0"),
-        (Message("{weights}", weights={"red cat": 2.0}), "--weight 'red cat=2.0'"),
-        (Message("{branch='both'} shows the words"), "--negative-maps shows the words"),
-        (Message("not {guidance_scale}, {negative_prompt}."), "not --guidance, --negative."),
-        (Message("Pass {true_cfg_scale=4}, say"), "Pass --set true_cfg_scale=4, say"),
-        (Message("with {true_cfg_scale} above 1"), "with true_cfg_scale above 1"),
         (OptionError("frame_rate", 3000, "no"), "--set frame_rate=3000: no"),
-        (Message("Use {capture()} around it"), "Use sdattn.capture() in Python around it"),
-        (Message("with {capture_options}", capture_options={"steps": "all"}), "with --keep steps"),
-        (Message("choose another {folder}"), "choose another --out"),
     ],
-)  # fmt: skip
-def test_options_are_named_as_they_are_typed(said, typed):
-    assert in_options(said) == typed
+)
+def test_an_option_and_its_value_are_named_as_they_are_typed(error, typed):
+    assert in_options(error) == in_options(pickle.loads(pickle.dumps(error))) == typed
+
+
+@pytest.mark.parametrize(
+    ("text", "typed"),
+    [
+        ("`null_text=True` or `force=False`", "--null-text or --no-force"),
+        ("pass `weights={'cat': 2.0}`", "pass --weight cat=2.0"),
+        ("`weights={'red cat': 2.0}`", "--weight 'red cat=2.0'"),
+        ("`branch='both'` shows the words", "--negative-maps shows the words"),
+        ("not `guidance_scale`, `negative_prompt`.", "not --guidance, --negative."),
+        ("Pass `true_cfg_scale=4`, say", "Pass --set true_cfg_scale=4, say"),
+        ("with `true_cfg_scale` above 1", "with `true_cfg_scale` above 1"),
+        ("Use `capture()` around it", "Use sdattn.capture() in Python around it"),
+        ("with `capture_options={'steps': 'all'}`", "with --keep steps"),
+        ("choose another `folder`", "choose another --out"),
+    ],
+)
+def test_what_a_message_names_is_as_it_is_typed(text, typed):
+    assert in_options(InvalidValueError(text)) == in_options(SdattnWarning(text)) == typed
+    assert in_options(ValueError(text)) == text  # of another library
 
 
 def test_a_text_that_names_no_option_stays():
     text = "'seed=3 {seed} cat' is in /runs/mode='x' with steps='all', --out or capture()"
-    assert in_options(text) == in_options(ValueError(text)) == text
-    assert in_options(InvalidValueError(text)) == in_options(Message("{0}", text)) == text
+    assert in_options(InvalidValueError(text)) == text
 
 
 def test_a_reason_is_one_line_with_its_type_where_nobody_worded_it():

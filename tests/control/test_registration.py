@@ -2,6 +2,7 @@
 
 import gc
 import weakref
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -15,7 +16,7 @@ from sdattn import (
     capture,
     read_prompts,
 )
-from sdattn.edit import AttentionReplace, LocalBlend, register_attention_control
+from sdattn.edit import AttentionReplace, EmptyControl, LocalBlend, register_attention_control
 
 NOISE = torch.Generator().manual_seed(5)
 INPUTS = (
@@ -270,3 +271,31 @@ def test_processors_with_weights_of_their_own_are_refused():
         register_attention_control(unet, None)
     with pytest.raises(TypeError, match="Linear.*family"):
         register_attention_control(torch.nn.Linear(1, 1), None)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("watched", ["bare", "attached", "captured"])
+def test_layers_of_a_resolution_are_those_that_call(watched):
+    unet, held, text = make_unet(), {}, torch.randn(1, 7, 32)
+    before = dict(unet.attn_processors)
+    unet.register_forward_hook(lambda *_: held.update(unet.attn_processors))
+    target = unet if watched == "attached" else None
+    store = AttentionStore(pipeline=target, guidance=None)
+    with register_attention_control(unet, store, layers=(8, 6)):
+        with capture(unet) if watched == "captured" else nullcontext():
+            for rows in (16, 16, 32)[: 2 if watched == "captured" else 3]:  # a capture is of one
+                store.reset()
+                unet(torch.randn(1, 4, rows, rows * 3 // 4), 500, text)
+                sizes = [len(one[0]) for maps in store.last_step.values() for one in maps]
+                assert sizes == [8 * 6] * 5 and store.num_att_layers == 10  # and self-attention
+                own = sum(isinstance(one, TorchAttnProcessor) for one in held.values())
+                assert watched == "captured" or own == 10 < len(held)
+    assert all(unet.attn_processors[name] is before[name] for name in before)
+
+
+@torch.no_grad()
+def test_a_resolution_that_no_layer_has_is_refused_in_the_first_pass():
+    unet = make_unet()
+    with register_attention_control(unet, EmptyControl(), layers=5):
+        with pytest.raises(ValueError, match="5"):
+            unet(torch.randn(1, 4, 16, 12), 500, torch.randn(1, 7, 32))

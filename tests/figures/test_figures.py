@@ -500,7 +500,7 @@ def test_a_failure_leaves_the_old_file(figures, tmp_path, monkeypatch, at):
         ("heads", None, ValueError, "capture_options={'heads'.*'all'}"),
         ("words", ["cow"], KeyError, "'cow'.*prompt"),
         ("layers", ["word1", "cow"], KeyError, "'cow'.*prompt"),
-        ("words", "word1", ValueError, "words='word1': pass a list"),
+        ("words", "word1", ValueError, "words='word1'"),
     ],
 )
 def test_what_cannot_be_asked_for(kind, words, error, message):

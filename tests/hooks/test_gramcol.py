@@ -79,7 +79,7 @@ def expected(row, way, pipe, words, best=None):
     model, passes = find_denoiser(pipe).model, []
     counter = model.register_forward_hook(lambda *_: passes.append(1))
     with recorded(model, ("joint",), operands) as record:
-        image = row.run(pipe, way)
+        drawn_image = row.run(pipe, way)
     counter.remove()
     frames, cells = row.grid(way)[0], math.prod(row.grid(way))
     found = {}
@@ -99,7 +99,7 @@ def expected(row, way, pipe, words, best=None):
                 images[i, :, : k.shape[1]] = scores[list(heads)].mean(0)
             means.append(images)
         found[name] = torch.stack(means).mean(0)
-    return image, found
+    return drawn_image, found
 
 
 CASES = {

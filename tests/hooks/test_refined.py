@@ -231,7 +231,7 @@ def test_the_negative_prompt_is_refined_too():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"refine": "cross"}, "refine='cross': pass 'self', or None"),
+        ({"refine": "cross"}, "refine='cross'"),
         ({"refine": "self", "among": [[0, 1]]}, "among=.*one of them"),
     ],
 )

@@ -234,7 +234,7 @@ def test_text_states_come_with_labels():
     assert found.words == ("cat", "red dog")
     assert torch.equal(found["red dog"].values, found[4].values + found[5].values)
     assert found.maps.shape[-1] == 30
-    with pytest.raises(ValueError, match="fits neither|is neither"):
+    with pytest.raises(ValueError, match="columns"):
         sdattn.heatmaps(store, pipe, PROMPT)
 
 
@@ -532,7 +532,7 @@ def test_a_second_run_of_another_branch_is_a_second_run():
         ({"true_cfg_scale": 3.0}, "has no option 'true_cfg_scale'"),
         ({"negative_prompt": "dog", "guidance_scale": 1.0}, "guidance_scale.*1"),
         ({"num_inference_steps": "3"}, "pass 1 to 1000"),
-        ({"height": "a"}, "height='a': pass a whole number"),
+        ({"height": "a"}, "height='a'"),
         ({"words": "cat"}, "pass a list of words"),
         ({"words": []}, "pass a list of words"),
         ({"capture_options": {"steps": [0, 0]}}, "each once"),

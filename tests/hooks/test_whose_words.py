@@ -63,7 +63,7 @@ def test_maps_of_several_texts_have_the_words_of_none(change, given):
     pipe = make_pipe()
     with sdattn.capture(pipe) as store:
         draw(pipe, change(pipe))
-    with pytest.raises(ValueError, match=r"text states changed inside the run.*steps=.*labels"):
+    with pytest.raises(ValueError, match="text states changed"):
         sdattn.heatmaps(store, pipe, given)
     assert sdattn.heatmaps(store, pipe, {"cat": [3]})[0]["cat"].values.max() > 0
 
@@ -122,9 +122,9 @@ def test_an_attached_store_knows_it_too():
     store = AttentionStore(pipeline=pipe, keep_steps=True)
     pipe.unet.set_attn_processor(TorchAttnProcessor(store))
     draw(pipe, swapped(pipe))
-    with pytest.raises(ValueError, match="text states changed inside the run"):
+    with pytest.raises(ValueError, match="text states changed"):
         store.heatmaps()
-    with pytest.raises(ValueError, match="text states changed inside the run"):
+    with pytest.raises(ValueError, match="text states changed"):
         store.heatmaps(prompt=Q)
     assert store.heatmaps(prompt=Q, steps="last")[0].words[1] == "dog"
     assert store.heatmaps(steps=0)[0].words == ("a", "red", "cat")
@@ -139,7 +139,7 @@ def test_generate_refuses_a_run_whose_text_changed():
     def callback(_pipe, step, tensors):
         return swapped(pipe)(step, tensors)
 
-    with pytest.raises(ValueError, match=r"text states changed inside the run.*prompt"):
+    with pytest.raises(ValueError, match="text states changed"):
         sdattn.generate(
             pipe,
             P,
@@ -177,13 +177,13 @@ def test_frames_with_texts_of_their_own():
     ],
 )  # fmt: skip
 def test_weights_in_a_text_that_no_encoder_was_heard_to_read(text):
-    with pytest.raises(ValueError, match=r"looks like a weight.*labels"):
+    with pytest.raises(ValueError, match=r"weight.*labels"):
         refuse_weights(text)
     pipe = make_pipe()
     positive, negative = pipe.encode_prompt(P, "cpu", 1, True, negative_prompt="")
     with sdattn.capture(pipe) as store:
         pipe(prompt_embeds=positive, negative_prompt_embeds=negative, **SMALL)
-    with pytest.raises(ValueError, match="looks like a weight"):
+    with pytest.raises(ValueError, match="weight"):
         sdattn.heatmaps(store, pipe, text)
 
 

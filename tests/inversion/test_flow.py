@@ -114,8 +114,8 @@ def test_under_guidance_the_way_up_has_none(pipe):
     [
         ({"null_text": True}, ValueError, "null_text=True.*StableDiffusion3Pipeline"),
         ({"num_inference_steps": 0}, ValueError, "pass 1 to 1000"),
-        ({"negative_prompt": "dog"}, ValueError, "decides on negative_prompt"),
-        ({"height": 64}, ValueError, "decides on height"),
+        ({"negative_prompt": "dog"}, ValueError, "negative_prompt"),
+        ({"height": 64}, ValueError, "height"),
         ({"max_length": 8}, ValueError, "'max_length'.*max_sequence_length"),
     ],
 )

@@ -18,7 +18,7 @@ def test_devices_that_are_here_are_taken(device):
 
 
 def test_a_device_of_no_kind_names_those_that_are_here():
-    with pytest.raises(ValueError, match=r"device='gpu': torch knows no .* name\. .* has: .*cpu\."):
+    with pytest.raises(ValueError, match="device='gpu'.*cpu"):
         checked_device("gpu")
 
 
@@ -34,9 +34,9 @@ def machine(monkeypatch, *, built=True, gpus=0):
 @pytest.mark.parametrize(
     ("here", "device", "message"),
     [
-        ({"built": False}, "cuda", r"'cuda': this torch \(.*\) is built without CUDA.* has: cpu\."),
-        ({}, "cuda", r"'cuda': torch finds no such GPU and its driver"),
-        ({"gpus": 2}, "cuda:7", r"'cuda:7': there is none of that number.* cuda:0, cuda:1, cpu\."),
+        ({"built": False}, "cuda", r"built without CUDA.* has: cpu"),
+        ({}, "cuda", r"torch finds no such GPU and its driver"),
+        ({"gpus": 2}, "cuda:7", r"there is none of that number.* cuda:0, cuda:1, cpu\."),
         ({"gpus": 2}, "cuda:2", "there is none of that number"),
         ({"gpus": 1}, "mps", r"this torch \(.*\) is built without MPS.* cuda:0, cpu\."),
     ],

@@ -38,12 +38,12 @@ def said(error, cause=None):
 @pytest.mark.parametrize(
     ("error", "parts"),
     [
-        (of_the_hub(GatedRepoError), ("accepted its terms", "hf auth login")),
+        (of_the_hub(GatedRepoError), ("its terms", "hf auth login")),
         (of_the_hub(RepositoryNotFoundError), ("nothing of that name", "private", "HF_TOKEN")),
         (OfflineModeIsEnabled("offline"), ("HF_HUB_OFFLINE", "cache", "folder")),
-        (NotConnected("no route to host"), ("cannot be reached", "network")),
-        (http.ReadTimeout("slow"), ("cannot be reached", "network")),
-        (ConnectionResetError("reset"), ("cannot be reached", "network")),
+        (NotConnected("no route to host"), ("cannot be reached", "connection")),
+        (http.ReadTimeout("slow"), ("cannot be reached", "connection")),
+        (ConnectionResetError("reset"), ("cannot be reached", "connection")),
     ],
 )
 def test_a_reason_that_is_known_says_what_to_do(error, parts):

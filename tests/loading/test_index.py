@@ -79,7 +79,7 @@ def test_no_code_of_a_folder_runs(folder, tmp_path, monkeypatch, way):
     change(folder / "model_index.json", **index)
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)  # as python -m sdattn has it
-    refuse(folder, "asks for code that is not of diffusers or transformers")
+    refuse(folder, "asks for code")
     assert not mark.exists() and "hostile" not in sys.modules
 
 
@@ -99,7 +99,7 @@ def test_no_code_of_a_folder_runs(folder, tmp_path, monkeypatch, way):
 )
 def test_only_models_and_what_belongs_to_them_are_loaded(folder, entry):
     change(folder / "model_index.json", unet=entry)
-    refuse(folder, "asks for code that is not of diffusers or transformers")
+    refuse(folder, "asks for code")
 
 
 @pytest.mark.parametrize("key", ["attn_implementation", "_attn_implementation"])
@@ -118,8 +118,8 @@ def test_an_adapter_that_names_another_model_is_refused(folder):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("{", "model_index.json is no JSON"),
-        ("[" * 100_000, "model_index.json is no JSON"),
+        ("{", "model_index.json is not JSON"),
+        ("[" * 100_000, "model_index.json is not JSON"),
         ("[]", "holds a list, not an object"),
         ("{}", "has no _class_name"),
         ('{"_class_name": "NoSuchPipeline"}', "has no pipeline of that name"),
@@ -157,7 +157,7 @@ def test_pickled_shards_of_a_safetensors_index_are_refused(folder):
     as_pickle(part, {"diffusion_pytorch_model.safetensors": "shard.bin"})
     index = part / "diffusion_pytorch_model.safetensors.index.json"
     index.write_text('{"metadata": {}, "weight_map": {"conv_in.weight": "shard.bin"}}')
-    refuse(folder, "names 'shard.bin', which is no .safetensors file beside it")
+    refuse(folder, "names 'shard.bin', which is not a .safetensors file")
 
 
 def test_a_checkpoint_is_read_by_its_name_as_diffusers_does(saved, tmp_path):

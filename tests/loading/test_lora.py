@@ -246,7 +246,7 @@ def test_a_file_that_is_cut_off_is_refused(folder, tmp_path, load, cut):
     load(pair())
     path = tmp_path / "style.safetensors"
     path.write_bytes(path.read_bytes()[:-cut])
-    with pytest.raises(sdattn.SdattnError, match=r"style.safetensors is no whole"):
+    with pytest.raises(sdattn.SdattnError, match=r"style.safetensors is not"):
         load_pipeline(folder, device="cpu", lora=path)
 
 

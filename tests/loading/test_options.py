@@ -186,7 +186,7 @@ def test_bits_are_for_the_denoiser_and_large_text_encoders(folder):
 
 def test_bits_need_a_gpu(folder):
     for bits in ("8bit", "4bit"):
-        with pytest.raises(ValueError, match=f"quantization='{bits}': bitsandbytes.*needs a GPU"):
+        with pytest.raises(ValueError, match=f"quantization='{bits}'.*GPU"):
             load_pipeline(folder, device="cpu", quantization=bits)
 
 
@@ -243,7 +243,7 @@ def test_a_variant_is_that_of_its_files(folder, tmp_path):
     pipe = load_pipeline(tmp_path, device="cpu", variant="fp16")
     half = make_pipeline().unet.half().float().state_dict()
     assert all(torch.equal(one, half[name]) for name, one in pipe.unet.state_dict().items())
-    with pytest.raises(ValueError, match=r"variant='bf16': no part of .* It has fp16\."):
+    with pytest.raises(ValueError, match="variant='bf16'.*fp16"):
         load_pipeline(tmp_path, device="cpu", variant="bf16")
     with pytest.raises(ValueError, match="Leave it out"):
         outline(folder, LoadingOptions(variant="fp16"))
@@ -291,7 +291,7 @@ def broken(folder, tmp_path):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"offload": "disk"}, ValueError, "offload='disk': pass one of 'model', 'sequential'"),
+        ({"offload": "disk"}, ValueError, "offload='disk'"),
         ({"offload": "model"}, ValueError, "weights wait on the CPU until a GPU"),
         ({"offload": "sequential"}, ValueError, "weights wait on the CPU until a GPU"),
         ({"quantization": "3bit"}, ValueError, "pass '8bit', '4bit' or 'gguf:FILE'"),

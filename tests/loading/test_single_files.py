@@ -146,7 +146,7 @@ def test_weights_in_fewer_bits_load_in_the_dtype_that_is_asked_for(save, setting
 
 
 def test_what_to_do_without_settings_is_told(save):
-    with pytest.raises(ValueError, match="Pass config: the folder") as told:
+    with pytest.raises(ValueError, match="`config`") as told:
         load_pipeline(save(tiny("sd1")), device="cpu")
     assert "stable-diffusion-v1-5/stable-diffusion-v1-5" in str(told.value)
     assert "tiny.safetensors" in str(told.value)
@@ -167,7 +167,7 @@ def test_settings_are_found_in_the_hubs_cache(save, settings, tmp_path):
         load_pipeline(path, device="cpu", config="no/such")
     for index in repository.rglob("model_index.json"):  # a cache with other files of it alone
         index.unlink()
-    with pytest.raises(ValueError, match="no model_index.json.*Pass config"):
+    with pytest.raises(ValueError, match="no model_index.json.*config"):
         load_pipeline(path, device="cpu")
 
 
@@ -369,7 +369,7 @@ def test_pickles_are_refused_unread(save, settings, tmp_path):
     with pytest.raises(ValueError, match=r"renamed.ckpt.*does not end in .safetensors"):
         load_pipeline(tmp_path / "renamed.ckpt", device="cpu", config=settings["sd1"])
     torch.save(tiny("sd1"), tmp_path / "model.safetensors")
-    with pytest.raises(ValueError, match=r"model.safetensors is no whole"):
+    with pytest.raises(ValueError, match=r"model.safetensors is not"):
         load_pipeline(tmp_path / "model.safetensors", device="cpu", config=settings["sd1"])
 
 
@@ -387,5 +387,5 @@ def test_a_family_of_which_diffusers_reads_no_single_file_is_told(save, tmp_path
     index = json.loads((tmp_path / "folder" / "model_index.json").read_text())
     index["_class_name"] = LDMTextToImagePipeline.__name__
     (tmp_path / "folder" / "model_index.json").write_text(json.dumps(index))
-    with pytest.raises(ValueError, match="reads no single file as a LDMTextToImagePipeline"):
+    with pytest.raises(ValueError, match="LDMTextToImagePipeline"):
         load_pipeline(save(tiny("sd1")), device="cpu", config=tmp_path / "folder")

@@ -170,7 +170,7 @@ def mirrored(place, count):
     ("options", "message"),
     [
         ({"threshold": 0.4, "quantile": 0.5}, "two ways.*level"),
-        ({"threshold": "auto"}, 'Pass "otsu" or a share'),
+        ({"threshold": "auto"}, "threshold='auto'"),
         ({"quantile": 1.0}, "from 0 to below 1"),
         ({"sigma": -1.0}, "sigma=-1.0"),
         ({"size": (0, 4)}, "pass \\(height, width\\)"),

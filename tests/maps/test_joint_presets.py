@@ -151,7 +151,7 @@ def test_a_depth_that_is_none_is_refused():
 def test_too_few_steps_for_a_preset_are_refused_before_the_model_runs():
     pipe, ran = sd3(), []
     pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
-    message = r"num_inference_steps=4: the preset 'seg4diff' reads the part of the run from 0.7 to"
+    message = r"num_inference_steps=4`: the preset 'seg4diff' reads the part of the run from 0.7 to"
     with pytest.raises(ValueError, match=message):
         generate(pipe, PROMPT, preset="seg4diff", **{**STEPS, "num_inference_steps": 4})
     assert not ran

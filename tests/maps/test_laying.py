@@ -9,7 +9,7 @@ from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
 
 from sdattn import Heatmaps, read_prompt
-from sdattn.maps.from_stores import finish
+from sdattn.maps.finishing import finish
 from sdattn.maps.laying import cut
 from sdattn.maps.presets import PRESETS
 from sdattn.models.crops import Crop

@@ -197,12 +197,12 @@ def test_all_cells_that_are_equal_to_the_quantile_count():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"threshold": -0.1}, "threshold=-0.1: .*from 0 to 1"),
-        ({"threshold": 1.1}, "threshold=1.1: .*from 0 to 1"),
-        ({"threshold": math.nan}, "threshold=nan: .*from 0 to 1"),
+        ({"threshold": -0.1}, "threshold=-0.1"),
+        ({"threshold": 1.1}, "threshold=1.1"),
+        ({"threshold": math.nan}, "threshold=nan"),
         ({"threshold": "mean"}, "threshold='mean'"),
-        ({"quantile": -0.1}, "quantile=-0.1: .*from 0 to below 1"),
-        ({"quantile": 1.0}, "quantile=1.0: .*from 0 to below 1"),
+        ({"quantile": -0.1}, "quantile=-0.1"),
+        ({"quantile": 1.0}, "quantile=1.0"),
         ({"quantile": math.nan}, "quantile=nan.*0"),
         ({"threshold": 0.5, "quantile": 0.5}, "threshold=0.5.*quantile=0.5"),
         ({"threshold": "otsu", "quantile": 0.5}, "threshold='otsu' and quantile=0.5"),
@@ -220,7 +220,7 @@ def test_maps_with_broken_values_are_refused(options, bad):
     values[1, 2] = bad
     with pytest.raises(ValueError, match=r"\[3, 4\].*1 .*12 values"):
         mask_of(values, **options)
-    with pytest.raises(ValueError, match="0 of whose 0 values"):
+    with pytest.raises(ValueError, match="0 values"):
         mask_of(torch.zeros(0, 4), **options)
 
 
@@ -360,8 +360,8 @@ def test_equal_words_go_to_the_first_and_words_of_one_value_to_the_last():
         (torch.ones(2, 3, 4), torch.ones(2, 3, 5).bool(), r"values \[2, 3, 4\] with masks"),
         (torch.ones(2, 3, 4), torch.ones(2, 3, 4), "torch.float32"),
         (torch.ones(3, 4), torch.ones(3, 4).bool(), r"\[words, \(frames,\) rows, cols\]"),
-        (torch.ones(0, 3, 4), torch.ones(0, 3, 4).bool(), "0 of whose 0 values"),
-        (torch.full((1, 3, 4), math.nan), torch.ones(1, 3, 4).bool(), "12 of whose 12 values"),
+        (torch.ones(0, 3, 4), torch.ones(0, 3, 4).bool(), "0 values"),
+        (torch.full((1, 3, 4), math.nan), torch.ones(1, 3, 4).bool(), "12 values"),
     ],
 )
 def test_labels_need_values_and_masks_that_fit(values, masks, message):

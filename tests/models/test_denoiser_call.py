@@ -1,5 +1,7 @@
 """A call of the denoiser: its arguments, and which parts of it torch.compile has been at."""
 
+import inspect
+
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
@@ -73,3 +75,16 @@ def test_a_forward_that_does_not_name_its_arguments_is_read_by_its_class(change)
     assert all(torch.equal(maps[0][name], maps[1][name]) for name in maps[0])
     given = arguments(pipe.unet, (1, 2), {"encoder_hidden_states": 3, "of_the_wrapper": 4})
     assert given == {"sample": 1, "timestep": 2, "encoder_hidden_states": 3}
+
+
+def test_a_forward_is_inspected_once_and_the_one_in_its_place_anew(monkeypatch):
+    class Model(nn.Module):
+        def forward(self, sample, timestep):
+            return sample
+
+    model, asked, before = Model(), [], inspect.signature
+    monkeypatch.setattr(inspect, "signature", lambda one: asked.append(one) or before(one))
+    assert [arguments(model, (1, 2), {}) for _ in "ab"] == [{"sample": 1, "timestep": 2}] * 2
+    own = asked.count(Model.forward)
+    monkeypatch.setattr(Model, "forward", lambda self, latents, timestep: latents)
+    assert arguments(model, (1,), {"timestep": 2}) == {"latents": 1, "timestep": 2} and own == 1

@@ -228,7 +228,7 @@ def test_a_subclass_with_a_forward_of_its_own_is_refused(known):
     [
         ({"joined": None}, "'Toy'.*joined=None"),
         ({"joined": "image"}, "joined='image': pass 'text first' or 'image first'"),
-        ({"layers": {"blocks.*.attn": ("block", "cross")}}, "joined='pict"),
+        ({"layers": {"blocks.*.attn": ("block", "cross")}}, "joined='imag"),
     ],
 )
 def test_a_record_without_an_order_is_refused(changes, message):

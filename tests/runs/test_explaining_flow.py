@@ -148,8 +148,8 @@ def test_words_point_at_their_own_objects_in_drawn_images(mmdit):
     ("name", "changes", "error", "message"),
     [
         ("FLUX.1", {"true_cfg_scale": 4.0}, ValueError, "true_cfg_scale"),
-        ("FLUX.1", {"guidance_scale": 4.0}, ValueError, "decide on guidance_scale"),
-        ("SD3", {"mu": 1.0}, ValueError, "decide on mu"),
+        ("FLUX.1", {"guidance_scale": 4.0}, ValueError, "guidance_scale"),
+        ("SD3", {"mu": 1.0}, ValueError, "`mu`"),
         ("SD3", {"timesteps": [1000]}, ValueError, "1 to 999"),
         ("SD3", {"invert": True}, ValueError, "invert=True"),
         ("FLUX.1", {"invert": True}, ValueError, "invert=True"),

@@ -120,7 +120,7 @@ def test_both_images_are_there_in_their_own_colours_while_words_are_pinned(page_
     run = edited(*TEXTS)
     assert run.page().count(b"data:image/") == 3
     page = page_of(run)
-    own = page.get_by_role("button", name="own colours")
+    own = page.get_by_role("button", name="original colours")
     for other in (1, 2):
         page.locator("#other").select_option(str(other))
         page.locator("#opacity").fill("100")

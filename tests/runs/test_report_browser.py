@@ -169,7 +169,7 @@ def test_the_image_is_there_in_its_own_colours_while_words_are_pinned(run, page_
     one = run.image_run(0)
     assert report(one).count(b"data:image/") == 1
     page = page_of(one, viewport={"width": 1280, "height": 900})
-    image, own = one.image.convert("RGB"), page.get_by_role("button", name="own colours")
+    image, own = one.image.convert("RGB"), page.get_by_role("button", name="original colours")
     spots = ((0.25, 0.5), (0.7, 0.4), (0.5, 0.9))
 
     def is_bare():

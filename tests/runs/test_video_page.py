@@ -103,7 +103,7 @@ def test_a_page_of_81_noisy_frames_is_under_8_mb():
 
 def test_what_a_page_has_no_room_for_is_left_out_and_said(monkeypatch):
     run = disc_run(steps=2, groups=2)
-    told = "A page has no room for each of these, which the video kept: {}."
+    told = "The page has no room for these maps: {}."
     cells = 3 * 8 * 12 * 3  # of the words of one look
     assert "has no room" not in report(run).decode()
     monkeypatch.setitem(maps._BUDGETS, "groups", 2 * cells // 64 - 1)

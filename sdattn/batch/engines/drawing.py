@@ -1,5 +1,5 @@
-"""Drawing a batch at a time, halved where it does not fit, one item's failure never another's; and
-threads that encode and write while the model runs."""
+"""Drawing one batch at a time: batches that do not fit are halved, and one item's failure does not
+affect others; threads encode and write while the model runs."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from typing import Any
 
 from ...edit.editing import edit
 from ...maps.presets import Preset, preset_for
+from ...models.pipeline import Pipeline
 from ...models.reading import read_prompts
 from ...runs.editrun import EditRun
 from ...runs.imagerun import ImageRun
@@ -26,35 +27,32 @@ _TRIM_EVERY = 16  # batches
 
 
 class BatchDrawer:
-    """Draws batches.
+    """Draws batches with a loaded pipeline.
 
-    Args:
-        pipe: a loaded pipeline.
-        preset: how the heatmaps are made; the default is the family's own.
-        store: called with each item that was drawn, the run of its image and, of an edit, the
-            edit, which has that of the source too.
-        fail: called with each that could not be, the reason in a line, and the traceback.
+    ``store`` is called with each item that was drawn, the run of its image and, for an edit, the
+    edit, which includes the source's run; ``fail`` with each that could not be drawn, the reason in
+    one line, and the traceback.
     """
 
     def __init__(
         self,
-        pipe: Any,
+        pipe: Pipeline,
         preset: str | Preset,
         store: Callable[[Item, ImageRun, EditRun | None], None],
         fail: Callable[[Item, str, str], None],
     ):
         self.pipe, self.store, self.fail = pipe, store, fail
         self.preset = preset_for(pipe, preset)
-        self.limits: dict[int, int] = {}  # by shape: how many items fit
+        self.limits: dict[int, int] = {}  # number of items that fit, by shape
         self.drawn = 0  # batches
 
     def draw(self, batch: Sequence[Job], wanted: Container[str]) -> None:
-        """Draw those of a batch's items whose ids are ``wanted``, with the others beside them: they
-        are then bit for bit what they are where all are."""
+        """Draw a batch's items whose ids are ``wanted``, together with the others, so that they are
+        bit for bit what they are in a full batch."""
         self.drawn += 1
         if self.drawn % _TRIM_EVERY == 0:
             trim_heap()
-        # Items of a shape that did not fit before are not tried together again.
+        # After a failure, items of that shape are not tried in such numbers again.
         size = self.limits.get(batch[0].shape, len(batch))
         if batch[0].item.edit_to is not None:
             size = 1  # the prompts of one edit are a batch already
@@ -67,7 +65,7 @@ class BatchDrawer:
         try:
             drawn = self._edit(part[0]) if part[0].item.edit_to else self._sample(part)
         except Exception as error:
-            # Text only: the traceback itself would keep what fills the memory.
+            # Text only: the traceback itself would keep the memory in use.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
             text, too_large = traceback.format_exc(), is_out_of_memory(error)
         else:
@@ -77,8 +75,8 @@ class BatchDrawer:
             return
         if too_large:
             release_memory()
-        # An item that fails alone has failed. Of several it is not known which: half as many where
-        # memory was short, else each by itself.
+        # An item that fails alone has failed. With several it is unknown which one: try half as
+        # many if memory was short, else each by itself.
         if len(part) == 1:
             self.fail(part[0].item, reason, text)
             return
@@ -96,7 +94,7 @@ class BatchDrawer:
             if still := {job.item.id for job in fewer} & wanted:
                 self._attempt(fewer, still)
             start += size
-            size = min(size, self.limits.get(part[0].shape, size))  # it may have shrunk meanwhile
+            size = min(size, self.limits.get(part[0].shape, size))  # it may have been reduced
 
     def _edit(self, job: Job) -> list[tuple[ImageRun, EditRun | None]]:
         item, options = job.item, dict(job.options)
@@ -113,7 +111,7 @@ class BatchDrawer:
         if part[0].item.negative_prompt is not None:
             options["negative_prompt"] = [job.item.negative_prompt for job in part]
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of one item each; its row says what was cut off
+            warnings.simplefilter("ignore")  # about single items, whose rows list truncated words
             prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
             seeds = [job.item.seed for job in part]
             run = sample(self.pipe, prompts, seeds, options, preset=self.preset)
@@ -121,12 +119,12 @@ class BatchDrawer:
 
 
 class Writer:
-    """Runs calls on threads of its own, at most ``ahead`` waiting or running.
+    """Runs calls on its own threads, at most ``ahead`` waiting or running.
 
         with Writer(threads=4, ahead=16) as writer:
             writer.submit(store, item)     # waits while there are 16
 
-    The first error of a call is raised by the next ``submit``, or on leaving; nothing is begun
+    The first error of a call is raised by the next ``submit``, or on leaving; no call is started
     after it.
     """
 
@@ -138,12 +136,12 @@ class Writer:
     def __enter__(self) -> Writer:
         return self
 
-    def __exit__(self, kind: Any, *_: Any) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         self._pool.shutdown(wait=True)
         if kind is None:
             self._check()
 
-    def submit(self, call: Callable[..., None], *arguments: Any) -> None:
+    def submit(self, call: Callable[..., None], *arguments: object) -> None:
         self._free.acquire()
         try:
             self._check()
@@ -152,7 +150,7 @@ class Writer:
             self._free.release()
             raise
 
-    def _run(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _run(self, call: Callable[..., None], *arguments: object) -> None:
         try:
             if self._error is None:
                 call(*arguments)
@@ -167,9 +165,9 @@ class Writer:
 
 
 def writer_for(batch: int) -> Writer:
-    """A writer for batches of so many items, on this process's share of the cores."""
+    """Return a writer for batches of this size, on this process's share of the cores."""
     here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # Where it can be asked: the cores that a batch system gave, not all that the machine has.
+    # If the system tells: the cores granted by a batch system, not all of the machine's.
     usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
     threads = max(1, min(8, len(usable) // here - 1))
     return Writer(threads, ahead=2 * batch + threads)

@@ -1,4 +1,4 @@
-"""`Engine`: those who draw a run's batches."""
+"""`Engine`: the interface of local processes and of Ray's workers."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -9,31 +9,23 @@ from .worker import Loaded
 
 
 class Engine(Protocol):
-    """Those who draw a run's batches: what differs between engines.
-
-    Attributes:
-        lost: whether one of them ended while it drew.
-    """
+    """Processes or workers that draw a run's batches; ``lost`` tells that one of them ended
+    meanwhile."""
 
     lost: bool
 
     def load(self) -> Loaded:
-        """Have the pipeline loaded."""
+        """Load the pipeline."""
 
     def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
-        """See :func:`sdattn.batch.engines.worker.check`, by the loaded pipeline."""
+        """Do as :func:`sdattn.batch.engines.worker.check`, with the loaded pipeline."""
 
     def batch_size(self, jobs: Sequence[Job]) -> int:
-        """See :func:`sdattn.batch.engines.sizing.find_batch_size`."""
+        """Do as :func:`sdattn.batch.engines.sizing.find_batch_size`."""
 
     def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
-        """Draw batches until none is left or the folder is stopped.
-
-        Args:
-            batches: the same in all processes.
-            wanted: the items to draw, id to fingerprint.
-            deal: a name that is new.
-        """
+        """Draw the ``wanted`` items, id to fingerprint, of batches that are the same in all
+        processes, until none is left or the folder is stopped; ``deal`` is a new name."""
 
     def close(self) -> None:
-        """Let the pipeline go."""
+        """Release the pipeline."""

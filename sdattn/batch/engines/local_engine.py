@@ -1,11 +1,11 @@
-"""The local engine: each process of a team holds the pipeline and draws what it is dealt."""
+"""The local engine: each process of a team holds the pipeline and draws the batches it gets."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 from ...errors import InvalidValueError
+from ...models.pipeline import Pipeline
 from ..input.items import BadLine, Item
 from ..input.plan import Job
 from ..input.request import Request
@@ -16,13 +16,13 @@ from .worker import Loaded, Worker, check, load
 
 
 class LocalEngine:
-    """An :class:`sdattn.batch.engines.engine.Engine`, seen from each of those who draw."""
+    """An :class:`sdattn.batch.engines.engine.Engine`, seen from each process."""
 
     lost = False  # the team notices that
 
     def __init__(self, request: Request, team: ProcessGroup, folder: BatchFolder, job: str):
         self.request, self.team, self.folder, self.job = request, team, folder, job
-        self.pipe: Any = None
+        self.pipe: Pipeline  # once loaded
 
     def load(self) -> Loaded:
         team = self.team
@@ -52,7 +52,7 @@ class LocalEngine:
 
 
 def same(loaded: Sequence[Loaded]) -> Loaded:
-    """What all processes have loaded; a ValueError if that is not one model."""
+    """Return what all processes have loaded; raise ValueError if it is not one model."""
     if len({one.video_format for one in loaded}) > 1:
         raise InvalidValueError(
             "The processes would write videos in different formats. Install PyAV on every machine, "

@@ -17,33 +17,32 @@ from typing import Any, TypeVar
 
 import torch
 
-from ...errors import InvalidValueError, Message, RunError, SdattnWarning, warn
+from ...errors import InvalidValueError, RunError, SdattnWarning, warn
 from ...loading.devices import checked_device
 from ..input.request import STOPS
 
 T = TypeVar("T")
-# Where a process finds its rank: torchrun's, accelerate's and MPI's variables
+# Variables by which torchrun, accelerate and MPI tell a process its rank
 _RANKED = {"WORLD_SIZE", "PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "MV2_COMM_WORLD_SIZE"}
-_ONE_PROCESS = Message(
+_ONE_PROCESS = (
     "accelerate launch --cpu starts one process, whatever --num_processes says. For N of them: "
-    "accelerate launch --multi_gpu --num_processes N, and {device='cpu'}"
+    "accelerate launch --multi_gpu --num_processes N, and `device='cpu'`"
 )
 _PATIENCE = timedelta(days=30)  # ranks may end hours apart
 _GONE = (
-    "Another process of this run has ended. What was finished stays; the same command does the "
-    "rest."
+    "Another process of this run has ended. Finished items stay; the same command does the rest."
 )
-_ECHO = 3.0  # seconds in which a launcher repeats a signal that its processes got as well
+_ECHO = 3.0  # seconds in which a launcher may repeat a signal that its processes already got
 
 
 class ProcessGroup:
-    """The processes that work at one run.
+    """The processes of one run.
 
     Attributes:
-        rank, size: of this process, and how many there are.
+        rank, size: this process's number, and the number of processes.
         first: whether this is the first of all.
         first_here: whether it is the first on its machine.
-        device: where this process works.
+        device: this process's device.
     """
 
     def __init__(self, device: str | None = None):
@@ -60,24 +59,23 @@ class ProcessGroup:
         self.rank, self.size = self._state.process_index, self._state.num_processes
         self.first, self.first_here = self.rank == 0, self._state.local_process_index == 0
         if device is not None and self.size > 1 and wanted.index is not None:
-            text = (
-                "{device} names one device for {0} processes. Leave it out: accelerate gives "
-                "each process its own."
+            raise InvalidValueError(
+                f"`device={str(device)!r}` names one device for {self.size} processes. Leave it "
+                "out: accelerate gives each process its own."
             )
-            raise InvalidValueError(Message(text, self.size, device=str(device)))
         # By way of the CPU on every device: a GPU is not to wait, nor to hold messages,
         # and gloo notices at once that a process on another machine is gone.
         self._group: Any = None
         if self.size > 1:
             self._group = torch.distributed.new_group(backend="gloo", timeout=_PATIENCE)
-            if is_new:  # it can be begun once only in a process, so a later run goes on with it
+            if is_new:  # a process can initialize it only once, so a later run goes on with it
                 atexit.register(_end)
         self._is_alone = is_new and self.size == 1
         alone = torch.device("cpu") if on_cpu else wanted
         self.device = alone if self.size == 1 else self._state.device
 
     def broadcast(self, make: Callable[[], T]) -> T:
-        """What the first process makes, given to all. Its error is everyone's."""
+        """Return to all what the first process makes. Its error is raised in all."""
         if self.size == 1:
             return make()
         results = [_attempt(make) if self.first else (None, None)]
@@ -90,7 +88,7 @@ class ProcessGroup:
         return made  # type: ignore[return-value]
 
     def run_on_all(self, make: Callable[[], T]) -> T:
-        """Have every process make something; an error of one is everyone's."""
+        """Call ``make`` in every process; an error in one is raised in all."""
         if self.size == 1:
             return make()
         error, made = _attempt(make)
@@ -98,36 +96,32 @@ class ProcessGroup:
         return made  # type: ignore[return-value]
 
     def all_gather(self, value: T) -> list[T]:
-        """The values of all processes, by rank, given to all."""
+        """Return the values of all processes, by rank."""
         found = self.gather_living(value)
         if len(found) < self.size:
             raise RunError(_GONE)
         return list(found.values())
 
     def gather_living(self, value: T) -> dict[int, T]:
-        """Wait until all processes are here that have not ended, and give each of them the values
-        of all, by rank. Signals are heard while waiting.
-
-        Raises:
-            RuntimeError: the first process has ended, by which the others find each other.
-        """
+        """Wait until all living processes are here, and return the values of all, by rank; signals
+        are heard. Raise RuntimeError if the first process has ended: the others need it."""
         if self.size == 1:
             return {0: value}
         answer = SimpleQueue[tuple[Exception | None, dict[int, T] | None]]()
         exchange = partial(_attempt, partial(self._exchange, value))
         threading.Thread(target=lambda: answer.put(exchange()), daemon=True).start()
-        error, found = answer.get()  # torch's own waiting would hear no signal
+        error, found = answer.get()  # torch's own waiting would not hear signals
         if error is not None:
             raise RunError(_GONE) from error
         return found  # type: ignore[return-value]
 
     def _exchange(self, value: T) -> dict[int, T]:
         if not self.first:
-            # The first process collects what the others send, and answers each that is still there.
+            # The first process collects the others' values, and answers each that is still there.
             self._send(value, 0)
             return self._receive(0)
         found = {0: value}
-        # gloo raises a RuntimeError at once where the other process has ended
+        # gloo raises a RuntimeError at once if the other process has ended
         for rank in range(1, self.size):
             with suppress(RuntimeError):
                 found[rank] = self._receive(rank)
@@ -136,7 +130,7 @@ class ProcessGroup:
                 self._send(found, rank)
         return found
 
-    def _send(self, value: Any, rank: int) -> None:
+    def _send(self, value: object, rank: int) -> None:
         torch.distributed.send_object_list([value], rank, group=self._group)
 
     def _receive(self, rank: int) -> Any:
@@ -145,35 +139,32 @@ class ProcessGroup:
         return received[0]
 
     def shared_queue(self, items: Sequence[T], name: str) -> Iterator[T]:
-        """The items that this process draws, of a list that is the same in all: each goes to the
-        process that asks next, by a counter which torch.distributed's store keeps.
-
-        Args:
-            name: of the queue, the same in all processes and never used before.
-        """
+        """Yield the items that this process draws, from a list that is the same in all: each goes
+        to the process that asks next, by a counter in torch.distributed's store. ``name`` is the
+        same in all processes and new."""
         if self.size == 1:
             yield from items
             return
-        # An atomic counter: add() returns the next number, each to one process only.
+        # An atomic counter: add() returns each number to one process only.
         store = torch.distributed.distributed_c10d._get_default_store()
         with suppress(RuntimeError):  # gone with the first process; the next meeting reports that
             while (turn := store.add(f"sdattn/{name}", 1) - 1) < len(items):
                 yield items[turn]
 
     def close(self) -> None:
-        """Leave accelerate and torch.distributed as they were before."""
+        """Restore accelerate and torch.distributed as they were before."""
         if self._group is not None:
             torch.distributed.destroy_process_group(self._group)
         if self._is_alone:
             self._state._reset_state()
 
     def _raise(self, errors: list[Exception | None]) -> None:
-        """The first error, by the first process; the others leave without a word."""
+        """Raise the first error in the first process; the others exit silently."""
         found = [(rank, error) for rank, error in enumerate(errors) if error is not None]
         if not found:
             return
         if not self.first:
-            time.sleep(1)  # a launcher ends the others when one ends: let the first say why
+            time.sleep(1)  # a launcher ends the others when one ends: let the first report first
             raise SystemExit(1)
         rank, error = found[0]
         if rank:
@@ -203,7 +194,7 @@ def _sendable(error: Exception) -> Exception:
 
 @contextmanager
 def heard(stop: Callable[[str], None]) -> Iterator[None]:
-    """Within the block the first SIGINT or SIGTERM calls ``stop`` with its name; another one, some
+    """Make the first SIGINT or SIGTERM in the block call ``stop`` with its name; another one, some
     seconds later, does what it always does. Only the main thread can hear signals."""
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -212,7 +203,7 @@ def heard(stop: Callable[[str], None]) -> Iterator[None]:
     before = {number: signal.getsignal(number) for number in numbers}
     first: list[float] = []
 
-    def handle(number: int, _: Any) -> None:
+    def handle(number: int, _: object) -> None:
         if not first:
             first.append(time.monotonic())
             name = signal.Signals(number).name

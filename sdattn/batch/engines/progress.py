@@ -1,4 +1,4 @@
-"""How far a run is: one bar on a terminal, a line now and then elsewhere."""
+"""Progress of a run: one bar on a terminal, a line now and then elsewhere."""
 
 from __future__ import annotations
 
@@ -6,11 +6,10 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
 
 from ..storage.storage import Storage
 
-_LINE_EVERY = 15.0  # seconds between lines where there is no terminal
+_LINE_EVERY = 15.0  # seconds between lines if there is no terminal
 
 
 class Tally:
@@ -22,16 +21,16 @@ class Tally:
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int:
-        """Rows of a kind, ``"done"`` or ``"failed"``."""
+        """Return the number of rows of a kind, ``"done"`` or ``"failed"``."""
         with self._lock:
-            with suppress(OSError):  # they are counted the next time; what writes meets it too
+            with suppress(OSError):  # they are counted next time; a writer raises it as well
                 self._read_new(kind)
             read = self._read.items()
             return sum(rows for name, (_, rows) in read if name.startswith(f".batch/{kind}/"))
 
     def _read_new(self, kind: str) -> None:
         for name, size in self._storage.listing(f".batch/{kind}").items():
-            # Only what has come since the last look is read: files of a long run are large.
+            # Only new bytes are read: files of a long run are large.
             start, rows = self._read.get(name, (0, 0))
             if size == start:
                 continue
@@ -42,17 +41,12 @@ class Tally:
 
 
 class Progress:
-    """Shows, while its block runs, how many items are whole.
-
-    Args:
-        storage: where the processes note what they have done.
-        total: items of the run.
-        before: of those the ones that were there already.
-    """
+    """Shows, inside its block, how many of ``total`` items are whole; ``before`` were already
+    there."""
 
     def __init__(self, storage: Storage, total: int, before: int):
         self.tally, self.total, self.before = Tally(storage), total, before
-        self._redraw = _LINE_EVERY if storage.is_remote else 0.5  # each asks the storage
+        self._redraw = _LINE_EVERY if storage.is_remote else 0.5  # each redraw queries the storage
         self._end = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._start = time.monotonic()
@@ -61,12 +55,12 @@ class Progress:
         self._thread.start()
         return self
 
-    def __exit__(self, *_: Any) -> None:
+    def __exit__(self, *_: object) -> None:
         self._end.set()
         self._thread.join()
 
     def text(self) -> str:
-        """``120 of 200 items (80 were there), 3.20 items/s, 0:25 left, 1 failed``"""
+        """Return ``120 of 200 items (80 were there), 3.20 items/s, 0:25 left, 1 failed``."""
         done, failed = self.tally.count("done"), self.tally.count("failed")
         rate = done / max(time.monotonic() - self._start, 1e-6)
         left = self.total - self.before - done - failed
@@ -104,7 +98,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """Seconds as people read them.
+    """Return a duration in a readable form.
 
     >>> clock(25), clock(3725), clock(200_000)
     ('0:25', '1:02:05', '2 days 7:33:20')

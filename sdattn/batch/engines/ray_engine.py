@@ -1,9 +1,9 @@
-"""The Ray engine: actors that each hold the pipeline; whoever is free draws the next batch, and one
-that is lost is replaced.
+"""The Ray engine: actors that each hold the pipeline; a free one draws the next batch, and a lost
+one is replaced.
 
-Ray places, starts and watches them, on whichever machines it has. They are plain actors: a batch
-that Ray Data has given to an actor waits until that very one is back, those that it held in memory
-are lost without a word, and the checksum of the model would need one more copy of it.
+Ray places, starts and watches them, on whichever machines it has. They are plain actors: with Ray
+Data, a batch given to an actor waits until that one is back, batches held in its memory are lost
+silently, and the model's checksum would need another copy of it.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ...errors import AccessError, RunError
 from ...files.addresses import path_of
 from ...files.terminal import shorter
 from ...loading.quiet import quiet_libraries
+from ...models.pipeline import Pipeline
 from ..input.items import BadLine, Item
 from ..input.plan import Job
 from ..input.request import Request
@@ -31,19 +32,14 @@ from .local_engine import same
 from .sizing import find_batch_size
 from .worker import Loaded, Worker, check, join_lock, load
 
-_TRIES = 3  # workers that a batch may take with it
-_LEAVING = 10.0  # seconds that a killed worker may take
-_PATIENCE = 30.0  # seconds without a worker, after which that is said
+_TRIES = 3  # workers that may be lost to one batch
+_LEAVING = 10.0  # seconds that a killed worker may take to exit
+_PATIENCE = 30.0  # seconds without a worker until that is reported
 
 
 class RayActor:
-    """What runs in an actor of Ray: a worker whose pipeline and folder are made where it is.
-
-    Args:
-        request: ``out`` is absolute.
-        job: whose lock it shares.
-        cwd: the folder that relative paths start from, where this machine has it.
-    """
+    """An actor of Ray: a worker that makes its pipeline and folder on its own machine. It shares
+    the job's lock, and relative paths start from ``cwd`` if this machine has it."""
 
     def __init__(self, request: Request, job: str, cwd: str):
         with suppress(OSError):
@@ -52,7 +48,7 @@ class RayActor:
         self.name = f"{job}-{socket.gethostname()}-{os.getpid()}"
         self.folder = BatchFolder(request.out)
         self.at_work = ExitStack()
-        self.pipe: Any = None
+        self.pipe: Pipeline  # once loaded
         self.worker: Worker | None = None
 
     def load(self) -> Loaded:
@@ -86,7 +82,7 @@ class RayActor:
 class _Call(NamedTuple):
     actor: Any
     method: str
-    batch: Sequence[Job]  # that it draws
+    batch: Sequence[Job]  # to draw
 
 
 class RayEngine:
@@ -97,7 +93,7 @@ class RayEngine:
         self.folder, self.job, self.lost = folder, job, False
         self.actors: list[Any] = []
         self.free: list[Any] = []  # those that have loaded the pipeline and have nothing to do
-        self.calls: dict[Any, _Call] = {}  # by the reference to the answer
+        self.calls: dict[object, _Call] = {}  # by the reference to the answer
         self.answers: dict[str, Any] = {}  # the last, by method
         self.errors: list[Exception] = []
         self.losses = Counter[str]()  # by the first item of a batch, or by method
@@ -117,7 +113,7 @@ class RayEngine:
         return self._ask("check", items)
 
     def batch_size(self, jobs: Sequence[Job]) -> int:
-        # The first job of each shape: reversed, the first is the last to be put in.
+        # The first job of each shape: reversed, since the last one put in stays.
         one_each = {job.shape: job for job in reversed(jobs)}
         return self._ask("batch_size", [*one_each.values()], len(jobs) // self.most)
 
@@ -127,8 +123,7 @@ class RayEngine:
         while True:
             if self.errors or self.folder.stopped:
                 left.clear()
-            # A batch for every worker that waits, then the next answer, until nobody draws any
-            # more.
+            # A batch for every waiting worker, then the next answer, until none is drawing.
             while left and self.free:
                 batch = left.popleft()
                 ids = {job.item.id for job in batch} & wanted.keys()
@@ -156,19 +151,19 @@ class RayEngine:
     # Ray
 
     def _connect(self) -> None:
-        """Find Ray, or begin it on this machine."""
+        """Connect to Ray, or start it on this machine."""
         import ray
 
         self.began = not ray.is_initialized()
         if self.began:
-            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # which Ray sends to its makers
-            if os.environ.get("RAY_ADDRESS", "local") != "local":  # asked 20 times, 40 s each
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends them to its makers
+            if os.environ.get("RAY_ADDRESS", "local") != "local":  # it tries 20 times, 40 s each
                 os.environ.setdefault("RAY_gcs_server_port_wait_time_s", "1")
             ray.init(logging_level=logging.WARNING)
         self.connected = True
         gpus = int(ray.cluster_resources().get("GPU", 0))
         device = self.request.device or ("cuda" if gpus else "cpu")
-        if not (self.request.device or gpus):  # an autoscaler may only wait to be asked for some
+        if not (self.request.device or gpus):  # an autoscaler may be waiting for a request
             _say("Ray has no GPU now, so each worker takes a CPU; the device cuda waits for GPUs")
         self.request = replace(self.request, device=device)
         self.takes = "GPU" if device == "cuda" else "CPU"
@@ -188,12 +183,12 @@ class RayEngine:
         self.actors.append(actor)
         self._call(actor, "load")
 
-    def _call(self, actor: Any, method: str, *arguments: Any, batch: Sequence[Job] = ()) -> None:
+    def _call(self, actor: Any, method: str, *arguments: object, batch: Sequence[Job] = ()) -> None:
         answer = getattr(actor, method).remote(*arguments)
         self.calls[answer] = _Call(actor, method, batch)
 
-    def _ask(self, method: str, *arguments: Any) -> Any:
-        """The answer of a worker; of another one if that is lost."""
+    def _ask(self, method: str, *arguments: object) -> Any:
+        """Return a worker's answer, or another worker's if that one is lost."""
         self.answers.pop(method, None)
         while method not in self.answers:
             if self.free and not self._under_way(method):
@@ -221,7 +216,7 @@ class RayEngine:
                 same([self.answers.get("load", answer), answer])
             self.answers[call.method] = answer
             self.losses.pop(call.method, None)
-        except RayTaskError as error:  # its own
+        except RayTaskError as error:  # the worker's own
             self.errors.append(error.cause or error)
         except RayError as gone:
             self._replace(call, gone)
@@ -231,8 +226,8 @@ class RayEngine:
         self.free.append(call.actor)
 
     def _replace(self, call: _Call, gone: Exception) -> None:
-        """Start another worker in place of a lost one. What it held is found missing once all is
-        drawn; what takes each worker with it is given up."""
+        """Start another worker instead of a lost one. Its items are found missing once all is
+        drawn; a batch that ends every worker is given up."""
         import ray
 
         self.lost = True
@@ -240,7 +235,7 @@ class RayEngine:
         self.actors.remove(call.actor)
         reason = _reason(gone)
         _say(f"a worker has ended too soon ({reason})")
-        # A batch that ends three workers is given up; so is the run if none of them can begin.
+        # A batch that ends three workers is given up; so is the run if none of them can start.
         cause = call.batch[0].item.id if call.batch else call.method
         self.losses[cause] += 1
         if call.batch and self.losses[cause] == _TRIES:
@@ -277,6 +272,6 @@ def _say(text: str) -> None:
 
 
 def _reason(gone: Exception) -> str:
-    """Why Ray lost a worker, which it says last, perhaps before an empty clause."""
+    """Return why Ray lost a worker: the last line of the error, before a possibly empty clause."""
     said = [line for line in map(str.strip, str(gone).splitlines()) if line and line[-1] != "-"]
     return f"{type(gone).__name__}: {shorter(''.join(said[-1:]), 300)}"

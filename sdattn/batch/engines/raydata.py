@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import InvalidValueError, RunError
+from ...errors import InvalidValueError, OptionError, RunError, refuse
 from ...loading.pipelines import load_pipeline
 from ...loading.quiet import quiet_libraries
 from ...maps.presets import Preset, preset_of
+from ...models.pipeline import Options
 from ...models.videos import makes_videos
 from ...runs.editrun import EditRun
 from ...runs.imagerun import ImageRun
@@ -36,20 +37,19 @@ class Draw:
                          concurrency=4, num_gpus=1)
 
     It needs no Ray: ``Draw()({"prompt": ["a red circle"]})`` does the same. Rows of one shape run
-    together, so the same rows in the same batches give the same bits, those of ``sdattn batch``
-    among them.
+    together, so the same rows in the same batches give the same bits, as in ``sdattn batch``.
 
     Args:
-        model, device, dtype, loading: as :func:`sdattn.load_pipeline` takes them, the last its
-            other arguments; Ray lets each actor see the GPUs that are its own.
-        preset: how the heatmaps are made, or its name.
-        options: of the pipeline's call, for rows that do not have them.
-        seed: of rows that have none.
-        save: which of ``"image"``, ``"heatmaps"``, ``"maps"`` and, of models that make videos,
-            ``"video"`` a row is given.
+        model, device, dtype, loading: arguments for :func:`sdattn.load_pipeline`, ``loading``
+            holding the others; Ray lets each actor see its own GPUs.
+        preset: preset of the heatmaps, or its name.
+        options: arguments of the pipeline's call, for rows that do not have them.
+        seed: seed of rows that have none.
+        save: columns to add: ``"image"``, ``"heatmaps"``, ``"maps"`` and, for models that make
+            videos, ``"video"``.
 
     Raises:
-        ValueError: no such preset, or no such part; else as :func:`sdattn.load_pipeline` does.
+        ValueError: no such preset, or no such part; also as :func:`sdattn.load_pipeline`.
     """
 
     def __init__(
@@ -57,47 +57,46 @@ class Draw:
         model: str = "demo",
         *,
         preset: str | Preset = "default",
-        options: Mapping[str, Any] | None = None,
+        options: Options | None = None,
         seed: int = 0,
         save: Sequence[str] = USUAL,
         device: str | None = None,
         dtype: torch.dtype | None = None,
-        loading: Mapping[str, Any] | None = None,
+        loading: Options | None = None,
     ):
         if unknown := sorted(set(save) - set(PARTS)):
-            raise InvalidValueError(f"save={unknown}: choose of {', '.join(PARTS)}.")
+            raise refuse("save", unknown, PARTS)
         self.options = dict(options or {})
         preset_of(preset)  # or refuse, before the model is loaded
         self.seed, self.save = seed, save
         quiet_libraries(prompts=True)
         self.pipe = load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
         if "video" in save and not makes_videos(self.pipe):
-            raise InvalidValueError(f"save={list(save)}: {model} makes images. Leave video out.")
+            raise OptionError("save", list(save), f"{model} makes images. Leave video out.")
         self.pipe.set_progress_bar_config(disable=True)
         self._drawer = BatchDrawer(self.pipe, preset, self._store, self._fail)
-        self._drawn: dict[str, dict[str, Any]] = {}  # by the number of the row in its batch
+        self._drawn: dict[str, dict[str, Any]] = {}  # by the row's number in its batch
 
     def __call__(self, batch: Mapping[str, Any]) -> dict[str, Any]:
         """Draw a batch of rows.
 
         Args:
-            batch: columns by name, arrays or lists of one length: ``prompt``; where wanted ``id``,
+            batch: columns by name, arrays or lists of one length: ``prompt``; optionally ``id``,
                 ``seed``, ``negative_prompt``, ``words`` and options of the pipeline, None or NaN in
-                rows that do not have them. A float that is whole, 5.0, stands for 5.
+                rows that do not have them. A whole float, 5.0, stands for 5.
 
         Returns:
-            The batch's columns, and of each row: ``words``, those with a map, in the prompt's
-            order; ``truncated``, those that were cut off; ``blanked``, whether the pipeline's
-            safety checker blanked the image; ``statistics``, a mapping a word, see
-            :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols, 3]``, of a video its middle
-            frame, and, where a row of the batch has ``edit_to``, ``source_image``, None in rows
-            without it; ``heatmaps``, float32 ``[words, (frames,) rows, cols]``, made of the maps in
-            float16 as files hold them; ``maps``, the bytes of ``maps.safetensors``, float16
-            ``[(frames,) rows, cols, tokens]`` a layer; ``video``, uint8 ``[frames, rows, cols,
-            3]``.
+            The batch's columns, and for each row: ``words`` that have a map, in the prompt's order;
+            ``truncated`` words; ``blanked``, whether the pipeline's safety checker blanked the
+            image; ``statistics``, a mapping per word, see :meth:`WordStatistics.flat`; ``image``,
+            uint8 ``[rows, cols, 3]``, a video's middle frame, and, if a row of the batch has
+            ``edit_to``, ``source_image``, None in rows without it; ``heatmaps``, float32 ``[words,
+            (frames,) rows, cols]``, from float16 maps as files hold them; ``maps``, the bytes of
+            ``maps.safetensors``, float16 ``[(frames,) rows, cols, tokens]`` per layer; ``video``,
+            uint8 ``[frames, rows, cols, 3]``.
 
         Raises:
-            ValueError: a row that cannot be drawn, by its number in the batch, from 1; nothing was.
+            ValueError: an invalid row, by its number in the batch, from 1; nothing was drawn.
             RuntimeError: a row that could not be drawn.
         """
         items = list(self._items(batch))
@@ -107,7 +106,7 @@ class Draw:
         self._drawn.clear()
         for part in plan_batches(jobs, max(1, len(jobs))):
             self._drawer.draw(part, {item.id for item in items})
-        # In the order of the rows, whatever order their shapes were drawn in.
+        # In the order of the rows, whatever the order of their shapes.
         rows = [self._drawn.pop(item.id) for item in items]
         if any(item.edit_to is not None for item in items) and "image" in self.save:
             rows = [{"source_image": None, **row} for row in rows]
@@ -126,7 +125,7 @@ class Draw:
     def _store(self, item: Item, run: ImageRun, edit: EditRun | None) -> None:
         run = of_words(item, run)
         packed, heatmaps = pack_run(run, ["maps"]), run.heatmaps
-        found: dict[str, Any] = {
+        found: dict[str, object] = {
             "words": list(heatmaps.words),
             "truncated": packed.info.truncated,
             "blanked": bool(packed.info.blanked),
@@ -154,14 +153,14 @@ def _refused(bad: BadLine) -> ValueError:
 
 
 def _plain(column: Any) -> list[Any]:
-    """A column as JSON would hold it: numbers of Python's, lists, None where there is no value."""
-    if hasattr(column, "to_numpy"):  # of pandas, whose NA is not even equal to itself
+    """Return a column's values as Python's numbers and lists, None for missing ones."""
+    if hasattr(column, "to_numpy"):  # pandas, whose NA is not even equal to itself
         column = column.to_numpy(object, na_value=math.nan)
     return [_value(value) for value in column]
 
 
 def _value(value: Any) -> Any:
-    """Return Python's own value; whole numbers with gaps come as floats, and NaN in the gaps."""
+    """Return Python's own value; integer columns with gaps come as floats, with NaN in the gaps."""
     if isinstance(value, (np.ndarray, np.generic)):
         value = value.tolist()
     if not isinstance(value, float):
@@ -170,7 +169,7 @@ def _value(value: Any) -> Any:
 
 
 def _column(values: list[Any]) -> Any:
-    """One array where all are arrays of one shape, else an array of the objects."""
+    """Return one array if all are arrays of one shape, else an array of objects."""
     shapes = {getattr(value, "shape", None) for value in values}
     if len(shapes) == 1 and None not in shapes:
         return np.stack(values)

@@ -1,16 +1,16 @@
-"""Memory: how many items fit into one batch, and giving back what was freed."""
+"""Memory: how many items fit into one batch, and returning freed memory."""
 
 import ctypes
 import math
 import sys
 import time
 import warnings
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import torch
 
 from ...maps.presets import Preset, preset_for
+from ...models.pipeline import Options, Pipeline
 from ...models.reading import read_prompts
 from ...models.sizes import default_size
 from ...models.videos import default_frames, makes_videos
@@ -18,15 +18,15 @@ from ...runs.sampling import sample
 from ..input.plan import Job
 
 _MOST = 64
-_WORTH = 0.95  # of the time an item; a larger batch that is not quicker by this is not taken
+_WORTH = 0.95  # a larger batch must take at most this share of the time per item
 
 
-def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) -> int:
-    """Return the batch size, a power of two, that takes the least time an item.
+def find_batch_size(pipe: Pipeline, jobs: Sequence[Job], preset: Preset, share: int) -> int:
+    """Return the batch size, a power of two, that takes the least time per item.
 
     Two steps of the largest image of the ``jobs``, at least one of each shape, are drawn in ever
-    larger batches until the memory is full, the time an item falls no more, or a process has no
-    more than its ``share`` of items.
+    larger batches until the memory is full, the time per item falls no more, or the batch exceeds
+    a process's ``share`` of items.
     """
     most = min(_MOST, max(1, share))
     best, least, size = 1, float("inf"), 1
@@ -39,7 +39,7 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) 
             if not is_out_of_memory(error):
                 raise
             break
-        # No quicker than half as many: larger batches only take more memory.
+        # Not quicker than half as many: larger batches only take more memory.
         if each > _WORTH * least:
             break
         best, least, size = size, each, 2 * size
@@ -48,13 +48,13 @@ def find_batch_size(pipe: Any, jobs: Sequence[Job], preset: Preset, share: int) 
     return best
 
 
-def _largest(pipe: Any, jobs: Sequence[Job], preset: Preset) -> Job | None:
-    """Return a job of the largest image or video that can be drawn alone, one a shape being tried,
-    which is also the first, slow call of the model; None if there is none."""
+def _largest(pipe: Pipeline, jobs: Sequence[Job], preset: Preset) -> Job | None:
+    """Return a job of the largest image or video that can be drawn alone, or None; one job per
+    shape is tried, which also makes the first, slow call of the model."""
     usual = default_size(pipe)
     frames = default_frames(pipe) if makes_videos(pipe) else 1
 
-    def pixels(options: Mapping[str, Any]) -> int:
+    def pixels(options: Options) -> int:
         sides = options.get("height", usual[0]), options.get("width", usual[1])
         return int(math.prod(sides) * (options.get("num_frames") or frames))
 
@@ -68,8 +68,8 @@ def _largest(pipe: Any, jobs: Sequence[Job], preset: Preset) -> Job | None:
     return None
 
 
-def _time(pipe: Any, job: Job, preset: Preset, size: int) -> float:
-    """Seconds an item, and a step."""
+def _time(pipe: Pipeline, job: Job, preset: Preset, size: int) -> float:
+    """Return the seconds per item for two steps."""
     options = {**job.options, "num_inference_steps": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -92,8 +92,8 @@ def release_memory() -> None:
 
 
 def trim_heap() -> None:
-    """Give freed memory back to the system. glibc keeps it in gaps between blocks that are in use,
-    ever more of it where threads allocate and free at once; other allocators need no call."""
+    """Return freed memory to the system. glibc keeps it in gaps between used blocks, and ever more
+    of it if threads allocate and free at once; other allocators need no call."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

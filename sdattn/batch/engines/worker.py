@@ -1,5 +1,5 @@
-"""A pipeline at work for a batch run, in whichever process: what it is, what it can draw, and the
-items that it draws into the run's folder."""
+"""A pipeline at work for a batch run, in any process: its identity, its checks, and the items that
+it draws into the run's folder."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ...loading.pipelines import load_pipeline
 from ...maps.presets import preset_for
 from ...maps.requirements import capture_settings, columns_of
 from ...models.layers import find_denoiser
+from ...models.pipeline import Pipeline
 from ...models.videos import makes_videos
 from ...runs.drawings import drawings
 from ...runs.editrun import EditRun
@@ -28,13 +29,13 @@ from ..storage.locks import Ownership
 from .drawing import BatchDrawer, writer_for
 from .progress import Tally
 
-_LOOKS = 8  # for the lock of another machine, before the disk counts as one of its own
+_LOOKS = 8  # tries to see another machine's lock, before the disk counts as a separate one
 
 
 class Loaded(NamedTuple):
-    """What a run needs to know of its pipeline: a checksum of its weights and configurations, the
-    name of its class, its dtype, the name of the preset that is its family's default, and, where
-    it makes videos, the format in which this machine writes them."""
+    """Facts of a run's pipeline: a checksum of its weights and configurations, the name of its
+    class, its dtype, the name of its family's default preset, and, if it makes videos, the format
+    in which this machine writes them."""
 
     weights: str
     pipeline: str
@@ -43,42 +44,40 @@ class Loaded(NamedTuple):
     video_format: str | None
 
     @classmethod
-    def of(cls, pipe: Any) -> Loaded:
+    def of(cls, pipe: Pipeline) -> Loaded:
         dtype = str(pipe.dtype).removeprefix("torch.")
         preset, videos = find_denoiser(pipe).family.preset, makes_videos(pipe)
         name, written = type(pipe).__name__, best_format() if videos else None
         return cls(digest_model(pipe), name, dtype, preset, written)
 
 
-def load(request: Request, device: Any) -> Any:
-    """The pipeline of a run."""
+def load(request: Request, device: Any) -> Pipeline:
     loading = request.loading.arguments()
     pipe = load_pipeline(request.model, device=device, dtype=request.dtype, **loading)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def check(pipe: Any, items: Iterable[Item], request: Request) -> tuple[list[Job], list[BadLine]]:
-    """What a pipeline, or its outline, can draw of the items, and what not.
-
-    Raises:
-        ValueError: it can draw none with the preset and options that are asked for.
-    """
+def check(
+    pipe: Pipeline, items: Iterable[Item], request: Request
+) -> tuple[list[Job], list[BadLine]]:
+    """Return the items that a pipeline, or its outline, can draw, and the bad ones; raise
+    ValueError if the preset or options rule out all."""
     request.parts(videos=makes_videos(pipe))  # or refuse
     capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
     return check_items(pipe, items, request.options)
 
 
 def of_words(item: Item, run: ImageRun) -> ImageRun:
-    """An item's run with the maps of the words that it asks for."""
+    """Return an item's run with the maps of the requested words."""
     if item.words is None:
         return run
     return run.keep(columns_of(item.words, [run.heatmaps.prompt]))
 
 
 def _beside_video(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:
-    """What a gallery shows of a video: ``preview.webp``, and of its middle frame the overlays, on
-    the scale of the whole video; nothing of an image."""
+    """Return a video's files for a gallery: ``preview.webp``, and the overlays of its middle frame,
+    on the scale of the whole video; no files for an image."""
     if run.video is None:
         return {}
     files = {"preview.webp": preview(run.video)} if "video" in parts else {}
@@ -91,32 +90,25 @@ def _beside_video(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:
 
 
 def join_lock(lock: Ownership, job: str) -> bool:
-    """Share the lock that the job's first process took, perhaps on another machine; False if it is
-    not visible here."""
+    """Share the lock that the job's first process took, perhaps on another machine; return False if
+    it is not visible here."""
     for _ in range(_LOOKS):
         if lock.join(job):
             return True
-        time.sleep(0.5)  # a shared disk or a storage can show late what another machine has written
+        time.sleep(0.5)  # a shared disk or a storage may show another machine's writes late
     return False
 
 
 class Worker:
-    """Draws items into a run's folder.
+    """Draws items into a run's open and claimed folder, under a name for this process's notes.
 
         with Worker(pipe, folder, name, request, size) as worker:
             worker.draw(batch, wanted)     # waits while many items are still to be written
 
-    On leaving all of them are on the disk.
-
-    Args:
-        pipe: a loaded pipeline.
-        folder: open and claimed.
-        name: of the process, for what it notes in the folder.
-        request: how the heatmaps are made, what of an item is kept, how many may fail.
-        size: of the largest batch.
+    On leaving all of them are on the disk. ``size`` is that of the largest batch.
     """
 
-    def __init__(self, pipe: Any, folder: BatchFolder, name: str, request: Request, size: int):
+    def __init__(self, pipe: Pipeline, folder: BatchFolder, name: str, request: Request, size: int):
         self.folder, self.name, self.request = folder, name, request
         self.layout, self.tally = folder.layout, Tally(folder.storage)
         self.parts = request.parts(videos=makes_videos(pipe))
@@ -127,16 +119,16 @@ class Worker:
     def __enter__(self) -> Worker:
         return self
 
-    def __exit__(self, kind: Any, *error: Any) -> None:
+    def __exit__(self, kind: object, *error: object) -> None:
         try:
             self.writer.__exit__(kind, *error)
             if kind is None:
-                self.layout.flush()  # what is held back
+                self.layout.flush()  # the items held back
         finally:
-            self.folder.storage.close()  # whoever gathers them removes them
+            self.folder.storage.close()  # the files are removed when they are gathered
 
     def draw(self, batch: Sequence[Job], wanted: Mapping[str, str]) -> None:
-        """Draw those of a batch's items that are wanted: id to fingerprint."""
+        """Draw a batch's items that are wanted: id to fingerprint."""
         self.wanted = wanted
         self.drawer.draw(batch, wanted)
 
@@ -144,7 +136,6 @@ class Worker:
         self.writer.submit(self._write, item, self.wanted[item.id], run, edit)
 
     def _write(self, item: Item, fingerprint: str, run: ImageRun, edit: EditRun | None) -> None:
-        """On a thread of the writer."""
         try:
             run = of_words(item, run)
             settings = replace(run.settings, id=item.id, line=item.line, fingerprint=fingerprint)

@@ -1,10 +1,10 @@
-"""``index.html`` of a batch run: its items to look through, each linked to its report.
+"""``index.html`` of a batch run: its items to browse, each linked to its report.
 
-    index.html  index-2.html ...      a page an ``EACH`` of items, in the order of the input
+    index.html  index-2.html ...      one page per ``EACH`` items, in the order of the input
 
-Pages are made of ``metadata.jsonl`` and ``errors.jsonl``; what an item's folder holds follows from
-the run's settings, so no item is opened. They say neither the folder's name nor the time: the same
-run gives the same bytes wherever it lies.
+Pages are made from ``metadata.jsonl`` and ``errors.jsonl``; the run's settings tell the contents of
+an item's folder, so no item is opened. They contain neither the folder's name nor the time: the
+same run gives the same bytes anywhere.
 """
 
 import re
@@ -20,16 +20,16 @@ from ..storage.folder import BatchFolder
 from ..storage.manifest import BatchSettings
 from ..storage.rows import rows_in
 
-EACH = 10_000  # items a page: what a browser searches at once without a wait
+EACH = 10_000  # items per page: a browser searches this many instantly
 _HERE = Path(__file__).parent
-_IMAGES = "'self' file:"  # beside the page, from a server and from a disk
-# What a card opens: the first that was saved
+_IMAGES = "'self' file:"  # next to the page, from a server and from a disk
+# A card opens the first of these that was saved
 _OPENS = ("report.html", "grid.png", "video", "image.png")
-_NEAR = 2  # pages either side of a page that it links
+_NEAR = 2  # linked pages on either side
 
 
 class _Span(NamedTuple):
-    """A page's items: how many, and the first and the last one's line in the input."""
+    """A page's items: their number, and the first and the last one's line in the input."""
 
     items: int
     first: int
@@ -37,10 +37,10 @@ class _Span(NamedTuple):
 
 
 def write_gallery(folder: BatchFolder) -> None:
-    """Write ``index.html``, and ``index-2.html`` and so on where one page cannot hold all items.
+    """Write ``index.html``, and ``index-2.html`` and so on if one page cannot hold all items.
 
-    The folder is open, its rows and errors are gathered. Each page is written whole or not at all,
-    with its rows in memory; pages that an earlier, larger run left are removed.
+    The folder is open, its rows and errors are gathered. Each page is written completely or not at
+    all, with its rows in memory; pages left by an earlier, larger run are removed.
     """
     path, manifest = folder.root / "metadata.jsonl", folder.manifest
     spans = list(_spans(path)) or [_Span(0, 0, 0)]
@@ -56,12 +56,12 @@ def write_gallery(folder: BatchFolder) -> None:
     rows = rows_in(path)
     for number in range(1, len(spans) + 1):
         here = [_compact(row) for row in islice(rows, EACH)]
-        data = {"opens": about["opens"], "images": about["images"], "rows": here}
+        data = {"opens": about["opens"], "has_images": about["has_images"], "rows": here}
         data |= {"videos": True} if about["videos"] else {}
         if about["overlays"]:
             data["files"] = _files(word for row in here for word in row[4])
         links = _links(number, spans)
-        made = page("gallery", home=_HERE, images=_IMAGES, data=data, pages=links, **about)
+        made = page("gallery", home=_HERE, images_from=_IMAGES, data=data, pages=links, **about)
         folder.write(_name(number), [made])
     for old in folder.root.glob("index-*.html"):
         found = re.fullmatch(r"index-([1-9][0-9]*)\.html", old.name)
@@ -80,14 +80,14 @@ def _spans(path: AnyPath) -> Iterator[_Span]:
 
 
 def _cards(settings: BatchSettings) -> dict[str, Any]:
-    """What the items' cards can offer: an image, a file that they open, a command."""
+    """Return the contents of the items' cards: an image, a file to open, a command."""
     save, in_folders = settings.save, settings.format == "folder"
     has_video = in_folders and "video" in save
-    save = [*save, "image"] if has_video else save  # which a video has beside it
+    save = [*save, "image"] if has_video else save  # a video has an image next to it
     saved = [name for name in _OPENS if in_folders and name.partition(".")[0] in save]
     opens = next(iter(saved), None)
     return {
-        "images": "image.png" in saved,
+        "has_images": "image.png" in saved,
         "opens": f"video.{settings.video_format}" if opens == "video" else opens,
         "videos": has_video,
         "overlays": in_folders and "overlays" in save,
@@ -98,8 +98,8 @@ def _cards(settings: BatchSettings) -> dict[str, Any]:
 
 
 def _compact(row: Mapping[str, Any]) -> list[Any]:
-    """A row of ``metadata.jsonl`` as gallery.js unpacks it. The seed is text: JavaScript's numbers
-    are exact up to 2**53."""
+    """Return a row of ``metadata.jsonl`` as gallery.js unpacks it. The seed is text: JavaScript's
+    numbers are exact only up to 2**53."""
     seen = row["id"], row["place"], row["prompt"], str(row["seed"]), row["words"]
     size, blanked = (row["width"], row["height"]), int(row.get("blanked", False))
     edited = [row["source_prompt"]] if "source_prompt" in row else []
@@ -107,14 +107,14 @@ def _compact(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _files(words: Iterable[str]) -> dict[str, str]:
-    """How words are written in the names of their overlays, see
-    :func:`sdattn.runs.drawings.named`, where that is not as they are."""
+    """Return the spelling of words in the names of their overlays, if it differs, see
+    :func:`sdattn.runs.drawings.named`."""
     names = {word: file_name(word) for word in words}
     return {word: name for word, name in names.items() if name != word}
 
 
-def _links(number: int, spans: list[_Span]) -> list[dict[str, Any]]:
-    """The pages that a page links: the first, the last and those nearby."""
+def _links(number: int, spans: list[_Span]) -> list[dict[str, object]]:
+    """Return the pages that a page links: the first, the last and those nearby."""
     last = len(spans)
     near = {1, last, *range(max(1, number - _NEAR), min(last, number + _NEAR) + 1)}
     return [

@@ -1,13 +1,13 @@
-const CHUNK = 60; // cards made at a time, as the end of the list comes near
-const PAUSE = 120; // milliseconds without a key before a search
+const CHUNK = 60; // cards added at a time, near the end of the list
+const PAUSE = 120; // milliseconds after the last key before a search
 const data = JSON.parse($("data").textContent);
-const FIELDS = [["q", "search"], ["word", "word"]]; // of the address, and their inputs
-const files = new Map(Object.entries(data.files ?? {})); // words as names of files, where those differ
+const FIELDS = [["q", "search"], ["word", "word"]]; // names in the address, and their inputs
+const files = new Map(Object.entries(data.files ?? {})); // file names of words, if they differ
 const number = new Intl.NumberFormat("en-US");
 const folder = decode(location.pathname.split("/").at(-2) ?? "");
 
 let found = []; // rows that match the search
-let made = 0; // cards of them that are on the page
+let made = 0; // how many of them have a card on the page
 
 function decode(text) {
   try {
@@ -37,13 +37,13 @@ function thumbnail(place, width, height, file = "image.png") {
   return image;
 }
 
-// Of an edit, the image that was edited and what it became.
+// Return an edit's source and result, side by side.
 function pair(place, width, height) {
   return side(["source.png", "image.png"].map((file) => thumbnail(place, width, height, file)));
 }
 
-// The words whose heatmaps are asked for, and where an item has them: a word or phrase that has one
-// map; else its words one after another; else each the first time. None unless it has all of them.
+// The requested word or phrase, and its positions in an item: an exact match; else its words in
+// sequence; else the first occurrence of each. Empty unless the item has all of them.
 const asked = () => plain($("word")?.value.trim() ?? "");
 function placesOf(words) {
   if (!asked()) return [];
@@ -59,7 +59,7 @@ function heat(at, place, words, width, height) {
   const name = `${String(at + 1).padStart(2, "0")}-${files.get(words[at]) ?? words[at]}.png`;
   image.className = "heat";
   image.alt = `Heatmap of “${words[at]}”`;
-  image.addEventListener("error", () => image.replaceWith(...(data.images ? [thumbnail(place, width, height)] : [])));
+  image.addEventListener("error", () => image.replaceWith(...(data.has_images ? [thumbnail(place, width, height)] : [])));
   image.src = address(place, `heatmaps/${encodeURIComponent(name)}`);
   return image;
 }
@@ -97,7 +97,7 @@ async function copy(button, id) {
     setTimeout(() => (button.textContent = "Copy command"), 1500);
     $("said").textContent = `Copied: ${command(id)}`;
   } catch {
-    const shown = make("code", "mono", command(id)); // to be copied by hand
+    const shown = make("code", "mono", command(id)); // so that it can be copied by hand
     button.replaceWith(shown);
     getSelection().selectAllChildren(shown);
   }
@@ -109,13 +109,13 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
   if (data.opens) item.href = address(place, edited && data.opens === "report.html" ? "edit.html" : data.opens);
   const places = placesOf(words);
   if (places.length) item.append(heats(places, place, words, width, height));
-  else if (data.images) item.append((edited ? pair : thumbnail)(place, width, height));
+  else if (data.has_images) item.append((edited ? pair : thumbnail)(place, width, height));
   const text = make("div", "text");
   const said = make("p", "prompt", edited ? `${source} \u2192 ${prompt}` : prompt);
   said.dir = "auto";
   said.title = said.textContent;
   text.append(said);
-  if (!data.images) {
+  if (!data.has_images) {
     const list = make("p", "words", words.join(" · "));
     list.dir = "auto";
     text.append(list);
@@ -134,8 +134,8 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
   return entry;
 }
 
-// A video plays, in a few small frames, while the pointer or the keyboard is at its card, but where
-// less motion is asked for; or by its button, for fingers too, until that is pressed again.
+// A video's preview plays while the pointer or keyboard focus is on its card, unless the user prefers
+// reduced motion; its button (also for touch) starts it until it is pressed again.
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
 function playing(entry, item, still, place, id) {
   const rest = still.getAttribute("src"), video = address(place, "preview.webp");
@@ -153,7 +153,7 @@ function playing(entry, item, still, place, id) {
     near = value;
     show();
   };
-  still.addEventListener("error", () => { // a preview that is gone: the still stays
+  still.addEventListener("error", () => { // the preview is missing: keep the still
     if (still.getAttribute("src") !== video) return;
     [kept, near] = [false, false];
     button.remove();
@@ -212,22 +212,22 @@ function tellHeat() {
   const having = asked() ? found.filter((index) => placesOf(data.rows[index][4]).length).length : 0;
   const word = `“${$("word").value.trim()}”`;
   const some = `${word} over ${number.format(having)} of ${number.format(found.length)}`;
-  $("shown").textContent = asked() && found.length ? (having ? some : `none of these has ${word}; one with all of its words would show a heatmap of each`) : "";
+  $("shown").textContent = asked() && found.length ? (having ? some : `no item here has ${word}`) : "";
 }
 
 function near(sightings) {
-  if (!sightings.at(-1).isIntersecting) return; // the latest of those that came together
+  if (!sightings.at(-1).isIntersecting) return; // use the latest entry
   append(CHUNK);
   watch();
 }
 
 function watch() {
-  observer.unobserve($("more")); // what is observed anew is told of at once
+  observer.unobserve($("more")); // observing again reports at once
   if (made < found.length) observer.observe($("more"));
 }
 
-// What is looked for is in the address, so that the way back from a report, other pages and a copied
-// link keep it; how many cards there are is in the history, so that the way back finds its place.
+// The search is kept in the address, so that Back, other pages and copied links keep it; the number of
+// cards is kept in the history, so that Back finds its place.
 
 function remember() {
   const kept = new URLSearchParams();
@@ -238,7 +238,7 @@ function remember() {
   try {
     history.replaceState({ made }, "", hash || location.pathname + location.search);
   } catch {
-    // a browser that counts them has had enough
+    // the browser limits how often this may be called
   }
 }
 

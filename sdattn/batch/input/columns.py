@@ -1,12 +1,11 @@
-"""Columns of a list of prompts: which holds the prompt, which are kept in the rows, and what other
-programs call ours."""
+"""Columns of a list of prompts: the prompt's, those kept in the rows, and other programs' names for
+ours."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from ...errors import InvalidValueError, Message, OptionError
+from ...errors import InvalidValueError, OptionError
 from ...files.terminal import shown
 from ..storage.rows import OWN_NAMES
 from .values import Fields, number
@@ -17,7 +16,7 @@ EDITS = ("mode", "blend", "weights", "cross_replace_steps", "self_replace_steps"
 OWN = ("id", "prompt", "negative_prompt", "seed", "words", "edit_to", *EDITS)
 _WHOLE = ("seed", "width", "height", "num_frames", "num_inference_steps")
 NUMBERS = (*_WHOLE, "guidance_scale", "num_images_per_prompt", "num_videos_per_prompt")
-_CALLED = {  # by other programs, AUTOMATIC1111 and ComfyUI among them
+_CALLED = {  # names in other programs, such as AUTOMATIC1111 and ComfyUI
     "guidance_scale": "cfg cfg_scale cfgscale guidance",
     "num_inference_steps": "num_steps sampling_steps step steps",
     "negative_prompt": "neg neg_prompt negative negativeprompt negative_prompts",
@@ -44,9 +43,9 @@ class Columns:
 
     Attributes:
         prompt: the column that holds the prompt; None: the only one of :data:`PROMPTS`.
-        keep: columns that the rows of the items have, too, as text: their names, or ``"all"``, all
-            that are neither ours nor an option of the pipeline. Columns that are named are never
-            read as options.
+        keep: columns to keep as text in the rows of the items: their names, or ``"all"``, all that
+            are neither ours nor an option of the pipeline. Named columns are never read as
+            options.
     """
 
     prompt: str | None = None
@@ -55,30 +54,28 @@ class Columns:
     def check(self) -> None:
         """Raise InvalidValueError for a column that cannot be kept."""
         if self.keep != ALL and (taken := sorted(OWN_NAMES.intersection(self.keep))):
-            advice = "rows have columns of their own of that name. Rename yours in the list."
-            raise OptionError("keep_columns", taken, advice)
+            text = "rows have columns of their own of that name. Rename yours in the list."
+            raise OptionError("keep_columns", taken, text)
 
     def prompt_in(self, names: Collection[str]) -> str:
-        """Return the column that holds the prompt.
-
-        Raises:
-            InvalidValueError: there is none, or it is not clear which.
-        """
+        """Return the column that holds the prompt; raise InvalidValueError for none or several."""
         choice = [name for name in PROMPTS if name not in self.named]
         found = [name for name in ([self.prompt] if self.prompt else choice) if name in names]
         if len(found) == 1:
             return found[0]
         what = "the prompt is missing" if not found else f"{' and '.join(found)} may be the prompt"
-        text = "{0}; found {1}. Write one, or name its column with {prompt_column}."
-        raise InvalidValueError(Message(text, what, shown([*names], 200)))
+        raise InvalidValueError(
+            f"{what}; found {shown([*names], 200)}. Write one, or name its column with "
+            "`prompt_column`."
+        )
 
     @property
     def named(self) -> Sequence[str]:
-        """The columns that are kept by name."""
+        """Columns that are kept by name."""
         return () if self.keep == ALL else self.keep
 
-    def read(self, fields: Fields) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return an item's fields, the prompt under that name, and the columns that may be kept."""
+    def read(self, fields: Fields) -> tuple[dict[str, object], dict[str, str]]:
+        """Return an item's fields, with the prompt under that name, and the columns to keep."""
         column = self.prompt_in(fields)
         rest = [name for name in fields if name not in ("prompt", column, *self.named)]
         found = {"prompt": fields[column], **{name: fields[name] for name in rest}}
@@ -95,12 +92,12 @@ class Columns:
         """Raise InvalidValueError for columns to keep that no line has."""
         names = dict.fromkeys(names)
         if names and (lacking := [name for name in self.named if name not in names]):
-            advice = "the list has no such column. It has {0}."
-            raise OptionError("keep_columns", lacking, advice, shown([*names], 300))
+            text = f"the list has no such column. It has {shown([*names], 300)}."
+            raise OptionError("keep_columns", lacking, text)
 
 
 def renamed(name: str) -> str | None:
-    """Return what to do about a name that other programs have for something of ours.
+    """Return advice for a name that other programs use for an option of ours.
 
     >>> renamed("CFG scale"), renamed("Category")
     ('write guidance_scale', None)
@@ -110,7 +107,7 @@ def renamed(name: str) -> str | None:
     return f"write {plain}" if is_ours else _HINTS.get(plain)
 
 
-def plain_number(name: str, value: Any) -> Any:
+def plain_number(name: str, value: object) -> object:
     """Return the number that a field's value stands for: 7 for 7.0 and "7"; else the value."""
     if name not in NUMBERS:
         return value

@@ -1,4 +1,4 @@
-"""What a batch is to draw: lines of JSON, tables or text as items, and those that cannot be read.
+"""Items of a batch, from lines of JSON, tables or text, and the lines that cannot be read.
 
 Every line is checked by itself: a bad one is reported by its number and never stops a good one.
 """
@@ -11,6 +11,7 @@ from typing import Any
 
 from ...errors import InvalidValueError
 from ...files.terminal import shorter, shown
+from ...models.pipeline import Options
 from ...models.pipeline_call import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
 from .columns import ALL, EDITS, OWN, Columns, plain_number, renamed
@@ -19,7 +20,7 @@ from .lines import open_lines
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
 _ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
 REFUSED, LEFT_OUT, KEPT = "refused", "left out", "kept"
-_NO_OPTIONS: Mapping[str, Any] = {}  # one for all items that have none
+_NO_OPTIONS: Options = {}  # one for all items that have none
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,18 +28,18 @@ class Item:
     """One image, or video, to draw.
 
     Attributes:
-        id: name of its folder; no other item has it, whatever the case of its letters.
+        id: name of its folder, unique even if letter case is ignored.
         line: its line in the input, from 1.
         prompt: at least one word.
         seed: 0 to 2**63 - 1.
         negative_prompt: as given.
-        words: the words and phrases to keep, of the prompt or, of an edit, of what that is edited
-            to; None for all.
-        options: the other keywords of the pipeline, as given; never None as a value.
-        edit_to: the prompt of the image, which is then an edit of that of :attr:`prompt`.
-        edit: the arguments of :func:`sdattn.edit.edit` that are given.
+        words: words and phrases to keep, from the prompt or, for an edit, from ``edit_to``; None
+            for all.
+        options: the pipeline's other keywords, as given; never None as a value.
+        edit_to: the prompt of the image, which is then an edit of :attr:`prompt`'s.
+        edit: arguments given for :func:`sdattn.edit.edit`.
         columns: further columns of the list, name to text, for the item's row.
-        foreign: what becomes of options that the pipeline does not have: :data:`REFUSED`,
+        foreign: treatment of options that the pipeline does not have: :data:`REFUSED`,
             :data:`LEFT_OUT`, or :data:`KEPT` as columns, which hold all of them until then.
     """
 
@@ -48,27 +49,22 @@ class Item:
     seed: int
     negative_prompt: str | None
     words: tuple[str, ...] | None
-    options: Mapping[str, Any]
+    options: Options
     edit_to: str | None = None
-    edit: Mapping[str, Any] = field(default_factory=dict)
+    edit: Options = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     foreign: str = REFUSED
 
     @property
     def text(self) -> str:
-        """The prompt of the image that the item is."""
+        """The prompt of the item's image."""
         return self.edit_to or self.prompt
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is no item.
-
-    Attributes:
-        line: its number, from 1; the first of a row that spans lines.
-        reason: one line: what was found, what to do.
-        text: how the line begins, at most 200 characters, what cannot be printed escaped.
-    """
+    """A line that is not an item: its number from 1 (the first of a row that spans lines), the
+    reason in one line, and its start, at most 200 characters, with unprintable ones escaped."""
 
     line: int
     reason: str
@@ -83,7 +79,7 @@ def read_items(
     An item without a seed has ``seed + line - 1``, one without an id its line's number as six
     digits. A line with the id of an earlier one is bad. Raises as
     :func:`sdattn.batch.input.lines.open_lines`, which reads ``data`` of a ``kind``, and ValueError
-    for a seed that cannot be or a column to keep that is not there.
+    for an invalid seed or a column to keep that is missing.
 
     >>> items, bad = read_items(b'{"prompt": "a cat", "width": 512}\\n{"prompt": 5}', "jsonl")
     >>> items[0].id, items[0].seed, items[0].options
@@ -107,8 +103,8 @@ def read_items(
             item = item_of(own, found, line, columns=kept, foreign=foreign)
             if (first := taken.setdefault(item.id.lower(), line)) != line:
                 raise InvalidValueError(
-                    f"id={item.id!r} is that of line {first}. Write another; upper and lower case "
-                    "are one."
+                    f"id={item.id!r} is already used in line {first}. Write another; letter case "
+                    "is ignored."
                 )
             items.append(item)
         except ValueError as error:
@@ -124,15 +120,15 @@ def _with_same_columns(items: Sequence[Item]) -> list[Item]:
 
 
 def item_of(
-    defaults: Mapping[str, Any],
-    fields: Mapping[str, Any],
+    defaults: Options,
+    fields: Options,
     line: int,
     *,
     columns: Mapping[str, str] = _NO_OPTIONS,
     foreign: str = REFUSED,
 ) -> Item:
-    """Return the item of a line's fields, those that are None left out, and the ``defaults`` of
-    ``id`` and ``seed``; raise ValueError for a field that cannot be."""
+    """Return the item for a line's fields, ignoring None, with ``defaults`` for ``id`` and
+    ``seed``; raise ValueError for an invalid field."""
     found = {name: value for name, value in fields.items() if value is not None}
     if "prompt" not in found:
         raise InvalidValueError(f"the prompt is missing; found {shown([*found])}. Write one.")
@@ -142,7 +138,7 @@ def item_of(
         _check_field(name, given[name])
         if foreign == REFUSED and not name.isidentifier():
             raise InvalidValueError(
-                f"{shown(name)} is no option. Write one of the pipeline, width say."
+                f"{shown(name)} is not an option. Write one of the pipeline, for example width."
             )
     _check_together(given)
     of_edit = {name: given[name] for name in EDITS if name in given}
@@ -162,23 +158,23 @@ def item_of(
     )
 
 
-def _check_field(name: str, value: Any) -> None:
+def _check_field(name: str, value: object) -> None:
     if name in _TAKEN:
         raise InvalidValueError(f"{name} cannot be chosen in a batch. Leave it out.")
     if advice := renamed(name):
         raise InvalidValueError(
-            f"{shown(name)} is no option: {advice}. As a column it can be kept by keep_columns."
+            f"{shown(name)} is not an option: {advice}. To keep the column use keep_columns."
         )
     holds, wanted = _RULES.get(name, (None, ""))
     if holds and not holds(value):
         raise InvalidValueError(f"{name}={shown(value)}: {wanted}.")
 
 
-def _check_together(given: Mapping[str, Any]) -> None:
+def _check_together(given: Options) -> None:
     of_edit = [name for name in EDITS if name in given]
     if of_edit and "edit_to" not in given:
         raise InvalidValueError(
-            f"{', '.join(of_edit)} is of an edit, and there is no edit_to. Write the edited prompt "
+            f"{', '.join(of_edit)} is for an edit, and edit_to is missing. Write the edited prompt "
             "there, or leave it out."
         )
     if "{prompt}" in given["prompt"]:
@@ -193,20 +189,20 @@ def _between(low: int, high: float) -> Callable[[Any], bool]:
     return lambda value: type(value) is int and low <= value <= high  # True is no number here
 
 
-def _is_text(value: Any) -> bool:
+def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _is_id(value: Any) -> bool:
+def _is_id(value: object) -> bool:
     name = str(value) if type(value) is int else value
     return isinstance(name, str) and bool(_ID.fullmatch(name))
 
 
-def _is_words(value: Any) -> bool:
+def _is_words(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_text, value))
 
 
-def _is_weights(value: Any) -> bool:
+def _is_weights(value: object) -> bool:
     return isinstance(value, dict) and all(type(held) in (int, float) for held in value.values())
 
 
@@ -223,13 +219,13 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "negative_prompt": (lambda value: isinstance(value, str), "write a text, or leave it out"),
     "seed": (
         _between(0, LARGEST_SEED),
-        "write a whole number from 0 to 2**63 - 1 (-1 is no random one here), or leave seed out: "
-        "each line has its own",
+        "write a whole number from 0 to 2**63 - 1 (-1 does not mean random here), or leave seed "
+        "out: each line has its own",
     ),
     "words": (_is_words, "write a list of words and phrases of the prompt, or leave it out"),
     "blend": (
         lambda value: _is_text(value) or _is_words(value),
-        "write a word, or a list of some, where alone the image is to change",
+        "write a word, or a list of words, where the image may change",
     ),
     "weights": (_is_weights, 'write an object of words and their factors, as {"cat": 2}'),
     "width": _SIDE,
@@ -243,7 +239,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
 
 
 def _check_words(words: Sequence[str], prompt: str) -> None:
-    """Refuse what is not in the prompt; ``<eos>`` and the like are the tokenizer's to know."""
+    """Refuse words that are not in the prompt; only the tokenizer knows ``<eos>`` and the like."""
     parts = split_phrase(prompt)
     for phrase in words:
         wanted = split_phrase(phrase)
@@ -257,7 +253,7 @@ def _check_words(words: Sequence[str], prompt: str) -> None:
 
 
 def _beginning(raw: bytes) -> str:
-    text = raw[:800].decode(errors="backslashreplace")  # a character has four bytes at most
+    text = raw[:800].decode(errors="backslashreplace")  # at most four bytes per character
     return printable(text.rstrip("\r\n")[:200])[:200]
 
 

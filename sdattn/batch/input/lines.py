@@ -8,9 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any
 
-from ...errors import InvalidValueError, Message, OptionError
+from ...errors import InvalidValueError, refuse
 from ...files.terminal import shown
 from .columns import Columns
 from .tables import Numbered, open_table
@@ -19,23 +18,15 @@ from .values import Fields, decoded, parsed
 
 KINDS = ("jsonl", "json", "csv", "tsv", "txt", "parquet")
 _SUFFIXES = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
-_LONGEST = 1_000_000  # bytes of a line; what is in it is written with every item
+_LONGEST = 1_000_000  # bytes of a line; its content is written with every item
 _LOOKED_AT = 1000  # lines, to tell a table from text
 _OBJECT = re.compile(rb"""\{\s*(?:["'}]|\Z)""")
 _ARRAY = re.compile(rb"""\s*\[\s*(?:[\[{"\]]|\Z)""")
 
 
 def kind_of(name: str) -> str:
-    """What a file holds, by its name.
-
-    Args:
-        name: a path, or ``-`` for standard input.
-
-    Returns:
-        One of :data:`KINDS`, or ``"auto"`` for standard input.
-
-    Raises:
-        ValueError: another ending.
+    """Return the format of a file by its name, one of :data:`KINDS`, or ``"auto"`` for ``-``,
+    standard input; raise ValueError for another extension.
 
     >>> kind_of("prompts.JSONL"), kind_of("-")
     ('jsonl', 'auto')
@@ -56,22 +47,19 @@ def kind_of(name: str) -> str:
 def open_lines(
     data: bytes, kind: str, columns: Columns | None = None
 ) -> tuple[Numbered, Callable[[bytes], Fields | None]]:
-    """Return the numbered lines of an input, or its rows, and what reads one.
+    """Return the numbered lines of an input, or its rows, and a function that returns the fields of
+    one, None if it is blank, and raises ValueError if it cannot be read.
 
     Args:
-        data: the whole input, UTF-8, or UTF-16 with a byte order mark. Only a line feed ends a
-            line, or, in an input without one, a carriage return.
-        kind: see :func:`kind_of`. ``"rows"`` are lines of JSON that were the rows of a table.
-            ``"auto"`` is JSON if it begins so, a table if the first line that is not blank is a
+        data: the whole input, UTF-8, or UTF-16 with a byte order mark. Lines end with a line feed,
+            or, in an input without any, with a carriage return.
+        kind: see :func:`kind_of`. ``"rows"``: lines of JSON that were the rows of a table.
+            ``"auto"``: JSON if it begins so, a table if the first line that is not blank is a
             header, else text.
-        columns: which holds the prompt.
-
-    Returns:
-        The lines; and a function that gives the fields of a line, None if it is blank, and raises
-        a ValueError if it cannot be read.
+        columns: names the prompt's column.
 
     Raises:
-        ValueError: another kind, a header that cannot be read, broken UTF-16, JSON that is no
+        ValueError: another kind, a header that cannot be read, broken UTF-16, JSON that is not a
             list, or a text whose first line is a header.
     """
     data = _as_utf8(data)
@@ -91,7 +79,7 @@ def open_lines(
     if kind == "txt":
         return text_lines(lines), partial(_read, of_text)
     if kind not in ("jsonl", "json", "rows"):
-        raise OptionError("kind", kind, "pass 'jsonl', 'json', 'csv', 'tsv', 'txt' or 'auto'.")
+        raise refuse("kind", kind, "'jsonl', 'json', 'csv', 'tsv', 'txt' or 'auto'")
     return enumerate(lines, 1), partial(_read, partial(_of_json, of_table=kind != "jsonl"))
 
 
@@ -110,7 +98,7 @@ def _as_utf8(data: bytes) -> bytes:
 
 
 def _kind_by_looks(data: bytes, kind: str) -> str:
-    """Return what standard input holds, by its beginning; refuse a text that is no text."""
+    """Return the format of standard input, by its beginning; refuse a text that is not text."""
     text = data.strip()
     rows, found = _rows_of_json(text), "txt"
     if rows is not None and (_ARRAY.match(text) or b"\n" in text or text[:1] == b"{"):
@@ -119,10 +107,8 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
         return "jsonl"
     elif kind == "auto" and _ARRAY.match(text):
         raise InvalidValueError(
-            Message(
-                "The input begins as a JSON array and is none that can be read. Mend it, or, if "
-                "these are prompts, pass {input_format='txt'}."
-            )
+            "The input begins as a JSON array and is none that can be read. Mend it, or, if these "
+            "are prompts, pass `input_format='txt'`."
         )
     else:
         lines = (line for line in io.BytesIO(data) if line.strip())
@@ -132,12 +118,12 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
             what = f"a table with the header {shown(first[0].strip())}"
     if kind == "auto" or found == kind:
         return found
-    advice = f"Name the file .{found} or pass {{input_format={found!r}}}."
-    raise InvalidValueError(Message(f"The input is {{0}}, no list of prompts. {advice}", what))
+    advice = f"Name the file .{found} or pass `input_format={found!r}`."
+    raise InvalidValueError(f"The input is {what}, no list of prompts. {advice}")
 
 
-def _rows_of_json(data: bytes) -> list[Any] | None:
-    """Return the rows of a JSON document, an array or captions of COCO; None if it is neither."""
+def _rows_of_json(data: bytes) -> list[object] | None:
+    """Return the rows of a JSON document, an array or COCO captions; None if it is neither."""
     try:
         found = json.loads(data) if data.lstrip()[:1] in (b"[", b"{") else None
     except (ValueError, RecursionError):
@@ -162,6 +148,6 @@ def _of_json(text: str, *, of_table: bool) -> Fields:
         raise InvalidValueError(f"broken JSON at character {error.pos + 1}: {error.msg}.") from None
     if not isinstance(found, dict):
         raise InvalidValueError(
-            f'found {shown(found)}. Write an object, {{"prompt": "a cat"}} say.'
+            f'found {shown(found)}. Write an object, for example {{"prompt": "a cat"}}.'
         )
     return Fields(found, of_table=of_table)

@@ -1,4 +1,4 @@
-"""Items against the pipeline that will draw them: what cannot be, and what runs together."""
+"""Checking items against the pipeline that will draw them, and grouping them into batches."""
 
 import hashlib
 import inspect
@@ -17,6 +17,7 @@ from ...errors import InvalidValueError
 from ...files.terminal import shown
 from ...files.writing import sha256
 from ...models.call_facts import images_a_prompt
+from ...models.pipeline import Options, Pipeline
 from ...models.pipeline_call import checked_options
 from ...models.reading import check_text, read_prompts
 from ...models.videos import makes_videos
@@ -24,7 +25,7 @@ from .columns import OWN
 from .items import KEPT, REFUSED, BadLine, Item, printable
 from .values import number
 
-_WHOLE = (int, int | None)  # annotations of options that are whole numbers
+_WHOLE = (int, int | None)  # annotations of integer options
 _BLOCK = 2**22  # numbers added up at a time
 
 
@@ -34,29 +35,21 @@ class Job:
 
     Attributes:
         item: the item.
-        options: of the pipeline's call, all but the negative prompt; one mapping for all items
-            that have the same.
+        options: arguments of the pipeline's call without the negative prompt; items with the same
+            options share one mapping.
         shape: items of one shape can run in one batch.
     """
 
     item: Item
-    options: Mapping[str, Any]
+    options: Options
     shape: int
 
 
 def check_items(
-    pipe: Any, items: Iterable[Item], defaults: Mapping[str, Any]
+    pipe: Pipeline, items: Iterable[Item], defaults: Options
 ) -> tuple[list[Job], list[BadLine]]:
-    """Check items against a pipeline, or its outline.
-
-    Args:
-        pipe: a pipeline; its weights are not needed.
-        items: what was read.
-        defaults: options of the pipeline for items that do not have them.
-
-    Returns:
-        The jobs and the items that cannot be drawn, each in the order of the items.
-    """
+    """Return the jobs and the items that cannot be drawn, checked against a pipeline or its
+    outline, with ``defaults`` for options that an item does not have."""
     checks = _Checks(pipe, defaults)
     jobs, bad = [], []
     for item in items:
@@ -76,18 +69,18 @@ def check_items(
 
 
 class _Checks:
-    """Checks each set of options once: most items have the same."""
+    """Checks that run once for each set of options: most items have the same."""
 
-    def __init__(self, pipe: Any, defaults: Mapping[str, Any]):
+    def __init__(self, pipe: Pipeline, defaults: Options):
         self.pipe, self.defaults = pipe, dict(defaults)
         self.negative = self.defaults.pop("negative_prompt", None)
         parameters = inspect.signature(pipe.__call__).parameters.items()
         self.kinds = {n: p.annotation for n, p in parameters if p.kind is not p.VAR_KEYWORD}
-        self.foreign: dict[str, bool] = {}  # names in the list: whether nobody knows them
+        self.foreign: dict[str, bool] = {}  # names in the list: True if unknown
         self.left_out: dict[str, None] = {}
         self.checked: dict[str, dict[str, Any] | Exception] = {}
         self.shapes: dict[tuple[str, bool, int, bool], int] = {}
-        # Some pipelines fill prompts up to the longest of a batch only.
+        # Some pipelines pad prompts only to the longest of a batch.
         self.of_length = _columns(pipe, "a") != _columns(pipe, "a cat and a dog and a cat")
 
     def job(self, item: Item) -> Job:
@@ -101,14 +94,14 @@ class _Checks:
         columns = 0
         if item.words is not None or self.of_length:
             with warnings.catch_warnings():
-                warnings.simplefilter("ignore")  # words cut off: they are in the item's row
+                warnings.simplefilter("ignore")  # truncated words are in the item's row
                 [read] = read_prompts(self.pipe, item.text, **options)
             for word in item.words or ():
                 read.find(word)
             columns = len(read.tokens) if self.of_length else 0
         if item.edit_to is not None and makes_videos(self.pipe):
             raise InvalidValueError(
-                f"A {type(self.pipe).__name__} makes videos, and edits are of images. Leave "
+                f"A {type(self.pipe).__name__} makes videos, and only images can be edited. Leave "
                 "edit_to out, or choose a model that makes images."
             )
         if item.edit_to is not None:  # its prompts run together, and with no other's
@@ -117,7 +110,7 @@ class _Checks:
         return Job(item, options, self.shapes.setdefault(shape, len(self.shapes)))
 
     def _known(self, item: Item) -> Item:
-        """Return the item with what the pipeline takes as options, and the others as columns."""
+        """Return the item with the pipeline's options, and the others as columns."""
         foreign = [name for name in item.options if self._is_foreign(name)]
         if foreign and item.foreign == REFUSED:
             raise InvalidValueError(
@@ -134,7 +127,7 @@ class _Checks:
         return replace(item, options=options, columns=columns)
 
     def _is_foreign(self, name: str) -> bool:
-        """Check that no option is called so, or nearly so: that may be a slip of the pen."""
+        """Check that no option has this name, or nearly this name, which may be a typo."""
         if name not in self.foreign:
             near = get_close_matches(name.lower(), [*self.kinds, *OWN], n=1, cutoff=0.85)
             self.foreign[name] = name not in self.kinds and not near
@@ -144,8 +137,8 @@ class _Checks:
         given = {**self.defaults, **item.options}
         if item.negative_prompt is not None:
             given["negative_prompt"] = item.negative_prompt
-        # Options are checked once for all items that have the same; of the negative prompt only
-        # whether there is one.
+        # Options are checked once for all items that share them; for the negative prompt it only
+        # matters whether there is one.
         key = json.dumps([{**given, "negative_prompt": bool(item.negative_prompt)}], sort_keys=True)
         if key not in self.checked:
             try:
@@ -165,7 +158,7 @@ class _Checks:
         return key, found_or_error
 
 
-def _columns(pipe: Any, text: str) -> int:
+def _columns(pipe: Pipeline, text: str) -> int:
     try:
         return len(read_prompts(pipe, text)[0].tokens)
     except (TypeError, ValueError):  # reported for each item that needs it
@@ -173,12 +166,12 @@ def _columns(pipe: Any, text: str) -> int:
 
 
 def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
-    """Jobs of one shape, ``size`` together, in the order of the input.
+    """Return batches of jobs of one shape, ``size`` together, in the order of the input.
 
-    It depends on nothing but the jobs and the size, so that a run that goes on later, on other
-    machines, makes the same batches, and of them the same bits.
+    They depend only on the jobs and the size, so a run that is resumed on other machines makes the
+    same batches, and from them the same bits.
     """
-    # Items of one shape, wherever they are in the input; batches then in the order of their first
+    # Items of one shape, wherever they are in the input; then batches in the order of their first
     # lines.
     by_shape: dict[int, list[Job]] = {}
     for job in jobs:
@@ -191,14 +184,14 @@ def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
     return sorted(batches, key=lambda batch: batch[0].item.line)
 
 
-def digest(value: Any) -> str:
-    """A short checksum of anything that JSON can hold."""
+def digest(value: object) -> str:
+    """Return a short checksum of anything that JSON can hold."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=list)
     return sha256(text.encode())[:16]
 
 
 def fingerprint(job: Job, settings: str) -> str:
-    """What an item's files follow from: its fields, its options, and the run's settings."""
+    """Return a checksum of what determines an item's files: fields, options, the run's settings."""
     item = job.item
     fields = item.prompt, item.seed, item.negative_prompt, item.words
     edit = [] if item.edit_to is None else [item.edit_to, item.edit]
@@ -207,34 +200,34 @@ def fingerprint(job: Job, settings: str) -> str:
 
 
 def digest_inputs(jobs: Iterable[Job]) -> str:
-    """A checksum of a whole input, ids and lines among it."""
+    """Return a checksum of a whole input, including ids and lines."""
     found = hashlib.sha256()
     for job in jobs:
         found.update(f"{job.item.id}\n{job.item.line}\n{fingerprint(job, '')}\n".encode())
     return found.hexdigest()[:16]
 
 
-def digest_model(pipe: Any) -> str:
-    """A checksum of a loaded pipeline: its parts' configurations and every weight.
+def digest_model(pipe: Pipeline) -> str:
+    """Return a checksum of a loaded pipeline: its parts' configurations and every weight.
 
-    Weights are summed as whole numbers, bit pattern by bit pattern, along the rows and the columns
-    of each tensor: the sums are the same on every device and cost two readings of the memory.
+    Bit patterns of weights are summed as integers along the rows and the columns of each tensor:
+    the sums are the same on every device and take two passes over the memory.
     """
-    parts: dict[str, Any] = {"": [type(pipe).__name__, _config(pipe)]}
+    parts: dict[str, list[object]] = {"": [type(pipe).__name__, _config(pipe)]}
     for name, part in pipe.components.items():
         parts[name] = [type(part).__name__, _config(part)]
-        if hasattr(part, "get_vocab"):  # what tokens a text becomes
+        if hasattr(part, "get_vocab"):  # which tokens a text becomes
             parts[name].append([part.get_vocab(), part.model_max_length])
         if isinstance(part, torch.nn.Module):
             parts[name].append({key: _sum(weight) for key, weight in _weights(part).items()})
-            # A LoRA's scale is no weight of it.
+            # A LoRA's scale is not one of its weights.
             scales = [[n, m.scaling] for n, m in part.named_modules() if _is_scaled(m)]
             parts[name] += [scales] if scales else []
     return digest(parts)
 
 
 def _weights(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
-    """Also of a model whose weights wait elsewhere, behind hooks of accelerate."""
+    """Return a model's weights, even if they are elsewhere, with hooks of accelerate."""
     found = model.state_dict()
     if any(weight.is_meta for weight in found.values()):
         from accelerate.utils.modeling import get_state_dict_offloaded_model
@@ -244,12 +237,11 @@ def _weights(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
 
 
 def _is_scaled(module: torch.nn.Module) -> bool:
-    """Whether it is a layer of peft with a LoRA."""
     return isinstance(getattr(module, "scaling", None), dict) and hasattr(module, "base_layer")
 
 
-def _config(part: Any) -> dict[str, Any]:
-    """A configuration without where it was loaded from and by which version."""
+def _config(part: object) -> dict[str, object]:
+    """Return a configuration without its origin and version."""
     config = getattr(part, "config", {})
     found = config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config)
     apart = ("transformers_version", "dtype", "torch_dtype")
@@ -257,14 +249,14 @@ def _config(part: Any) -> dict[str, Any]:
     return json.loads(json.dumps(kept, default=str))
 
 
-def _sum(tensor: torch.Tensor) -> list[Any]:
+def _sum(tensor: torch.Tensor) -> list[object]:
     whole = {1: torch.int8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
     # As a matrix of bit patterns: two exchanged weights change a sum of a row or of a column.
     rows = len(tensor) if tensor.ndim and tensor.numel() else 1
     bits = tensor.detach().contiguous().view(whole).reshape(rows, -1)
     by_column = torch.zeros(bits.shape[1], dtype=torch.int64, device=bits.device)
     by_row = []
-    # In blocks: torch makes a copy in int64 of what it adds up.
+    # In blocks: torch copies the summands to int64.
     for block in bits.split(max(1, _BLOCK // max(1, bits.shape[1]))):
         by_column += block.sum(0, dtype=torch.int64)
         by_row.append(block.sum(1, dtype=torch.int64))

@@ -1,16 +1,16 @@
-"""What a batch run is asked for, and how it went."""
+"""The request for a batch run, and its outcome."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
+from ...errors import InvalidValueError, MissingPackageError, refuse
 from ...loading.options import LoadingOptions
 from ...maps.presets import PRESETS, Preset
+from ...models.pipeline import Options
 from ...runs.drawings import PARTS, USUAL, USUAL_OF_IMAGES
 from ..storage.formats import FORMATS
 from ..storage.parquets import require_pyarrow
@@ -22,42 +22,44 @@ STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
 
 @dataclass(frozen=True)
 class Request:
-    """What is asked of a batch run.
+    """Options of a batch run.
 
     Attributes:
         source: see :func:`sdattn.batch.input.sources.read_source`.
         out: the run's folder.
-        model, device, dtype: as :func:`sdattn.load_pipeline` takes them; under ``accelerate
-            launch`` each process has a device of its own.
-        options: of the pipeline's call, for items that do not have them.
-        seed: of the first line; an item without a seed of its own has ``seed + line - 1``.
+        model, device, dtype: as for :func:`sdattn.load_pipeline`; under ``accelerate launch`` each
+            process has a device of its own.
+        options: arguments of the pipeline's call, for items that do not have them.
+        seed: seed of the first line; an item without a seed has ``seed + line - 1``.
         batch_size: items that run together, or ``"auto"``.
-        format: of :data:`sdattn.batch.storage.formats.FORMATS`: ``"folder"``, a folder an item, or
-            ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
-        shard_bytes: a file of many items is written once it holds so much.
-        preset: how the heatmaps are made.
-        save: of :data:`sdattn.runs.drawings.PARTS`; by default the usual ones, see :meth:`parts`.
-        part: (which, of how many), to share an input between runs that know nothing of each other.
+        format: one of :data:`sdattn.batch.storage.formats.FORMATS`: ``"folder"``, one folder per
+            item, or ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
+        shard_bytes: size at which a file of many items is written.
+        preset: preset of the heatmaps.
+        save: some of :data:`sdattn.runs.drawings.PARTS` (default: the usual ones, see
+            :meth:`parts`).
+        part: (number, count), to divide an input between independent runs.
         strict: stop if a line cannot be read.
-        force: go on in a folder that another input, model or setting made, making anew what
-            differs.
-        prompt_column: the column of the list that holds the prompt; None: found by its name.
-        keep_columns: further columns that the items' rows are to have, or ``"all"``; see
+        force: continue in a folder that another input, model or setting made, making again the
+            items that differ.
+        prompt_column: the list's column that holds the prompt; None: found by its name.
+        keep_columns: further columns to keep in the items' rows, or ``"all"``; see
             :class:`sdattn.batch.input.columns.Columns`.
-        input_format: of :data:`sdattn.batch.input.lines.KINDS`, whatever the source's name says.
-        max_errors: stop once so many items have failed.
-        progress: show on stderr how far the run is.
-        engine: ``"local"``, the process that asks, or those of ``accelerate launch``; or ``"ray"``,
-            actors of Ray, which needs ray.
-        workers: of Ray (at least, at most): drawing begins with so many, and others join it where
-            Ray finds room. By default one a GPU of the cluster, and drawing begins with the first.
-        loading: how the model is loaded, beside its device and dtype.
+        input_format: one of :data:`sdattn.batch.input.lines.KINDS` (default: from the source's
+            name).
+        max_errors: number of failed items at which to stop.
+        progress: show the run's progress on stderr.
+        engine: ``"local"``, this process or ``accelerate launch``'s; or ``"ray"``, actors of
+            Ray, which needs ray.
+        workers: Ray workers (at least, at most): drawing begins with the minimum, and others join
+            when Ray finds room. Default: one per GPU, and drawing begins with the first.
+        loading: how to load the model, apart from its device and dtype.
     """
 
     source: str | Path
     out: str | Path
     model: str = "demo"
-    options: Mapping[str, Any] = field(default_factory=dict)
+    options: Options = field(default_factory=dict)
     seed: int = 0
     batch_size: int | str = "auto"
     format: str = "folder"
@@ -79,25 +81,23 @@ class Request:
     loading: LoadingOptions = field(default_factory=LoadingOptions)
 
     def check(self) -> None:
-        """Raise ValueError for what cannot be asked, ImportError where a library is missing."""
+        """Raise ValueError for an invalid option, ImportError for a missing library."""
         size = self.batch_size
         if size != "auto" and (type(size) is not int or size < 1):
-            raise OptionError("batch_size", size, "pass a whole number from 1, or 'auto'.")
+            raise refuse("batch_size", size, "a whole number from 1, or 'auto'")
         if self.format not in FORMATS:
-            raise OptionError("format", self.format, "pass {0}.", " or ".join(map(repr, FORMATS)))
+            raise refuse("format", self.format, FORMATS)
         if self.format == "parquet":
             require_pyarrow()
         if self.input_format not in (None, *KINDS):
-            raise OptionError(
-                "input_format", self.input_format, "pass one of {0}.", ", ".join(KINDS)
-            )
+            raise refuse("input_format", self.input_format, KINDS)
         self.columns.check()
         unknown = sorted(set(self.save or ()) - set(PARTS))
         if unknown or self.save == () or self.save == []:
-            raise OptionError("save", unknown, "choose of {0}.", ", ".join(PARTS))
+            raise refuse("save", unknown, PARTS)
         which, of = self.part
         if not 1 <= which <= of:
-            raise OptionError("part", self.part, "pass {0} to {1}.", (1, of), (of, of))
+            raise refuse("part", self.part, f"{(1, of)} to {(of, of)}")
         self._check_engine()
 
     @property
@@ -106,58 +106,52 @@ class Request:
         return Columns(self.prompt_column, self.keep_columns)
 
     def parts(self, *, videos: bool) -> Sequence[str]:
-        """What is saved of each item of a model that makes ``videos``, or images.
-
-        Raises:
-            ValueError: a video is asked for of a model that makes images.
-        """
+        """Return the parts to save of each item, for a model that makes ``videos`` or images; raise
+        ValueError for videos of images."""
         if self.save is None:
             return USUAL if videos else USUAL_OF_IMAGES
         if "video" in self.save and not videos:
-            text = "{model} makes images, and there is no video of one to save. Leave video out of "
-            text += "{save}, or choose a model that makes videos."
-            raise InvalidValueError(Message(text, model=str(self.model), save=",".join(self.save)))
+            raise InvalidValueError(
+                f"`model={str(self.model)!r}` makes images, and there is no video of one to save. "
+                f"Leave video out of `save={','.join(self.save)!r}`, or choose a model that makes "
+                "videos."
+            )
         return self.save
 
     def _check_engine(self) -> None:
         if self.engine not in ("local", "ray"):
-            raise OptionError("engine", self.engine, "pass 'local' or 'ray'.")
+            raise refuse("engine", self.engine, ("local", "ray"))
         if self.engine == "local":
             if self.workers is not None:
                 raise InvalidValueError(
-                    Message(
-                        "workers are for {engine='ray'}. The local engine has the processes of "
-                        "accelerate launch --num_processes."
-                    )
+                    "workers are for `engine='ray'`. The local engine has the processes of "
+                    "accelerate launch --num_processes."
                 )
             return
         least, most = self.workers or (1, 1)
         if not 1 <= least <= most:
-            raise OptionError("workers", self.workers, "pass (at least, at most), from 1.")
+            raise refuse("workers", self.workers, "(at least, at most), from 1")
         if self.device is not None and ":" in self.device:
-            text = (
-                "{device} names one device for all workers. Leave the number out: Ray gives each "
-                "its own."
+            raise InvalidValueError(
+                f"`device={self.device!r}` names one device for all workers. Leave the number out: "
+                "Ray gives each its own."
             )
-            raise InvalidValueError(Message(text, device=self.device))
         if find_spec("ray") is None:
-            raise MissingPackageError(
-                Message("{engine='ray'} needs Ray: pip install 'sdattn[ray]'")
-            )
+            raise MissingPackageError("`engine='ray'` needs Ray: pip install 'sdattn[ray]'")
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a run went.
+    """The outcome of a run.
 
     Attributes:
-        items: of the input (of its part) that can be drawn.
-        before: of those, whole before the run began.
-        whole: of those, whole now.
+        items: items of the input (of its part) that can be drawn.
+        before: items that were whole before the run began.
+        whole: items that are whole now.
         failed: items that could not be drawn.
         bad_lines: lines that could not be read.
         stopped: why the run ended early, if it did: ``"SIGINT"``, ``"SIGTERM"`` or a sentence.
-        seconds: that drawing took, from the loaded model to the last item on the disk.
+        seconds: drawing time, from the loaded model to the last item on the disk.
     """
 
     items: int

@@ -1,11 +1,10 @@
-"""Where the prompts of a batch come from: files, standard input, data sets; as lines of text."""
+"""Sources of a batch's prompts: files, standard input, data sets; as lines of text."""
 
 import io
 import json
 import sys
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from ...errors import InvalidValueError, MissingPackageError
 from ...files.addresses import path_of
@@ -13,21 +12,21 @@ from .lines import kind_of
 
 
 def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
-    """The whole of an input and its kind, see :func:`sdattn.batch.input.lines.open_lines`.
+    """Return a whole input and its kind, see :func:`sdattn.batch.input.lines.open_lines`.
 
     Args:
         source: a file, ``"-"`` for standard input, a folder that datasets reads, saved by
             ``save_to_disk()`` or not, or a file in a storage: ``s3://BUCKET/FILE``,
             ``hf://datasets/OWNER/NAME/FILE``.
-        kind: of :data:`sdattn.batch.input.lines.KINDS`; by default as the name says.
+        kind: one of :data:`sdattn.batch.input.lines.KINDS` (default: from the name).
 
     Returns:
         Rows of Parquet and of data sets become lines of JSON, of the kind ``"rows"``.
 
     Raises:
-        ValueError: another ending, Parquet that cannot be read, a data set of several splits.
+        ValueError: another extension, unreadable Parquet, a data set of several splits.
         OSError: it cannot be read or reached.
-        ImportError: pyarrow or datasets, or what reaches a storage, is needed and not installed.
+        ImportError: pyarrow, datasets or a storage's package is needed and not installed.
     """
     path = path_of(source)
     if isinstance(path, Path) and path.is_dir():
@@ -37,13 +36,13 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
     return (_json_lines(_rows_of_parquet(data)), "rows") if kind == "parquet" else (data, kind)
 
 
-def _json_lines(rows: Iterable[Mapping[str, Any]]) -> bytes:
-    """What JSON cannot hold, an image say, becomes an object, which no field and no option is."""
+def _json_lines(rows: Iterable[Mapping[str, object]]) -> bytes:
+    """Write rows as JSON; other values, such as images, become objects, which no field accepts."""
     texts = (json.dumps(row, default=lambda value: {"type": type(value).__name__}) for row in rows)
     return "".join(f"{text}\n" for text in texts).encode()
 
 
-def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
+def _rows_of_parquet(data: bytes) -> list[dict[str, object]]:
     from ..storage.parquets import require_pyarrow
 
     require_pyarrow()
@@ -52,12 +51,10 @@ def _rows_of_parquet(data: bytes) -> list[dict[str, Any]]:
     try:
         return parquet.read_table(io.BytesIO(data)).to_pylist()
     except (ArrowException, OSError) as error:
-        raise InvalidValueError(
-            f"The input is no Parquet file that can be read: {error}"
-        ) from error
+        raise InvalidValueError(f"The input is not a readable Parquet file: {error}") from error
 
 
-def _rows_of_folder(folder: str) -> list[Mapping[str, Any]]:
+def _rows_of_folder(folder: str) -> list[Mapping[str, object]]:
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -75,10 +72,8 @@ def _rows_of_folder(folder: str) -> list[Mapping[str, Any]]:
             return [row for rows in splits.values() for row in rows]
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())
-        raise InvalidValueError(
-            f"{folder} is no folder that datasets can read: {reason}"
-        ) from error
+        raise InvalidValueError(f"datasets cannot read the folder {folder}: {reason}") from error
     raise InvalidValueError(
-        f"{folder} has the splits {', '.join(splits)}. Write one of them to a file, "
-        f"dataset[{next(iter(splits))!r}].to_parquet('prompts.parquet') say, and pass that."
+        f"{folder} has the splits {', '.join(splits)}. Write one of them to a file, for example "
+        f"dataset[{next(iter(splits))!r}].to_parquet('prompts.parquet'), and pass that."
     )

@@ -5,9 +5,8 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from functools import partial
-from typing import Any
 
-from ...errors import InvalidValueError, Message
+from ...errors import InvalidValueError
 from ...files.terminal import shown
 from .columns import Columns
 from .texts import DELIMITERS
@@ -20,16 +19,9 @@ Numbered = Iterator[tuple[int, bytes]]
 def open_table(
     lines: Sequence[bytes], kind: str, columns: Columns
 ) -> tuple[Numbered, Callable[[str], Fields]]:
-    """Return the numbered rows of a table, and what gives the fields of one.
-
-    Args:
-        lines: of the table, with their ends.
-        kind: ``"csv"`` or ``"tsv"``: what is between the cells where the header does not say.
-        columns: which holds the prompt.
-
-    Raises:
-        ValueError: the header cannot be read.
-    """
+    """Return the numbered rows of a table, and a function that returns the fields of one; raise
+    ValueError for a bad header. ``kind``, ``"csv"`` or ``"tsv"``, is the delimiter if the header
+    does not show it."""
     at = next((i for i, line in enumerate(lines) if line.strip()), None)
     if at is None:
         return iter(()), lambda _: Fields({})
@@ -47,19 +39,16 @@ def open_table(
             )
         prompt = columns.prompt_in(names)
     except ValueError as error:
-        raise InvalidValueError(
-            Message("The header of the table, line {0}: {1}", line, error)
-        ) from None
+        raise InvalidValueError(f"The header of the table, line {line}: {error}") from None
     tabs = delimiter == "\t" and len(names) - 1
     if tabs and all(row.count(b"\t") == tabs for row in lines[at:] if row.strip()):
-        # Each line is a row, and a quote may be one of the text.
+        # Each line is a row, and a quote may be part of the text.
         rows, cells_of = enumerate(lines[at + 1 :], at + 2), _cells_of_line
     return rows, partial(_of_row, names, prompt, partial(cells_of, delimiter=delimiter))
 
 
 def _rows(lines: Sequence[bytes], start: int, delimiter: str) -> Numbered:
-    """Yield the rows, each with the number of its first line; a broken one ends where csv gives
-    it up."""
+    """Yield the rows, each with the number of its first line; a broken one ends where csv stops."""
     # Python 3.10's csv has no zeros
     texts = (line.decode(errors="replace").replace("\0", " ") for line in lines[start:])
     reader = csv.reader(texts, delimiter=delimiter, strict=True)
@@ -111,8 +100,8 @@ def _of_row(
     return Fields(found, texts, of_table=True)
 
 
-def _value(name: str, cell: str) -> Any:
-    """Return what a cell means."""
+def _value(name: str, cell: str) -> object:
+    """Return a cell's value: a list of words, JSON, or the text."""
     if name == "words" and not cell.lstrip().startswith("["):
         return [phrase.strip() for phrase in cell.split(";") if phrase.strip()]
     try:

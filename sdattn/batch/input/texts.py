@@ -1,4 +1,4 @@
-"""Lines of text: prompts, and what is in a text file and is no prompt."""
+"""Lines of text: prompts, and other content of text files."""
 
 import json
 import re
@@ -10,7 +10,7 @@ from ...files.terminal import shown
 from .values import Fields
 
 DELIMITERS = "\t,;|"
-# Options of AUTOMATIC1111's "prompts from file" script that have the same meaning here.
+# Options of AUTOMATIC1111's "prompts from file" script that mean the same here.
 _A1111 = {
     "steps": "num_inference_steps",
     "cfg_scale": "guidance_scale",
@@ -21,7 +21,7 @@ _BEGINS = re.compile(
     r"(?=[\s=]|$)",
     re.IGNORECASE,
 )
-# In the middle of a line: a name with an underscore, or, also of Midjourney, one with a number.
+# In the middle of a line: a name with an underscore, or one with a number, also Midjourney's.
 _INSIDE = re.compile(
     r"\s((?:--|\u2014|\u2013)(?:[a-z]+_[a-z_]+(?=[\s=]|$)|prompt[ =]+[\"']|(?:seed|steps|width"
     r"|height|guidance|ar|aspect|v|version|niji|stylize|s|chaos|c|quality|q|iw|sw|weird|w|stop"
@@ -45,8 +45,8 @@ _COMMON = re.compile(
 def text_lines(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a text, each with its number, from 1.
 
-    The settings of an image, as AUTOMATIC1111 writes them, are one with the lines above them, up
-    to a blank line or the settings of another image: those are its prompt.
+    An image's settings, as AUTOMATIC1111 writes them, are joined with the lines above them, its
+    prompt, up to a blank line or the settings of another image.
     """
     start, settings = 0, False
     for end, raw in enumerate([*lines, b""], 1):
@@ -68,11 +68,8 @@ def _is_settings(text: str) -> bool:
 
 
 def of_text(text: str) -> Fields:
-    """Return the fields of a line of text, most often the prompt alone.
-
-    Raises:
-        InvalidValueError: it is no prompt, but JSON, settings of an image or options.
-    """
+    """Return the fields of a line of text, usually only the prompt; raise InvalidValueError if it
+    is JSON, settings of an image, or options."""
     text = text.rstrip("\r\n")
     if _is_row(text):
         raise InvalidValueError(
@@ -116,7 +113,7 @@ def _of_options(text: str) -> Fields:
                 name, equals, value = word[2:].partition("=")
                 name = _A1111.get(name, name)
                 if name in found:
-                    raise InvalidValueError(f"{shown(word)} is there twice. Write it once.")
+                    raise InvalidValueError(f"{shown(word)} occurs twice. Write it once.")
                 found[name] = [value] if equals else []
             else:
                 next(reversed(found.values())).append(word)
@@ -128,8 +125,8 @@ def _of_options(text: str) -> Fields:
 
 
 def header_delimiter(lines: Sequence[str]) -> str | None:
-    """Return what separates the columns of a table, None if the first line is no header; ``lines``
-    are those of the list that are not blank."""
+    """Return the delimiter of a table, or None if the first line is not a header; ``lines`` are the
+    lines that are not blank."""
     first = lines[0].strip("\r\n") if lines else ""
     for delimiter in DELIMITERS:
         names = [name.strip('" ') for name in first.split(delimiter)]

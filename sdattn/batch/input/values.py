@@ -1,4 +1,4 @@
-"""Values in the lines of a batch: JSON that can be written again, and numbers that are text."""
+"""Values in the lines of a batch: JSON that can be written again, and numbers given as text."""
 
 import json
 import math
@@ -9,19 +9,19 @@ from typing import Any, NoReturn
 from ...errors import InvalidValueError
 from ...files.terminal import shown
 
-_LEVELS = 20  # nested lists and objects; far more would fail later, where a run is written
+_LEVELS = 20  # nested lists and objects; far more would fail later, when a run is written
 _DIGITS = 100
 _NUMBER = re.compile(r"\s*(-?)\+?0*(?=[0-9])([0-9.eE+-]+)\s*")
-_EXACT = 2**53  # a larger float may have been another whole number
+_EXACT = 2**53  # a larger float may have been rounded
 
 
 class Fields(dict[str, Any]):
-    """The fields of a line; ``texts`` has them as they stand, where they are cells. Those that
-    nobody knows are left out if it is a row ``of_table``, and else refused."""
+    """The fields of a line; ``texts`` holds the original cells, if any. Unknown fields are left out
+    if it is a row ``of_table``, else refused."""
 
     def __init__(
         self,
-        found: Mapping[str, Any],
+        found: Mapping[str, object],
         texts: Mapping[str, str] | None = None,
         of_table: bool = False,
     ):
@@ -54,7 +54,7 @@ def number(value: Any, *, whole: bool) -> Any:
 
 
 def decoded(raw: bytes) -> str:
-    """Return a line's text; raises ValueError where it is not UTF-8."""
+    """Return a line's text; raise ValueError if it is not UTF-8."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -68,12 +68,8 @@ def decoded(raw: bytes) -> str:
 
 
 def parsed(text: str) -> Any:
-    """A JSON value that can be written again: no number that is none, no half a character.
-
-    Raises:
-        json.JSONDecodeError: it is no JSON.
-        ValueError: it cannot be written again.
-    """
+    """Return a JSON value that can be written again; raise ValueError for NaN, infinity, lone
+    surrogates, and json.JSONDecodeError for other text."""
     try:
         value = _JSON.decode(text)
         _check(value)
@@ -87,7 +83,7 @@ def parsed(text: str) -> Any:
     return value
 
 
-def _check(value: Any, level: int = 0) -> None:
+def _check(value: object, level: int = 0) -> None:
     if level > _LEVELS:
         _refuse_depth()
     if isinstance(value, str):
@@ -118,14 +114,14 @@ def _finite(digits: str) -> float:
 
 
 def _refuse_constant(name: str) -> NoReturn:
-    raise InvalidValueError(f"{name} is no number. Write a finite one, or null.")
+    raise InvalidValueError(f"{name} is not a number. Write a finite one, or null.")
 
 
-def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    found: dict[str, object] = {}
     for name, value in pairs:
         if name in found:
-            raise InvalidValueError(f"{shown(name)} is there twice. Write it once.")
+            raise InvalidValueError(f"{shown(name)} occurs twice. Write it once.")
         found[name] = value
     return found
 

@@ -1,10 +1,10 @@
-"""A run's folder in a bucket, where nothing can be renamed or appended to and a folder is no thing.
+"""A run's folder in a bucket, which has no renaming, no appending and no real folders.
 
-An object is there whole or not at all. An item's ``run.json`` is written after its other files and
-removed before them, so that an item with it is whole.
+An object is complete or absent. An item's ``run.json`` is written after its other files and removed
+before them, so that an item with it is whole.
 
-.batch/done/NAME-NUMBER.jsonl    rows of one process, written again with each row that is added,
-                                 until it is large and the next begins
+    .batch/done/NAME-NUMBER.jsonl    rows of one process, written again with each row that is
+                                     added, until it is large and the next begins
 """
 
 from __future__ import annotations
@@ -17,7 +17,6 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from ...errors import AccessError
@@ -27,17 +26,17 @@ from ...files.paths import inside
 from .leases import StorageLease
 from .locks import Ownership
 
-_NEAR = 64  # groups of items whose listing is remembered
-_KEPT = 4  # shards of which copies are kept
+_NEAR = 64  # groups of items with cached listings
+_KEPT = 4  # shards with local copies
 _LAST = "run.json"
-_LARGE = 2**18  # bytes of a part of rows; the next begins
-_EVERY = 1.0  # seconds in which rows are written together
-_SLOW = {"hf": 60.0}  # where each writing is a commit
+_LARGE = 2**18  # bytes of a part of rows after which the next begins
+_EVERY = 1.0  # seconds in which rows are collected before writing
+_SLOW = {"hf": 60.0}  # every write is a commit there
 
 
 @dataclass
 class _Part:
-    """The object in hand of a kind: what it holds, and how much of that has been written."""
+    """The current object of a kind: its contents, and how much of them has been written."""
 
     name: str
     rows: bytearray = field(default_factory=bytearray)
@@ -47,8 +46,8 @@ class _Part:
 class Bucket:
     """See :class:`sdattn.batch.storage.storage.Storage`.
 
-    Failures are written at once; rows of items after a second, with those that came meanwhile, or
-    at ``flush``. An item whose row a kill has lost is drawn again, or found by its ``run.json``.
+    Failures are written at once; rows of items after a second, together with later ones, or at
+    ``flush``. An item whose row was lost in a kill is drawn again, or found by its ``run.json``.
     """
 
     is_remote = True
@@ -60,8 +59,8 @@ class Bucket:
         self._shards, self._reading = Copies(_KEPT), threading.RLock()
         self._copies, self._writing = Copies(), threading.RLock()
         self._parts: dict[str, _Part] = {}
-        self._own: dict[str, list[str]] = defaultdict(list)  # also what no listing shows yet
-        self._process = uuid4().hex[:8]  # another one of the writer's name may have been here
+        self._own: dict[str, list[str]] = defaultdict(list)  # including those not yet listed
+        self._process = uuid4().hex[:8]  # an earlier process may have had the writer's name
         self._every, self._flushed = _SLOW.get(root.scheme, _EVERY), 0.0
         self._waits = self._begun = 0
 
@@ -76,7 +75,7 @@ class Bucket:
 
     @contextmanager
     def reading(self, name: str) -> Iterator[Path]:
-        with self._reading:  # else another thread's copy could take this one's place
+        with self._reading:  # another thread's copy could replace this one
             yield self._shards.of(inside(self.root, name), name)
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
@@ -100,12 +99,12 @@ class Bucket:
 
     def sizes(self, folder: str, names: Iterable[str]) -> dict[str, int]:
         found = {}
-        with suppress(ValueError):  # a location elsewhere
+        with suppress(ValueError):  # a location outside the folder
             root = inside(self.root, folder)
             listed = self._listed(folder)
             for name in names:
                 size = listed.get(name)
-                if size is None:  # a listing can come late
+                if size is None:  # a listing can be late
                     size = inside(root, name).size()
                 if size is not None:
                     found[name] = size
@@ -125,7 +124,7 @@ class Bucket:
         for name in sorted(files, key=lambda name: (name == _LAST, name)):
             inside(root, name).write_bytes(files[name])
 
-    def link_folder(self, folder: str, other: Any, source: str) -> bool:
+    def link_folder(self, folder: str, other: object, source: str) -> bool:
         return False
 
     def delete_folder(self, folder: str) -> None:
@@ -139,14 +138,14 @@ class Bucket:
         return self._group(group).get(item, {})
 
     def _group(self, group: str) -> dict[str, dict[str, int]]:
-        """Return the bytes of every object of a thousand items, by item and name, as they were
-        listed last."""
+        """Return the bytes of every object of a thousand items, by item and name, as last
+        listed."""
         if (known := self._groups.get(group)) is None:
             known = {}
             for path, size in inside(self.root, group).sizes().items():
                 item, _, name = path.partition("/")
                 known.setdefault(item, {})[name] = size
-            with suppress(StopIteration, KeyError):  # threads may remove the same
+            with suppress(StopIteration, KeyError):  # another thread may remove the same
                 if len(self._groups) >= _NEAR:
                     self._groups.pop(next(iter(self._groups)))
             self._groups[group] = known
@@ -164,7 +163,7 @@ class Bucket:
                 part = self._parts[kind] = _Part(name)
             part.rows += data
             # Each write sends the whole part again, so rows are collected for a while; a failure
-            # goes out at once, since it may be the last thing that this process says.
+            # is written at once, since the process may end before it writes anything else.
             late = time.monotonic() - self._flushed >= self._every
             if kind == "failed" or (late and not self._waits):
                 self.flush()
@@ -191,7 +190,7 @@ class Bucket:
         self.flush()
 
     def flush(self) -> None:
-        """Write what has been appended; what cannot be written is tried again by the next call."""
+        """Write what has been appended; after an error the next call tries again."""
         with self._writing:
             for part in self._parts.values():
                 if len(part.rows) > part.written:
@@ -200,6 +199,6 @@ class Bucket:
             self._flushed = time.monotonic()
 
     def close(self) -> None:
-        with suppress(OSError):  # raised before, where the rows were noted
+        with suppress(OSError):  # raised before, when the rows were noted
             self.flush()
         self._parts.clear()

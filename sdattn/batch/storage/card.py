@@ -1,4 +1,4 @@
-"""``README.md`` of a batch run: what ``datasets.load_dataset`` is to read, and as what."""
+"""``README.md`` of a batch run: which files ``datasets.load_dataset`` reads, and their types."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -14,8 +14,8 @@ configs:
   - split: train
     path:
 """
-# Named one by one: else datasets goes by the first items of all, and those of a run can differ in
-# their options, have no word that was cut off, or overlays for words that others lack.
+# Every field is named: datasets otherwise infers them from the first items of all, and those can
+# differ in their options, truncated words, and overlays.
 _NUMBER, _COLUMNS = "float64", ["int64"]
 _RUN = {
     **{"id": "string", "line": "int64", "prompt": "string", "seed": "int64", "size": _COLUMNS},

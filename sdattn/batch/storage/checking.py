@@ -1,4 +1,4 @@
-"""One item of a batch run read whole and compared with what was written."""
+"""Reading one item of a batch run completely and comparing it with what was written."""
 
 import io
 import json
@@ -19,23 +19,16 @@ _FILES = {"image": "image.png", "grid": "grid.png", "report": "report.html", "ma
 def check_item(
     layout: Layout, item: str, location: str, row: bytes | None, save: Collection[str]
 ) -> list[str]:
-    """Return what is wrong with an item, a line each; nothing if every bit is as it was written.
-
-    Args:
-        layout: of its run.
-        item, location: its id, and where it lies.
-        row: its line of ``metadata.jsonl``, if there is one, with the checksum of ``run.json``.
-        save: the parts that the run saves of each item.
-    """
+    """Return an item's problems, a line each; none if every bit is as it was written. ``row`` is
+    its line of ``metadata.jsonl``, if any, with the checksum of ``run.json``; ``save`` are the
+    parts that the run saves of each item."""
     problems: list[str] = []
     try:
         problems.extend(_problems(layout, item, location, row, save))
     except (OSError, ValueError) as error:
         problems.append(str(error))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
-        problems.append(
-            f"run.json is damaged: it says too little ({type(error).__name__}: {error})"
-        )
+        problems.append(f"run.json is damaged: it is incomplete ({type(error).__name__}: {error})")
     return [" ".join(problem.split()) for problem in problems]
 
 
@@ -60,7 +53,7 @@ def _problems(
 def _compare_row(
     layout: Layout, row: bytes, info: RunInfo, files: Mapping[str, bytes], location: str
 ) -> Iterator[str]:
-    """Compare ``run.json`` with its row; what is wrong with other files is named elsewhere."""
+    """Compare ``run.json`` with its row; problems of other files are reported elsewhere."""
     said, checksum = json.loads(row), sha256(files["run.json"])
     sizes, intact = sizes_in(said), {"run.json"}
     if said.get("run_sha256") != checksum:

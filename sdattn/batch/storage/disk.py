@@ -9,8 +9,8 @@ import stat
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
+from io import FileIO
 from pathlib import Path
-from typing import Any
 from uuid import uuid4
 
 from ...files.paths import inside
@@ -21,7 +21,7 @@ from .locks import FolderLock, Ownership
 class Disk:
     """See :class:`sdattn.batch.storage.storage.Storage`.
 
-    Whatever is written is made in ``.batch/tmp`` and renamed to its place once the disk holds it.
+    Everything is written in ``.batch/tmp`` and renamed to its place once the disk holds it.
     """
 
     is_remote = False
@@ -30,7 +30,7 @@ class Disk:
         self.root = root
         self.lock: Ownership = FolderLock(root / ".batch/lock", root)
         self._temporary = root / ".batch/tmp"
-        self._open: dict[str, Any] = {}  # this process's files of rows, by kind
+        self._open: dict[str, FileIO] = {}  # this process's files of rows, by kind
         self._writing = threading.Lock()
 
     # Single files
@@ -48,7 +48,7 @@ class Disk:
     def write(self, name: str, parts: Iterable[bytes]) -> None:
         path = self.root / name
         path.parent.mkdir(exist_ok=True)
-        # Shards are named by what they hold, so two jobs may write the same one at a time.
+        # Shards are named by their contents, so two jobs may write the same one at a time.
         write_whole(path, parts, self._new("" if "/" in name else name))
 
     def tidy(self) -> None:
@@ -92,7 +92,7 @@ class Disk:
     def write_folder(self, folder: str, files: Mapping[str, bytes]) -> None:
         self._make(folder, lambda made: write_files(made, files))
 
-    def link_folder(self, folder: str, other: Any, source: str) -> bool:
+    def link_folder(self, folder: str, other: object, source: str) -> bool:
         if not isinstance(other, Disk):
             return False
         tree = other.root / source
@@ -104,13 +104,13 @@ class Disk:
         os.rename(self.root / folder, gone)
         gone.unlink() if gone.is_symlink() else shutil.rmtree(gone)
 
-    def _make(self, folder: str, fill: Callable[[Path], Any]) -> None:
+    def _make(self, folder: str, fill: Callable[[Path], object]) -> None:
         target, made = self.root / folder, self._new()
         try:
             fill(made)
             flush_tree(made)
             target.parent.mkdir(parents=True, exist_ok=True)
-            # A folder that is renamed is there whole or not at all.
+            # A renamed folder is complete or absent.
             os.rename(made, target)
             flush(target.parent)
         except BaseException:
@@ -130,7 +130,7 @@ class Disk:
                 self._open[kind] = path.open("ab", buffering=0)
             file = self._open[kind]
             written = file.write(data)
-            if written < len(data):  # the disk is full: half a row would take the next with it
+            if written < len(data):  # the disk is full: half a row would spoil the next
                 os.ftruncate(file.fileno(), os.fstat(file.fileno()).st_size - written)
                 raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

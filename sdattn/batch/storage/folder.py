@@ -1,14 +1,14 @@
-"""The folder of a batch run: whose it is, and who may write there.
+"""The folder of a batch run: its ownership, and its files.
 
-batch.json         what the run is: settings, input; when a run has ended the checksums of the
-                   other files here; its own checksum
+batch.json         the run: settings, input; after the end the checksums of the other files
+                   here; its own checksum
 ids.txt            the ids of the whole input, in its order
-metadata.jsonl     a row an item, in the layout of datasets' "imagefolder"
-README.md          what datasets is to read, see card
-index.html         the items to look through, see gallery
-errors.jsonl       a row an item that failed and a line that could not be read
+metadata.jsonl     one row per item, in the layout of datasets' "imagefolder"
+README.md          instructions for datasets, see card
+index.html         the items to browse, see gallery
+errors.jsonl       one row per failed item and per line that could not be read
 items/ or shards/  the items, see layouts
-.batch/            at work: the lock, what each process has done, unfinished files
+.batch/            work in progress: the lock, what each process has done, unfinished files
 """
 
 import hashlib
@@ -17,9 +17,8 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from ...errors import ExistsError, Message
+from ...errors import ExistsError
 from ...files.addresses import AnyPath
 from ...files.paths import check_writable, inside
 from ...files.writing import sha256
@@ -39,13 +38,13 @@ class BatchFolder:
     """A batch run's folder.
 
     Attributes:
-        storage: where it is.
+        storage: the storage that it is in.
         root: the folder.
-        hidden, temporary: folders in it, for what is at work.
+        hidden, temporary: folders in it, for work in progress.
         lock: claims it for a job.
         journals: the rows of its items.
-        manifest: what ``batch.json`` says.
-        layout: how its items lie in it.
+        manifest: contents of ``batch.json``.
+        layout: layout of its items.
         trusts_rows: whether ``metadata.jsonl`` is what the last run wrote.
     """
 
@@ -59,7 +58,7 @@ class BatchFolder:
 
     @property
     def is_new(self) -> bool:
-        """Whether nothing says yet what run it is of."""
+        """True if there is no ``batch.json`` yet."""
         return not (self.root / "batch.json").exists()
 
     @property
@@ -74,33 +73,32 @@ class BatchFolder:
         return self._layout
 
     def layout_found(self) -> Layout:
-        """How the items lie by what is there, where ``batch.json`` is not what was written.
-
-        Raises:
-            ValueError: it is of another version, or of something else.
-        """
+        """Return the layout that the items show, if ``batch.json`` is not what was written; raise
+        ValueError if it is of another version, or of something else."""
         path = inside(self.root, "batch.json")
         parsed(path.read_bytes(), path)
         layouts = [layout_of(name, self.storage) for name in FORMATS]
         return next((one for one in layouts if any(True for _ in one.find())), layouts[0])
 
-    # Who writes here
+    # Ownership
 
     def open(self, owner: str) -> None:
-        """Make the folder where there is none and lock it for the job ``owner``.
+        """Create the folder if needed and lock it for the job ``owner``.
 
         Raises:
             FileExistsError: there is something else at this path.
-            ValueError: it holds a link where a run has a folder.
+            ValueError: a link is in place of one of a run's folders.
             OSError: it cannot be written, or another job is writing there.
         """
         if self.root.exists() and not self.root.is_dir():
-            raise ExistsError(Message("{0} is a file. Choose another {folder}.", self.root))
+            raise ExistsError(f"{self.root} is a file. Choose another `folder`.")
         paths = self.root.iterdir() if self.root.is_dir() else ()
         names = sorted({path.name for path in paths} - {".batch"})
         if names and self.is_new:
-            text = "{0} is no batch run's folder: it has no batch.json, but {1}. Choose another "
-            raise ExistsError(Message(text + "{folder}.", self.root, ", ".join(names[:3])))
+            raise ExistsError(
+                f"{self.root} is no batch run's folder: it has no batch.json, but "
+                f"{', '.join(names[:3])}. Choose another `folder`."
+            )
         for name in (".batch", ".batch/tmp", ".batch/done", ".batch/failed", "items", "shards"):
             inside(self.root, name)
         for group in (self.root / "items").glob("*"):
@@ -114,26 +112,26 @@ class BatchFolder:
             (self.hidden / name).mkdir(exist_ok=True)
 
     def close(self) -> None:
-        """Close what was noted, and let other jobs write here."""
+        """Close the notes, and let other jobs write here."""
         self.storage.close()
         self.lock.release()
 
     def stop(self, reason: str) -> None:
-        """Have every process of this run stop after the batch in hand."""
+        """Make every process of this run stop after its current batch."""
         (self.hidden / "stop").write_text(reason)
 
     @property
     def stopped(self) -> str | None:
-        """Why the run is to stop, if it is."""
+        """Why the run is to stop, or None."""
         if self.lock.lost:
             return self.lock.lost
         path = self.hidden / "stop"
         return path.read_text() if path.exists() else None
 
-    # What is written here
+    # Writing
 
     def claim(self, manifest: Manifest, ids: Iterable[str] = ()) -> None:
-        """Say what run the folder is of; ``ids`` are those of the whole input, in its order."""
+        """Record the folder's run; ``ids`` are the whole input's, in its order."""
         ended = None if self.is_new else self.manifest.ended
         self.trusts_rows = ended is None or "metadata.jsonl" not in self.changed(ended)
         self.write("README.md", [card_of(manifest.settings, manifest.input.columns or ())])
@@ -141,12 +139,12 @@ class BatchFolder:
         self.write_manifest(replace(manifest, ended=None))
 
     def seal(self, whole: int) -> None:
-        """Note that a run has ended, with so many items whole, and what it leaves."""
+        """Record that a run has ended, with the number of whole items and the files' checksums."""
         files = {name: _sha256(self.root / name) for name in self._top()}
         self.write_manifest(replace(self.manifest, ended=Ended(whole=whole, files=files)))
 
     def changed(self, ended: Ended) -> list[str]:
-        """Files of the folder itself that are gone, or not what the last run wrote that ended."""
+        """Return the folder's own files that are missing, or not what the last run wrote."""
         there = set(self._top())
         return sorted(
             name
@@ -155,7 +153,7 @@ class BatchFolder:
         )
 
     def ids(self) -> list[str]:
-        """The ids of the whole input, in its order; none where ids.txt is gone."""
+        """Return the ids of the whole input, in its order; empty if ids.txt is gone."""
         path = self.root / "ids.txt"
         return path.read_text().split("\n")[:-1] if path.is_file() else []
 
@@ -165,18 +163,14 @@ class BatchFolder:
         self._layout = None
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Write a file of the folder, whole or not at all."""
+        """Write a file of the folder, completely or not at all."""
         self.storage.write(name, parts)
 
     def note_whole(
         self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None
     ) -> None:
-        """Note an item of which ``files`` holds ``run.json`` at least, which says ``info`` and is
-        read where that is not passed; the others are there.
-
-        Raises:
-            ValueError: ``run.json`` is damaged.
-        """
+        """Note a whole item. ``files`` holds at least ``run.json``, which is read unless ``info``
+        is passed (ValueError if damaged); the other files are on the disk."""
         info = info or read_info(files, location)
         names = ["run.json", *info.files]
         sizes = {name: len(files[name]) for name in names if name in files}
@@ -184,8 +178,8 @@ class BatchFolder:
             sizes = self.layout.sizes(item, location, names)
         self.journals.note("done", writer, row_of(info, location, sha256(files["run.json"]), sizes))
 
-    def note_failed(self, writer: str, item: Mapping[str, Any], reason: str, text: str) -> None:
-        """Note an item that could not be drawn: what it asks, why in a line, and the traceback."""
+    def note_failed(self, writer: str, item: Mapping[str, object], reason: str, text: str) -> None:
+        """Note an item that could not be drawn: its fields, the reason in a line, the traceback."""
         self.journals.note("failed", writer, {**item, "reason": reason, "traceback": text})
 
     def _top(self) -> list[str]:

@@ -1,8 +1,8 @@
-"""The formats of a batch run, the one place that knows them all. A new format is a line here."""
+"""The formats of a batch run, in one place. A new format is a line here."""
 
 from typing import NamedTuple
 
-from ...errors import InvalidValueError, Message
+from ...errors import InvalidValueError
 from .layouts import Folders, Layout
 from .parquets import Parquets
 from .storage import Storage
@@ -24,15 +24,11 @@ FORMATS = {
 
 
 def layout_of(format: str, storage: Storage, shard_bytes: int = 0) -> Layout:
-    """Return the layout of a format, one of :data:`FORMATS`.
-
-    Raises:
-        ValueError: a format that this version does not know.
-    """
+    """Return the layout of a format in :data:`FORMATS`; raise ValueError for any other."""
     if format not in FORMATS:
-        text = (
-            "{0} holds items of the format {1!r}, and this version reads {2}. Draw the run again "
-            "into another {folder}, or read it with the version that wrote it."
+        raise InvalidValueError(
+            f"{storage.root} holds items of the format {format!r}, and this version reads "
+            f"{', '.join(FORMATS)}. Draw the run again into another `folder`, or read it with the "
+            "version that wrote it."
         )
-        raise InvalidValueError(Message(text, storage.root, format, ", ".join(FORMATS)))
     return FORMATS[format].layout(storage, shard_bytes)

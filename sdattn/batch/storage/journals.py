@@ -1,7 +1,7 @@
-"""The rows that a run's processes note of items, and the two files that they are gathered in.
+"""The rows that a run's processes note for items, and the two files that they are gathered in.
 
-.batch/done/NAME.jsonl    ->  metadata.jsonl   a row an item that is whole
-.batch/failed/NAME.jsonl  ->  errors.jsonl     a row an item that failed, or a line that is bad
+.batch/done/NAME.jsonl    ->  metadata.jsonl   one row per whole item
+.batch/failed/NAME.jsonl  ->  errors.jsonl     one row per failed item or bad line
 """
 
 import json
@@ -14,18 +14,18 @@ from .storage import Storage
 
 
 class Journals:
-    """The rows of a run's folder. Each process appends to files of its own."""
+    """The rows of a run's folder. Each process appends to its own files."""
 
     def __init__(self, storage: Storage):
         self.storage = storage
 
-    def note(self, kind: str, writer: str, row: Mapping[str, Any]) -> None:
-        """Append a row to this process's own list of what is ``"done"`` or has ``"failed"``."""
+    def note(self, kind: str, writer: str, row: Mapping[str, object]) -> None:
+        """Append a row to this process's own list, ``"done"`` or ``"failed"``."""
         self.storage.append(kind, writer, line_of(row))
 
     def files(self) -> list[Path]:
-        """Return where rows of items that are whole can be: ``metadata.jsonl``, then what was noted
-        since it was gathered."""
+        """Return the files with rows of whole items: ``metadata.jsonl``, then the notes made since
+        it was gathered."""
         return self.storage.copies(["metadata.jsonl", *self.storage.appended("done")])
 
     def rows(self) -> dict[str, NotedRow]:
@@ -33,20 +33,15 @@ class Journals:
         return {item: row for path in self.files() for item, row in noted_in(path)}
 
     def failures(self, *, new: bool = False) -> dict[str, dict[str, Any]]:
-        """Return the latest row of each item that failed, by id; ``new``: in this run only."""
+        """Return the latest row of each item that failed, by id; ``new``: only in this run."""
         before = [] if new else ["errors.jsonl"]
         paths = self.storage.copies([*before, *self.storage.appended("failed")])
         return {row["id"]: row for path in paths for row in rows_in(path)}
 
     def gather(self, there: Mapping[str, str] | None = None) -> int:
-        """Write ``metadata.jsonl`` from the rows of all processes, in the order of the input.
-
-        Args:
-            there: the items that are whole, id to location; by default all that were noted.
-
-        Returns:
-            The number of rows.
-        """
+        """Write ``metadata.jsonl`` from the rows of all processes, in the order of the input, for
+        the items ``there``, id to location (default: all that were noted). Return the number of
+        rows."""
         noted = self.storage.appended("done")
         rows = self.rows()
         if there is not None:
@@ -58,12 +53,12 @@ class Journals:
 
     def gather_errors(
         self,
-        bad_lines: Iterable[Mapping[str, Any]],
+        bad_lines: Iterable[Mapping[str, object]],
         whole: Container[str],
         items: Container[str] | None = None,
     ) -> int:
-        """Write ``errors.jsonl``: the lines that cannot be read and the items (of ``items``, by
-        default all) that failed and are not whole by now. Returns how many items."""
+        """Write ``errors.jsonl``: unreadable lines and the items (of ``items``, default all) that
+        failed and are still not whole. Return the number of items."""
         noted = self.storage.appended("failed")
         failed = [
             row

@@ -1,7 +1,7 @@
-"""How the items of a batch run lie in its folder: a folder each, or many in a shard.
+"""Layouts of items in a batch run's folder: one folder each, or many in a shard.
 
 All layouts keep an item's files, name to bytes, as :func:`sdattn.runs.folder.pack_with_page` makes
-them, whole or not at all. A location is a path in the run's folder: ``items/0000/000012`` or
+them, completely or not at all. A location is a path in the run's folder: ``items/0000/000012`` or
 ``shards/NAME.tar``.
 """
 
@@ -15,56 +15,51 @@ from ...runs.packing import RUN_FILE
 from .storage import Files, Storage
 
 Whole = Callable[[str, str, Files], None]
-_EACH = 1000  # items a folder of folders
+_EACH = 1000  # items per folder of folders
 
 
 class Layout(ABC):
-    """How items lie in a storage; ``add`` and ``flush`` may be called by many threads.
-
-    Args:
-        storage: of the run.
-        nbytes: a file of many items is written once it holds so much.
-    """
+    """A layout of items in a storage; many threads may call ``add`` and ``flush``. A file of many
+    items is written once it has ``nbytes``."""
 
     def __init__(self, storage: Storage, nbytes: int = 0):
         self.storage, self.nbytes = storage, nbytes
 
     @abstractmethod
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
-        """Take an item's files; ``whole(id, location, files)`` is called once they are written for
-        good, which may be later, at ``flush`` at the latest."""
+        """Take an item's files; ``whole(id, location, files)`` is called once they are finally
+        written, at the latest at ``flush``."""
 
     def flush(self) -> None:
-        """Write what is held back."""
+        """Write the items held back."""
         self.storage.flush()
 
     @abstractmethod
     def find(self) -> Iterator[tuple[str, str]]:
-        """Yield (id, location) of every item that is there."""
+        """Yield (id, location) of every existing item."""
 
     def broken(self) -> Iterator[tuple[str, str]]:
-        """Yield (location, what is wrong) of what may hold items and cannot be read."""
+        """Yield (location, problem) of files that may hold items but cannot be read."""
         return iter(())
 
     def unfinished(self) -> list[str]:
-        """Return locations where an item was begun and not ended, as :meth:`find` saw them last."""
+        """Return locations of items begun but not finished, as :meth:`find` last saw them."""
         return []
 
     def clear_unfinished(self) -> None:
-        """Remove what is there, unless it is of no run."""
+        """Remove unfinished items, unless they contain files of no run."""
         return None
 
     def altered(self, locations: Iterable[str]) -> Iterator[str]:
-        """Yield those of these locations, of which all items are as they were written, that are
-        not."""
+        """Yield the locations whose bytes were altered although all their items are intact."""
         return iter(())
 
     @abstractmethod
     def sizes(self, item: str, location: str, names: Iterable[str]) -> dict[str, int]:
-        """Return the bytes of those of an item's files that are there, without reading them."""
+        """Return the bytes of an item's existing files, without reading them."""
 
     def lacking(self, item: str, location: str, written: Mapping[str, int]) -> list[str]:
-        """Return which of an item's files, name to bytes, are not there or of another size."""
+        """Return the item's files, given by name and size, that are missing or of another size."""
         sizes = self.sizes(item, location, written)
         return [name for name in written if sizes.get(name) != written[name]]
 
@@ -72,7 +67,7 @@ class Layout(ABC):
     def read(
         self, item: str, location: str, names: Iterable[str] | None = None
     ) -> dict[str, bytes]:
-        """Return an item's files, or those of these names that it has."""
+        """Return an item's files, or only the existing ones of these names."""
 
     def take(self, other: Layout, where: tuple[str, str], line: int, whole: Whole) -> None:
         """Add an item, (id, location), of another run, which keeps it."""
@@ -80,15 +75,12 @@ class Layout(ABC):
 
     @abstractmethod
     def discard(self, stale: Mapping[str, str]) -> None:
-        """Remove items, id to location.
-
-        Raises:
-            ValueError: there are files among theirs that no run wrote; nothing is removed then.
-        """
+        """Remove items, id to location; if no run wrote some of the files, remove nothing and raise
+        ValueError."""
 
 
 class Folders(Layout):
-    """A folder an item, as ``sdattn generate`` writes it, a thousand in a folder."""
+    """One folder per item, as ``sdattn generate`` writes it, a thousand in a folder."""
 
     _begun: Sequence[str] = ()
 
@@ -140,7 +132,6 @@ class Folders(Layout):
             self.storage.delete_folder(location)
 
     def _foreign(self, location: str) -> list[str]:
-        """Return the files in an item's folder that no run wrote."""
         return [name for name in self.storage.names(location) if not RUN_FILE.fullmatch(name)]
 
 

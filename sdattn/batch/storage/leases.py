@@ -1,4 +1,4 @@
-"""Whose job a run in a storage is, which has no locks: an object that is written again and again.
+"""Ownership of a run in a storage without locks: an object that is written again and again.
 
 .batch/lease.json    job, user, host, process, since and the number of the beat
 """
@@ -8,28 +8,21 @@ import sys
 import threading
 import time
 from contextlib import suppress
-from typing import Any
 from uuid import uuid4
 
 from ...files.addresses import Address
 from .locks import Ownership, owner
 
 _BEAT = 20.0  # seconds between two signs of life
-_SLOW = {"hf": 300.0}  # where each is a commit
+_SLOW = {"hf": 300.0}  # every beat is a commit there
 _MISSED = 3  # beats after which a job counts as dead
-_NOT_MINE = "another job has taken {}, as this one gave no sign of life for too long"
+_NOT_MINE = "another job has taken {}, since this one gave no sign of life for too long"
 
 
 class StorageLease(Ownership):
-    """One job at a time, as far as a storage can know: its first process takes the lease and shows
-    that it lives, the others join it.
-
-    What a killed process left is known by that its beat stays the same, so no clocks are compared.
-
-    Args:
-        path: of the lease.
-        what: what is leased, for messages.
-    """
+    """One job at a time, as far as a storage can tell: its first process takes the lease and shows
+    that it lives, the others join it. A killed process's lease is recognized by its unchanging
+    beat, so no clocks are compared."""
 
     def __init__(self, path: Address, what: Address):
         super().__init__(path, what)
@@ -37,30 +30,26 @@ class StorageLease(Ownership):
         self.beat = _SLOW.get(path.scheme, _BEAT)
         self._lost: str | None = None
         self._joined: str | None = None
-        self._mine: dict[str, Any] = {}
+        self._mine: dict[str, object] = {}
         self._end = threading.Event()
         self._thread: threading.Thread | None = None
 
     @property
     def lost(self) -> str | None:
-        """A process that joined looks each time."""
+        """Reason why the lease was lost, or None; a process that joined checks each time."""
         if self._lost is None and self._joined and not self.join(self._joined):
             self._lost = _NOT_MINE.format(self.what)
         return self._lost
 
     def take(self, job: str) -> None:
-        """Take the lease for a job, and keep it until :meth:`release`. Where another job has not
-        given it back, this waits to see whether that one lives.
-
-        Raises:
-            OSError: it does.
-        """
+        """Take the lease for a job, and keep it until :meth:`release`. If another job has not given
+        it back, wait to see whether that one lives; if so, raise OSError."""
         self._wait_for(self.holder)
         self._joined, self._mine = None, owner(job)
-        # Write, wait, and look who wrote last: a storage has no other way to let one of two win.
-        with suppress(FileExistsError):  # of one who was quicker, or this very one
+        # Write, wait, and see who wrote last: a storage has no other way to let one of two win.
+        with suppress(FileExistsError):  # another was quicker, or this very one
             self.path.create(self._written(0))
-        time.sleep(self.beat / 20)  # another may have written at this moment: the last one has it
+        time.sleep(self.beat / 20)  # another may have written at the same time: the last one has it
         if not self._is_mine():
             self._refuse()
         self._end.clear()
@@ -73,8 +62,8 @@ class StorageLease(Ownership):
         return found
 
     def free(self, *, unknown: bool = True) -> bool:
-        """Whether nobody has the lease, by the clocks of both; a job that was killed has it for
-        some beats more."""
+        """Check that nobody has the lease, by the clocks of both; a killed job still has it for
+        some beats."""
         alive = self.holder.get("alive")
         return not isinstance(alive, float) or time.time() - alive > _MISSED * self.beat
 
@@ -84,14 +73,14 @@ class StorageLease(Ownership):
         self._end.set()
         self._thread.join()
         self._thread = None
-        with suppress(OSError):  # it stays then, and the next job finds that nobody has it
+        with suppress(OSError):  # the lease stays, and the next job finds that nobody has it
             if self._is_mine():
                 self.path.unlink(missing_ok=True)
 
-    def _wait_for(self, before: dict[str, Any]) -> None:
-        """Raise if the holder lives; remove what it left if not."""
+    def _wait_for(self, before: dict[str, object]) -> None:
+        """Raise if the holder lives; otherwise remove its lease."""
         if not before:
-            self.path.unlink(missing_ok=True)  # what is there is no lease
+            self.path.unlink(missing_ok=True)  # a file that is not a lease
             return
         patience = _MISSED * self.beat
         print(

@@ -11,21 +11,17 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any, NoReturn
 
-from ...errors import AccessError, Message, SdattnWarning, warn
+from ...errors import AccessError, SdattnWarning, warn
 from ...files.addresses import AnyPath
 
 _TRIES = 5
 
 
 class Ownership(ABC):
-    """A job's claim to a run: its first process takes it, the others join.
+    """A job's claim to a run: its first process takes it, the others join. The file ``note`` names
+    the holder, and ``what`` the thing owned, for messages."""
 
-    Args:
-        note: the file that says who has it.
-        what: is owned, for messages.
-    """
-
-    _unknown: type[OSError] = FileNotFoundError  # of a note; other errors are raised
+    _unknown: type[OSError] = FileNotFoundError  # when reading the note; other errors are raised
 
     def __init__(self, note: AnyPath, what: AnyPath):
         self.note, self.what = note, what
@@ -33,7 +29,7 @@ class Ownership(ABC):
     @property
     def holder(self) -> dict[str, Any]:
         """Who took it last: job, user, host, process and since when; empty if it was given back, or
-        its note is not one or not yet written."""
+        its note is invalid or not yet written."""
         try:
             found = json.loads(self.note.read_bytes())
         except (self._unknown, ValueError):
@@ -42,16 +38,16 @@ class Ownership(ABC):
 
     @property
     def lost(self) -> str | None:
-        """Why this job may no longer write, if so."""
+        """Why this job may no longer write, or None."""
         return None
 
     @abstractmethod
     def take(self, job: str) -> None:
-        """Take it for a job; raises an OSError that names the job that has it, if one does."""
+        """Take it for a job; raise an OSError that names the job that has it, if one does."""
 
     @abstractmethod
     def join(self, job: str) -> bool:
-        """Share what this job's first process took; False if that cannot be seen from here."""
+        """Share what this job's first process took; return False if that is not visible here."""
 
     @abstractmethod
     def free(self, *, unknown: bool = True) -> bool:
@@ -59,24 +55,23 @@ class Ownership(ABC):
 
     @abstractmethod
     def release(self) -> None:
-        """Leave it."""
+        """Give it back."""
 
     def describe_holder(self) -> str:
-        """``ada on node7 (process 4711, since 2030-01-01T12:00:00+00:00)``"""
+        """Return ``ada on node7 (process 4711, since 2030-01-01T12:00:00+00:00)``."""
         holder = self.holder
         names = ("user", "host", "process", "since")
         return "{} on {} (process {}, since {})".format(*(holder.get(n, "?") for n in names))
 
     def _refuse(self) -> NoReturn:
-        text = (
-            "{0} is being written by another job: {1}. Wait for it, stop it, or choose another "
-            "{folder}."
+        raise AccessError(
+            f"{self.what} is being written by another job: {self.describe_holder()}. Wait for it, "
+            "stop it, or choose another `folder`."
         )
-        raise AccessError(Message(text, self.what, self.describe_holder()))
 
 
 def owner(job: str) -> dict[str, Any]:
-    """This process as a job's first."""
+    """Return the description of this process as a job's first."""
     return {
         "job": job,
         "user": _user(),
@@ -87,17 +82,13 @@ def owner(job: str) -> dict[str, Any]:
 
 
 class FolderLock(Ownership):
-    """One job at a time, on a disk.
+    """One job at a time, on a disk; ``NAME.json`` next to the lock names the holder.
 
-    The kernel holds the lock (``flock``), so that a process that is killed leaves none behind,
-    also not on another machine that shares the disk.
-
-    Args:
-        path: of the lock; beside it ``NAME.json`` says who holds it.
-        what: what is locked, for the message.
+    The kernel holds the lock (``flock``), so a killed process leaves none, not even on another
+    machine that shares the disk.
     """
 
-    _unknown = OSError  # of another user's, too
+    _unknown = OSError  # including another user's note
 
     def __init__(self, path: Path, what: Path):
         super().__init__(path.with_suffix(".json"), what)
@@ -109,7 +100,7 @@ class FolderLock(Ownership):
             import fcntl
         except ImportError as error:
             raise AccessError(f"{self.what} cannot be locked: this system has no flock.") from error
-        # Alone for an instant, to write who holds it; from then on shared with the job's other
+        # Exclusive for an instant, to write the holder; from then on shared with the job's other
         # processes.
         self._hold(fcntl.LOCK_EX)
         self.note.write_text(json.dumps(owner(job)))
@@ -146,13 +137,13 @@ class FolderLock(Ownership):
         import fcntl
 
         if self._file is None:
-            self._file = self.path.open("a+b")  # on NFS either lock needs its way of opening
+            self._file = self.path.open("a+b")  # on NFS either lock needs its mode of opening
         try:
             for attempt in range(_TRIES):
                 try:
                     fcntl.flock(self._file, kind | fcntl.LOCK_NB)
                     return
-                except BlockingIOError:  # for an instant, perhaps: a process asks who holds it
+                except BlockingIOError:  # perhaps for an instant: a process asks for the holder
                     if attempt + 1 < _TRIES:
                         time.sleep(0.1)
             self.release()
@@ -170,5 +161,5 @@ class FolderLock(Ownership):
 def _user() -> str:
     try:
         return getpass.getuser()
-    except (KeyError, OSError, ImportError):  # in a container a user may have a number only
+    except (KeyError, OSError, ImportError):  # in a container a user may only have a number
         return str(os.getuid())

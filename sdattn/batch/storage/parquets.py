@@ -1,13 +1,13 @@
-"""The items of a batch run in Parquet files: a row an item, each a row group of its own.
+"""The items of a batch run in Parquet files: one row per item, each a row group of its own.
 
-image                       {bytes, path}, as datasets has images         image.png
-video                        {bytes, path}, as datasets has videos            video.mp4, video.webp
-id, line, prompt, ...       what ``metadata.jsonl`` says of it
-maps                        [{layer, shape, values}], float16               maps.safetensors
-files                       [{name, bytes}]                                 what else it has
-run                         bytes                                           run.json
+    image                 {bytes, path}, as datasets has images        image.png
+    video                 {bytes, path}, as datasets has videos        video.mp4, video.webp
+    id, line, prompt, ... its row in ``metadata.jsonl``
+    maps                  [{layer, shape, values}], float16            maps.safetensors
+    files                 [{name, bytes}]                              its other files
+    run                   bytes                                        run.json
 
-A column that is empty in all items of a file is not there, but for those of ``metadata.jsonl``.
+A column that is empty in all items of a file is left out, unless ``metadata.jsonl`` has it.
 """
 
 import io
@@ -81,7 +81,7 @@ class Parquets(Shards):
 
 
 def require_pyarrow() -> None:
-    """Raise ImportError, with what to do, where pyarrow is not installed."""
+    """Raise ImportError, with advice, if pyarrow is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError as error:
@@ -90,7 +90,7 @@ def require_pyarrow() -> None:
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """A Parquet file; raises ValueError where it cannot be read."""
+    """Open a Parquet file; raise ValueError if it cannot be read."""
     require_pyarrow()
     from pyarrow import ArrowException, parquet
 
@@ -102,8 +102,8 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _schema(there: set[str], further: Iterable[str]) -> Any:
-    """Return the columns, without those of files that are not ``there``, with ``further`` ones of
-    the list that the items are from."""
+    """Return the columns, without columns of files that are not ``there``, with ``further`` ones
+    of the items' list."""
     import pyarrow as pa
 
     text, texts, whole = pa.string(), pa.list_(pa.string()), pa.int64()
@@ -122,14 +122,13 @@ def _schema(there: set[str], further: Iterable[str]) -> Any:
         "files": pa.list_(pa.struct({"name": text, "bytes": pa.binary()})),
         "run": pa.binary(),
     }
-    # A column that is empty throughout is left out of the file, or datasets would not know its
-    # kind.
+    # A column that is empty throughout is left out of the file; datasets could not tell its type.
     apart = {"image", "video", "frames", "maps", "files", "source_prompt"} - there
     return pa.schema([field for field in columns.items() if field[0] not in apart])
 
 
-def _row(item: str, files: Files) -> dict[str, Any]:
-    rest, row = dict(files), dict[str, Any]()
+def _row(item: str, files: Files) -> dict[str, object]:
+    rest, row = dict(files), dict[str, object]()
     with suppress(ValueError):  # a damaged item that lies among others
         row = row_of(read_info(files, item), "shards/", "", {})
     row |= {"id": item, "run": rest.pop("run.json", None), "files": None}
@@ -137,10 +136,10 @@ def _row(item: str, files: Files) -> dict[str, Any]:
         row["image"] = {"bytes": rest.pop("image.png"), "path": f"{item}.png"}
     for name in VIDEOS.keys() & rest.keys():  # one of them
         row["video"] = {"bytes": rest.pop(name), "path": f"{item}.{VIDEOS[name]}"}
-    # Maps as columns that other programs can read, where they come back as the very bytes.
+    # Maps become columns that other programs can read, if the same bytes can be made from them.
     with suppress(SafetensorError):
         maps = load(rest.get(MAPS, b""))
-        if pack_maps(maps) == rest[MAPS]:  # else it is not what a run writes, and kept as it is
+        if pack_maps(maps) == rest[MAPS]:  # otherwise a run did not write it: keep it unchanged
             del rest[MAPS]
             row["maps"] = [
                 {"layer": name, "shape": list(held.shape), "values": held.flatten().numpy()}
@@ -151,7 +150,7 @@ def _row(item: str, files: Files) -> dict[str, Any]:
 
 
 def _files(row: Any) -> dict[str, bytes]:
-    """The files in a table of one row and these of its columns."""
+    """Return the files in a table of one row and some columns."""
     columns = set(row.column_names)
     [rest] = row.select(sorted(columns - {"maps"})).to_pylist()
     found = {file["name"]: file["bytes"] for file in rest.get("files") or ()}

@@ -1,4 +1,4 @@
-"""The rows of ``metadata.jsonl``: what they say of an item, and how they are read again."""
+"""The rows of ``metadata.jsonl``: their contents, and reading them again."""
 
 import json
 import sys
@@ -13,9 +13,9 @@ from ...files.addresses import AnyPath
 from ...maps.statistics import NUMBERS
 from ...runs.info import RunInfo
 
-# Of a word among those of all items, the columns of a table before its numbers
+# The columns before the numbers in a table of the words of all items
 WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
-# Names of columns that rows, their tables and files have themselves
+# Column names that rows, their tables and files use themselves
 OWN_NAMES = frozenset(
     {"id", "line", "prompt", "source_prompt", "negative_prompt", "seed", "width", "height"}
     | {"frames", "num_inference_steps", "guidance_scale", "words", "statistics", "truncated"}
@@ -25,7 +25,7 @@ OWN_NAMES = frozenset(
 
 
 class NotedRow(NamedTuple):
-    """What the row of a whole item says, and where it stands: file, first byte and length."""
+    """The row of a whole item, and its position: file, first byte and length."""
 
     line: int
     location: str
@@ -35,19 +35,13 @@ class NotedRow(NamedTuple):
     length: int
 
 
-def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """The row of ``metadata.jsonl`` for an item. Its ``statistics`` are a list with
-    :meth:`WordStatistics.flat` of each of the ``words``.
-
-    Args:
-        info: what its ``run.json`` says.
-        location: of the item.
-        checksum: of the bytes of ``run.json``, which holds those of the other files.
-        sizes: bytes of each file, see :meth:`sdattn.batch.storage.layouts.Layout.sizes`.
-
-    Raises:
-        ValueError: ``run.json`` does not say all that a row says.
-    """
+def row_of(
+    info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]
+) -> dict[str, object]:
+    """Return the row of ``metadata.jsonl`` for an item. Its ``statistics`` list
+    :meth:`WordStatistics.flat` of each of the ``words``; ``checksum`` is that of ``run.json``,
+    which holds the other files' checksums. Raise ValueError if ``run.json`` lacks something for the
+    row."""
     try:
         row = _said(info, location)
     except (TypeError, ValueError) as error:
@@ -58,20 +52,20 @@ def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]
     return {**row, "run_sha256": checksum, "files": files}
 
 
-def line_of(row: Mapping[str, Any]) -> bytes:
-    """A row as it stands in its file."""
+def line_of(row: Mapping[str, object]) -> bytes:
+    """Return a row as a line of its file."""
     return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
 def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
-    """Bytes of an item's files as its row says; None for a row that does not."""
+    """Return the bytes of an item's files from its row, or None if it lacks them."""
     try:
         return {file["name"]: file["bytes"] for file in row["files"]}
     except (KeyError, TypeError):
         return None
 
 
-def _said(info: RunInfo, location: str) -> dict[str, Any]:
+def _said(info: RunInfo, location: str) -> dict[str, object]:
     needed = ("id", "line", "options", "size", "truncated", "fingerprint")
     if lacking := [name for name in needed if getattr(info, name) is None]:
         raise InvalidValueError(f"it lacks {', '.join(lacking)}")
@@ -107,7 +101,7 @@ def _said(info: RunInfo, location: str) -> dict[str, Any]:
 
 
 def rows_in(path: AnyPath) -> Iterator[dict[str, Any]]:
-    """The rows of items in a file, perhaps none; a line that a crash cut off is none."""
+    """Yield the rows of items in a file; lines cut off by a crash are skipped."""
     return (row for row, _, _ in _located_rows(path))
 
 
@@ -125,7 +119,7 @@ def word_rows(rows: Iterable[NotedRow], columns: Sequence[str] = ()) -> Iterator
 
 
 def bad_lines_in(path: AnyPath) -> Iterator[dict[str, Any]]:
-    """The rows of ``errors.jsonl`` about lines that could not be read."""
+    """Yield the rows of ``errors.jsonl`` about lines that could not be read."""
     for line in path.read_bytes().splitlines() if path.is_file() else ():
         try:
             row = json.loads(line)
@@ -136,7 +130,7 @@ def bad_lines_in(path: AnyPath) -> Iterator[dict[str, Any]]:
 
 
 def noted_in(path: Path) -> Iterator[tuple[str, NotedRow]]:
-    """The id and the rest of each row in a file of rows of whole items."""
+    """Yield the id and the rest of each row in a file of rows of whole items."""
     for row, start, length in _located_rows(path):
         line, location, fingerprint = row.get("line"), row.get("place"), row.get("fingerprint")
         if type(line) is int and isinstance(location, str) and isinstance(fingerprint, str):
@@ -144,7 +138,7 @@ def noted_in(path: Path) -> Iterator[tuple[str, NotedRow]]:
 
 
 def _located_rows(path: AnyPath) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Row, first byte and length of each."""
+    """Yield each row with its first byte and length."""
     if not path.is_file():
         return
     start = 0
@@ -160,7 +154,7 @@ def _located_rows(path: AnyPath) -> Iterator[tuple[dict[str, Any], int, int]]:
 
 
 def copies_of(rows: Iterable[NotedRow]) -> Iterator[bytes]:
-    """The rows as they stand in their files."""
+    """Yield the rows as they are in their files."""
     with ExitStack() as stack:
         files: dict[Path, Any] = {}
         for row in rows:
@@ -171,6 +165,6 @@ def copies_of(rows: Iterable[NotedRow]) -> Iterator[bytes]:
 
 
 def row_at(rows: Mapping[str, NotedRow], item: str, location: str) -> bytes | None:
-    """An item's row as it stands in its file, where it has one that names this location."""
+    """Return an item's row as it is in its file, if it names this location, else None."""
     row = rows.get(item)
     return None if row is None or row.location != location else b"".join(copies_of([row]))

@@ -1,6 +1,6 @@
 """The items of a batch run in shards, many in a file: ``shards/CHECKSUM.tar`` and the like.
 
-What a file holds, and how, is known to :mod:`sdattn.batch.storage.tars` and its neighbours.
+:mod:`sdattn.batch.storage.tars` and :mod:`sdattn.batch.storage.parquets` know the file formats.
 """
 
 import threading
@@ -17,25 +17,24 @@ from .journals import Journals
 from .layouts import Layout, Whole
 from .storage import Files, Storage
 
-_NEAR = 64  # shards whose lists of files are remembered: processes write in turn
+_NEAR = 64  # shards with cached lists of files: processes write in turn
 
 
 class FileSpan(NamedTuple):
-    """Where a file lies in a shard, as its format counts, and how many bytes it has."""
+    """Position of a file in a shard, in units of its format, and its number of bytes."""
 
     at: int
     nbytes: int
 
 
-Index = Mapping[str, Mapping[str, FileSpan]]  # item to name to where it lies
+Index = Mapping[str, Mapping[str, FileSpan]]  # item to file name to position
 
 
 class Shards(Layout):
-    """Many items in a file that is named by the checksum of its bytes, and in memory until it is
-    written.
+    """Many items in a file named by the checksum of its bytes; in memory until it is written.
 
-    In a remote storage a shard that rows name is taken to hold their items, so that it is read only
-    when an item is.
+    In a remote storage, rows are trusted to name the items of a shard, so that it is read only when
+    an item is.
     """
 
     ending: ClassVar[str]
@@ -43,22 +42,22 @@ class Shards(Layout):
     def __init__(self, storage: Storage, nbytes: int):
         super().__init__(storage, nbytes)
         self._lock = threading.Lock()
-        self._writing = threading.Lock()  # one shard at a time: a slow disk is to hold up drawing
+        self._writing = threading.Lock()  # one shard at a time: a slow disk should hold up drawing
         self._held: dict[str, tuple[Files, Whole]] = {}
         self._held_bytes = 0
         self._index_of = lru_cache(_NEAR)(lambda path, *_: self._index(path))
 
     @abstractmethod
     def _pack(self, items: Mapping[str, Files]) -> bytes:
-        """A shard of these items; the same bytes for the same items, in whatever order."""
+        """Return a shard of these items; the same bytes for the same items, in any order."""
 
     @abstractmethod
     def _index(self, path: Path) -> Index:
-        """What a shard holds; raises ValueError where it is not whole or none of a run's."""
+        """Return a shard's contents; raise ValueError if it is not whole or not a run's."""
 
     @abstractmethod
     def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:
-        """These of an item's files; raises ValueError where they cannot be read."""
+        """Return these files of an item; raise ValueError if they cannot be read."""
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
         with self._lock:
@@ -72,7 +71,7 @@ class Shards(Layout):
         # Rows are written together: a kill between two would hide the second's item.
         with self.storage.together(), self._writing:
             with self._lock:
-                # Taken out under the lock and packed outside of it, while others add to the next
+                # Taken out under the lock and packed outside it, while others add to the next
                 # shard.
                 held, self._held, self._held_bytes = self._held, {}, 0
             if held:
@@ -94,12 +93,12 @@ class Shards(Layout):
         for location in self._locations():
             items: Iterable[str] = named.get(location, ())
             if not items:
-                with suppress(ValueError, FileNotFoundError):  # what it held is made anew
+                with suppress(ValueError, FileNotFoundError):  # its items are made anew
                     items = self._items(location)
             yield from ((item, location) for item in items)
 
     def broken(self) -> Iterator[tuple[str, str]]:
-        # In a remote storage all would have to be read to know it; reading an item shows it.
+        # In a remote storage this would mean reading all; reading an item shows it.
         for location in () if self.storage.is_remote else self._locations():
             try:
                 self._items(location)
@@ -120,7 +119,7 @@ class Shards(Layout):
         return {name: found[name].nbytes for name in names if name in found}
 
     def lacking(self, item: str, location: str, written: Mapping[str, int]) -> list[str]:
-        # a shard that was found is whole
+        # a shard that exists is whole
         return [] if self.storage.is_remote else super().lacking(item, location, written)
 
     def read(
@@ -137,7 +136,7 @@ class Shards(Layout):
         for item, location in self.find():
             if location in touched and item not in stale:
                 touched[location].append(item)
-        # Items cannot be taken out of a shard: those that stay are written into a new one first.
+        # Items cannot be taken out of a shard: the others are written into a new one first.
         for location, kept in touched.items():
             if kept:
                 self._write({item: self.read(item, location) for item in kept})
@@ -147,7 +146,7 @@ class Shards(Layout):
         return sorted(name for name in self.storage.listing("shards") if name.endswith(self.ending))
 
     def _items(self, location: str) -> Index:
-        """Return what a shard holds, remembered while it stays as it is."""
+        """Return a shard's contents, cached while it is unchanged."""
         with self.storage.reading(location) as path:
             known = path.stat()
             try:

@@ -1,4 +1,4 @@
-"""`Storage`: where a run lies, as far as a disk and a bucket differ. All else is written above it.
+"""`Storage`: what differs between a disk and a bucket. Everything else is written on top of it.
 
 storage_at("RUN")             ->  a Disk
 storage_at("s3://bucket/run") ->  a Bucket
@@ -22,14 +22,14 @@ Files = Mapping[str, bytes]
 class Storage(Protocol):
     """A run's folder, on a :class:`Disk` or in a :class:`Bucket`. Names are paths in it.
 
-    All methods raise OSError where the disk or the bucket fails, and ValueError for a name that
-    leads out of the folder.
+    All methods raise OSError if the disk or the bucket fails, and ValueError for a name that leads
+    out of the folder.
 
     Attributes:
         root: the folder: a Path, or an Address, which reads and writes single files as a Path does.
         lock: claims the folder for one job.
-        is_remote: requests take long and listings can be late, so rows are trusted and not the
-            items looked at.
+        is_remote: whether requests are slow and listings may be late, so that rows are trusted
+            without looking at the items.
     """
 
     root: Any
@@ -42,16 +42,16 @@ class Storage(Protocol):
         """Return the bytes of each file in a folder, by name."""
 
     def copies(self, names: Iterable[str]) -> list[Path]:
-        """Return where files can be read as they are now; nothing is there of one that is gone."""
+        """Return paths to read the current files; a missing file has a path without a file."""
 
     def reading(self, name: str) -> AbstractContextManager[Path]:
         """Return a block in which a file that never changes can be read at a path."""
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Write a file, whole or not at all, if the job still has the folder."""
+        """Write a file, completely or not at all, if the job still has the folder."""
 
     def tidy(self) -> None:
-        """Remove what processes that have ended left unfinished."""
+        """Remove unfinished files of processes that have ended."""
 
     # Folders of items
 
@@ -59,19 +59,19 @@ class Storage(Protocol):
         """Yield the folder of each item, and whether it was written to the end."""
 
     def names(self, folder: str) -> list[str]:
-        """Return the files in a folder and below, links among them."""
+        """Return the files in a folder and below, including links."""
 
     def sizes(self, folder: str, names: Iterable[str]) -> dict[str, int]:
-        """Return the bytes of those of a folder's files that are there."""
+        """Return the bytes of a folder's files, of those names that exist."""
 
     def read(self, folder: str, names: Iterable[str] | None = None) -> dict[str, bytes]:
-        """Return a folder's files, or those of these names that it has."""
+        """Return a folder's files, or only the existing ones of these names."""
 
     def write_folder(self, folder: str, files: Files) -> None:
-        """Write a folder, whole or not at all."""
+        """Write a folder, completely or not at all."""
 
     def link_folder(self, folder: str, other: Storage, source: str) -> bool:
-        """Write a folder that has the files of another one, without copies if possible; False if
+        """Write a folder with the files of another one, without copies if possible; return False if
         that cannot be done here."""
 
     def delete_folder(self, folder: str) -> None: ...
@@ -88,7 +88,7 @@ class Storage(Protocol):
         """Remove files of ``.batch/KIND``; this process begins a new one."""
 
     def together(self) -> AbstractContextManager[None]:
-        """Return a block at whose end what is appended in it is written, all or none of a kind."""
+        """Return a block that writes the rows appended in it at its end, all or none of a kind."""
 
     def flush(self) -> None:
         """Write what has been appended."""

@@ -1,11 +1,11 @@
-"""The items of a batch run as WebDataset: tar files of which an item's files are neighbours.
+"""The items of a batch run as WebDataset: tar files in which an item's files are neighbours.
 
-ID.png               ->  image.png
-ID.maps.safetensors  ->  maps.safetensors
-ID.heatmaps.01-a.png ->  heatmaps/01-a.png
-ID.json              ->  run.json
+    ID.png               ->  image.png
+    ID.maps.safetensors  ->  maps.safetensors
+    ID.heatmaps.01-a.png ->  heatmaps/01-a.png
+    ID.json              ->  run.json
 
-What follows the first dot is a file's kind, so a dot of an id is written ``%2E``.
+The part after the first dot is a file's kind, so a dot in an id is written ``%2E``.
 """
 
 import io
@@ -42,21 +42,23 @@ class Tars(Shards):
                 members = tar.getmembers()
         except (tarfile.TarError, ValueError, IndexError, OverflowError) as error:
             raise InvalidValueError(str(error)) from error
-        # Where each file lies, so that one is read without the others.
+        # Position of each file, so that one is read without the others.
         found: dict[str, dict[str, FileSpan]] = {}
         end = 0
         for member in members:
             if not member.isreg() or member.issparse():
-                raise InvalidValueError(f"{member.name!r} in it is no file")
+                raise InvalidValueError(f"{member.name!r} in it is not a file")
             item, name = _owner(member.name)
             found.setdefault(item, {})[name] = FileSpan(member.offset_data, member.size)
             end = _up(member.offset_data + member.size, tarfile.BLOCKSIZE)
-        # after a header that is damaged tarfile sees no more members
+        # after a damaged header tarfile sees no more members
         if _up(end + 2 * tarfile.BLOCKSIZE, tarfile.RECORDSIZE) != path.stat().st_size:
             raise InvalidValueError("it is cut short, or a header in it is damaged")
         for item, files in found.items():
             if "run.json" not in files:
-                raise InvalidValueError(f"it has no {_member(item, 'run.json')}, so it is no run's")
+                raise InvalidValueError(
+                    f"it has no {_member(item, 'run.json')}, so no run wrote it"
+                )
         return found
 
     def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:
@@ -69,12 +71,12 @@ class Tars(Shards):
 
 
 def _up(number: int, step: int) -> int:
-    """The next multiple of a step."""
+    """Return the next multiple of a step."""
     return -(-number // step) * step
 
 
 def _member(item: str, name: str) -> str:
-    """The name of an item's file in a tar.
+    """Return the name of an item's file in a tar.
 
     >>> _member("a.b", "heatmaps/01-cat.png")
     'a%2Eb.heatmaps.01-cat.png'
@@ -83,7 +85,7 @@ def _member(item: str, name: str) -> str:
 
 
 def _owner(member: str) -> tuple[str, str]:
-    """The item and the file that a member of a tar is.
+    """Return the item and the file name of a tar member.
 
     >>> _owner("a%2Eb.heatmaps.01-cat.png")
     ('a.b', 'heatmaps/01-cat.png')

@@ -1,7 +1,7 @@
-"""Which items of a batch run's folder are whole: each of their files is there with its size.
+"""Finding the whole items of a batch run's folder: those with all files, at their sizes.
 
-Rows repeat what the items themselves say, with the checksum of ``run.json`` and the size of each
-file: after a crash what is missing is read from the items.
+Rows repeat the contents of the items, with the checksum of ``run.json`` and the size of each file:
+rows lost in a crash are read from the items.
 """
 
 import sys
@@ -28,55 +28,53 @@ class WholeItem(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """Where an item lies, and which files it lacks by its row; None: it has no row."""
+    """An item's location, and the files it lacks according to its row; None: it has no row."""
 
     location: str
     lacking: Sequence[str] | None
 
 
 def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, NotedRow]:
-    """Bring ``metadata.jsonl`` of an open folder to what is there.
+    """Bring ``metadata.jsonl`` of an open folder into agreement with the items; return the rows, by
+    id.
 
-    What is left of items that are not whole is removed if they are ``redrawn``. Others are named on
-    stderr, and stay.
-
-    Returns:
-        The rows of the items that are whole, and of those that stay as they are, by id.
+    Remains of items that are not whole are removed if they are ``redrawn``. Others are named on
+    stderr, and stay, with their rows.
     """
     layout, seen = folder.layout, _survey(folder)
     layout.clear_unfinished()
     damage = _note_unnoted(folder, seen)
-    # To remove items may move others to another shard, so all of it is looked at again.
+    # Removing items may move others to another shard, so everything is surveyed again.
     stale = {item: seen[item].location for item in damage if item in redrawn}
     if stale:
-        _report([_of_item(item, damage[item], at, "made anew") for item, at in stale.items()])
+        _report([_of_item(item, damage[item], at, "drawn again") for item, at in stale.items()])
         layout.discard(stale)
         return settle(folder, redrawn)
-    # What is no item at all is not ours to remove.
+    # A folder that is not an item is not ours to remove.
     for item, reason in damage.items():
         if reason == _NO_ITEM:
             where = folder.root / seen[item].location
-            raise InvalidValueError(f"{where} is no item: {reason}. Remove it.")
+            raise InvalidValueError(f"{where} is not an item: {reason}. Remove it.")
     left = [
         _of_item(item, reason, seen[item].location, "left as it is")
         for item, reason in damage.items()
     ]
-    _report([*(f"{reason}; what it held is made anew" for _, reason in layout.broken()), *left])
-    # Rows are kept of the whole, and of damaged items that had one.
+    _report([*(f"{reason}; its items are drawn again" for _, reason in layout.broken()), *left])
+    # Rows are kept for whole items, and for damaged items that had one.
     kept = {item: at for item, (at, lacking) in seen.items() if item not in damage or lacking}
     folder.journals.gather(kept)
     return folder.journals.rows()
 
 
 def find_whole(folder: BatchFolder) -> set[str]:
-    """Return the items of which every file is there with its size, and those without a row, which
-    may be of another process."""
+    """Return the items whose files all exist at their sizes, and those without a row, which may be
+    another process's."""
     return {item for item, (_, lacking) in _survey(folder).items() if not lacking}
 
 
 def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
-    """Return the items that are whole, by id, whether they have a row or not, and the ids of those
-    that have one and are not. It only reads."""
+    """Return the whole items, by id, with or without a row, and the ids of items that have a
+    row but are not whole. It only reads."""
     rows, found = folder.journals.rows(), dict[str, WholeItem]()
     for item, (location, lacking) in _survey(folder).items():
         row = rows.get(item)
@@ -91,9 +89,9 @@ def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
 
 
 def _survey(folder: BatchFolder) -> dict[str, _Seen]:
-    """Look at every item that is there, by id."""
+    """Look at every existing item, by id."""
     layout = folder.layout
-    there = dict(layout.find())  # first: a bucket is then listed once
+    there = dict(layout.find())  # first: then a bucket is listed only once
     lacking: dict[tuple[str, str], list[str]] = {}
     for path in folder.journals.files()[0 if folder.trusts_rows else 1 :]:
         for row in rows_in(path):
@@ -105,8 +103,8 @@ def _survey(folder: BatchFolder) -> dict[str, _Seen]:
 
 
 def _note_unnoted(folder: BatchFolder, seen: Mapping[str, _Seen]) -> dict[str, str]:
-    """Note the items that have no row, or a damaged one; return what is wrong with those that are
-    not whole, by id."""
+    """Note the items that have no row, or a damaged one; return the problems of items that are not
+    whole, by id."""
     writer, damage = f"settled-{uuid4().hex[:12]}", dict[str, str]()
     for item, (location, lacking) in seen.items():
         if lacking:
@@ -121,7 +119,7 @@ def _note_unnoted(folder: BatchFolder, seen: Mapping[str, _Seen]) -> dict[str, s
 
 
 def _read_row(layout: Layout, item: str, location: str) -> dict[str, Any]:
-    """Return an item's row from its ``run.json``; a ValueError says what is wrong with it."""
+    """Return an item's row from its ``run.json``; a ValueError names the problem."""
     files = layout.read(item, location, ["run.json"])
     if "run.json" not in files:
         raise InvalidValueError(_NO_ITEM)
@@ -137,7 +135,6 @@ def _of_item(item: str, reason: str, location: str, end: str) -> str:
 
 
 def _report(lines: Sequence[str]) -> None:
-    """The first of them on stderr, and how many more there are."""
     for line in lines[:_MOST_NAMED]:
         print(f"sdattn: {line}", file=sys.stderr)
     if len(lines) > _MOST_NAMED:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from ...errors import InvalidTypeError, InvalidValueError
 from ..call_options import is_modular
@@ -18,6 +18,7 @@ from ..encoders import Reader, refuse_unknown
 from ..family import GUIDED, Family, Guidance
 from ..guiders import guider_of
 from ..image_latents import ImageLatents
+from ..pipeline import Options, Pipeline
 
 Fact = TypeVar("Fact")
 PAGE = "docs/contributing/family.md"
@@ -94,14 +95,14 @@ def listed(kind: type) -> Family | None:
     return next((_listed[name] for name in names if name in _listed), None)
 
 
-def claimed(model: Any) -> Family | None:
+def claimed(model: object) -> Family | None:
     """Return the family that lists a model's class, else the one that recognises the model."""
-    model = unwrapped(model)
-    recognising = (family for family in _registered if family.recognises(model))
-    return listed(type(model)) or next(recognising, None)
+    inner = unwrapped(model)
+    recognising = (family for family in _registered if family.recognises(inner))
+    return listed(type(inner)) or next(recognising, None)
 
 
-def family_of(model: Any, asked: str = "") -> Family:
+def family_of(model: object, asked: str = "") -> Family:
     """The family of a model.
 
     Raises:
@@ -139,7 +140,7 @@ def _words(kind: type | str) -> tuple[str, ...]:
     return tuple(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|\d+", rest))
 
 
-def reader_of(pipe: Any) -> Reader:
+def reader_of(pipe: Pipeline) -> Reader:
     """How a pipeline reads: as its class or the nearest base, by the longest name that fits.
 
     Mixins are passed over: Kolors has Stable Diffusion's, Chroma has Flux's.
@@ -153,7 +154,7 @@ def reader_of(pipe: Any) -> Reader:
     return refuse_unknown
 
 
-def guidance_of(pipe: Any) -> Guidance:
+def guidance_of(pipe: Pipeline) -> Guidance:
     """Return how a pipeline runs guidance: as the guider of a modular one says, or as its class or
     the nearest base that a family names.
 
@@ -180,7 +181,7 @@ def guidance_of(pipe: Any) -> Guidance:
     )
 
 
-def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
+def image_latents_of(pipe: Pipeline, *, invertible: bool = False) -> ImageLatents:
     """How a text-to-image pipeline takes an image: as its class or the nearest base that a family
     names; with ``invertible`` of those alone whose way back to the noise is known.
 
@@ -194,7 +195,7 @@ def image_latents_of(pipe: Any, *, invertible: bool = False) -> ImageLatents:
     return _known_of(pipe, known)
 
 
-def edits_of(pipe: Any) -> Edits:
+def edits_of(pipe: Pipeline) -> Edits:
     """How prompt-to-prompt edits a pipeline's images: as its class or the nearest base that a
     family names.
 
@@ -205,7 +206,7 @@ def edits_of(pipe: Any) -> Edits:
     return _known_of(pipe, {name: one for one in found for name in one.pipelines})
 
 
-def _known_of(pipe: Any, known: Mapping[str, Fact]) -> Fact:
+def _known_of(pipe: Pipeline, known: Mapping[str, Fact]) -> Fact:
     """What is known by the name of a pipeline's class or of its nearest base."""
     for cls in type(pipe).__mro__:
         if cls.__name__ in known:
@@ -213,7 +214,7 @@ def _known_of(pipe: Any, known: Mapping[str, Fact]) -> Fact:
     raise InvalidTypeError(f"This needs a {' or '.join(known)}; found a {type(pipe).__name__}.")
 
 
-def unguided_options(pipe: Any) -> Mapping[str, Any]:
+def unguided_options(pipe: Pipeline) -> Options:
     """The options with which a text-to-image pipeline runs without guidance."""
     pipelines = image_latents_of(pipe).pipelines
     return next(pipelines[cls.__name__] for cls in type(pipe).__mro__ if cls.__name__ in pipelines)

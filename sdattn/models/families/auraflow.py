@@ -1,7 +1,6 @@
 """AuraFlow: joint attention, eight registers before the text."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ...attention.joint_processor import Spans
 from ...prompts.tokenizing import filled
@@ -10,6 +9,7 @@ from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches, unwrapped
 from ..encoders import TextCall, zeros
 from ..family import NEGATIVE_FIRST_IN_CALL, Family
+from ..pipeline import Given, Model
 
 REGISTERS = 8  # transformer: AuraFlowTransformer2DModel.register_tokens
 
@@ -30,7 +30,7 @@ def read_auraflow(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
 
 
-def _spans(model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+def _spans(model: Model, given: Given, cells: int) -> Sequence[Spans]:
     """The blocks get the registers and the text as one."""
     states = given["encoder_hidden_states"]
     n_text = unwrapped(model).register_tokens.shape[1] + states.shape[1]

@@ -1,13 +1,11 @@
 """CogVideoX (Yang et al. 2024): videos as one sequence, joint attention with T5, the text first."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from ..encoders import read_t5
 from ..family import NEGATIVE_FIRST_IN_CALL, Family
+from ..pipeline import Given, Model
 
 
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of a latent ``[B, frames, C, rows, cols]`` that the model cuts into patches itself, over
     several frames in CogVideoX 1.5."""
     frames, _, rows, cols = given["hidden_states"].shape[1:]
@@ -19,7 +17,7 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     )
 
 
-def _fps(model: Any) -> int:
+def _fps(model: Model) -> int:
     """CogVideoX 1.5 alone cuts patches over several frames. Source: the models' cards."""
     return 16 if model.config.patch_size_t else 8
 

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from ...errors import Message
 from ...prompts.tokenizing import PAD, Token
 from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
@@ -22,8 +21,10 @@ def read_cogview4(call: TextCall, texts: list[str]) -> list[Prompt]:
     longest = max(len(read_source(tokenizer, one, **options).tokens) for one in sources)
     front = -longest % UNIT
     if call.columns not in (None, front + longest):
-        found = "{max_sequence_length} makes {0} of {1}, as many as the longest needs"
-        raise call.unexplained(Message(found, front + longest, texts, max_sequence_length=most))
+        raise call.unexplained(
+            f"`max_sequence_length={most!r}` makes {front + longest} of {texts}, as many as the "
+            "longest needs"
+        )
     options = {**options, "padding": "max_length", "max_length": longest}
     pad = Token(tokenizer.pad_token_id, tokenizer.pad_token, 0, 0, PAD)
     read = []

@@ -1,7 +1,5 @@
 """FLUX.2 and FLUX.2 klein: joint attention; prompts inside a chat."""
 
-from typing import Any
-
 from torch import Tensor
 
 from ...prompts.tokenizing import filled
@@ -12,6 +10,7 @@ from ..edits import Edits
 from ..encoders import TextCall, in_chat, read_inside, rendered
 from ..family import IN_TURN, Family
 from ..image_latents import ImageLatents, vae_latents
+from ..pipeline import Pipeline
 
 
 def read_klein(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -47,7 +46,7 @@ def read_flux2(call: TextCall, texts: list[str]) -> list[Prompt]:
     return read
 
 
-def _encode(pipe: Any, pixels: Tensor) -> Tensor:
+def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
     """Patches of 2x2 cells as channels, ``[B, 4 C, rows / 2, cols / 2]``, normed by the statistics
     of the VAE's batch norm. Source: pipeline_flux2.py, ``_encode_vae_image``."""
     latents, norm = pipe._patchify_latents(vae_latents(pipe.vae, pixels)), pipe.vae.bn

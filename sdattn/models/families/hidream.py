@@ -1,11 +1,10 @@
 """HiDream-I1: joint attention, the image first, to T5 and twice to Llama."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ...attention.joint_processor import Spans
-from ...errors import InvalidValueError, Message
+from ...errors import InvalidValueError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
@@ -13,6 +12,7 @@ from ..denoiser_call import grid_of_patches, unwrapped
 from ..encoders import TextCall
 from ..family import NEGATIVE_FIRST, Family
 from ..names import Names
+from ..pipeline import Given, Model
 
 
 def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -22,8 +22,7 @@ def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
     asked = int(call.option("max_sequence_length"))
     length, rest = (asked, 0) if call.columns is None else divmod(call.columns, 3)
     if rest or not length or call.options.get("max_sequence_length") not in (None, length):
-        found = "{max_sequence_length} makes {0}"
-        raise call.unexplained(Message(found, 3 * asked, max_sequence_length=asked))
+        raise call.unexplained(f"`max_sequence_length={asked!r}` makes {3 * asked}")
     read = []
     for text in texts:
         t5, llama = (
@@ -37,7 +36,7 @@ def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
     return read
 
 
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(model: Model, given: Given) -> tuple[int, ...]:
     if given["hidden_states"].ndim != 4:
         raise InvalidValueError(
             "HiDream was called with patches that were cut elsewhere, whose grid is not known. "
@@ -46,7 +45,7 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return grid_of_patches(model, given)
 
 
-def _spans(model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+def _spans(model: Model, given: Given, cells: int) -> Sequence[Spans]:
     """Of images that are not square the patches are filled up to as many as there can be."""
     rows, cols = given["hidden_states"].shape[-2:]
     start = cells if rows == cols else unwrapped(model).max_seq

@@ -2,9 +2,7 @@
 quoted text."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
@@ -14,6 +12,7 @@ from ..encoders import TextCall, in_template, refuse_unknown
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, read_with_glyphs
 from ..names import Names
+from ..pipeline import Given, Model
 
 # pipeline_hunyuanimage.py, extract_glyph_text, in its order
 _QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
@@ -40,7 +39,7 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     return read_with_glyphs(call, texts, whole, quoted, "num_images_per_prompt")
 
 
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of latents ``[B, C, (frames,) rows, cols]``."""
     sizes, patches = given["hidden_states"].shape[2:], model.config.patch_size
     return tuple(size // patch for size, patch in zip(sizes, patches, strict=True))
@@ -49,13 +48,11 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
 class HunyuanImage(Family):
     """The columns of both text encoders are one sequence."""
 
-    def read_call(
-        self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
+    def read_call(self, model: Model, args: tuple[object, ...], kwargs: Given) -> DenoiserCall:
         call = super().read_call(model, args, kwargs)
         return call if model.context_embedder_2 is not None else replace(call, text_2=None)
 
-    def cell(self, model: Any) -> int:
+    def cell(self, model: Model) -> int:
         return int(model.config.patch_size[-1])
 
 

@@ -2,9 +2,8 @@
 ByT5, which reads quoted text."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from ...attention.joint_processor import Spans
 from ...prompts.tokens import Prompt
@@ -13,6 +12,7 @@ from ..denoiser_call import grid_of_video
 from ..encoders import TextCall, filled_to_longest, in_chat
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, is_padding, read_with_glyphs
+from ..pipeline import Given, Model
 
 # pipeline_hunyuan_video1_5.py, extract_glyph_texts
 _QUOTED = '"(.*?)"|\u201c(.*?)\u201d'
@@ -44,7 +44,7 @@ def _quoted(text: str) -> Source | None:
     return glyph_text(text, found.values())
 
 
-def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+def _spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
     """Behind the video its image, of images to video, then what the masks leave of both texts."""
     image = given["image_embeds"]
     start = cells + (image.shape[1] if image.any() else 0)

@@ -2,15 +2,14 @@
 further."""
 
 import re
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ...errors import InvalidValueError
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
 from ..encoders import PLACEHOLDER, TextCall, read_inside
 from ..family import IN_TURN, Family
+from ..pipeline import Given, Model, Pipeline
 
 
 def read_kandinsky5(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -50,7 +49,7 @@ def _cleaned(text: str) -> Source:
     return source
 
 
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of latents ``[B, frames, rows, cols, C]``."""
     sizes = given["hidden_states"].shape[1:4]
     return tuple(size // patch for size, patch in zip(sizes, model.patch_size, strict=True))
@@ -59,7 +58,7 @@ def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
 class Kandinsky5(Family):
     """One class of models for images and for videos, each in pipelines of its own."""
 
-    def within(self, pipeline: Any) -> Family:
+    def within(self, pipeline: Pipeline) -> Family:
         is_video = any(cls.__name__ in _OF_VIDEOS for cls in type(pipeline).__mro__)
         return replace(self, video=True) if is_video else self
 

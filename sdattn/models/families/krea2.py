@@ -1,8 +1,6 @@
 """Krea 2: one stream of joint attention, the text first, padded in its middle."""
 
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ...prompts.tokenizing import TEMPLATE, Token, filled
 from ...prompts.tokens import Prompt, join_prompts
@@ -10,6 +8,7 @@ from ...prompts.words import Source
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, read_inside
 from ..family import IN_TURN, Family
+from ..pipeline import Given, Model
 
 
 def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -30,7 +29,7 @@ def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
 
 
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """By ``position_ids`` ``[T + N, (0, row, col)]``, those of the image behind the text's."""
     n_text = given["encoder_hidden_states"].shape[1]
     return grid_of_ids(model, {"img_ids": given["position_ids"][n_text:]})

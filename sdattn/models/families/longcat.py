@@ -36,7 +36,8 @@ def read_longcat(call: TextCall, texts: list[str]) -> list[Prompt]:
     )
     read = []
     for text in texts:
-        columns = _filled(call, [token for part in _parts(text) for token in _tokens(call, part)])
+        parts = (tokenize(pipe.tokenizer, part, add_special_tokens=False) for part in _parts(text))
+        columns = _filled(call, [token for tokens in parts for token in tokens])
         ids = tuple(token.id for token in columns)
         prompt = place_words(pipe.tokenizer, Source.of(text), columns)
         read.append(replace(prompt, encoded=((*before, *ids, *after),)))
@@ -59,10 +60,6 @@ def _parts(text: str) -> Iterator[Source]:
             end = start + len(piece)
             yield Source(text, piece, tuple(range(start, end)))
             start = end
-
-
-def _tokens(call: TextCall, part: Source) -> list[Token]:
-    return tokenize(call.pipe.tokenizer, part, add_special_tokens=False)
 
 
 def _filled(call: TextCall, tokens: list[Token]) -> list[Token]:

@@ -1,16 +1,14 @@
 """LTX-Video: videos as one sequence, cross-attention to T5."""
 
-from collections.abc import Mapping
-from typing import Any
-
 import torch
 
 from ...errors import InvalidValueError
 from ..encoders import read_t5
 from ..family import NEGATIVE_FIRST, Family
+from ..pipeline import Given, Model
 
 
-def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(_model: Model, given: Given) -> tuple[int, ...]:
     """Return the grid of a sequence of latents, by its numbers or by the places of its cells,
     ``[B, 3, N]``.
 

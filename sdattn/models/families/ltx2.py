@@ -1,9 +1,7 @@
 """LTX-2: videos with sound, in two streams. The video's has cross-attention to Gemma."""
 
 import math
-from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
 
 from ...errors import InvalidValueError, OptionError
 from ...prompts.tokenizing import filled
@@ -12,6 +10,7 @@ from ...prompts.words import Source
 from ..encoders import TextCall, refuse_unknown, zero_filled
 from ..family import NEGATIVE_FIRST, Family
 from ..names import Names
+from ..pipeline import Given, Model
 
 
 def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -49,12 +48,14 @@ def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
     number = call.options.get("num_videos_per_prompt") or 1
     if number > 1 and len({len(prompt.tokens) for prompt in prompts}) > 1:
         texts = [prompt.text for prompt in prompts]
-        advice = "a {0} gives videos of prompts that differ in length, as {1}, each other's masks. "
-        advice += "Draw one video a prompt, or each prompt by itself."
-        raise OptionError("num_videos_per_prompt", number, advice, type(call.pipe).__name__, texts)
+        text = (
+            f"a {type(call.pipe).__name__} gives videos of prompts that differ in length, as "
+            f"{texts}, each other's masks. Draw one video a prompt, or each prompt by itself."
+        )
+        raise OptionError("num_videos_per_prompt", number, text)
 
 
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of packed latents ``[B, frames * rows * cols, C]``.
 
     Raises:

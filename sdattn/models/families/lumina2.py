@@ -1,8 +1,7 @@
 """Lumina 2: one stream of joint attention, in each row its own text and then the image; Gemma
 behind a system prompt."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ...attention.joint_processor import Spans
 from ...prompts.tokens import Prompt
@@ -10,6 +9,7 @@ from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall, filled_to_longest, read_inside
 from ..family import IN_TURN, Family
+from ..pipeline import Given, Model
 
 
 def read_lumina2(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -21,10 +21,10 @@ def read_lumina2(call: TextCall, texts: list[str]) -> list[Prompt]:
     before = "" if call.negative else system + " <Prompt Start> "
     sources = [Source.of(text).within(before, "") for text in texts]
     read = read_inside(pipe.tokenizer, sources, truncation=True, max_length=most)
-    return filled_to_longest(call, read, "{max_sequence_length}", max_sequence_length=most)
+    return filled_to_longest(call, read, f"`max_sequence_length={most}`")
 
 
-def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+def _spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
     lengths: list[int] = given["encoder_attention_mask"].sum(dim=1).tolist()
     return [(slice(length, length + cells), slice(0, length)) for length in lengths]
 

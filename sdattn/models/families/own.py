@@ -1,17 +1,15 @@
 """Models of one's own whose attention is all :class:`sdattn.attention.MultiHeadAttention`."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor, nn
 
 from ...attention import MultiHeadAttention
 from ..attention_layer import AttentionLayer, Kind
-from ..denoiser_call import DenoiserCall
+from ..denoiser_call import DenoiserCall, head_count
 from ..family import Family
+from ..pipeline import Given, Model
 
 
-def is_own(model: Any) -> bool:
+def is_own(model: Model) -> bool:
     """Whether a model is somebody's own, its attention all of :class:`MultiHeadAttention`."""
     if not isinstance(model, nn.Module) or hasattr(type(model), "attn_processors"):
         return False
@@ -22,21 +20,19 @@ def is_own(model: Any) -> bool:
 class OwnModels(Family):
     """Models whose queries are a sequence: no argument of theirs is known by its name."""
 
-    def recognises(self, model: Any) -> bool:
+    def recognises(self, model: Model) -> bool:
         return is_own(model)
 
-    def find_layers(self, model: Any) -> list[AttentionLayer]:
+    def find_layers(self, model: Model) -> list[AttentionLayer]:
         held = model.named_modules()
         own = [pair for pair in held if isinstance(pair[1], MultiHeadAttention)]
         return [self.describe(model, *pair) for pair in own]
 
-    def describe(self, _model: Any, name: str, module: Any) -> AttentionLayer:
+    def describe(self, _model: Model, name: str, module: nn.Module) -> AttentionLayer:
         kind: Kind = "cross" if module.is_cross_attention else "self"
-        return AttentionLayer(name, "block", kind, 0, module.heads, module)
+        return AttentionLayer(name, "block", kind, 0, head_count(module), module)
 
-    def read_call(
-        self, _model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> DenoiserCall:
+    def read_call(self, _model: Model, args: tuple[object, ...], kwargs: Given) -> DenoiserCall:
         given = (value for value in (*args, *kwargs.values()) if isinstance(value, Tensor))
         batch = len(next((value for value in given if value.ndim), [0]))
         return DenoiserCall(timestep=0.0, size=None, batch=batch, text=None)

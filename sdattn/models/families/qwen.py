@@ -1,8 +1,5 @@
 """Qwen-Image and its variants for editing: joint attention; prompts inside a template."""
 
-from collections.abc import Mapping
-from typing import Any
-
 from torch import Tensor
 
 from ...prompts.tokens import Prompt
@@ -10,6 +7,7 @@ from ..edits import Edits
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown
 from ..family import IN_TURN, Family
 from ..image_latents import ImageLatents, packed, vae_latents
+from ..pipeline import Given, Model, Pipeline
 from ..qwen_chats import read_edit, read_edit_plus, read_filled
 
 
@@ -24,14 +22,14 @@ def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
     )
 
 
-def _grid_of_shapes(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid_of_shapes(_model: Model, given: Given) -> tuple[int, ...]:
     """The grid of packed patches with ``img_shapes``: for each row of the batch the shapes
     (frames, rows, cols) of its images, the one that is made first, or that one alone."""
     shape = given["img_shapes"][0]
     return tuple(shape if isinstance(shape[0], int) else shape[0])
 
 
-def _encode(pipe: Any, pixels: Tensor) -> Tensor:
+def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
     """One frame of a VAE for videos, ``(z - mean) / std`` by channel, packed. Source:
     pipeline_qwenimage_img2img.py, ``_encode_vae_image``."""
     latents, config = vae_latents(pipe.vae, pixels[:, :, None])[:, :, 0], pipe.vae.config

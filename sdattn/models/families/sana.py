@@ -1,15 +1,14 @@
 """Sana and SanaSprint: linear attention over the image, cross-attention to Gemma."""
 
 import math
-from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import Timestep, grid_of_patches
 from ..encoders import TextCall, cleaned, refuse_unknown
 from ..family import IN_TURN, NEGATIVE_FIRST, Family
+from ..pipeline import Given, Model
 
 
 def read_sana(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -47,7 +46,7 @@ class SprintTimestep(Timestep):
 class Sana(Family):
     """SanaSprint is of Sana's class, with an embedding of the guidance."""
 
-    def timestep(self, model: Any, given: Mapping[str, Any]) -> Timestep:
+    def timestep(self, model: Model, given: Given) -> Timestep:
         if model.config.guidance_embeds:
             return SprintTimestep(given["timestep"])
         return Timestep(given["timestep"], 1 / getattr(model.config, "timestep_scale", 1.0))

@@ -4,23 +4,24 @@
 has 16 places (2 in each of 3 down blocks, 1 mid, 3 in each of 3 up blocks), so 32 layers.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from torch import Tensor
+from torch.nn import Module
 
 from ..attention_layer import PLACES, AttentionLayer, Kind
 from ..chatglm import read_chatglm
-from ..denoiser_call import innermost, unwrapped
+from ..denoiser_call import head_count, innermost, unwrapped
 from ..edits import Edits
 from ..encoders import read_clip
 from ..family import NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Family, Guidance, Order
 from ..image_latents import ImageLatents, vae_latents
 from ..names import Names
+from ..pipeline import Given, Model, Pipeline
 
 
-def is_unet(model: Any) -> bool:
+def is_unet(model: Model) -> bool:
     """Whether a denoiser is a UNet, with resolutions and down, mid and up blocks."""
     # processors are asked of the class, since the property walks through the whole model
     return hasattr(model, "down_blocks") and hasattr(type(unwrapped(model)), "attn_processors")
@@ -29,13 +30,13 @@ def is_unet(model: Any) -> bool:
 class UNets(Family):
     """UNets, whatever their class, known by their blocks."""
 
-    def recognises(self, model: Any) -> bool:
+    def recognises(self, model: Model) -> bool:
         return is_unet(model) and not self.video
 
-    def find_layers(self, model: Any) -> list[AttentionLayer]:
+    def find_layers(self, model: Model) -> list[AttentionLayer]:
         return sorted(super().find_layers(model), key=lambda layer: PLACES.index(layer.place))
 
-    def describe(self, model: Any, name: str, module: Any) -> AttentionLayer:
+    def describe(self, model: Model, name: str, module: Module) -> AttentionLayer:
         place = next((place for place in PLACES if name.startswith(place)), None)
         if getattr(module, "add_k_proj", None) is not None:
             why = "its keys are those of text and image, its queries the image's alone"
@@ -53,21 +54,21 @@ class UNets(Family):
             kind = "grounded"
         elif ".ctrl_" in f".{name}":  # ControlNet-XS
             kind = "control"
-        return AttentionLayer(name, place, kind, level, module.heads, module)
+        return AttentionLayer(name, place, kind, level, head_count(module), module)
 
-    def levels(self, model: Any) -> int:
+    def levels(self, model: Model) -> int:
         return len(model.config.block_out_channels)
 
-    def frame_rows(self, given: Mapping[str, Any]) -> int:
+    def frame_rows(self, given: Given) -> int:
         return int(given["sample"].shape[2]) if self.video else 1
 
-    def image_columns(self, model: Any, given: Mapping[str, Any], _batch: int) -> int:
+    def image_columns(self, model: Model, given: Given, _batch: int) -> int:
         text = given[self.names.text]
         images = text[1:] if isinstance(text, tuple) else ()
         return _image_columns(model, images, given.get("added_cond_kwargs") or {})
 
 
-def _image_columns(model: Any, images: Sequence[list[Tensor]], added: Mapping[str, Any]) -> int:
+def _image_columns(model: Model, images: Sequence[list[Tensor]], added: Given) -> int:
     """Columns of all image prompts: of each adapter its tokens an image, times its images."""
     if images:  # a bare UNet that was given them beside the text, [B, images, tokens, width] each
         return sum(states.shape[1] * states.shape[2] for states in images[0])
@@ -82,12 +83,12 @@ def _image_columns(model: Any, images: Sequence[list[Tensor]], added: Mapping[st
     return sum(count * each for count, each in zip(counts, tokens, strict=False))
 
 
-def cells(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def cells(_model: Model, given: Given) -> tuple[int, ...]:
     """The grid of a latent ``[B, C, (frames,) rows, cols]``."""
     return tuple(given["sample"].shape[2:])
 
 
-def _encode(pipe: Any, pixels: Tensor) -> Tensor:
+def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
     """``z * scale``, or ``(z - mean) / std * scale`` where a VAE knows its mean and deviation.
     Source: ``prepare_latents`` of the image-to-image pipelines."""
     latents, config = vae_latents(pipe.vae, pixels), pipe.vae.config

@@ -2,23 +2,18 @@
 that a video begins with."""
 
 import sys
-from collections.abc import Mapping
-from typing import Any
 
-from ...errors import InvalidValueError, Message, MissingPackageError, OptionError
+from ...errors import InvalidValueError, MissingPackageError, OptionError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..denoiser_call import unwrapped
 from ..encoders import TextCall, zero_filled
 from ..family import IN_TURN, Family
+from ..pipeline import Given, Model
 
 # Of an image's tokens and the text's, diffusers takes so many, the last, for the text's
 # (transformer_wan.py, WanAttnProcessor).
 _TEXT_BESIDE_IMAGE = 512
-_ADVICE = (
-    "the layers of this {0} attend to an image as well, and diffusers takes the last {1} tokens "
-    f"for the text's. Pass {{max_sequence_length={_TEXT_BESIDE_IMAGE}}}."
-)
 
 
 def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -30,8 +25,8 @@ def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
     """
     length = call.length()
     _check_image(call, length)
-    options: dict[str, Any] = {"truncation": True, "max_length": length}
-    read = [read_source(call.pipe.tokenizer, _cleaned(call, text), **options) for text in texts]
+    tokenizer, cleaned = call.pipe.tokenizer, [_cleaned(call, text) for text in texts]
+    read = [read_source(tokenizer, one, truncation=True, max_length=length) for one in cleaned]
     return zero_filled(read, length)
 
 
@@ -47,16 +42,21 @@ def _check_image(call: TextCall, length: int) -> None:
     transformer = getattr(pipe, "transformer", None)
     if transformer is not None and _attends_to_image(transformer):
         if length != _TEXT_BESIDE_IMAGE:
-            raise OptionError("max_sequence_length", length, _ADVICE, *_values(transformer))
+            raise OptionError("max_sequence_length", length, _advice(transformer))
         videos = call.options.get("num_videos_per_prompt") or 1
         if videos > 1:
-            text = "a {0} gives the image to the first video of a prompt alone, and fails. Pass "
-            text += "the prompt as often as there are to be videos of it."
-            raise OptionError("num_videos_per_prompt", videos, text, kind)
+            text = (
+                f"a {kind} gives the image to the first video of a prompt alone, and fails. Pass "
+                "the prompt as often as there are to be videos of it."
+            )
+            raise OptionError("num_videos_per_prompt", videos, text)
     frames, from_image = call.options.get("num_frames"), call.options.get("image") is not None
     if frames == 1 and from_image and getattr(pipe.config, "expand_timesteps", False):
-        text = "a {0} of this model gives back the image as the first frame. Pass {1}, say."
-        raise OptionError("num_frames", frames, text, kind, 1 + pipe.vae_scale_factor_temporal)
+        text = (
+            f"a {kind} of this model gives back the image as the first frame. Pass "
+            f"{1 + pipe.vae_scale_factor_temporal}, say."
+        )
+        raise OptionError("num_frames", frames, text)
 
 
 def _cleaned(call: TextCall, text: str) -> Source:
@@ -73,29 +73,34 @@ def _cleaned(call: TextCall, text: str) -> Source:
             "Install it: pip install 'sdattn[video]'"
         ) from error
     if cleaned != source.text:
-        advice = "A {0} reads {1!r} for {2!r}. Pass that as the prompt."
-        raise InvalidValueError(Message(advice, type(call.pipe).__name__, cleaned, text))
+        raise InvalidValueError(
+            f"A {type(call.pipe).__name__} reads {cleaned!r} for {text!r}. Pass that as the prompt."
+        )
     return source
 
 
-def _grid(model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches itself."""
     sizes = zip(given["hidden_states"].shape[2:], model.config.patch_size, strict=True)
     return tuple(cells // patch for cells, patch in sizes)
 
 
-def _attends_to_image(model: Any) -> bool:
+def _attends_to_image(model: Model) -> bool:
     return getattr(model.config, "added_kv_proj_dim", None) is not None
 
 
-def _values(model: Any) -> tuple[str, int]:
-    return type(unwrapped(model)).__name__, _TEXT_BESIDE_IMAGE
+def _advice(model: Model) -> str:
+    return (
+        f"the layers of this {type(unwrapped(model)).__name__} attend to an image as well, and "
+        f"diffusers takes the last {_TEXT_BESIDE_IMAGE} tokens for the text's. Pass "
+        f"`max_sequence_length={_TEXT_BESIDE_IMAGE}`."
+    )
 
 
 class _Wan(Family):
     """With the image's columns behind the text's where layers attend to both."""
 
-    def image_columns(self, model: Any, given: Mapping[str, Any], batch: int) -> int:
+    def image_columns(self, model: Model, given: Given, batch: int) -> int:
         image = given.get("encoder_hidden_states_image")
         if not _attends_to_image(model):
             if image is not None:
@@ -107,7 +112,7 @@ class _Wan(Family):
             return 0
         n_text = given[self.names.text].shape[1]
         if n_text != _TEXT_BESIDE_IMAGE:
-            raise OptionError("max_sequence_length", n_text, _ADVICE, *_values(model))
+            raise OptionError("max_sequence_length", n_text, _advice(model))
         # of a first and a last image, which are rows of their own, each video has both
         return 0 if image is None else len(image) * image.shape[1] // batch
 

@@ -1,15 +1,15 @@
 """Z-Image and Z-Image-Turbo: one stream of joint attention, the image and then the caption, each
 row of its own length; prompts inside a chat."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 from ...attention.joint_processor import Spans
-from ...errors import InvalidTypeError, Message
+from ...errors import InvalidTypeError
 from ...prompts.tokens import Prompt
 from ..encoders import PLACEHOLDER, TextCall, in_chat, read_inside, refuse_unknown, zero_filled
 from ..family import Family, Guidance
 from ..names import Names
+from ..pipeline import Given, Model
 
 UNIT = 32  # tokens: image and caption are filled up to multiples (SEQ_MULTI_OF)
 
@@ -27,8 +27,10 @@ def read_z_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     longest = max(_filled(len(prompt.tokens)) for prompt in read)
     columns = longest if call.columns is None else call.columns
     if columns < longest or columns % UNIT:
-        found = "{max_sequence_length} makes {0} of {1}, or more where another text is longer"
-        raise call.unexplained(Message(found, longest, texts, max_sequence_length=most))
+        raise call.unexplained(
+            f"`max_sequence_length={most!r}` makes {longest} of {texts}, or more where another "
+            "text is longer"
+        )
     return zero_filled(read, columns)
 
 
@@ -36,7 +38,7 @@ def _filled(tokens: int) -> int:
     return tokens + -tokens % UNIT
 
 
-def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
+def _grid(_model: Model, given: Given) -> tuple[int, ...]:
     """Return the grid of latents ``[C, frames, rows, cols]``, one per row of the batch.
 
     Raises:
@@ -53,7 +55,7 @@ def _grid(_model: Any, given: Mapping[str, Any]) -> tuple[int, ...]:
     return frames // given.get("f_patch_size", 1), rows // patch, cols // patch
 
 
-def _spans(_model: Any, given: Mapping[str, Any], cells: int) -> Sequence[Spans]:
+def _spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
     start = _filled(cells)
     lengths = (_filled(len(caption)) for caption in given["cap_feats"])
     return [(slice(0, cells), slice(start, start + length)) for length in lengths]

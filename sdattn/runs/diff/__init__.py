@@ -3,11 +3,10 @@
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import torch
 
-from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning, warn
+from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning, refuse, warn
 from ...maps.presets import Preset
 from ..folder import SavedRun, load_run
 from ..imagerun import ImageRun
@@ -53,9 +52,7 @@ def diff(
         UserWarning: the maps come from different layers.
     """
     if isinstance(words, str):
-        raise InvalidValueError(
-            f"words={words!r}: pass a list of words and phrases, or None for all."
-        )
+        raise refuse("words", words, "a list of words and phrases, or None for all")
     first, second = _side(a), _side(b)
     _check(first, second)
     maps = first.heatmaps, second.heatmaps
@@ -166,16 +163,16 @@ def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
     return parts[0][-1], parts[1][-1]
 
 
-def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[Any, Any]]:
+def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[object, object]]:
     """What the two runs were asked for and is not the same, name to (A's, B's)."""
     of_a, of_b = _settings(a.settings), _settings(b.settings)
     names = [name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name)]
     return {name: (of_a.get(name), of_b.get(name)) for name in names}
 
 
-def _settings(settings: RunSettings) -> dict[str, Any]:
+def _settings(settings: RunSettings) -> dict[str, object]:
     """Flat: ``guidance_scale``, ``version of torch``."""
-    flat: dict[str, Any] = {}
+    flat: dict[str, object] = {}
     for name, value in settings.alone().to_json().items():
         if name in ("options", "loading"):
             flat |= value

@@ -40,7 +40,7 @@ class Comparison:
     image_a: Image.Image
     image_b: Image.Image
     words: list[WordDifference]
-    settings: dict[str, tuple[Any, Any]]
+    settings: dict[str, tuple[object, object]]
     heatmaps: tuple[Heatmaps, Heatmaps]
 
     def __repr__(self) -> str:
@@ -154,7 +154,7 @@ def _add(maps: list[Heatmap], heatmap: Heatmap | None) -> int | None:
     return len(maps) - 1
 
 
-def _short(value: Any) -> str:
+def _short(value: object) -> str:
     """A setting in few letters: a long list is shown by its ends, no setting by a dash."""
     if isinstance(value, list) and len(value) > 4:
         return f"{value[0]} … {value[-1]} ({len(value)})"

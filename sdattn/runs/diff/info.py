@@ -62,7 +62,7 @@ class DiffInfo(Record):
     """The document; ``settings`` has A's and B's of each that differs."""
 
     runs: Sequence[ComparedRun]
-    settings: Mapping[str, tuple[Any, Any]]
+    settings: Mapping[str, tuple[object, object]]
     words: Sequence[WordNumbers]
 
     def to_json(self) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         run=run,
         data=data,
         image=image,
-        parts=pieces(prompt, _spans(run.heatmaps)),
+        parts=pieces(prompt, {(w.start, w.end): n for n, w in enumerate(run.heatmaps.held)}),
         texts=[(n, _TITLES[n], text, [m.label for m in held]) for n, text, held in texts],
         unlearnt=demo.unlearnt(said, lora_names(run.settings.loading)) if demo else "",
         cut_off=[word.text for word in prompt.truncated],
@@ -112,7 +112,7 @@ def _data(
     }
 
 
-def _text(name: str, held: Sequence[Heatmap]) -> dict[str, Any]:
+def _text(name: str, held: Sequence[Heatmap]) -> dict[str, object]:
     """What the page knows of a text beside the prompt. What changes without "of" counts as much as
     what changes without "cat"."""
     is_change = name in FURTHER and FURTHER[name].changes
@@ -169,14 +169,9 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
     return [group for group in found if group[2]]
 
 
-def _spans(heatmaps: Heatmaps) -> dict[tuple[int, int], int]:
-    """Where the words that have a map stand in the prompt's text, (start, end) to their number."""
-    return {(word.start, word.end): number for number, word in enumerate(heatmaps.held)}
-
-
-def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, Any]]:
+def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
     """A row a token column; padding that follows itself is one row."""
-    rows: list[dict[str, Any]] = []
+    rows: list[dict[str, object]] = []
     words = {column: word.text for word in prompt.words for column in word.columns}
     captured = set(held)
     for column, token in enumerate(prompt.tokens):

@@ -1,10 +1,10 @@
-/* What pages with maps share. Maps come as bytes; they are brought to the image's size here, as
-   sdattn.render does it: bilinear between the centres of cells.
+/* Shared by pages with maps. Maps arrive as bytes and are resized to the image here, as sdattn.render
+   does: bilinear between cell centres.
 
-   A page has `state` (opacity, stretch, colormap, hovered, pinned, bare) and `draw()`. */
+   A page defines `state` (opacity, stretch, colormap, hovered, pinned, bare) and `draw()`. */
 
 const LONG_SIDE = 512;
-const NO_WORD = -1; // is hovered where the images are shown in their own colours
+const NO_WORD = -1; // hovered while the images show their original colours
 const page = JSON.parse($("data").textContent);
 
 /* ---- maps ---- */
@@ -26,7 +26,7 @@ async function unpack() {
   }
 }
 
-/* A map as shades of 0 to 255 at every pixel of a canvas. */
+/* Return a map's shade, 0 to 255, at every pixel of a canvas. */
 function upsampled(number, { width, height }) {
   const [rows, cols] = page.maps[number], start = starts[number], out = new Float32Array(width * height);
   const along = (size, many) => Array.from({ length: size }, (_, i) => {
@@ -48,7 +48,7 @@ function upsampled(number, { width, height }) {
 
 /* ---- colours ---- */
 
-/* Each pixel's place between the ends of the scale, in [0, 1]. */
+/* Return each pixel's position on the scale, in [0, 1]. */
 function placesOf({ number, range: [low, high] }, canvas) {
   const [, , least, most] = page.maps[number];
   const places = upsampled(number, canvas), scale = high > low ? 1 / (high - low) : 0;
@@ -57,7 +57,7 @@ function placesOf({ number, range: [low, high] }, canvas) {
   return places;
 }
 
-/* The higher a value, the more opaque: where there is nothing, the image is bare. */
+/* Draw one map: the higher a value, the more opaque; at 0 the image is bare. */
 function drawHeat(pixels, places, even) {
   const table = colours[state.colormap], alpha = state.opacity * 255;
   for (let i = 0; i < places.length; i++) {
@@ -67,7 +67,7 @@ function drawHeat(pixels, places, even) {
   }
 }
 
-/* Several words: each in a colour of its own, the stronger the higher its value. */
+/* Draw several words, each in its own colour, stronger for higher values. */
 function drawPins(pixels, all, tints) {
   for (let i = 0; i < all[0].length; i++) {
     let red = 0, green = 0, blue = 0, sum = 0, most = 0;
@@ -81,7 +81,7 @@ function drawPins(pixels, all, tints) {
   }
 }
 
-/* Maps over an image: {number, range, even, tint}, tint null for one that is shown alone. */
+/* Draw maps over an image: {number, range, even, tint}; tint is null for a single map. */
 function paint(canvas, maps) {
   const context = canvas.getContext("2d");
   if (!maps.length) { context.clearRect(0, 0, canvas.width, canvas.height); return; }
@@ -91,8 +91,8 @@ function paint(canvas, maps) {
   context.putImageData(image, 0, 0);
 }
 
-/* `part` is [left, top, right, bottom], parts of the image that the maps are of: the canvas lies
-   there. */
+/* Place the canvas on the part of the image that the maps cover: [left, top, right, bottom], as
+   fractions. */
 const WHOLE = [0, 0, 1, 1];
 function fit(canvas, [width, height], part) {
   const [left, top, right, bottom] = part ?? WHOLE, scale = LONG_SIDE / Math.max(width, height);
@@ -103,14 +103,14 @@ function fit(canvas, [width, height], part) {
     canvas.style[side] = `${100 * share}%`;
 }
 
-/* The words whose heat is shown; none where the images are to be seen in their own colours. */
+/* Return the words whose heat is shown; none while the images show their original colours. */
 function shown() {
   if (state.hovered === NO_WORD) return [];
   return state.hovered !== null ? [state.hovered] : state.bare ? [] : state.pinned;
 }
 const pinColour = (word) => pinColours[state.pinned.indexOf(word)];
 const linear = (shade) => (shade <= 10 ? shade / 3294 : ((shade / 255 + 0.055) / 1.055) ** 2.4);
-/* Black or white, whichever has the higher contrast (WCAG 2.2, relative luminance). */
+/* Return black or white, whichever has more contrast (WCAG 2.2, relative luminance). */
 function inkOn([red, green, blue]) {
   const light = 0.2126 * linear(red) + 0.7152 * linear(green) + 0.0722 * linear(blue);
   return light > 0.179 ? "#000" : "#fff";
@@ -126,7 +126,7 @@ function drawScale([low, high], unit) {
   $("high").textContent = `${told(high)} ${unit}`;
 }
 
-/* A word's button: whether it is pinned, in its colour where there are several, and its peak. */
+/* Style a word's button: pinned or not, its colour if several are pinned, and its peak. */
 function dress(button, word, peak, top, unit) {
   const pinned = state.pinned.includes(word), tint = pinned && state.pinned.length > 1 ? pinColour(word) : null;
   button.setAttribute("aria-pressed", String(pinned));
@@ -137,7 +137,7 @@ function dress(button, word, peak, top, unit) {
   button.style.setProperty("--on-pin", tint ? inkOn(tint) : "");
 }
 
-/* The pinned words: label and text of each, with its colour where there are several. */
+/* Draw the pinned words: label and text, with colours if there are several. */
 function drawLegend(textsOf) {
   $("legend").hidden = !state.pinned.length;
   $("pins").replaceChildren(...state.pinned.map((word) => {
@@ -151,7 +151,7 @@ function drawLegend(textsOf) {
   }));
 }
 
-/* ---- what people do ---- */
+/* ---- input ---- */
 
 function pin(word) {
   const at = state.pinned.indexOf(word);
@@ -162,7 +162,7 @@ function pin(word) {
   keepBare(false);
 }
 
-/* Whether the images stay in their own colours, whatever is pinned. */
+/* Keep the images in their original colours, or stop doing so. */
 function keepBare(bare) {
   state.hovered = null;
   state.bare = bare;
@@ -170,10 +170,10 @@ function keepBare(bare) {
   draw();
 }
 
-/* The images small and in their own colours. The file holds each once, in the stage. */
+/* Show the images small, in their original colours. The file holds each image once, in the stage. */
 function showSmall(images) {
   const label = document.createElement("span");
-  label.textContent = "own colours";
+  label.textContent = "original colours";
   $("own").replaceChildren(...images.map(({ src }) => Object.assign(new Image(), { src, alt: "" })), label);
   $("own").hidden = false;
 }
@@ -199,7 +199,7 @@ $("unpin").addEventListener("click", () => {
 
 /* ---- saving ---- */
 
-/* What stands below an image that is saved: the colours of one word, or those of several. */
+/* Return the lines below a saved image: one word's colour scale, or several words' colours. */
 function linesOf(some, textOf) {
   if (!some.length) return [];
   if (some.length > 1) return some.map((word) => ({ tint: pinColour(word), text: textOf(word) }));
@@ -207,7 +207,7 @@ function linesOf(some, textOf) {
   return [{ tint: null, text: textOf(some[0]) + scale }];
 }
 
-/* An image as it is shown, with the heat on it. */
+/* Return an image as shown, with its heat. */
 function withHeat({ image, heat, size, part }) {
   const view = document.createElement("canvas"), brush = view.getContext("2d");
   const [left, top, right, bottom] = part ?? WHOLE;
@@ -224,7 +224,7 @@ function withHeat({ image, heat, size, part }) {
   return view;
 }
 
-/* Images beside each other with their names, below them the words in their colours, as a PNG. */
+/* Save images side by side with their names, and the words in their colours below, as a PNG. */
 function save(parts, lines, names) {
   const gap = 12, line = 24, views = parts.map(withHeat), named = parts.some(({ name }) => name) ? line : 0;
   const sheet = document.createElement("canvas"), brush = sheet.getContext("2d");
@@ -266,7 +266,7 @@ function save(parts, lines, names) {
 
 /* ---- controls ---- */
 
-const sliders = []; // each tells where it stands, which may hang on the others
+const sliders = []; // each updates its label, which may depend on the others
 function slider(id, name, change) {
   const input = $(id);
   if (!input) return;
@@ -278,7 +278,7 @@ function slider(id, name, change) {
   change(Number(input.value));
 }
 
-/* The controls that every page of maps has; then the first drawing, and that of the maps. */
+/* Set up the controls on every page with maps, draw once, and again when the maps are unpacked. */
 function begin() {
   slider("opacity", () => `${Math.round(100 * state.opacity)} %`, (value) => (state.opacity = value / 100));
   $("stretch").addEventListener("change", () => { state.stretch = $("stretch").checked; draw(); });

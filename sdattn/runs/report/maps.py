@@ -9,7 +9,7 @@ import math
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 from torch import Tensor
@@ -25,6 +25,8 @@ from ..imagerun import (
     step_groups,
     step_heatmaps,
 )
+
+_Item = TypeVar("_Item")
 
 # Cells at most of the heatmaps, of the groups of layers, of the steps, heads and further texts:
 # together, however noisy, they leave room for an image in a page of 3 MB.
@@ -116,7 +118,8 @@ def _packed(maps: Sequence[Tensor]) -> tuple[list[Shape], str]:
     for values in maps:
         shades, low, high = _in_shades(values.numpy())
         shapes.append((*shades.shape[-2:], float(f"{low:.5g}"), float(f"{high:.5g}")))
-        cells.append(_differences(shades))
+        # Neighbours of a smooth map differ by little, which packs into fewer bytes.
+        cells.append(np.diff(shades, axis=-1, prepend=np.uint8(0)).tobytes())
     return shapes, base64.b64encode(zlib.compress(b"".join(cells), 6)).decode()
 
 
@@ -137,7 +140,7 @@ def _has_room(maps: Sequence[Tensor], part: str) -> bool:
     return sum(values.numel() for values in maps) <= _BUDGETS[part] * _COARSEST**2
 
 
-def _evenly(items: Sequence[Any], most: int) -> list[Any]:
+def _evenly(items: Sequence[_Item], most: int) -> list[_Item]:
     """All of them, or so many from the first to the last."""
     number = min(len(items), most)
     return [items[round(i * (len(items) - 1) / max(number - 1, 1))] for i in range(number)]
@@ -167,8 +170,3 @@ def _in_shades(values: np.ndarray) -> tuple[np.ndarray, float, float]:
     low, high = float(values.min()), float(values.max())
     scale = 255 / (high - low) if high > low else 0.0
     return np.rint((values - low) * scale).astype(np.uint8), low, high
-
-
-def _differences(shades: np.ndarray) -> bytes:
-    """Neighbours of a smooth map differ by little, which packs into fewer bytes."""
-    return np.diff(shades, axis=-1, prepend=np.uint8(0)).tobytes()

@@ -20,8 +20,8 @@ def page(
     home: Path = _HERE,
     shared: Sequence[str] = (),
     further: Sequence[str] = (),
-    images: str = "",
-    **values: Any,
+    images_from: str = "",
+    **values: object,
 ) -> bytes:
     """A page.
 
@@ -31,15 +31,15 @@ def page(
         home: the folder that has it, where that is another room's.
         shared: names of what several pages have, here.
         further: names of what only some of these pages have, here; they come last.
-        images: where images may come from but the page itself, as a content security policy puts
-            it.
+        images_from: where images may come from but the page itself, as a content security policy
+            puts it.
         values: for the template, escaped wherever they stand.
     """
     files = [*(_HERE / part for part in ("theme", *shared)), home / name]
     files += [_HERE / part for part in further]
     style = "\n".join(_read(file.with_suffix(".css")) for file in files)
     script = "\n".join(_read(file.with_suffix(".js")) for file in files)
-    policy = f"default-src 'none'; img-src data: {images}; style-src '{_hash(style)}'; "
+    policy = f"default-src 'none'; img-src data: {images_from}; style-src '{_hash(style)}'; "
     policy += f"script-src '{_hash(script)}'; base-uri 'none'; form-action 'none'"
     values |= {"style": style, "script": script, "policy": policy}
     html: str = _template(home, name).render(**values)

@@ -1,5 +1,5 @@
-/* The page of two images. A row is a word of the first image and the word of the other that is
-   linked with it, [a, b]; null where one has none. */
+/* The page for two images. A row links a word in the first image with one in the other, [a, b]; null
+   if there is none. */
 
 const stage = $("stage"), halves = [$("a"), $("b")];
 const buttons = [...document.querySelectorAll(".word")];
@@ -17,7 +17,7 @@ const halfAlone = (row) => (rows()[row][0] === null ? 1 : rows()[row][1] === nul
 
 const imageOf = (figure) => figure.querySelector("img:not([hidden])");
 
-/* Both words, once where they are the same. */
+/* Return both words, or one if they are the same. */
 function nameOf(row) {
   const labels = [0, 1].map((half) => labelOf(row, half)).filter((label) => label !== null);
   return [...new Set(labels)].join(" → ");
@@ -49,7 +49,7 @@ const rangeOf = (row, half) => (state.stretch ? page.maps[mapOf(row, half)].slic
 
 function drawButton(button) {
   const row = rowOf(button), half = Number(button.dataset.side > 0);
-  if (row < 0) return; // of an image that is not compared now
+  if (row < 0) return; // belongs to an image that is not compared now
   dress(button, row, peakOf(row, half), page.top, page.unit);
   button.classList.toggle("alone", halfAlone(row) !== null);
   const linked = labelOf(row, 1 - half);
@@ -110,9 +110,9 @@ function drawTable() {
   }));
 }
 
-/* ---- what people do ---- */
+/* ---- input ---- */
 
-/* Choose the image on the right; words that stay pinned are those of the first image. */
+/* Choose the image on the right; the first image's words stay pinned. */
 function choose(other) {
   const kept = state.pinned.map((row) => rows()[row][0]).filter((word) => word !== null);
   state.other = other;
@@ -133,7 +133,7 @@ function choose(other) {
   draw();
 }
 
-/* The first image left of the slider, the other right of it. */
+/* Show the first image left of the slider, the other right of it. */
 function wipe(value) {
   const share = Math.round(Math.min(100, Math.max(0, value))), [left, right] = sides();
   stage.style.setProperty("--wipe", `${share}%`);

@@ -7,20 +7,19 @@ const texts = [{ name: "prompt", words: page.words, content: page.content }, ...
 const words = texts.flatMap((text) => text.words.map((label) => ({ label, text })));
 texts.reduce((first, text) => ((text.first = first), first + text.words.length), 0);
 
-/* Each frame of a video's latent is a map of its own, behind the one before; an image has one. */
+/* Each latent frame of a video has its own map, in order; an image has one. */
 const depth = page.video ? Math.max(...page.video.latent) + 1 : 1;
 page.maps = page.maps.flatMap((shape) => Array(depth).fill(shape));
 
 const state = {
   step: 0, group: 0, head: 0, opacity: 0.85, stretch: false, colormap: "",
   hovered: null, pinned: [...page.first], bare: false, spot: null, kept: false,
-  frame: 0, when: "", // of a video: that of the latent, and the name of its own
+  frame: 0, when: "", // for a video: the latent frame, and the video frame's name
 };
 
 /* ---- maps ---- */
 
-/* The number of the map that a word has in the step and group of layers, or head, that are chosen,
-   in the frame that is shown. */
+/* Return the number of a word's map for the chosen step and layers, or head, and the current frame. */
 const mapOf = (word) => lookOf(word) * depth + state.frame;
 function lookOf(word) {
   const own = page.words.length, groups = page.groups.length + 1, looks = (page.steps.length + 1) * groups;
@@ -29,15 +28,15 @@ function lookOf(word) {
 }
 const peakOf = (word) => page.maps[mapOf(word)][3];
 
-/* The highest values of the words of a text; of its content words, where it has any. */
+/* Return a text's highest value, over its content words if it has any. */
 const peaksOf = ({ first, words: labels }) => labels.map((_, i) => peakOf(first + i));
 function topOf(text) {
   const peaks = peaksOf(text), content = peaks.filter((_, i) => text.content[i]);
   return Math.max(...(content.length ? content : peaks));
 }
 
-/* (lowest, highest) of the colours: one scale for all words of a text, from 0 to the peak of its
-   strongest content word; or stretched over the word's own values. */
+/* Return the colour scale's ends: from 0 to the peak of the text's strongest content word, or, if
+   stretched, the word's own lowest and highest value. */
 const stretched = (word) => state.stretch && words[word].text.name !== "causal";
 const rangeOf = (word) => (stretched(word) ? page.maps[mapOf(word)].slice(2) : [0, topOf(words[word].text)]);
 
@@ -74,13 +73,13 @@ function unitOf(word) {
 function drawCaption(some) {
   const names = some.map((word) => `“${words[word].label}” peak ${told(peakOf(word))}`).join(", ");
   const whole = some.some((word) => words[word].text.name !== "prompt");
-  const look = whole ? "of the whole run" : `${groupName()} · ${stepName()}`;
+  const look = whole ? "over the whole run" : `${groupName()} · ${stepName()}`;
   $("caption").textContent = some.length ? `${names} · ${look}` : "";
 }
 
 /* ---- a spot ---- */
 
-/* The text whose words are told: that of the word in view, or the prompt. */
+/* Return the text whose words are listed: the current word's, or the prompt. */
 function textInView() {
   const some = shown();
   return some.length ? words[some[some.length - 1]].text : texts[0];
@@ -116,7 +115,7 @@ function drawSpot() {
 
 const say = () => ($("spot-told").textContent = `${$("spot-where").textContent}. ${toldOf($("spot-words"))}`);
 
-/* ---- what people do ---- */
+/* ---- input ---- */
 
 for (const [i, button] of buttons.entries()) listen(button, () => i);
 
@@ -146,7 +145,7 @@ $("copy")?.addEventListener("click", async () => {
   try {
     await navigator.clipboard.writeText(text);
   } catch {
-    getSelection().selectAllChildren($("command")); // at least there to be copied by hand
+    getSelection().selectAllChildren($("command")); // so that it can be copied by hand
     if (!document.execCommand("copy")) { $("copied").textContent = "selected: press Ctrl+C"; return; }
   }
   $("copied").textContent = "copied";

@@ -1,23 +1,23 @@
-/* What pages share that tell the words at a spot of an image. Such a page has `stage`, `state.spot`
-   ({ x, y }, each a part of the image's width and height, or null), `state.kept`, `drawSpot()`. */
+/* Shared by pages that list the words at a spot in an image. Such a page defines `stage`, `state.spot`
+   ({ x, y } as fractions of the image's width and height, or null), `state.kept`, `drawSpot()`. */
 
 const MOST_ROWS = 12;
 const touch = matchMedia("(hover: none)");
 
-/* A spot of the image as parts of what the maps are of; null outside of that. */
+/* Return a spot as fractions of the part that the maps cover; null outside it. */
 function within({ x, y }, part) {
   const [left, top, right, bottom] = part ?? WHOLE;
   const inside = x >= left && x < right && y >= top && y < bottom;
   return inside ? { x: (x - left) / (right - left), y: (y - top) / (bottom - top) } : null;
 }
 
-/* (rows, cols) of the whole image in cells of a map of a part of it. */
+/* Return the whole image's (rows, cols), in cells of a map for a part of it. */
 function wholeGrid([rows, cols], part) {
   const [left, top, right, bottom] = part ?? WHOLE;
   return [Math.round(rows / (bottom - top)), Math.round(cols / (right - left))];
 }
 
-/* The value of a map in the cell of a spot. */
+/* Return a map's value at a spot. */
 function valueAt(number, { x, y }) {
   const [rows, cols, low, high] = page.maps[number];
   const row = Math.min(rows - 1, Math.floor(y * rows)), col = Math.min(cols - 1, Math.floor(x * cols));
@@ -31,7 +31,7 @@ function drawCross(cross) {
   cross.style.top = `${100 * state.spot.y}%`;
 }
 
-/* Words by their values, the highest first: { label, value }, a bar of 1 for `most`. */
+/* List words, { label, value }, highest first; the bar for `most` is full. */
 function drawWords(list, found, most) {
   found.sort((a, b) => b.value - a.value);
   list.replaceChildren(...found.slice(0, MOST_ROWS).map(({ label, value }) => {
@@ -48,8 +48,8 @@ function drawWords(list, found, most) {
 
 const toldOf = (list) => [...list.children].slice(0, 5).map((one) => `${one.firstChild.textContent} ${one.lastChild.textContent}`).join(", ");
 
-/* `boxOf` has the image that an event is in, `gridOf()` (rows, cols) the steps of the arrow keys;
-   `keeps()` whether a click keeps a spot; `say()` tells it to those who cannot see it. */
+/* `boxOf` finds the image under an event, `gridOf()` the (rows, cols) for the arrow keys; `keeps()`
+   decides whether a click keeps a spot; `say()` announces it to screen readers. */
 function listenToSpots({ boxOf, gridOf, keeps, say }) {
   const spotOf = (event) => {
     const box = boxOf(event).getBoundingClientRect();
@@ -81,7 +81,7 @@ function listenToSpots({ boxOf, gridOf, keeps, say }) {
     drawSpot();
     say();
   });
-  document.addEventListener("keydown", ({ key, target }) => { // in a list or a slider Escape is its own
+  document.addEventListener("keydown", ({ key, target }) => { // lists and sliders use Escape themselves
     if (key !== "Escape" || target === stage || target.matches?.("select, input")) return;
     [state.spot, state.kept] = [null, false];
     unpin();

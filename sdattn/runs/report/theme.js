@@ -1,6 +1,6 @@
 "use strict";
-/* What both pages share: a short name for elements, and the choice of light or dark, which a
-   browser keeps from page to page where it lets pages of a disk keep anything. */
+/* Shared by all pages: a short name for elements, and the light or dark theme, which the browser
+   remembers if it lets pages on disk store anything. */
 
 const $ = (id) => document.getElementById(id);
 {
@@ -15,7 +15,7 @@ const $ = (id) => document.getElementById(id);
     const kept = localStorage.getItem(key);
     if (themes.includes(kept)) theme = kept;
   } catch {
-    // nothing is kept
+    // storage is not available
   }
   show(theme);
   $("theme").addEventListener("click", () => {
@@ -24,15 +24,15 @@ const $ = (id) => document.getElementById(id);
     try {
       localStorage.setItem(key, theme);
     } catch {
-      // it lasts as long as the page
+      // the choice lasts as long as the page
     }
   });
 }
-if (parent !== window) { // in a frame, whose height may follow the page's
+if (parent !== window) { // in a frame, which may follow the page's height
   const root = document.documentElement, height = () => Math.ceil(root.getBoundingClientRect().height);
   const tell = () => parent.postMessage({ sdattnHeight: height() }, "*");
-  // 1vh would grow with the frame, and a frame that is not laid out yet is 0 high
+  // 1vh would grow with the frame, and a frame without layout has height 0
   root.style.setProperty("--screen", `${Math.min(820, screen.availHeight || 820)}px`);
-  addEventListener("load", tell); // observers wait until the frame is in view
+  addEventListener("load", tell); // observers wait until the frame is visible
   new ResizeObserver(tell).observe(root);
 }

@@ -1,5 +1,5 @@
-/* The player of a video's page: its frames, a slider through them, and a strip a pinned word, in which
-   a colour is the mean of the word's map in a frame. It comes last, and runs before maps are there. */
+/* The video player: the frames, a slider, and a strip per pinned word whose colours are the mean of the
+   word's map in each frame. Loaded last; it runs before the maps are unpacked. */
 
 const video = page.video, many = video.frames.length, seek = $("frame");
 const images = video.frames.map((uri, i) => {
@@ -7,7 +7,7 @@ const images = video.frames.map((uri, i) => {
   const { width, height } = $("image");
   return Object.assign(new Image(width, height), { decoding: "sync", alt: "", src: uri });
 });
-const small = document.createElement("canvas"); // the frame in its own colours
+const small = document.createElement("canvas"); // the frame in its original colours
 const playing = { on: false, at: video.middle, first: 0, since: 0 };
 
 /* ---- frames ---- */
@@ -26,7 +26,7 @@ function tellFrame() {
   $("strips").style.setProperty("--at", (playing.at + 0.5) / many);
 }
 
-/* Show a frame of the video, counted from 0, and what the words do in it. */
+/* Show a frame, counted from 0, with its heat. */
 function showFrame(frame) {
   const old = $("image"), next = images[frame];
   if (old !== next) {
@@ -72,7 +72,7 @@ function goTo(frame) {
 
 /* ---- strips ---- */
 
-const kept = new Map(); // means by the number of a word's first map
+const kept = new Map(); // means, by the number of the word's first map
 
 function meansOf(word) {
   const first = lookOf(word) * depth;
@@ -87,7 +87,7 @@ function meansOf(word) {
   return kept.get(first);
 }
 
-/* The ends of a strip's colours: one scale for all words of a text, or the word's own. */
+/* Return the ends of a strip's colours: one scale for all words in a text, or the word's own. */
 function endsOf(word) {
   if (stretched(word)) return [Math.min(...meansOf(word)), Math.max(...meansOf(word))];
   const { text } = words[word];
@@ -125,14 +125,14 @@ function stripOf(word) {
 function drawStrips() {
   if (!cells) return;
   $("strips").replaceChildren(...state.pinned.map(stripOf));
-  $("strips-note").textContent = state.pinned.length ? "A strip is a word’s mean by frame; on the right its highest." : "Pin a word to see its mean by frame.";
+  $("strips-note").textContent = state.pinned.length ? "Each strip shows a word’s mean by frame; its highest value is on the right." : "Pin a word to see its mean by frame.";
 }
 
-/* ---- what people do ---- */
+/* ---- input ---- */
 
 $("play").addEventListener("click", () => play(!playing.on));
 seek.addEventListener("input", () => goTo(Number(seek.value)));
-document.addEventListener("keydown", (event) => { // elsewhere a space has a meaning of its own
+document.addEventListener("keydown", (event) => { // other controls use Space themselves
   const { key, target } = event;
   if (key !== " " || (target !== seek && target.closest?.("button, select, input, summary, a, [tabindex]"))) return;
   event.preventDefault();

@@ -1,13 +1,11 @@
 """The video of a page: its frames as images, and when each is shown."""
 
-from typing import Any
-
 from ...files.videos import Video
 from ...maps.heatmap import latent_frames
 from .images import video_uris
 
 
-def video_data(video: Video, latent: int) -> tuple[dict[str, Any], str]:
+def video_data(video: Video, latent: int) -> tuple[dict[str, object], str]:
     """What the page's script is to know of a video, and the data URI of its middle frame, which the
     page opens with.
 

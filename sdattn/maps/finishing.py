@@ -1,0 +1,43 @@
+"""`finish()`: aggregated maps of one image -> its heatmaps, as a preset has them."""
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from ..models.crops import Crop
+from ..prompts.tokens import Prompt
+from .aggregation import contrast, rescaled, sharpened
+from .heatmaps import Heatmaps
+from .laying import cut
+from .masks import smooth
+from .presets import Preset
+
+
+def finish(
+    maps: Tensor,
+    prompt: Prompt,
+    preset: Preset,
+    columns: Sequence[int] | None = None,
+    frames: Sequence[int] | None = None,
+    crop: Crop | None = None,
+) -> Heatmaps:
+    """Return the heatmaps of one image's aggregated maps.
+
+    Args:
+        maps: ``[(frames,) rows, cols, columns]``.
+        columns, frames: the token columns and the frames that there are; None for all.
+        crop: the part of the image that was drawn.
+    """
+    maps = cut(maps.movedim(-1, 0), crop).movedim(0, -1)
+    if preset.contrast:
+        columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
+        maps = contrast(maps, columns, preset.contrast)
+    elif preset.compares_words:
+        maps = maps.clamp(min=0)
+    if preset.rescale:
+        maps = rescaled(maps, prompt)
+    if preset.sharpen != 1:
+        maps = sharpened(maps, preset.sharpen)
+    if preset.sigma:
+        maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
+    return Heatmaps(prompt, maps, columns, preset=preset, frames=frames, crop=crop)

@@ -1,0 +1,103 @@
+"""Plain sentences: turns of phrase that docs/contributing asks to avoid, counted room by room.
+
+The counts may only fall. After a rewrite, lower the room's numbers in MOST, or delete them at 0.
+"""
+
+import ast
+import re
+from collections import Counter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").rglob("*.md")]
+CODE = re.compile(r"```.*?```|``.*?``|`[^`\n]*`|\"[^\"\n]*\"", re.DOTALL)  # and quoted names
+PATTERNS = {
+    "first word": re.compile(r"\A\s*(?:What|Whether|Of|Those|Where|Have)\b"),  # docstrings only
+    "a: of b": re.compile(r"^\s+[*\w, ]+: of ", re.MULTILINE),  # docstrings only
+    "those of": re.compile(r"\bth(?:ose|at) of\b", re.IGNORECASE),
+    "picture": re.compile(r"\b(?:pictures?|films?)\b", re.IGNORECASE),
+    "Of": re.compile(r"(?:\A|\n\s*\n|[.!?:|]|\n *[-*]|\n *\d\.)[\s*]*(?:Of|Behind|Beside)\b"),
+}
+MOST = {
+    "__init__": {"first word": 1},
+    "app": {"first word": 4, "those of": 5, "Of": 1},
+    "attention": {"first word": 8, "a: of b": 6, "those of": 2, "Of": 3},
+    "batch": {"first word": 34, "a: of b": 36, "those of": 24},
+    "cli": {"first word": 9, "those of": 6, "Of": 9},
+    "control": {"first word": 17, "a: of b": 4, "those of": 10, "Of": 3},
+    "edit": {"first word": 1, "a: of b": 1},
+    "errors": {"first word": 6},
+    "figures": {"first word": 4, "a: of b": 6, "those of": 2, "Of": 3},
+    "files": {"first word": 14, "a: of b": 7},
+    "hooks": {"first word": 80, "a: of b": 28, "those of": 35, "Of": 23},
+    "inversion": {"first word": 3, "a: of b": 7, "those of": 1, "Of": 1},
+    "loading": {"first word": 12, "a: of b": 12, "those of": 4, "Of": 1},
+    "maps": {"first word": 31, "a: of b": 26, "those of": 39, "Of": 8},
+    "models": {"first word": 37, "a: of b": 19, "those of": 24, "picture": 1, "Of": 11},
+    "prompts": {"first word": 1, "Of": 1},
+    "runs": {"first word": 37, "a: of b": 29, "those of": 24, "Of": 5},
+}
+
+
+def texts(path):
+    """Yield (is it a docstring, text) for each docstring and message of a file."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield False, source
+        return
+    tree = ast.parse(source)
+    documented = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
+    docs = {
+        ast.get_docstring(node, clean=False)
+        for node in ast.walk(tree)
+        if isinstance(node, documented)
+    }
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str) and " " in node.value:
+            yield node.value in docs, node.value
+
+
+def counted(paths):
+    """Return how often each pattern occurs in the files, code and quoted names left out."""
+    found = Counter()
+    for path in paths:
+        for is_docstring, text in texts(path):
+            prose = CODE.sub("`x`", text)
+            for name, pattern in PATTERNS.items():
+                if is_docstring or name not in ("first word", "a: of b"):
+                    found[name] += len(pattern.findall(prose))
+    return found
+
+
+def rooms():
+    """Return the files to read, by room: rooms of sdattn, and the pages."""
+    found = {"docs": PAGES}
+    for path in (ROOT / "sdattn").rglob("*.py"):
+        parts = path.relative_to(ROOT / "sdattn").parts
+        found.setdefault(parts[0] if len(parts) > 1 else path.stem, []).append(path)
+    return found
+
+
+@pytest.mark.parametrize("room", sorted(rooms()))
+def test_phrases_to_avoid_only_become_fewer(room):
+    allowed = MOST.get(room, {})
+    found = counted(rooms()[room])
+    assert {name: n for name, n in found.items() if n > allowed.get(name, 0)} == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("Whether a layer ran.", "first word"),
+        ("Read.\n\nArgs:\n    heads: of the layer.\n", "a: of b"),
+        ("The map is that of a word.", "those of"),
+        ("Save a picture.", "picture"),
+        ("Some text. Of these, two.", "Of"),
+    ],
+)
+def test_each_pattern_is_seen(text, name, tmp_path):
+    path = tmp_path / "module.py"
+    path.write_text(f'"""{text}"""\n')
+    assert +counted([path]) == {name: 1}
