@@ -8,6 +8,7 @@ from typing import Any, Protocol, runtime_checkable
 from torch import Tensor, nn
 
 from ..errors import InvalidTypeError, InvalidValueError
+from .calls import AttentionCall
 from .core import fold_heads, unfold_heads
 
 Spans = tuple[slice, slice]  # positions of the image's tokens and of the text's
@@ -41,8 +42,8 @@ class ControlledProcessor:
     Attributes:
         asks: whether the controller is asked now; otherwise the attention is plain.
         has_asked: whether it ever was asked.
-        watchers: callables that get the probabilities ``[B, heads, N, T]`` that make the output,
-            after any edit.
+        watchers: callables that get the :class:`sdattn.attention.calls.AttentionCall` of each
+            call, after any edit.
     """
 
     def __init__(self, controller: Controller | None = None, place: str = ""):
@@ -51,11 +52,11 @@ class ControlledProcessor:
         self.place = place
         self.asks = True
         self.has_asked = False
-        self.watchers: list[Callable[[Tensor], object]] = []
+        self.watchers: list[Callable[[AttentionCall], object]] = []
 
-    def _show(self, attn: Any, probs: Tensor) -> None:
+    def _show(self, attn: Any, call: AttentionCall) -> None:
         for watcher in (*self.watchers, *getattr(attn, "watchers", ())):
-            watcher(probs)
+            watcher(call)
 
     def _edited(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
         """Return contiguous ``[B*heads, N, T]`` as the controller leaves it."""

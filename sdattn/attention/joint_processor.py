@@ -7,12 +7,13 @@ Synthesis", section 4, for joint attention.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from ..errors import RunError, refuse
+from .calls import AttentionCall
 from .controlled import (
     ControlledProcessor,
     Controller,
@@ -25,23 +26,6 @@ from .core import attention_probs, fold_heads, merge_heads
 from .joining import FUSED_WITH_MLP, Joined, joined, unknown_layer
 
 Queries = Literal["image", "all"]
-
-
-class JointCall(NamedTuple):
-    """The result of one call of a layer.
-
-    Attributes:
-        probs: ``[B, heads, S, S]``, which made the output.
-        output: ``[B, heads, S, d]``, before the output projection.
-        text: position of the text among the S tokens; None if the layer does not say.
-        query, key: ``[B, heads, S, d]``, normed and rotated.
-    """
-
-    probs: Tensor
-    output: Tensor
-    text: slice | None
-    query: Tensor
-    key: Tensor
 
 
 class TorchJointProcessor(ControlledProcessor):
@@ -86,9 +70,6 @@ class TorchJointProcessor(ControlledProcessor):
             ``[B*heads, S, T]``, in the layer's order (Stable Diffusion 3: the image first; FLUX and
             Qwen-Image: the text first), since the text carries words on.
 
-    Attributes:
-        joint_watchers: callables that get the :class:`JointCall` of each call, after any edit.
-
     Raises:
         ValueError: another ``queries``.
         TypeError: a controller that takes other arguments.
@@ -113,7 +94,6 @@ class TorchJointProcessor(ControlledProcessor):
         if queries not in ("image", "all"):
             raise refuse("queries", queries, ("image", "all"))
         self.spans, self.image, self.queries = spans, image, queries
-        self.joint_watchers: list[Callable[[JointCall], object]] = []
 
     @property
     def shows_image(self) -> bool:
@@ -152,10 +132,9 @@ class TorchJointProcessor(ControlledProcessor):
 
         probs = attention_probs(parts.query, parts.key, mask)  # [B, heads, S, S]
         probs = self._open(attn, probs, parts.text)
-        self._show(attn, probs)
         output = probs @ parts.value  # [B, heads, S, d]
-        for watcher in self.joint_watchers:
-            watcher(JointCall(probs, output, parts.text, parts.query, parts.key))
+        given = parts.query, parts.key, parts.value, mask
+        self._show(attn, AttentionCall(*given, probs=probs, output=output, text=parts.text))
         return _split(attn, parts, merge_heads(output))
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:

@@ -6,6 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidValueError
+from .calls import AttentionCall
 from .core import causal_mask
 from .processor import TorchAttnProcessor
 
@@ -75,7 +76,7 @@ class MultiHeadAttention(nn.Module):
         self.to_v = nn.Linear(states, inner, bias=bias)
         self.to_out = nn.ModuleList([nn.Linear(inner, query_dim, out_bias), nn.Dropout(dropout)])
         self.processor: Any = TorchAttnProcessor()
-        self.watchers: list[Any] = []  # get the weights, see TorchAttnProcessor
+        self.watchers: list[Any] = []  # as those of a ControlledProcessor
 
     def set_processor(self, processor: Any) -> None:
         """Set the processor that computes the attention."""
@@ -121,14 +122,14 @@ class MultiHeadAttention(nn.Module):
             )
         keys = hidden_states if encoder_hidden_states is None else encoder_hidden_states
         mask = _mask(attention_mask, hidden_states.shape[1], keys.shape[1], is_causal, keys.device)
-        shown: list[Tensor] = []
-        # Like diffusers' processors, this one returns only the output; the weights come here.
+        shown: list[AttentionCall] = []
+        # Like diffusers' processors, this one returns only the output; its call comes here.
         self.watchers.append(shown.append)
         try:
             output = self.processor(self, hidden_states, encoder_hidden_states, mask)
         finally:
             self.watchers.remove(shown.append)
-        return output, shown[0] if shown else None
+        return output, shown[0].probs if shown else None
 
     def prepare_attention_mask(
         self, attention_mask: Tensor, _target_length: int, batch_size: int, **_: Any

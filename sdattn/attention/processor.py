@@ -11,6 +11,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import InvalidTypeError
+from .calls import AttentionCall
 from .controlled import ControlledProcessor, mask_by_head, projected_out
 from .core import attention_probs, heads_of, merge_heads, split_heads
 
@@ -74,8 +75,9 @@ class TorchAttnProcessor(ControlledProcessor):
         probs = self._controlled(attn, probs, is_cross=encoder_hidden_states is not None)
         if attn.training and getattr(attn, "attention_dropout", 0.0):
             probs = nn.functional.dropout(probs, attn.attention_dropout)
-        self._show(attn, probs)
-        hidden_states = merge_heads(probs @ value)  # [B, N, heads*d]
+        output = probs @ value  # [B, heads, N, d]
+        self._show(attn, AttentionCall(query, key, value, mask, probs=probs, output=output))
+        hidden_states = merge_heads(output)  # [B, N, heads*d]
 
         hidden_states = projected_out(attn.to_out, hidden_states)
         if residual.ndim == 4:

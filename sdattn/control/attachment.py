@@ -11,8 +11,7 @@ from torch import nn
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
 from ..hooks.drawn import PromptWatch
-from ..hooks.installer import Installation, put_innermost
-from ..hooks.pass_hooks import PassHooks, in_backward
+from ..hooks.installer import Installation, PassHooks, in_backward, put_innermost
 from ..hooks.pass_reader import PassReader
 from ..hooks.passes import Pass, Strays
 from ..models.attention_layer import Kind

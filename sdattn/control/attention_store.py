@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from ..attention.controlled import Spans
 from ..errors import CaptureError, RunError, refuse, warn
 from ..hooks.drawn import DrawnPrompts
-from ..hooks.pass_hooks import in_backward
+from ..hooks.installer import in_backward
 from ..hooks.pass_options import Guidance
 from ..hooks.passes import CaptureWarning
 from ..hooks.text_watch import RepeatedCalls, TextsOfRun

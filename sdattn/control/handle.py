@@ -11,8 +11,7 @@ from torch import nn
 
 from ..attention.controlled import ControlledProcessor, Controller, Spans
 from ..errors import InvalidValueError, RunError, warn
-from ..hooks.installer import Installation
-from ..hooks.pass_hooks import PassHooks
+from ..hooks.installer import Installation, PassHooks
 from ..hooks.pass_reader import PassReader
 from ..hooks.passes import CaptureError, CaptureWarning, Pass, Strays
 from ..models.denoiser_call import Size, is_compiled, unwrapped

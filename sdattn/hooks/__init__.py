@@ -5,20 +5,20 @@ of the model which pass of the run it is, if any, to captures and to the control
 above; `map_store` holds a `RunningSum` for each layer, cut by `keep` and `run_part`. `installer`
 puts things in and takes them out.
 
-How a layer can be seen, each as an `Attended` of its own (`attended`), which `observers` chooses:
+An observer (`observers`) lets the layer's own processor make the output, and has a source see the
+`AttentionCall` behind it (:mod:`sdattn.attention.calls`):
 
-1. `TorchAttnProcessor` and `TorchJointProcessor` hand on their own probabilities, as a controller
-   left them.
-2. Diffusers' own processors: the softmax of their query and key, read off `projections`.
-3. The same in large layers on the CPU, and on CUDA: by the logsumexp that the kernel of the output
-   gives beside it (`sdpa`, `kernel_logsumexp`).
-4. Joint attention: the image's queries against the text's keys (`joint`), or the outputs of both
-   (`output_space`), spread along the image's own if that is asked (`refined`).
-5. IP-Adapters: the image prompts' columns behind those of the text (`image_prompts`).
-6. Processors that are not known: what they multiplied their values with (`unknown_processors`).
-7. A compiled UNet: one operation a layer inside its graph (`recorders`).
+1. Shown: `TorchAttnProcessor` and `TorchJointProcessor` hand on their own call, as a controller
+   left it (`sources.shown`).
+2. Projected: what diffusers' own processors used follows from what the layer's projections gave
+   (`sources.followed`, `projections`).
+3. The kernel: what any processor handed to torch's attention, and the logsumexp that came back
+   (`sdpa`, `kernel_logsumexp`), or what it multiplied its values with (`unknown_processors`). In
+   joint attention that is the only way (`joint`).
+4. Recorded: in a compiled UNet one operation a layer inside its graph adds it up (`recorders`).
 
-To ask what the image would attend to in another text: `other_text`, and for joint attention
-`text_stream`. What a run was drawn from: `drawn`. To support a processor of another kind, begin in
-`observers`.
+What part of a call is paid to which keys is an `Attended`, computed when it is asked for
+(`attended`): one `Softmax`, and what is made of it (`output_space`, `refined`). To ask what the
+image would attend to in another text: `other_text`. What a run was drawn from: `drawn`. To support
+a processor of another kind, begin in `sources`.
 """

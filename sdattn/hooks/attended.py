@@ -10,21 +10,18 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from functools import cached_property
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..attention import attention_probs
-from ..attention.controlled import mask_by_head
-from ..attention.core import heads_of
+from ..attention import attention_probs, plain
+from ..attention.calls import ALL, AttentionCall, Rows, chosen_rows, row_index
 from ..attention.device_copies import DeviceCopies, chosen
-from ..attention.recording import record_softmax
+from ..attention.recording import logsumexp, record_share, record_softmax
 
-Rows = slice | tuple[int, ...]  # of the batch
 Columns = Sequence[int] | None  # of the keys; None for all
 PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
-ALL = slice(None)
+FEW = 512  # keys, of which a softmax is made at once where the kernel gives no logsumexp
 
 
 class Attended(ABC):
@@ -42,31 +39,31 @@ class Attended(ABC):
 
     @abstractmethod
     def of(self, rows: Rows) -> Attended:
-        """The same of some rows of the batch: a slice, or their numbers."""
+        """Return the same for some rows of the batch: a slice, or their numbers."""
 
     @abstractmethod
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        """The probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, a tensor
-        of its own. The softmax is over all keys."""
+        """Return the probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, in
+        a new tensor. The softmax is over all keys."""
 
     def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
-        """The same where only some keys of each image take part: bool ``kept`` ``[B, 1, 1, T]``;
-        ``columns`` are those of any image."""
+        """Return the same where only some keys of each image take part: bool ``kept``
+        ``[B, 1, 1, T]``; ``columns`` are those of any image."""
         return AmongKeys(self, kept)
 
     def every_head(self, columns: Columns) -> Tensor:
-        """The probabilities of all heads."""
+        """Return the probabilities of all heads."""
         first, *more = self._parts(columns)
         return torch.cat([first, *more], dim=1) if more else first
 
     def head_sums(self, columns: Columns) -> Iterator[Tensor]:
-        """Sums over some heads each, float32 ``[batch, N, T]``, which add up to that over all."""
+        """Yield sums over some heads each, float32 ``[batch, N, T]``; together, over all heads."""
         for part in self._parts(columns):
             yield part.sum(1)
 
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
-        """``total`` with the sum over heads added in place, float32 ``[batch, N, T]``, without
-        gradient; where it is None, a new tensor."""
+        """Add the sum over heads to ``total`` in place, float32 ``[batch, N, T]``, without
+        gradient, and return it; if it is None, return a new tensor."""
         for part in self.head_sums(columns):
             total = part if total is None else total.add_(part)
         assert total is not None
@@ -78,43 +75,27 @@ class Attended(ABC):
             yield self.probs(slice(start, min(start + step, self.heads)), columns)
 
 
-def row_index(rows: tuple[int, ...]) -> Rows:
-    """Rows of a batch as a slice where they are in a row: what it picks is then a view."""
-    first, last = rows[0], rows[-1]
-    return slice(first, last + 1) if rows == tuple(range(first, last + 1)) else rows
-
-
-def chosen_rows(tensor: Tensor, rows: Rows) -> Tensor:
-    """Some rows of the batch of ``[B, ...]``."""
-    return tensor[rows] if isinstance(rows, slice) else chosen(tensor, 0, rows)
-
-
-def chosen_mask(mask: Tensor | None, rows: Rows) -> Tensor | None:
-    """The same of a mask ``[B or 1, ...]``."""
-    return mask if mask is None or len(mask) == 1 else chosen_rows(mask, rows)
-
-
 def chosen_columns(probs: Tensor, columns: Columns, dim: int = -1) -> Tensor:
-    """Some of the keys of ``[..., T]``, None for all."""
+    """Return some of the keys of ``[..., T]``, None for all."""
     return probs if columns is None else chosen(probs, dim, tuple(columns))
 
 
 def new_sums(attended: Attended, like: Tensor, columns: Columns) -> Tensor:
-    """Zeros for :meth:`Attended.add_to` to add to, on the device of ``like``."""
+    """Return zeros for :meth:`Attended.add_to` to add to, on the device of ``like``."""
     width = attended.keys if columns is None else len(columns)
     shape = attended.batch, attended.cells, width
     return torch.zeros(shape, dtype=torch.float32, device=like.device)
 
 
 def addend(mask: Tensor | None) -> Tensor | None:
-    """A mask as an addend to the scores; in a bool mask, True takes part."""
+    """Return a mask as an addend to the scores; in a bool mask, True takes part."""
     if mask is None or mask.dtype != torch.bool:
         return mask
     return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
 
 
 class GivenProbs(Attended):
-    """Of probabilities ``[B, heads, N, T]``, any dtype; what is given out is copied."""
+    """Probabilities ``[B, heads, N, T]`` that were made, any dtype; what is returned is a copy."""
 
     def __init__(self, given: Tensor):
         super().__init__(*given.shape)
@@ -127,48 +108,76 @@ class GivenProbs(Attended):
         return chosen_columns(self.given[:, heads].to(torch.float32, copy=True), columns)
 
 
-class QueryKey(Attended):
-    """The softmax that follows from the query and key a layer used.
+class Softmax(Attended):
+    """The softmax that follows from a call's query and key.
 
     Args:
-        attn: the attention layer; its ``heads``, ``norm_q`` and ``norm_k`` are used.
-        query: ``[B, N, heads*d]``, any floating dtype.
-        key: ``[B, T, heads*d]``.
-        mask: None or the addend to the scores, ``[B or 1, heads or 1, N or 1, T]``.
+        call: ``[B, heads, ...]``, with a mask of four axes; its queries are those that are shown.
+        keys: those that are shown. The softmax is over all of them.
     """
 
-    def __init__(self, attn: Any, query: Tensor, key: Tensor, mask: Tensor | None = None):
-        super().__init__(len(query), attn.heads, query.shape[1], key.shape[1])
-        self.attn, self.query, self.key, self.mask = attn, query, key, mask
-
-    @classmethod
-    def masked(cls, attn: Any, query: Tensor, key: Tensor, mask: Tensor | None) -> QueryKey:
-        """With the layer's ``attention_mask``, in any of the shapes that diffusers hands on."""
-        if mask is not None:
-            mask = mask_by_head(mask, len(query), attn.heads, key.shape[1])
-        return cls(attn, query, key, mask)
+    def __init__(self, call: AttentionCall, keys: slice = ALL):
+        batch, heads, cells, every = call.shape
+        first, last, _ = keys.indices(every)
+        super().__init__(batch, heads, cells, last - first)
+        self.call, self.shown, self._shows_all = call, slice(first, last), last - first == every
+        self.scale = 1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale
 
     def of(self, rows: Rows) -> Attended:
-        query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
-        return QueryKey(self.attn, query, key, chosen_mask(self.mask, rows))
-
-    @cached_property
-    def _by_head(self) -> tuple[Tensor, Tensor]:
-        norm_q, norm_k = (getattr(self.attn, name, None) for name in ("norm_q", "norm_k"))
-        return heads_of(self.query, self.heads, norm_q), heads_of(self.key, self.heads, norm_k)
+        return Softmax(self.call.of(rows), self.shown)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        query, key = self._by_head
-        mask = self.mask if self.mask is None or self.mask.shape[1] == 1 else self.mask[:, heads]
-        probs = attention_probs(query[:, heads].float(), key[:, heads].float(), mask)
-        return chosen_columns(probs, columns)
+        call, mask = self.call, addend(self.call.mask)
+        query, key = call.query[:, heads].float(), call.key[:, heads]
+        mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
+        if call.logsumexp is None and self._shows_all:
+            probs = attention_probs(query, key.float(), mask, scale=self.scale)
+            return chosen_columns(probs, columns)
+        # The operation behind _of_rows has no gradient; where one is wanted torch's own does it.
+        if call.logsumexp is None and self._has_graph:
+            of_rows = plain.logsumexp(query, key, mask, self.scale)
+        else:
+            of_rows = self._of_rows[:, heads]
+        shown = chosen_columns(key[:, :, self.shown], columns, dim=2)
+        scores = query @ (shown.float() * self.scale).mT
+        if mask is not None:
+            scores += chosen_columns(mask[..., self.shown], columns)
+        return scores.sub_(of_rows.unsqueeze(-1)).exp_()
 
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
-        query, key = self._by_head
-        total = new_sums(self, query, columns) if total is None else total
-        scale = 1 / math.sqrt(query.shape[-1])
-        record_softmax(total, query, key, addend(self.mask), scale, columns)
+        call, mask = self.call, addend(self.call.mask)
+        total = new_sums(self, call.query, columns) if total is None else total
+        # One softmax over all keys is cheaper than a logsumexp first, and a share of each.
+        if call.logsumexp is None and (self._shows_all or call.key.shape[2] <= FEW):
+            if not self._shows_all:  # columns of the keys that are shown
+                shown = range(self.shown.start, self.shown.stop)
+                columns = list(shown) if columns is None else [shown[c] for c in columns]
+            record_softmax(total, call.query, call.key, mask, self.scale, columns)
+            return total
+        # Many: exp(scores - logsumexp) of the keys that are shown, and of no others.
+        key, mask = call.key[:, :, self.shown], mask if mask is None else mask[..., self.shown]
+        record_share(total, call.query, key, mask, self.scale, self._of_rows, columns)
         return total
+
+    @cached_property
+    def _of_rows(self) -> Tensor:
+        """The logsumexp, computed where the kernel did not give it, ``[B, heads, N]``."""
+        call = self.call
+        if call.logsumexp is not None:
+            return call.logsumexp
+        return logsumexp(call.query, call.key, addend(call.mask), self.scale)
+
+    @property
+    def _has_graph(self) -> bool:
+        call = self.call
+        return torch.is_grad_enabled() and (call.query.requires_grad or call.key.requires_grad)
+
+
+def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> Attended:
+    """Return what some queries of a call paid to some of its keys; the softmax is over all."""
+    if call.probs is not None:
+        return GivenProbs(call.probs[:, :, queries, keys])
+    return Softmax(call.between(queries), keys)
 
 
 class SideBySide(Attended):
@@ -205,11 +214,11 @@ class SideBySide(Attended):
 
 
 class FramesTogether(Attended):
-    """Of a video whose frames are rows of the batch one after the other: a row for each video, its
-    cells frame by frame.
+    """A video whose frames are rows of the batch one after the other, in one row: its cells, frame
+    by frame.
 
     Args:
-        single: of the frames, ``frames`` rows for each video.
+        single: the frames, ``frames`` rows for each video.
     """
 
     def __init__(self, single: Attended, frames: int):
@@ -235,7 +244,7 @@ class FramesTogether(Attended):
         return self._together(self.single.add_to(total, columns))
 
     def _together(self, sums: Tensor) -> Tensor:
-        """A view ``[videos, frames*N, T]`` of ``[videos*frames, N, T]``."""
+        """Return ``[videos*frames, N, T]`` as a view ``[videos, frames*N, T]``."""
         return sums.view(self.batch, self.cells, -1)
 
 

@@ -21,23 +21,26 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
-from .capture_warnings import RunWarnings, warn_of_image_prompts, warn_of_running_eagerly
+from .capture_warnings import (
+    RunWarnings,
+    may_stop,
+    stopped_of,
+    warn_of_image_prompts,
+    warn_of_running_eagerly,
+)
 from .drawn import PromptWatch, running_crop
-from .gramcol import check_frames
-from .installer import Installation
+from .installer import Installation, PassHooks
 from .joint import JointLook
 from .joint_checks import check_backends, check_ways
 from .keep import Keep
 from .map_store import CapturedMaps
-from .other_text import OtherTextLook, asked_layers
-from .pass_hooks import PassHooks
+from .other_text import OtherTextLook, TextStream, asked_layers
+from .output_space import check_frames
 from .pass_options import Guidance
 from .pass_reader import PassReader
 from .passes import CaptureError, CaptureWarning, Pass
 from .recorders import Recorders, can_record
 from .refined import Spreading
-from .stopping import may_stop, stopped_of
-from .text_stream import TextStream
 
 if TYPE_CHECKING:
     from .observers import Look, ObservingProcessor
@@ -181,7 +184,7 @@ class _Watch:
                     raise CaptureError(f"{layer.name}: {problem}")
 
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """The forward pre-hook of the model: know the pass before its layers run.
+        """Find out which pass begins, before the layers run; the forward pre-hook of the model.
 
         A capture belongs to the thread that entered it: calls of other threads are not looked at.
         """
@@ -232,7 +235,8 @@ class _Watch:
             self.recorders.begin(self.store.layers, found, call.text.device)
 
     def after_pass(self, *_: Any) -> None:
-        """Layers that run after this are rerun for a gradient (checkpointing) and are ignored."""
+        """End the pass: layers that run later are rerun for a gradient (checkpointing), and
+        ignored."""
         if get_ident() == self.thread:
             if self.passes.call is not None:
                 self.recorders.end(self.store)

@@ -79,7 +79,7 @@ class DrawnPrompts:
             )
 
     def check_texts(self, branches: Sequence[Branch], texts: Sequence[Any]) -> None:
-        """The same of texts that could not be read: whether they are others is the likely reason.
+        """Refuse texts that could not be read if others were drawn, which is the likely reason.
 
         Raises:
             ValueError: they are.
@@ -89,7 +89,7 @@ class DrawnPrompts:
                 self._refuse_another(texts[i], branch, number)
 
     def _pairs(self, branches: Sequence[Branch], prompts: int) -> list[tuple[int, Branch, int]]:
-        """Which prompt stands for which text of which branch."""
+        """Return triples: a prompt, the branch, and the text of that branch which it stands for."""
         each, pairs = len(branches) // prompts, set()
         for branch, texts in self.texts.items():
             images = [i for i, side in enumerate(branches) if side == branch]
@@ -109,11 +109,11 @@ class DrawnPrompts:
 
 
 def _gone() -> None:
-    """In place of a reference to the pipeline, where there is none."""
+    """Stand in for a reference to a pipeline that is gone."""
 
 
 def _same(tokens: Sequence[int], got: Sequence[int]) -> bool:
-    """Whether an encoder got these tokens, with at most padding behind them."""
+    """Check whether an encoder got these tokens, followed by nothing but padding."""
     return list(got[: len(tokens)]) == list(tokens) and len(set(got[len(tokens) :])) <= 1
 
 
@@ -145,8 +145,8 @@ class PromptWatch:
             installed.watch(encoder, self._listener(name))
 
     def drawn(self) -> DrawnPrompts | None:
-        """What the call that is running was drawn from, asked before a pass of the denoiser; None
-        where that is not known."""
+        """Return what the running call is drawn from, asked before a pass of the denoiser; None if
+        that is not known."""
         pipeline, heard = self._pipeline(), self._heard.get(get_ident())
         variables = running_variables(pipeline)
         if heard is None or variables is None or heard.call is not running_call(pipeline):
@@ -178,11 +178,11 @@ class PromptWatch:
         return DrawnPrompts(texts, ids, options, self._pipeline) if texts else None
 
     def crop(self) -> Crop | None:
-        """The part of the image that the call draws; None for all of it."""
+        """Return the part of the image that the call draws; None for all of it."""
         return running_crop(self._pipeline())
 
     def _listener(self, encoder: str) -> Callable[..., None]:
-        """The forward pre-hook of a text encoder."""
+        """Return the forward pre-hook of a text encoder."""
 
         def hear(_model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
             ids, call = kwargs.get("input_ids", *args[:1]), running_call(self._pipeline())
@@ -197,13 +197,13 @@ class PromptWatch:
 
 
 def running_crop(pipeline: Any) -> Crop | None:
-    """The part of the image that the call of a pipeline that is running draws; None for all."""
+    """Return the part of the image that a pipeline's running call draws; None for all of it."""
     return crop_in(pipeline, running_variables(pipeline))
 
 
 def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
-    """By name, in order. One that is compiled as a whole is left alone: a hook would have it
-    compiled once more."""
+    """Return the text encoders by name, in order. One that is compiled as a whole is left alone: a
+    hook would have it compiled once more."""
     parts = getattr(pipeline, "__dict__", {}).items()
     return sorted(
         (name, part)
@@ -215,13 +215,13 @@ def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
 
 
 def _first_text(variables: Mapping[str, Any], *names: str) -> Any:
-    """The first of these variables that holds text; the last of them where none does."""
+    """Return the first of these variables that holds text; the last if none does."""
     values = [variables.get(name) for name in names]
     return next((v for v in values if isinstance(v, (str, list, tuple)) and v), values[-1])
 
 
 def _text_of_each_row(text: Any, ids: Sequence[Tensor]) -> tuple[str, ...] | None:
-    """The text of each row of what the encoders got; None where that is not known."""
+    """Return the text of each row that the encoders got; None if that is not known."""
     rows = {len(tokens) for tokens in ids}
     if len(rows) != 1:
         return None

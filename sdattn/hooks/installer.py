@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -10,8 +11,9 @@ from typing import Any
 import torch
 from torch import nn
 
-from ..models.denoiser_call import compiled_parts, innermost
+from ..models.denoiser_call import compiled_parts, innermost, is_compiled
 from ..models.layers import AttentionLayer
+from ..models.running_call import forward_variables
 
 
 @dataclass
@@ -78,7 +80,7 @@ class Installation:
         self, model: Any, before: Callable[..., None], after: Callable[..., None] | None = None
     ) -> None:
         """Have ``before(model, args, kwargs)`` called before each call of a model, ``after(model,
-        args, output)`` behind it; a compiled model leaves its graph for them."""
+        args, output)`` after it; a compiled model leaves its graph for them."""
         hook = model.register_forward_pre_hook(torch.compiler.disable(before), with_kwargs=True)
         self._undo.callback(hook.remove)
         if after is not None:
@@ -86,7 +88,7 @@ class Installation:
             self._undo.callback(hook.remove)
 
     def follow(self, module: Any, after: Callable[..., None]) -> None:
-        """Have ``after(module, args, kwargs, output)`` called behind each call of a module."""
+        """Have ``after(module, args, kwargs, output)`` called after each call of a module."""
         hook = module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
         self._undo.callback(hook.remove)
 
@@ -110,7 +112,7 @@ class Installation:
         return bool(parts)
 
     def replaced(self) -> list[tuple[AttentionLayer, Any]]:
-        """Layers in which what was put last is no longer in use, and what is used instead."""
+        """Return layers in which what was put last is not in use, each with what is."""
         return [
             (place.layer, innermost(place.layer.module.processor))
             for place in self._places.values()
@@ -144,6 +146,62 @@ class Installation:
             place.put_back()
 
 
+class PassHooks:
+    """Hooks before and after each pass of a model, and of ``unet.forward(...)`` too, which called
+    directly runs no hooks but those of the UNet's parts.
+
+    Args:
+        installed: takes the hooks out again.
+        model: held weakly.
+        before: called with (model, args, kwargs).
+        after: called when the pass has ended.
+        direct: called in place of ``before`` for ``unet.forward(...)``.
+    """
+
+    def __init__(
+        self,
+        installed: Installation,
+        model: Any,
+        before: Callable[..., None],
+        after: Callable[[], None] = lambda: None,
+        direct: Callable[..., None] | None = None,
+    ):
+        self._before, self._after, self._direct = before, after, direct or before
+        self._model = weakref.ref(model)
+        self._is_hooked = self._is_direct = False
+        installed.watch(model, self._begin, self._end)
+        if hasattr(model, "conv_in") and hasattr(model, "conv_out") and not is_compiled(model):
+            installed.watch(model.conv_in, self._begin_part)
+            installed.follow(model.conv_out, self._end_part)
+
+    def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self._is_hooked, self._is_direct = True, False
+        self._before(model, args, kwargs)
+
+    def _end(self, *_: Any) -> None:
+        self._after()
+
+    def _begin_part(self, *_: Any) -> None:
+        was_hooked, self._is_hooked = self._is_hooked, False  # one that broke off may have left it
+        is_known = was_hooked or in_backward()
+        given = None if is_known else forward_variables(self._model())
+        if given is not None:
+            names = ("sample", "timestep", "encoder_hidden_states")
+            self._is_direct = True
+            self._direct(self._model(), (), {name: given[name] for name in names})
+
+    def _end_part(self, *_: Any) -> None:
+        if self._is_direct:
+            self._is_direct = False
+            self._after()
+
+
+def in_backward() -> bool:
+    """Check whether a backward pass is calling this; it runs checkpointed layers a second time."""
+    # torch.utils.checkpoint and torch.utils.module_tracker ask so; there is no public name for it
+    return torch._C._current_graph_task_id() != -1
+
+
 def set_processor(module: Any, processor: Any) -> None:
     """Have a layer hold a processor, by its own method where it has one."""
     if hasattr(module, "set_processor"):
@@ -169,7 +227,7 @@ def _put_under(observer: Any, processor: Any) -> None:
 
 
 def _wrapped(processor: Any) -> Iterator[Any]:
-    """A processor and, where it observes, those that it wraps, from the outside in."""
+    """Yield a processor and, if it observes, those that it wraps, from the outside in."""
     yield processor
     while getattr(processor, "is_observer", False):
         processor = processor.inner

@@ -7,43 +7,41 @@ Source: Esser et al. 2024, "Scaling Rectified Flow Transformers", for joint atte
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
 from ..attention import TorchJointProcessor, merge_heads
+from ..attention.calls import AttentionCall
 from ..attention.device_copies import DeviceCopies
-from ..attention.joint_processor import JointCall, Spans
+from ..attention.joint_processor import Spans
 from ..errors import RunError
-from ..models.denoiser_call import head_count, innermost
-from .attended import Attended, GivenProbs
-from .gramcol import BEST, GramCol
+from .attended import Attended, softmax_of
 from .joint_checks import (
-    check_exact,
+    check_compared,
     check_order,
     fits,
     is_diffusers_own,
-    only_call,
+    made_by,
     otherwise_joined,
     own_lengths,
     token_count,
     whole_call,
 )
 from .keep import Z_SCORES, Space
-from .output_space import OutputSpace
+from .output_space import BEST, GramCol, OutputSpace
 from .projections import ARRIVED, by_name, output_projection
-from .refined import Refined, RefinedProbs, Spreading
-from .row_calls import RowCalls, as_one_call
-from .row_spans import RowOrder
-from .sdpa import SdpaCall, SdpaWatch
-from .unknown_processors import ProductWatch, maker_in, unknown_use
+from .refined import Refined, Spreading
+from .row_orders import RowCalls, RowOrder, as_one_call
+from .sdpa import ProductWatch, SdpaWatch
+from .sources import shown
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
 
 # Once the layer has run: for all rows in one, or for each, None where the call is not kept.
 RowSpans = Callable[[], Sequence[Spans] | None]
+Seen = tuple[Any, AttentionCall]  # a processor's output, and the call for all its tokens
 
 
 class JointLook:
@@ -61,9 +59,7 @@ class JointLook:
             or for each.
         spreading: of a capture whose maps are spread along the image's own attention, see
             :mod:`sdattn.hooks.refined`; None for maps as they are.
-        space: ``"attention"``; ``"output"`` for how alike the outputs of both are, see
-            :class:`sdattn.hooks.output_space.OutputSpace`; ``"gramcol"`` or ``"imap"``, see
-            :mod:`sdattn.hooks.gramcol`.
+        space: ``"attention"``, or one of :mod:`sdattn.hooks.output_space`.
         frames: says how many frames the pass that runs now has.
 
     Raises (when called):
@@ -84,165 +80,111 @@ class JointLook:
         self._order: RowOrder | None = None  # of rows that differ, as of the call before
 
     def __call__(
-        self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Attended | None]:
-        inner = innermost(observer)
+        self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Attended | None]:
+        see = self._see_unknown
         if isinstance(inner, TorchJointProcessor):
-            return self._of_open(inner, observer, attn, *args, **kwargs)
-        if not is_diffusers_own(inner):
-            return self._of_unknown(observer, attn, *args, **kwargs)
-        calls: list[SdpaCall] = []
+            see = self._see_open
+        elif is_diffusers_own(inner):
+            see = self._see_dispatched
+        output, call = see(observer, inner, attn, *args, **kwargs)
+        rows = self.spans()
+        return output, None if rows is None else self._shown(call, rows, inner)
+
+    def _see_open(
+        self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
+    ) -> Seen:
+        output, call = shown(observer, inner, attn, *args, **kwargs)
+        rows = self.spans()
+        if rows is not None and len(rows) == 1 and call.text not in (None, rows[0][1]):
+            raise RunError(otherwise_joined(type(inner).__name__, rows[0][1]))
+        return output, call
+
+    def _see_dispatched(
+        self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
+    ) -> Seen:
+        """Have a processor of diffusers run. Of several calls (SD3.5 has self-attention as well)
+        the one over all tokens is the joint one."""
+        calls: list[AttentionCall] = []
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
         with observer.projected(attn, *names) as projected:
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
-        # Of several calls (SD3.5 has self-attention as well) the one over all tokens is the joint
-        # one.
         given = by_name(inner, args, kwargs)
-        whole = as_one_call(calls, given)
-        seen = whole_call(whole, token_count(given), type(observer.inner).__name__)
+        name = type(inner).__name__
+        call = whole_call(as_one_call(calls, given), token_count(given), name)
         rows = self.spans()
-        if rows is None:
-            return output, None
-        if not self.checked and len(rows) == 1:
+        if not self.checked and rows is not None and len(rows) == 1:
             self.checked = True
             # Once a layer: the text's values must lie where its keys are said to.
-            check_order(seen, *rows[0], attn, projected, type(inner).__name__)
-        return output, self._shown(seen, rows)
+            check_order(call, *rows[0], attn, projected, name)
+        return output, call
 
-    def _of_unknown(
-        self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Attended | None]:
-        """What a user's own processor used: the product with the values, or call of torch's
-        attention, whose image reached the output projection."""
-        calls: list[Any] = []
+    def _see_unknown(
+        self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
+    ) -> Seen:
+        """Have a user's own processor run: the call is the product with the values, or that of
+        torch's attention, whose image reached the output projection."""
+        calls: list[AttentionCall] = []
         to_out = output_projection(attn)
         with observer.projections.during([(ARRIVED, to_out)]) as seen:
             output = observer.watched(calls, ProductWatch, attn, *args, **kwargs)
-        given = by_name(innermost(observer), args, kwargs)
-        events = as_one_call(calls, given)
-        length, heads = token_count(given), head_count(attn)
+        given = by_name(inner, args, kwargs)
         # a layer of one stream leaves the output projection to its block
         whole = output[0] if isinstance(output, tuple) else output
         arrived = seen.get(ARRIVED, []) if to_out is not None else [whole]
         # the single blocks of FLUX.2 project their feed-forward part with it
         more = getattr(attn, "mlp_hidden_dim", 0) if to_out is not None else 0
         arrived = [one[..., : one.shape[-1] - more] for one in arrived]
-        rows, maker = self.spans(), None
-        if arrived:
-            features = arrived[-1].shape[-1] // heads
-            maker = maker_in(events, len(given["hidden_states"]), heads, length, features)
-        if maker is None:
-            for call in events:
-                check_exact(call)
-            raise RunError(unknown_use(innermost(observer)))
-        if rows is None:
-            return output, None
-        spans = rows[0]
-        predicted = merge_heads(maker.output)  # [B, S, heads*d]
-        cells, first = arrived[-1].shape[1], spans[0].start
+        call = made_by(as_one_call(calls, given), arrived, attn, given, inner)
+        if (rows := self.spans()) is not None:
+            self._check_arrived(observer, inner, call, rows[0], arrived)
+        return output, call
+
+    def _check_arrived(
+        self,
+        observer: ObservingProcessor,
+        inner: Any,
+        call: AttentionCall,
+        spans: Spans,
+        arrived: Sequence[Tensor],
+    ) -> None:
+        """Refuse a call that did not make what reached the output projection, or made it of text
+        and image in another order."""
+        predicted, first = merge_heads(call.output), spans[0].start  # [B, S, heads*d]
+        cells, length = arrived[-1].shape[1], predicted.shape[1]
         # Reference images, which follow the one that is made, reach the projection with it.
         own = predicted[:, first : first + cells]
         if not self.checked and cells < length:
             self.checked = True
             other = predicted[:, :cells] if first else predicted[:, -cells:]
             if fits(other, arrived[-1]) and not fits(own, arrived[-1]):
-                raise RunError(otherwise_joined(type(innermost(observer)).__name__, spans[1]))
+                raise RunError(otherwise_joined(type(inner).__name__, spans[1]))
         observer.check(own if cells < length else predicted, *arrived)
-        if isinstance(maker, SdpaCall):
-            return output, self._shown(maker, rows)
-        if len(rows) > 1:
-            raise RunError(own_lengths(innermost(observer)))
-        if self.space in Z_SCORES:
-            raise RunError(
-                f"space={self.space!r} reads the query and key of torch's "
-                f"scaled_dot_product_attention, and a {type(innermost(observer)).__name__} "
-                "multiplies by probabilities of its own. Set another processor, or take "
-                "space='output'."
-            )
-        return output, self._shown_of(maker.probs, maker.output, *spans)
 
-    def _of_open(
-        self,
-        inner: TorchJointProcessor,
-        observer: ObservingProcessor,
-        attn: Any,
-        *args: Any,
-        **kwargs: Any,
-    ) -> tuple[Tensor, Attended | None]:
-        """What a processor of ours shows of its call."""
-        calls: list[JointCall] = []
-
-        def watcher(call: JointCall) -> None:
-            if get_ident() == observer.thread:
-                calls.append(call)
-
-        inner.joint_watchers.append(watcher)
-        try:
-            output = observer.inner(attn, *args, **kwargs)
-        finally:
-            inner.joint_watchers.remove(watcher)
-        seen, rows = only_call(calls, type(inner).__name__), self.spans()
-        if rows is None:
-            return output, None
-        if len(rows) > 1:
-            raise RunError(own_lengths(inner))
-        spans = rows[0]
-        if seen.text not in (None, spans[1]):
-            raise RunError(otherwise_joined(type(inner).__name__, spans[1]))
-        return output, self._shown_of(seen.probs, seen.output, *spans, (seen.query, seen.key))
-
-    def _shown_of(
-        self,
-        probs: Tensor,
-        made: Tensor,
-        image: slice,
-        text: slice,
-        made_by: tuple[Tensor, Tensor] | None = None,
-    ) -> Attended:
-        """Of probabilities ``[B, heads, S, S]``, what they made, ``[B, heads, S, d]``, and the
-        query and key that they were made by, where these are known."""
-        if self.space == "output":
-            shown: Attended = OutputSpace(made[:, :, image], made[:, :, text])
-        elif self.space in Z_SCORES and made_by is not None:
-            shown = self._compared(*made_by, made, image, text)
-        else:
-            shown = GivenProbs(probs[:, :, image, text])
-        if self.spreading is None:
-            return shown
-        return RefinedProbs(shown, self.spreading, probs[:, :, image, image])
-
-    def _shown(self, seen: SdpaCall, rows: Sequence[Spans]) -> Attended:
-        """Of one call for text and image together, and where in it each of them is."""
+    def _shown(self, call: AttentionCall, rows: Sequence[Spans], inner: Any) -> Attended:
+        """Return what is shown of one call for text and image together, and where in it each of
+        them is."""
         (image, text), kept = rows[0], None
         if len(rows) > 1:
-            of = tuple(rows), seen.shape[3]
+            if call.probs is not None:
+                raise RunError(own_lengths(inner))
+            of = tuple(rows), call.shape[3]
             if self._order is None or self._order.of != of:
                 self._order = RowOrder(*of)
-            seen, image, text = self._order(seen), self._order.image, self._order.text
+            call, image, text = self._order(call), self._order.image, self._order.text
             kept = self._order.tokens
-        elif isinstance(seen, RowCalls):
-            kept = DeviceCopies(seen.taken[:, None, None, text])
+        elif isinstance(call, RowCalls):
+            kept = DeviceCopies(call.taken[:, None, None, text])
         if self.space == "output":
-            outputs = (seen.output[:, :, part] for part in (image, text))
-            shown: Attended = OutputSpace(*outputs)
+            made = call.output
+            attended: Attended = OutputSpace(made[:, :, image], made[:, :, text])
         elif self.space in Z_SCORES:
-            shown = self._compared(seen.query, seen.key, seen.output, image, text, kept)
+            check_compared(call, self.space, inner)
+            best, of_image = BEST if self.space == "imap" else None, call.output[:, :, image]
+            query, key = call.query[:, :, image], call.key[:, :, text]
+            attended = GramCol(query, key, of_image, self.frames(), best, kept)
         else:
-            shown = seen.attended(image, text)
+            attended = softmax_of(call, image, text)
         if self.spreading is None:
-            return shown
-        return Refined.of_call(seen, image, shown, self.spreading)
-
-    def _compared(
-        self,
-        query: Tensor,
-        key: Tensor,
-        output: Tensor,
-        image: slice,
-        text: slice,
-        kept: DeviceCopies | None = None,
-    ) -> Attended:
-        """Of all tokens' query, key and output, ``[B, heads, S, d]``."""
-        of_image, of_text = query[:, :, image], key[:, :, text]
-        best = BEST if self.space == "imap" else None
-        return GramCol(of_image, of_text, output[:, :, image], self.frames(), best, kept)
+            return attended
+        return Refined(attended, self.spreading, call.between(image, image))

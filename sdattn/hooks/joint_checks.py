@@ -12,14 +12,13 @@ import torch
 from torch import Tensor
 
 from ..attention import split_heads
-from ..attention.joint_processor import JointCall
+from ..attention.calls import AttentionCall
 from ..errors import OptionError, RunError
 from ..models.denoiser_call import head_count, innermost
 from ..models.layers import AttentionLayer, Denoiser, joint_spans
 from .keep import Space
-from .row_calls import RowCalls
-from .sdpa import SdpaCall
-from .unknown_processors import misfit
+from .row_orders import RowCalls
+from .unknown_processors import maker_in, misfit, unknown_use
 
 DISPATCH = "diffusers.models.attention_dispatch"
 # Of its backends those that call torch's scaled_dot_product_attention, so that they can be seen.
@@ -102,7 +101,7 @@ def check_ways(
 
 
 def token_count(given: dict[str, Any]) -> int:
-    """Tokens of a layer's call; of a layer of one stream some models hand them over twice."""
+    """Count the tokens of a layer's call; some models hand those of a single stream over twice."""
     image, text = given["hidden_states"], given.get("encoder_hidden_states")
     return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
 
@@ -115,18 +114,8 @@ def own_lengths(processor: Any) -> str:
     )
 
 
-def only_call(calls: Sequence[JointCall], name: str) -> JointCall:
-    if len(calls) != 1:
-        raise RunError(
-            f"The processor {name} computed its attention {len(calls)} times in one call, so what "
-            "it attended to cannot be known. Leave __call__ to TorchJointProcessor and edit by a "
-            "controller, or leave this layer out (layers=…)."
-        )
-    return calls[0]
-
-
-def whole_call(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
-    """The one call for all tokens of text and image."""
+def whole_call(calls: Sequence[AttentionCall], length: int, name: str) -> AttentionCall:
+    """Return the one call for all tokens of text and image."""
     fitting = [call for call in calls if call.shape[2:] == (length, length)]
     if len(fitting) != 1:
         lengths = ["x".join(map(str, call.shape[2:])) for call in calls]
@@ -141,20 +130,54 @@ def whole_call(calls: Sequence[SdpaCall], length: int, name: str) -> SdpaCall:
     return fitting[0].by_head(*fitting[0].shape[:2]) or fitting[0]
 
 
-def check_exact(call: Any) -> None:
-    if isinstance(call, SdpaCall) and call.dropout:
+def check_exact(call: AttentionCall) -> None:
+    if call.dropout:
         raise RunError(
             "A joint attention with dropout is not known. Leave this layer out (layers=...)."
         )
 
 
+def made_by(
+    calls: Sequence[AttentionCall],
+    arrived: Sequence[Tensor],
+    attn: Any,
+    given: dict[str, Any],
+    inner: Any,
+) -> AttentionCall:
+    """Return the call for all tokens that may have made what reached the output projection.
+
+    Args:
+        arrived: ``[B, N, heads*d]``, a tensor a call of the projection.
+        given: the processor's arguments by name.
+    """
+    heads = head_count(attn)
+    if arrived:
+        features = arrived[-1].shape[-1] // heads
+        maker = maker_in(calls, len(given["hidden_states"]), heads, token_count(given), features)
+        if maker is not None:
+            return maker
+    for call in calls:
+        check_exact(call)
+    raise RunError(unknown_use(inner))
+
+
+def check_compared(call: AttentionCall, space: Space, inner: Any) -> None:
+    """Refuse to compare by a query and key that were not seen."""
+    if call.query is None:
+        raise RunError(
+            f"space={space!r} reads the query and key of torch's scaled_dot_product_attention, and "
+            f"a {type(inner).__name__} multiplies by probabilities of its own. Set another "
+            "processor, or take space='output'."
+        )
+
+
 def fits(predicted: Tensor, arrived: Tensor) -> bool:
-    """Whether one is the other; read from the device."""
+    """Check whether one is the other; reads from the device."""
     return arrived.device.type != "meta" and bool(misfit(predicted, arrived) <= 1)
 
 
 def check_order(
-    seen: SdpaCall,
+    seen: AttentionCall,
     image: slice,
     text: slice,
     attn: Any,

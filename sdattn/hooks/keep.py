@@ -66,14 +66,14 @@ class Steps:
         return self.each and self.numbers is None
 
     def keeps(self, number: int, position: float | None) -> bool:
-        """Whether a call is kept: the ``number``-th, counted from 0, in the middle of whose part
-        of the run ``position`` is."""
+        """Check whether a call is kept: the ``number``-th, counted from 0, the middle of whose part
+        of the run is ``position``."""
         if self.part is not None:
             return self.part.holds(position)
         return self.numbers is None or number in self.numbers
 
     def held(self, passes: int) -> int:
-        """How many maps are held of so many calls."""
+        """Return the number of maps held after so many model calls."""
         return len(self.numbers) if self.numbers else passes if self.each else 1
 
 
@@ -111,7 +111,7 @@ class Heads:
         return self.each and self.numbers is None
 
     def used(self, heads: int) -> int:
-        """How many of a layer's ``heads`` heads are in the maps."""
+        """Return the number of a layer's ``heads`` heads that are in the maps."""
         return len(self.numbers) if self.numbers else heads
 
 
@@ -126,7 +126,7 @@ def _indices(name: str, value: Any, more: str = "") -> tuple[int, ...]:
 
 
 def _wholes(value: Any) -> tuple[int, ...]:
-    """The whole numbers from 0 that a list holds; nothing if it holds anything else."""
+    """Return the whole numbers from 0 that a list holds; nothing if it holds anything else."""
     numbers = [whole(item) for item in items_of(value)]
     good = [number for number in numbers if number is not None and number >= 0]
     return tuple(good) if len(good) == len(numbers) else ()
@@ -226,7 +226,7 @@ class Keep:
         passes: int = 1,
         frame_rows: int = 1,
     ) -> int:
-        """How many bytes a store will hold at the end of a run.
+        """Return the bytes that a store will hold at the end of a run.
 
         Args:
             layers: the watched layers. A self-attention layer has as many keys as queries.

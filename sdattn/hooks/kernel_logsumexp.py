@@ -19,12 +19,12 @@ otherwise; whether it is cannot be known without waiting for the device, and
 
 import math
 from collections.abc import Callable
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..attention import HALF_TYPES, plain
+from ..attention.calls import AttentionCall
 
 FLASH, EFFICIENT, CUDNN = 1, 2, 3  # of SDPBackend, what torch._fused_sdp_choice answers
 EXACT = 16  # of a larger logsumexp float32 holds too few digits for probabilities within 1e-5
@@ -37,24 +37,16 @@ SAMPLE = 64  # queries at either end that are compared with float64
 CHECKED: dict[str, str] = {}
 
 WithLogsumexp = tuple[Tensor, Tensor | None]  # an output, and its rows' logsumexp [B, heads, N]
+Kernel = Callable[[AttentionCall], WithLogsumexp]  # of calls without mask or dropout
 
 
-class Operands(NamedTuple):
-    """What is handed to an attention without mask or dropout: ``[B, heads, N or T, d]``."""
-
-    query: Tensor
-    key: Tensor
-    value: Tensor
-    scale: float | None
-
-
-def backend_with_logsumexp(call: Operands) -> int:
-    """Which kernel torch would run, where that gives the logsumexp; 0 where it does not.
+def backend_with_logsumexp(call: AttentionCall) -> int:
+    """Return the kernel that torch would run, if it gives the logsumexp; 0 if it does not.
 
     Under autocast it would not run without casting; with a graph the logsumexp has no gradient.
     The kernels take four axes and no empty ones, whichever of them torch says it would choose.
     """
-    device, given = call.query.device.type, call[:3]
+    device, given = call.query.device.type, call.given
     if any(tensor.ndim != 4 or not tensor.numel() for tensor in given):
         return 0
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
@@ -71,20 +63,22 @@ def backend_with_logsumexp(call: Operands) -> int:
 
 
 def attend_with_logsumexp(
-    attend: Callable[[], Tensor], backend: int, call: Operands
+    attend: Callable[[], Tensor], backend: int, call: AttentionCall
 ) -> WithLogsumexp:
-    """The output of the very kernel that ``attend`` would run, and the logsumexp where it is exact
-    enough."""
+    """Return the output of the very kernel that ``attend`` would run, and its logsumexp if that is
+    exact enough."""
     if call.query.device.type == "cpu":
         output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *call[:3], 0.0, False, scale=call.scale
+            *call.given, 0.0, False, scale=call.scale
         )
         return output, logsumexp if logsumexp.abs().max() <= EXACT else None
     return used_if_equal(CUDA_KERNELS[backend], attend, call)
 
 
 def used_if_equal(
-    kernel: Callable[[Operands], WithLogsumexp], attend: Callable[[], Tensor], call: Operands
+    kernel: Kernel,
+    attend: Callable[[], Tensor],
+    call: AttentionCall,
 ) -> WithLogsumexp:
     """Return what ``kernel`` gives if its output is that of ``attend``, bit by bit, and its
     logsumexp that of the scores; else the output of ``attend`` alone. It is found out once a
@@ -101,7 +95,7 @@ def used_if_equal(
     return (attend(), None) if CHECKED[case] else kernel(call)
 
 
-def _difference(found: WithLogsumexp, expected: Tensor, call: Operands) -> str:
+def _difference(found: WithLogsumexp, expected: Tensor, call: AttentionCall) -> str:
     """Return how a kernel's results differ from plain attention's; "" if they agree."""
     output, logsumexp = found
     if logsumexp is None:
@@ -112,7 +106,7 @@ def _difference(found: WithLogsumexp, expected: Tensor, call: Operands) -> str:
     return "" if error <= 1 else f"its logsumexp is off by {error:.3g} times what is allowed"
 
 
-def logsumexp_error(found: Tensor, call: Operands) -> float:
+def logsumexp_error(found: Tensor, call: AttentionCall) -> float:
     """Return the largest error of a logsumexp ``[B, heads, N]`` in its first and last rows, by
     float64, as a multiple of what is allowed; NaN if one of them is NaN."""
     n, width = call.query.shape[-2:]
@@ -123,9 +117,9 @@ def logsumexp_error(found: Tensor, call: Operands) -> float:
     return float(error.max())
 
 
-def _case(name: str, call: Operands) -> str:
+def _case(name: str, call: AttentionCall) -> str:
     """Return the name of a comparison; a kernel's plan depends on all of its layout."""
-    layouts = [f"{list(t.shape)} by {list(t.stride())}" for t in call[:3]]
+    layouts = [f"{list(t.shape)} by {list(t.stride())}" for t in call.given]
     dtype = str(call.query.dtype).removeprefix("torch.")
     scale = "" if call.scale is None else f", scale {call.scale:g}"
     device = call.query.device
@@ -133,28 +127,28 @@ def _case(name: str, call: Operands) -> str:
     return f"{name} on {model}: {dtype}, {', '.join(layouts)}{scale}"
 
 
-def flash(call: Operands) -> WithLogsumexp:
+def flash(call: AttentionCall) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        *call[:3], 0.0, False, False, scale=call.scale
+        *call.given, 0.0, False, False, scale=call.scale
     )
     return output, logsumexp
 
 
-def efficient(call: Operands) -> WithLogsumexp:
+def efficient(call: AttentionCall) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        *call[:3], None, True, 0.0, False, scale=call.scale
+        *call.given, None, True, 0.0, False, scale=call.scale
     )
     return output, logsumexp[..., : call.query.shape[2]]
 
 
-def cudnn(call: Operands) -> WithLogsumexp:
+def cudnn(call: AttentionCall) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *call[:3], None, True, 0.0, False, False, scale=call.scale
+        *call.given, None, True, 0.0, False, False, scale=call.scale
     )
     return output, logsumexp.reshape(call.query.shape[:3])
 
 
-CUDA_KERNELS: dict[int, Callable[[Operands], WithLogsumexp]] = {
+CUDA_KERNELS: dict[int, Kernel] = {
     FLASH: flash,
     EFFICIENT: efficient,
     CUDNN: cudnn,

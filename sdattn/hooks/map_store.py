@@ -13,11 +13,11 @@ from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
+from .capture_warnings import Stopped
 from .drawn import DrawnPrompts
 from .keep import MUCH, Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
 from .running_sums import MapsByLayer, RunningSum
-from .stopping import Stopped
 from .store_views import as_text, as_xarray
 from .text_watch import TextsOfRun
 
@@ -167,8 +167,8 @@ class CapturedMaps:
             held.running = None
 
     def keeps(self, number: int) -> bool:
-        """Whether the maps of a pass, counted from 0, are kept. Where it is in the run is read only
-        where that matters."""
+        """Check whether the maps of a pass, counted from 0, are kept. Its place in the run is read
+        only if that matters."""
         steps = self.keep.steps
         return steps.keeps(number, None if steps.part is None else self.passes[number].position)
 
@@ -198,7 +198,7 @@ class CapturedMaps:
             )
 
     def missing(self) -> list[str]:
-        """Names of the watched layers that never ran."""
+        """Return the names of the watched layers that never ran."""
         return [layer.name for layer in self.layers if layer.name not in self.maps]
 
     def check(self) -> None:
@@ -239,7 +239,7 @@ class CapturedMaps:
         self._check_calls()
 
     def uneven(self) -> list[str]:
-        """Names of the layers that ran, but not once in each pass that is kept."""
+        """Return the names of layers that ran, but not once in each pass that is kept."""
         return [n for n, held in self.sums.items() if held.calls not in (0, self.kept_passes)]
 
     def _check_calls(self) -> None:
@@ -262,7 +262,7 @@ class CapturedMaps:
             )
 
     def to_xarray(self, layer: str) -> xr.DataArray:
-        """The maps of one layer as an array of xarray, its axes those of :attr:`maps`.
+        """Return the maps of one layer as an array of xarray, with the axes of :attr:`maps`.
 
         Args:
             layer: its name, one of ``list(store.maps)``.
@@ -281,5 +281,5 @@ class CapturedMaps:
         return as_xarray(self, layer)
 
     def report(self) -> str:
-        """What was asked for and what was seen, as a text of a few lines."""
+        """Return what was asked for and what was seen, as a text of a few lines."""
         return as_text(self)

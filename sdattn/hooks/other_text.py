@@ -1,34 +1,56 @@
-"""What an image would attend to in another text than its prompt: by cross-attention here, by joint
-attention in :mod:`sdattn.hooks.text_stream`.
+"""What an image would attend to in another text than its prompt.
 
-Source: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token Optimization for
-Semantic Segmentation in Diffusion Models", section 3.2.
+In cross-attention a layer's own projection makes keys of it (`OtherTextLook`). A block of joint
+attention carries the text on as it carries the image, in a stream of its own. So once the model has
+run a block, it is run again here with the image that came in and the other text in place of the
+prompt: the text that comes out goes to the next block, the image is thrown away (`TextStream`). The
+maps then show what the image would pay to that text, which is read as a prompt is.
+
+Sources: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token Optimization for
+Semantic Segmentation in Diffusion Models", section 3.2. Helbling et al. 2025, "ConceptAttention"
+(arXiv:2502.04320), for a stream of concepts beside that of the prompt; there a concept is one token
+without its sentence.
 """
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from contextvars import ContextVar
+from threading import get_ident
 from typing import TYPE_CHECKING, Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
+from ..attention.calls import ALL, Rows, chosen_rows
+from ..attention.controlled import unasked
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..models.call_options import call_options, option_of
+from ..models.denoiser_call import arguments, innermost, unwrapped
 from ..models.layers import AttentionLayer, Denoiser, find_denoiser, is_unet
-from .attended import Attended, Columns, QueryKey, Rows, chosen_rows
+from .attended import Attended, Columns, softmax_of
+from .installer import Installation
+from .projections import projected_call
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
+
+TEXT = "encoder_hidden_states"
+_running: ContextVar[TextStream | None] = ContextVar("text stream", default=None)
+
+
+def running_stream() -> TextStream | None:
+    """Return the stream whose block runs again now; None while the model runs."""
+    return _running.get()
 
 
 def asked_layers(
     denoiser: Denoiser, text_states: Tensor, kinds: Sequence[str]
 ) -> Callable[[AttentionLayer], bool]:
-    """Which layers can be asked about another text: cross-attention that takes the text encoder's
-    states as they are, and joint attention in blocks that have a stream of their own for the text.
+    """Return a check for layers that can be asked about another text: cross-attention that takes
+    the text encoder's states as they are, and joint attention in blocks with a stream for text.
 
     Raises:
         TypeError: the model has neither.
@@ -47,7 +69,7 @@ def asked_layers(
 
 
 def _asked_kind(denoiser: Denoiser) -> tuple[str, Any]:
-    """The kind of layers that can be asked about another text, and the width of its states."""
+    """Return the kind of layers that can be asked about another text, and its states' width."""
     model = denoiser.model
     if is_unet(model):
         return "cross", model.config.cross_attention_dim
@@ -61,7 +83,7 @@ def _asked_kind(denoiser: Denoiser) -> tuple[str, Any]:
 
 
 def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) -> Tensor:
-    """What the pipeline hands to the model of a prompt, ``[1, T, width]``.
+    """Return what the pipeline hands to the model for a prompt, ``[1, T, width]``.
 
     Args:
         options: of the pipeline's call; ``clip_skip``, ``max_sequence_length`` and the LoRA's scale
@@ -111,25 +133,24 @@ class OtherTextLook:
         self.text_states, self.frame_rows = text_states, frame_rows
 
     def __call__(
-        self, observer: ObservingProcessor, attn: Any, *args: Any, **kwargs: Any
-    ) -> tuple[Tensor, Attended]:
+        self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Attended]:
         with observer.projected(attn, "to_q") as seen:
-            output: Tensor = observer.inner(attn, *args, **kwargs)
+            output = observer.inner(attn, *args, **kwargs)
         if "to_q" not in seen:
             raise RunError(
-                f"The processor {type(observer.inner).__name__} did not call the layer's own to_q, "
+                f"The processor {type(inner).__name__} did not call the layer's own to_q, "
                 "so what it would attend to cannot be known. Set another processor before capture, "
                 "sdattn.TorchAttnProcessor() for example."
             )
-        given = seen["to_q"], self.text_states, self.frame_rows()
-        return output, OtherTextAttended(attn, *given)
+        return output, _OtherText(attn, seen["to_q"], self.text_states, self.frame_rows())
 
 
-class OtherTextAttended(Attended):
-    """Of a layer's query ``[B, N, heads*d]``, ``frame_rows`` rows an image, and the keys that it
-    makes of another text."""
+class _OtherText(Attended):
+    """A layer's query ``[B, N, heads*d]``, ``frame_rows`` rows an image, whose keys are made of
+    another text once its rows are chosen, since only these have a text each."""
 
-    def __init__(self, attn: Any, query: Tensor, text_states: DeviceCopies, frame_rows: int = 1):
+    def __init__(self, attn: Any, query: Tensor, text_states: DeviceCopies, frame_rows: int):
         super().__init__(len(query), attn.heads, query.shape[1], text_states.own.shape[1])
         self.attn, self.query, self.text_states = attn, query, text_states
         self.frame_rows = frame_rows
@@ -148,7 +169,97 @@ class OtherTextAttended(Attended):
             )
         if len(key) > 1:
             key = key.repeat_interleave(self.frame_rows, 0)
-        return QueryKey(self.attn, query, key.expand(len(query), -1, -1))
+        return softmax_of(projected_call(self.attn, query, key.expand(len(query), -1, -1)))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        return self.of(slice(None)).probs(heads, columns)
+        return self.of(ALL).probs(heads, columns)
+
+
+class TextStream:
+    """The stream of another text through the blocks of a model.
+
+    Args:
+        denoiser: of a family that says how text enters its stream.
+        text_states: ``[1 or images, T, width]``, what the model's call would get for that text; T
+            is that of the run, so that rotary embeddings fit.
+        grad: whether the graph is kept.
+
+    Raises (when the model runs):
+        ValueError: as many columns as the run has not, or texts as it has not images.
+        RuntimeError: a block that is run in a way in which it cannot be run again.
+    """
+
+    def __init__(self, denoiser: Denoiser, text_states: DeviceCopies, grad: bool):
+        self.model, self.enter = unwrapped(denoiser.model), denoiser.family.text_stream
+        self.text_states, self.grad = text_states, grad
+        self.thread = get_ident()
+        self.rows: tuple[int, ...] | None = None  # of the batch that is watched; None for no pass
+        self.now: Tensor | None = None  # what goes into the next block
+
+    def follow(self, installed: Installation, layers: list[AttentionLayer]) -> None:
+        """Have each block that these layers are of run again after itself.
+
+        Raises:
+            RuntimeError: hooks of diffusers keep state in a block, which another run would change.
+        """
+        for layer in layers:
+            block = self.model.get_submodule(layer.name.rpartition(".")[0])
+            if held := getattr(getattr(block, "_diffusers_hook", None), "hooks", None):
+                raise RunError(
+                    f"Asked about another text, for which each block runs twice, and {layer.name} "
+                    f"has hooks of diffusers that would count that ({', '.join(held)}). Take out "
+                    "caching and group offloading first, model.disable_cache()."
+                )
+            installed.follow(block, self.run_again)
+
+    def begin(self, rows: tuple[int, ...] | None) -> None:
+        """Begin a pass in which these rows are watched, None for none."""
+        self.rows, self.now = rows, None
+
+    def run_again(
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _made: Any
+    ) -> None:
+        """Run a block again with the other text; the forward hook of that block."""
+        if self.rows is None or running_stream() is not None or get_ident() != self.thread:
+            return
+        given = arguments(block, args, kwargs)
+        with torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
+            text = self._entered(given[TEXT]) if self.now is None else self.now
+            token = _running.set(self)
+            try:
+                # the columns of the prompt, which a controller edits, are another text's here
+                with unasked(_processors(block)):
+                    made = block.forward(**{**given, TEXT: text})
+            finally:
+                _running.reset(token)
+        if not isinstance(made, tuple) or len(made) != 2:
+            raise RunError(
+                f"A {type(block).__name__} gave no pair of text and image, so where the other "
+                "text is in it cannot be known."
+            )
+        self.now = made[0]
+        if self.now is None:  # the last block has no use for the text that it made
+            self.rows = None
+
+    def _entered(self, prompt: Tensor) -> Tensor:
+        """Return the other text in place of the prompt ``[B, T, features]`` of the first block."""
+        assert self.rows is not None and self.enter is not None
+        states = self.text_states.on(prompt.device, prompt.dtype)
+        if states.shape[1] != prompt.shape[1] or len(states) not in (1, len(self.rows)):
+            raise InvalidValueError(
+                f"text_states are of {len(states)} text(s) and {states.shape[1]} columns, and the "
+                f"run has {len(self.rows)} image(s) and {prompt.shape[1]} columns. Encode the text "
+                "as the pipeline does the prompt, one for all images or one for each."
+            )
+        entered = self.enter(self.model, states)
+        whole = entered[:1].repeat(len(prompt), 1, 1)
+        return whole.index_copy(
+            0,
+            torch.tensor(self.rows, device=whole.device),
+            entered.expand(len(self.rows), -1, -1),
+        )
+
+
+def _processors(block: nn.Module) -> list[Any]:
+    held = (getattr(part, "processor", None) for part in block.modules())
+    return [innermost(one) for one in held if one is not None]

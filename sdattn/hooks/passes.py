@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ..attention.calls import Rows, row_index
 from ..errors import CaptureError as CaptureError
 from ..errors import SdattnWarning, warn
 from ..models.denoiser_call import Size, Timestep
 from ..models.guidance import Branch, Order, branch_rows
 from ..models.layers import unwrapped
 from ..models.running_call import RunningCall
-from .attended import Rows, row_index
 from .text_watch import Verdict
 
 
@@ -90,9 +90,9 @@ class Schedule:
         return values
 
     def index(self, timestep: float | Timestep, scheduler: Any) -> int | None:
-        """Which entry a pass is of, as far as the host knows: that which the model got a view of
-        or, where the pipeline computed with it (FLUX, Sana), the one that the scheduler has come
-        to. It moves on between steps only, however often the model is called in one."""
+        """Return the entry that a pass is of, as far as the host knows: the one that the model got
+        a view of or, where the pipeline computed with it (FLUX, Sana), the one that the scheduler
+        has come to. It moves on between steps only, however often the model is called in one."""
         found = timestep.index_in(self.timesteps) if isinstance(timestep, Timestep) else None
         if found is None:
             step = getattr(scheduler, "step_index", None)
@@ -100,8 +100,8 @@ class Schedule:
         return found
 
     def position(self, index: int | None, timestep: float | Timestep) -> float:
-        """The middle of the part of the run that a pass is: of the entry ``index``, or of the one
-        nearest to its timestep. Of entries that are alike (second order) it is the first."""
+        """Return the middle of the part of the run that a pass is: of the entry ``index``, or of
+        the one nearest to its timestep; of the first among entries that are alike."""
         values = self._values
         if index is None:
             at = float(timestep)

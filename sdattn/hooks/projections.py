@@ -8,6 +8,9 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from ..attention.calls import AttentionCall
+from ..attention.controlled import mask_by_head
+from ..attention.core import heads_of
 from ..errors import RunError
 
 ARRIVED = "to_out"  # the one whose input is seen
@@ -15,7 +18,7 @@ Projection = tuple[str, nn.Module | None]  # a projection by its name
 
 
 def named(attn: Any, names: Sequence[str]) -> list[Projection]:
-    """Projections of an attention layer, None for those that it has not."""
+    """Return projections of an attention layer, None for those that it lacks."""
     modules = attn._modules  # to ask the module for each costs more
     return [(name, modules.get(name)) for name in names]
 
@@ -26,7 +29,7 @@ def output_projection(attn: Any) -> nn.Module | None:
 
 
 def query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Tensor]:
-    """What a layer's projections gave, by name, as its query and key ``[B, N or T, heads*d]``.
+    """Return a layer's query and key ``[B, N or T, heads*d]`` from what its projections gave.
 
     Raises:
         RuntimeError: the processor ``inner`` called none that they follow from.
@@ -43,6 +46,25 @@ def query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Te
         f"(called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
         "another processor before capture, sdattn.TorchAttnProcessor() for example."
     )
+
+
+def projected_call(
+    attn: Any, query: Tensor, key: Tensor, mask: Tensor | None = None, norm_k: str = "norm_k"
+) -> AttentionCall:
+    """Return the call of a layer by what its projections gave.
+
+    Args:
+        attn: the layer; its ``heads`` and norms are used.
+        query: ``[B, N, heads*d]``, any floating dtype.
+        key: ``[B, T, heads*d]``.
+        mask: the layer's ``attention_mask``, in any of the shapes that diffusers hands on.
+        norm_k: name of the norm of this key.
+    """
+    query = heads_of(query, attn.heads, getattr(attn, "norm_q", None))
+    key = heads_of(key, attn.heads, getattr(attn, norm_k, None))
+    if mask is not None:
+        mask = mask_by_head(mask, len(query), attn.heads, key.shape[2])
+    return AttentionCall(query, key, mask=mask)
 
 
 class Projections:
@@ -62,7 +84,7 @@ class Projections:
 
     @contextmanager
     def during(self, parts: Sequence[Projection]) -> Iterator[dict[str, list[Tensor]]]:
-        """What these give inside, by name, each call of them in order."""
+        """Yield what these projections give in the block, by name, each call of them in order."""
         # The usual call finds its hooks in place: to register them costs more than a small layer.
         if parts != self._parts or not all(hook.is_last() for hook in self._hooks):
             self.remove()
@@ -100,11 +122,11 @@ class _Hook:
         self.owner.keep(self.name, args[0] if self.name == ARRIVED else output)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
-        """Of a model's copy, which is not watched."""
+        """Return a hook that does nothing: the copy of a model is not watched."""
         return _nothing
 
     def is_last(self) -> bool:
-        """Whether only observers' hooks come behind it."""
+        """Check whether only observers' hooks come after it."""
         for hook in reversed(self.beside.values()):
             if not isinstance(hook, _Hook):
                 return False
@@ -114,12 +136,12 @@ class _Hook:
 
 
 def _nothing(*_: Any) -> None:
-    """What is left of a hook in a copy."""
+    """Do nothing, in place of a hook in a copy."""
 
 
 def by_name(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """The arguments that a layer hands to its processor ``inner``, behind itself, by diffusers'
-    names; of a processor that has others for them, by their places."""
+    """Return the arguments that a layer hands to its processor ``inner``, after itself, by
+    diffusers' names; if the processor has other names for them, by their places."""
     names = ["hidden_states", "encoder_hidden_states", "attention_mask"]
     if len(args) > 1:  # not the usual call; to ask for names costs more than a small layer
         given = inspect.signature(inner.__call__).parameters.values()

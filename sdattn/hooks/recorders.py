@@ -16,24 +16,25 @@ import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
+from ..attention.calls import Rows, chosen_rows, four_axes
 from ..attention.device_copies import index_on
 from ..attention.recording import record_softmax
 from ..errors import RunError
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer, is_unet
-from .attended import Attended, Columns, Rows, addend, chosen_columns, chosen_rows
+from .attended import Attended, Columns, addend, chosen_columns
 from .installer import Installation
 from .keep import Keep
 from .map_store import CapturedMaps
 from .passes import CaptureError, Pass
-from .replaced import TORCHS, no_softmax, replacement
 from .running_sums import called_twice
+from .sdpa import TORCHS, no_softmax, replacement
 from .unknown_processors import TRACED, is_plain
 
 
 def can_record(model: Any, layers: Sequence[AttentionLayer], keep: Keep) -> bool:
-    """Whether what is kept of these layers can be recorded in a graph: means over heads, of cross-
-    and self-attention of a UNet that calls torch's attention, without gradient."""
+    """Check whether what is kept of these layers can be recorded in a graph: means over heads, in
+    cross- and self-attention of a UNet that calls torch's attention, without gradient."""
     if keep.grad or keep.heads.each or keep.among is not None or not is_unet(model):
         return False
     return all(_is_traced(layer) for layer in layers)
@@ -66,7 +67,7 @@ class Recorder:
         self.rows: Tensor | None = None
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
-        """Of a model's copy: the copy is not watched."""
+        """Return a copy of the processor itself: the copy of a model is not watched."""
         return copy.deepcopy(self.inner, memo)
 
     def __call__(
@@ -101,7 +102,7 @@ class _Recording(TorchFunctionMode):
 
 
 def _record(sums: Tensor, rows: Tensor, query: Tensor, key: Tensor, mask: Tensor | None) -> None:
-    """Of query ``[B, heads, N, d]`` and key ``[B, heads, T, d]``, by torch's own scale."""
+    """Record query ``[B, heads, N, d]`` and key ``[B, heads, T, d]``, by torch's own scale."""
     if sums.shape[1:] != (query.shape[2], key.shape[2]):
         raise RunError(
             f"A layer has {query.shape[2]} queries and {key.shape[2]} keys, and its model was "
@@ -109,9 +110,8 @@ def _record(sums: Tensor, rows: Tensor, query: Tensor, key: Tensor, mask: Tensor
             "(ToMe, tomesd.remove_patch(pipe)), capture the model before it is compiled, or leave "
             "this layer out (layers=…)."
         )
-    mask = addend(mask)
+    mask = four_axes(addend(mask))
     if mask is not None:
-        mask = mask[(None,) * (4 - mask.ndim)]
         mask = mask if len(mask) == 1 else mask.index_select(0, rows)
     given = query.detach().index_select(0, rows), key.detach().index_select(0, rows)
     record_softmax(sums, *given, mask, 1 / math.sqrt(query.shape[-1]))
@@ -132,11 +132,11 @@ class Recorders:
             installed.put(layer, self._of[layer.name])
 
     def forget(self, layer: AttentionLayer) -> None:
-        """It is observed in another way now."""
+        """Forget a layer that is observed in another way now."""
         self._of.pop(layer.name, None)
 
     def begin(self, layers: Sequence[AttentionLayer], found: Pass, device: torch.device) -> None:
-        """Before a pass: nothing is recorded yet. Refuse an attention that no graph shows.
+        """Begin a pass with nothing recorded. Refuse an attention that no graph shows.
 
         Args:
             layers: those of the chosen resolutions.
@@ -156,7 +156,7 @@ class Recorders:
             recorder.rows = index_on(device, found.rows)
 
     def end(self, store: CapturedMaps) -> None:
-        """Behind a pass: hand what was recorded to the store; refuse a layer that ran twice."""
+        """End a pass: hand what was recorded to the store; refuse a layer that ran twice."""
         held = list(self._held(store.layers))
         # How often a layer ran can be seen of its sums alone: a row of each head adds 1 a call. It
         # is read in the first pass only, since the device is waited for.
@@ -177,7 +177,7 @@ class Recorders:
             recorder.sums = None
 
     def disturb(self) -> None:
-        """Another thread calls the model, which is recorded with the rest."""
+        """Remember that another thread calls the model, which is recorded with the rest."""
         self._disturbed = bool(self._of)
 
     def check(self) -> None:
@@ -203,7 +203,7 @@ class Recorders:
 
 
 class Recorded(Attended):
-    """Of sums over heads ``[B, N, T]``, which are all that is known."""
+    """Sums over heads ``[B, N, T]``, where no more is known."""
 
     def __init__(self, sums: Tensor, heads: int):
         super().__init__(len(sums), heads, *sums.shape[1:])

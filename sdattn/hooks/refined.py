@@ -20,10 +20,10 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
+from ..attention.calls import AttentionCall, Rows
 from ..attention.device_copies import DeviceCopies
-from .attended import Attended, Columns, Rows, addend, chosen_mask, chosen_rows
-from .replaced import TORCHS
-from .sdpa import SdpaCall
+from .attended import Attended, Columns, addend
+from .sdpa import TORCHS
 
 
 class Spreading:
@@ -59,45 +59,21 @@ class Spreading:
 class Refined(Attended):
     """``S s``, where ``s`` is a map of the text that was spread before, see :class:`Spreading`.
 
-    Of a single head it is ``S_h s``, so that the mean over heads is the above.
+    Of a single head it is ``S_h s``, so that the mean over heads is the above. A cell that pays the
+    image nothing that its dtype can hold is spread nowhere: its row is zero.
 
     Args:
         text: what the image's queries pay to the text.
         spreading: what the layers of all passes spread.
-        query: the image's, ``[B, heads, N, d]``.
-        key: the image's, of the same shape.
-        mask: None or the addend to the scores of ``S``, ``[B or 1, heads or 1, N or 1, N]``.
-        scale: of these scores; None for ``1 / sqrt(d)``.
+        image: the call between the image's queries and its keys alone; its softmax is ``S``.
     """
 
-    def __init__(
-        self,
-        text: Attended,
-        spreading: Spreading,
-        query: Tensor,
-        key: Tensor,
-        mask: Tensor | None = None,
-        scale: float | None = None,
-    ):
+    def __init__(self, text: Attended, spreading: Spreading, image: AttentionCall):
         super().__init__(text.batch, text.heads, text.cells, text.keys)
-        self.text, self.spreading, self.query, self.key = text, spreading, query, key
-        self.mask, self.scale = mask, scale
-
-    @classmethod
-    def of_call(cls, call: SdpaCall, image: slice, text: Attended, spreading: Spreading) -> Refined:
-        """Of one call for text and image together, where in it the image is, and what is known
-        of the text."""
-        mask = addend(call.mask)
-        if mask is not None:
-            mask = mask[(None,) * (4 - mask.ndim)][..., image]
-            mask = mask if mask.shape[2] == 1 else mask[:, :, image]
-        query, key = call.query[:, :, image], call.key[:, :, image]
-        return cls(text, spreading, query, key, mask, call.scale)
+        self.text, self.spreading, self.image = text, spreading, image
 
     def of(self, rows: Rows) -> Attended:
-        query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
-        text, mask = self.text.of(rows), chosen_mask(self.mask, rows)
-        return Refined(text, self.spreading, query, key, mask, self.scale)
+        return Refined(self.text.of(rows), self.spreading, self.image.of(rows))
 
     def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
         chosen = copy.copy(self)
@@ -124,36 +100,18 @@ class Refined(Attended):
         yield twice
 
     def _spread(self, maps: Tensor) -> Tensor:
-        """``[B, N, T]`` as each head spreads it, ``[B, heads, N, T]``."""
-        query, key = self.query.float(), self.key.float()
+        """Return ``[B, N, T]`` as each head spreads it, ``[B, heads, N, T]``."""
+        if self.image.probs is not None:
+            shares = self.image.probs.float()
+            tiny = torch.finfo(shares.dtype).tiny  # of a row that pays nothing to the image
+            return shares / shares.sum(-1, keepdim=True).clamp_min(tiny) @ maps[:, None]
+        query, key = self.image.query.float(), self.image.key.float()
+        mask, scale = addend(self.image.mask), self.image.scale
         # Kernels that make no matrix want values as wide as keys: so many columns at a time.
         width = query.shape[-1]
         found = []
         for some in maps.split(width, dim=-1):
             values = pad(some, (0, width - some.shape[-1]))[:, None].expand_as(key)
-            spread = TORCHS(query, key, values, self.mask, scale=self.scale)
+            spread = TORCHS(query, key, values, mask, scale=scale)
             found.append(spread[..., : some.shape[-1]])
         return torch.cat(found, dim=-1)
-
-
-class RefinedProbs(Refined):
-    """The same, where the image's part of the softmax was made.
-
-    A cell that pays the image nothing that its dtype can hold is spread nowhere: its row is zero.
-
-    Args:
-        text, spreading: as of :class:`Refined`.
-        image: what they pay to the image's keys, ``[B, heads, N, N]``.
-    """
-
-    def __init__(self, text: Attended, spreading: Spreading, image: Tensor):
-        Attended.__init__(self, text.batch, text.heads, text.cells, text.keys)
-        self.text, self.spreading, self.image = text, spreading, image
-
-    def of(self, rows: Rows) -> Attended:
-        return RefinedProbs(self.text.of(rows), self.spreading, chosen_rows(self.image, rows))
-
-    def _spread(self, maps: Tensor) -> Tensor:
-        shares = self.image.float()
-        tiny = torch.finfo(shares.dtype).tiny  # of a row that pays nothing to the image
-        return shares / shares.sum(-1, keepdim=True).clamp_min(tiny) @ maps[:, None]

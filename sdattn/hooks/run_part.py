@@ -27,7 +27,7 @@ class RunPart:
 
     @classmethod
     def between(cls, pair: Any) -> RunPart | None:
-        """The part between two points of the run; None for what is no pair of such numbers."""
+        """Return the part between two points of the run; None for what is no such pair."""
         items = items_of(pair)
         numbers = [number for item in items if (number := _number(item)) is not None]
         if not len(items) == len(numbers) == 2:
@@ -37,7 +37,7 @@ class RunPart:
 
     @classmethod
     def of(cls, span: Any, passes: int | str = "their number") -> RunPart:
-        """A part as knockouts and edits take it: 0.8 for the first 80 %, or ``(0.2, 0.8)``.
+        """Read a part as knockouts and edits take it: 0.8 for the first 80 %, or ``(0.2, 0.8)``.
 
         Raises:
             ValueError: it is none; the message names the number of ``passes``.
@@ -52,7 +52,7 @@ class RunPart:
 
     @classmethod
     def read(cls, pair: Any) -> RunPart | None:
-        """A part as captures take it, where indices of steps may stand as well: ``(0.5, 1.0)``.
+        """Read a part as captures take it, which take indices of steps as well: ``(0.5, 1.0)``.
 
         Returns:
             None for what is no part: two indices, a word, numbers outside [0, 1].
@@ -73,24 +73,24 @@ class RunPart:
         return None
 
     def holds(self, position: float | None) -> bool:
-        """Whether a pass with its middle there belongs to it; None is a place that is not known."""
+        """Check whether a pass with its middle there belongs to it; None is a place not known."""
         if position is None or self.first == self.last:
             return False
         return self.first <= position <= self.last
 
     def passes(self, number: int) -> list[int]:
-        """Which of so many passes belong to it, counted from 0."""
+        """Return the passes, out of so many, that belong to it, counted from 0."""
         return [i for i in range(number) if self.holds((i + 0.5) / number)]
 
 
 def _number(item: Any) -> float | None:
-    """A number as a float; None for anything else, True and False too."""
+    """Return a number as a float; None for anything else, True and False too."""
     is_real = isinstance(item, Real) and not isinstance(item, bool)
     number = item if is_real else whole(item)
     return None if number is None else float(number)
 
 
 def items_of(value: Any) -> tuple[Any, ...]:
-    """What a list holds; nothing of a word, of a number, or of an array that is one number."""
+    """Return what a list holds; nothing for a word, a number, or an array that is one number."""
     is_one = isinstance(value, str) or getattr(value, "ndim", None) == 0
     return tuple(value) if isinstance(value, Collection) and not is_one else ()

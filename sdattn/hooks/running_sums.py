@@ -10,12 +10,11 @@ import torch
 from torch import Tensor
 
 from ..attention.core import grid_text
-from ..attention.device_copies import DeviceCopies, chosen
+from ..attention.device_copies import DeviceCopies, HostCopy, chosen, travels
 from ..errors import NotFoundError
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from .attended import Attended, Columns, FramesTogether
-from .host_copy import HostCopy, travels
 from .keep import Keep
 from .passes import CaptureError, Pass
 
@@ -52,7 +51,7 @@ class RunningSum:
         self._cells: tuple[int, ...] | None = None  # of the frames that are kept; None for all
 
     def wanted(self) -> bool:
-        """Whether a call of the layer that begins now is kept."""
+        """Check whether a call of the layer that begins now is kept."""
         return self.running is not None
 
     def take(self, attended: Attended) -> None:
@@ -134,7 +133,7 @@ class RunningSum:
         self.grid = (len(frames), *grid[1:])
 
     def _columns(self, attended: Attended) -> Columns:
-        """The key columns that are kept, None for all."""
+        """Return the key columns that are kept, None for all."""
         if self.layer.kind == "self":
             return None
         columns = self.keep.tokens
@@ -203,7 +202,7 @@ class RunningSum:
         return not (apart or keep.grad or keep.heads.each or keep.steps.each)
 
     def map(self) -> Tensor:
-        """``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``."""
+        """Return ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``."""
         self._receive()
         if self.total is None:
             held = torch.stack(self.steps, dim=1)
@@ -212,7 +211,7 @@ class RunningSum:
         return held.to(self.keep.dtype).unflatten(-2, cast(Size, self.grid))
 
     def _among(self, attended: Attended, n_text: int) -> Attended:
-        """The softmax, or the z-score, over the keys that were chosen for each image.
+        """Return the softmax, or the z-score, over the keys that were chosen for each image.
 
         Raises:
             CaptureError: they are of other images, or beyond the text.
@@ -251,7 +250,7 @@ class RunningSum:
 
 
 def called_twice(name: str) -> str:
-    """The message for a layer whose columns have no one text."""
+    """Return the message for a layer whose columns have no one text."""
     return (
         f"{name} was called twice in one pass of the model (regional prompting does so, with a "
         "text for each region), so which text its columns are of is not known. Turn that off, or "

@@ -9,14 +9,13 @@ first factor of the product that arrives there is what was used.
 from collections.abc import Sequence
 from functools import cache
 from inspect import unwrap
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from ..attention import HALF_TYPES, merge_heads
-from .attended import Attended, GivenProbs
-from .sdpa import SdpaCall, SdpaWatch
+from ..attention import HALF_TYPES
+from ..attention.calls import AttentionCall
 
 # Those of diffusers whose formula is known.
 PLAIN = frozenset(
@@ -40,11 +39,10 @@ PLAIN = frozenset(
 TRACED = "AttnProcessor2_0"  # the one that models have by themselves, which is recorded in a graph
 HOMES = ("diffusers.models.attention_processor", "diffusers.models.transformers.sana_transformer")
 GATES = "to_gate_logits"  # the projection of layers that weigh each head's output (LTX-2)
-PRODUCTS = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__, torch.einsum)
 
 
 def is_plain(attn: Any, processor: Any) -> bool:
-    """Whether a processor in this layer uses ``softmax(q k^T / sqrt(d))``, and nothing else.
+    """Check whether a processor in this layer uses ``softmax(q k^T / sqrt(d))``, and nothing else.
 
     A layer whose ``scale`` or ``get_attention_scores`` is not diffusers' own has none that does,
     nor has a module of diffusers whose ``F`` is not torch's.
@@ -64,57 +62,9 @@ def _is_known(call: Any) -> bool:
     return call.__module__ in HOMES and call.__qualname__.split(".")[0] in PLAIN
 
 
-class Product(NamedTuple):
-    """Probabilities times values, ``[..., N, T]`` and their product ``[..., N, d]``.
-
-    The probabilities are the very tensor, so they are read as an edit in place left them.
-    """
-
-    probs: Tensor
-    output: Tensor
-
-
-Event = SdpaCall | Product
-
-
-class ProductWatch(SdpaWatch):
-    """See the products of two matrices as well, as :class:`Product` among the ``calls``."""
-
-    def __torch_function__(
-        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
-    ) -> Any:
-        output = super().__torch_function__(func, types, args, kwargs)
-        if func in PRODUCTS and not kwargs:
-            factors = args[1:] if func is torch.einsum else args
-            factors = factors[0] if isinstance(factors[0], (list, tuple)) else factors
-            if len(factors) == 2 and output.ndim in (3, 4):
-                self.calls.append(Product(factors[0], output))
-        return output
-
-
-def used_in(events: Sequence[Event], arrived: Tensor, heads: int) -> tuple[Attended, Tensor] | None:
-    """The attention whose product with the values reached the output projection.
-
-    Args:
-        events: what was seen of its call, in order.
-        arrived: ``[B, N, heads*d]``, the input of the output projection.
-        heads: of the layer.
-
-    Returns:
-        The attention, and what it makes of the values, ``[B, N, heads*d]``; None where no product
-        has this shape.
-    """
-    batch, cells, width = arrived.shape
-    maker = maker_in(events, batch, heads, cells, width // heads)
-    if maker is None:
-        return None
-    shown = maker.attended() if isinstance(maker, SdpaCall) else GivenProbs(maker.probs)
-    return shown, merge_heads(maker.output)
-
-
 def gated(made: Tensor, logits: Sequence[Tensor]) -> Tensor:
-    """What the gates of a layer leave of what its attention made, ``[B, N, heads*d]``: all of it in
-    a layer without :data:`GATES`.
+    """Return what a layer's gates leave of what its attention made, ``[B, N, heads*d]``: all of it
+    in a layer without :data:`GATES`.
 
     Args:
         made: ``[B, N, heads*d]``.
@@ -128,22 +78,24 @@ def gated(made: Tensor, logits: Sequence[Tensor]) -> Tensor:
 
 
 def maker_in(
-    events: Sequence[Event], batch: int, heads: int, cells: int, features: int
-) -> Event | None:
-    """Of what was seen, in order, the last that made ``[batch, heads, cells, features]``.
+    calls: Sequence[AttentionCall], batch: int, heads: int, cells: int, features: int
+) -> AttentionCall | None:
+    """Return the last call that made ``[batch, heads, cells, features]``, by head; None if there is
+    none.
 
-    Heads that were computed in slices are put together: a :class:`Product` of probabilities
-    ``[batch, heads, cells, T]``.
+    Args:
+        calls: of kernels, and products, as :class:`sdattn.hooks.sdpa.ProductWatch` saw them. Heads
+            that were computed in slices are put together.
     """
     # Only products of the values' shape can have made the output; the last of them did.
-    fitting = [event for event in events if event.output.shape[-2:] == (cells, features)]
-    if fitting and isinstance(seen := fitting[-1], SdpaCall):
-        if seen.query.dtype in HALF_TYPES:
-            seen.logsumexp = None  # of less precision than a softmax here has
-        return seen.by_head(batch, heads)
+    fitting = [call for call in calls if call.output.shape[-2:] == (cells, features)]
+    if fitting and (call := fitting[-1]).probs is None:
+        if call.query.dtype in HALF_TYPES:
+            call.logsumexp = None  # of less precision than a softmax here has
+        return call.by_head(batch, heads)
     # Heads in slices: from the last product back until there are all of them, and no more.
-    parts: list[Product] = []
-    while fitting and isinstance(product := fitting.pop(), Product):
+    parts: list[AttentionCall] = []
+    while fitting and (product := fitting.pop()).probs is not None:
         parts.insert(0, product)
         rows = sum(part.output.shape[:-2].numel() for part in parts)
         if rows >= batch * heads:
@@ -151,19 +103,20 @@ def maker_in(
     return None
 
 
-def _joined(parts: Sequence[Product], batch: int, heads: int) -> Product | None:
-    """Products of some rows each, ``[rows, N, T]`` of ``B*heads``, as one."""
-    probs = [part.probs.reshape(-1, *part.probs.shape[-2:]) for part in parts]
+def _joined(parts: Sequence[AttentionCall], batch: int, heads: int) -> AttentionCall | None:
+    """Return products of some rows each, ``[rows, N, T]`` of ``B*heads``, as one call."""
+    given = [part.probs for part in parts if part.probs is not None]
+    probs = [one.reshape(-1, *one.shape[-2:]) for one in given]
     output = torch.cat([part.output.flatten(0, -3) for part in parts]).unflatten(0, (batch, heads))
     if len({part.shape[1:] for part in probs}) > 1 or sum(map(len, probs)) != batch * heads:
         return None
     joined = probs[0] if len(probs) == 1 else torch.cat(probs)
-    return Product(joined.unflatten(0, (batch, heads)), output)
+    return AttentionCall(probs=joined.unflatten(0, (batch, heads)), output=output)
 
 
 @torch.no_grad()
 def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
-    """How far what arrived is from what was predicted, as a multiple of what rounding explains.
+    """Return the error of what was predicted, as a multiple of what rounding explains.
 
     Returns:
         float32, 0-d, on their device: above 1 where they are two things.
@@ -175,7 +128,7 @@ def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
 
 
 def unknown_use(inner: Any) -> str:
-    """The message for a processor whose output came from no attention that was seen."""
+    """Return the message for a processor whose output came from no attention that was seen."""
     return (
         f"What reached the layer's to_out from the processor {type(inner).__name__} is not what "
         "any attention that could be seen makes of its values, so what it attended to cannot be "

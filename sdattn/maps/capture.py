@@ -132,7 +132,7 @@ def capture(
         text_states: ``[1 or images, T, width]``, states of another text (or of the prompt): the
             maps show what the image would attend to in it. For UNets' cross-attention, see
             :class:`sdattn.hooks.other_text.OtherTextLook`, and for the joint attention of SD3 and
-            FLUX, where each block runs twice, see :mod:`sdattn.hooks.text_stream`.
+            FLUX, where each block runs twice, see :mod:`sdattn.hooks.other_text`.
         device: where to hold the maps (default: where they are computed).
         dtype: dtype of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
@@ -148,7 +148,7 @@ def capture(
             ``"gramcol"``: similarity of each cell to the token's best cell in its frame, as
             z-scores over the columns of ``among``, of any sign; ``"imap"``: the same from the five
             heads of each layer that best distinguish a video's frames, see
-            :mod:`sdattn.hooks.gramcol`.
+            :mod:`sdattn.hooks.output_space`.
         frames: frames of a video's latent to keep, counted from 0; None for all. A latent frame
             may stand for several video frames, see :meth:`sdattn.Heatmap.of_frames`.
 

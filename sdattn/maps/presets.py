@@ -70,8 +70,8 @@ class Preset:
         space: ``"attention"``, or for joint attention: ``"output"``, the similarity of a word's and
             a cell's outputs, see :mod:`sdattn.hooks.output_space` (needs ``contrast``);
             ``"gramcol"`` or ``"imap"``, the similarity to the word's best cell as a z-score across
-            words, see :mod:`sdattn.hooks.gramcol`. Without ``contrast`` such a map is cut off at
-            0, the mean of the words.
+            words, see :mod:`sdattn.hooks.output_space`. Without ``contrast`` such a map is cut off
+            at 0, the mean of the words.
         refine: ``"self"``: spread along the image's self-attention, see
             :mod:`sdattn.maps.aggregation`; None: unchanged.
         sharpen: exponent for each map, scaled so that its lowest value becomes 0 and its highest

@@ -48,8 +48,8 @@ def generate(
     """Run a pipeline and show where each word of the prompt went.
 
     Args:
-        pipe: a pipeline that :func:`sdattn.capture` and :func:`sdattn.read_prompts` know. A video's
-            frames count as one image.
+        pipe: a pipeline for images or videos that :func:`sdattn.capture` and
+            :func:`sdattn.read_prompts` know.
         prompt: one prompt or several.
         seed: seed of the first image, from 0 to 2**63 - 1; each later image adds 1. Noise is drawn
             on the CPU, so it does not depend on the device.
@@ -63,7 +63,7 @@ def generate(
             default preset it holds as much as that many columns: 4 for this text, 0.4 MB per image
             for SD 1.x at 512x512, for any number of steps. In joint attention (SD3, FLUX) it
             measures the attention that the text would get as a prompt, in about twice the time, see
-            :mod:`sdattn.hooks.text_stream`.
+            :mod:`sdattn.hooks.other_text`.
         causal: draw the image again without each word, in the second half of the steps, and show
             where it changes, see :func:`sdattn.knockout`; one more image per word.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.

@@ -20,7 +20,7 @@ def shown(model):
     found = {}
     for layer in find_layers(model):
         processor = TorchJointProcessor()
-        processor.watchers.append(lambda probs, name=layer.name: found.update({name: probs}))
+        processor.watchers.append(lambda call, name=layer.name: found.update({name: call.probs}))
         layer.module.set_processor(processor)
     return found
 
@@ -183,7 +183,7 @@ def first_layer_watched(kind, controller, **options):
     model, given = controlled(kind, controller, **options)
     used = []
     first = find_layers(model)[0].module.processor
-    first.watchers.append(used.append)
+    first.watchers.append(lambda call: used.append(call.probs))
     model(**given)
     probs, _ = plain_probs(kind)
     return used[0], next(iter(probs.values()))
@@ -235,7 +235,7 @@ def test_where_next_to_nothing_is_left_the_row_still_sums_to_one():
     shares = []
     for controller in (None, lambda probs, *_: probs.zero_()):
         processor = TorchJointProcessor(controller, "double")
-        processor.watchers.append(shares.append)
+        processor.watchers.append(lambda call: shares.append(call.probs))
         processor(layer, *given)
     left = shares[0][:, :, 3:, 3:].double()
     assert left.sum(-1).min() < 1e-6  # two digits of float32 at the most
@@ -258,7 +258,7 @@ def test_rows_that_attend_to_nothing_stay_zero_and_negative_shares_are_none():
     for below in (True, False):
         used = []
         processor = TorchJointProcessor(below_zero, "double")
-        processor.watchers.append(used.append)
+        processor.watchers.append(lambda call, used=used: used.append(call.probs))
         processor(layer, states, text, keep, (angles.cos(), angles.sin()))
         [probs] = used
         assert not probs[:, :, 4].any()

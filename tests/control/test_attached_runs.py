@@ -291,7 +291,7 @@ def test_layers_that_other_code_has_call_the_store():
 
         def forward(hidden_states, encoder_hidden_states=None, *_, attn=module, **__):
             is_cross, place = known[attn]
-            attn.watchers = [lambda probs: store(probs.flatten(0, 1).clone(), is_cross, place)]
+            attn.watchers = [lambda call: store(call.probs.flatten(0, 1).clone(), is_cross, place)]
             return plain(attn, hidden_states, encoder_hidden_states if is_cross else None)
 
         module.forward = forward

@@ -198,8 +198,8 @@ def test_prompt_to_prompt_makes_the_targets_attention_the_sources(name):
     seen = {}
 
     def watch(layer):
-        def look(probs):
-            seen.setdefault(layer.name, []).append(probs)
+        def look(call):
+            seen.setdefault(layer.name, []).append(call.probs)
 
         return look
 

@@ -111,8 +111,8 @@ def test_layers_of_the_familys_depth_take_the_sources_attention_and_no_others(na
     def watch(name):
         def look(module, args, kwargs, output):
             processor = innermost(module.processor)  # below a capture's observer
-            if isinstance(processor, TorchJointProcessor) and not processor.joint_watchers:
-                processor.joint_watchers.append(seen.setdefault(name, []).append)
+            if isinstance(processor, TorchJointProcessor) and not processor.watchers:
+                processor.watchers.append(seen.setdefault(name, []).append)
 
         return look
 

@@ -10,11 +10,12 @@ from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import capture
 from sdattn.attention import merge_heads
+from sdattn.attention.calls import AttentionCall, row_index
 from sdattn.attention.device_copies import DeviceCopies
 from sdattn.hooks import attended as module
-from sdattn.hooks.attended import AmongKeys, Attended, GivenProbs, QueryKey, SideBySide, row_index
+from sdattn.hooks.attended import AmongKeys, Attended, GivenProbs, SideBySide, softmax_of
+from sdattn.hooks.projections import projected_call
 from sdattn.hooks.recorders import Recorded
-from sdattn.hooks.sdpa import SdpaCall
 
 B, HEADS, N, T, WIDTH = 3, 2, 6, 5, 8
 GENERATOR = torch.Generator().manual_seed(0)
@@ -29,7 +30,7 @@ def softmax(key):
 
 
 def query_key(key=KEY):
-    return QueryKey(ATTN, merge_heads(QUERY), merge_heads(key))
+    return softmax_of(projected_call(ATTN, merge_heads(QUERY), merge_heads(key)))
 
 
 def among():
@@ -40,7 +41,14 @@ def among():
 WAYS = {
     "given": (lambda: GivenProbs(softmax(KEY)), lambda: softmax(KEY)),
     "query and key": (query_key, lambda: softmax(KEY)),
-    "handed": (lambda: SdpaCall(QUERY, KEY).attended(), lambda: softmax(KEY)),
+    "handed": (lambda: softmax_of(AttentionCall(QUERY, KEY)), lambda: softmax(KEY)),
+    "made": (lambda: softmax_of(AttentionCall(probs=softmax(KEY))), lambda: softmax(KEY)),
+    "with its logsumexp": (
+        lambda: softmax_of(
+            AttentionCall(QUERY, KEY, logsumexp=(QUERY @ KEY.mT / WIDTH**0.5).logsumexp(-1))
+        ),
+        lambda: softmax(KEY),
+    ),
     "side by side": (
         lambda: SideBySide(query_key(), [3, query_key(OTHER)]),
         lambda: torch.cat([softmax(KEY), torch.zeros(B, HEADS, N, 3), softmax(OTHER)], dim=-1),

@@ -28,7 +28,7 @@ from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 
 import sdattn.hooks.attended
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture, generate
-from sdattn.hooks.observers import LARGE
+from sdattn.hooks.sources import LARGE
 from sdattn.models.family import Family
 from sdattn.models.layers import find_layers
 
@@ -87,7 +87,7 @@ SETUPS = {
 @pytest.mark.parametrize("setup", SETUPS)
 @torch.no_grad()
 def test_looking_changes_nothing(setup, dtype, large, monkeypatch):
-    monkeypatch.setattr("sdattn.hooks.observers.LARGE", large)
+    monkeypatch.setattr("sdattn.hooks.sources.LARGE", large)
     unet = make_unet()
     SETUPS[setup](unet)
     unet.to(dtype)
@@ -122,8 +122,8 @@ def test_looking_changes_nothing(setup, dtype, large, monkeypatch):
 @torch.no_grad()
 def test_the_kernels_logsumexp_takes_the_place_of_a_softmax(monkeypatch):
     """Also in nested captures, of which the outer one does not see the kernel itself."""
-    monkeypatch.setattr("sdattn.hooks.observers.LARGE", 0)
-    monkeypatch.setattr("sdattn.hooks.attended.QueryKey.probs", None)  # the softmax
+    monkeypatch.setattr("sdattn.hooks.sources.LARGE", 0)
+    monkeypatch.setattr("sdattn.hooks.attended.Softmax.probs", None)  # the softmax
     unet = make_unet()
     sample, text = sample_and_text()
     hooks, record = record_inputs(unet)

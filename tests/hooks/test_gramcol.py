@@ -14,7 +14,7 @@ from helpers.transformer_rows import flux, sd3
 
 from sdattn import TorchJointProcessor, capture
 from sdattn.attention.device_copies import DeviceCopies
-from sdattn.hooks.gramcol import GramCol, separability
+from sdattn.hooks.output_space import GramCol, separability
 from sdattn.models.layers import find_denoiser
 
 ROWS_OF = {row.name: row for row in JOINT_VIDEOS}
@@ -90,13 +90,13 @@ def expected(row, way, pipe, words, best=None):
             rows = list(row.rows(way, len(query)))
             spans = split_texts(row, way, pipe, query.shape[2], cells)
             images = torch.zeros(len(rows), cells, max(t.stop - t.start for _, t in spans)).double()
-            for image, (at, (of_image, of_text)) in enumerate(zip(rows, spans, strict=True)):
+            for i, (at, (of_image, of_text)) in enumerate(zip(rows, spans, strict=True)):
                 q, o = query[at, :, of_image], output[at, :, of_image]
                 k = key[at, :, of_text]
-                compared = range(k.shape[1]) if words is None else words[image]
+                compared = range(k.shape[1]) if words is None else words[i]
                 scores = of_heads(q, k, o, frames, compared)
                 heads = best_heads(o, frames, best) if best else range(len(q))
-                images[image, :, : k.shape[1]] = scores[list(heads)].mean(0)
+                images[i, :, : k.shape[1]] = scores[list(heads)].mean(0)
             means.append(images)
         found[name] = torch.stack(means).mean(0)
     return drawn_image, found

@@ -6,9 +6,9 @@ from helpers.sums import probabilities, running_sum
 from helpers.tiny_pipelines import make_unet
 
 from sdattn import capture
+from sdattn.attention.device_copies import HostCopy, travels
 from sdattn.hooks import running_sums as held_module
 from sdattn.hooks.attended import GivenProbs
-from sdattn.hooks.host_copy import HostCopy, travels
 
 STEPS = ["mean", "last", "all"]
 

@@ -25,7 +25,7 @@ def edited(kind, seen):
         made = TorchJointProcessor(without_third, layer.place, spans=lambda: spans_of(kind))
         if layer.kind == "self":
             made = TorchAttnProcessor()
-        made.watchers.append(lambda probs, name=layer.name: seen.update({name: probs}))
+        made.watchers.append(lambda call, name=layer.name: seen.update({name: call.probs}))
         layer.module.set_processor(made)
     return model, sharp_inputs(kind, model)
 

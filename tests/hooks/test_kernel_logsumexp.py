@@ -6,17 +6,18 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from sdattn.attention.calls import AttentionCall
 from sdattn.hooks import kernel_logsumexp
+from sdattn.hooks.attended import softmax_of
 from sdattn.hooks.kernel_logsumexp import (
     CUDNN,
     EFFICIENT,
     FLASH,
-    Operands,
     backend_with_logsumexp,
     logsumexp_error,
     used_if_equal,
 )
-from sdattn.hooks.sdpa import SdpaCall, SdpaWatch
+from sdattn.hooks.sdpa import SdpaWatch
 
 QUERY, KEY, VALUE = torch.randn(3, 2, 3, 50, 8, generator=torch.Generator().manual_seed(0))
 EXPECTED = (QUERY.double() @ KEY.double().mT / math.sqrt(8)).logsumexp(-1)
@@ -27,7 +28,7 @@ def attend():
 
 
 def right(call):
-    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*call[:3], 0.0, False)
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*call.given, 0.0, False)
 
 
 def another_output(call):
@@ -79,7 +80,7 @@ def checked(monkeypatch):
 def test_what_the_kernel_tells_is_taken_where_its_output_is_the_same(checked):
     kernel = Counted(right)
     for calls in (2, 3):
-        output, logsumexp = used_if_equal(kernel, attend, Operands(QUERY, KEY, VALUE, None))
+        output, logsumexp = used_if_equal(kernel, attend, AttentionCall(QUERY, KEY, VALUE))
         assert torch.equal(output, attend())
         torch.testing.assert_close(logsumexp.double(), EXPECTED, atol=1e-5, rtol=0)
         assert kernel.ran == calls  # compared once
@@ -103,7 +104,7 @@ def test_what_the_kernel_tells_is_taken_where_its_output_is_the_same(checked):
 def test_else_the_output_is_plain_attentions(kernel, why, checked):
     kernel = Counted(kernel)
     for _ in range(2):
-        output, logsumexp = used_if_equal(kernel, attend, Operands(QUERY, KEY, VALUE, None))
+        output, logsumexp = used_if_equal(kernel, attend, AttentionCall(QUERY, KEY, VALUE))
         assert torch.equal(output, attend())
         assert logsumexp is None
     [found] = checked.values()
@@ -117,9 +118,9 @@ def test_each_layout_is_compared_by_itself(checked):
     halves = [part.bfloat16() for part in (QUERY, KEY, VALUE)]
     first = [part[:1] for part in (QUERY, KEY, VALUE)]
     for parts in ((QUERY, KEY, VALUE), turned, first, halves):
-        used_if_equal(right, lambda parts=parts: right(parts)[0], Operands(*parts, None))
-    used_if_equal(right, attend, Operands(QUERY, KEY, VALUE, 0.5))
-    used_if_equal(without, attend, Operands(QUERY, KEY, VALUE, None))
+        used_if_equal(right, lambda parts=parts: right(parts)[0], AttentionCall(*parts))
+    used_if_equal(right, attend, AttentionCall(QUERY, KEY, VALUE, scale=0.5))
+    used_if_equal(without, attend, AttentionCall(QUERY, KEY, VALUE))
     assert len(checked) == 6
 
 
@@ -127,7 +128,7 @@ def test_each_layout_is_compared_by_itself(checked):
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_the_error_of_a_logsumexp_is_that_of_its_first_and_last_rows(row, scale):
     query, key = torch.randn(2, 2, 3, 200, 8, generator=torch.Generator().manual_seed(0))
-    call = Operands(query, key, key, scale)
+    call = AttentionCall(query, key, key, scale=scale)
     scores = query.double() @ key.double().mT * (scale or 1 / math.sqrt(8))
     found = scores.logsumexp(-1)
     assert logsumexp_error(found, call) < 1e-9
@@ -139,13 +140,13 @@ def test_the_error_of_a_logsumexp_is_that_of_its_first_and_last_rows(row, scale)
 def test_a_large_logsumexp_may_be_off_by_the_digits_of_float32():
     query, key = 300 * torch.randn(2, 1, 2, 70, 8, generator=torch.Generator().manual_seed(0))
     expected = (query.double() @ key.double().mT / math.sqrt(8)).logsumexp(-1)
-    call = Operands(query, key, key, None)
+    call = AttentionCall(query, key, key)
     assert expected.max() > 1e5
     assert logsumexp_error(expected.float(), call) < 1 < logsumexp_error(expected * 1.00001, call)
 
 
 def test_a_graph_and_autocast_are_left_alone():
-    call = Operands(QUERY.clone().requires_grad_(), KEY, VALUE, None)
+    call = AttentionCall(QUERY.clone().requires_grad_(), KEY, VALUE)
     assert not backend_with_logsumexp(call)
     with torch.no_grad():
         assert backend_with_logsumexp(call) == FLASH
@@ -157,10 +158,10 @@ def test_a_graph_and_autocast_are_left_alone():
 @pytest.mark.parametrize("few", [1, 512], ids=["a logsumexp", "a softmax"])
 @pytest.mark.parametrize("mask", ["none", "bool", "added"])
 def test_sums_over_heads_are_those_of_the_probabilities(mask, few, among, monkeypatch):
-    monkeypatch.setattr("sdattn.hooks.sdpa.FEW", few)
+    monkeypatch.setattr("sdattn.hooks.attended.FEW", few)
     keep = torch.rand(2, 1, 50, 50, generator=torch.Generator().manual_seed(1)) > 0.3
     given = {"none": None, "bool": keep, "added": keep.float()}[mask]
-    attended = SdpaCall(QUERY, KEY, given).attended(slice(10, 50), slice(4, 11))
+    attended = softmax_of(AttentionCall(QUERY, KEY, mask=given), slice(10, 50), slice(4, 11))
     total = attended.add_to(None, among)
     assert attended.add_to(total, among) is total
     scores = QUERY.double() @ KEY.double().mT / math.sqrt(8)
@@ -188,7 +189,7 @@ def test_on_cuda_the_output_is_plain_attentions_bit_by_bit(backend, dtype):
                 assert torch.equal(scaled_dot_product_attention(*parts), expected)
     query, key, _ = (part.double() for part in parts)
     wanted = (query @ key.mT / 8).softmax(-1).sum(1)[..., :20]
-    found = watch.calls[-1].attended(keys=slice(0, 20)).add_to(None, None)
+    found = softmax_of(watch.calls[-1], keys=slice(0, 20)).add_to(None, None)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0.02)
 
 
@@ -200,6 +201,6 @@ def test_on_cuda_the_sums_agree_with_float64(keys, dtype):
     query = torch.randn(2, 300, 8 * 40, device="cuda", dtype=dtype)
     key = torch.randn(2, keys, 8 * 40, device="cuda", dtype=dtype)
     query, key = (part.unflatten(-1, (8, 40)).transpose(1, 2) for part in (query, key))
-    found = SdpaCall(query, key).attended().add_to(None, None)
+    found = softmax_of(AttentionCall(query, key)).add_to(None, None)
     wanted = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1).sum(1)
     torch.testing.assert_close(found.double(), wanted, atol=8e-5, rtol=0)

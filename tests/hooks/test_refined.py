@@ -10,9 +10,9 @@ from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from sdattn import capture, generate, heatmaps, load_run
-from sdattn.hooks.attended import GivenProbs
+from sdattn.attention.calls import AttentionCall
+from sdattn.hooks.attended import GivenProbs, softmax_of
 from sdattn.hooks.refined import Refined, Spreading
-from sdattn.hooks.sdpa import SdpaCall
 
 CELLS = ROWS * COLS
 
@@ -106,8 +106,8 @@ def test_a_mask_of_the_cells_counts(shape):
     wanted = pairs @ (pairs.mean(1) @ text.mean(1))[:, None]
 
     def one():
-        given = query.float(), key.float(), mask.float(), 0.3
-        return Refined(GivenProbs(text), Spreading(), *given)
+        image = AttentionCall(query.float(), key.float(), mask=mask.float(), scale=0.3)
+        return Refined(GivenProbs(text), Spreading(), image)
 
     torch.testing.assert_close(one().every_head(None).double(), wanted, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(
@@ -130,12 +130,12 @@ def test_a_mask_of_the_whole_call_is_cut_to_the_image(rows):
         return torch.randn(*size, generator=generator)
 
     image, text = slice(5, 11), slice(0, 5)
-    call = SdpaCall(noise(2, 3, 11, 4), noise(2, 3, 11, 4), noise(2, 1, rows, 11))
+    call = AttentionCall(noise(2, 3, 11, 4), noise(2, 3, 11, 4), mask=noise(2, 1, rows, 11))
     scores = call.query.double() @ call.key.double().mT / 2 + call.mask
     maps = scores.softmax(-1)[:, :, image, text].mean(1)
     pairs = scores[:, :, image, image].softmax(-1)
     wanted = (pairs @ (pairs.mean(1) @ maps)[:, None]).sum(1)
-    found = Refined.of_call(call, image, call.attended(image, text), Spreading())
+    found = Refined(softmax_of(call, image, text), Spreading(), call.between(image, image))
     found = found.add_to(None, None)
     torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=1e-5)
 

@@ -19,8 +19,7 @@ from torch.nn import functional
 from torch.overrides import TorchFunctionMode
 
 from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture
-from sdattn.hooks.replaced import spied
-from sdattn.hooks.sdpa import SdpaWatch
+from sdattn.hooks.sdpa import SdpaWatch, spied
 
 TORCHS = functional.scaled_dot_product_attention
 NAMED = {row.name: row for row in ROWS}

@@ -13,9 +13,10 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sdattn
 from sdattn import CaptureWarning, capture
+from sdattn.hooks.attended import softmax_of
 from sdattn.hooks.joint_checks import check_order
 from sdattn.hooks.output_space import OutputSpace
-from sdattn.hooks.row_calls import RowCalls, as_one_call
+from sdattn.hooks.row_orders import RowCalls, as_one_call
 from sdattn.hooks.sdpa import SdpaWatch
 from sdattn.models.layers import find_layers
 from sdattn.models.sizes import cell_size, default_size
@@ -51,7 +52,7 @@ def test_each_row_shows_its_own_tokens_at_their_columns(mask, scale):
             call.logsumexp = call.logsumexp if known else None
         seen = RowCalls(calls, CELLS, mask)
         assert seen.shape == (4, HEADS, 11, 11) and (seen.logsumexp is not None) == known
-        attended = seen.attended(IMAGE, TEXT)
+        attended = softmax_of(seen, IMAGE, TEXT)
         found = attended.every_head(None)
         expected = torch.zeros(4, HEADS, CELLS, 6, dtype=torch.float64)
         for row, (call, taken) in enumerate(zip(calls, MASK, strict=True)):

@@ -8,11 +8,13 @@ from helpers.joint_video_rows import hunyuan_video15
 from helpers.matrix_oracle import recorded, softmax_in_float64
 
 from sdattn import capture
+from sdattn.attention.calls import AttentionCall
+from sdattn.hooks.attended import softmax_of
 from sdattn.hooks.call_layout import CallLayout
 from sdattn.hooks.joint_checks import check_order
 from sdattn.hooks.output_space import OutputSpace
-from sdattn.hooks.row_spans import RowOrder
-from sdattn.hooks.sdpa import SdpaCall, SdpaWatch
+from sdattn.hooks.row_orders import RowOrder
+from sdattn.hooks.sdpa import SdpaWatch
 from sdattn.models.denoiser_call import DenoiserCall
 
 CELLS, LENGTH, HEADS, WIDTH = 5, 13, 2, 4
@@ -50,7 +52,7 @@ def masks():
 def test_each_row_shows_its_own_text_and_nothing_behind_it(mask, scale):
     call = call_of(masks()[mask], scale)
     order = RowOrder(SPANS, LENGTH)
-    found = order(call).attended(order.image, order.text).every_head(None)
+    found = softmax_of(order(call), order.image, order.text).every_head(None)
     whole = softmax_in_float64(call.query, call.key, call.mask, call.scale)
     assert found.shape == (3, HEADS, CELLS, LONGEST)
     for row, (image, text) in enumerate(SPANS):
@@ -62,7 +64,7 @@ def test_each_row_shows_its_own_text_and_nothing_behind_it(mask, scale):
 
 def test_sums_and_chosen_rows_are_the_same_numbers():
     call, order = call_of(masks()["added"]), RowOrder(SPANS, LENGTH)
-    attended = order(call).attended(order.image, order.text)
+    attended = softmax_of(order(call), order.image, order.text)
     expected = attended.every_head(None).sum(1)
     torch.testing.assert_close(attended.add_to(None, None), expected, atol=1e-6, rtol=0)
     for rows in (slice(1, 3), (2, 0)):
@@ -126,7 +128,7 @@ def test_a_part_of_the_texts_stream_must_lie_where_it_is_said_to(text_first):
     own, cells = (torch.randn(1, n, 8, generator=generator) for n in (6, 4))
     joined = torch.cat((own, cells) if text_first else (cells, own), 1)
     value = joined.unflatten(-1, (2, 4)).transpose(1, 2)  # [B, heads, tokens, d]
-    seen, attn = SdpaCall(value, value), SimpleNamespace(heads=2)
+    seen, attn = AttentionCall(value, value), SimpleNamespace(heads=2)
     image, text = (slice(6, 10), slice(1, 4)) if text_first else (slice(0, 4), slice(5, 8))
     seen.value = value
     check_order(seen, image, text, attn, {"add_v_proj": own}, "Mine")

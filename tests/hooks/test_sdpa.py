@@ -6,8 +6,10 @@ import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
 
+from sdattn.attention.calls import AttentionCall
 from sdattn.attention.plain import logsumexp
-from sdattn.hooks.sdpa import SdpaCall, SdpaWatch
+from sdattn.hooks.attended import softmax_of
+from sdattn.hooks.sdpa import SdpaWatch
 
 
 @pytest.mark.parametrize("scale", [1, 5, 20])
@@ -18,7 +20,7 @@ def test_probabilities_of_large_scores(scale):
         scaled_dot_product_attention(scale * query, key, key)
     [seen] = watch.calls
     assert (seen.logsumexp is None) == (scale >= 5)
-    found = seen.attended().every_head(None)
+    found = softmax_of(seen).every_head(None)
     expected = (scale * query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
@@ -44,7 +46,7 @@ def test_the_logsumexp_of_large_negative_scores_is_as_little_exact():
         scaled_dot_product_attention(query, key, key)
     [seen] = watch.calls
     assert seen.logsumexp is None
-    found = seen.attended().every_head(None)
+    found = softmax_of(seen).every_head(None)
     expected = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
@@ -59,7 +61,7 @@ def test_the_scale_is_that_of_the_call(told, monkeypatch):
         scaled_dot_product_attention(query, key, key, scale=0.1)
     [seen] = watch.calls
     assert (seen.logsumexp is not None) == told
-    found = seen.attended().every_head(None)
+    found = softmax_of(seen).every_head(None)
     expected = (query.double() @ key.double().mT * 0.1).softmax(-1)
     torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
 
@@ -79,7 +81,7 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
         hidden = given.dtype == torch.bool
         scores = scores.masked_fill(~given, -math.inf) if hidden else scores + given.double()
     expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
-    attended = SdpaCall(query, key, given).attended(slice(4, 11), slice(0, 4))
+    attended = softmax_of(AttentionCall(query, key, mask=given), slice(4, 11), slice(0, 4))
     for columns in (None, [3, 1]):
         found = attended.of((2, 0)).every_head(columns)
         wanted = expected if columns is None else expected[..., columns]
@@ -175,9 +177,9 @@ def test_what_it_attended_to_is_known_by_row_and_head(name):
     call = watch.calls[0].by_head(batch, count // batch)
     wanted = probs.reshape(batch, -1, *probs.shape[-2:])
     for rows in ((0,), tuple(range(batch))):
-        found = call.attended().of(rows).every_head(None).double()
+        found = softmax_of(call).of(rows).every_head(None).double()
         torch.testing.assert_close(found, wanted[list(rows)], atol=1e-6, rtol=0)
-    summed = call.attended().add_to(None, None).double()
+    summed = softmax_of(call).add_to(None, None).double()
     torch.testing.assert_close(summed, wanted.sum(1), atol=1e-6, rtol=0)
     output = output.reshape(batch, -1, *output.shape[-2:])
     torch.testing.assert_close(call.output.double(), output, atol=1e-5, rtol=0)

@@ -1,0 +1,132 @@
+"""`AttentionCall`: what one call of an attention layer computed, whichever way it was seen."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+
+from .core import causal_mask
+from .device_copies import chosen
+
+Rows = slice | tuple[int, ...]  # of the batch
+ALL = slice(None)
+UNKNOWN: Any = None  # in place of a tensor that a way of seeing does not show
+
+
+@dataclass(eq=False)
+class AttentionCall:
+    """What one call of an attention layer computed.
+
+    A kernel shows all but ``probs``, the projections of a layer its query and key alone, a product
+    with the values all but its query and key. What is not shown is None.
+
+    Attributes:
+        query: ``[B, heads, N, d]``, normed and rotated; of a kernel's call with other axes before
+            the last two as well, see :meth:`by_head`.
+        key, value: ``[B, heads, T, d]``.
+        mask: None, or as torch takes it: added to the scores, or bool where True takes part.
+        scale: of the scores; None for ``1 / sqrt(d)``.
+        logsumexp: ``[B, heads, N]`` of the scaled scores; None where the kernel did not give it, or
+            not exactly enough.
+        probs: ``[B, heads, N, T]``, which made the output; None where only the kernel made them.
+        output: ``[B, heads, N, d]``, before the output projection.
+        text: where in joint attention the text is among the T tokens, if the layer says it.
+        dropout, causal: whether there was any; a causal mask comes beside ``mask``.
+    """
+
+    query: Tensor = UNKNOWN
+    key: Tensor = UNKNOWN
+    value: Tensor = UNKNOWN
+    mask: Tensor | None = None
+    scale: float | None = None
+    logsumexp: Tensor | None = None
+    probs: Tensor | None = None
+    output: Tensor = UNKNOWN
+    text: slice | None = None
+    dropout: bool = False
+    causal: bool = False
+
+    @property
+    def given(self) -> tuple[Tensor, Tensor, Tensor]:
+        """What a kernel is handed: query, key and value."""
+        return self.query, self.key, self.value
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(batch, heads, queries, keys), where heads are an axis of their own."""
+        if self.probs is not None:
+            return tuple(self.probs.shape)
+        return (*self.query.shape[:-1], self.key.shape[-2])
+
+    def by_head(self, batch: int, heads: int) -> AttentionCall | None:
+        """Return a kernel's call with the axes ``[batch, heads, ...]``, whichever ones it was
+        handed: heads folded into the batch, keys or a mask that stand for several rows or heads, a
+        causal mask. None where it was not for so many rows and heads."""
+        shape = (batch, heads)
+        if self.query.shape[:-2] == self.key.shape[:-2] == shape and not self.causal:
+            return None if self.dropout else self
+        leading = self.output.shape[:-2]
+        if self.dropout or leading.numel() != batch * heads:
+            return None
+
+        def spread(part: Tensor) -> Tensor:
+            if part.ndim > 2 and part.shape[-3] < leading[-1] > 1 < part.shape[-3]:  # grouped
+                part = part.repeat_interleave(leading[-1] // part.shape[-3], dim=-3)
+            return part.expand(*leading, -1, -1).reshape(*shape, *part.shape[-2:])
+
+        mask, logsumexp = self.mask, self.logsumexp
+        if self.causal:
+            mask = causal_mask(self.query.shape[-2], self.key.shape[-2], self.query.device)
+        elif mask is not None and mask.ndim > 2:
+            mask = spread(mask)
+        if logsumexp is not None:
+            logsumexp = logsumexp.reshape(*shape, -1)
+        query, key, value = (spread(part) for part in self.given)
+        call = AttentionCall(query, key, value, mask, self.scale, logsumexp)
+        call.output = spread(self.output)
+        return call
+
+    def of(self, rows: Rows) -> AttentionCall:
+        """Return what the probabilities of some rows of the batch follow from."""
+        if self.probs is not None:
+            return AttentionCall(probs=chosen_rows(self.probs, rows))
+        mask, logsumexp = four_axes(self.mask), self.logsumexp
+        if mask is not None and len(mask) > 1:
+            mask = chosen_rows(mask, rows)
+        if logsumexp is not None:
+            logsumexp = chosen_rows(logsumexp, rows)
+        query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
+        return AttentionCall(query, key, mask=mask, scale=self.scale, logsumexp=logsumexp)
+
+    def between(self, queries: slice, keys: slice = ALL) -> AttentionCall:
+        """Return what the probabilities of some queries follow from, where some keys alone take
+        part in the softmax."""
+        if queries == keys == ALL and self.mask is None:
+            return self
+        if self.probs is not None:
+            return AttentionCall(probs=self.probs[:, :, queries, keys])
+        mask, logsumexp = four_axes(self.mask), self.logsumexp
+        if mask is not None:
+            mask = mask[..., keys] if mask.shape[2] == 1 else mask[:, :, queries, keys]
+        if logsumexp is not None:
+            logsumexp = logsumexp[:, :, queries] if keys == ALL else None
+        query, key = self.query[:, :, queries], self.key[:, :, keys]
+        return AttentionCall(query, key, mask=mask, scale=self.scale, logsumexp=logsumexp)
+
+
+def four_axes(mask: Tensor | None) -> Tensor | None:
+    """Return a mask with the axes ``[B or 1, heads or 1, N or 1, T]``."""
+    return mask if mask is None else mask[(None,) * (4 - mask.ndim)]
+
+
+def row_index(rows: tuple[int, ...]) -> Rows:
+    """Return rows of a batch as a slice if they follow each other: what it picks is a view."""
+    first, last = rows[0], rows[-1]
+    return slice(first, last + 1) if rows == tuple(range(first, last + 1)) else rows
+
+
+def chosen_rows(tensor: Tensor, rows: Rows) -> Tensor:
+    """Return some rows of the batch of ``[B, ...]``."""
+    return tensor[rows] if isinstance(rows, slice) else chosen(tensor, 0, rows)
