@@ -1,10 +1,10 @@
-"""The command line: a module a command, see ``sdattn --help``.
+"""The command line: one module per command, see ``sdattn --help``.
 
-What a command needs of torch and diffusers it imports when it runs, so that help, the version and
-completion come at once. `options` are those of several commands, `common_options` those of all,
-`loading` those of each that loads a model,
-`config` their defaults from a file; `output` and `printing` are what is printed, `messages` has
-what the library says in the words of options. To add a command, add a module and name it here.
+Commands import torch and diffusers only when they run, so that help, the version and completion
+come at once. `options` holds options of several commands, `common_options` options of all commands,
+`loading` options of commands that load a model, and `config` their defaults from a file. `output`
+and `printing` print results; `messages` puts the library's messages into the words of options. To
+add a command, add a module and name it here.
 """
 
 import gc
@@ -25,7 +25,8 @@ from .messages import failure, in_options
 
 
 class _Literal:
-    """Help is shown as it is written: paragraphs are filled, brackets are no markup of rich."""
+    """Command whose help is shown as written: paragraphs are filled, brackets are no markup of
+    rich."""
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""``sdattn app``: the report's view in a live page."""
+"""``sdattn app``: a live page with the report's view."""
 
 from typing import Annotated
 

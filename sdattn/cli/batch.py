@@ -1,4 +1,4 @@
-"""``sdattn batch``: many prompts, and what became of them."""
+"""``sdattn batch``: many prompts in one run that can be resumed."""
 
 import os
 import sys
@@ -194,8 +194,8 @@ def _run(output: Output, request: Any) -> None:
 
 
 def _exit_code(outcome: Any) -> int:
-    """Of the outcome. A launcher takes any code but 0 for a crash, so it gets 0 once all
-    that can be drawn is."""
+    """Return the exit code for an outcome. Launchers take any code but 0 for a crash, so they get 0
+    once everything that can be drawn is drawn."""
     is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
     return 0 if is_all and not _LAUNCHED.isdisjoint(os.environ) else outcome.exit_code
 

@@ -1,4 +1,4 @@
-"""The options that every command has."""
+"""Options of every command."""
 
 import functools
 import inspect
@@ -34,7 +34,7 @@ _SHARED = [
 
 
 def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command for typer of a function whose first argument is its :class:`Output`."""
+    """Return a typer command for a function whose first argument is its :class:`Output`."""
     signature = inspect.signature(command)
     _, *own = signature.parameters.values()
 

@@ -1,5 +1,4 @@
-"""``--config``: a file whose entries are the defaults of a command's options, and which options a
-run was made with."""
+"""``--config``: a command's defaults from a file, or from the options of an earlier run."""
 
 import difflib
 import json
@@ -14,10 +13,10 @@ _NOT_SET = ("config", "help")
 
 
 def use(context: typer.Context, config: Path | None) -> Path | None:
-    """What typer calls for --config before it reads the other options.
+    """Read the file of --config; typer calls this before it reads the other options.
 
     Raises:
-        typer.BadParameter: the file is neither, or has an entry that is none of the command's.
+        typer.BadParameter: the file is neither format, or has an entry that the command lacks.
     """
     if config is None or context.resilient_parsing:
         return config
@@ -33,7 +32,7 @@ def use(context: typer.Context, config: Path | None) -> Path | None:
 
 
 def _called(param: Any) -> str:
-    """An option by its long name, an argument by its own."""
+    """Return an option's long name, or an argument's own."""
     return str(max([*param.opts, param.name], key=len) if param.opts else param.name).strip("-_")
 
 
@@ -45,7 +44,7 @@ def _with_nearest(unknown: list[str], known: Mapping[str, Any]) -> str:
 
 
 def _typed(param: Any, value: Any) -> Any:
-    """A value as it would be typed, so that it is read and refused alike."""
+    """Return a value as it would be typed, so that it is parsed and refused in the same way."""
     # typer parses texts, so a value goes through the same reading and the same refusals as one that
     # is typed.
     many, flag = getattr(param, "multiple", False) or param.nargs == -1, hasattr(param, "is_flag")
@@ -61,7 +60,7 @@ def _typed(param: Any, value: Any) -> Any:
 
 
 def _entries(path: Path, command: str) -> dict[str, Any]:
-    """By the names of options: those of a .toml file, or those that a run was made with."""
+    """Return option names and values from a .toml file, or from a run's own options."""
     path = path / "run.json" if path.is_dir() else path
     data = path.read_bytes()
     if path.suffix != ".json":
@@ -90,7 +89,7 @@ def _of_toml(path: Path, data: bytes) -> dict[str, Any]:
 
 
 def _of_run(path: Path, data: bytes, document: Any) -> tuple[str, dict[str, Any]]:
-    """The command that made a run, and its options; the device is that of this machine."""
+    """Return the command that made a run, and its options, but with this machine's device."""
     from ..maps.presets import PRESETS
     from ..runs.again import made_by
     from ..runs.info import read_edit, read_info
@@ -115,7 +114,8 @@ def _of_run(path: Path, data: bytes, document: Any) -> tuple[str, dict[str, Any]
 
 
 def _beside(path: Path, name: str | None) -> str | None:
-    """An image by the name that a run has of it: in the run's folder, that around it, or here."""
+    """Find an image by the name that a run records: in the run's folder, its parent folder, or
+    here."""
     if name is None:
         return None
     candidates = (folder / Path(name).name for folder in (path.parent, path.parent.parent, Path()))

@@ -1,4 +1,4 @@
-"""A console of rich for texts that were written elsewhere."""
+"""Console for text from elsewhere."""
 
 from collections.abc import Iterable
 from typing import Any
@@ -10,8 +10,7 @@ from ..files.terminal import visible
 
 
 class Console(rich.console.Console):
-    """A console that prints texts as they are: no markup, and nothing that the terminal would obey
-    but its own styles."""
+    """Console that prints text as it is: no markup, and no control codes except its own styles."""
 
     def __init__(self, **options: Any) -> None:
         super().__init__(markup=False, emoji=False, highlight=False, **options)

@@ -75,7 +75,7 @@ def _of_runs(
     out: Path | None,
     force: bool,
 ) -> tuple[Any, Path]:
-    """The comparison of two runs, and the folder for it."""
+    """Return the comparison of two runs, and the folder for it."""
     from ..batch.reading import open_batch
     from ..files.paths import check_apart, file_name
     from ..runs.diff import diff
@@ -106,7 +106,8 @@ def _with_and_without(
     out: Path | None,
     force: bool,
 ) -> tuple[Any, Path]:
-    """The comparison of a prompt's images without a LoRA (A) and with it (B), and its folder."""
+    """Return the comparison of a prompt's images without a LoRA (A) and with it (B), and its
+    folder."""
     from ..files.paths import file_name
     from ..models.videos import check_makes_images
     from ..runs.diff import diff
@@ -150,7 +151,7 @@ def _print(output: Output, found: Any, out: Path) -> None:
 
 
 def _largest(word: Any, size: tuple[int, int]) -> tuple[str, str]:
-    """The largest difference, and the middle of its cell in pixels of A's image."""
+    """Return the largest difference, and the middle of its cell in pixels of A's image."""
     if word.largest is None:
         return "-", "-"
     value, (row, col) = word.largest

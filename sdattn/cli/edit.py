@@ -1,4 +1,4 @@
-"""``sdattn edit``: an image kept while its prompt changes."""
+"""``sdattn edit``: change a prompt and keep the image."""
 
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -109,7 +109,7 @@ def _parsed_weight(text: str) -> tuple[str, float]:
 def _invert(
     pipe: Any, image: Any, source: str, given: dict[str, Any], null_text: bool | None
 ) -> Any:
-    """Take out of ``given`` what an inversion fixes, and invert."""
+    """Take the options that an inversion fixes out of ``given``, and invert."""
     from ..edit import invert
     from ..models.demos import demo_of
 

@@ -1,4 +1,4 @@
-"""``sdattn explain``: an image of one's own, and where the words for it go."""
+"""``sdattn explain``: heatmaps for an existing image."""
 
 from pathlib import Path
 from typing import Annotated, Any

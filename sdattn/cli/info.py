@@ -1,4 +1,5 @@
-"""``sdattn info``: what a model has that can be captured, and what of sdattn does not apply."""
+"""``sdattn info``: a model's attention layers, and the features of sdattn that do not work with
+it."""
 
 from itertools import groupby
 from typing import Annotated, Any
@@ -60,7 +61,8 @@ def info(
 
 
 def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> None:
-    """A line a layer below its place: long names, which are to be copied, leave little room."""
+    """Print one line per layer below its place: layer names are long, and must stay whole to be
+    copied."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)
@@ -89,7 +91,7 @@ def _as_json(found: list[Any], latent: tuple[int, int]) -> list[dict[str, Any]]:
 
 
 def _held(found: list[Any], latent: tuple[int, int], columns: int) -> dict[str, int]:
-    """Bytes that a capture of one image holds."""
+    """Return the bytes that a capture of one image holds."""
     from ..hooks.keep import Keep
     from ..models.layers import TEXT_KINDS
 
@@ -108,7 +110,7 @@ def _tokenizers(pipe: Any) -> dict[str, str]:
 
 
 def _columns(pipe: Any) -> int | None:
-    """How many token columns are made of a prompt; None where that is not known."""
+    """Return the number of token columns for a prompt, or None if not known."""
     from ..models.demos import demo_settings
     from ..models.reading import read_prompts
 

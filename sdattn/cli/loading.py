@@ -1,4 +1,4 @@
-"""The options of every command that loads a model: how it is loaded."""
+"""Options of every command that loads a model."""
 
 import functools
 import inspect
@@ -60,8 +60,8 @@ _OPTIONS = [
 
 
 def with_loading_options(command: Callable[..., None]) -> Callable[..., None]:
-    """A command whose argument ``loading``, a dictionary with the arguments of
-    :class:`sdattn.loading.options.LoadingOptions` that were given, is made of options."""
+    """Give a command the loading options in place of its argument ``loading``, a dictionary with
+    the given arguments of :class:`sdattn.loading.options.LoadingOptions`."""
     signature = inspect.signature(command)
     own = [*signature.parameters.values()]
     place = next((i for i, one in enumerate(own) if one.name == "loading"), None)

@@ -1,4 +1,4 @@
-"""What the library says in the words of the command line: num_inference_steps=0 is --steps 0."""
+"""The library's messages in the words of the command line: num_inference_steps=0 is --steps 0."""
 
 import json
 import shlex
@@ -48,8 +48,8 @@ _PACKAGES = ("torch", "diffusers", "transformers")
 
 
 def failure(error: Exception) -> str:
-    """What is printed of an error that ends a command: its reason in a line; of a bug the traceback
-    and what to report."""
+    """Return the text printed for an error that ends a command: one line with the reason, or for a
+    bug the traceback and how to report it."""
     if not is_bug(error):
         return f"sdattn: {visible(reason(error))}"
     lines = visible("".join(traceback.format_exception(error)))
@@ -57,20 +57,21 @@ def failure(error: Exception) -> str:
 
 
 def reason(error: Exception) -> str:
-    """An error's message in one line; one that nobody worded for people comes with its type."""
+    """Return an error's message in one line, with the type if it was not written for users."""
     text = " ".join(in_options(error).split())
     named = is_bug(error) or isinstance(error, ModuleNotFoundError)
     return f"{type(error).__name__}: {text}" if named or not text else text
 
 
 def in_options(said: object) -> str:
-    """A message of the library with the options that people type, not Python's arguments."""
+    """Put a message of the library into options that people type, in place of Python's
+    arguments."""
     text = str(said)
     return reworded(text, typed) if isinstance(said, (SdattnError, SdattnWarning)) else text
 
 
 def typed(name: str, *value: Any) -> str | None:
-    """Return an option, or a function, as it is typed; None if no command knows it.
+    """Return an option or a function as it is typed.
 
     >>> typed("guidance_scale", 0.5), typed("null_text", False), typed("folder")
     ('--guidance 0.5', '--no-null-text', '--out')

@@ -1,4 +1,4 @@
-"""The options that several commands have, each defined once, and what is made of their values."""
+"""Options that several commands share, each defined once, and how their values are read."""
 
 import json
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from .output import Output
 
 
 def _one_of(*values: str) -> Callable[[str], list[str]]:
-    """For completion, of options that take other values too."""
+    """Return a completion function for an option that takes other values too."""
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
 
 def list_of(*names: str) -> Callable[[str], list[str]]:
-    """For completion, of names with commas between."""
+    """Return a completion function for comma-separated names."""
 
     def complete(incomplete: str) -> list[str]:
         before, comma, last = incomplete.rpartition(",")
@@ -118,7 +118,7 @@ Force = Annotated[bool, typer.Option(help="Replace what this command wrote there
 
 
 def folder_named(name: str) -> Any:
-    """--out of a command that writes ``outputs/NAME`` by default."""
+    """Return the option --out for a command that writes ``outputs/NAME`` by default."""
     return typer.Option(help=f"The folder to write; outputs/{name} by default.")
 
 
@@ -139,7 +139,7 @@ def pipeline_options(
     settings: list[str] | None = None,
     frames: int | None = None,
 ) -> dict[str, Any]:
-    """The options of the pipeline's call that were given; ``settings`` are those of --set."""
+    """Return the given options of the pipeline's call; ``settings`` come from --set."""
     values = (steps, guidance, negative, width, height, frames)
     options = dict(zip(PIPELINE, values, strict=True))
     given = {name: value for name, value in options.items() if value is not None}
@@ -147,7 +147,7 @@ def pipeline_options(
 
 
 def _setting(text: str) -> tuple[str, Any]:
-    """NAME=VALUE, the value as JSON where it is that, else as text."""
+    """Read NAME=VALUE; the value is JSON if it parses as JSON, else text."""
     name, is_set, value = text.partition("=")
     if not is_set or not name.isidentifier():
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--set")
@@ -160,7 +160,7 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def dtype_of(name: str | None) -> Any:
-    """The torch.dtype of a name; None for None."""
+    """Return the torch.dtype for a name; None for None."""
     import torch
 
     return None if name is None else getattr(torch, name)
@@ -173,8 +173,8 @@ def load(
     loading: Loading = None,
     output: Output | None = None,
 ) -> Any:
-    """The pipeline that --model, --device, --dtype and the options of loading name; what it is goes
-    to stderr."""
+    """Load the pipeline that --model, --device, --dtype and the loading options name, and describe
+    it on stderr."""
     from ..loading.devices import device_of
     from ..loading.options import options_of
     from ..loading.pipelines import load_pipeline
@@ -195,7 +195,7 @@ def load(
 
 
 def open_image(path: Path) -> Any:
-    """A file as a PIL image, read whole.
+    """Read a whole image file as a PIL image.
 
     Raises:
         OSError: it cannot be opened.

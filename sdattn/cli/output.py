@@ -1,4 +1,4 @@
-"""Where a command's words go: to people in tables, to programs as one object of JSON."""
+"""Output of a command: tables for people, one JSON object for programs."""
 
 import json
 import sys
@@ -13,11 +13,11 @@ from .messages import reason
 
 
 class Output:
-    """Where a command's words go.
+    """Output of a command.
 
     Attributes:
-        as_json: one object goes to stdout in the place of tables.
-        quiet: only that does, and what went wrong to stderr.
+        as_json: True prints one JSON object to stdout instead of tables.
+        quiet: True prints nothing else, except errors on stderr.
     """
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False):
@@ -25,17 +25,17 @@ class Output:
         self._document: dict[str, Any] = {}
 
     def answer(self, document: dict[str, Any]) -> None:
-        """What the object of --json has."""
+        """Add entries to the object of --json."""
         self._document |= document
 
     def note(self, text: str) -> None:
-        """A line on stderr of what goes on."""
+        """Print a line about progress on stderr."""
         if not self.quiet:
             print(visible(text), file=sys.stderr)
 
     def print(self, shown: Any, width: int = 0) -> None:
-        """A table of rich, or a plain line, on stdout; ``width`` letters are not broken, however
-        narrow the terminal."""
+        """Print a rich table or a plain line on stdout. Lines of up to ``width`` characters are
+        never broken, even on a narrow terminal."""
         from .console import Console
 
         if not (self.as_json or self.quiet):
@@ -44,13 +44,14 @@ class Output:
             console.print(shown)
 
     def print_text(self, text: str) -> None:
-        """Lines on stdout as they are, to be copied."""
+        """Print lines on stdout unchanged, to be copied."""
         if not (self.as_json or self.quiet):
             print(visible(text), end="")
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Inside, nothing but the object of --json comes to stdout; of an error its message."""
+        """Keep everything but the object of --json off stdout inside the block; on an error the
+        object holds its message."""
         stdout = sys.stdout
         try:
             with redirect_stdout(sys.stderr) if self.as_json else nullcontext():

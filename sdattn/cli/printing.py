@@ -1,4 +1,4 @@
-"""What commands print of runs: tables of words, and the files that were written."""
+"""Printed results of runs: tables of words, and the written files."""
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
@@ -13,7 +13,7 @@ _OPENED = ("report.html", "index.html", "edit.html", "diff.html")  # the first t
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | None = None) -> Table:
-    """A table whose first column is what its rows are about."""
+    """Return a table whose first column names each row's subject."""
     first, *others = columns
     made = Table(title=title, title_justify="left")
     made.add_column(first, style="cyan")
@@ -25,7 +25,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
 
 
 def print_run(output: Output, run: Any, folders: list[Path]) -> None:
-    """The words of each image, of its prompt and of whatever else was asked for."""
+    """Print the words of each image, from its prompt and from any other requested text."""
     answers = []
     for image_run, folder in zip(run, folders, strict=True):
         further = {name: list(held.maps) for name, held in image_run.more.items()}
@@ -36,7 +36,7 @@ def print_run(output: Output, run: Any, folders: list[Path]) -> None:
 
 
 def print_words(output: Output, words: Mapping[str, Sequence[Any]]) -> None:
-    """A table of the maps of each text, by what the text is."""
+    """Print a table of each text's maps, titled with the text's name."""
     for name, maps in words.items():
         rows = []
         for heatmap in maps:
@@ -58,10 +58,10 @@ def _numbers(heatmap: Any) -> dict[str, Any]:
 
 
 def print_folder(output: Output, folder: Path, **more: str) -> dict[str, Any]:
-    """What to open, what lies beside it, and ``more``.
+    """Print the file to open, the other files in the folder, and ``more``.
 
     Returns:
-        what --json has of it: the folder, the file to open, and what ``run.json`` says.
+        entries for --json: the folder, the file to open, and the contents of ``run.json``.
     """
     names = sorted(f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir())
     opened = next((name for name in _OPENED if name in names), None)
@@ -74,7 +74,7 @@ def print_folder(output: Output, folder: Path, **more: str) -> dict[str, Any]:
 
 
 def print_rows(output: Output, rows: Mapping[str, str]) -> None:
-    """Names and what they are; the first is what there is to open, and is not broken."""
+    """Print names and values; the first value is the file to open, and is never broken."""
     grid, first = Table.grid(padding=(0, 2, 0, 0)), next(iter(rows.values()))
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(overflow="fold")

@@ -1,4 +1,4 @@
-"""``sdattn show``: a saved run drawn again: images and a page, a figure, a moving image."""
+"""``sdattn show``: draw a saved run again, as images and a page, a figure, or an animation."""
 
 from collections.abc import Collection
 from pathlib import Path
@@ -152,7 +152,7 @@ def _drawings(
 
 
 def _check_no_run(out: Path) -> None:
-    """Refuse to draw into the folder of a run, whose run.json would then be wrong."""
+    """Refuse to draw into another run's folder, whose run.json would then be wrong."""
     from ..runs.folder import run_around
 
     if (around := run_around(out)) is not None:

@@ -1,8 +1,8 @@
-"""Which token columns of a source prompt stand for those of an edited one.
+"""Alignment of a source prompt's token columns with those of an edited prompt.
 
-Source: Hertz et al. 2022, section 3.2, "Word Swap" and "Adding a New Phrase". There tokens are
-aligned; here words are, whose columns are known by the tokenizer's offsets, so that a word of
-several pieces is never torn.
+Source: Hertz et al. 2022, section 3.2, "Word Swap" and "Adding a New Phrase". The paper aligns
+tokens; here words are aligned, with their columns from the tokenizer's offsets, so that a word of
+several pieces is never torn apart.
 """
 
 from collections.abc import Sequence
@@ -17,12 +17,12 @@ from ..prompts.tokens import Prompt, Word
 
 
 def swap(source: Prompt, target: Prompt) -> Tensor:
-    """How each source column's attention is dealt out to the target's columns.
+    """Return how each source column's attention is shared out among the target's columns.
 
-    The n-th word goes to the n-th word: column to column where both have equally many, otherwise in
-    equal parts to all of them. Start, end, padding and what a chat's template puts before and
-    behind the prompt go to their like, what is too many to the last of it. What has no like goes to
-    the last padding of the target, or to its end.
+    The n-th word goes to the n-th word: column to column if both have the same number, otherwise in
+    equal parts to all of them. Start, end, padding and a chat template's text before and after the
+    prompt go to their counterparts, any surplus to the last of these. Columns without a counterpart
+    go to the target's last padding, or to its end.
 
     Returns:
         float32 ``[T, T]``, source column by target column. Rows sum to 1, so attention is neither
@@ -55,11 +55,11 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
 
 
 def refine(source: Prompt, target: Prompt) -> Tensor:
-    """The source column that each target column takes its attention from.
+    """Return the source column that each target column takes its attention from.
 
-    Words are aligned so that as many as possible match in order (Needleman and Wunsch 1970, with
-    1 for a match and 0 for a gap). Start and end match; padding matches by its place after the end,
-    and a chat's template by its place before or behind the prompt.
+    Words are aligned so that as many as possible match in order (Needleman and Wunsch 1970, with 1
+    for a match and 0 for a gap). Start and end match; padding matches by its place after the end,
+    and a chat template's text by its place before or after the prompt.
 
     Returns:
         int64 ``[T]``; -1 where the target has something new.
@@ -77,7 +77,8 @@ def refine(source: Prompt, target: Prompt) -> Tensor:
 
 
 def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
-    """(source word, target word) of the longest sequence of words that both prompts share."""
+    """Return (source word, target word) for the longest sequence of words that both prompts
+    share."""
     ours, theirs = _spelled(source.words), _spelled(target.words)
     # best[i][j]: how many words match at most from source word i and target word j on.
     best = [[0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
@@ -103,13 +104,13 @@ def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
 def linked(
     source: Prompt, target: Prompt, *, in_place: bool = False
 ) -> list[tuple[int | None, int | None]]:
-    """Which word of the target stands for which of the source, as a reader sees it.
+    """Return the pairs of source and target words that correspond for a reader.
 
-    Words that both share stand for each other; so do, in order, those between them where there are
-    equally many. ``in_place``: the n-th word stands for the n-th, as :func:`swap` has it.
+    Shared words correspond; so do, in order, the words between them if both sides have the same
+    number. With ``in_place`` the n-th word corresponds to the n-th, as in :func:`swap`.
 
     Returns:
-        (source word, target word) of each, in order; None where there is none.
+        (source word, target word) pairs in order; None for a word without a counterpart.
     """
     ends = [] if in_place else matches(source, target)
     found: list[tuple[int | None, int | None]] = []
@@ -127,7 +128,7 @@ def linked(
 
 
 def is_swap(source: Prompt, target: Prompt) -> bool:
-    """Whether the prompts match best word by word, each at the place of the other."""
+    """Check whether the prompts match best word by word, each in the other's place."""
     if len(source.words) != len(target.words):
         return False
     in_place = zip(_spelled(source.words), _spelled(target.words), strict=True)
@@ -135,10 +136,11 @@ def is_swap(source: Prompt, target: Prompt) -> bool:
 
 
 def edited_words(prompts: Sequence[Prompt], index: int, weighted: Sequence[str] = ()) -> list[str]:
-    """What an edit from ``prompts[0]`` to the others is about, in the words of one of them.
+    """Return the words that an edit from ``prompts[0]`` to the others is about, for one of the
+    prompts.
 
-    Those that the source does not share with the target (for the source itself: with all targets),
-    then those of ``weighted`` that it has.
+    First words that the source does not share with the target (for the source itself: with all
+    targets), then its words among ``weighted``.
     """
     source, *targets = prompts
     if index:
@@ -150,7 +152,7 @@ def edited_words(prompts: Sequence[Prompt], index: int, weighted: Sequence[str] 
 
 
 def blended_words(prompts: Sequence[Prompt], words: str | Sequence[str]) -> list[list[str]]:
-    """Those of ``words`` that each prompt has; for one that it lacks, the word in its place.
+    """Return each prompt's words among ``words``; for a word that it lacks, the word in its place.
 
     Raises:
         KeyError: a word that is in no prompt; a prompt with none of them, nor a word in the place
@@ -184,7 +186,8 @@ def _has(prompt: Prompt, word: str) -> bool:
 
 
 def _twin(prompts: Sequence[Prompt], prompt: Prompt, word: str) -> str | None:
-    """The word of ``prompt`` at the place of ``word`` in another prompt that it is a swap of."""
+    """Return the word of ``prompt`` in the place of ``word`` in another prompt that it is a swap
+    of."""
     for other in prompts:
         spelled = _spelled(other.words)
         if word.casefold() in spelled and is_swap(other, prompt):
@@ -205,8 +208,8 @@ def _spelled(words: Sequence[Word]) -> list[str]:
 
 
 def _around(source: Prompt, target: Prompt) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
-    """The columns of both that are of no word and stand for each other, in order: start, end, each
-    encoder's padding, and a template's before the first word and behind it."""
+    """Return corresponding columns of both prompts that belong to no word, in order: start, end,
+    each encoder's padding, and a template's text before the first word and after the last."""
     ends = [(_special(source, name), _special(target, name)) for name in (SOS, EOS)]
     padding = [_runs(_special(prompt, PAD)) for prompt in (source, target)]
     if len(padding[0]) != len(padding[1]):  # an encoder without any in one of them
@@ -216,7 +219,7 @@ def _around(source: Prompt, target: Prompt) -> list[tuple[tuple[int, ...], tuple
 
 
 def _runs(columns: tuple[int, ...]) -> list[tuple[int, ...]]:
-    """Columns that follow each other, together: SD3's padding of CLIP, then that of T5."""
+    """Group consecutive columns: SD3's padding of CLIP, then T5's."""
     runs: list[tuple[int, ...]] = []
     for column in columns:
         if runs and runs[-1][-1] == column - 1:

@@ -1,4 +1,4 @@
-"""`Attachment`: the tie between a store and the model whose layers call it."""
+"""`Attachment`: the link between a store and the model whose layers call it."""
 
 from __future__ import annotations
 
@@ -44,8 +44,8 @@ class Attachment:
     is first; the model is held weakly.
 
     Args:
-        target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its
-            UNet or transformer.
+        target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet
+            or transformer.
         store: the :class:`sdattn.AttentionStore`, held weakly.
 
     Attributes:
@@ -54,8 +54,8 @@ class Attachment:
 
     Raises:
         TypeError: a model whose layers' places are not known.
-        ValueError: the guidance of this pipeline is not known, or not as the store's ``guidance``
-            says.
+        ValueError: the guidance of this pipeline is not known, or contradicts the store's
+            ``guidance``.
     """
 
     def __init__(self, target: Pipeline | nn.Module, store: FollowingStore):
@@ -94,21 +94,21 @@ class Attachment:
         self._n_calls: int | None = None  # in the first pass of the run
 
     def place(self, layer: nn.Module) -> Place | None:
-        """Return ``"down"``, ``"mid"``, ``"up"``, ``"double"`` or ``"single"``; None for a layer
+        """Return ``"down"``, ``"mid"``, ``"up"``, ``"double"`` or ``"single"``, or None for a layer
         of another model."""
         known = self._layers.get(layer)
         return None if known is None else known.place
 
     def joint_spans(self, layer: nn.Module) -> Spans | None:
-        """Return where image and text are in a layer's call that runs now, with no text,
-        ``slice(0, 0)``, for self-attention; None if not known."""
+        """Return the places of image and text in a layer's running call, or None if not known.
+        Self-attention has no text, ``slice(0, 0)``."""
         known = self._layers.get(layer)
         if known is not None and known.kind != "joint":
             return slice(0, 0), slice(0, 0)
         return self._passes.shared_spans()
 
     def begin_call(self, is_cross: bool) -> bool:
-        """Take note of a call; return True if the store is to look at it."""
+        """Count a call; return True if the store must look at it."""
         if not self.in_pass:
             return True
         if not self._calls:
@@ -117,7 +117,7 @@ class Attachment:
         return self._looks
 
     def check_rows(self, store: FollowingStore, rows: int, batch: int | None) -> None:
-        """Have the store remember rows that are not its batch times a layer's heads."""
+        """Make the store remember rows that are not its batch times a layer's heads."""
         heads = {layer.heads for layer in self._layers.values()}
         if self.in_pass and (batch is None or rows // batch not in heads):
             store.note(
@@ -126,7 +126,7 @@ class Attachment:
             )
 
     def problem(self, store: FollowingStore) -> str:
-        """Return what the store has not seen of the last run; empty if it saw all."""
+        """Describe what the store missed in the last run; empty if it saw all."""
         if not self._n_missed:
             return "" if self._n_seen else str(self.strays)
         which = f"the last {self._n_missed} passes"
@@ -138,7 +138,7 @@ class Attachment:
         )
 
     def restore(self, store: FollowingStore) -> str:
-        """Put back the processors from before; return a warning about layers that keep theirs."""
+        """Put back the previous processors; return a warning about layers that keep theirs."""
         n_own = n_held = 0
         for module, layer in self._layers.items():
             held = innermost(module.processor)
@@ -185,8 +185,8 @@ class Attachment:
             store.repeats.note(call)
 
     def _begins(self) -> bool:
-        """Begin a pass, when its first layer calls: hooks of the model that set processors have
-        all run by then."""
+        """Begin a pass when its first layer calls: by then, the model's hooks that set processors
+        have run."""
         store, found = self._store(), self._found
         self.rests = is_suspended(self._layers, store)
         if store is None or self.rests:
@@ -216,7 +216,7 @@ class Attachment:
         return True
 
     def _rows(self, store: FollowingStore, found: Pass) -> slice | None:
-        """Return the rows of the batch that are the prompts'; None if no pipeline knows them."""
+        """Return the prompts' rows of the batch, or None if no pipeline knows them."""
         try:
             prompts = found.prompts
         except InvalidValueError as error:
@@ -251,7 +251,7 @@ class Attachment:
             store.end_pass(self._calls.total())
 
     def _check_calls(self, store: FollowingStore) -> None:
-        """Have the store remember layers that were skipped, or that ran twice."""
+        """Make the store remember layers that were skipped, or that ran twice."""
         calls = self._calls.total()
         expected = sum(
             calls_in_a_pass(innermost(module.processor), layer.kind, store)

@@ -46,36 +46,37 @@ class AttentionStore(StepMaps):
     - after ``num_att_layers`` calls, once prompt-to-prompt code has set that number
       (:func:`sdattn.edit.register_attention_control`, or another project's).
 
-    A store never makes a call of the pipeline fail. What it did not see whole (replaced processors,
-    skipped layers) it remembers, and reading its maps then raises :class:`sdattn.CaptureError`.
-    What each attribute holds: :class:`sdattn.control.step_maps.StepMaps`.
+    A store never makes a call of the pipeline fail. It remembers what it could not see whole
+    (replaced processors, skipped layers), and reading its maps then raises
+    :class:`sdattn.CaptureError`. :class:`sdattn.control.step_maps.StepMaps` lists the contents of
+    each attribute.
 
     Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control",
     google/prompt-to-prompt, for names, order and step counting.
 
     Args:
-        pipeline: attach the store to it, see :meth:`attach`.
+        pipeline: pipeline to attach the store to, see :meth:`attach`.
         guidance: where the unconditional rows are, which are not kept. ``"auto"``: an attached
             store asks the pipeline; a registered one takes the first half of an even batch, as
             prompt-to-prompt does; one that is alone keeps every row. ``"batch"``: the first half.
             ``"passes"``: the model runs twice a step, first for the negative prompt ("low
-            resource"). None: every row is an image. With ``save_global_store`` set, ``"auto"``
-            is None.
+            resource"). None: every row is an image. With ``save_global_store`` set, ``"auto"`` is
+            None.
         max_queries, kinds, keep_steps, save_global_store: see :class:`StepMaps`.
 
     Attributes:
-        num_att_layers: calls in a pass; -1 for a store that is alone, 0 for one that was detached.
+        num_att_layers: calls per pass; -1 for a store that is alone, 0 for one that was detached.
         cur_att_layer: calls in the running step.
         latent_size: (rows, cols) of the latent; None if not known.
         levels: number of the model's resolutions; None if not known.
         images: rows of the batch that are kept; None if not known.
-        drawn: the prompts of the run; None if not known.
-        crop: the part of the image that was drawn (``padding_mask_crop``); None for all of it.
-        texts: which text each step was drawn from.
+        drawn: prompts of the run; None if not known.
+        crop: part of the image that was drawn (``padding_mask_crop``); None for all of it.
+        texts: numbers of the texts that the steps were drawn from.
         curr_step_index: for callers that keep their own count, never changed here.
 
     Raises:
-        TypeError: an argument in first place, or another project's.
+        TypeError: a positional argument, or another project's.
         ValueError: an unknown ``guidance`` or ``kinds``.
     """
 
@@ -124,28 +125,28 @@ class AttentionStore(StepMaps):
     def attach(self, target: Pipeline | nn.Module) -> None:
         """Follow a model, whose passes are the store's steps from now on.
 
-        The store then knows each layer's place, the size of the latent and, from a pipeline, which
-        rows of the batch are the prompts'. The model keeps its processors: have them call the store
-        with ``set_attn_processor(sdattn.TorchAttnProcessor(store))``, in all layers or in some,
-        before or after. A new run of the pipeline begins with an empty store. A bare UNet has no
-        runs: call :meth:`reset` between them, and pass ``guidance=`` if its batch is even.
+        The store then knows each layer's place, the size of the latent and, from a pipeline, the
+        prompts' rows of the batch. The model keeps its processors: make them call the store with
+        ``set_attn_processor(sdattn.TorchAttnProcessor(store))``, in all layers or in some, before
+        or after. A new run of the pipeline begins with an empty store. A bare UNet has no runs:
+        call :meth:`reset` between them, and pass ``guidance=`` if its batch is even.
 
         Args:
             target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its
                 UNet or transformer (which takes :class:`sdattn.TorchJointProcessor`). A model
-                attached before is let go.
+                attached before is detached.
 
         Raises:
             TypeError: a model whose layers' places are not known.
-            ValueError: the guidance of this pipeline is not known, or not as ``guidance`` says.
+            ValueError: the guidance of this pipeline is not known, or contradicts ``guidance``.
         """
         attachment = Attachment(target, self)
         self.detach()
         self.attachment, self.num_att_layers = attachment, attachment.n_layers
 
     def detach(self) -> None:
-        """Let go of the model. What was kept stays; later calls are passed over until
-        :meth:`reset`, :meth:`attach` or a registration."""
+        """Detach from the model. The maps stay; later calls are ignored until :meth:`reset`,
+        :meth:`attach` or a registration."""
         if self.attachment is not None:
             self.attachment.close()
             self.attachment, self.num_att_layers = None, 0
@@ -164,7 +165,7 @@ class AttentionStore(StepMaps):
 
     @contextmanager
     def attached(self, target: Pipeline | nn.Module) -> Iterator[AttentionStore]:
-        """Attach for the length of a block; leaving it, by any way, is :meth:`remove`."""
+        """Attach for the length of a block, then :meth:`remove`, also after an exception."""
         self.attach(target)
         try:
             yield self
@@ -173,7 +174,7 @@ class AttentionStore(StepMaps):
 
     @property
     def num_uncond_att_layers(self) -> int:
-        """Calls at the start of each step that are the negative prompt's, and are not kept."""
+        """Number of calls at the start of each step for the negative prompt, which are not kept."""
         if self._num_uncond >= 0:
             return self._num_uncond
         return max(self.num_att_layers, 0) if self.guidance == "passes" else 0
@@ -185,24 +186,25 @@ class AttentionStore(StepMaps):
     def show(
         self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str
     ) -> Tensor:
-        """Take the probabilities of a layer whose place the store may know."""
+        """Take a layer's probabilities; an attached store knows its place."""
         self._batch = batch
         known = None if self.attachment is None else self.attachment.place(layer)
         return self(attn, is_cross, place or known or "")
 
     def joint_spans(self, layer: nn.Module) -> Spans | None:
-        """Return where image and text are in a layer that is about to call; None if not known."""
+        """Return the places of image and text in a layer that is about to call, or None if not
+        known."""
         return None if self.attachment is None else self.attachment.joint_spans(layer)
 
     def __call__(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
-        """Take one layer's probabilities ``[B*heads, N, T]`` and give back the same tensor.
+        """Take one layer's probabilities ``[B*heads, N, T]`` and return the same tensor.
 
-        What :meth:`forward` returns is written into it, in place. Passed over are layers that run
-        again for a gradient (checkpointing), passes for the negative prompt alone, and passes in
-        which other layers have lost the store's processor for a while (a knockout).
+        The result of :meth:`forward` is written into it, in place. The store ignores layers that
+        run again for a gradient (checkpointing), passes for the negative prompt alone, and passes
+        in which other layers have lost the store's processor for a while (a knockout).
 
         Raises:
-            RuntimeError: a call is passed over, and :meth:`forward` may edit.
+            RuntimeError: a call is ignored, and :meth:`forward` may edit.
         """
         attachment = self.attachment
         if self.num_att_layers == 0:
@@ -237,13 +239,13 @@ class AttentionStore(StepMaps):
         prompts: slice | None = None,
         places: Sequence[Place] = PLACES,
     ) -> None:
-        """Take note of a pass of the model, before its layers call.
+        """Begin a pass of the model, before its layers call.
 
         Args:
             batch: rows of the batch.
             latent_size: (rows, cols) of the latent.
             levels: number of the model's resolutions.
-            prompts: rows that are the prompts', if a pipeline knows them.
+            prompts: the prompts' rows, if a pipeline knows them.
             places: places of the model's layers.
         """
         before, size = self.latent_size, (latent_size[0], latent_size[1])
@@ -260,7 +262,8 @@ class AttentionStore(StepMaps):
             self.empty_step()
 
     def end_pass(self, calls: int) -> None:
-        """End a pass of the attached model, and the step that it is, or the second half of."""
+        """End a pass of the attached model, and the step of which it is the whole or the second
+        half."""
         self.num_att_layers = calls
         if self.num_uncond_att_layers and not self._is_second_pass:
             self._is_second_pass = True
@@ -269,11 +272,11 @@ class AttentionStore(StepMaps):
         self.step_store.update(self._last_step)  # as a store that is alone has it
 
     def step_callback(self, x_t: Tensor) -> Tensor:
-        """Return the latents, which editing loops hand over after each step, as they are."""
+        """Return the latents unchanged; editing loops pass them after each step."""
         return x_t
 
     def check_whole(self) -> None:
-        """Raise CaptureError if the run was not seen whole; warn of what was guessed in it."""
+        """Raise CaptureError if the store did not see the whole run; warn if it had to guess."""
         attachment, problem = self.attachment, self._problem
         if attachment is not None:
             problem = problem or attachment.problem(self)
@@ -298,18 +301,18 @@ class AttentionStore(StepMaps):
             self._guess = ""
 
     def pass_over(self, why: str) -> None:
-        """Remember a call that cannot be looked at; raise RuntimeError if :meth:`forward` may edit:
+        """Remember a call that cannot be looked at. Raise RuntimeError if :meth:`forward` may edit:
         the image would lack the edit."""
         self.note(why)
         self._refuse_edits(why)
 
     def _refuse_edits(self, why: str) -> None:
-        """Raise RuntimeError for a call that is passed over, if :meth:`forward` may edit."""
+        """Raise RuntimeError for an ignored call if :meth:`forward` may edit."""
         if getattr(self.forward, "__func__", None) is not AttentionStore.forward:
             raise RunError(f"A {type(self).__name__} may edit attention, and cannot here: {why}")
 
     def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:
-        """Have :meth:`forward` see the rows that are kept, and write back what it returns."""
+        """Call :meth:`forward` with the kept rows, and write its result back."""
         if place not in get_args(Place):
             self.note(f"a layer called it from place {place!r}, not {get_args(Place)}. {HOW}")
         kept = self._kept(len(attn))
@@ -321,7 +324,7 @@ class AttentionStore(StepMaps):
             rows.copy_(edited)
 
     def _kept(self, rows: int) -> slice:
-        """Return those of ``rows`` rows, batch times heads, that are not unconditional."""
+        """Return the rows, batch times heads, that are not unconditional."""
         batch = self._batch if self._batch and rows % self._batch == 0 else None
         start, stop = 0, batch or rows
         is_registered = self.attachment is None and self.num_att_layers > 0

@@ -1,4 +1,4 @@
-"""`LocalBlend`: an edit changes the image only where chosen words are."""
+"""`LocalBlend`: limits an edit to the places of chosen words."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -14,7 +14,8 @@ from ..prompts.tokens import Prompt
 
 
 class LocalBlend:
-    """Keep the source's latents except where some words are, in the source or in the target.
+    """Blend that keeps the source's latents except where some words are, in the source or in the
+    target.
 
     The maps of ``words``, averaged over heads and layers of one resolution and spread by a 3x3
     maximum, make a mask where they exceed ``threshold`` times their peak.
@@ -25,16 +26,16 @@ class LocalBlend:
         prompts: the source and one or more targets.
         words: for each prompt a word or phrase, or a list of them: ``["circle", ["star", "a"]]``.
         num_steps: passes of the model in the run.
-        subtract: words, given likewise, whose own (unspread) mask is taken away from it.
+        subtract: words, given likewise, whose own (unspread) mask is subtracted.
         start: part of the run after which blending begins.
         threshold: share of the peak, in [0, 1].
-        grid: (rows, cols) of the layers to use. By default, among those that the store holds, the
-            one whose number of cells is nearest in ratio to a sixteenth of the latent's, and to
-            16x16 at least: the paper's code takes 16x16 for 64x64 latents.
+        grid: (rows, cols) of the layers to use. Default: the stored grid whose number of cells is
+            nearest, in ratio, to a sixteenth of the latent's or to 16x16 if that is more; the
+            paper's code takes 16x16 for 64x64 latents.
 
     Raises:
         KeyError: a word that is not in its prompt.
-        ValueError: not one choice of words a prompt, or a number outside [0, 1].
+        ValueError: the number of choices differs from that of prompts, or a number outside [0, 1].
     """
 
     def __init__(
@@ -65,7 +66,7 @@ class LocalBlend:
         """Blend latents ``[prompts, C, rows, cols]`` by the summed maps of a store.
 
         Raises:
-            ValueError: the latents are not one a prompt; no layer of the grid is stored.
+            ValueError: the latents are not one per prompt; no layer of the grid is stored.
         """
         self.counter += 1
         n_prompts = len(self.alpha.own)
@@ -120,7 +121,7 @@ class LocalBlend:
 
 
 def _chosen_columns(prompts: Sequence[Prompt], words: Sequence[str | Sequence[str]]) -> Tensor:
-    """1 at the columns of each prompt's words: float32 ``[prompts, T]``."""
+    """Return 1 at the columns of each prompt's words, 0 elsewhere: float32 ``[prompts, T]``."""
     if isinstance(words, str) or len(words) != len(prompts):
         text = f"the words of each of the {len(prompts)} prompts, [['circle'], ['star']] say"
         raise refuse("words", words, text)

@@ -1,4 +1,4 @@
-"""Which models' layers can call a controller."""
+"""Models whose layers can call a controller."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from ..models.pipeline import Pipeline
 
 
 def controlled_layers(target: Pipeline | nn.Module) -> tuple[Denoiser, list[AttentionLayer]]:
-    """Return a model whose layers can call a controller, and its layers in execution order: a UNet
-    of self- and cross-attention, or a transformer of joint attention.
+    """Return a model whose layers can call a controller, and its layers in execution order. It is a
+    UNet with self- and cross-attention, or a transformer with joint attention.
 
     Raises:
         TypeError: ``target`` is no such model.
@@ -43,11 +43,11 @@ def controlled_layers(target: Pipeline | nn.Module) -> tuple[Denoiser, list[Atte
 
 
 def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
-    """Refuse joint attention that :class:`sdattn.TorchJointProcessor` does not compute, before
-    anything is put into the model.
+    """Refuse joint attention that :class:`sdattn.TorchJointProcessor` cannot compute, before the
+    model is changed.
 
     Raises:
-        TypeError: an order, a layer or a place of the text that it does not know.
+        TypeError: an unknown order, layer or place of the text.
     """
     joint_order(denoiser)
     if denoiser.family.video:
@@ -69,7 +69,7 @@ def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
 
 
 def check_weights(layers: Iterable[AttentionLayer]) -> None:
-    """Refuse processors with weights of their own, which a controller's would leave out.
+    """Refuse processors with weights of their own, which a controller's processor would ignore.
 
     Raises:
         ValueError: a layer has one.
@@ -84,10 +84,10 @@ def check_weights(layers: Iterable[AttentionLayer]) -> None:
 
 
 def check_guidance(passes: PassReader, controller: object) -> None:
-    """Refuse a controller that was told of another layout than the pipeline has.
+    """Refuse a controller whose ``guidance`` contradicts the pipeline's layout.
 
     Raises:
-        ValueError: it was.
+        ValueError: it does.
     """
     in_turn = passes.watch is not None and passes.watch.in_turn
     if in_turn and getattr(controller, "guidance", None) == "passes":

@@ -1,11 +1,11 @@
 """Prompt-to-prompt's controllers: one source prompt and its edits, side by side in one batch.
 
-The batch is ``[source, target, ...]`` with the same noise in each row, behind as many unconditional
-rows with guidance. Edits are in place and want no gradients, as diffusers' pipelines run.
+The batch is ``[source, target, ...]`` with the same noise in each row. With guidance, the same
+number of unconditional rows comes first. Edits are in place; run under torch.no_grad(), as
+diffusers' pipelines do.
 
-Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control",
-section 3.2; google/prompt-to-prompt and diffusers' community pipeline for what the paper leaves
-open.
+Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control", section
+3.2; google/prompt-to-prompt and diffusers' community pipeline for what the paper leaves open.
 """
 
 import math
@@ -25,7 +25,7 @@ from .blend import LocalBlend
 
 
 class EmptyControl:
-    """A controller that changes nothing."""
+    """Controller that changes nothing."""
 
     num_att_layers = -1
 
@@ -37,17 +37,17 @@ class EmptyControl:
 
 
 class AttentionControlEdit(AttentionStore):
-    """What the three edits share: when they act, and which rows are whose.
+    """Common part of the three edits: when they act, and on which rows.
 
     Args:
         prompts: the source and one or more targets, as :func:`sdattn.read_prompts` reads them.
         num_steps: passes of the model in the run (for most schedulers the number of steps).
-        cross_replace_steps: during which part of the run cross-attention is edited: 0.8 for the
-            first 80 %, ``(0.2, 0.8)``, or per word of the targets ``{"default_": 0.8, "star":
-            (0, 0.4)}``, where all others have 1.0 if there is no ``"default_"``.
-        self_replace_steps: during which part self-attention is the source's.
+        cross_replace_steps: part of the run in which cross-attention is edited: 0.8 for the first
+            80 %, ``(0.2, 0.8)``, or per word of the targets ``{"default_": 0.8, "star": (0,
+            0.4)}``; without ``"default_"``, all other words have 1.0.
+        self_replace_steps: part of the run in which self-attention is the source's.
         local_blend: keeps the image outside some words; applied by :meth:`step_callback`.
-        max_self_queries: self-attention with more queries than this is left alone.
+        max_self_queries: largest number of queries at which self-attention is edited.
         store_options: ``guidance``, ``max_queries`` and ``kinds`` of
             :class:`sdattn.AttentionStore`. ``guidance`` is ``"batch"`` by default.
 
@@ -123,15 +123,15 @@ class AttentionControlEdit(AttentionStore):
         return attn
 
     def _on(self, device: torch.device, own: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """One of this controller's tensors on a device."""
+        """Return a device copy of one of this controller's tensors."""
         return self._copies.setdefault(id(own), DeviceCopies(own)).on(device, dtype)
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
-        """The edited maps.
+        """Return the edited maps.
 
         Args:
-            attn_base: the source's, ``[heads, N, T]``.
-            attn_replace: the targets' own, ``[targets, heads, N, T]``.
+            attn_base: the source's maps, ``[heads, N, T]``.
+            attn_replace: the targets' own maps, ``[targets, heads, N, T]``.
 
         Returns:
             ``[targets, heads, N, T]`` in their dtype.
@@ -139,8 +139,8 @@ class AttentionControlEdit(AttentionStore):
         raise NotImplementedError
 
     def step_callback(self, x_t: Tensor) -> Tensor:
-        """Blend the latents that a step ended with: ``[prompts, C, rows, cols]``, or packed as
-        ``[prompts, N, C]``, the channels of each query."""
+        """Blend the latents after a step: ``[prompts, C, rows, cols]``, or packed as ``[prompts, N,
+        C]``, the channels of each query."""
         if self.local_blend is None:
             return x_t
         if is_packed := x_t.ndim == 3:
@@ -162,7 +162,7 @@ class AttentionControlEdit(AttentionStore):
 class AttentionReplace(AttentionControlEdit):
     """Word swap: the n-th word of a target attends where the n-th word of the source does.
 
-    Takes what :class:`AttentionControlEdit` takes. Prompts need equally many words.
+    Arguments are those of :class:`AttentionControlEdit`. Prompts need the same number of words.
     """
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
@@ -177,9 +177,9 @@ class AttentionReplace(AttentionControlEdit):
 
 
 class AttentionRefine(AttentionControlEdit):
-    """A phrase more, or less: words that both prompts share attend where the source's do.
+    """Added or removed phrase: words that both prompts share attend where the source's do.
 
-    Takes what :class:`AttentionControlEdit` takes. New words keep their own attention.
+    Arguments are those of :class:`AttentionControlEdit`. New words keep their own attention.
     """
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
@@ -194,11 +194,11 @@ class AttentionRefine(AttentionControlEdit):
 
 
 class AttentionReweight(AttentionControlEdit):
-    """Words attend more or less: their columns of the source's attention, times a factor.
+    """Stronger or weaker words: their columns of the source's attention, times a factor.
 
     Args:
-        weights: factor of each word or phrase of the targets; a word that occurs more than once
-            is weighted wherever it occurs. Below 0 is allowed; the paper goes from -2 to 2.
+        weights: factor of each word or phrase of the targets, applied to all its occurrences. Below
+            0 is allowed; the paper goes from -2 to 2.
         controller: an :class:`AttentionReplace` or :class:`AttentionRefine` of the same prompts,
             whose edit comes first. Without it the targets must be the source's own text.
 
@@ -244,7 +244,7 @@ class AttentionReweight(AttentionControlEdit):
 def _cross_schedule(
     targets: Sequence[Prompt], num_steps: int, spans: Span | Mapping[str, Span]
 ) -> Tensor:
-    """Which columns are edited in which pass: bool ``[num_steps, targets, 1, 1, T]``."""
+    """Return the columns that are edited in each pass: bool ``[num_steps, targets, 1, 1, T]``."""
     by_word = dict(spans) if isinstance(spans, Mapping) else {"default_": spans}
     when = torch.zeros(num_steps, len(targets), 1, 1, len(targets[0].tokens), dtype=torch.bool)
     when[RunPart.of(by_word.pop("default_", 1.0), num_steps).passes(num_steps)] = True
@@ -259,7 +259,7 @@ def _cross_schedule(
 
 
 def _equalizer(targets: Sequence[Prompt], weights: Mapping[str, float]) -> Tensor:
-    """The factor of each column: float32 ``[targets, T]``."""
+    """Return the factor of each column: float32 ``[targets, T]``."""
     factors = torch.ones(len(targets), len(targets[0].tokens))
     for word, factor in weights.items():
         if not math.isfinite(factor):
@@ -270,7 +270,11 @@ def _equalizer(targets: Sequence[Prompt], weights: Mapping[str, float]) -> Tenso
 
 
 def _found(prompts: Sequence[Prompt], word: str) -> list[tuple[int, list[int]]]:
-    """(prompt, columns) of a word in those prompts that have it; one of them must."""
+    """Return (prompt, columns) for each prompt with the word.
+
+    Raises:
+        KeyError: no prompt has it.
+    """
     found, missing = [], []
     for i, prompt in enumerate(prompts):
         try:

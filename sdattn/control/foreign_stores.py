@@ -1,4 +1,5 @@
-"""Arguments of other projects' attention stores, refused by what they mean there."""
+"""Arguments of other projects' attention stores, refused with an explanation of their meaning
+there."""
 
 from __future__ import annotations
 
@@ -24,7 +25,7 @@ _NAMES = {
 
 
 def refuse_foreign(name: str, given: Sequence[object], others: Mapping[str, object]) -> None:
-    """Refuse positional arguments of a store, and those that it does not have.
+    """Refuse a store's positional arguments, and options that it does not have.
 
     Raises:
         TypeError: there are any; the message names the signatures that may have been meant.

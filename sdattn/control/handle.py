@@ -1,4 +1,4 @@
-"""`ControlHandle`: a controller in the attention of a model, until it is taken out."""
+"""`ControlHandle`: a controller registered in a model's attention."""
 
 from __future__ import annotations
 
@@ -21,13 +21,14 @@ from .registered import check_batch, refuse_broken_step, registered
 
 
 class ControlHandle:
-    """A controller in its place; see :func:`sdattn.edit.register_attention_control`.
+    """Registered controller; see :func:`sdattn.edit.register_attention_control`.
 
     Args:
         denoiser, layers, controller: as found there; :meth:`put` takes further layers.
-        passes: reads the model's calls.
-        begin_pass: called before each pass that is no stray; by default it tells a store of it.
-        by_size: gives the layers for a latent's size, if they depend on it.
+        passes: reader of the model's calls.
+        begin_pass: function called before each pass that belongs to the run. The default tells a
+            store of it.
+        by_size: function from a latent's size to its layers, if they depend on it.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class ControlHandle:
             undo.pop_all()
 
     def put(self, layers: Iterable[AttentionLayer], **joint: Any) -> None:
-        """Have layers call the controller; ``joint`` has options for the processors of joint
+        """Make layers call the controller; ``joint`` has options for processors of joint
         attention."""
         for layer in layers:
             self._processors[layer] = registered(self, layer, **joint)
@@ -77,7 +78,7 @@ class ControlHandle:
             self._warn_if_unused()
 
     def remove(self) -> None:
-        """Put the processors from before back; of no effect a second time.
+        """Put the previous processors back. A second call has no effect.
 
         Raises:
             RuntimeError: processors were set since. They stay, the others are put back.
@@ -103,7 +104,7 @@ class ControlHandle:
         """Make room for another controller.
 
         Raises:
-            RuntimeError: the ``with`` block of this one is still open.
+            RuntimeError: this one's ``with`` block is still open.
         """
         if self._entered:
             raise RunError(
@@ -113,12 +114,12 @@ class ControlHandle:
         self.restore()
 
     def restore(self) -> None:
-        """Put the processors from before back, whatever was set since."""
+        """Put the previous processors back, whatever was set since."""
         self._active = self._entered = False
         self._installed.remove()
 
     def tell_strays(self) -> None:
-        """Warn of calls of the model that were no passes of its run, once."""
+        """Warn once of calls of the model that did not belong to its run."""
         self._strays.tell()
 
     def _warn_if_unused(self) -> None:
@@ -144,7 +145,7 @@ class ControlHandle:
     def _before_pass(
         self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
     ) -> None:
-        """The forward pre-hook of the model: refuse what the controller would not see whole."""
+        """Refuse a pass that the controller would not see whole; the model's forward pre-hook."""
         found = self._reader.read(model, args, kwargs)
         is_shown = not found.stray and (is_unet(model) or not found.of_no_prompt)
         self._show(is_shown)
@@ -171,7 +172,7 @@ class ControlHandle:
         self._begin_pass(found)
 
     def _before_direct(self, model: nn.Module, _: object, given: dict[str, object]) -> None:
-        """Tell a store of ``unet.forward(...)``, where nothing is refused."""
+        """Tell a store of ``unet.forward(...)``, and refuse nothing."""
         found = self._reader.read(model, (), given)
         self._show(not found.stray)
         if found.stray:
@@ -180,7 +181,7 @@ class ControlHandle:
         self._begin_pass(found)
 
     def _fit(self, found: Pass) -> None:
-        """Have the layers for this latent's size call the controller, and no others."""
+        """Make exactly the layers for this latent's size call the controller."""
         if self._by_size is None or found.latent_size in (None, self._size):
             return
         self._size = found.latent_size
@@ -196,7 +197,7 @@ class ControlHandle:
             processor.asks = is_shown
 
     def _tell_store(self, found: Pass) -> None:
-        """Tell a store what it does not know, which one that is attached does."""
+        """Tell a store the facts of a pass, which an attached store already knows."""
         store, call = self.controller, self._reader.call
         if not isinstance(store, AttentionStore) or store.attachment is not None or call is None:
             return
@@ -212,12 +213,12 @@ class ControlHandle:
         store.begin_pass(found.batch, size, self._denoiser.levels, prompts, places)
 
     def spans(self) -> Spans | None:
-        """Where image and text are in the pass that runs now, in joint attention."""
+        """Return the places of image and text in the running pass, in joint attention."""
         return self._reader.shared_spans()
 
 
 def count_calls(controller: Controller | None, layers: Sequence[AttentionLayer]) -> None:
-    """Tell a controller how many calls a pass has."""
+    """Tell a controller the number of its calls per pass."""
     with suppress(AttributeError):  # a bound method counts no layers
         calls = sum(2 if layer.kind == "joint" else 1 for layer in layers)
         controller.num_att_layers = calls  # type: ignore[union-attr]

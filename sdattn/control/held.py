@@ -1,4 +1,4 @@
-"""Processors that the layers of a model hold, and who calls a controller among them."""
+"""Processors that a model's layers hold, and which of them call a controller."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def holds(processor: object, controller: object) -> bool:
 
 
 def is_suspended(layers: Iterable[nn.Module], controller: object) -> bool:
-    """Check whether a processor that was put over the controller's will be taken out again."""
+    """Check whether the controller's processor is covered by one that will be taken out again."""
     return any(holds(one, controller) for layer in layers for one in _displaced(layer.processor))
 
 
@@ -65,21 +65,22 @@ def is_taken(layers: Iterable[nn.Module]) -> bool:
 
 
 def standing(layers: Iterable[nn.Module], controller: object) -> str:
-    """Return what the layers hold now: ``32 x AttnProcessor2_0``."""
+    """Describe the processors that the layers hold now: ``32 x AttnProcessor2_0``."""
     held = Counter(_described(innermost(layer.processor), controller) for layer in layers)
     return ", ".join(f"{number} x {kind}" for kind, number in held.items())
 
 
 def calls_in_a_pass(processor: object, kind: Kind, controller: object) -> int:
-    """Return how often a processor of ours calls a controller in a layer of this kind: in joint
-    attention twice if what the image pays to itself is shown. One of other code may call or not."""
+    """Return how often one of our processors calls a controller in a layer of this kind: in joint
+    attention twice if it shows image-to-image attention. It is 0 for other code's processors, which
+    may call or not."""
     if not isinstance(processor, ControlledProcessor) or processor.controller is not controller:
         return 0
     return 2 if kind == "joint" and getattr(processor, "shows_image", False) else 1
 
 
 def _displaced(processor: object) -> Iterator[object]:
-    """Yield the processors under this one, which come back when it is taken out."""
+    """Yield the processors under this one, which return when it is taken out."""
     processor = getattr(innermost(processor), "displaced", None)
     while processor is not None:
         yield innermost(processor)

@@ -1,4 +1,4 @@
-"""What was asked of a knockout, checked, and how a batch of it is drawn."""
+"""Checked request of a knockout, and the drawing of one batch of it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from .removal import Columns, Removal, check_removal
 
 @dataclass(frozen=True)
 class KnockoutPlan:
-    """What all batches share, checked and not run."""
+    """Checked settings that all batches share."""
 
     pipe: Pipeline
     prompt: Prompt
@@ -53,7 +53,7 @@ def prepare(
     options: dict[str, Any],
     queries: Queries | None = None,
 ) -> KnockoutPlan:
-    """Everything that :func:`knockouts` can refuse before the run; see there."""
+    """Check everything that :func:`knockouts` can refuse before the run; see there."""
     if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
         raise InvalidTypeError(
             f"A knockout draws images of one prompt, and was given a {type(pipe).__name__} and a "
@@ -79,7 +79,7 @@ def prepare(
 
 
 def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], Size]:
-    """Draw one batch, each row with columns of its own removed, and put everything back.
+    """Draw one batch, each row with its own columns removed, and restore the processors.
 
     Returns:
         the images, and (rows, cols) of the latent cells.
@@ -99,10 +99,10 @@ def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image]
 
 
 def _for_each(name: str, value: Any, rows: int) -> Any:
-    """What an option that is about one image is for a batch of them: given once, it is shared.
+    """Return an option for a batch: a value for one image is repeated for each row.
 
-    Pipelines share a lone image by themselves, but not always well: inpainting takes noise for
-    it from the first row's generator alone, and the rows differ from there on.
+    Pipelines share a lone image by themselves, but not always well: inpainting takes its noise from
+    the first row's generator alone, so the rows would differ from there on.
     """
     if not is_of_images(name):
         return value

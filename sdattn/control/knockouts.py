@@ -1,7 +1,8 @@
-"""Causes, not correlations: what of an image is lost when the model may not look at a word.
+"""Causes, not correlations: the part of an image that is lost when the model may not look at a
+word.
 
-A heatmap shows where a word was looked at. Whether the image hangs on that is another question,
-and only taking the word away answers it.
+A heatmap shows where a word was looked at. It does not show that the image depends on it; only
+removing the word's attention does.
 """
 
 from __future__ import annotations
@@ -33,18 +34,18 @@ from .removal import Columns
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Knockout:
-    """An image with and without the attention to a word, see :func:`knockout`.
+    """Image with and without the attention to a word, see :func:`knockout`.
 
     Attributes:
         prompt: the text.
-        word: the word or phrase, as it was asked for.
-        columns: its token columns, those of all its occurrences.
-        seed: of both images.
-        image: PIL, with everything.
-        without: PIL, from the same noise, with the word's attention removed.
+        word: the word or phrase, as given.
+        columns: token columns of all its occurrences.
+        seed: seed of both images.
+        image: PIL image with full attention.
+        without: PIL image from the same noise, with the word's attention removed.
         heatmap: where the two differ. Its values are float32 ``[rows, cols]`` at latent cells, in
-            [0, 1]: the mean absolute difference of red, green and blue in a cell, 1 being that of
-            black and white.
+            [0, 1]: the mean absolute difference of red, green and blue in a cell; 1 is the
+            difference between black and white.
     """
 
     prompt: str
@@ -90,51 +91,50 @@ def knockout(
         found.heatmap.overlay(found.image)
 
     In the chosen layers and steps the word's columns of the attention are set to zero and the rest
-    of each row is divided by what is left, which is the same as to mask these keys out of the
-    softmax. In joint attention that rest is of the image too. Both images are rows of one
-    batch, go through the same processors and share their noise, so the removal is all that they
-    differ by.
+    of each row is divided by its sum, which is the same as masking these keys out of the softmax.
+    In joint attention the rest includes the image. Both images are rows of one batch, go through
+    the same processors and share their noise, so they differ only by the removal.
 
-    What this removes is the look at the word's own columns, not the word. The text encoder has
-    read the whole prompt before: the columns behind the word, "<eos>" and the padding among them,
-    know of it (and those before it too, where the encoder is not causal, as T5). SDXL's pooled
-    text embedding still holds it, and a ControlNet has a cross-attention of its own. So a small
-    change says that the image does not need these columns; not that the word had no part in it.
+    This removes the attention to the word's own columns, not the word. The text encoder has read
+    the whole prompt before: the columns after the word, "<eos>" and the padding among them, carry
+    information about it (and the columns before it too, if the encoder is not causal, as T5).
+    SDXL's pooled text embedding still holds it, and a ControlNet has its own cross-attention. So a
+    small change means that the image does not need these columns; not that the word had no part in
+    it.
 
-    The map shows what is gone and what was drawn instead. An image that never saw a word may be
-    composed otherwise, and then changes all over; with ``steps=(0.5, 1.0)`` the layout mostly
-    stays, and the map is about what the word does there.
+    The map shows what is gone and what was drawn instead. An image that never saw a word may have
+    another composition, and then changes all over; with ``steps=(0.5, 1.0)`` the layout mostly
+    stays, and the map shows what the word does there.
 
     Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control", for
     the edit of the probabilities during sampling.
 
     Args:
-        pipe: a pipeline whose denoiser has cross-attention (Stable Diffusion 1, 2 and XL with
-            their variants, PixArt, Sana) or joint attention (Stable Diffusion 3, FLUX, Qwen-Image).
+        pipe: a pipeline whose denoiser has cross-attention (Stable Diffusion 1, 2 and XL with their
+            variants, PixArt, Sana) or joint attention (Stable Diffusion 3, FLUX, Qwen-Image).
         prompt: one text.
         word: a word or phrase of it, all occurrences together; ``"<sos>"``, ``"<eos>"`` and
             ``"<pad>"`` are the special columns.
-        seed: of the noise, which is drawn on the CPU.
-        layers: of those that see the text, see :func:`sdattn.models.layers.select_layers`; None for
-            all. The others keep the processors that they have.
-        steps: during which part of the run, 0.5 for the first half, ``(0.5, 1.0)`` for the second;
-            counted in calls of the model for the prompt, and of an odd number the middle one is in
-            both halves.
-        queries: of joint attention, who may not look at the word: ``"all"`` (the default) or the
-            ``"image"`` alone. With ``"image"`` the words of the prompt go on reading each
-            other in every block, and the image reads it off them.
-        options: handed to the pipeline, as by :func:`sdattn.generate`.
+        seed: seed of the noise, which is drawn on the CPU.
+        layers: layers that see the text, see :func:`sdattn.models.layers.select_layers`; None for
+            all. The others keep their processors.
+        steps: part of the run, 0.5 for the first half, ``(0.5, 1.0)`` for the second; counted in
+            the model's calls for the prompt. With an odd number the middle one is in both halves.
+        queries: for joint attention, which queries may not look at the word: ``"all"`` (the
+            default) or the ``"image"`` alone. With ``"image"`` the words of the prompt go on
+            reading each other in every block, and the image reads the word from them.
+        options: further options of the pipeline, as for :func:`sdattn.generate`.
 
     Returns:
         Knockout: both images and the map.
 
     Raises:
         KeyError: the word is empty, not in the prompt, or was cut off.
-        TypeError: joint attention of another kind than theirs, or no pipeline.
-        ValueError: an option, a layer or a part of the run that cannot be; a processor with
-            weights of its own (IP-Adapter) in a chosen layer. All of them before the first step.
-        CaptureError: the latents or images that were passed differ from row to row; the run was
-            broken off, or its processors were replaced meanwhile.
+        TypeError: joint attention of another kind, or no pipeline.
+        ValueError: an impossible option, layer or part of the run; a processor with weights of its
+            own (IP-Adapter) in a chosen layer. All before the first step.
+        CaptureError: the given latents or images differ from row to row; the run ended early, or
+            its processors were replaced meanwhile.
         RuntimeError: the safety checker blanked an image.
     """
     [found] = knockouts(
@@ -164,19 +164,19 @@ def knockouts(
     batch_size: int = 4,
     **options: Any,
 ) -> list[Knockout]:
-    """:func:`knockout` for several words, each removed alone; the whole image is drawn once.
+    """Run :func:`knockout` for several words, each removed alone; the full image is drawn once.
 
-    Memory is that of a run of ``batch_size`` images, however many words and steps; of each word
-    its image and its map are kept. Where a device rounds batches of different sizes differently,
-    a word that shares no batch with the whole image differs from it by that rounding too.
+    Memory is that of a run of ``batch_size`` images, for any number of words and steps, plus one
+    image and one map per word. On a device that rounds batches of different sizes differently, a
+    word that shares no batch with the full image differs from it by that rounding too.
 
     Args:
         words: words and phrases, in any order.
-        batch_size: images that are drawn at once, 1 or more.
+        batch_size: images drawn at once, 1 or more.
         pipe, prompt, seed, layers, steps, queries, options: as for :func:`knockout`.
 
     Returns:
-        One :class:`Knockout` a word, in the order of ``words``.
+        One :class:`Knockout` per word, in the order of ``words``.
 
     Raises:
         As :func:`knockout`.
@@ -191,7 +191,7 @@ def knockouts(
 
 
 def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) -> list[Knockout]:
-    """:func:`knockouts` of what has been checked."""
+    """Run the :func:`knockouts` of a checked plan."""
     columns = [tuple(columns_of([word], [plan.prompt])) for word in words]
     rows = [(), *columns]  # of the first, nothing is removed
     images: list[Image.Image] = []
@@ -214,15 +214,15 @@ def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) 
 
 
 def change(image: Image.Image, other: Image.Image, grid: tuple[int, ...]) -> Tensor:
-    """Where two images differ.
+    """Return a map of where two images differ.
 
     Args:
-        image, other: PIL, of one size.
+        image, other: PIL images of the same size.
         grid: (rows, cols).
 
     Returns:
         float32 ``[rows, cols]`` in [0, 1]: absolute differences of RGB, averaged over the three
-        and over the pixels of a cell; where a size does not divide evenly, cells overlap.
+        channels and the pixels of a cell. If a size does not divide evenly, cells overlap.
     """
     pair = [np.asarray(one.convert("RGB"), dtype=np.float32) for one in (image, other)]
     difference = torch.from_numpy(abs(pair[0] - pair[1])).mean(-1) / 255  # [height, width]

@@ -1,4 +1,4 @@
-"""The processors of a registered controller: each knows its registration."""
+"""Processors of a registered controller; each knows its registration."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Handle(Protocol):
 
 
 class _Registered(TorchAttnProcessor):
-    """Of self- and cross-attention."""
+    """Processor for self- and cross-attention."""
 
     def __init__(self, handle: Handle, place: str):
         super().__init__(handle.controller, place)
@@ -32,7 +32,8 @@ class _Registered(TorchAttnProcessor):
 
 
 class _RegisteredJoint(TorchJointProcessor):
-    """Of joint attention, both of whose blocks are shown unless ``options`` say otherwise."""
+    """Processor for joint attention. It shows both of its blocks unless ``options`` say
+    otherwise."""
 
     def __init__(self, handle: Handle, place: str, **options: Any):
         super().__init__(handle.controller, place, spans=handle.spans, **{"image": True, **options})
@@ -49,7 +50,7 @@ def registered(
 
 
 def passes_of(denoiser: Denoiser, controller: Controller | None) -> PassReader:
-    """Return what reads the passes of a model for a controller."""
+    """Return the reader of a model's passes for a controller."""
     if is_unet(denoiser.model):
         try:
             return PassReader(denoiser)
@@ -77,8 +78,8 @@ def refuse_broken_step(controller: Controller | None) -> None:
 
 
 def check_batch(controller: Controller | None, found: Pass, in_unet: bool) -> None:
-    """Raise ValueError if a run does not agree with its controller on guidance, or on the number
-    of prompts."""
+    """Raise ValueError if a run and its controller differ in guidance, or in the number of
+    prompts."""
     guidance, batch, order = getattr(controller, "guidance", None), found.batch, found.order
     # Where the pipeline says that every row is a prompt's, there is no half to leave out.
     in_batch = guidance in ("auto", "batch") and (in_unet or order != ("conditional",))

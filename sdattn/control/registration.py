@@ -1,4 +1,4 @@
-"""Put a prompt-to-prompt controller, ours or another's, into the attention of a model."""
+"""Registration of a prompt-to-prompt controller, ours or another's, in a model's attention."""
 
 from __future__ import annotations
 
@@ -23,44 +23,43 @@ from .registered import passes_of
 def register_attention_control(
     target: Pipeline | nn.Module, controller: Controller | None, *, layers: LayerSelection = None
 ) -> ControlHandle:
-    """Have every attention layer of a model show its probabilities to ``controller``.
+    """Make every attention layer of a model show its probabilities to ``controller``.
 
     Each layer gets a :class:`sdattn.TorchAttnProcessor`, which calls ``controller(probs [B*heads,
     N, T], is_cross, place)`` once a pass, layers in execution order (down, mid, up; self before
     cross in a block). A layer of joint attention gets a :class:`sdattn.TorchJointProcessor`, which
-    calls twice: with ``is_cross=False`` for what the image's queries pay to the image,
-    ``[B*heads, N, N]``, then with ``is_cross=True`` for what they pay to the text, in the places
-    ``"double"`` and ``"single"``. A tensor that it returns is used. If it returns None, what it has
-    left in ``probs`` is used, so edits in place count. Without gradients ``probs`` may be written
-    to; with them it is part of the live graph.
+    calls twice: with ``is_cross=False`` for image-to-image attention, ``[B*heads, N, N]``, then
+    with ``is_cross=True`` for image-to-text attention, in the places ``"double"`` and ``"single"``.
+
+    If the controller returns a tensor, that is used. If it returns None, ``probs`` is used as it
+    left it, so edits in place count. Without gradients ``probs`` may be written to; with them it is
+    part of the live graph.
 
     Source: the contract of google/prompt-to-prompt, of the community pipeline in diffusers and of
     Attend-and-Excite; controllers written for any of them run here. For a transformer they may need
     two changes: keys ``double_cross``, ``double_self`` (and ``single_…``) in their stores, and the
-    number of its text's columns for a fixed 77.
+    number of its text columns instead of a fixed 77.
 
     Args:
         target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet
-            or transformer. A pass of a transformer's pipeline that is of no prompt (of the negative
-            one where guidance runs in turn, or with layers skipped) is not shown.
-        controller: its ``num_att_layers`` is set to the number of calls a pass. None for plain
-            attention in pure torch. It takes the place of one registered before by a plain call.
-        layers: those that call it, see :func:`sdattn.models.layers.select_layers`; the others keep
-            their processors. By default all. Layers of a resolution are known, and
-            ``num_att_layers`` counts them, from the first pass on.
+            or transformer. A transformer's passes that belong to no prompt (the negative prompt's
+            if guidance runs in turn, or passes with skipped layers) are not shown.
+        controller: its ``num_att_layers`` is set to the number of calls per pass. None for plain
+            attention in pure torch. It replaces one that a plain call registered before.
+        layers: layers that call it, see :func:`sdattn.models.layers.select_layers`; the others keep
+            their processors. Default: all.
 
     Returns:
-        A handle whose ``remove()`` puts the processors from before back. As a context manager it
-        does so at the end of the block.
+        A handle whose ``remove()`` puts the previous processors back. As a context manager it does
+        so at the end of the block.
 
-    A model that is compiled runs eagerly meanwhile, with a warning; one that is compiled after the
+    A compiled model runs eagerly meanwhile, with a warning; one that is compiled after the
     registration is refused when it runs.
 
     Raises:
         TypeError: ``target`` is no model that sdattn knows; ``controller`` takes other arguments.
         ValueError: the model has processors with weights of their own (IP-Adapter), which pure
-            torch attention would leave out; ``layers`` that fit none, a resolution in the first
-            pass.
+            torch attention would ignore; ``layers`` that fit none.
         RuntimeError: a controller is registered in a ``with`` block that is still open.
     """
     check_controller(controller)
@@ -80,7 +79,8 @@ def register_attention_control(
 
 
 def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
-    """A ``callback_on_step_end`` for diffusers' pipelines, for controllers that change the latents.
+    """Return a ``callback_on_step_end`` for diffusers' pipelines, for controllers that change the
+    latents.
 
     It calls ``controller.step_callback(latents)`` after each step of the scheduler.
     """

@@ -50,17 +50,19 @@ class StepMaps:
     yuval-alaluf/Attend-and-Excite.
 
     Args:
-        max_queries: limit of ``step_store`` and ``attention_store``; none while a store is alone.
+        max_queries: limit of ``step_store`` and ``attention_store``; no limit while a store is
+            alone.
         kinds: ``"cross"`` and/or ``"self"``, the kinds to keep; None for controllers that only
             edit.
-        keep_steps: keep each step in ``steps``. A run that will hold more than 1 GB logs a warning.
+        keep_steps: True keeps each step in ``steps``. A run that will hold more than 1 GB logs a
+            warning.
         save_global_store: None sums over steps. True or False, as in Attend-and-Excite:
             ``attention_store`` is the last step alone, with its graph; with True ``global_store``
             holds the detached sums.
 
     Attributes:
-        cur_step: number of finished steps; one a pass of the model (two with
-            ``guidance="passes"``), so a second-order scheduler has about two a timestep.
+        cur_step: number of finished steps; one per pass of the model (one per two with
+            ``guidance="passes"``), so a second-order scheduler has about two per timestep.
     """
 
     num_att_layers: int
@@ -81,7 +83,7 @@ class StepMaps:
 
     @staticmethod
     def get_empty_store() -> Maps:
-        """Return ``{place}_{kind}`` to an empty list, for each place of a UNet and each kind."""
+        """Return an empty list for each ``{place}_{kind}`` of a UNet."""
         return {f"{place}_{kind}": [] for kind in KINDS for place in PLACES}
 
     def reset(self) -> None:
@@ -105,7 +107,7 @@ class StepMaps:
         self._full_step: Maps = {f"{place}_cross": [] for place in self.places}
 
     def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
-        """Append ``attn`` itself, the rows that are kept, to its list.
+        """Append ``attn``, the rows to keep, to its list without a copy.
 
         An override may edit ``attn`` in place, or return a tensor of its shape.
         """
@@ -123,7 +125,7 @@ class StepMaps:
         self.add(self.step_store, self._full_step)
 
     def note(self, problem: str) -> None:
-        """Remember why the maps are not whole; the first reason is the one that is told."""
+        """Remember why maps are missing; the first reason is the one reported."""
         self._problem = self._problem or problem
 
     def add(self, step: Maps, full: Maps) -> None:
@@ -176,11 +178,11 @@ class StepMaps:
         """Return the map of each layer that sees the text, as a preset reads them.
 
         Args:
-            preset: as of :func:`sdattn.heatmaps`; so are ``steps`` and ``latent_size``.
-            images: how many share the rows, where the store does not know it.
+            preset, steps, latent_size: as for :func:`sdattn.heatmaps`.
+            images: number of images that share the rows, if the store does not know it.
 
         Raises:
-            CaptureError: the preset, or its refining, needs what the store does not hold.
+            CaptureError: the preset, or its refining, needs maps that the store does not hold.
         """
         preset = preset_of(preset)
         found = folded_maps(self, preset, latent_size, steps)  # type: ignore[arg-type]
@@ -191,7 +193,7 @@ class StepMaps:
         ``save_global_store`` is set.
 
         Raises:
-            CaptureError: the run was not seen whole.
+            CaptureError: the store did not see the whole run.
             RuntimeError: no step has finished.
         """
         return self._average(self.attention_store)
@@ -223,8 +225,11 @@ class StepMaps:
         prompts: int | str | Sequence[str] | None = None,
     ) -> Tensor:
         """Return :func:`sdattn.aggregate_attention` on the maps' device, with their graph, as the
-        method of diffusers' Attend-and-Excite does. By default ``res`` is a quarter of the latent's
-        sides; with ``save_global_store`` set, as there, all rows are one image if not known."""
+        method of diffusers' Attend-and-Excite does.
+
+        ``res`` is a quarter of the latent's sides by default. With ``save_global_store`` set, all
+        rows count as one image if their number is not known, as in Attend-and-Excite.
+        """
         rows, cols = self.latent_size or (64, 64)
         if prompts is None and self.images is None and self.save_global_store is not None:
             prompts = 1
@@ -232,7 +237,7 @@ class StepMaps:
         return aggregated(self, res, from_where, is_cross, select, prompts)
 
     def step_maps(self, steps: StepChoice) -> tuple[Maps, int]:
-        """Return the maps of some steps, and how many steps they are the mean of.
+        """Return the mean maps of some steps, and the number of these steps.
 
         Args:
             steps: ``"mean"``, ``"last"``, the number of a step, or a part of the run.
@@ -247,14 +252,14 @@ class StepMaps:
 
     @property
     def nbytes(self) -> int:
-        """Bytes of the maps that are held now, each tensor once."""
+        """Bytes of all maps held now, each tensor counted once."""
         held = [self.step_store, self._full_step, self._last_step, *self._steps]
         held += [self.attention_store, self.full_attention_store, self.global_store]
         kept = {id(m): m.nbytes for store in held for maps in store.values() for m in maps}
         return sum(kept.values())
 
     def check_whole(self) -> None:
-        """Raise CaptureError if the run was not seen whole."""
+        """Raise CaptureError if the store did not see the whole run."""
         raise NotImplementedError
 
     def check_finished(self) -> None:

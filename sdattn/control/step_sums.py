@@ -12,10 +12,10 @@ from ..models.pipeline_call import whole
 
 
 def chosen(kept: Sequence[Maps], steps: StepChoice) -> tuple[Maps, int]:
-    """Return the mean of some of the steps that were kept one by one, and their number.
+    """Return the mean of chosen steps among those kept one by one, and their number.
 
     Raises:
-        ValueError: ``steps`` is neither the number of one nor a part of the run.
+        ValueError: ``steps`` is neither a step's number nor a part of the run.
     """
     numbers: list[int] = []
     if (step := whole(steps)) is not None:
@@ -31,7 +31,7 @@ def chosen(kept: Sequence[Maps], steps: StepChoice) -> tuple[Maps, int]:
 
 
 def added(sums: Maps, step: Maps) -> Maps | None:
-    """Return the sums with a step added; None if its maps have other shapes."""
+    """Return the sums with a step added, or None if its maps have other shapes."""
     if not sums:
         return step
     if _shapes(sums) != _shapes(step):
@@ -52,11 +52,11 @@ def detached(step: Maps) -> Maps:
 
 @torch.no_grad()
 def averaged(sums: Maps, steps: int) -> Maps:
-    """Return sums over so many steps, divided by their number."""
+    """Return sums over ``steps`` steps, divided by that number."""
     return {key: [total / steps for total in kept] for key, kept in sums.items()}
 
 
 @torch.no_grad()
 def _mean(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Of lists of maps, one for each step, the list of their means."""
+    """Return the mean of each map over the steps."""
     return [torch.stack(list(maps)).mean(0) for maps in zip(*steps, strict=True)]

@@ -2,7 +2,7 @@
 
     edit(pipe, source, target)                  both images and their heatmaps, in one call;
                                                 ``sdattn.edit_image`` is the same function
-    register_attention_control(pipe, control)   any controller under a pipeline call of your own
+    register_attention_control(pipe, control)   any controller under your own pipeline call
     AttentionReplace, AttentionRefine, AttentionReweight, LocalBlend, EmptyControl
     step_end(control)                           for ``callback_on_step_end`` of the pipeline
     invert(pipe, image, prompt)                 the noise of a real image, for ``edit``

@@ -1,4 +1,4 @@
-"""An edit in one call: what is asked is checked, a controller is made of it, and both are drawn."""
+"""Edit in one call: check the request, make a controller, draw both images."""
 
 import math
 from collections.abc import Mapping, Sequence
@@ -54,39 +54,39 @@ def edit(
     refine: Literal["self"] | None = None,
     **options: Any,
 ) -> EditRun:
-    """Draw a prompt and its edited versions from the same noise, the layout kept.
+    """Draw a prompt and its edited versions from the same noise, and keep the layout.
 
     Args:
         pipe: a text-to-image pipeline of a family that has :class:`sdattn.models.Edits`: SD 1.x,
             2.x, SDXL, Stable Diffusion 3, FLUX.1.
-        source: the prompt whose image is kept.
+        source: prompt whose image is kept.
         target: the edited prompt, or several, which run in one batch.
-        seed: of the noise that all images share; drawn on the CPU.
-        mode: ``"replace"`` words one for one; ``"refine"``: words came or went; ``"reweight"``:
-            the same words with other weights. ``"auto"`` takes replace where the words match
-            best at the same places, refine where they do not, reweight for one and the same text.
-        cross_replace_steps: during which part of the run the source's cross-attention is used,
-            0.8, ``(0.2, 0.8)``, or by word ``{"default_": 0.8, "star": 0.4}``; of joint attention
-            what the image pays to the text. By default what the family has measured best.
-        self_replace_steps: during which part its self-attention is used; of joint attention what
-            the image pays to the image. By default likewise.
-        blend: a word or several; the image changes only where they are. Each prompt must have
-            one of them, or a word in the place of one of them.
-        weights: factor of words of the targets, on top of any mode.
-        max_self_queries: self-attention with more queries is left alone; by default, of a UNet,
-            than a quarter of the latent's side has: 16x16 for 64x64.
-        inversion: what :func:`invert` made of a real image and ``source``. The first image is
-            then that image, reconstructed; steps, guidance and size are the inversion's.
-        preset, refine: how the heatmaps are made, as by :func:`sdattn.generate`.
-        options: handed to the pipeline, as by :func:`sdattn.generate`.
+        seed: seed of the noise that all images share; drawn on the CPU.
+        mode: ``"replace"`` swaps words one for one; ``"refine"`` adds or removes words;
+            ``"reweight"`` keeps the words and changes their weights. ``"auto"`` takes reweight for
+            the same text, replace if the words match best at the same places, else refine.
+        cross_replace_steps: part of the run that uses the source's cross-attention (in joint
+            attention, from image to text): 0.8, ``(0.2, 0.8)``, or by word ``{"default_": 0.8,
+            "star": 0.4}``. Default: measured best for the family.
+        self_replace_steps: part of the run that uses the source's self-attention (in joint
+            attention, from image to image). Default: likewise.
+        blend: a word or several; the image changes only where they are. Each prompt must have one
+            of them, or a word in the place of one of them.
+        weights: factor of words of the targets, in addition to any mode.
+        max_self_queries: largest number of queries at which self-attention is edited; default, in a
+            UNet: at a quarter of the latent's sides, 16x16 for 64x64.
+        inversion: result of :func:`invert` for a real image and ``source``. The first image is then
+            that image, reconstructed; steps, guidance and size are the inversion's.
+        preset, refine: as for :func:`sdattn.generate`.
+        options: further options of the pipeline, as for :func:`sdattn.generate`.
 
     Returns:
-        EditRun: images, heatmaps of the attention as it was used, edits included.
+        EditRun: images, and heatmaps of the attention as it was used, edits included.
 
     Raises:
         TypeError: another kind of pipeline.
-        ValueError: prompts that do not fit the mode, a number that cannot be.
-        KeyError: a word that is in none of the prompts. All of them before any step.
+        ValueError: prompts that do not fit the mode, or an impossible number.
+        KeyError: a word that is in none of the prompts. All are raised before the first step.
     """
     options = {**options, **_of_inversion(source, inversion, options)}
     asked = EditOptions(
@@ -119,7 +119,7 @@ edit_image = edit
 
 @dataclass(frozen=True)
 class EditOptions:
-    """What is asked of an edit, see :func:`edit` for the arguments."""
+    """Options of an edit; see :func:`edit`."""
 
     mode: str = "auto"
     cross_replace_steps: Span | Mapping[str, Span] | None = None
@@ -131,7 +131,7 @@ class EditOptions:
 
 @dataclass(frozen=True)
 class EditPlan:
-    """An edit that has been checked and not run: what :func:`prepare` makes."""
+    """Checked edit that has not run yet, made by :func:`prepare`."""
 
     prompts: list[Prompt]
     control: AttentionControlEdit
@@ -147,7 +147,7 @@ def prepare(
     asked: EditOptions,
     options: Options,
 ) -> EditPlan:
-    """All that :func:`edit` refuses, refused before anything runs."""
+    """Check everything that :func:`edit` refuses, before anything runs."""
     known, texts = edits_of(pipe), [source, *([target] if isinstance(target, str) else target)]
     checked = checked_options(pipe, _own_options(options), prompts=len(texts))
     read = read_prompts(pipe, texts, **checked)
@@ -170,7 +170,7 @@ def prepare(
 
 
 def _of_inversion(source: str, inversion: Inversion | None, options: Options) -> dict[str, object]:
-    """The options that a real image decides."""
+    """Return the options that a real image's inversion fixes."""
     if inversion is None:
         return {}
     if source != inversion.prompt:

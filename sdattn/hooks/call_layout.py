@@ -1,5 +1,5 @@
-"""`CallLayout`: the grid of each call's latent, and where image and text are in its rows, with as
-few looks at the device as can be."""
+"""`CallLayout`: the grid of each call's latent, and the places of image and text in its rows, read
+from the device as rarely as possible."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from ..models.denoiser_call import DenoiserCall, Size
 
 
 class CallLayout:
-    """Of a model's calls, those of one model and run after the other.
+    """Layout of calls, for one model and its calls one after the other.
 
-    Of some models it follows from values on the device, which waits when they are read: of ids
-    (FLUX), of masks (HunyuanVideo). They are read when they are others than before.
+    In some models it depends on values on the device, which waits when they are read: ids (FLUX),
+    masks (HunyuanVideo). They are read again only when they change.
     """
 
     def __init__(self) -> None:
@@ -27,9 +27,9 @@ class CallLayout:
         """Return (rows, cols) of a call's queries.
 
         Args:
-            call: that begins now.
-            in_run: True if it is of the run that the call before was of, whose image keeps its
-                shape, so that ids of the same shape are not read again.
+            call: call that begins now.
+            in_run: True if it belongs to the same run as the previous call. The image keeps its
+                shape then, so ids of the same shape are not read again.
         """
         if call.grid_ids is None:
             return call.latent_size
@@ -38,9 +38,9 @@ class CallLayout:
     def spans(
         self, call: DenoiserCall, size: Size | None, rows: Sequence[int]
     ) -> Sequence[Spans] | None:
-        """Return where the image's cells, a grid of ``size``, and the text are: one pair where it
-        is the same in all rows that are kept, else one for each row of the batch; None where the
-        order of both says it."""
+        """Return the places of the image's cells, a grid of ``size``, and of the text: one pair if
+        all kept rows share it, else one per row of the batch. Return None if the order of both is
+        enough."""
         found = None if size is None else self._read_spans(call, math.prod(size))
         if found is None:
             return None
@@ -59,7 +59,7 @@ class CallLayout:
 
 
 class _ReadOnce:
-    """What follows from the values of tensors."""
+    """Result of reading tensors' values, kept until they change."""
 
     def __init__(self) -> None:
         self._known: tuple[list[tuple[Tensor, int]], Any, Any] | None = None
@@ -71,12 +71,12 @@ class _ReadOnce:
         about: Any = None,
         trusts_shape: bool = False,
     ) -> Any:
-        """Return what was read before of these very tensors, if they were not written to since;
-        else read anew.
+        """Return the result of the last reading if these very tensors were not written to since;
+        otherwise read again.
 
         Args:
-            about: what it depends on besides.
-            trusts_shape: True if others of the same shapes say the same.
+            about: anything else that the result depends on.
+            trusts_shape: True if other tensors of the same shapes give the same result.
         """
         given = [(one, 0 if one.is_inference() else one._version) for one in tensors]
         if self._known is not None:

@@ -1,4 +1,4 @@
-"""`watch_model()`: install the observing processors, watch the model run, put everything back."""
+"""`watch_model()`: install the observing processors, watch the model run, restore everything."""
 
 from __future__ import annotations
 
@@ -64,10 +64,10 @@ def watch_model(
     """Watch a model while it runs and yield the store, see :func:`sdattn.capture`.
 
     Args:
-        target: a pipeline or its model.
-        store_class: what is yielded and filled.
-        keep: what the store keeps of steps, heads, columns and frames.
-        layers, kinds, branch, guidance, text_states, latent_size: those of :func:`sdattn.capture`.
+        target: pipeline or its model.
+        store_class: class of the store.
+        keep: steps, heads, columns and frames to keep.
+        layers, kinds, branch, guidance, text_states, latent_size: as for :func:`sdattn.capture`.
     """
     # All that cannot be is refused here, before anything is put into the model.
     denoiser = find_denoiser(target)
@@ -117,7 +117,8 @@ def watch_model(
 
 @dataclass(eq=False)
 class _Watch:
-    """One capture at work: the observers that it installs, and what they hand to the store."""
+    """Running capture: the observers that it installs, and the results that they pass to the
+    store."""
 
     passes: PassReader
     installed: Installation
@@ -134,9 +135,10 @@ class _Watch:
     spreading: Spreading | None = None  # of joint attention that is refined
 
     def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
-        """Install the observers of a model's layers, and warn of what is not as a user may expect.
+        """Install observers in a model's layers, and warn of anything that users may not expect.
 
-        A second model's layers fill the maps of the first one's, by their names."""
+        A second model's layers fill the maps of the first one's, by name.
+        """
         compiled = is_compiled(model)
         if compiled and self.text_states is None and can_record(model, layers, self.store.keep):
             self.recorders.put(self.installed, layers)
@@ -168,15 +170,17 @@ class _Watch:
         self.installed.put(layer, observer)
 
     def close(self) -> None:
-        """Let go of all, so that the maps go with the store and not when garbage is collected."""
+        """Release everything, so that the maps go with the store and not with the next garbage
+        collection."""
         for _, observer in self.observers:
             observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()
         self.recorders.close()
 
     def check(self) -> None:
-        """Refuse what processors of a user's own did after their first call, and warn of branches
-        in turn: read now, so that the device did not wait for it while the model ran."""
+        """Raise for problems that users' own processors had after their first call, and warn of
+        branches in turn. This is read at the end, so that the device did not wait while the model
+        ran."""
         self.recorders.check()
         for layer, observer in self.observers:
             for problem, found in observer.noted.items():
@@ -184,9 +188,9 @@ class _Watch:
                     raise CaptureError(f"{layer.name}: {problem}")
 
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Find out which pass begins, before the layers run; the forward pre-hook of the model.
+        """Identify the pass before the layers run; the model's forward pre-hook.
 
-        A capture belongs to the thread that entered it: calls of other threads are not looked at.
+        A capture belongs to the thread that entered it: calls from other threads are ignored.
         """
         if get_ident() != self.thread:
             return self.recorders.disturb()
@@ -210,7 +214,7 @@ class _Watch:
         self._begin_pass(found)
 
     def _look_at_the_run(self) -> None:
-        """Read, in a first pass, what its pipeline says of the whole run."""
+        """Read, in a first pass, the pipeline's facts about the whole run."""
         check_backends(self.store.layers)  # one may have been chosen inside
         if self.prompts is not None:
             self.store.drawn = self.prompts.drawn()
@@ -235,7 +239,7 @@ class _Watch:
             self.recorders.begin(self.store.layers, found, call.text.device)
 
     def after_pass(self, *_: Any) -> None:
-        """End the pass: layers that run later are rerun for a gradient (checkpointing), and
+        """End the pass. Layers that run later are rerun for a gradient (checkpointing), and
         ignored."""
         if get_ident() == self.thread:
             if self.passes.call is not None:

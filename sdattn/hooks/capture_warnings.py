@@ -17,11 +17,11 @@ from .text_watch import RepeatedCalls
 
 
 class RunWarnings:
-    """Notes what may not be as a user expects while the model runs, and tells it at the end, when
-    timesteps can be read without making the device wait.
+    """Doubts noted while the model runs, and reported at the end, when timesteps can be read
+    without waiting for the device.
 
     Attributes:
-        strays: calls of the model that were no passes of the run.
+        strays: calls of the model that did not belong to the run.
     """
 
     def __init__(self, denoiser: Denoiser, branch: str):
@@ -33,7 +33,7 @@ class RunWarnings:
         self._repeats = RepeatedCalls()
 
     def note(self, found: Pass, passes: PassReader) -> None:
-        """Take note of a pass that begins now."""
+        """Note a pass that begins now."""
         self._has_kept |= bool(found.rows)
         if self._is_both and not found.rows and "conditional" in (found.order or ()):
             self._of_one_branch += 1
@@ -53,7 +53,7 @@ class RunWarnings:
         )
 
     def tell(self) -> None:
-        """Warn of what was noted, once."""
+        """Warn once about what was noted."""
         texts = [str(self.strays)]
         if self._has_kept and self._of_one_branch:
             texts.append(
@@ -72,7 +72,7 @@ class RunWarnings:
 
 
 def warn_of_image_prompts(layers: Sequence[AttentionLayer]) -> None:
-    """Warn where some of these layers attend to image prompts that are not captured."""
+    """Warn if some of these layers attend to image prompts that are not captured."""
     processors = (innermost(la.module.processor) for la in layers if la.kind == "joint")
     if any(hasattr(processor, "to_k_ip") for processor in processors):
         warn(
@@ -83,7 +83,7 @@ def warn_of_image_prompts(layers: Sequence[AttentionLayer]) -> None:
 
 
 def warn_of_running_eagerly(model: Any) -> None:
-    """Warn that a compiled model runs as if it were not."""
+    """Warn that a compiled model runs uncompiled."""
     warn(
         f"The {type(unwrapped(model)).__name__} is compiled, and in its graph can be recorded "
         "only means over heads of a UNet's own processors. Inside capture() it runs eagerly, "
@@ -96,13 +96,13 @@ def warn_of_running_eagerly(model: Any) -> None:
 
 @dataclass(frozen=True)
 class Stopped(Record):
-    """Where a run was stopped (``pipe._interrupt = True``): the pipelines of diffusers leave out
-    the steps that are left and decode what they have.
+    """Early end of a run (``pipe._interrupt = True``): the pipelines of diffusers skip the
+    remaining steps and decode what they have.
 
     Attributes:
-        after: steps that ran, calls of the model.
-        steps: that the run would have had.
-        kept: those that the maps are of, counted from 0.
+        after: number of steps that ran, in calls of the model.
+        steps: number of steps of the full run.
+        kept: steps in the maps, counted from 0.
     """
 
     after: int
@@ -123,7 +123,7 @@ class Stopped(Record):
         return f"the maps are of steps {', '.join(str(step + 1) for step in self.kept)}"
 
     def tell(self) -> None:
-        """Warn of it, once a run."""
+        """Warn about it, once per run."""
         text = f"The run was stopped {self}."
         if not self.kept:
             text += " It ended before the steps that were to be kept; keep all of them."
@@ -131,17 +131,17 @@ class Stopped(Record):
 
 
 def may_stop(pipeline: Any) -> bool:
-    """Check, in a pass of a model, that its pipeline can be stopped and has not been before: a
-    call of it begins with the sign taken back, so one that is there belongs to another call."""
+    """Check, in a pass of a model, that its pipeline can be stopped and was not stopped yet. Each
+    call resets the flag, so a flag that is set belongs to another call."""
     return getattr(pipeline, "_interrupt", None) is False
 
 
 def stopped_of(pipeline: Any, store: Any) -> Stopped | None:
-    """Return where the run that a store captured was stopped; None if it went to its end.
+    """Return where a captured run was stopped, or None if it ran to its end.
 
     Args:
-        pipeline: after the run, in whose first pass :func:`may_stop` held.
-        store: the :class:`sdattn.MapStore` of it.
+        pipeline: pipeline after the run, in whose first pass :func:`may_stop` was true.
+        store: the run's :class:`sdattn.MapStore`.
     """
     if getattr(pipeline, "_interrupt", None) is not True:
         return None

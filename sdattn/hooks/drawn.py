@@ -1,8 +1,8 @@
-"""What a run was drawn from: the texts of the pipeline's call, and the tokens its encoders got.
+"""Texts of a run: the texts in the pipeline's call, and the tokens that its encoders got.
 
-Each text encoder gets a forward pre-hook that copies the token ids where they are, so no device is
-waited for. Tokenizers forget case and spaces, so the texts are read off the pipeline's call. The
-two are compared with a prompt only when heatmaps are asked for.
+Each text encoder gets a forward pre-hook that copies the token ids on their device, without
+waiting. Tokenizers lose case and spaces, so the texts are read from the pipeline's call. Both are
+compared with a prompt only when heatmaps are asked for.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ _NAMES: dict[Branch, str] = {"conditional": "prompt", "unconditional": "negative
 
 @dataclass(frozen=True, eq=False)
 class DrawnPrompts:
-    """The prompts of one run, and its negative prompts where they were encoded.
+    """Prompts of one run, and its negative prompts if they were encoded.
 
     Attributes:
-        texts: for each branch of the guidance its texts, one a prompt, as they were typed.
-        ids: for each branch the tokens that each text encoder got, by the encoder's name in the
-            pipeline, in order of the names: integers ``[texts, length]``.
-        options: the arguments of the call that decide what the text encoders get, see
+        texts: for each guidance branch its texts, one per prompt, as typed.
+        ids: for each branch the tokens of each text encoder, by the encoder's name in the pipeline,
+            in the order of names: integers ``[texts, length]``.
+        options: arguments of the call that decide what the text encoders get, see
             :attr:`sdattn.models.Family.text_options`.
-        pipeline: that ran; None once it is gone. It is neither kept alive nor pickled.
+        pipeline: pipeline that ran; None once it is gone. It is neither kept alive nor pickled.
     """
 
     texts: Mapping[Branch, tuple[str, ...]]
@@ -53,15 +53,15 @@ class DrawnPrompts:
         return {**vars(self), "_pipeline": _gone}
 
     def check(self, branches: Sequence[Branch], prompts: Sequence[Prompt]) -> None:
-        """Refuse prompts that are not those that the images were drawn from.
+        """Refuse prompts that the images were not drawn from.
 
         Args:
-            branches: the guidance branch of each image.
-            prompts: each for as many images that follow each other. Labels, which no tokenizer
-                read, are taken as they are.
+            branches: guidance branch of each image.
+            prompts: prompts, each for the same number of consecutive images. Labels, which no
+                tokenizer read, are not checked.
 
         Raises:
-            ValueError: a text encoder got other tokens than those of the prompt of an image.
+            ValueError: a text encoder got other tokens than the prompt of an image has.
         """
         for i, branch, number in self._pairs(branches, len(prompts)):
             got = {name: ids[number].tolist() for name, ids in self.ids[branch].items()}
@@ -79,17 +79,19 @@ class DrawnPrompts:
             )
 
     def check_texts(self, branches: Sequence[Branch], texts: Sequence[Any]) -> None:
-        """Refuse texts that could not be read if others were drawn, which is the likely reason.
+        """Refuse texts that could not be read, if other texts were drawn: that is the likely
+        reason.
 
         Raises:
-            ValueError: they are.
+            ValueError: other texts were drawn.
         """
         for i, branch, number in self._pairs(branches, len(texts)):
             if isinstance(texts[i], str):
                 self._refuse_another(texts[i], branch, number)
 
     def _pairs(self, branches: Sequence[Branch], prompts: int) -> list[tuple[int, Branch, int]]:
-        """Return triples: a prompt, the branch, and the text of that branch which it stands for."""
+        """Return triples: number of a prompt, branch, and number of the branch's text that it must
+        match."""
         each, pairs = len(branches) // prompts, set()
         for branch, texts in self.texts.items():
             images = [i for i, side in enumerate(branches) if side == branch]
@@ -119,21 +121,21 @@ def _same(tokens: Sequence[int], got: Sequence[int]) -> bool:
 
 @dataclass
 class _Heard:
-    """What each text encoder got within one call of the pipeline, in each of its own calls."""
+    """Tokens that each text encoder got within one call of the pipeline, call by call."""
 
     call: object
     ids: dict[str, list[Tensor]] = field(default_factory=dict)
 
 
 class PromptWatch:
-    """Hears what the text encoders of a pipeline get, and says what a run was drawn from.
+    """Listener to a pipeline's text encoders, which knows the prompts of a run.
 
-    That is known of a run by a text. It is not where text states were passed (``prompt_embeds``),
-    where a pipeline calls its encoders in a way of its own, or of a bare model.
+    Prompts are known for a run from text. They are not if text states were passed
+    (``prompt_embeds``), if a pipeline calls its encoders in its own way, or for a bare model.
 
     Args:
-        denoiser: of the pipeline, which is held weakly.
-        installed: the hooks go with it.
+        denoiser: denoiser of the pipeline, which is held weakly.
+        installed: installation that removes the hooks.
     """
 
     def __init__(self, denoiser: Denoiser, installed: Installation):
@@ -145,8 +147,8 @@ class PromptWatch:
             installed.watch(encoder, self._listener(name))
 
     def drawn(self) -> DrawnPrompts | None:
-        """Return what the running call is drawn from, asked before a pass of the denoiser; None if
-        that is not known."""
+        """Return the prompts of the running call, asked before a pass of the denoiser; None if they
+        are not known."""
         pipeline, heard = self._pipeline(), self._heard.get(get_ident())
         variables = running_variables(pipeline)
         if heard is None or variables is None or heard.call is not running_call(pipeline):
@@ -178,7 +180,7 @@ class PromptWatch:
         return DrawnPrompts(texts, ids, options, self._pipeline) if texts else None
 
     def crop(self) -> Crop | None:
-        """Return the part of the image that the call draws; None for all of it."""
+        """Return the part of the image that the call draws, or None for all of it."""
         return running_crop(self._pipeline())
 
     def _listener(self, encoder: str) -> Callable[..., None]:
@@ -197,13 +199,13 @@ class PromptWatch:
 
 
 def running_crop(pipeline: Any) -> Crop | None:
-    """Return the part of the image that a pipeline's running call draws; None for all of it."""
+    """Return the part of the image that a pipeline's running call draws, or None for all of it."""
     return crop_in(pipeline, running_variables(pipeline))
 
 
 def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
-    """Return the text encoders by name, in order. One that is compiled as a whole is left alone: a
-    hook would have it compiled once more."""
+    """Return the text encoders with their names, in order. One that is compiled as a whole is left
+    out: a hook would compile it once more."""
     parts = getattr(pipeline, "__dict__", {}).items()
     return sorted(
         (name, part)
@@ -215,13 +217,13 @@ def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
 
 
 def _first_text(variables: Mapping[str, Any], *names: str) -> Any:
-    """Return the first of these variables that holds text; the last if none does."""
+    """Return the first of these variables that holds text, or the last one's value if none does."""
     values = [variables.get(name) for name in names]
     return next((v for v in values if isinstance(v, (str, list, tuple)) and v), values[-1])
 
 
 def _text_of_each_row(text: Any, ids: Sequence[Tensor]) -> tuple[str, ...] | None:
-    """Return the text of each row that the encoders got; None if that is not known."""
+    """Return the text of each row that the encoders got, or None if it is not known."""
     rows = {len(tokens) for tokens in ids}
     if len(rows) != 1:
         return None

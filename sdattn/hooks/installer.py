@@ -1,4 +1,4 @@
-"""What is put into a model for a while, to look at its attention or to edit it."""
+"""Temporary changes to a model, to watch or edit its attention, and their removal."""
 
 from __future__ import annotations
 
@@ -18,15 +18,15 @@ from ..models.running_call import forward_variables
 
 @dataclass
 class _Place:
-    """A layer, the processor that it held, and those that were put there, in order."""
+    """Layer with its previous processor, and the processors put there, in order."""
 
     layer: AttentionLayer
     before: Any
     ours: list[Any] = field(default_factory=list)
 
     def put_back(self) -> None:
-        """Have the layer hold again what it held; where an observer that is not of this
-        installation has wrapped ours since, only step out from under it."""
+        """Give the layer its previous processor back. If another installation's observer has
+        wrapped ours since, only take ours out from under it."""
         ours = self.ours[-1] if self.ours else None
         before = self.before
         while hasattr(before, "stands_for"):  # of an installation that has ended meanwhile
@@ -54,7 +54,8 @@ class Installation:
     in whichever order the installations of one model end. The model is not held.
 
     Args:
-        layers: whose processors come back, also where others than :meth:`put` replaced them.
+        layers: layers whose processors are restored, even if someone other than :meth:`put`
+            replaced them.
     """
 
     def __init__(self, layers: Sequence[AttentionLayer] = ()):
@@ -70,7 +71,7 @@ class Installation:
         self.remove()
 
     def put(self, layer: AttentionLayer, processor: Any) -> None:
-        """Set a processor; it may wrap the one that is there."""
+        """Set a processor; it may wrap the current one."""
         if not getattr(processor, "is_observer", False):
             processor.displaced = layer.module.processor  # a store may wait in it, see Callers
         self._note(layer).ours.append(processor)
@@ -79,8 +80,8 @@ class Installation:
     def watch(
         self, model: Any, before: Callable[..., None], after: Callable[..., None] | None = None
     ) -> None:
-        """Have ``before(model, args, kwargs)`` called before each call of a model, ``after(model,
-        args, output)`` after it; a compiled model leaves its graph for them."""
+        """Call ``before(model, args, kwargs)`` before each call of a model, ``after(model, args,
+        output)`` after it. A compiled model leaves its graph for them."""
         hook = model.register_forward_pre_hook(torch.compiler.disable(before), with_kwargs=True)
         self._undo.callback(hook.remove)
         if after is not None:
@@ -88,20 +89,20 @@ class Installation:
             self._undo.callback(hook.remove)
 
     def follow(self, module: Any, after: Callable[..., None]) -> None:
-        """Have ``after(module, args, kwargs, output)`` called after each call of a module."""
+        """Call ``after(module, args, kwargs, output)`` after each call of a module."""
         hook = module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
         self._undo.callback(hook.remove)
 
     def undo(self, callback: Callable[[], object]) -> None:
-        """Have something else undone with the rest."""
+        """Call ``callback`` too when everything is undone."""
         self._undo.callback(callback)
 
     def run_eagerly(self, model: Any) -> bool:
-        """Leave aside what ``torch.compile`` made of a model or its parts; in the end it is as it
-        was, with all its graphs, unless it was compiled anew.
+        """Bypass the compiled parts of a model. :meth:`remove` restores them with all their graphs,
+        unless they were compiled anew.
 
         Returns:
-            Whether there was any.
+            True if there were any.
         """
         # What was compiled lies in attributes; without them the module's own forward runs.
         parts = list(compiled_parts(model))
@@ -112,7 +113,8 @@ class Installation:
         return bool(parts)
 
     def replaced(self) -> list[tuple[AttentionLayer, Any]]:
-        """Return layers in which what was put last is not in use, each with what is."""
+        """Return the layers whose last installed processor is no longer in use, with the one in
+        use."""
         return [
             (place.layer, innermost(place.layer.module.processor))
             for place in self._places.values()
@@ -125,11 +127,11 @@ class Installation:
         self._put_back(layer.module)
 
     def leave(self, layer: AttentionLayer) -> None:
-        """Let a layer keep what it holds now."""
+        """Leave a layer as it is now."""
         del self._places[layer.module]
 
     def remove(self) -> None:
-        """Put all back; of no effect a second time."""
+        """Undo everything. A second call has no effect."""
         self._undo.close()
 
     def _note(self, layer: AttentionLayer) -> _Place:
@@ -148,11 +150,11 @@ class Installation:
 
 class PassHooks:
     """Hooks before and after each pass of a model, and of ``unet.forward(...)`` too, which called
-    directly runs no hooks but those of the UNet's parts.
+    directly runs only the hooks of the UNet's parts.
 
     Args:
-        installed: takes the hooks out again.
-        model: held weakly.
+        installed: installation that removes the hooks.
+        model: model, held weakly.
         before: called with (model, args, kwargs).
         after: called when the pass has ended.
         direct: called in place of ``before`` for ``unet.forward(...)``.
@@ -197,13 +199,13 @@ class PassHooks:
 
 
 def in_backward() -> bool:
-    """Check whether a backward pass is calling this; it runs checkpointed layers a second time."""
+    """Check whether a backward pass is running, which runs checkpointed layers a second time."""
     # torch.utils.checkpoint and torch.utils.module_tracker ask so; there is no public name for it
     return torch._C._current_graph_task_id() != -1
 
 
 def set_processor(module: Any, processor: Any) -> None:
-    """Have a layer hold a processor, by its own method where it has one."""
+    """Set a layer's processor, by the layer's own method if it has one."""
     if hasattr(module, "set_processor"):
         module.set_processor(processor)
         return
@@ -213,7 +215,7 @@ def set_processor(module: Any, processor: Any) -> None:
 
 
 def put_innermost(module: Any, processor: Any) -> None:
-    """Have a layer hold a processor under those that only observe."""
+    """Set a layer's processor under any that only observe."""
     *outer, held = _wrapped(module.processor)
     if outer and held is not processor:
         _put_under(outer[-1], processor)
@@ -227,7 +229,7 @@ def _put_under(observer: Any, processor: Any) -> None:
 
 
 def _wrapped(processor: Any) -> Iterator[Any]:
-    """Yield a processor and, if it observes, those that it wraps, from the outside in."""
+    """Yield a processor and, if it observes, the ones it wraps, from the outside in."""
     yield processor
     while getattr(processor, "is_observer", False):
         processor = processor.inner

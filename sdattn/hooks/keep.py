@@ -1,4 +1,4 @@
-"""`Keep`: what a capture keeps of steps, heads and columns, read once where it comes in, and its
+"""`Keep`: steps, heads and columns that a capture keeps, parsed and checked once, and their
 bytes."""
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ Selection = str | Sequence[int] | tuple[float, float]
 
 @dataclass(frozen=True)
 class Steps:
-    """Which calls of the model are kept.
+    """Model calls to keep.
 
     Attributes:
         given: as a user reads it: ``"mean"``, ``"all"``, ``"last"``, a list of indices, or a part
             of the run as a pair of floats.
-        each: whether they are kept one by one; if not, one map stands for all of them.
-        last: whether that map is the last call's alone, and no mean.
-        numbers: the indices that were chosen, None where none were.
-        part: the part of the run that was chosen, None where none was.
+        each: True if they are kept one by one; False if one map stands for all of them.
+        last: True if that map is the last call's alone, not a mean.
+        numbers: chosen indices, or None.
+        part: chosen part of the run, or None.
     """
 
     given: Selection
@@ -45,7 +45,7 @@ class Steps:
 
     @classmethod
     def of(cls, value: Any) -> Steps:
-        """Read what a user passed, or what was read before.
+        """Read a user's value; a value already read is returned as it is.
 
         Raises:
             ValueError: it is none of these.
@@ -62,29 +62,29 @@ class Steps:
 
     @property
     def every(self) -> bool:
-        """Whether all calls are kept one by one, so that any choice can still be made of them."""
+        """True if all calls are kept one by one, so that any choice can be made later."""
         return self.each and self.numbers is None
 
     def keeps(self, number: int, position: float | None) -> bool:
-        """Check whether a call is kept: the ``number``-th, counted from 0, the middle of whose part
-        of the run is ``position``."""
+        """Check whether the ``number``-th call, counted from 0, is kept; ``position`` is the middle
+        of its part of the run."""
         if self.part is not None:
             return self.part.holds(position)
         return self.numbers is None or number in self.numbers
 
     def held(self, passes: int) -> int:
-        """Return the number of maps held after so many model calls."""
+        """Return the number of maps kept after ``passes`` model calls."""
         return len(self.numbers) if self.numbers else passes if self.each else 1
 
 
 @dataclass(frozen=True)
 class Heads:
-    """Which heads of a layer are kept.
+    """Heads of a layer to keep.
 
     Attributes:
         given: as a user reads it: ``"mean"``, ``"all"`` or a list of indices.
-        each: whether they are kept one by one, not their mean.
-        numbers: the indices that were chosen, None where none were.
+        each: True if they are kept one by one; False for their mean.
+        numbers: chosen indices, or None.
     """
 
     given: Selection
@@ -93,7 +93,7 @@ class Heads:
 
     @classmethod
     def of(cls, value: Any) -> Heads:
-        """Read what a user passed, or what was read before.
+        """Read a user's value; a value already read is returned as it is.
 
         Raises:
             ValueError: it is none of these.
@@ -107,11 +107,11 @@ class Heads:
 
     @property
     def every(self) -> bool:
-        """Whether all heads are kept one by one."""
+        """True if all heads are kept one by one."""
         return self.each and self.numbers is None
 
     def used(self, heads: int) -> int:
-        """Return the number of a layer's ``heads`` heads that are in the maps."""
+        """Return how many of a layer's ``heads`` heads are in the maps."""
         return len(self.numbers) if self.numbers else heads
 
 
@@ -126,7 +126,7 @@ def _indices(name: str, value: Any, more: str = "") -> tuple[int, ...]:
 
 
 def _wholes(value: Any) -> tuple[int, ...]:
-    """Return the whole numbers from 0 that a list holds; nothing if it holds anything else."""
+    """Return the whole numbers from 0 in a list; empty if it holds anything else."""
     numbers = [whole(item) for item in items_of(value)]
     good = [number for number in numbers if number is not None and number >= 0]
     return tuple(good) if len(good) == len(numbers) else ()
@@ -134,20 +134,20 @@ def _wholes(value: Any) -> tuple[int, ...]:
 
 @dataclass(frozen=True)
 class Keep:
-    """What a capture keeps, read and checked by :meth:`of`.
+    """Parts of the attention that a capture keeps, read and checked by :meth:`of`.
 
     Attributes:
-        steps, heads: of the calls of the model and of the heads of a layer.
-        tokens: the key columns that are kept, None for all.
-        among: for each image (or once for all) the key columns that the softmax is taken over;
-            None for all of them.
-        device: where the maps are held; None for where they are computed.
-        dtype: of the maps.
-        grad: whether their graph is kept.
-        refine: whether joint layers' maps are spread along the image's self-attention.
-        space: ``"attention"``, ``"output"`` for joint layers' products of outputs, ``"gramcol"`` or
-            ``"imap"`` for those with the outputs of single cells.
-        frames: of a video's grid, counted from 0; None for all.
+        steps, heads: model calls, and heads of a layer.
+        tokens: key columns kept; None for all.
+        among: key columns that the softmax is taken over, for each image or once for all; None for
+            all columns.
+        device: device that holds the maps; None for the one that computes them.
+        dtype: dtype of the maps.
+        grad: True keeps their graph.
+        refine: True spreads joint layers' maps along the image's self-attention.
+        space: ``"attention"``; ``"output"`` for products of joint layers' outputs; ``"gramcol"`` or
+            ``"imap"`` for products with the outputs of single cells.
+        frames: frames of a video's grid, counted from 0; None for all.
     """
 
     steps: Steps
@@ -213,7 +213,7 @@ class Keep:
 
     @cached_property
     def held_dtype(self) -> torch.dtype:
-        """The dtype of what is held: running sums are float32 at least."""
+        """Dtype of the held maps: running sums are at least float32."""
         return self.dtype if self.steps.each else torch.promote_types(self.dtype, torch.float32)
 
     def nbytes(
@@ -226,15 +226,15 @@ class Keep:
         passes: int = 1,
         frame_rows: int = 1,
     ) -> int:
-        """Return the bytes that a store will hold at the end of a run.
+        """Return the bytes that a store holds at the end of a run.
 
         Args:
-            layers: the watched layers. A self-attention layer has as many keys as queries.
-            latent_size: of the latent, (frames, rows, cols) of a video.
-            n_keys: token columns kept of a layer that sees the text.
-            images: rows kept of the batch, or videos.
+            layers: watched layers. A self-attention layer has as many keys as queries.
+            latent_size: size of the latent, (frames, rows, cols) for a video.
+            n_keys: token columns kept in a layer that sees the text.
+            images: kept rows of the batch, or videos.
             passes: calls of the model.
-            frame_rows: of a video the frames that attend to themselves alone, see
+            frame_rows: frames of a video that each attend only to themselves, see
                 :class:`sdattn.models.denoiser_call.DenoiserCall`.
         """
         total = 0

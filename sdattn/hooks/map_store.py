@@ -1,4 +1,4 @@
-"""`CapturedMaps`, which a capture fills: one running mean a layer, or every head and step."""
+"""`CapturedMaps`, which a capture fills: one running mean per layer, or every head and step."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 class CapturedMaps:
-    """The maps that a capture collects; :class:`sdattn.MapStore` describes what it holds."""
+    """Maps that a capture collects; :class:`sdattn.MapStore` describes the contents."""
 
     drawn: DrawnPrompts | None = None
     crop: Crop | None = None
@@ -75,23 +75,23 @@ class CapturedMaps:
 
     @property
     def timesteps(self) -> list[float]:
-        """The timestep of each pass, in the order they ran."""
+        """Timestep of each pass, in running order."""
         return [model_pass.timestep for model_pass in self.passes]
 
     @property
     def images(self) -> int:
-        """Number of images: rows kept of the batch, or videos."""
+        """Number of images: kept rows of the batch, or videos."""
         return len(self.passes[0].branches) if self.passes else 0
 
     @property
     def branches(self) -> tuple[Branch, ...]:
-        """The guidance branch of each image; empty before the model ran."""
+        """Guidance branch of each image; empty before the model ran."""
         return self.passes[0].branches if self.passes else ()
 
     @property
     def latent_size(self) -> Size | None:
-        """(rows, cols) of the latent, (frames, rows, cols) of a video; None where queries are a
-        mere sequence, one row each.
+        """(rows, cols) of the latent, (frames, rows, cols) for a video; None if queries are a mere
+        sequence, one row each.
 
         Raises:
             CaptureError: the model has not run.
@@ -102,30 +102,31 @@ class CapturedMaps:
 
     @property
     def is_video(self) -> bool:
-        """Whether the maps have frames."""
+        """True if the maps have frames."""
         return bool(self.passes) and len(self.latent_size or ()) == 3
 
     @property
     def n_keys(self) -> int | None:
-        """Token columns of the layers that see the text, kept or not, those of image prompts
-        (IP-Adapter) behind those of the text; None before they ran."""
+        """Token columns of the layers that see the text, kept or not; columns of image prompts
+        (IP-Adapter) follow the text's. None before the layers ran."""
         keys = [held.keys for held in self.sums.values() if held.layer.kind != "self" and held.keys]
         return keys[-1] if keys else None
 
     @property
     def n_text(self) -> int | None:
-        """Token columns of the text, without those of image prompts; None before the model ran."""
+        """Token columns of the text, without image prompts; None before the model ran."""
         return (self.passes[0].n_text or self.n_keys) if self.passes else None
 
     @property
     def kept_passes(self) -> int:
-        """How many passes the layers have handed in; with ``"last"`` each in place of the other."""
+        """Number of passes whose maps the layers added; with ``"last"`` each replaces the one
+        before."""
         return sum(map(self.keeps, range(len(self.passes))))
 
     @property
     def seen(self) -> dict[str, tuple[int, ...]]:
-        """Of each layer that ran, the calls of the model, from 0, whose maps are held: the same of
-        all layers, unless something skips some of them (a cache)."""
+        """Model calls, counted from 0, whose maps are held, for each layer that ran. They are the
+        same for all layers, unless something skips some of them (a cache)."""
         numbers = {id(one): number for number, one in enumerate(self.passes)}
         return {name: tuple(numbers[id(p)] for p in self.sums[name].seen) for name in self.maps}
 
@@ -167,13 +168,13 @@ class CapturedMaps:
             held.running = None
 
     def keeps(self, number: int) -> bool:
-        """Check whether the maps of a pass, counted from 0, are kept. Its place in the run is read
-        only if that matters."""
+        """Check whether the maps of a pass, counted from 0, are kept. Its position in the run is
+        read only if needed."""
         steps = self.keep.steps
         return steps.keeps(number, None if steps.part is None else self.passes[number].position)
 
     def foresee(self, columns: int, passes: int) -> None:
-        """Work out, before anything is held, how much will be; log it where it is much.
+        """Estimate the memory of the maps before any is held; log it if it is large.
 
         Args:
             columns: token columns of the layers that see the text.
@@ -239,7 +240,7 @@ class CapturedMaps:
         self._check_calls()
 
     def uneven(self) -> list[str]:
-        """Return the names of layers that ran, but not once in each pass that is kept."""
+        """Return the names of layers that ran, but not exactly once in each kept pass."""
         return [n for n, held in self.sums.items() if held.calls not in (0, self.kept_passes)]
 
     def _check_calls(self) -> None:
@@ -262,17 +263,17 @@ class CapturedMaps:
             )
 
     def to_xarray(self, layer: str) -> xr.DataArray:
-        """Return the maps of one layer as an array of xarray, with the axes of :attr:`maps`.
+        """Return the maps of one layer as an xarray array, with the axes of :attr:`maps`.
 
         Args:
             layer: its name, one of ``list(store.maps)``.
 
         Returns:
             float32 ``(image, [step,] [head,] [frame,] row, col, token)`` on the CPU; ``key`` in
-            place of ``token`` for self-attention. ``frame`` counts those of the latent from 0.
-            ``token`` has the columns that are kept, ``step`` the calls of the model, counted from
-            0, with ``timestep`` beside them, ``head`` the model's numbers, ``row`` and ``col`` the
-            centres of the cells as parts of the image.
+            place of ``token`` for self-attention. Coordinates: ``frame`` counts latent frames from
+            0, ``token`` has the kept columns, ``step`` counts model calls from 0, with ``timestep``
+            next to it, ``head`` has the model's numbers, ``row`` and ``col`` the centres of the
+            cells as fractions of the image.
 
         Raises:
             ImportError: xarray is not installed.
@@ -281,5 +282,5 @@ class CapturedMaps:
         return as_xarray(self, layer)
 
     def report(self) -> str:
-        """Return what was asked for and what was seen, as a text of a few lines."""
+        """Return a few lines that say what was asked for and what was captured."""
         return as_text(self)

@@ -86,18 +86,18 @@ class OutputSpace(Attended):
 
 
 class GramCol(Attended):
-    """``z`` of each head, float32 of any sign, 0 where a cell is as like one word as another.
+    """``z`` of each head, float32 of any sign; 0 if a cell is equally similar to all words.
 
     Args:
-        query: of the image, ``[B, heads, N, d]``, frame by frame.
-        key: of the text, ``[B, heads, T, d]``.
-        output: of the image, before the output projection, ``[B, heads, N, d]``.
-        frames: F, which ``N`` is a multiple of; 1 for an image.
-        best: the mean over heads is to be that over so many, which tell the frames apart best: a
-            head that is not among them is 0, and one that is, is ``z`` times ``heads / best``. None
-            for all heads.
-        kept: bool ``[B, 1, 1, T]``, the keys that the z-score is over, two at least; those of the
-            others are 0. None for all.
+        query: queries of the image, ``[B, heads, N, d]``, frame by frame.
+        key: keys of the text, ``[B, heads, T, d]``.
+        output: outputs of the image before the output projection, ``[B, heads, N, d]``.
+        frames: F, which divides ``N``; 1 for an image.
+        best: number of heads that tell the frames apart best, whose mean replaces the mean over all
+            heads: other heads are 0, and these are ``z`` times ``heads / best``. None for all
+            heads.
+        kept: bool ``[B, 1, 1, T]``, keys that the z-score is over, at least two; other keys are 0.
+            None for all.
     """
 
     def __init__(
@@ -164,7 +164,7 @@ class GramCol(Attended):
 
     @cached_property
     def _weights(self) -> Tensor:
-        """The weight of each head, float32 ``[B, heads]``, on average 1; nothing is read back."""
+        """Weight of each head, float32 ``[B, heads]``, with mean 1; nothing is read back."""
         assert self.best is not None
         step = max(1, PART // (self.batch * self.cells * self.output.shape[-1]))
         parts = self.output.detach().split(step, dim=1)
@@ -175,8 +175,8 @@ class GramCol(Attended):
 
 
 def separability(output: Tensor, frames: int) -> Tensor:
-    """Return the Calinski-Harabasz index of cells with their frames as clusters: the distance of
-    frames' means from each other, over that of cells from the mean of their frame.
+    """Return the Calinski-Harabasz index of cells with their frames as clusters: the spread of
+    frames' means over the spread of cells around their frame's mean.
 
     Args:
         output: ``[B, heads, N, d]``, frame by frame, with ``N > frames > 1``.
@@ -193,7 +193,7 @@ def separability(output: Tensor, frames: int) -> Tensor:
 
 
 def check_frames(space: Space, size: Size | None) -> None:
-    """Refuse to choose heads by frames where there are not two of several cells.
+    """Refuse to choose heads by frames if there are not two frames of several cells.
 
     Args:
         size: (frames, rows, cols) of the grid.

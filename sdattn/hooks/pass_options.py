@@ -1,4 +1,4 @@
-"""Options of a reader of passes: whose rows to keep, and where they are in the batch."""
+"""Options of a reader of passes: which rows to keep, and their place in the batch."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def check_options(
     """Refuse options of a capture that do not fit its model.
 
     Raises:
-        ValueError: one does not; or a part of the model alone is in this process.
+        ValueError: one does not fit, or this process has only a part of the model.
     """
     if guidance not in ("auto", *TOLD):
         raise refuse("guidance", guidance, ("auto", *TOLD))
@@ -46,7 +46,7 @@ def check_options(
 
 
 def refuse_both_in_turn(denoiser: Denoiser) -> None:
-    """Refuse to keep both branches where each has passes of its own.
+    """Refuse to keep both branches if each has its own passes.
 
     Raises:
         ValueError: always.
@@ -60,7 +60,7 @@ def refuse_both_in_turn(denoiser: Denoiser) -> None:
 
 
 def _needs_size(denoiser: Denoiser) -> bool:
-    """Return True if nobody but the caller can know the grid of a model's queries."""
+    """Check whether the caller must pass latent_size."""
     model = unwrapped(denoiser.model)
     if denoiser.family.grid_argument is not None:  # in values, which the meta device has none of
         return any(part.is_meta for part in model.parameters())
@@ -68,7 +68,7 @@ def _needs_size(denoiser: Denoiser) -> bool:
 
 
 def _refuse_shards(model: Any) -> None:
-    """Refuse a model that sees a part of the sequence, or of the heads, alone."""
+    """Refuse a model that sees only a part of the sequence, or of the heads."""
     config = getattr(unwrapped(model), "_parallel_config", None)
     for name in ("context", "tensor"):
         if getattr(config, f"{name}_parallel_config", None) is not None:

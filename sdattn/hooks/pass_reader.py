@@ -1,8 +1,9 @@
-"""`PassReader`: which call of a model is this? All that watches or edits attention asks it.
+"""`PassReader` tells which call of a model is running; all code that watches or edits attention
+asks it.
 
 A call of a model is a pass of a run if the pipeline's own call made it, and if it is the next one
-of its schedule for its branch of the guidance. Others are strays: a callback's, a reference pass's,
-another pipeline's. They run untouched and are not counted.
+of its schedule for its branch of the guidance. Other calls are strays: from a callback, a reference
+pass or another pipeline. They run untouched and are not counted.
 """
 
 from __future__ import annotations
@@ -28,29 +29,29 @@ from .text_watch import TextWatch
 
 
 class PassReader:
-    """Reads each call of a model, once, before its layers run.
+    """Reader of each call of a model, once, before its layers run.
 
     Args:
-        denoiser: its pipeline is held weakly, and the model is not.
-        branch: whose rows are kept, ``"conditional"``, ``"unconditional"`` or ``"both"``; None for
-            a controller, which is shown every row.
-        guidance: where the unconditional rows are. ``"auto"``: the pipeline says it, inside its own
+        denoiser: the model and its pipeline; only the pipeline is held weakly.
+        branch: branch whose rows are kept, ``"conditional"``, ``"unconditional"`` or ``"both"``;
+            None for a controller, which is shown every row.
+        guidance: where the unconditional rows are. ``"auto"``: the pipeline tells, inside its own
             call; ``"batch"``: in the first half; ``"passes"``: in the first of two passes; None:
             nowhere.
-        latent_size: (rows, cols) of the queries of a model of one's own, or of one on the meta
-            device that has them in the values of ids.
-        counts_gradients: True if calls for a gradient count, of which a step may have several.
-        frames: of a video, those that are kept; None for all.
+        latent_size: (rows, cols) of the queries, for a custom model, or for a model on the meta
+            device whose ids would give them.
+        counts_gradients: True if calls for a gradient count; a step may have several of them.
+        frames: frames of a video that are kept; None for all.
 
     Attributes:
-        call: the call that runs now; None if nothing of it is kept.
-        watch: of the pipeline's guidance; None without a pipeline, or where guidance is told.
-        schedule: of the run; None where none is known.
-        runs: how many have begun.
+        call: the running call; None if nothing of it is kept.
+        watch: watch of the pipeline's guidance; None without a pipeline, or if ``guidance`` tells.
+        schedule: schedule of the run, or None if unknown.
+        runs: number of runs begun.
 
     Raises:
-        ValueError: how the pipeline lays out guidance is not known; a ``branch``, ``guidance`` or
-            ``latent_size`` that does not fit it; a part of the model alone is in this process.
+        ValueError: the pipeline's guidance layout is not known; a ``branch``, ``guidance`` or
+            ``latent_size`` that does not fit it; this process has only a part of the model.
     """
 
     def __init__(
@@ -89,19 +90,20 @@ class PassReader:
 
     @property
     def pipeline(self) -> Any:
-        """None for a bare model, and once it is gone."""
+        """Pipeline; None for a bare model, and once it is gone."""
         return self._pipeline()
 
     @property
     def running(self) -> RunningCall | None:
-        """What stands for the pipeline's call that the last pass was of; None if there is none."""
+        """Marker of the pipeline call that the last pass belonged to, or None."""
         return self._run[1]
 
     def read(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pass:
-        """Return the pass that begins now; :attr:`Pass.stray` says if it is none of the run.
+        """Return the pass that begins now; :attr:`Pass.stray` is set if it does not belong to the
+        run.
 
         Raises:
-            ValueError: whose rows its batch has is not known.
+            ValueError: the branches of its rows are not known.
         """
         self.call, pipeline = None, self.pipeline
         caller = None if pipeline is None else caller_of(pipeline)
@@ -132,8 +134,7 @@ class PassReader:
         return found
 
     def listen(self) -> None:
-        """Have the pipeline say more of its guidance than its attributes do, until
-        :meth:`close`."""
+        """Follow the names that the pipeline gives its calls, until :meth:`close`."""
         if self.watch is not None:
             self.watch.listen()
 
@@ -143,17 +144,17 @@ class PassReader:
             self.watch.close()
 
     def frame_rows(self) -> int:
-        """Return the rows of each image in the pass that runs now, see :class:`DenoiserCall`."""
+        """Return the rows per image in the running pass, see :class:`DenoiserCall`."""
         return 1 if self.call is None else self.call.frame_rows
 
     def frames(self) -> int:
-        """Return the frames of the grid of the pass that runs now; 1 of an image."""
+        """Return the frames in the running pass's grid; 1 for an image."""
         return 1 if self._size is None or len(self._size) < 3 else self._size[0]
 
     def spans(self) -> Sequence[Spans] | None:
-        """Return where the image's queries and the text's keys are in the joint attention of the
-        pass that runs now: a pair for all rows of the batch, or for each; None if it is not
-        kept."""
+        """Return the places of the image's queries and the text's keys in the running pass's joint
+        attention: one pair for all rows of the batch, or one per row. Return None if the pass is
+        not kept."""
         if self.call is None or self._size is None or self._joined is None:
             return None
         if self._spans is None:
@@ -162,23 +163,23 @@ class PassReader:
         return self._spans
 
     def shared_spans(self) -> Spans | None:
-        """Return :meth:`spans` of a model whose rows all have them in the same places."""
+        """Return the pair of :meth:`spans` for a model whose rows all have the same places."""
         spans = self.spans()
         return None if spans is None else spans[0]
 
     def _is_beside(self, model: Any, caller: Caller) -> bool:
-        """Check whether a model is called beside its pipeline's call. A loop of a user's own is
-        not, where it is known whose rows it runs."""
+        """Check whether a model is called outside its pipeline's call. A user's own loop is not
+        outside if the branches of its rows are known."""
         if caller.kind != "loop":
             return caller.kind == "stray"
         is_known = self._branch is None or self._told is not None
         return not is_known and (self.watch is None or self.watch.named(model) is None)
 
     def _begins(self, pipeline: Any, call: RunningCall | None) -> bool:
-        """Return True for the first pass of a run; to be asked once a pass.
+        """Check whether a pass is the first of a run. Ask once per pass.
 
         Each call of the pipeline is a run, and each schedule is one: FreeInit goes through several
-        in one call, and a loop of a user's own has schedules and no call.
+        in one call, and a user's own loop has schedules and no call.
         """
         timesteps = getattr(getattr(pipeline, "scheduler", None), "timesteps", None)
         before, last = self._run
@@ -196,7 +197,7 @@ class PassReader:
         self._texts = TextWatch(self._frames)
 
     def _order(self, model: Any, caller: Caller | None) -> Order | None:
-        """Return the chunks of the batch that begins now; None where nobody knows them."""
+        """Return the chunks of the batch that begins now, or None if unknown."""
         if self._told is not None:
             self._turn += 1
             return self._told[self._turn % len(self._told)]
@@ -207,12 +208,12 @@ class PassReader:
         return self.watch.named(model) if caller.kind == "loop" else self.watch.order(model)
 
     def _is_for_gradient(self, call: DenoiserCall) -> bool:
-        """Check whether somebody calls the model for a loss on its attention, and this counts."""
+        """Check whether the model is called for a loss on its attention, and such calls count."""
         wants = call.sample is not None and call.sample.requires_grad and torch.is_grad_enabled()
         return self._counts_gradients and wants
 
     def _came_before(self, found: Pass, call: DenoiserCall) -> bool:
-        """Check whether the run had this pass already: a step of self-recurrence, say."""
+        """Check whether the run had this pass already, for example a step of self-recurrence."""
         is_named = found.order is not None and any(found.order) and not found.skips_layers
         if found.index is None or not is_named or self._is_for_gradient(call):
             return False
@@ -222,8 +223,8 @@ class PassReader:
         return came
 
     def _kept(self, found: Pass) -> list[tuple[int, Branch]] | None:
-        """Return the rows of the batch that are kept, and the branch of each; None where it is of
-        another branch only."""
+        """Return the kept rows of the batch with their branch, or None if it holds only another
+        branch."""
         if self._branch is None or found.order is None or found.skips_layers:
             return None
         rows, every = branch_rows(found.order, found.batch), range(found.batch)
@@ -233,7 +234,8 @@ class PassReader:
         return [(row, name) for name in wanted for row in every[rows[name]]]
 
     def _lay_out(self, found: Pass, call: DenoiserCall, in_run: bool) -> None:
-        """Find the grid, the text's columns, and whether the text is that of the pass before."""
+        """Find the grid, the text's columns, and whether the text changed since the previous
+        pass."""
         self.call, rows = call, found.rows or tuple(range(call.batch))
         found.latent_size = self._size = self._latent_size or self._layout.size(call, in_run)
         self._spans = self._layout.spans(call, self._size, rows)

@@ -1,5 +1,5 @@
 """`Pass`: one call of a model, as captures and controllers know it; its place in the `Schedule` of
-a run; and `Strays`, the calls that are no passes."""
+a run; and `Strays`, calls that belong to no run."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from .text_watch import Verdict
 
 
 class CaptureWarning(SdattnWarning):
-    """Capture saw less than it was asked to see, or something changed under it."""
+    """Capture saw less than it was asked to see, or something changed during it."""
 
 
 class Stray(NamedTuple):
-    """A call of a model that is no pass of the run which is watched.
+    """Call of a model that does not belong to the watched run.
 
     Attributes:
-        who: called it, for messages.
-        call: of another pipeline, if that called it.
+        who: its caller, for messages.
+        call: call of another pipeline, if that was the caller.
     """
 
     who: str
@@ -38,7 +38,8 @@ class Stray(NamedTuple):
 
 
 class Strays:
-    """How often who called a model beside its run; told once, when the run is over."""
+    """Number of calls of a model outside its run, by caller; reported once, when the run is
+    over."""
 
     def __init__(self, model: Any):
         self._kind = type(unwrapped(model)).__name__
@@ -51,7 +52,7 @@ class Strays:
         self._calls.clear()
 
     def __str__(self) -> str:
-        """Return what to say of them; nothing of calls that another capture watches."""
+        """Return the warning about them; empty for calls that another capture watches."""
         told = [
             (one, n) for one, n in self._calls.items() if not (one.call and one.call.is_watched)
         ]
@@ -64,17 +65,17 @@ class Strays:
         )
 
     def tell(self) -> None:
-        """Warn of them, once."""
+        """Warn about them, once."""
         if text := str(self):
             warn(text, CaptureWarning)
         self.forget()
 
 
 class Schedule:
-    """The timesteps of one run, and where in them a pass is.
+    """Timesteps of one run, and a pass's place among them.
 
     Args:
-        timesteps: as the scheduler holds them.
+        timesteps: timesteps as the scheduler holds them.
     """
 
     def __init__(self, timesteps: Any):
@@ -90,9 +91,12 @@ class Schedule:
         return values
 
     def index(self, timestep: float | Timestep, scheduler: Any) -> int | None:
-        """Return the entry that a pass is of, as far as the host knows: the one that the model got
-        a view of or, where the pipeline computed with it (FLUX, Sana), the one that the scheduler
-        has come to. It moves on between steps only, however often the model is called in one."""
+        """Return the index of a pass's entry, or None if the host does not know it.
+
+        The model may have got a view of that entry. If the pipeline computed with it (FLUX, Sana),
+        it is the scheduler's current entry, which moves on between steps only, however often the
+        model is called in one.
+        """
         found = timestep.index_in(self.timesteps) if isinstance(timestep, Timestep) else None
         if found is None:
             step = getattr(scheduler, "step_index", None)
@@ -100,8 +104,8 @@ class Schedule:
         return found
 
     def position(self, index: int | None, timestep: float | Timestep) -> float:
-        """Return the middle of the part of the run that a pass is: of the entry ``index``, or of
-        the one nearest to its timestep; of the first among entries that are alike."""
+        """Return the middle of a pass's part of the run: for entry ``index``, or else for the entry
+        nearest to its timestep. Equal entries (second order) count as the first of them."""
         values = self._values
         if index is None:
             at = float(timestep)
@@ -114,21 +118,21 @@ class Pass:
     """One call of the denoiser.
 
     Attributes:
-        given: the timestep as the model was called with it.
-        latent_size: (rows, cols) of the latent, (frames, rows, cols) of a video; None where queries
+        given: timestep as the model was called with it.
+        latent_size: (rows, cols) of the latent, (frames, rows, cols) for a video; None if queries
             are a mere sequence.
         batch: rows in the batch.
-        order: the chunks that guidance makes of the batch, in order; None where nobody knows them.
-        rows: the rows that are kept, one an image; of a video whose frames are rows all of these.
-        branches: the guidance branch of each image.
-        n_text: token columns of the text; 0 where only the layers will say.
-        frame_rows: how many rows each image has, see :class:`DenoiserCall`.
-        begins_run: True of the first pass of a run.
-        schedule: of the run; None where none is known.
-        index: which of its entries the pass is of; None where the timestep has to say.
-        skips_layers: True of the extra pass of skip-layer guidance.
-        stray: who called the model, if this is no pass of the run; else None.
-        text_changed: True if the kept rows have other text states than in the pass before.
+        order: chunks that guidance makes of the batch, in order; None if unknown.
+        rows: rows kept, one per image; all rows of a video whose frames are rows.
+        branches: guidance branch of each image.
+        n_text: token columns of the text; 0 if only the layers will tell.
+        frame_rows: rows per image, see :class:`DenoiserCall`.
+        begins_run: True for the first pass of a run.
+        schedule: schedule of the run, or None if unknown.
+        index: the pass's entry in the schedule; None if it must be found by the timestep.
+        skips_layers: True for the extra pass of skip-layer guidance.
+        stray: caller of the model, if this pass belongs to no run; else None.
+        text_changed: True if the kept rows have other text states than in the previous pass.
         text_by_frame: True if the kept frames of a video have text states of their own.
     """
 
@@ -150,30 +154,30 @@ class Pass:
 
     @cached_property
     def timestep(self) -> float:
-        """The timestep in the scheduler's unit (the batch's first, if rows differ). To read it is
-        to wait for the device that it is on."""
+        """Timestep in the scheduler's unit (the batch's first, if rows differ). Reading it waits
+        for its device."""
         return float(self.given)
 
     @cached_property
     def position(self) -> float | None:
-        """Where in the run it is, in [0, 1]: the middle of its part of the schedule; None where no
-        schedule is known. To read it may be to wait for the device, the first time in a run."""
+        """Position in the run, in [0, 1]: the middle of its part of the schedule; None if no
+        schedule is known. The first reading in a run may wait for the device."""
         return None if self.schedule is None else self.schedule.position(self.index, self.given)
 
     @cached_property
     def kept(self) -> Rows | None:
-        """:attr:`rows` as an index of the batch; None where they are all of it."""
+        """:attr:`rows` as an index of the batch, or None if they are all of it."""
         index = row_index(self.rows)
         return None if index == slice(0, self.batch) else index
 
     @property
     def of_no_prompt(self) -> bool:
-        """True if it is of the negative prompt alone, or of neither branch."""
+        """True if it holds only the negative prompt, or neither branch."""
         return self.skips_layers or (self.order is not None and "conditional" not in self.order)
 
     @property
     def prompts(self) -> slice | None:
-        """Rows that are the prompts'; None where nobody knows them, and where there are none.
+        """Rows of the prompts, or None if unknown or if there are none.
 
         Raises:
             ValueError: the batch does not divide into the chunks of its guidance.

@@ -24,15 +24,15 @@ from ..attention.joint_processor import Spans
 
 
 class RowOrder:
-    """The one order of the tokens of all rows of a batch.
+    """Common token order for all rows of a batch.
 
     Args:
-        spans: for each row where the image's tokens and the text's are.
-        length: S, tokens of a row.
+        spans: places of the image's and the text's tokens, for each row.
+        length: S, tokens per row.
 
     Attributes:
-        image, text: where they are in that order.
-        tokens: bool ``[B, 1, 1, T]``, which columns of the text are a row's own, and no filling.
+        image, text: their places in that order.
+        tokens: bool ``[B, 1, 1, T]``, True for a row's own text columns, False for padding.
     """
 
     def __init__(self, spans: Sequence[Spans], length: int):
@@ -68,7 +68,8 @@ class RowOrder:
         return ordered
 
     def _masked(self, mask: Tensor | None, index: Tensor, is_token: Tensor) -> Tensor:
-        """Return the mask, ``[B, heads or 1, N or 1, S']``, without what is no token."""
+        """Return the mask, ``[B, heads or 1, N or 1, S']``, with everything masked that is no
+        token."""
         if mask is None:
             return is_token
         mask = _taken(mask[(None,) * (4 - mask.ndim)].expand(len(index), -1, -1, -1), index, 3)
@@ -79,7 +80,7 @@ class RowOrder:
 
 
 def _taken(part: Tensor, index: Tensor, dim: int) -> Tensor:
-    """Return along one axis of ``[B, ...]`` the entries ``[B, S']`` of each row."""
+    """Return entries ``[B, S']`` of each row along one axis of ``[B, ...]``."""
     shape = [1] * part.ndim
     shape[0], shape[dim] = index.shape
     sizes = list(part.shape)

@@ -1,4 +1,4 @@
-"""`RunPart`: a part of a run, one meaning for captures, knockouts, edits and presets."""
+"""`RunPart`: a part of a run, with one meaning for captures, knockouts, edits and presets."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ Span = float | tuple[float, float]  # 0.8 means (0, 0.8), in parts of the run
 
 @dataclass(frozen=True)
 class RunPart:
-    """A part of a run, ``0 <= first <= last <= 1``.
+    """Part of a run, ``0 <= first <= last <= 1``.
 
-    A pass of the model belongs to it where the middle of the pass lies in it, the bounds included.
-    So of an odd number of passes the one in the very middle belongs to both halves, and a run of a
-    single pass has it in either. A part that starts where it ends is empty.
+    A pass of the model belongs to it if the middle of the pass lies in it, bounds included. So with
+    an odd number of passes the middle one belongs to both halves, and a run of a single pass has it
+    in either. A part that starts where it ends is empty.
     """
 
     first: float
@@ -27,7 +27,7 @@ class RunPart:
 
     @classmethod
     def between(cls, pair: Any) -> RunPart | None:
-        """Return the part between two points of the run; None for what is no such pair."""
+        """Return the part between two points of the run, or None if ``pair`` is no such pair."""
         items = items_of(pair)
         numbers = [number for item in items if (number := _number(item)) is not None]
         if not len(items) == len(numbers) == 2:
@@ -40,7 +40,7 @@ class RunPart:
         """Read a part as knockouts and edits take it: 0.8 for the first 80 %, or ``(0.2, 0.8)``.
 
         Raises:
-            ValueError: it is none; the message names the number of ``passes``.
+            ValueError: it is no part; the message names the number of ``passes``.
         """
         found = cls.between((0.0, span) if isinstance(span, Real) else span)
         if found is None:
@@ -52,13 +52,13 @@ class RunPart:
 
     @classmethod
     def read(cls, pair: Any) -> RunPart | None:
-        """Read a part as captures take it, which take indices of steps as well: ``(0.5, 1.0)``.
+        """Read a part as captures take it, which also take indices of steps: ``(0.5, 1.0)``.
 
         Returns:
-            None for what is no part: two indices, a word, numbers outside [0, 1].
+            None for anything else: two indices, a word, numbers outside [0, 1].
 
         Raises:
-            ValueError: the tuple of the whole numbers 0 and 1, which could be either.
+            ValueError: a tuple of the integers 0 and 1, which could be either.
         """
         found = cls.between(pair)
         if found is None or found.first == found.last:
@@ -73,24 +73,25 @@ class RunPart:
         return None
 
     def holds(self, position: float | None) -> bool:
-        """Check whether a pass with its middle there belongs to it; None is a place not known."""
+        """Check whether a pass with its middle at ``position`` belongs to it; None is an unknown
+        position."""
         if position is None or self.first == self.last:
             return False
         return self.first <= position <= self.last
 
     def passes(self, number: int) -> list[int]:
-        """Return the passes, out of so many, that belong to it, counted from 0."""
+        """Return the numbers of passes that belong to it, from 0, in a run of ``number`` passes."""
         return [i for i in range(number) if self.holds((i + 0.5) / number)]
 
 
 def _number(item: Any) -> float | None:
-    """Return a number as a float; None for anything else, True and False too."""
+    """Return a number as a float, or None for anything else, True and False too."""
     is_real = isinstance(item, Real) and not isinstance(item, bool)
     number = item if is_real else whole(item)
     return None if number is None else float(number)
 
 
 def items_of(value: Any) -> tuple[Any, ...]:
-    """Return what a list holds; nothing for a word, a number, or an array that is one number."""
+    """Return the items of a list; empty for a word, a number, or an array that is one number."""
     is_one = isinstance(value, str) or getattr(value, "ndim", None) == 0
     return tuple(value) if isinstance(value, Collection) and not is_one else ()

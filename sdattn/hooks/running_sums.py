@@ -1,4 +1,4 @@
-"""What is held of one layer: a running sum over calls and heads, or each that was asked for."""
+"""Maps of one layer: a running sum over calls and heads, or each map that was asked for."""
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,20 +20,20 @@ from .passes import CaptureError, Pass
 
 
 class RunningSum:
-    """The maps of one layer: a running sum over calls (the last alone, where no more is asked for)
-    and over as many heads as are averaged, or a list with one entry a step.
+    """Maps of one layer: a running sum over calls (or the last call alone) and over the averaged
+    heads, or a list with one entry per step.
 
     Args:
-        layer: whose maps they are.
-        keep: what is kept.
+        layer: layer that the maps belong to.
+        keep: parts to keep.
 
     Attributes:
-        running: the pass that runs now, where it is kept of this layer; else None.
-        calls: how many calls were added.
-        seen: the passes whose maps are held, in order; of a mean, those that it is of.
+        running: running pass, if it is kept for this layer; else None.
+        calls: number of calls added.
+        seen: passes whose maps are held, or whose mean is held, in order.
         keys: key columns of the layer, kept or not; None before it ran.
-        grid: (rows, cols) of its queries, of a video (frames, rows, cols) with the frames that are
-            kept; None before it ran.
+        grid: (rows, cols) of its queries, for a video (frames, rows, cols) with the kept frames;
+            None before it ran.
     """
 
     def __init__(self, layer: AttentionLayer, keep: Keep):
@@ -51,16 +51,15 @@ class RunningSum:
         self._cells: tuple[int, ...] | None = None  # of the frames that are kept; None for all
 
     def wanted(self) -> bool:
-        """Check whether a call of the layer that begins now is kept."""
+        """Check whether the layer's call that begins now is kept."""
         return self.running is not None
 
     def take(self, attended: Attended) -> None:
-        """Take in what one call of the layer attended to, in the pass that runs now.
+        """Add the attention of one call of the layer, in the running pass.
 
         Raises:
-            CaptureError: the call was of other rows than the pass, or of other cells than the layer
-                has, or the second one of the pass; or it has not the columns or heads that were
-                asked for.
+            CaptureError: the call has other rows than the pass, or other cells than the layer, or
+                is the second one of the pass; or it lacks columns or heads that were asked for.
         """
         running = cast(Pass, self.running)
         if attended.batch != running.batch:
@@ -73,7 +72,7 @@ class RunningSum:
             self.add(attended if running.kept is None else attended.of(running.kept))
 
     def add(self, attended: Attended) -> None:
-        """Take in what the kept rows of one call attended to."""
+        """Add the attention of one call's kept rows."""
         running = cast(Pass, self.running)
         if running.frame_rows > 1:
             attended = FramesTogether(attended, running.frame_rows)
@@ -94,9 +93,9 @@ class RunningSum:
         self.seen.append(running)
 
     def _check_call(self, cells: int, running: Pass) -> None:
-        """Refuse a call whose queries are not the cells of the layer's grid, and a second one in a
-        pass. Where the text's length is not known before (a model of a user's own), one module may
-        be several layers."""
+        """Refuse a call whose queries are not the cells of the layer's grid, or a second one in a
+        pass. If the text's length is not known in advance (custom model), one module may be several
+        layers."""
         if running.n_text and self.seen and self.seen[-1] is running:
             raise CaptureError(called_twice(self.layer.name))
         size = running.latent_size
@@ -133,7 +132,7 @@ class RunningSum:
         self.grid = (len(frames), *grid[1:])
 
     def _columns(self, attended: Attended) -> Columns:
-        """Return the key columns that are kept, None for all."""
+        """Return the kept key columns, None for all."""
         if self.layer.kind == "self":
             return None
         columns = self.keep.tokens
@@ -149,7 +148,7 @@ class RunningSum:
         return self.steps if self.total is None else [self.total]
 
     def _add_apart(self, attended: Attended, columns: Columns) -> None:
-        """Hold the maps of a call one by one, or add them on another device or in another type."""
+        """Hold a call's maps one by one, or add them on another device or in another dtype."""
         # The call's maps are made first, all heads or their sum a few heads at a time,
         pieces: Iterable[Tensor]  # to be summed, [images, (heads,) N, tokens]
         if self.keep.heads.each:
@@ -187,7 +186,7 @@ class RunningSum:
             self.total = self._sum(self.total, step)
 
     def _receive(self) -> None:
-        """Take in what is on its way from a GPU, out of the pinned memory that it came to."""
+        """Add the maps that are on their way from a GPU, out of their pinned memory."""
         sent, steps = self.copy.take(), self.keep.steps
         if sent is not None:
             is_added = self.total is not None and not steps.last
@@ -195,7 +194,7 @@ class RunningSum:
 
     @property
     def _in_place(self) -> bool:
-        """Whether a layer's heads are summed where they are computed, in its running sum."""
+        """True if heads are summed where they are computed, in the running sum."""
         keep = self.keep
         moved = keep.device is not None or keep.held_dtype != torch.float32
         apart = moved or keep.frames is not None
@@ -211,10 +210,10 @@ class RunningSum:
         return held.to(self.keep.dtype).unflatten(-2, cast(Size, self.grid))
 
     def _among(self, attended: Attended, n_text: int) -> Attended:
-        """Return the softmax, or the z-score, over the keys that were chosen for each image.
+        """Return the softmax, or the z-score, over the keys chosen for each image.
 
         Raises:
-            CaptureError: they are of other images, or beyond the text.
+            CaptureError: the keys are for another number of images, or beyond the text.
         """
         shape = attended.batch, 1, 1, n_text
         if self._kept is None or self._kept.own.shape != shape:
@@ -250,7 +249,7 @@ class RunningSum:
 
 
 def called_twice(name: str) -> str:
-    """Return the message for a layer whose columns have no one text."""
+    """Return the message for a layer whose columns belong to more than one text."""
     return (
         f"{name} was called twice in one pass of the model (regional prompting does so, with a "
         "text for each region), so which text its columns are of is not known. Turn that off, or "
@@ -259,7 +258,7 @@ def called_twice(name: str) -> str:
 
 
 class MapsByLayer(Mapping[str, Tensor]):
-    """The maps of a store's layers, in their order, each made when it is asked for."""
+    """Maps of a store's layers, in order, each computed on access."""
 
     def __init__(self, sums: Mapping[str, RunningSum]):
         self._sums = sums

@@ -1,5 +1,5 @@
 """Text states that change inside a run, `TextWatch`, or from call to call of a bare model,
-`RepeatedCalls`; noticed without a look at the device."""
+`RepeatedCalls`; noticed without reading from the device."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ Verdict = bool | Tensor  # a bool on the device, to be read when somebody asks
 
 
 class TextWatch:
-    """The text states that one run's images are drawn from, pass by pass.
+    """Text states of one run's images, pass by pass.
 
     Args:
-        frames: of a video, those that are kept; None for all.
+        frames: frames of a video that are kept; None for all.
     """
 
     def __init__(self, frames: Sequence[int] | None = None):
@@ -29,12 +29,12 @@ class TextWatch:
     def note(
         self, text: Tensor | None, rows: Sequence[int], frame_rows: int
     ) -> tuple[Verdict, Verdict]:
-        """Return True if the rows that are kept have other states than in the pass before, and
-        True if the frames of a video, which are rows of the batch, have states of their own.
+        """Return two flags: True if the kept rows have other states than in the previous pass, and
+        True if a video's frames, which are rows of the batch, have states of their own.
 
         Args:
-            text: ``[B, T, width]``; None where each row has states of its own.
-            rows: kept ones, ``frame_rows`` for each video.
+            text: ``[B, T, width]``; None if each row has states of its own.
+            rows: rows kept, ``frame_rows`` per video.
         """
         if text is None or text.is_meta or len(text) <= max(rows, default=0):
             return False, False
@@ -53,11 +53,11 @@ class TextWatch:
 
 
 def differs_by_frame(text: Tensor, frame_rows: int, frames: Sequence[int] | None) -> Verdict:
-    """Return True if frames have other text states than the first that is kept.
+    """Check whether frames have other text states than the first kept one.
 
     Args:
         text: ``[videos * frame_rows, T, width]``.
-        frames: kept ones; None for all.
+        frames: frames kept; None for all.
     """
     if frame_rows < 2 or len(text) % frame_rows:
         return False
@@ -67,31 +67,31 @@ def differs_by_frame(text: Tensor, frame_rows: int, frames: Sequence[int] | None
 
 
 class TextsOfRun:
-    """Which text each pass of a run was drawn from, by number; that of the first pass is 0."""
+    """Numbers of the texts that the passes of a run were drawn from; the first pass's text is 0."""
 
     def __init__(self) -> None:
         self._verdicts: list[tuple[Verdict, Verdict]] = []
 
     def add(self, changed: Verdict, by_frame: Verdict) -> None:
-        """Add a pass, as :meth:`TextWatch.note` saw it."""
+        """Add a pass, with the flags of :meth:`TextWatch.note`."""
         self._verdicts.append((changed, by_frame))
 
     def of(self, passes: Iterable[int]) -> list[int]:
-        """Return the numbers of the texts that some passes were drawn from, each once. Reading
-        them waits for the device."""
+        """Return the numbers of the texts that some passes were drawn from, each once. Reading them
+        waits for the device."""
         numbers = list(accumulate(bool(changed) for changed, _ in self._verdicts))
         return sorted({numbers[i] for i in passes if i < len(numbers)})
 
     def by_frame(self, passes: Iterable[int]) -> bool:
-        """Return True if in one of these passes the frames of a video had texts of their own."""
+        """Check whether a video's frames had their own texts in one of these passes."""
         return any(bool(self._verdicts[i][1]) for i in passes if i < len(self._verdicts))
 
 
 class RepeatedCalls:
-    """Calls of a model in a row that may be of two prompts, which count as steps of one.
+    """Consecutive calls of a model that may belong to two prompts, but count as steps of one.
 
-    Without a pipeline nobody says which branch of the guidance a call is of; two calls at one
-    timestep with other text states are likely to be both branches.
+    Without a pipeline the guidance branch of a call is unknown; two calls at one timestep with
+    different text states are likely to be both branches.
     """
 
     def __init__(self) -> None:
@@ -99,14 +99,15 @@ class RepeatedCalls:
         self._doubtful: list[tuple[float | Timestep, float | Timestep]] = []
 
     def note(self, call: DenoiserCall) -> None:
-        """Take note of a call that begins now."""
+        """Note a call that begins now."""
         before, self._last = self._last, (call.timestep, call.text)
         # Compared at the end: to read a timestep now would be to wait for the device.
         if before is not None and before[1] is not call.text:
             self._doubtful.append((before[0], call.timestep))
 
     def found(self) -> float | None:
-        """Return the first timestep at which the model ran twice, once; None if there is none."""
+        """Return the first timestep at which the model ran twice, or None; each is returned
+        once."""
         doubtful, self._doubtful = self._doubtful, []
         same = (float(one) for before, one in doubtful if float(before) == float(one))
         return next(same, None)

@@ -1,4 +1,4 @@
-"""`AttentionLayer`: a layer of a denoiser, where it is and what it attends to."""
+"""`AttentionLayer`: one layer of a denoiser, its place and what it attends to."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -26,18 +26,17 @@ class AttentionLayer:
     """One attention layer of a denoiser.
 
     Attributes:
-        name: the module's path, ``down_blocks.0.attentions.0.transformer_blocks.0.attn2``.
+        name: module path, ``down_blocks.0.attentions.0.transformer_blocks.0.attn2``.
         place: ``"down"``, ``"mid"`` or ``"up"`` in a UNet; ``"double"`` or ``"single"`` stream in a
             transformer with joint attention, ``"block"`` in any other.
-        kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and image), ``"self"``
-            (keys from the image); ``"text"`` (of the text alone), ``"temporal"`` (over the frames
-            of a video), ``"linear"`` (no softmax), ``"audio"`` (to or from a video's sound),
-            ``"grounded"`` (of the image and the objects of GLIGEN's boxes together) and
-            ``"control"`` (of a control network that runs inside the model) are listed but cannot be
-            captured.
+        kind: ``"cross"`` (keys from the text), ``"joint"`` (keys from text and image) or ``"self"``
+            (keys from the image). Listed, but never captured: ``"text"`` (text only),
+            ``"temporal"`` (across the frames of a video), ``"linear"`` (no softmax), ``"audio"``
+            (to or from a video's sound), ``"grounded"`` (image and objects of GLIGEN's boxes
+            together) and ``"control"`` (a control network inside the model).
         level: 0 at the full latent resolution, 1 at half of it, and so on.
         heads: number of attention heads.
-        module: the attention module of diffusers; it holds the processor.
+        module: diffusers' attention module; it holds the processor.
     """
 
     name: str
@@ -48,6 +47,6 @@ class AttentionLayer:
     module: Any
 
     def grid(self, latent_size: Size) -> Size:
-        """(rows, cols) of this layer's queries for a latent of (rows, cols) cells; frames, which a
-        video has before them, stay as many."""
+        """Return (rows, cols) of this layer's queries for a latent of (rows, cols) cells. A leading
+        number of frames stays as it is."""
         return level_grids(latent_size, self.level + 1)[-1]

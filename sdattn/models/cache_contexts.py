@@ -1,8 +1,8 @@
-"""The name that a pipeline gives each call of its model, for diffusers' caches.
+"""Name that a pipeline gives each call of its model, meant for diffusers' caches.
 
 About fifty pipelines wrap each call in ``with model.cache_context("cond")`` or another name, since
-caches keep a state for each branch of the guidance. diffusers hands the name to stateful hooks
-alone (models/cache_utils.py, ``CacheMixin.cache_context``), so a stand-in notes it here.
+caches keep a state for each branch of the guidance. diffusers hands the name only to stateful hooks
+(models/cache_utils.py, ``CacheMixin.cache_context``), so a stand-in notes it here.
 """
 
 from __future__ import annotations
@@ -40,11 +40,11 @@ BRANCHES: dict[str, Order] = {
 
 
 class CacheContexts:
-    """The names under which a pipeline's models run, while this is listening.
+    """Names under which a pipeline's models run, until :meth:`close`.
 
     Args:
         pipeline: each of its models with a ``cache_context`` gets a stand-in for that method, until
-            the last of those that listen to the model has left it.
+            the last listener has left.
     """
 
     def __init__(self, pipeline: Pipeline):
@@ -53,19 +53,20 @@ class CacheContexts:
         self._stand_ins = [_StandIn.of(model) for model in models]
 
     def order(self) -> Order | None:
-        """The branch of the call that runs now in this thread; None where no name says it."""
+        """Return the branch of the call that runs now in this thread, or None if no name tells
+        it."""
         names = (stand_in.name() for stand_in in self._stand_ins)
         return next((BRANCHES[name] for name in names if name in BRANCHES), None)
 
     def close(self) -> None:
-        """Stop listening; of no effect a second time."""
+        """Stop listening. A second call has no effect."""
         for stand_in in self._stand_ins:
             stand_in.leave()
         self._stand_ins = []
 
 
 class _StandIn:
-    """In a model's attributes, over its class's own method. The model is held weakly."""
+    """Instance attribute that hides the method of the model's class. The model is held weakly."""
 
     def __init__(self, model: Model):
         self._model = weakref.ref(model)
@@ -75,7 +76,7 @@ class _StandIn:
 
     @classmethod
     def of(cls, model: Model) -> _StandIn:
-        """The one that is there, or a new one."""
+        """Return the model's stand-in, made if it has none."""
         with _changing:
             held = vars(model).get(_METHOD)
             stand_in = held if isinstance(held, cls) else cls(model)
@@ -94,7 +95,7 @@ class _StandIn:
             names.pop()
 
     def name(self) -> str | None:
-        """Of the innermost context that this thread is in."""
+        """Return the name of the innermost context that this thread is in."""
         names = self._names.get(get_ident())
         return names[-1] if names else None
 
@@ -107,9 +108,9 @@ class _StandIn:
                 attributes.update(self._before)
 
     def __deepcopy__(self, memo: dict[int, object]) -> Any:
-        """Of a model's copy, which nobody listens to: the method that the copy would have."""
+        """Return the copied model's own method, since nobody listens to the copy."""
         return self._own(memo.get(id(self._model())))
 
     def _own(self, model: object) -> Any:
-        """The method of a model without this."""
+        """Return the model's method as it is without this stand-in."""
         return self._before.get(_METHOD) or MethodType(getattr(type(model), _METHOD), model)

@@ -1,4 +1,4 @@
-"""What a call of a pipeline will do: how many images, how many passes, with guidance or not."""
+"""Facts about a pipeline's call before it runs: number of images, number of passes, guidance."""
 
 import math
 from typing import Any
@@ -15,13 +15,13 @@ EACH = ("num_images_per_prompt", "num_videos_per_prompt")
 
 
 def images_a_prompt(pipe: Pipeline, options: Options) -> int:
-    """How many images, or videos, a run makes of one prompt."""
+    """Return how many images, or videos, a run makes of one prompt."""
     known = call_options(pipe)
     return math.prod(option_of(pipe, options, name) or 1 for name in EACH if name in known)
 
 
 def model_passes(pipe: Pipeline, options: Options) -> int:
-    """How often a run will call the model; second-order schedulers do so twice a step."""
+    """Return how often a run will call the model; second-order schedulers do so twice a step."""
     # A scheduler of its own, since set_timesteps would change that of the pipeline.
     scheduler = type(pipe.scheduler).from_config(pipe.scheduler.config)
     # A shift that depends on the image's size moves timesteps and leaves their number.
@@ -31,7 +31,7 @@ def model_passes(pipe: Pipeline, options: Options) -> int:
 
 
 def is_guided(pipe: Pipeline, options: Options) -> bool:
-    """Whether a run will have unconditional rows in its batch."""
+    """Check whether a run will have unconditional rows in its batch."""
     if guidance_of(pipe).known_by in ("calls", "guider"):  # in a batch of their own (FLUX)
         return False
     # A model that takes the guidance scale as an input (LCM) runs none.
@@ -40,7 +40,7 @@ def is_guided(pipe: Pipeline, options: Options) -> bool:
 
 
 def check_guidance(pipe: Pipeline, options: Options) -> None:
-    """Refuse a negative prompt that the pipeline would drop in silence.
+    """Refuse a negative prompt that the pipeline would silently ignore.
 
     Raises:
         ValueError: it would; the message says what to set.
@@ -64,7 +64,7 @@ def check_guidance(pipe: Pipeline, options: Options) -> None:
 
 
 def _check_guider(pipe: Pipeline, guider: Any) -> None:
-    """Refuse a negative prompt that the guider of a modular pipeline makes nothing of."""
+    """Refuse a negative prompt that a modular pipeline's guider does not use."""
     if not makes_negative(guider):
         raise InvalidValueError(
             f"A {type(pipe).__name__} uses a negative prompt only where its guider has guidance; "

@@ -1,7 +1,7 @@
-"""The options of a pipeline's call: arguments of a classic pipeline, inputs of a modular one.
+"""Options of a pipeline's call: arguments of a classic pipeline, inputs of a modular one.
 
 A modular pipeline (diffusers' ``ModularPipeline``) is a sequence of blocks, and its call takes
-``**kwargs``: what it knows are the inputs of its blocks.
+``**kwargs``: its options are the inputs of its blocks.
 """
 
 import inspect
@@ -13,14 +13,14 @@ from .pipeline import Options, Pipeline
 
 
 def is_modular(pipe: Pipeline) -> bool:
-    """Return True for a pipeline of blocks; diffusers is not imported to know it."""
+    """Check whether a pipeline is made of blocks, without importing diffusers."""
     return any(cls.__name__ == "ModularPipeline" for cls in type(pipe).__mro__)
 
 
 def call_options(pipe: Pipeline) -> dict[str, Any]:
-    """Return the options that a pipeline's call knows, by name, with their defaults.
+    """Return the options that a pipeline's call knows, name to default.
 
-    A required one has ``inspect.Parameter.empty`` or None.
+    Required ones have ``inspect.Parameter.empty`` or None.
     """
     if is_modular(pipe):
         found = pipe.default_call_parameters
@@ -32,7 +32,7 @@ def call_options(pipe: Pipeline) -> dict[str, Any]:
 def option_of(pipe: Pipeline, options: Options, name: str) -> Any:
     """Return an option's value, or the pipeline's own default if it was not given.
 
-    What no block of a modular pipeline has for an input is None.
+    An option that is no input of a modular pipeline's blocks is None.
     """
     if name in options:
         return options[name]

@@ -1,4 +1,4 @@
-"""How ChatGLM's tokenizer, which Kolors has, reads prompts."""
+"""ChatGLM's tokenizer, which Kolors has, and how it reads prompts."""
 
 from typing import Any
 
@@ -11,9 +11,11 @@ LENGTH = 256  # encode_prompt's own
 
 
 def read_chatglm(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Padded in front, behind two tokens that begin a text. Source: pipeline_kolors.py,
-    ``__call__``, whose ``max_sequence_length`` has no effect; kolors/tokenizer.py,
-    ``ChatGLMTokenizer``."""
+    """Read prompts padded on the left, then two start tokens, then the text.
+
+    Sources: pipeline_kolors.py, ``__call__``, whose ``max_sequence_length`` has no effect;
+    kolors/tokenizer.py, ``ChatGLMTokenizer``.
+    """
     if call.columns not in (None, LENGTH):
         raise call.unexplained(f"any max_sequence_length makes {LENGTH}")
     tokenizer, options = _Marked(call.pipe.tokenizer), filled(LENGTH)
@@ -21,8 +23,8 @@ def read_chatglm(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 class _Marked:
-    """The tokenizer, which marks its special tokens: its own mask knows neither its padding nor
-    the tokens that begin a text."""
+    """Tokenizer that marks special tokens: ChatGLM's own mask knows neither its padding nor its
+    start tokens."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer

@@ -1,7 +1,7 @@
-"""`Crop`: the part of an image that a run drew, where a pipeline pastes it back into the image.
+"""`Crop`: the part of an image that a run drew, if the pipeline pastes it back into the image.
 
 Inpainting "only masked" (``padding_mask_crop``) draws the mask's surroundings at the size of the
-call and puts the result back where it was, so the latent covers that part of the image alone.
+call and puts the result back in its place, so the latent covers only that part of the image.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ _PASTES = "apply_overlay"  # of the image processor; without it the crop itself 
 
 @dataclass(frozen=True)
 class Crop(Record):
-    """Where in an image the part that was drawn lies.
+    """Part of an image that was drawn.
 
     Attributes:
         box: (left, top, right, bottom) in pixels of the image; right and bottom are outside.
         image: (width, height) of the image in pixels.
-        drawn: (width, height) in pixels at which the model drew the box. Its sides may have other
-            proportions: the box lies in the middle then, and what is around it was cut off.
+        drawn: (width, height) in pixels at which the model drew the box. If its proportions differ,
+            the box lies in the middle, and its surroundings were cut off.
 
     Raises:
-        ValueError: the box is empty or not in the image, or a size is none.
+        ValueError: the box is empty or not inside the image, or a drawn side is below 1.
     """
 
     box: tuple[int, int, int, int]
@@ -53,13 +53,13 @@ class Crop(Record):
 
     @property
     def parts(self) -> tuple[float, float, float, float]:
-        """The box as parts of the image's width and height."""
+        """Box in fractions of the image's width and height."""
         (left, top, right, bottom), (width, height) = self.box, self.image
         return left / width, top / height, right / width, bottom / height
 
     @property
     def kept(self) -> tuple[float, float]:
-        """The parts of the drawn (rows, cols) that the box shows, 1 along one axis at least."""
+        """Fractions of the drawn (rows, cols) that the box shows; at least one of them is 1."""
         left, top, right, bottom = self.box
         sides = right - left, bottom - top
         scale = max(side / full for side, full in zip(sides, self.drawn, strict=True))
@@ -75,12 +75,12 @@ def crop_in(pipeline: Pipeline, variables: Given | None) -> Crop | None:
     """Return the crop of a pipeline's call.
 
     Args:
-        pipeline: that runs.
-        variables: of its call, once the model is called.
+        pipeline: running pipeline.
+        variables: variables of its call at the time the model is called.
 
     Returns:
-        None where the whole image is drawn, or the crop by itself is the image that comes out
-        (Chroma, FLUX's Kontext and ControlNet inpainting).
+        None if the whole image is drawn, or if the crop itself is the result (Chroma, FLUX's
+        Kontext and ControlNet inpainting).
     """
     found = variables or {}
     box, size = found.get("crops_coords"), getattr(found.get("original_image"), "size", None)
@@ -101,7 +101,7 @@ def _pastes(pipeline: Pipeline) -> bool:
 
 
 def _names(code: CodeType) -> Iterator[tuple[str, ...]]:
-    """Yield the names that a function uses, then those of the comprehensions in it."""
+    """Yield the names that a function uses, then the names in its comprehensions."""
     yield code.co_names
     for part in code.co_consts:
         if isinstance(part, CodeType):

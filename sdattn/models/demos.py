@@ -1,8 +1,10 @@
-"""The demo models inside this package, and what is recorded of each beside its weights.
+"""Demo models inside this package, and the facts recorded next to their weights.
 
-demo_named("demo-mmdit")        by its name
-LORAS["demo-lora"]              the file of a LoRA of the first, which teaches it a word
-demo_of(pipe)                   the one that a pipeline is, None for any other
+    demo_named("demo-mmdit")        demo model by name
+    LORAS["demo-lora"]              file of a LoRA for the first demo that teaches it a word
+    demo_of(pipe)                   demo model of a pipeline, or None
+
+Each demo is a folder of weights, with its facts in ``demo.json``.
 """
 
 import json
@@ -25,13 +27,13 @@ RECORD = "demo.json"
 
 @dataclass(frozen=True)
 class Demo:
-    """What is recorded of a demo model beside its weights, in ``demo.json``.
+    """Facts about a demo model, from ``demo.json`` next to its weights.
 
     Attributes:
-        name: as :func:`sdattn.load_pipeline` takes it.
-        settings: options of the pipeline's call which it is drawn with where nothing else is said.
-        inversion: options of :func:`sdattn.edit.invert` for as many steps.
-        words: the words of its training's prompts, by kind (colours, shapes, ...).
+        name: name as :func:`sdattn.load_pipeline` takes it.
+        settings: defaults for the pipeline's call.
+        inversion: options of :func:`sdattn.edit.invert` for the same number of steps.
+        words: words of its training prompts, by kind (colours, shapes, ...).
     """
 
     name: str
@@ -40,13 +42,13 @@ class Demo:
     words: Mapping[str, list[str]]
 
     def unlearnt(self, words: Iterable[str], loras: Iterable[str] = ()) -> str:
-        """Which of the words no image of its training was described with, so that what the model
-        makes of them means nothing, and which words there are; "" if all are known. Punctuation
-        is ignored, and so is case, since the tokenizer lowercases.
+        """Return a message that names the words the model never learnt, so that their maps mean
+        nothing, and lists the words it knows; "" if all are known. Ignores punctuation and case, as
+        the tokenizer lowercases.
 
         Args:
-            words: of a prompt.
-            loras: the names of those that the model was loaded with, which may teach some.
+            words: words of a prompt.
+            loras: names of loaded LoRAs, which may teach further words.
         """
         taught = [TAUGHT[name] for name in loras if name in TAUGHT]
         known = {"", *taught, *(word for kind in self.words.values() for word in kind)}
@@ -64,31 +66,31 @@ class Demo:
 
 @cache
 def demo_named(name: str) -> Demo | None:
-    """The demo model of that name; None if there is none."""
+    """Return the demo model of that name, or None."""
     if name not in DEMOS:
         return None
     return Demo(name, **json.loads((DEMOS[name] / RECORD).read_text(encoding="utf-8")))
 
 
 def demo_of(pipe: Pipeline) -> Demo | None:
-    """The demo model inside this package that a pipeline is; None for any other."""
+    """Return the demo model that a pipeline was loaded from, or None for any other."""
     name = folder_name(Path(str(getattr(pipe, "name_or_path", ""))))
     return demo_named(name) if name else None
 
 
 def folder_name(folder: Path) -> str | None:
-    """The name of the demo model that a folder is; None for any other."""
+    """Return the name of the demo model in a folder, or None for any other folder."""
     return next((name for name, place in DEMOS.items() if place == folder), None)
 
 
 def demo_settings(pipe: Pipeline) -> Options:
-    """Options of the pipeline's call which a demo model is drawn with; empty for any other."""
+    """Return a demo model's defaults for the pipeline's call; empty for any other model."""
     demo = demo_of(pipe)
     return demo.settings if demo else {}
 
 
 def model_name(pipe: Pipeline) -> str:
-    """How a run's record names a model: a demo by its name, any other by its folder or hub id."""
+    """Return the model's name for a run's record: a demo's name, else the folder or hub id."""
     demo = demo_of(pipe)
     names = ("name_or_path", "_pretrained_model_name_or_path")  # the other of modular pipelines
     held = next((name for name in names if getattr(pipe, name, None)), names[0])

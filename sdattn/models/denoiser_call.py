@@ -1,7 +1,8 @@
-"""A denoiser and its calls: what families share in reading them, and what may be wrapped around it.
+"""One call of a denoiser: what families share in reading it, and what may be wrapped around the
+model.
 
-Every model has arguments of its own for the timestep, the grid of its image and the text; its
-:class:`sdattn.models.family.Family` reads them into a :class:`DenoiserCall`, once a call.
+Every model has its own arguments for the timestep, the image's grid and the text; its
+:class:`sdattn.models.family.Family` reads them into a :class:`DenoiserCall`, once per call.
 """
 
 import inspect
@@ -25,16 +26,18 @@ Size = tuple[int, ...]  # (rows, cols) of an image, (frames, rows, cols) of a vi
 
 
 class Timestep:
-    """A timestep as a model got it: a number, or a tensor of which the batch's first counts; where
-    each token has one of its own, that of the last: those of a given first frame have 0 (Wan 2.2).
+    """Timestep as a model got it, a number or a tensor.
 
-    ``float(timestep)`` reads it, which waits for the device that a tensor is on. Until then a copy
-    is kept, so that what the model got is known also of a tensor that is overwritten later.
+    A tensor counts by the first row of the batch; if each token has its own timestep, by the last
+    token, since the tokens of a given first frame have 0 (Wan 2.2).
+
+    ``float(timestep)`` reads the value, which waits for the tensor's device. Until then a copy is
+    kept, so that a tensor that is overwritten later is still read as the model got it.
 
     Args:
-        given: the argument of the model, a tensor of any shape.
-        unit: what it is multiplied by to be in the scheduler's unit.
-        start: the scheduler's timestep where the model's is 0; not 0 of models that count up.
+        given: the model's argument, a tensor of any shape.
+        unit: factor from the model's unit to the scheduler's.
+        start: the scheduler's timestep at the model's 0; not 0 if the model counts up.
     """
 
     def __init__(self, given: object, unit: float = 1.0, start: float = 0.0):
@@ -54,9 +57,11 @@ class Timestep:
         return self._start + self._unit * float(torch.as_tensor(self._first).flatten()[0])
 
     def index_in(self, schedule: object) -> int | None:
-        """Which entry of a schedule the model got, where it was a view of that very tensor, as
-        in pipelines that loop over ``scheduler.timesteps``: known by its place in memory,
-        without a look at the value. None where it was not."""
+        """Return the index of the schedule entry that the model got, or None.
+
+        Known only if the timestep was a view of that very tensor, as in pipelines that loop over
+        ``scheduler.timesteps``. It is compared by its place in memory; no value is read.
+        """
         if self._home is None or not isinstance(schedule, Tensor) or schedule.ndim != 1:
             return None
         memory, offset = self._home
@@ -70,26 +75,26 @@ class Timestep:
 class DenoiserCall:
     """One call of a denoiser.
 
-    Whatever must be read back from the model's device, which makes the device finish its
-    work first, is read when it is asked for.
+    Anything that must be read back from the model's device, which waits for its work to finish, is
+    read only when asked for.
 
     Attributes:
-        timestep: in the scheduler's unit (the batch's first, if rows differ).
-        size: :attr:`latent_size`, or what it follows from.
+        timestep: timestep in the scheduler's unit (the batch's first, if rows differ).
+        size: :attr:`latent_size`, or a function that computes it.
         batch: rows that the attention layers see.
-        text: the text states, ``[B, T, width]``; None for a model of one's own, and where each row
-            has states of its own.
-        text_2: those of a second encoder, whose columns are behind them; None where there is none.
-        frame_rows: of a video whose frames are rows of the batch one after the other, how many they
-            are; 1 of an image, and of a video that is one sequence.
-        sample: the latents as the model gets them; None for a model of one's own.
-        n_image: columns of image prompts (IP-Adapter), which follow those of the text.
-        skips_layers: whether this is a further pass, without some of the layers, of skip-layer
-            guidance (SD 3.5) or the like (LTX-2), which is neither branch of the guidance.
-        grid_ids: the tensor whose values give the size; None where shapes or numbers do.
-        spans: of joint attention whose rows have texts of their own lengths, where image and text
-            are in each, see :attr:`sdattn.models.Family.spans`; None elsewhere.
-        spans_of: the tensors whose values give these; none where shapes do.
+        text: text states, ``[B, T, width]``; None for a custom model, or if each row has states of
+            its own.
+        text_2: text states of a second encoder, whose columns follow the first one's, or None.
+        frame_rows: frames of a video whose frames are consecutive rows of the batch; 1 for an
+            image, and for a video that is one sequence.
+        sample: latents as the model gets them; None for a custom model.
+        n_image: columns of image prompts (IP-Adapter), after the text's.
+        skips_layers: True in a further pass that leaves out some layers, as in skip-layer guidance
+            (SD 3.5, similar in LTX-2); it is neither branch of the guidance.
+        grid_ids: tensor whose values give the size; None if shapes or numbers give it.
+        spans: places of image and text in each row, for joint attention whose rows have texts of
+            their own lengths, see :attr:`sdattn.models.Family.spans`; None elsewhere.
+        spans_of: tensors whose values give the spans; empty if shapes give them.
     """
 
     timestep: float | Timestep
@@ -107,22 +112,21 @@ class DenoiserCall:
 
     @cached_property
     def latent_size(self) -> Size | None:
-        """(rows, cols) of the finest queries, of a video (frames, rows, cols): the cells of a
-        UNet's latent, the patches of a transformer's; None for a model of one's own, whose grid no
-        argument names."""
+        """(rows, cols) of the finest queries, (frames, rows, cols) for a video: cells of a UNet's
+        latent, patches of a transformer. None for a custom model, whose grid no argument names."""
         return self.size() if callable(self.size) else self.size
 
     @property
     def n_text(self) -> int:
-        """Columns of the text; 0 while they are not known."""
+        """Number of text columns; 0 while unknown."""
         return sum(text.shape[1] for text in (self.text, self.text_2) if text is not None)
 
 
 def arguments(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str, Any]:
-    """Return the arguments of ``model(*args, **kwargs)`` by their names.
+    """Return the arguments of ``model(*args, **kwargs)`` by name.
 
-    They are named by the class of the model: the object itself, or a subclass, may have a forward
-    of ``(*args, **kwargs)`` around it (DeepCache, a timer).
+    Names come from the model's class: the object itself, or a subclass, may have a wrapping forward
+    of ``(*args, **kwargs)`` (DeepCache, a timer).
     """
     kinds = (kind for kind in type(unwrapped(model)).__mro__ if "forward" in vars(kind))
     forwards = [_signature(vars(kind)["forward"]) for kind in kinds]
@@ -143,14 +147,15 @@ def _names_all(signature: inspect.Signature) -> bool:
 
 
 def grid_of_patches(model: Model, given: Given) -> tuple[int, ...]:
-    """The grid of a latent ``[B, C, rows, cols]`` that the model cuts into patches itself."""
+    """Return the grid of a latent ``[B, C, rows, cols]`` that the model cuts into patches
+    itself."""
     rows, cols = given["hidden_states"].shape[-2:]
     return rows // model.config.patch_size, cols // model.config.patch_size
 
 
 def grid_of_video(model: Model, given: Given) -> tuple[int, ...]:
-    """The grid of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches, of one
-    frame where its configuration does not say of how many."""
+    """Return the grid of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches.
+    A patch covers one frame unless the configuration says more."""
     frames, rows, cols = given["hidden_states"].shape[-3:]
     config = model.config
     depth = getattr(config, "patch_size_t", 1)
@@ -158,10 +163,11 @@ def grid_of_video(model: Model, given: Given) -> tuple[int, ...]:
 
 
 def grid_of_ids(_model: Model, given: Given, made: int = 0) -> tuple[int, ...]:
-    """The grid of packed patches ``[B, N, C]`` with ``img_ids`` ``[(B,) N, (image, row, col)]``.
+    """Return the grid of packed patches ``[B, N, C]`` with ``img_ids`` ``[(B,) N, (image, row,
+    col)]``.
 
-    The image number ``made`` is made and comes first; reference images follow it. The values
-    are read, so a family with this grid names ``img_ids`` as its ``grid_argument``.
+    The generated image has number ``made`` and comes first; reference images follow. The values are
+    read, so a family with this grid names ``img_ids`` as its ``grid_argument``.
 
     Raises:
         ValueError: its patches form no grid, or the ids have no values.
@@ -185,35 +191,36 @@ def grid_of_ids(_model: Model, given: Given, made: int = 0) -> tuple[int, ...]:
 
 
 def head_count(attn: Model) -> int:
-    """Heads of an attention layer, by either of diffusers' names for it."""
+    """Return the heads of an attention layer, by either of diffusers' names for it."""
     return int(attn.heads if hasattr(attn, "heads") else attn.num_heads)
 
 
 def holds_processor(module: object) -> bool:
-    """Whether a module is attention as diffusers has it: what it does is done by the processor that
-    it holds. Most have a ``set_processor`` as well, Mochi's have none."""
+    """Check whether a module is an attention module of diffusers: the processor that it holds does
+    the work. Most have a ``set_processor`` too, Mochi's do not."""
     return hasattr(module, "processor")
 
 
 def innermost(processor: Any) -> Any:
-    """The processor behind those that only observe."""
+    """Return the processor inside any wrappers that only observe."""
     while getattr(processor, "is_observer", False):
         processor = processor.inner
     return processor
 
 
 def unwrapped(model: object) -> Any:
-    """The module behind ``torch.compile(model)``, or the model itself."""
+    """Return the module inside ``torch.compile(model)``, or the model itself."""
     return getattr(model, "_orig_mod", model)
 
 
 def is_compiled(model: Model) -> bool:
-    """Whether ``torch.compile(model)``, ``model.compile()`` or the same on a part was called."""
+    """Check whether the model or a part of it was compiled, by ``torch.compile`` or
+    ``.compile()``."""
     return any(compiled_parts(model))
 
 
 def compiled_parts(model: Model) -> Iterator[tuple[Any, str]]:
-    """(module, the attribute that holds what was compiled)"""
+    """Yield each compiled module with the attribute that holds its compiled call."""
     for module in model.modules():
         held = vars(module)
         if hasattr(module, "_orig_mod") and held.get("forward") != module._orig_mod.__call__:

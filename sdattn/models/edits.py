@@ -1,4 +1,4 @@
-"""`Edits`: how prompt-to-prompt edits a family's images."""
+"""`Edits`: settings of prompt-to-prompt for a family's images."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,14 +10,14 @@ Part = tuple[float, float]  # of a run or of the depth of a model, in [0, 1]
 
 @dataclass(frozen=True, kw_only=True)
 class Edits:
-    """How prompt-to-prompt edits images of a family: what has been measured of it.
+    """Best settings of prompt-to-prompt for images of a family, as measured.
 
     Attributes:
-        pipelines: names of the classes whose images are edited.
-        depth: the part of the layers, in the order in which they run, that takes the source's
-            attention: 0 is before the first of them, 1 behind the last.
-        cross, self_: during which part of the run it takes the source's attention to the text, and
-            that of the image to itself, where nothing else is asked for.
+        pipelines: class names of pipelines whose images can be edited.
+        depth: part of the layers, in running order, that takes the source's attention: 0 is before
+            the first layer, 1 after the last.
+        cross, self_: default part of the run that takes the source's attention to the text, and its
+            attention from image to image.
     """
 
     pipelines: tuple[str, ...]
@@ -26,7 +26,7 @@ class Edits:
     self_: float = 0.4
 
     def layers(self, found: Sequence[AttentionLayer]) -> list[str]:
-        """The names of those of a model's layers whose middle lies in :attr:`depth`."""
+        """Return the names of layers whose middle lies in :attr:`depth`."""
         first, last = self.depth
         middles = [(i + 0.5) / len(found) for i in range(len(found))]
         return [la.name for la, at in zip(found, middles, strict=True) if first <= at <= last]

@@ -1,8 +1,8 @@
-"""How text encoders read prompts, as far as families share it: CLIP with its chunks, captions that
-are cleaned, columns of zeros, the refusals.
+"""Text encoders' ways to read prompts that families share: CLIP with its chunks, cleaned captions,
+columns of zeros, refusals.
 
-A reader takes a :class:`TextCall` and texts, one prompt each; which pipeline has which is in the
-family's own file, see :mod:`sdattn.models.families`.
+A reader takes a :class:`TextCall` and texts, one prompt each. Each family's own file names the
+readers of its pipelines, see :mod:`sdattn.models.families`.
 """
 
 from collections.abc import Callable, Iterable
@@ -22,7 +22,7 @@ PLACEHOLDER = "\ue000"  # a private character, for the place of the prompt in a 
 
 @dataclass(frozen=True)
 class TextCall:
-    """The call of a pipeline whose prompts are read: the arguments of ``read_prompts``."""
+    """Call of a pipeline whose prompts are read: the arguments of ``read_prompts``."""
 
     pipe: Pipeline
     columns: int | None
@@ -31,22 +31,22 @@ class TextCall:
     split: str | None = None
 
     def option(self, name: str) -> Any:
-        """Of the pipeline's call."""
+        """Return an option of the pipeline's call."""
         return option_of(self.pipe, self.options, name)
 
     def setting(self, *names: str) -> Any:
-        """Return a setting of the pipeline's that decides how prompts are read."""
+        """Return a setting of the pipeline that decides how prompts are read."""
         return setting_of(self.pipe, *names)
 
     def source(self, tokenizer: Any, text: str) -> Source:
-        """The prompt with its textual inversions, where the pipeline converts them."""
+        """Return the prompt, with its textual inversions if the pipeline converts them."""
         converts = hasattr(self.pipe, "maybe_convert_prompt")
         return with_vectors(tokenizer, Source.of(text)) if converts else Source.of(text)
 
     def length(self, *, before: int = 0, most: int | None = None) -> int:
-        """The length of the text states behind the first ``before`` columns.
+        """Return the number of text columns after the first ``before``.
 
-        ``most`` is the largest that the pipeline takes.
+        ``most`` is the largest number that the pipeline takes.
         """
         if self.columns is None:
             asked = self.option("max_sequence_length")
@@ -66,7 +66,7 @@ class TextCall:
         return length
 
     def unexplained(self, found: str) -> ValueError:
-        """The error for columns that none of the pipeline's ways leads to."""
+        """Return the error for a number of columns that the pipeline cannot have made."""
         return InvalidValueError(
             f"The text states have {self.columns} token columns, and a {type(self.pipe).__name__} "
             f"with {found}. Pass the prompts and options of this very run, or labels."
@@ -77,8 +77,8 @@ Reader = Callable[[TextCall, list[str]], list[Prompt]]
 
 
 def refuse_unknown(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """The reader of pipelines that no family reads, or whose columns are not those of the family
-    that their name begins with."""
+    """Refuse prompts of a pipeline that no family reads, or that reads them unlike the family whose
+    name it begins with."""
     raise InvalidTypeError(
         f"How a {type(call.pipe).__name__} reads its prompts is not known, so neither are the "
         f"columns of {texts[0]!r}. Pass labels, {{'cat': [2]}} say, and columns=; or, if it pads "
@@ -87,7 +87,8 @@ def refuse_unknown(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """CLIP, filled up to its 77 columns, or in chunks; SDXL's two encoders share the columns.
+    """Read CLIP's prompts, filled up to its 77 columns or in chunks. SDXL's two encoders share
+    columns.
 
     Raises:
         TypeError: the pipeline has no tokenizer.
@@ -143,10 +144,10 @@ def _check_agreement(prompt: Prompt, twin: Prompt) -> None:
 
 
 def rendered(text: str, render: Callable[[str], str]) -> Source:
-    """The prompt inside what a chat template makes of it.
+    """Return the prompt inside the text that a chat template makes of it.
 
     Raises:
-        ValueError: the template makes another text of it.
+        ValueError: the template rewrites the prompt.
     """
     # What the template puts around a private character it puts around the prompt as well, which is
     # checked: templates may rewrite what they get.
@@ -163,7 +164,7 @@ def rendered(text: str, render: Callable[[str], str]) -> Source:
 
 
 def in_template(template: str) -> Callable[[str], Source]:
-    """Return what puts a prompt in the place of a template's ``{}``."""
+    """Return a function that puts a prompt in the place of a template's ``{}``."""
     before, _, after = template.format(PLACEHOLDER).partition(PLACEHOLDER)
     return lambda text: Source.of(text).within(before, after)
 
@@ -171,7 +172,8 @@ def in_template(template: str) -> Callable[[str], Source]:
 def in_chat(
     tokenizer: Any, *, system: str = "", before: str = "", **options: Any
 ) -> Callable[[str], Source]:
-    """Return what puts a prompt, after a text ``before`` it, into a chat as the user's message."""
+    """Return a function that puts ``before`` and then a prompt into a chat as the user's
+    message."""
 
     def render(text: str) -> str:
         chat = [{"role": "system", "content": system}] if system else []
@@ -185,7 +187,7 @@ def in_chat(
 def read_inside(
     tokenizer: Any, sources: Iterable[Source], drop: int = 0, **options: Any
 ) -> list[Prompt]:
-    """Read prompts inside what surrounds them, without the first ``drop`` tokens."""
+    """Read prompts with the text around them, without the first ``drop`` tokens."""
 
     def keep(n: int) -> range:
         return range(drop, n)
@@ -197,8 +199,9 @@ def filled_to_longest(call: TextCall, read: list[Prompt], by: str = "") -> list[
     """Fill prompts with columns of zeros up to the longest of the batch.
 
     Args:
-        call, read: of these prompts.
-        by: what else their length follows from, for the error.
+        call, read: the call and its prompts.
+        by: what else decides the length, for the error; a template of a :class:`Message`.
+        options: values of the options in ``by``.
 
     Raises:
         ValueError: the text states have another number of columns.
@@ -211,23 +214,27 @@ def filled_to_longest(call: TextCall, read: list[Prompt], by: str = "") -> list[
 
 
 def read_t5(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """T5 alone, filled up to the length that the call has."""
+    """Read prompts for T5 alone, filled up to the call's length."""
     tokenizer, options = call.pipe.tokenizer, filled(call.length())
     return [read_source(tokenizer, Source.of(text), **options) for text in texts]
 
 
 def zeros(length: int) -> tuple[Token, ...]:
-    """Columns of zeros, which come from no token."""
+    """Return columns of zeros, which come from no token."""
     return (Token(-1, PAD, 0, 0, PAD),) * length
 
 
 def zero_filled(prompts: list[Prompt], length: int) -> list[Prompt]:
-    """Prompts with columns of zeros behind their own, up to a length."""
+    """Return the prompts followed by columns of zeros, up to a length."""
     return [replace(one, tokens=one.tokens + zeros(length - len(one.tokens))) for one in prompts]
 
 
 def cleaned(call: TextCall, text: str) -> Source:
-    """The prompt as DeepFloyd's ``_text_preprocessing`` leaves it, if it only lowers the case."""
+    """Return the prompt as DeepFloyd's ``_text_preprocessing`` leaves it.
+
+    Raises:
+        ValueError: it changes more than case and outer spaces.
+    """
     source = Source.of(text).lower().strip()
     if call.option("clean_caption"):
         (cleaned,) = call.pipe._text_preprocessing(text, clean_caption=True)

@@ -1,4 +1,4 @@
-"""What is known of a family of models, in one record that every room above reads.
+"""One record with the facts about a family of models, read by every room above.
 
     Family(
         name="FLUX.1",
@@ -8,7 +8,7 @@
         grid=grid_of_ids,
     )
 
-Those that come with sdattn are in :mod:`sdattn.models.families`, a file each;
+sdattn's own families are in :mod:`sdattn.models.families`, one file each;
 :func:`sdattn.models.register` adds another.
 """
 
@@ -48,19 +48,19 @@ Order = tuple[Branch | None, ...]
 
 @dataclass(frozen=True)
 class Guidance:
-    """How a class of pipelines runs classifier-free guidance (Ho and Salimans 2022).
+    """Layout of classifier-free guidance (Ho and Salimans 2022) in a class of pipelines.
 
     Attributes:
-        order: the branches of a guided batch, chunk by chunk; None is neither of them.
-        known_by: what shows which branches a call of the model has, where the pipeline does not
-            name it: ``do_classifier_free_guidance``, a ``"property"`` of the pipeline or a
-            ``"variable"`` of its running call; the property and the ``"truncation"``, the part of
-            the run after which guidance has ended; the count of ``"calls"`` in a step, the prompt's
-            first, where they run in turn; or the ``"guider"`` of a modular pipeline, where they do
-            too.
-        further: the variable of the running call that counts further chunks of a guided batch, of
-            neither branch; "" for none.
-        once: whether only the first call of a step has these branches, and later ones have none.
+        order: branches of a guided batch, chunk by chunk; None is neither branch.
+        known_by: what tells the branches of a model call if the pipeline does not name it:
+            ``"property"`` or ``"variable"``, ``do_classifier_free_guidance`` of the pipeline or of
+            its running call; ``"truncation"``, that property and the part of the run after which
+            guidance ends; ``"calls"``, the count of calls in a step, the prompt's first, if
+            branches run in turn; ``"guider"``, a modular pipeline's guider, whose branches also run
+            in turn.
+        further: variable of the running call that counts further chunks of a guided batch that
+            belong to neither branch; "" for none.
+        once: True if only the first call of a step has these branches, and later calls have none.
     """
 
     order: Order
@@ -78,56 +78,53 @@ GUIDED = Guidance(("conditional",), known_by="guider")
 
 @dataclass(frozen=True, kw_only=True)
 class Family:
-    """A family of transformers; of other models a subclass, see ``families/unet.py``.
+    """Family of transformers; subclasses describe other models, see ``families/unet.py``.
 
     Attributes:
-        name: as its users call it.
-        grid: the grid of the image's queries, ``(rows, cols)`` or ``(frames, rows, cols)``, from
-            the model and the arguments of its call by name.
-        video: whether its images are videos: their maps have an axis for the frames, also where
-            there is one. Each is one sequence, frame by frame, or its frames are rows of the batch
-            one after the other, :attr:`DenoiserCall.frame_rows`.
-        fps: of videos, the frames a second that its authors show; of a model, where its releases
-            differ.
-        default_frames: of videos, how many frames they have by default, where neither the
-            pipeline nor the model says it.
-        frame_unit: of videos, their latents have one frame and a multiple of this number.
-        grid_argument: the argument whose values, not its shape, ``grid`` reads (a tensor of ids):
-            those of one run are read once, since the device waits for it. None where there is none.
-        denoisers: its classes: the class itself, or the name of one of diffusers, which is then not
-            imported. Their subclasses belong to the family too.
-        layers: where the attention layers are, by patterns of module paths, and of what place and
-            kind. They are modules with ``heads`` (or ``num_heads``) and a ``processor``.
-        joined: in which order the joint attention joins text and image (reference images follow
-            the one that is made); None where none is joint. There is no default.
-        spans: of joint attention in which image and text do not simply follow each other, or are
-            elsewhere in each row: where they are, a pair of slices for each row of the batch, from
-            the model, the arguments of its call by name and the number of the image's cells. The
-            columns of a row are those of its text, then nobody's up to the longest text. None
-            where :attr:`joined` says it all.
-        spans_arguments: those whose values, not their shapes, ``spans`` reads (masks): where they
-            are the same tensors as before they are read once, since the device waits for them.
-        timestep_unit: what the model's timestep is multiplied by to be the scheduler's.
-        timestep_start: the scheduler's timestep where the model's is 0; its unit is then negative.
-        patch: cells of the latent that one query has on a side; None for ``config.patch_size``.
-        size_unit: images have sides of a multiple of this many pixels, at the least.
-        default_size: pixels a side of its images by default, where neither the pipeline nor the
-            model has a ``sample_size``.
-        readers: the beginnings of names of pipeline classes, and how those read their prompts; the
-            longest that fits a class, or the nearest base that any fits, is taken.
-        guidance: the names of pipeline classes, and how those and their subclasses run guidance.
-        text_argument: the argument of a pipeline's call whose text the columns are of; ``"prompt"``
-            where that is left out. A negative prompt's has ``negative_`` before it.
-        text_options: the arguments beside it that decide what the text encoders get, as readers
-            ask for them.
-        names: names that the model's forward has for its inputs.
-        text_stream: of joint attention, how text states as the model gets them enter the stream
-            beside the image; None where the blocks have no stream of their own for the text.
-        preset: the name of that of :data:`sdattn.maps.presets.PRESETS` which points best.
-        half: the half type that its authors run it in, of which torch has a dtype.
-        image_latents: how its text-to-image pipelines take an image that is there already; None
-            where that is not known.
-        edits: how prompt-to-prompt edits its images; None where that is not known.
+        name: name that its users know.
+        grid: function from the model and its call's arguments by name to the grid of the image's
+            queries, ``(rows, cols)`` or ``(frames, rows, cols)``.
+        video: True if it makes videos: maps have an axis for frames, even if there is one frame. A
+            video is one sequence, frame by frame, or its frames are consecutive rows of the batch,
+            see :attr:`DenoiserCall.frame_rows`.
+        fps: frames per second that the authors show videos at; a function of the model if its
+            releases differ.
+        default_frames: frames of a video if neither the pipeline nor the model says it.
+        frame_unit: unit of latent frames: a video's latent has 1 plus a multiple of it.
+        grid_argument: argument whose values, not shape, ``grid`` reads (a tensor of ids), or None.
+            Values are read once per run, since reading waits for the device.
+        denoisers: model classes, or names of diffusers' classes, which are then not imported.
+            Subclasses belong to the family too.
+        layers: patterns of attention modules' paths, with place and kind. The modules have
+            ``heads`` (or ``num_heads``) and a ``processor``.
+        joined: order in which joint attention joins text and image (reference images follow the
+            generated one); None if no layer is joint. There is no default.
+        spans: for joint attention in which image and text do not simply follow each other, or whose
+            rows differ: function from the model, its call's arguments by name and the number of
+            image cells to a pair of slices per row of the batch. Each row has its own text columns,
+            padded to the longest text. None if :attr:`joined` is enough.
+        spans_arguments: arguments whose values, not shapes, ``spans`` reads (masks). The same
+            tensors are read once, since reading waits for the device.
+        timestep_unit: factor from the model's timestep to the scheduler's.
+        timestep_start: the scheduler's timestep at the model's 0; the unit is then negative.
+        patch: latent cells per side of one query; None for ``config.patch_size``.
+        size_unit: pixels that image sides must be a multiple of; cells may need more.
+        default_size: pixels per side of an image if neither the pipeline nor the model has a
+            ``sample_size``.
+        readers: prefixes of pipeline class names, and how those pipelines read prompts. The longest
+            prefix that fits a class, or its nearest base that any fits, wins.
+        guidance: names of pipeline classes, and how they and their subclasses run guidance.
+        text_argument: argument of the pipeline's call with the text behind the columns;
+            ``"prompt"`` if that is left out. A negative prompt's has ``negative_`` in front.
+        text_options: further arguments that decide what the text encoders get, as readers ask for
+            them.
+        names: names of the inputs of the model's forward.
+        text_stream: for joint attention, how text states as the model gets them enter the text's
+            own stream; None if blocks have no such stream.
+        preset: name of the preset in :data:`sdattn.maps.presets.PRESETS` that points best.
+        half: half-precision dtype that its authors run it in.
+        image_latents: how its text-to-image pipelines take a given image; None if unknown.
+        edits: how prompt-to-prompt edits its images; None if unknown.
 
     Raises:
         ValueError: joint attention without ``joined``, or the reverse.
@@ -172,69 +169,69 @@ class Family:
 
     @property
     def title(self) -> str:
-        """Its name and classes, for messages that list what is supported."""
+        """Name and classes, for messages that list supported models."""
         names = [kind if isinstance(kind, str) else kind.__name__ for kind in self.denoisers]
         return f"{self.name} ({', '.join(names)})" if names else self.name
 
     def lists(self, kind: type) -> bool:
-        """Whether a class is named among the denoisers."""
+        """Check whether a class is named among the denoisers."""
         return kind in self.denoisers or kind.__name__ in self.denoisers
 
     def within(self, _pipeline: Any) -> "Family":
-        """Return the family as it is in a pipeline: the same model may make images and videos."""
+        """Return the family as used in a pipeline: the same model may make images and videos."""
         return self
 
     def recognises(self, _model: Model) -> bool:
-        """Whether a model that no family lists belongs to this one by how it is built."""
+        """Check whether a model that no family lists belongs to this one by how it is built."""
         return False
 
     def order_of(self, model: Model) -> Joined | None:
-        """:attr:`joined`, where it is known of this very model: not of another class that only
-        bears the name, nor of a subclass with a ``forward`` of its own."""
+        """Return :attr:`joined` if it is known for this very model: not for another class of the
+        same name, nor for a subclass with its own ``forward``."""
         kind: Any = type(model)
         base = next((cls for cls in kind.__mro__ if self.lists(cls)), kind)
         known = base in self.denoisers or base.__module__.startswith("diffusers.")
         return self.joined if known and kind.forward is base.forward else None
 
     def find_layers(self, model: Model) -> list[AttentionLayer]:
-        """Every attention layer in the order in which they run.
+        """Return every attention layer in running order.
 
         Raises:
-            TypeError: one that is not known, by name.
+            TypeError: an unknown layer, by name.
         """
         held = model.named_modules()
         return [self.describe(model, *pair) for pair in held if holds_processor(pair[1])]
 
     def describe(self, _model: Model, name: str, module: Module) -> AttentionLayer:
-        """The attention layer that is a module of a model."""
+        """Return the attention layer for a module of a model."""
         for pattern, (place, kind) in self.layers.items():
             if fnmatch.fnmatchcase(name, pattern):
                 return AttentionLayer(name, place, kind, 0, head_count(module), module)
         raise self.unknown_layer(name, module)
 
     def unknown_layer(self, name: str, module: Module, why: str = "") -> TypeError:
-        """The error for attention in a place where the family is known to have none."""
+        """Return the error for attention in a place where the family has none."""
         return InvalidTypeError(
             f"{name} is a {type(module).__name__} of a kind that sdattn does not know in a model "
             f"of the family {self.title}{why and f': {why}'}."
         )
 
     def levels(self, _model: Model) -> int:
-        """Number of resolutions."""
+        """Return the number of resolutions."""
         return 1
 
     def cell(self, model: Model) -> int:
-        """Cells of the latent that the finest query has on a side."""
+        """Return the latent cells per side of the finest query."""
         return self.patch or int(model.config.patch_size)
 
     def latents(self, model: Model, args: tuple[object, ...], kwargs: Given) -> Any:
-        """The latents in the arguments of a call, as the model gets them."""
+        """Return the latents among a call's arguments, as the model gets them."""
         return arguments(model, args, kwargs)[self.names.latents]
 
     def with_latents(
         self, args: tuple[object, ...], kwargs: Given, latents: Tensor
     ) -> tuple[tuple[object, ...], dict[str, object]]:
-        """The arguments of a call with other latents, which are the first or have their name."""
+        """Return a call's arguments with other latents, by name or in first place."""
         if self.names.latents in kwargs:
             return args, {**kwargs, self.names.latents: latents}
         return (latents, *args[1:]), dict(kwargs)
@@ -262,24 +259,24 @@ class Family:
         )
 
     def timestep(self, _model: Model, given: Given) -> Timestep:
-        """Read the timestep among the arguments of a call."""
+        """Read the timestep from a call's arguments."""
         names = self.names.timestep
         name = next((name for name in names if given.get(name) is not None), names[-1])
         return Timestep(given[name], self.timestep_unit, self.timestep_start)
 
     def frame_rows(self, _given: Given) -> int:
-        """Return the rows of the batch that one video has: its frames, if each is a row."""
+        """Return the number of batch rows per video: its frames, if each is a row."""
         return 1
 
     def image_columns(self, _model: Model, _given: Given, _batch: int) -> int:
-        """Return the columns of image prompts, which follow those of the text."""
+        """Return the number of columns of image prompts, which follow the text's."""
         return 0
 
     def size(self, model: Model, given: Given) -> Size:
-        """:attr:`grid` as whole numbers, of an image (rows, cols).
+        """Return :attr:`grid` as integers; (rows, cols) for an image.
 
         Raises:
-            ValueError: several frames of a model that is not known to make videos.
+            ValueError: several frames from a model that is not known to make videos.
         """
         *frames, rows, cols = map(int, self.grid(model, given))
         if self.video:

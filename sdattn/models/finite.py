@@ -1,12 +1,12 @@
-"""Refuse images and maps that are not finite: say where that began, and what to try.
+"""Refuse images and maps with NaN or infinity: say where they began, and what to try.
 
-    with watch_finite(pipe, options):    a run of the pipeline; raises NotFiniteError at its end
+    with watch_finite(pipe, options):    one run; raises NotFiniteError at its end
         pipe(...)
-    check_maps(maps, pipe, options)      the same of what was captured
+    check_maps(maps, pipe, options)      the same check for captured maps
 
-A pipeline saves NaN as black pixels without an error. The numbers are looked at where they are
-made, by hooks that wait for nothing; the device is asked once, after the run. A VAE that is
-compiled is left alone, since a hook would have it compiled anew.
+A pipeline saves NaN as black pixels without an error. Hooks that do not wait look at the numbers
+where they are made; the device is asked once, after the run. A compiled VAE is not watched, since a
+hook would compile it again.
 """
 
 import math
@@ -33,12 +33,12 @@ _MUCH = 20  # a guidance scale above which it is the likely cause
 
 @contextmanager
 def watch_finite(pipe: Pipeline, options: Options) -> Iterator[None]:
-    """Inside, one run of a pipeline.
+    """Watch one run of a pipeline inside the block.
 
     Args:
-        pipe: of diffusers. Watched are its text encoders and the decoder of its VAE, where it has
-            them; not that of a video's sound.
-        options: of the run, for the advice.
+        pipe: diffusers pipeline. Its text encoders and its VAE's decoder are watched, if it has
+            them; the decoder of a video's sound is not.
+        options: options of the run, for the advice.
 
     Raises:
         NotFiniteError: at the end, if an image is not finite; the message names where that began.
@@ -60,7 +60,7 @@ def watch_finite(pipe: Pipeline, options: Options) -> Iterator[None]:
 
 
 def check_maps(maps: Mapping[str, Tensor], pipe: Pipeline, options: Options) -> None:
-    """Refuse captured maps, by what they are of, that are not finite.
+    """Refuse captured maps that are not finite; each is named by its key.
 
     Raises:
         NotFiniteError: naming the first of them.
@@ -73,7 +73,7 @@ def check_maps(maps: Mapping[str, Tensor], pipe: Pipeline, options: Options) -> 
 
 
 def _watched(pipe: Pipeline) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
-    """The modules of a pipeline that are looked at, and how."""
+    """Yield each module of a pipeline to watch, with its hook."""
     for name, part in pipe.components.items():
         if not isinstance(part, nn.Module) or is_compiled(part) or name.startswith("audio_"):
             continue
@@ -95,7 +95,7 @@ def _note_text(largest: Largest, _: object, args: object, made: object) -> None:
 
 
 def _note(largest: list[Tensor], made: object) -> None:
-    """Keep how large the numbers get, on their device; NaN where there is one."""
+    """Keep the largest magnitude on its device; NaN if there is one."""
     if isinstance(made, Mapping):  # a model's output, whose first field is what it is for
         made = tuple(made.values())
     if isinstance(made, (tuple, list)):
@@ -105,7 +105,7 @@ def _note(largest: list[Tensor], made: object) -> None:
 
 
 def _read(largest: Largest) -> dict[str, float]:
-    """The largest number of each, 0 where nothing was seen; the device is waited for once."""
+    """Return the largest number of each kind, 0 if none was seen; waits for the device once."""
     zero = torch.zeros(())  # amax keeps NaN, where there is one
     device = next((seen[-1].device for seen in reversed(largest.values()) if seen), zero.device)
     tops = [torch.stack([x.to(device) for x in (zero, *seen)]).amax() for seen in largest.values()]

@@ -1,5 +1,5 @@
-"""Quoted text that ByT5 reads a second time, beside the encoder that reads the whole prompt, as in
-HunyuanImage 2.1 and HunyuanVideo 1.5."""
+"""Quoted text that ByT5 reads in addition to the encoder of the whole prompt, as in HunyuanImage
+2.1 and HunyuanVideo 1.5."""
 
 import re
 from collections.abc import Callable, Iterable
@@ -19,21 +19,22 @@ def read_with_glyphs(
     quoted: Callable[[str], Source | None],
     several: str,
 ) -> list[Prompt]:
-    """ByT5's tokens of the quoted text, then those of the whole prompt behind the template's, then
-    the padding of both: in the order in which the transformers put them.
+    """Read ByT5's tokens of the quoted text, then the whole prompt's without the template's start,
+    then the padding of both: the order in which the transformers put them.
 
     Args:
-        call: of a pipeline with ``prompt_template_encode_start_idx``, ``tokenizer_max_length`` and
-            ``tokenizer_2_max_length``.
+        call: call of a pipeline with ``prompt_template_encode_start_idx``, ``tokenizer_max_length``
+            and ``tokenizer_2_max_length``.
         texts: one prompt each.
-        whole: a prompt as its tokenizer gets it.
-        quoted: what ByT5 gets of a prompt; None where it gets nothing, and columns are zeros.
-        several: the option for several images or videos of each prompt.
+        whole: function from a prompt to the text that its tokenizer gets.
+        quoted: function from a prompt to ByT5's text, or None if it gets none and columns are
+            zeros.
+        several: option for several images or videos per prompt.
 
     Raises:
-        ValueError: several of each of several prompts whose quoted texts differ in length.
-            ``encode_prompt`` repeats the masks in another order than the text states, and the
-            transformers order the columns by the masks.
+        ValueError: several images for each of several prompts whose quoted texts differ in length.
+            ``encode_prompt`` repeats masks in another order than text states, and the transformers
+            order columns by the masks.
     """
     pipe = call.pipe
     drop = pipe.prompt_template_encode_start_idx
@@ -66,8 +67,8 @@ def is_padding(token: Token) -> bool:
 
 
 def glyph_text(text: str, found: Iterable[re.Match[str]]) -> Source | None:
-    """What ByT5 gets: ``Text "red". Text "cat". `` of a prompt with two pieces in quotes, each the
-    group of its match that is not empty; None of none."""
+    """Return ByT5's text, ``Text "red". Text "cat". `` for a prompt with two quoted pieces, each
+    the non-empty group of its match; None if there is none."""
     parts = [
         Source(text, match[match.lastindex or 0], tuple(range(*match.span(match.lastindex or 0))))
         for match in found

@@ -1,9 +1,9 @@
-"""Which rows of a denoiser's batch, or which of its calls, belong to which branch of the guidance.
+"""Rows of a denoiser's batch, or calls of it, that belong to each branch of the guidance.
 
 With classifier-free guidance (Ho and Salimans 2022) a pipeline runs the prompt and the negative
 prompt in one batch, or one after the other. Many pipelines name the branch of each call, see
-:mod:`sdattn.models.cache_contexts`. Of all else their order is the pipeline's own affair: it is
-looked up in the families of models, never guessed from the batch.
+:mod:`sdattn.models.cache_contexts`. For all others the order depends on the pipeline: it is looked
+up in the families of models, never guessed from the batch.
 """
 
 import weakref
@@ -20,7 +20,8 @@ from .running_call import running_call, running_variables
 
 
 def guided_order(pipeline: Pipeline) -> Order:
-    """The chunks of a guided batch of this class of pipeline, in order; None is neither branch.
+    """Return the chunks of a guided batch for this class of pipeline, in order; None is neither
+    branch.
 
     Raises:
         ValueError: the batch layout of this class of pipeline is not known.
@@ -29,10 +30,10 @@ def guided_order(pipeline: Pipeline) -> Order:
 
 
 def branch_order(pipeline: Pipeline) -> Order:
-    """The chunks of the batch that ``pipeline`` is running now, by its own property.
+    """Return the chunks of the batch that ``pipeline`` runs now, by its own property.
 
-    To be asked at every call of the model, since guidance may be turned off in the middle of a
-    run. The perturbed copy that PAG appends (Ahn et al. 2024) is neither branch.
+    Ask at every call of the model, since guidance may be turned off in the middle of a run. The
+    perturbed copy that PAG appends (Ahn et al. 2024) is neither branch.
     """
     return _with_perturbed(pipeline, guided_order(pipeline), pipeline.do_classifier_free_guidance)
 
@@ -45,16 +46,16 @@ def _with_perturbed(pipeline: Pipeline, guided: Order, is_guided: bool) -> Order
 
 
 class GuidanceWatch:
-    """The order of the branches at each call of a pipeline's model, for every known pipeline.
+    """Order of the branches at each call of a pipeline's model, for every known pipeline.
 
-    The name that the pipeline gives the call says it, where that names one branch; else what its
-    family knows of the class, from :meth:`listen` on.
+    The name that the pipeline gives the call decides, if it names one branch; otherwise the facts
+    that its family knows about the class, from :meth:`listen` on.
 
     Args:
-        pipeline: one of a class that :func:`guided_order` knows. It is held weakly.
+        pipeline: pipeline of a class that :func:`guided_order` knows. It is held weakly.
 
     Raises:
-        ValueError: it does not.
+        ValueError: the class is not known.
     """
 
     def __init__(self, pipeline: Pipeline):
@@ -71,30 +72,30 @@ class GuidanceWatch:
         self._is_extra = False  # of the last call: whether it is a further one of its step
 
     def listen(self) -> None:
-        """Have the pipeline say more than its attributes do, until :meth:`close`."""
+        """Follow the names that the pipeline gives its calls, until :meth:`close`."""
         self._contexts = CacheContexts(self.pipeline)
 
     @property
     def pipeline(self) -> Any:
-        """None once it is gone."""
+        """Watched pipeline, or None once it is gone."""
         return self._pipeline()
 
     @property
     def in_turn(self) -> bool:
-        """Whether the branches run one after the other, each in calls of its own."""
+        """True if the branches run one after the other, each in its own calls."""
         return self._is_named or self._known_by in ("calls", "guider")
 
     @property
     def may_never_act(self) -> bool:
-        """Check whether the pipeline's guidance is on, and may have ended before the first step."""
+        """True if guidance is on but may end before the first step."""
         guided = self._known_by == "truncation" and self.pipeline is not None
         return guided and bool(self.pipeline.do_classifier_free_guidance)
 
     def order(self, model: Model | None = None) -> Order:
-        """Return the chunks of the batch of the call that begins now; to be asked once a call.
+        """Return the chunks of the batch of the call that begins now. Ask once per call.
 
         Args:
-            model: the one that is called, if the pipeline has two.
+            model: the called model, if the pipeline has two.
         """
         named = self.named(model)
         self._is_named = named is not None
@@ -111,9 +112,8 @@ class GuidanceWatch:
         return self._by_variable()
 
     def named(self, model: Model | None = None) -> Order | None:
-        """Return the branch that the call which begins now bears the name of
-        (``model.cache_context("cond")``), also outside the pipeline's own call; None if it has no
-        such name."""
+        """Return the branch that names the call that begins now (``model.cache_context("cond")``),
+        even outside the pipeline's own call, or None if it has no such name."""
         named = None if self._contexts is None else self._contexts.order()
         return None if named is None else unperturbed(guider_of(self.pipeline, model), named)
 
@@ -171,7 +171,8 @@ class GuidanceWatch:
 
 
 def branch_rows(order: Order, batch: int) -> dict[Branch, slice]:
-    """The rows of each branch in a batch of ``batch`` rows made of equal chunks in ``order``.
+    """Return the rows of each branch in a batch of ``batch`` rows made of equal chunks in
+    ``order``.
 
     Raises:
         ValueError: the batch does not divide into that many chunks.

@@ -1,10 +1,10 @@
-"""The guider of a pipeline, which says what each call of the model predicts; modular ones have one.
+"""Guider of a modular pipeline, which tells what each call of the model predicts.
 
 A guider (diffusers' ``BaseGuidance``) makes one batch for each prediction of a step, and the model
 runs on one after the other, the prompt's first. ``set_state`` begins a step, and ``prepare_inputs``
-names its predictions in order: ``pred_cond``, ``pred_uncond``, and calls of a model that is
-perturbed. ``is_conditional`` does not say the branch: it is true for some calls of a perturbed
-model, always true for LTX-2's guider, and never for SmoothedEnergyGuidance (diffusers 0.42).
+names its predictions in order: ``pred_cond``, ``pred_uncond``, and calls of a perturbed model.
+``is_conditional`` does not tell the branch: it is true for some calls of a perturbed model, always
+true for LTX-2's guider, and never for SmoothedEnergyGuidance (diffusers 0.42).
 """
 
 import copy
@@ -21,7 +21,7 @@ _PERTURBING = ("AutoGuidance",)
 
 
 def guider_of(pipe: Pipeline, model: Model | None = None) -> Any:
-    """Return the guider that runs for a model of a pipeline; None where there is none.
+    """Return the guider that runs for a model of a pipeline, or None if it has no guider.
 
     Wan 2.2 has a second one, for the second transformer.
     """
@@ -32,7 +32,7 @@ def guider_of(pipe: Pipeline, model: Model | None = None) -> Any:
 
 
 class GuiderWatch:
-    """The branch of each call of a pipeline's model, by its guider. To be asked once a call."""
+    """Branch of each call of a pipeline's model, by its guider. Ask once per call."""
 
     def __init__(self) -> None:
         self._step: tuple[object, ...] = ()
@@ -66,13 +66,13 @@ class GuiderWatch:
 
 
 def unperturbed(guider: Any, order: Order) -> Order:
-    """Return the branch of a call, none for a negative prompt through a perturbed model."""
+    """Return the branch of a call, or no branch for a negative prompt through a perturbed model."""
     perturbs = any(cls.__name__ in _PERTURBING for cls in type(guider).__mro__)
     return (None,) if perturbs and order == ("unconditional",) else order
 
 
 def makes_negative(guider: Any) -> bool:
-    """Return True if a run has passes for the negative prompt, in some of its steps at least."""
+    """Check whether a run has passes for the negative prompt in at least some of its steps."""
     whole = copy.copy(guider)
     whole._num_inference_steps = None  # without its steps it has all that are enabled
     return "pred_uncond" in _predictions(whole)

@@ -1,4 +1,4 @@
-"""A pipeline's denoiser, its attention layers and its calls, as its family knows them.
+"""A pipeline's denoiser, its attention layers and its calls, through its family.
 
 A UNet has self-attention ``attn1`` and cross-attention ``attn2`` in its down, mid and up blocks. A
 transformer has blocks of one resolution, whose attention is either of these two kinds or joint: one
@@ -36,8 +36,8 @@ LayerSelection = LayerChoice | Sequence[LayerChoice] | LayerPredicate | None
 
 @dataclass(frozen=True)
 class Denoiser:
-    """The model that is called once a step, the pipeline around it (None for a bare model), and
-    what is known of its family."""
+    """Model that is called once a step, with its pipeline (None for a bare model) and its
+    family."""
 
     model: Any
     pipeline: Any
@@ -50,22 +50,22 @@ class Denoiser:
 
     @property
     def stands_in(self) -> Any | None:
-        """The model of the same layers that runs in the place of the first in some of the steps,
-        those of little noise (Wan 2.2's ``transformer_2``); None where there is none."""
+        """Model with the same layers that replaces the first in steps of little noise (Wan 2.2's
+        ``transformer_2``), or None."""
         other = getattr(self.pipeline, "transformer_2", None)
         return None if other is self.model else other
 
     @property
     def levels(self) -> int:
-        """Number of resolutions: those of a UNet, 1 for a transformer."""
+        """Number of resolutions in a UNet; 1 for a transformer."""
         return self.family.levels(self.model)
 
 
 def find_denoiser(target: Pipeline | Module) -> Denoiser:
-    """The UNet or transformer of a pipeline, or that model itself.
+    """Return a pipeline's UNet or transformer, or the one that ``target`` is.
 
     Raises:
-        TypeError: ``target`` holds no model of a family that is known.
+        TypeError: ``target`` holds no model of a known family.
     """
     model = held_model(target)
     # A model of one's own may hold parts that are called unet or transformer.
@@ -77,7 +77,8 @@ def find_denoiser(target: Pipeline | Module) -> Denoiser:
 
 
 def what_it_holds(target: object, model: object) -> str:
-    """What a message says of a target that is of no family: the classes that could have been."""
+    """Describe a target without a family for a message, with the classes that could have been
+    meant."""
     if model is not None:
         return f"holds a {type(model).__name__}, of no family that is known"
     if isinstance(target, Module):
@@ -89,28 +90,28 @@ def what_it_holds(target: object, model: object) -> str:
 
 
 def held_model(target: object) -> Any | None:
-    """The part of a pipeline that is its denoiser; None where it has none."""
+    """Return the denoiser of a pipeline, or None if it has none."""
     held = (getattr(target, name, None) for name in ("unet", "transformer", "transformer_2"))
     return next((part for part in held if part is not None), None)
 
 
 def find_layers(model: Model) -> list[AttentionLayer]:
-    """Every attention layer in the order in which they run: in a UNet down, mid, up, and ``attn1``
-    before ``attn2`` in a block; in a transformer the double-stream blocks before the single ones;
-    of a model of one's own in the order in which it was put together.
+    """Return every attention layer in running order: in a UNet down, mid, up, with ``attn1`` before
+    ``attn2`` in a block; in a transformer double-stream blocks before single-stream ones; in a
+    custom model the order in which it was built.
 
     Raises:
-        TypeError: a model or a layer of a kind that is not known, by name.
+        TypeError: an unknown model or layer, by name.
     """
     return family_of(model).find_layers(unwrapped(model))
 
 
 def joint_order(denoiser: Denoiser) -> Joined:
-    """In which order the joint attention of a transformer joins text and image.
+    """Return the order in which a transformer's joint attention joins text and image.
 
     Raises:
-        TypeError: that is not known of this model: another class that only bears the name of a
-            known one, or a subclass with a ``forward`` of its own.
+        TypeError: it is not known for this model: another class of the same name, or a subclass
+            with its own ``forward``.
     """
     model = unwrapped(denoiser.model)
     joined = denoiser.family.order_of(model)
@@ -127,18 +128,18 @@ def joint_order(denoiser: Denoiser) -> Joined:
 
 
 def ordered_spans(joined: Joined, cells: int, n_text: int) -> tuple[slice, slice]:
-    """In joint attention of that order, where the image's ``cells`` and the text's ``n_text``
-    tokens are. Reference images follow the one that is made, and are in neither."""
+    """Return the places of the image's ``cells`` and the text's ``n_text`` tokens in joint
+    attention of that order. Reference images follow the generated one, and are in neither."""
     if joined == "text first":
         return slice(n_text, n_text + cells), slice(0, n_text)
     return slice(0, cells), slice(cells, cells + n_text)
 
 
 def joint_spans(denoiser: Denoiser, cells: int, n_text: int) -> tuple[slice, slice]:
-    """:func:`ordered_spans` in the order of this model.
+    """Return :func:`ordered_spans` for this model's order.
 
     Raises:
-        TypeError: it is not known, see :func:`joint_order`.
+        TypeError: the order is not known, see :func:`joint_order`.
     """
     return ordered_spans(joint_order(denoiser), cells, n_text)
 
@@ -149,20 +150,21 @@ def select_layers(
     kinds: Sequence[str] = TEXT_KINDS,
     latent_size: Size | None = None,
 ) -> list[AttentionLayer]:
-    """Those of ``found`` that are of one of ``kinds`` and fit one of ``layers``.
+    """Return the layers in ``found`` that are of one of ``kinds`` and fit one of ``layers``.
 
     Args:
-        found: what :func:`find_layers` gave.
-        layers: None for all; a predicate ``AttentionLayer -> bool``, or of the layer and
-            ``latent_size``; or one or more of: a layer's name, a part of it that starts and ends
-            at a dot (``"down_blocks.0"``), a place (``"down"``), a resolution: ``(rows, cols)``, or
-            an integer for the grid whose shorter side it is.
-        kinds: of ``"cross"``, ``"joint"``, ``"self"``; by default both kinds that see the text.
-        latent_size: of the latent, (frames, rows, cols) of a video. While it is None, resolutions
-            are not known yet and fit every layer.
+        found: result of :func:`find_layers`.
+        layers: None for all; a predicate of an ``AttentionLayer``, or of the layer and
+            ``latent_size``; or one or more of: a layer's name, a part of it that starts and ends at
+            a dot (``"down_blocks.0"``), a place (``"down"``), a resolution as ``(rows, cols)``, or
+            as an integer for the grid's shorter side.
+        kinds: one or more of ``"cross"``, ``"joint"``, ``"self"``; default: both kinds that see
+            text.
+        latent_size: (rows, cols) of the latent, (frames, rows, cols) for a video. While it is None,
+            every layer fits any resolution.
 
     Raises:
-        ValueError: a kind or a choice that fits no layer; the message lists what there is.
+        ValueError: a kind or a choice that fits no layer; the message lists the layers there are.
     """
     kinds = checked_kinds(kinds)
     candidates = [layer for layer in found if layer.kind in kinds]
@@ -189,10 +191,10 @@ def select_layers(
 
 
 def checked_kinds(kinds: object, known: Sequence[str] = KINDS) -> tuple[str, ...]:
-    """Kinds of attention, as a tuple.
+    """Return kinds of attention as a tuple.
 
     Raises:
-        ValueError: one that is not ``known``, none, or a single name.
+        ValueError: a kind that is not ``known``, no kind at all, or a single name.
     """
     found = tuple(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else ()
     if not found or any(kind not in known for kind in found):

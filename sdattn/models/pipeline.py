@@ -1,4 +1,4 @@
-"""`Pipeline` and `Model`: what the rest of sdattn takes, whatever class of diffusers it is."""
+"""`Pipeline` and `Model`: the types that the rest of sdattn takes, for any class of diffusers."""
 
 from collections.abc import Mapping
 from typing import Any, Protocol
@@ -10,30 +10,30 @@ Given = Mapping[str, Any]  # arguments of a model's call, by name
 
 
 class Model(Protocol):
-    """A denoiser, as its family reads it: its config and parts differ from class to class."""
+    """Denoiser as its family reads it: config and parts differ from class to class."""
 
     def __getattr__(self, name: str, /) -> Any:
         """Return a part or a setting."""
 
 
 class Pipeline(Protocol):
-    """A pipeline of diffusers: its parts (``vae``, ``tokenizer_2``) and settings differ from class
-    to class.
+    """Pipeline of diffusers: parts (``vae``, ``tokenizer_2``) and settings differ from class to
+    class.
 
     ``__call__`` is left out, since diffusers' ``DiffusionPipeline`` itself has none.
     """
 
     @property
     def components(self) -> dict[str, Any]:
-        """The parts, by name."""
+        """Parts by name."""
 
     @property
     def device(self) -> torch.device:
-        """Where it lies."""
+        """Device of its parts."""
 
     @property
     def dtype(self) -> torch.dtype:
-        """What it computes in."""
+        """Dtype of its parts."""
 
     def __getattr__(self, name: str, /) -> Any:
         """Return a part or a setting."""

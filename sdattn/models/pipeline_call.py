@@ -1,4 +1,4 @@
-"""A pipeline's call: its options checked, the call with a seed for each image, its images."""
+"""Call of a pipeline: check its options, seed each image, return its images."""
 
 import difflib
 import functools
@@ -37,10 +37,10 @@ _turns_lock = threading.Lock()
 
 
 def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Have calls with one pipeline, the first argument, wait for each other.
+    """Make calls with the same pipeline, the first argument, wait for each other.
 
     A pipeline keeps the state of its run in itself and in its scheduler, so two threads that run it
-    at a time mix them up. Pipelines that share their model take turns as well.
+    at the same time would mix them up. Pipelines that share their model take turns as well.
     """
 
     @functools.wraps(function)
@@ -52,7 +52,8 @@ def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
 
 
 def turn(pipe: object) -> AbstractContextManager[bool]:
-    """A lock that a thread holds while it runs a pipeline, for ``with`` blocks, also nested."""
+    """Return the lock that a thread holds while it runs a pipeline, for ``with`` blocks, also
+    nested."""
     with _turns_lock:
         try:
             return _turns.setdefault(held_model(pipe) or pipe, threading.RLock())
@@ -63,13 +64,15 @@ def turn(pipe: object) -> AbstractContextManager[bool]:
 def checked_options(
     pipe: Pipeline, options: Options, *, prompts: int = 1, videos: bool = False
 ) -> dict[str, Any]:
-    """The options of a call with so many prompts, refused where they cannot be, filled in where
-    that needs knowledge; ``videos`` may be made by who asks.
+    """Return the options of a call with ``prompts`` prompts, checked and completed.
+
+    Args:
+        videos: True if the caller can use videos.
 
     Raises:
-        ValueError: an option that is not free here, a size or a number of steps or of images that
-            cannot be, images that this machine's memory cannot hold, a text that is too long.
-        TypeError: the pipeline makes videos, and those cannot be made here.
+        ValueError: an option that cannot be set here; an impossible size, number of steps or number
+            of images; images that exceed this machine's memory; a text that is too long.
+        TypeError: the pipeline makes videos, and the caller cannot use them.
     """
     if not videos:
         check_makes_images(pipe)
@@ -93,12 +96,12 @@ def checked_options(
 
 
 def _plain(value: object) -> object:
-    """An integer of another library (numpy's) as Python's own."""
+    """Return another library's integer (numpy's) as Python's own."""
     return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
 
 
 def _checked_counts(pipe: Pipeline, options: Options) -> dict[str, int]:
-    """The steps and the numbers of images, as far as they were given."""
+    """Return the number of steps and of images, if given."""
     most = pipe.scheduler.config.num_train_timesteps
     found = {}
     if "num_inference_steps" in options:
@@ -121,8 +124,8 @@ def _checked_counts(pipe: Pipeline, options: Options) -> dict[str, int]:
 
 
 def whole(value: Any) -> int | None:
-    """A whole number of whatever kind, numpy's and torch's too, as an int; None for anything else,
-    be it a truth value or a list of one number."""
+    """Return a whole number of any kind, numpy's and torch's too, as an int. Return None for
+    anything else, also for a bool or a list of one number."""
     is_truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
     is_list = getattr(value, "ndim", None) not in (None, 0)
     try:
@@ -132,7 +135,7 @@ def whole(value: Any) -> int | None:
 
 
 def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
-    """Refuse images that alone, without the model's own needs, are more than there is memory."""
+    """Refuse images that exceed this machine's memory even without the model."""
     import psutil
 
     images, (height, width) = prompts * images_a_prompt(pipe, options), default_size(pipe)
@@ -150,10 +153,10 @@ def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
 
 
 def checked_seeds(seed: object, images: int = 1) -> list[int]:
-    """The seeds of a run's images: ``seed`` and those that follow.
+    """Return the seeds of a run's images: ``seed`` and the numbers after it.
 
     Raises:
-        ValueError: it is no whole number, or one of them is not from 0 to 2**63 - 1.
+        ValueError: it is not a whole number, or one of them is not from 0 to 2**63 - 1.
     """
     first = whole(seed)
     if first is None or not 0 <= first <= LARGEST_SEED - images + 1:
@@ -163,7 +166,8 @@ def checked_seeds(seed: object, images: int = 1) -> list[int]:
 
 
 def _check_names(pipe: Pipeline, options: Options) -> None:
-    """Refuse what the pipeline does not know: some of diffusers' take any option in silence."""
+    """Refuse options that the pipeline does not know; some of diffusers' silently take any
+    option."""
     known = [name for name in call_options(pipe) if name != "prompt"]
     guider = guider_of(pipe)
     for name in options:
@@ -180,8 +184,8 @@ def _check_names(pipe: Pipeline, options: Options) -> None:
 
 
 def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
-    """Both sides of the size, or none (of a lone side diffusers would take no notice), and an
-    image that is as the model made it."""
+    """Return both sides of the size, or neither (diffusers ignores a lone side), and turn off the
+    cropping that would change the model's image."""
     found: dict[str, object] = {}
     if "use_resolution_binning" in call_options(pipe):
         if options.get("use_resolution_binning"):
@@ -214,10 +218,10 @@ def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
 def call_pipeline(
     pipe: Pipeline, prompts: list[str], seeds: Sequence[int], options: Options
 ) -> Any:
-    """Run a pipeline on prompts, the noise of each image drawn on the CPU from its seed.
+    """Run a pipeline on prompts; each image's noise is drawn on the CPU from its seed.
 
     Raises:
-        ValueError: a seed that cannot be.
+        ValueError: an impossible seed.
         NotFiniteError: an image holds NaN or infinity, see :mod:`sdattn.models.finite`.
     """
     seeds = [checked for seed in seeds for checked in checked_seeds(seed)]
@@ -233,7 +237,7 @@ def call_pipeline(
 
 @contextmanager
 def named_bar(pipe: Pipeline, phase: str) -> Iterator[None]:
-    """Inside, the pipeline's progress bar is named after what it does, unless it has a name."""
+    """Name the pipeline's progress bar after its task inside the block, unless it has a name."""
     if is_modular(pipe):  # each of its blocks has a bar of its own
         yield
         return
@@ -247,12 +251,13 @@ def named_bar(pipe: Pipeline, phase: str) -> Iterator[None]:
 
 
 def is_of_images(name: str) -> bool:
-    """Whether an option may have a value of its own for each image."""
+    """Check whether an option may have its own value for each image."""
     return "image" in name or "prompt" in name or name == "latents"
 
 
 def options_of_image(options: Options, number: int, *, images: int, prompts: int) -> dict[str, Any]:
-    """The options that draw one image of a run alone, in the order of the pipeline."""
+    """Return the options that draw one image of a run on its own; images are in the pipeline's
+    order."""
     found = {name: value for name, value in options.items() if name not in EACH}
     for name, value in found.items():
         if is_of_images(name) and isinstance(value, (list, tuple)) and len(value) == prompts:
@@ -264,12 +269,12 @@ def options_of_image(options: Options, number: int, *, images: int, prompts: int
 
 
 def one_each(negative: str | Sequence[str], prompts: int) -> list[str]:
-    """A negative prompt for each prompt."""
+    """Return a list with one negative prompt per prompt."""
     return [negative] * prompts if isinstance(negative, str) else list(negative)
 
 
 def images_of(result: Any) -> list[Any]:
-    """What a pipeline returned: PIL images, or of each video a list of its frames."""
+    """Return a pipeline's results: PIL images, or for each video a list of its frames."""
     for name in ("images", "image"):  # Kandinsky 5 has them by the other name
         if hasattr(result, name):
             return list(getattr(result, name))

@@ -1,7 +1,6 @@
-"""How Qwen2.5-VL reads prompts: inside a template, without its first tokens, behind images.
+"""Qwen2.5-VL's way to read prompts: inside a template, without its first tokens, after images.
 
-An image becomes as many tokens as its size asks for, so that the columns of a prompt behind it
-depend on that.
+An image becomes more or fewer tokens by its size, which moves the columns of the prompt after it.
 """
 
 import math
@@ -20,15 +19,16 @@ IMAGE = "<|image_pad|>"  # a token of an image
 def read_filled(
     call: TextCall, texts: list[str], templates: list[str], most: int | None = None, **options: Any
 ) -> list[Prompt]:
-    """Prompts in the place of the :data:`PLACEHOLDER` of templates, without the first tokens, and
-    filled with zeros up to the longest prompt of the batch.
+    """Read prompts in the place of templates' :data:`PLACEHOLDER`, without the first tokens, filled
+    with zeros up to the longest prompt of the batch.
 
     Args:
-        call: of a pipeline with ``prompt_template_encode_start_idx``, the tokens that are left out.
+        call: call of a pipeline with ``prompt_template_encode_start_idx``, the number of tokens
+            left out.
         texts: one prompt each.
-        templates: of each, as the tokenizer gets it.
-        most: columns that are kept at most; None for all.
-        options: handed to the tokenizer.
+        templates: one template per prompt, as the tokenizer gets it.
+        most: largest number of columns kept; None for all.
+        options: further options of the tokenizer.
 
     Raises:
         ValueError: the text states have another number of columns.
@@ -48,8 +48,9 @@ def read_filled(
 
 
 def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Uncut, behind an image, which is resized to a megapixel; of a list each prompt has its own,
-    as it is. Source: pipeline_qwenimage_edit.py, ``__call__`` and ``_get_qwen_prompt_embeds``."""
+    """Read whole prompts after an image, which is resized to a megapixel; in a list each prompt has
+    its own image, not resized. Source: pipeline_qwenimage_edit.py, ``__call__`` and
+    ``_get_qwen_prompt_embeds``."""
     given = _option(call, texts, "image", "prompt_image")
     if isinstance(given, list):
         numbers = [_tokens(call, image.size) for image in given]
@@ -61,7 +62,8 @@ def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def read_edit_plus(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Uncut, behind one image or more. Source: pipeline_qwenimage_edit_plus.py, likewise."""
+    """Read whole prompts after one or more images. Source: pipeline_qwenimage_edit_plus.py,
+    likewise."""
     given = _option(call, texts, "image", "condition_images")
     before = ""
     for i, image in enumerate(given if isinstance(given, list) else [given], start=1):
@@ -72,8 +74,8 @@ def read_edit_plus(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _option(call: TextCall, texts: list[str], *names: str) -> Any:
-    """The images of a call: its argument, or the variable of the running call that the text
-    encoder's processor got."""
+    """Return a call's images: its argument, or the running call's variable that the text encoder's
+    processor got."""
     given = next((call.options[name] for name in names if call.options.get(name) is not None), None)
     if given is None:
         raise InvalidValueError(
@@ -85,7 +87,7 @@ def _option(call: TextCall, texts: list[str], *names: str) -> Any:
 
 
 def _resized(size: tuple[int, int], area: int) -> tuple[int, int]:
-    """(width, height) of an image that a pipeline resizes to about so many pixels. Source:
+    """Return (width, height) of an image that a pipeline resizes to about ``area`` pixels. Source:
     pipeline_qwenimage_edit.py, ``calculate_dimensions``."""
     ratio = size[0] / size[1]
     width = math.sqrt(area * ratio)
@@ -93,7 +95,7 @@ def _resized(size: tuple[int, int], area: int) -> tuple[int, int]:
 
 
 def _tokens(call: TextCall, size: tuple[int, int]) -> int:
-    """The tokens of an image of (width, height). Source: transformers,
+    """Return the number of tokens for an image of (width, height). Source: transformers,
     processing_qwen2_5_vl.py, ``replace_image_token``."""
     processor = call.pipe.processor.image_processor
     patches = processor.get_number_of_image_patches(size[1], size[0], {})
@@ -101,7 +103,7 @@ def _tokens(call: TextCall, size: tuple[int, int]) -> int:
 
 
 def _of_template(read: list[Prompt]) -> list[Prompt]:
-    """The images' tokens, which a tokenizer takes for ends, as a part of the template."""
+    """Mark the images' tokens, which a tokenizer takes for end tokens, as part of the template."""
     return [replace(prompt, tokens=tuple(map(_named, prompt.tokens))) for prompt in read]
 
 

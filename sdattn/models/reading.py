@@ -1,6 +1,6 @@
-"""What each pipeline makes of a prompt before its text encoder: prompts to token columns.
+"""Prompts to token columns, as each pipeline reads them before its text encoder.
 
-The columns are those of the ``encoder_hidden_states`` that the denoiser gets.
+Columns are the ones in the ``encoder_hidden_states`` that the denoiser gets.
 """
 
 from collections.abc import Mapping, Sequence
@@ -24,30 +24,29 @@ def read_prompts(
     split: str | None = None,
     **options: Any,
 ) -> list[Prompt]:
-    """Prompts as a pipeline's text encoders see them, see :func:`sdattn.read_prompt`.
+    """Read prompts as a pipeline's text encoders see them, see :func:`sdattn.read_prompt`.
 
     Args:
-        pipe: a diffusers pipeline that a family reads; any at all for labels.
-        prompts: one prompt or all of a run, in order: texts; labels, ``{"cat": [2], "red dog":
-            [4, 5]}``, where the text states were made elsewhere; or prompts that have been read.
-        columns: the token columns that the text states have; by default as many as the pipeline
-            makes of these options. Labels need it.
-        negative: whether the prompts are negative, which Sana reads without its instruction.
+        pipe: diffusers pipeline that a family reads; for labels, any pipeline.
+        prompts: one prompt or all of a run, in order: texts; labels, ``{"cat": [2], "red dog": [4,
+            5]}``, if the text states were made elsewhere; or prompts already read.
+        columns: token columns of the text states; default: as many as the pipeline makes with these
+            options. Labels need it.
+        negative: True for negative prompts, which Sana reads without its instruction.
         split: where the chunks of a long CLIP prompt end, see
             :func:`sdattn.prompts.chunks.read_long_prompt`.
-        options: of the pipeline's call. ``max_sequence_length``, ``clean_caption`` and
-            ``complex_human_instruction`` count; those that would have the text encoder read another
-            text are refused.
+        options: options of the pipeline's call. ``max_sequence_length``, ``clean_caption`` and
+            ``complex_human_instruction`` count; options that give the text encoder another text are
+            refused.
 
     Returns:
         One :class:`sdattn.Prompt` each.
 
     Raises:
-        TypeError: a pipeline whose way of reading prompts is not known.
-        ValueError: a prompt without a word or of over :data:`LONGEST` characters; columns that
-            cannot be explained; an option that changes the text; labels out of range; or the
-            pipeline's tokenizers (SDXL has two) put a word into different columns, which it would
-            share with another word.
+        TypeError: a pipeline that no family reads.
+        ValueError: a prompt without a word or with over :data:`LONGEST` characters; columns that
+            cannot be explained; an option that changes the text; labels out of range; or two
+            tokenizers (SDXL) that put a word into different columns.
 
     Warns:
         TruncationWarning: words were cut off; the message names them.
@@ -67,11 +66,11 @@ def read_prompts(
 
 
 def check_text(text: str, name: str) -> None:
-    """Refuse a text that no encoder reads to its end, or that is not valid.
+    """Refuse a text that is too long for any encoder, or not valid Unicode.
 
     Raises:
-        ValueError: it has over :data:`LONGEST` characters, or bytes that are not UTF-8 (as the
-            command line hands them on) or half a character.
+        ValueError: it has over :data:`LONGEST` characters, bytes that are not UTF-8 (as the command
+            line passes them on), or lone surrogates.
     """
     if len(text) > LONGEST:
         raise InvalidValueError(
@@ -88,7 +87,7 @@ def check_text(text: str, name: str) -> None:
 
 
 def _ready(prompt: object, columns: int | None) -> Prompt:
-    """A prompt that needs no tokenizer."""
+    """Return a prompt that needs no tokenizer: labels, or one already read."""
     if isinstance(prompt, Mapping):
         if columns is None:
             raise InvalidValueError(
@@ -107,7 +106,7 @@ def _ready(prompt: object, columns: int | None) -> Prompt:
 
 
 def _check_options(texts: list[str], options: Options, negative: bool) -> None:
-    """Refuse the options that give a text encoder another text."""
+    """Refuse options that give a text encoder another text."""
     before = "negative_prompt" if negative else "prompt"
     for name in (f"{before}_2", f"{before}_3", f"{before}_4"):
         other = options.get(name)

@@ -1,4 +1,4 @@
-"""Who calls a model: the call of a pipeline that this thread is in, and the code between them."""
+"""Caller of a model: the pipeline call that this thread is in, and the code between them."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _LOOKING = ("CACHE", "EXTENDED_ARG", "LOAD_ATTR", "LOAD_CONST", "LOAD_SMALL_INT"
 
 
 class RunningCall:
-    """Stands for a call of a pipeline that runs.
+    """Marker for one running call of a pipeline.
 
     Attributes:
         is_watched: True once a capture has seen a pass of this call.
@@ -37,10 +37,10 @@ class RunningCall:
 
 
 def running_call(pipeline: Pipeline) -> RunningCall | None:
-    """Return what stands for the innermost call of a pipeline which this thread is in.
+    """Return the marker of a pipeline's innermost call in this thread.
 
-    It is the same object until that call returns, and no later call has it. None outside of a call,
-    and where the call cannot be seen (it is behind a decorator that hides its name).
+    It is the same object until that call returns, and no later call has it. Return None outside a
+    call, or if the call cannot be seen (a decorator hides its name).
     """
     frame = _frame(pipeline)
     return None if frame is None else _mark(frame)
@@ -54,7 +54,7 @@ def _mark(frame: FrameType) -> RunningCall:
 
 
 def running_variables(pipeline: Pipeline) -> Given | None:
-    """Return the variables of that call as they are now, its arguments among them; None likewise.
+    """Return the current variables of that call, its arguments among them, or None likewise.
 
     The call of a modular pipeline keeps all of them in its state.
     """
@@ -63,22 +63,22 @@ def running_variables(pipeline: Pipeline) -> Given | None:
 
 
 def forward_variables(model: object) -> Given | None:
-    """Return the variables of a model's forward that runs in this thread; None if none does."""
+    """Return the variables of a model's forward that runs in this thread, or None."""
     frame = _frame(model, "forward")
     return None if frame is None else frame.f_locals
 
 
 @dataclass(frozen=True)
 class Caller:
-    """Who called a model.
+    """Caller of a model.
 
     Attributes:
         kind: ``"pipeline"`` if the pipeline's own call did, itself or through its methods and
             libraries; ``"loop"`` if no pipeline is running; ``"stray"`` if a callback or another
             pipeline did.
-        name: the function, for messages.
+        name: name of the function, for messages.
         discards: True if the caller throws the model's result away.
-        call: of the pipeline that called the model, this one or another; None if none did.
+        call: call of the pipeline that called the model, this one or another, or None.
     """
 
     kind: Literal["pipeline", "loop", "stray"]
@@ -88,7 +88,7 @@ class Caller:
 
 
 def caller_of(pipeline: Pipeline) -> Caller:
-    """Return who called a model of a pipeline, asked in a hook before its forward."""
+    """Return the caller of a pipeline's model. Ask in a hook before the model's forward."""
     own, site, other = None, None, None
     between: list[FrameType] = []
     codes = _codes(pipeline, "__call__")
@@ -114,7 +114,7 @@ def caller_of(pipeline: Pipeline) -> Caller:
 
 
 def _callback(pipeline: Pipeline, own: FrameType, between: list[FrameType]) -> str:
-    """Return the name under which a call of a pipeline was given a function that is running."""
+    """Return the name under which a pipeline's call was given a function that is running."""
     running = {frame.f_code for frame in between} - set(own.f_code.co_consts)
     held = {name: one for name, one in vars(pipeline).items() if isinstance(one, FunctionType)}
     for name, value in {**held, **_variables(pipeline, own)}.items():
@@ -125,7 +125,7 @@ def _callback(pipeline: Pipeline, own: FrameType, between: list[FrameType]) -> s
 
 
 def _code(name: str, value: object, pipeline: Pipeline) -> CodeType | None:
-    """Return the code of a function that somebody handed to a pipeline; None for anything else."""
+    """Return the code of a function that was passed to a pipeline, or None for anything else."""
     while isinstance(value, functools.partial):
         value = value.func
     if isinstance(value, MethodType):
@@ -137,7 +137,7 @@ def _code(name: str, value: object, pipeline: Pipeline) -> CodeType | None:
 
 
 def _is_other_pipeline(frame: FrameType, pipeline: Pipeline) -> bool:
-    """Check whether a frame is the call of another pipeline, but for a part of this one."""
+    """Check whether a frame is the call of another pipeline that is no part of this one."""
     if frame.f_code.co_name != "__call__":
         return False
     owner = _first(frame)
@@ -147,8 +147,8 @@ def _is_other_pipeline(frame: FrameType, pipeline: Pipeline) -> bool:
 
 
 def _is_discarded(site: FrameType) -> bool:
-    """Check whether the code that called throws the result away: ``unet(...)``, ``unet(...)[0]``
-    or ``_ = unet(...)``, as code does that wants what happens in between alone."""
+    """Check whether the calling code throws the result away: ``unet(...)``, ``unet(...)[0]`` or ``_
+    = unet(...)``, as code does that only wants side effects."""
     code, at = site.f_code.co_code, site.f_lasti + 2
     while at < len(code) and opcode.opname[code[at]] in _LOOKING:
         at += 2

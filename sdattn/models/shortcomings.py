@@ -1,4 +1,4 @@
-"""What of sdattn does not apply to a pipeline."""
+"""Limits of sdattn for a pipeline."""
 
 from collections import Counter
 
@@ -17,7 +17,7 @@ UNSEEN = {
 
 
 def shortcomings(pipe: Pipeline) -> list[str]:
-    """What of sdattn does not apply to a pipeline, a line each."""
+    """Return the features of sdattn that do not work with a pipeline, one line each."""
     kinds = Counter[str](layer.kind for layer in find_denoiser(pipe).layers)
     found = [
         f"{kinds[kind]} {kind} attention layers cannot be captured: {why}."

@@ -1,4 +1,4 @@
-"""Sizes of the images that a pipeline makes, and of the cells of its maps."""
+"""Sizes of a pipeline's images, and of the cells of their maps."""
 
 import math
 
@@ -16,23 +16,25 @@ _FACTORS = (
 
 
 def cell_size(pipe: Pipeline) -> int:
-    """Pixels a side of the finest cell of the maps: one of the latent, or a transformer's patch."""
+    """Return the pixels per side of the maps' finest cell: a latent cell, or a transformer's
+    patch."""
     denoiser = find_denoiser(pipe)
     return int(_latent_cell(pipe) * denoiser.family.cell(denoiser.model))
 
 
 def _latent_cell(pipe: Pipeline) -> int:
-    """Pixels a side of a cell of the latent, by any of the names that pipelines have for it."""
+    """Return the pixels per side of a latent cell, by any of the names that pipelines have for
+    it."""
     return next(int(getattr(pipe, name)) for name in _FACTORS if hasattr(pipe, name))
 
 
 def size_unit(pipe: Pipeline) -> int:
-    """Sizes must be a multiple of this many pixels, and of those that diffusers asks for."""
+    """Return the pixels that sides must be a multiple of, diffusers' own unit included."""
     return math.lcm(find_denoiser(pipe).family.size_unit, cell_size(pipe))
 
 
 def default_size(pipe: Pipeline) -> tuple[int, int]:
-    """(height, width) in pixels of the images that a pipeline makes by default."""
+    """Return the default (height, width) in pixels of a pipeline's images."""
     known = call_options(pipe)
     height, width = known.get("height"), known.get("width")
     if isinstance(height, int) and isinstance(width, int):
@@ -52,8 +54,8 @@ def default_size(pipe: Pipeline) -> tuple[int, int]:
 
 
 def latent_size(pipe: Pipeline, options: Options | None = None) -> tuple[int, int]:
-    """(rows, cols) of the finest cells that a pipeline makes with these options, or by default; of
-    a video those of a frame."""
+    """Return (rows, cols) of the finest cells for these options, or by default; per frame for a
+    video."""
     height, width = default_size(pipe)
     if options and "height" in options:
         height, width = options["height"], options["width"]

@@ -1,4 +1,4 @@
-"""Videos that a pipeline makes: how many frames they can have, and how fast they are shown."""
+"""Videos that a pipeline makes: possible numbers of frames, and frames per second."""
 
 from ..errors import InvalidTypeError, OptionError, refuse
 from ..files.videos import RATES, is_rate
@@ -16,12 +16,12 @@ _UNITS = (
 
 
 def makes_videos(pipe: Pipeline) -> bool:
-    """Whether what a pipeline makes are videos, not images."""
+    """Check whether a pipeline makes videos, not images."""
     return find_denoiser(pipe).family.video
 
 
 def check_makes_images(pipe: Pipeline) -> None:
-    """Refuse a pipeline whose videos cannot be used for what is asked.
+    """Refuse a pipeline that makes videos, for a feature that needs images.
 
     Raises:
         TypeError: it makes videos.
@@ -35,13 +35,14 @@ def check_makes_images(pipe: Pipeline) -> None:
 
 
 def frame_unit(pipe: Pipeline) -> int:
-    """A video has one frame, or one and a multiple of this number; 1 where each is its own."""
+    """Return the unit of frames: a video has 1 plus a multiple of it. It is 1 if any number is
+    possible."""
     coded = next((int(getattr(pipe, name)) for name in _UNITS if hasattr(pipe, name)), 1)
     return coded * find_denoiser(pipe).family.frame_unit
 
 
 def default_frames(pipe: Pipeline) -> int:
-    """How many frames a pipeline makes where nothing else is asked for."""
+    """Return the default number of frames of a pipeline's videos."""
     number = demo_settings(pipe).get("num_frames") or call_options(pipe).get("num_frames")
     denoiser = find_denoiser(pipe)
     sample = getattr(denoiser.model.config, "sample_frames", None)
@@ -49,11 +50,10 @@ def default_frames(pipe: Pipeline) -> int:
 
 
 def frame_rate(pipe: Pipeline, options: Options) -> float:
-    """Return the frames a second of a pipeline's videos: what the call is told, or what the family
-    was trained on.
+    """Return the frames per second of a pipeline's videos: the call's option, or its family's rate.
 
     Raises:
-        ValueError: no format of videos can hold that rate.
+        ValueError: no video format can hold that rate.
     """
     known = call_options(pipe)
     told = option_of(pipe, options, "frame_rate") if "frame_rate" in known else None
@@ -68,11 +68,10 @@ def frame_rate(pipe: Pipeline, options: Options) -> float:
 
 
 def check_frames(pipe: Pipeline, frames: int) -> None:
-    """Refuse numbers of frames of which diffusers would make another, or fail behind the first
-    step.
+    """Refuse a number of frames that diffusers would change, or fail on after the first step.
 
     Raises:
-        ValueError: the model cannot make so many; the message names the nearest that it can.
+        ValueError: the model cannot make that many; the message names the nearest possible numbers.
     """
     if not makes_videos(pipe):
         text = f"a {type(pipe).__name__} makes images, not videos. Leave it out."
