@@ -68,8 +68,8 @@ commands.command(cls=_Command)(with_loading_options(app.app))
 def main() -> None:
     """Run the command line; exit code 0, 1 (failed, with the reason on stderr) or 2 (usage)."""
     warnings.showwarning = _show_warning
-    # To import diffusers makes very many objects, none of them garbage: a command starts sooner
-    # where Python looks for some less often.
+    # Importing diffusers makes very many objects, none of them garbage: commands start sooner if
+    # Python collects less often.
     often, *older = gc.get_threshold()
     gc.set_threshold(max(often, 10_000), *older)
     try:

@@ -13,7 +13,7 @@ def app(
     dtype: Dtype = None,
     loading: Loading = None,
     host: Annotated[
-        str, typer.Option(help="0.0.0.0 lets everyone in who can reach this machine.")
+        str, typer.Option(help="Address; 0.0.0.0 is open to everyone who can reach this machine.")
     ] = "127.0.0.1",
     port: Annotated[
         int | None, typer.Option(min=1, max=65535, help="The first free one from 7860 by default.")

@@ -32,7 +32,9 @@ def batch(
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder, or s3://BUCKET/RUN.")] = None,
     model: options.Model = "demo",
-    seed: Annotated[int, typer.Option(help="Of the first line; the next has the next.")] = 0,
+    seed: Annotated[
+        int, typer.Option(help="Seed of the first prompt; each later line adds 1.")
+    ] = 0,
     steps: options.Steps = None,
     guidance: options.Guidance = None,
     negative: options.Negative = None,
@@ -45,7 +47,7 @@ def batch(
     batch_size: Annotated[
         str,
         typer.Option(
-            help="Items that run together; auto finds the quickest number.",
+            help="Items drawn together; auto finds the fastest number.",
             autocompletion=options.list_of("auto"),
         ),
     ] = "auto",
@@ -53,7 +55,7 @@ def batch(
         Literal["folder", "webdataset", "parquet"],
         typer.Option(
             "--format",
-            help="folder: one an item; webdataset: tar files of many; parquet: rows of many.",
+            help="folder: one per item; webdataset: tar files of items; parquet: one row per item.",
         ),
     ] = "folder",
     shard_mb: Annotated[
@@ -62,7 +64,7 @@ def batch(
     save: Annotated[
         str | None,
         typer.Option(
-            help=f"Of {', '.join(_PARTS)}; commas between. By default all but masks.",
+            help=f"Comma-separated, from {', '.join(_PARTS)} (default: all except masks).",
             autocompletion=options.list_of(*_PARTS),
         ),
     ] = None,
@@ -76,7 +78,7 @@ def batch(
         bool,
         typer.Option(
             "--force",
-            help="Go on in another command's folder: what differs is deleted and drawn anew.",
+            help="Continue another command's run: items that differ are deleted and drawn again.",
         ),
     ] = False,
     input_format: Annotated[
@@ -95,37 +97,37 @@ def batch(
     keep_columns: Annotated[
         str | None,
         typer.Option(
-            help="Comma-separated columns to keep in the rows of the results, or all: those that "
-            "are no options."
+            help="Comma-separated columns to copy into the results; all: every column that is no "
+            "option."
         ),
     ] = None,
     max_errors: Annotated[
-        int | None, typer.Option(min=1, help="Stop once so many items have failed.")
+        int | None, typer.Option(min=1, help="Stop after this many failed items.")
     ] = None,
     engine: Annotated[
         Literal["local", "ray"],
-        typer.Option(help="local: here, or as accelerate launch starts it; ray: on Ray."),
+        typer.Option(help="local: this machine or accelerate launch; ray: a Ray cluster."),
     ] = "local",
     workers: Annotated[
         str | None,
-        typer.Option(help="N or MIN:MAX workers of Ray; by default one a GPU of the cluster."),
+        typer.Option(help="Ray workers, as N or MIN:MAX (default: one per GPU)."),
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     loading: options.Loading = None,
     status: Annotated[
-        Path | None, typer.Option(help="Only print how far this run is.", metavar="RUN")
+        Path | None, typer.Option(help="Only print this run's progress.", metavar="RUN")
     ] = None,
     verify: Annotated[
         Path | None, typer.Option(help="Only read this run again and check it.", metavar="RUN")
     ] = None,
 ) -> None:
-    """Draw every prompt of a file and show where its words went. The same command again does only
-    what is missing. For many GPUs: accelerate launch --multi_gpu -m sdattn batch ...
+    """Draw every prompt in a file and map each of its words. Run the same command again to draw
+    only missing items. For many GPUs: accelerate launch --multi_gpu -m sdattn batch ...
 
-    A line of JSON, or a row of a table, has a prompt and perhaps id, seed, negative_prompt, words
-    (only these), width, height, num_frames, num_inference_steps, guidance_scale, or any other
-    option of the pipeline. Columns of a table that are none of these are not used.
+    A JSON line or table row has a prompt and, optionally, id, seed, negative_prompt, words (maps
+    for these only), width, height, num_frames, num_inference_steps, guidance_scale, or any other
+    pipeline argument. Other columns of a table are ignored.
 
     Exit code: 0; 1 if anything failed or could not be read, but under a launcher only if something
     is left to draw; 2 usage; 130 and 143 after SIGINT and SIGTERM.
@@ -137,7 +139,7 @@ def batch(
       sdattn batch --status RUN
     """
     if (status or verify) and (prompts is not None or out is not None or (status and verify)):
-        raise typer.BadParameter("--status and --verify take a run and stand alone.")
+        raise typer.BadParameter("--status and --verify each take a run and nothing else.")
     if status:
         return _print_status(output, status)
     if verify:
@@ -283,8 +285,8 @@ def _verify(output: Output, run: Path) -> None:
     output.answer({"folder": str(run_at), "items": number, "problems": problems})
     if problems:
         print(
-            "sdattn: remove the items or shards that are damaged: the batch's own command draws "
-            "what is gone or cut short",
+            "sdattn: delete the damaged items or shards, then run the batch's command again: it "
+            "draws whatever is missing",
             file=sys.stderr,
         )
         raise typer.Exit(1)

@@ -16,16 +16,14 @@ _Config = Annotated[
     typer.Option(
         callback=use,
         is_eager=True,  # what it says is the default of the others
-        help="Defaults from a .toml file of this command's options, or from the run.json of a run, "
-        "which is made again.",
+        help="Default values: a .toml file with this command's options, or the run.json of a run "
+        "to repeat.",
     ),
 ]
 _Json = Annotated[
     bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
 ]
-_Quiet = Annotated[
-    bool, typer.Option("--quiet", "-q", help="Print no tables and no progress, only what is wrong.")
-]
+_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
 _KINDS = {"config": (_Config, None), "json_": (_Json, False), "quiet": (_Quiet, False)}
 _SHARED = [
     inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)

@@ -27,9 +27,11 @@ def diff(
         typer.Option(help="The id of an item of both batch runs; twice: of A, then of B."),
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="Of --lora, as --model of generate; demo by default.")
+        str | None, typer.Option(help="With --lora: the model, as for generate (default: demo).")
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="Of --lora: of the noise, 0 by default.")] = None,
+    seed: Annotated[
+        int | None, typer.Option(help="With --lora: seed of the noise (default: 0).")
+    ] = None,
     steps: options.Steps = None,
     guidance: options.Guidance = None,
     set_: options.Settings = None,
@@ -39,9 +41,8 @@ def diff(
     out: Annotated[Path | None, options.folder_named("A-vs-B")] = None,
     force: options.Force = False,
 ) -> None:
-    """Show where two runs differ: the heatmaps of each word side by side and B - A. Of two prompts,
-    two seeds or two models; or, with --lora, of a prompt that is drawn without the LoRA (A) and
-    with it (B).
+    """Compare two runs: each word's heatmaps side by side, and B - A. The runs differ in prompt,
+    seed or model; with --lora, one prompt is drawn without the LoRA (A) and with it (B).
 
     Examples:
       sdattn diff outputs/a-cat-0 outputs/a-cat-1
@@ -58,7 +59,7 @@ def diff(
         found, out = _with_and_without(output, run_a, asked, chosen or None, out, force)
     elif asked:
         hint = f"--{LOADING.get(first := next(iter(asked)), first)}"
-        raise typer.BadParameter("It is of a prompt that --lora draws. Add that.", param_hint=hint)
+        raise typer.BadParameter("It is for --lora, which draws a prompt.", param_hint=hint)
     elif run_b is None:
         raise typer.BadParameter("Name the other run, or pass --lora.", param_hint="RUN_B")
     else:

@@ -15,18 +15,18 @@ def edit(
     targets: Annotated[list[str], typer.Argument(help="The edited prompt, or several.")],
     mode: Annotated[
         Literal["auto", "replace", "refine", "reweight"],
-        typer.Option(help="Words one for one, words that come or go, or the weights of words."),
+        typer.Option(help="Swap words, add or remove words, or reweight words."),
     ] = "auto",
     cross: Annotated[
         float | None,
         typer.Option(
-            help="Part of the run that takes the source's cross-attention; by default what is "
-            "best for the model's family."
+            help="Part of the run that takes the source's cross-attention (default: best measured "
+            "for the model's family)."
         ),
     ] = None,
     self_: Annotated[
         float | None,
-        typer.Option("--self", help="Part that takes its self-attention; by default likewise."),
+        typer.Option("--self", help="The same for self-attention."),
     ] = None,
     blend: Annotated[
         list[str] | None, typer.Option(help="Change the image only where this WORD is.")
@@ -39,10 +39,7 @@ def edit(
     ] = None,
     null_text: Annotated[
         bool | None,
-        typer.Option(
-            help="Optimise the way back to the image of --image; by default where that is "
-            "known, of UNets."
-        ),
+        typer.Option(help="Optimise the inversion of --image (default: on for UNets)."),
     ] = None,
     preset: options.Preset = "default",
     refine: options.Refine = None,
@@ -115,7 +112,7 @@ def _invert(
 
     if fixed := {"width", "height", "negative_prompt"} & set(given):
         names = ", ".join(f"--{name.removesuffix('_prompt')}" for name in sorted(fixed))
-        raise typer.BadParameter(f"{names}: with --image the image decides.")
+        raise typer.BadParameter(f"{names}: not with --image, which fixes it.")
     demo = demo_of(pipe)
     settings: dict[str, Any] = {**demo.settings, **demo.inversion} if demo else {}
     for name in ("num_inference_steps", "guidance_scale"):

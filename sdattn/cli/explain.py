@@ -18,13 +18,13 @@ def explain(
         typer.Option("--invert", help="Find the noise behind the image; slower; UNets only."),
     ] = False,
     timesteps: Annotated[
-        str | None, typer.Option(help="Where to look, as 100,300: 1 shows nearly the image.")
+        str | None, typer.Option(help="Timesteps to look at, e.g. 100,300; 1 is almost the image.")
     ] = None,
     model: options.Model = "demo",
     seed: options.Seed = 0,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="With --invert; by default 20 of the demo, else 50."),
+        typer.Option(min=1, help="With --invert (default: 20 for the demo, else 50)."),
     ] = None,
     preset: options.Preset = "default",
     refine: options.Refine = None,
@@ -47,9 +47,9 @@ def explain(
     from .printing import print_rows, print_run
 
     if steps is not None and not invert:
-        raise typer.BadParameter("The timesteps are the steps, unless with --invert.")
+        raise typer.BadParameter("--steps needs --invert; otherwise choose --timesteps.")
     if timesteps is not None and invert:
-        raise typer.BadParameter("An inversion goes through its own; choose --steps.")
+        raise typer.BadParameter("--invert chooses its own timesteps; pass --steps.")
     way: dict[str, Any] = {"timesteps": _parsed(timesteps), "invert": invert}
     way |= {} if steps is None else {"num_inference_steps": steps}
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"

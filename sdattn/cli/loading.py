@@ -13,7 +13,8 @@ from ..runs.option_names import LOADING
 Offload = Literal["model", "sequential", "group"]
 _KINDS: dict[str, Any] = {
     "variant": Annotated[
-        str | None, typer.Option(help="Files of weights: fp16 for model.fp16.safetensors.")
+        str | None,
+        typer.Option(help="Variant of weight files, e.g. fp16 for model.fp16.safetensors."),
     ],
     "revision": Annotated[
         str | None, typer.Option(help="A branch, tag or commit of a model of the hub.")
@@ -37,14 +38,14 @@ _KINDS: dict[str, Any] = {
     "offload": Annotated[
         Offload | None,
         typer.Option(
-            help="Weights wait in the CPU's memory: whole models (model), or a layer at a time."
+            help="Keep weights in CPU memory until needed: whole models (model) or layer by layer."
         ),
     ],
     "scheduler": Annotated[
-        str | None, typer.Option(help="A class of diffusers, EulerDiscreteScheduler say.")
+        str | None, typer.Option(help="Scheduler class of diffusers, e.g. EulerDiscreteScheduler.")
     ],
     "tokenizer": Annotated[
-        Path | None, typer.Option(help="Of a single file: the folder of its tokenizer.")
+        Path | None, typer.Option(help="For a single file: its tokenizer's folder.")
     ],
     "single_file_config": Annotated[
         str | None,

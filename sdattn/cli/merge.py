@@ -14,7 +14,7 @@ _MOST_NAMED = 100  # missing items named one by one
 def merge(
     output: Output,
     runs: Annotated[list[Path], typer.Argument(help="Folders that sdattn batch made.")],
-    out: Annotated[Path, typer.Option(help="The folder of all of them.")],
+    out: Annotated[Path, typer.Option(help="Folder for the merged run.")],
     partial: Annotated[
         bool, typer.Option("--partial", help="Exit with 0 also where items are missing.")
     ] = False,
@@ -38,8 +38,8 @@ def merge(
         print(f"sdattn: {_missing(merged)}", file=sys.stderr)
     if merged.lacks and not partial:
         print(
-            "sdattn: what there is was merged. Merge again with the runs that hold the rest, give "
-            "the batch's own command to draw it, or pass --partial if it is meant so",
+            "sdattn: merged everything that the runs have. Add the runs with the rest, run the "
+            "batch's command again to draw it, or pass --partial to accept this",
             file=sys.stderr,
         )
         raise typer.Exit(1)

@@ -38,54 +38,49 @@ Model = Annotated[
 Device = Annotated[
     str | None,
     typer.Option(
-        help="cpu, cuda, cuda:1, mps; the best there is by default.",
+        help="Device, e.g. cpu, cuda:1, mps (default: best available).",
         autocompletion=_one_of("cpu", "cuda", "mps"),
     ),
 ]
 Dtype = Annotated[
     Literal["float32", "float16", "bfloat16"] | None,
     typer.Option(
-        help="By default, on CUDA, bfloat16 of FLUX, Qwen-Image and Sana, else float16; float32 "
+        help="Default: on CUDA bfloat16 for FLUX, Qwen-Image and Sana, float16 for others; float32 "
         "elsewhere."
     ),
 ]
 Loading = dict[str, Any] | None  # of the options in cli/loading.py
-Seed = Annotated[int, typer.Option(help="Seed of the noise; the next image has the next one.")]
+Seed = Annotated[int, typer.Option(help="Seed of the noise; each further image adds 1.")]
 Steps = Annotated[
     int | None,
-    typer.Option(
-        min=1, help="Denoising steps; by default 20 of the demo, else the pipeline's own."
-    ),
+    typer.Option(min=1, help="Denoising steps (default: 20 for the demo, else the pipeline's)."),
 ]
 InvertedSteps = Annotated[
     int | None,
     typer.Option(
         min=1,
-        help="Denoising steps; by default 20 of the demo, else the pipeline's own, or 50 of "
-        "an inversion.",
+        help="Denoising steps (default: 20 for the demo, else the pipeline's, or 50 with --image).",
     ),
 ]
 Guidance = Annotated[
     float | None,
-    typer.Option(help="Guidance scale; by default 2 of the demo, else the pipeline's own."),
+    typer.Option(help="Guidance scale (default: 2 for the demo, else the pipeline's)."),
 ]
 InvertedGuidance = Annotated[
     float | None,
     typer.Option(
-        help="Guidance scale; by default 2 of the demo, else the pipeline's own, or with --image "
-        "7.5 (1 of SD3)."
+        help="Guidance scale (default: 2 for the demo, else the pipeline's, or with --image "
+        "7.5, 1 for SD3)."
     ),
 ]
 Negative = Annotated[str | None, typer.Option(help="Negative prompt.")]
-Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels; by default the model's own.")]
+Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels (default: the model's).")]
 Frames = Annotated[
-    int | None, typer.Option(min=1, help="Of a video; by default the pipeline's own number.")
+    int | None, typer.Option(min=1, help="Frames of a video (default: the pipeline's).")
 ]
 Settings = Annotated[
     list[str] | None,
-    typer.Option(
-        "--set", help="NAME=VALUE: any other option of the pipeline, true_cfg_scale=4 say."
-    ),
+    typer.Option("--set", help="NAME=VALUE: any other pipeline argument, e.g. true_cfg_scale=4."),
 ]
 Preset = Annotated[
     Literal[
@@ -103,7 +98,7 @@ Preset = Annotated[
         "gramcol",
         "imap",
     ],
-    typer.Option(help="How maps are made; default: what points best in the model's family."),
+    typer.Option(help="How maps are made (default: best measured for the model's family)."),
 ]
 Refine = Annotated[
     Literal["self"] | None,
@@ -114,15 +109,15 @@ Ask = Annotated[
     typer.Option(help="Another text, 'wheel, hat': where its words would go, in asked/."),
 ]
 Words = Annotated[list[str] | None, typer.Argument(help="Words or phrases; all words by default.")]
-Force = Annotated[bool, typer.Option(help="Replace what this command wrote there before.")]
+Force = Annotated[bool, typer.Option(help="Replace earlier output of this command.")]
 
 
 def folder_named(name: str) -> Any:
     """Return the option --out for a command that writes ``outputs/NAME`` by default."""
-    return typer.Option(help=f"The folder to write; outputs/{name} by default.")
+    return typer.Option(help=f"Output folder (default: outputs/{name}).")
 
 
-# What is opened of a user's own: other readers of Pillow start programs, Ghostscript for EPS
+# Formats to open: other readers of Pillow start programs, Ghostscript for EPS
 PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
 _WITH_OPTION = {  # what --set does not set: options and arguments of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
@@ -152,7 +147,7 @@ def _setting(text: str) -> tuple[str, Any]:
     if not is_set or not name.isidentifier():
         raise typer.BadParameter(f"{text!r} is not NAME=VALUE.", param_hint="--set")
     if name in _WITH_OPTION:
-        raise typer.BadParameter(f"{name} has an option or argument of its own.")
+        raise typer.BadParameter(f"Pass {name} by its own option or argument.")
     try:
         return name, json.loads(value)
     except json.JSONDecodeError:
@@ -212,9 +207,7 @@ def open_image(path: Path) -> Any:
             image.filename = str(path)  # as if it were opened by its name
         except UnidentifiedImageError as error:
             choice = f"{', '.join(formats[:-1])} or {formats[-1]}"
-            raise InvalidValueError(
-                f"{path} is no image that can be read. Pass {choice}."
-            ) from error
+            raise InvalidValueError(f"{path} is not a readable image. Pass {choice}.") from error
         except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
             raise InvalidValueError(f"{path} is no image that can be read: {error}") from error
     return image

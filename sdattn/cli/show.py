@@ -19,15 +19,15 @@ def show(
     words: Words = None,
     item: Annotated[str | None, typer.Option(help="The id of an item of a batch run.")] = None,
     figure: Annotated[
-        Kind | None, typer.Option(help="A figure for papers instead, of each of these.")
+        Kind | None, typer.Option(help="Draw this figure for papers instead.")
     ] = None,
     animate: Annotated[
-        bool, typer.Option("--animate", help="The maps over the steps instead, as GIF or WebP.")
+        bool, typer.Option("--animate", help="Draw maps over the steps instead, as GIF or WebP.")
     ] = False,
     frame: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Of a video, what --figure and --animate show; its middle by default."
+            min=1, help="Frame of a video for --figure and --animate (default: the middle)."
         ),
     ] = None,
     out: Annotated[
@@ -54,7 +54,7 @@ def show(
     if figure is not None and animate:
         raise typer.BadParameter("Pass --figure or --animate, each has a file of its own.")
     if frame is not None and not animate and figure in (None, "frames"):
-        raise typer.BadParameter("--frame chooses what --figure of one frame or --animate shows.")
+        raise typer.BadParameter("--frame needs --animate, or a --figure of one frame.")
     if figure is not None:
         _figure(output, run, item, frame, words, figure, out)
     elif animate:
@@ -127,7 +127,7 @@ def _drawings(
     if item is not None and out is None:
         raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
     if out is None and is_address(run):
-        raise typer.BadParameter("A run in a storage is not drawn into. Say where: --out FOLDER.")
+        raise typer.BadParameter("A run in a storage is not changed. Pass --out FOLDER.")
     saved = _load(run, item)
     at_home = out is None or (item is None and out.resolve() == run.resolve())
     if at_home and saved.settings.fingerprint is not None:  # they stay as their checksums say

@@ -262,8 +262,8 @@ class Attachment:
         joint = self.n_layers - self._kinds[True]
         if calls < expected:
             store.note(
-                f"{expected} calls were to come in a pass, and {calls} came. Turn off what skips "
-                "layers (a cache?), or have only the other layers call the store."
+                f"a pass should have {expected} calls, and {calls} came. Turn off anything that "
+                "skips layers (a cache?), or let only the other layers call the store."
             )
         elif text > joint or more > self._kinds[True] + joint:
             store.note(

@@ -285,7 +285,7 @@ class AttentionStore(StepMaps):
         elif self.num_att_layers < 0 and self.cur_att_layer:
             problem = f"{self.cur_att_layer} calls came while it was attached to no model. {HOW}"
         if problem:
-            raise CaptureError(f"This {type(self).__name__} did not see the run whole: {problem}")
+            raise CaptureError(f"This {type(self).__name__} did not see the whole run: {problem}")
         repeated = self.repeats.found()
         # Attend-and-Excite runs the prompt again and again, and reads the last step alone
         is_told = self.guidance == "passes" or self._num_uncond > 0

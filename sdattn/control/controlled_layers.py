@@ -58,8 +58,8 @@ def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
     if denoiser.family.spans is not None:
         raise InvalidTypeError(
             f"A {type(denoiser.model).__name__} has its text elsewhere in each row of a batch, "
-            "or with more beside it, which controllers and knockouts do not know. capture() can "
-            "watch it."
+            "or with extra tokens around it, which controllers and knockouts do not support. "
+            "capture() can watch it."
         )
     for layer in layers:
         check_layer(layer.module)
@@ -92,7 +92,7 @@ def check_guidance(passes: PassReader, controller: object) -> None:
     in_turn = passes.watch is not None and passes.watch.in_turn
     if in_turn and getattr(controller, "guidance", None) == "passes":
         raise InvalidValueError(
-            "guidance='passes' is of models that run for the negative prompt first, and a "
-            f"{type(passes.pipeline).__name__} runs for the prompt first, if in two passes at all. "
-            "Leave guidance= out: the pipeline says which pass is which."
+            "guidance='passes' needs a model that runs the negative prompt first, and a "
+            f"{type(passes.pipeline).__name__} runs the prompt first, or both in one batch. Leave "
+            "guidance= out: the pipeline says which pass is which."
         )

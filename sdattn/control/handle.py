@@ -165,8 +165,8 @@ class ControlHandle:
             layer, processor = replaced[0]
             raise CaptureError(
                 f"The processor of {layer.name} was replaced by a {type(processor).__name__}, "
-                f"so the {type(self.controller).__name__} would miss this layer from here on. Set "
-                "processors before it begins, and leave them alone until it ends."
+                f"so the {type(self.controller).__name__} would miss this layer. Set processors "
+                "before the run, and do not change them until it ends."
             )
         self._fit(found)
         self._begin_pass(found)

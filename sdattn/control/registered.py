@@ -72,7 +72,7 @@ def refuse_broken_step(controller: Controller | None) -> None:
     if begun not in (0, getattr(controller, "num_uncond_att_layers", 0)):
         raise RunError(
             f"The {type(controller).__name__} is in the middle of a step: {begun} layers have "
-            "called, and the model starts anew. After a run that was broken off, reset() the "
+            "called, and the model starts a new pass. After a run that stopped early, reset() the "
             "controller."
         )
 

@@ -108,9 +108,9 @@ class Removal:
         self._handle.restore()
         if kind is None and self._passes != self._expected:
             raise CaptureError(
-                f"This run was to call its model {self._expected} times and called it "
-                f"{self._passes} times, so columns stayed longer than was asked. Let it run to its "
-                "end."
+                f"This run should call its model {self._expected} times and called it "
+                f"{self._passes} times, so columns were removed in fewer steps than asked. Let it "
+                "run to its end."
             )
         if kind is None:
             self._handle.tell_strays()

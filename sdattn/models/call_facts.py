@@ -59,7 +59,7 @@ def check_guidance(pipe: Pipeline, options: Options) -> None:
     if isinstance(scale, (int, float)) and scale <= 1:
         raise InvalidValueError(
             f"A {type(pipe).__name__} uses a negative prompt only with `{name}` above 1; found "
-            f"{scale}. Pass `{name}=4`, say, or no negative prompt."
+            f"{scale}. Pass `{name}=4`, for example, or no negative prompt."
         )
 
 

@@ -56,8 +56,8 @@ def setting_of(pipe: Pipeline, *names: str) -> Any:
     found = [getattr(one, name) for one in blocks for name in names if hasattr(one, name)]
     if not found or any(value != found[0] for value in found):
         raise InvalidTypeError(
-            f"How a {type(pipe).__name__} reads its prompts is not known: {len(found)} of its "
-            f"blocks say their {names[0]}. Pass labels, {{'cat': [2]}} for example, and columns=."
+            f"sdattn does not know how this {type(pipe).__name__} reads prompts: {len(found)} of "
+            f"its blocks have a {names[0]}. Pass labels, {{'cat': [2]}} for example, and columns=."
         )
     return found[0]
 

@@ -185,7 +185,7 @@ def grid_of_ids(_model: Model, given: Given, made: int = 0) -> tuple[int, ...]:
     if not len(own) or not torch.equal(own, torch.cartesian_prod(rows, cols)):
         raise InvalidValueError(
             f"img_ids name {len(own)} patches of the image in {len(rows)} rows and {len(cols)} "
-            "columns, which is no grid, row by row, so where a patch lies is not known."
+            "columns, which do not form a grid, row by row, so patches have no known place."
         )
     return len(rows), len(cols)
 

@@ -80,9 +80,9 @@ def refuse_unknown(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Refuse prompts of a pipeline that no family reads, or that reads them unlike the family whose
     name it begins with."""
     raise InvalidTypeError(
-        f"How a {type(call.pipe).__name__} reads its prompts is not known, so neither are the "
-        f"columns of {texts[0]!r}. Pass labels, {{'cat': [2]}} say, and columns=; or, if it pads "
-        "the bare prompt, what sdattn.read_prompt(tokenizer, prompt) gives."
+        f"sdattn does not know how a {type(call.pipe).__name__} reads its prompts, so the columns "
+        f"of {texts[0]!r} are unknown. Pass labels, for example {{'cat': [2]}}, and columns=; or, "
+        "if it only pads the prompt, the result of sdattn.read_prompt(tokenizer, prompt)."
     )
 
 
@@ -97,8 +97,8 @@ def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
     tokenizers = [tokenizer for tokenizer in held if tokenizer is not None]  # SDXL's refiner: one
     if not tokenizers:
         raise InvalidTypeError(
-            f"A {type(call.pipe).__name__} without a tokenizer: its words are not known. Pass "
-            'labels, {"cat": [2]} say, and columns=.'
+            f"This {type(call.pipe).__name__} has no tokenizer, so words are unknown. Pass labels, "
+            'for example {"cat": [2]}, and columns=.'
         )
     read = [_clip_columns(call, tokenizers[0], text) for text in texts]
     # A column has a row of either encoder's states, so both must put each word into the same ones.
@@ -159,7 +159,7 @@ def rendered(text: str, render: Callable[[str], str]) -> Source:
             return whole
     raise InvalidValueError(
         f"The pipeline's chat template rewrites the prompt {text!r} to {found!r}. Leave out what "
-        "has a meaning of its own there, or pass labels."
+        "has a special meaning there, or pass labels."
     )
 
 

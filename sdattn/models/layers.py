@@ -68,7 +68,7 @@ def find_denoiser(target: Pipeline | Module) -> Denoiser:
         TypeError: ``target`` holds no model of a known family.
     """
     model = held_model(target)
-    # A model of one's own may hold parts that are called unet or transformer.
+    # A custom model may have parts named unet or transformer.
     asked = type(unwrapped(target)).__name__
     why = f"Asked to capture a {asked}, which {what_it_holds(target, model)}"
     if model is None or claimed(target):
@@ -174,7 +174,7 @@ def select_layers(
         if not chosen:
             raise InvalidValueError(_nothing_fits("the predicate", candidates, latent_size))
         return chosen
-    # Each choice must fit something, so that a misspelt one does not pass for none.
+    # Each choice must fit some layer, so that a misspelt one is noticed.
     choices = _as_choices(layers)
     if layers is None:
         chosen = candidates

@@ -146,9 +146,9 @@ def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
     needed, memory = images * height * width * _BYTES_A_PIXEL, psutil.virtual_memory().total
     if needed > memory:
         raise InvalidValueError(
-            f"{images:,} {what} of {width}x{height} pixels need {needed / 1e9:,.0f} GB before "
-            f"they are images, and this machine has {memory / 1e9:,.0f} GB. Make fewer at a "
-            "time, or smaller ones."
+            f"{images:,} {what} of {width}x{height} pixels need {needed / 1e9:,.0f} GB while they "
+            f"are decoded, and this machine has {memory / 1e9:,.0f} GB. Make fewer at a time, or "
+            "smaller ones."
         )
 
 
@@ -190,9 +190,9 @@ def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
     if "use_resolution_binning" in call_options(pipe):
         if options.get("use_resolution_binning"):
             raise InvalidValueError(
-                "`use_resolution_binning=True` has the model make another size and cuts the image "
-                "out of it, so that the heatmaps would not fit. Pass a size it was trained on, or "
-                "use `capture()` around the pipeline."
+                "`use_resolution_binning=True` makes an image of another size and crops it, so the "
+                "heatmaps would not fit. Pass a size that the model was trained on, or use "
+                "`capture()` around the pipeline."
             )
         found["use_resolution_binning"] = False
     asked = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
@@ -262,7 +262,7 @@ def options_of_image(options: Options, number: int, *, images: int, prompts: int
     for name, value in found.items():
         if is_of_images(name) and isinstance(value, (list, tuple)) and len(value) == prompts:
             found[name] = value[number // (images // prompts)]
-        # Latents have a row for each image, all else that is listed an entry for each prompt.
+        # Latents have one row per image; other lists have one entry per prompt.
         elif name == "latents" and len(value) == images:
             found[name] = value[number : number + 1]
     return found

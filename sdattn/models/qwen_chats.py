@@ -79,9 +79,9 @@ def _option(call: TextCall, texts: list[str], *names: str) -> Any:
     given = next((call.options[name] for name in names if call.options.get(name) is not None), None)
     if given is None:
         raise InvalidValueError(
-            f"A {type(call.pipe).__name__} has its text encoder read images before the prompt, "
-            f"so the columns of {texts[0]!r} depend on their size. Pass image=, the images of "
-            "the run; or labels, {'cat': [2]} say, and columns=."
+            f"The text encoder of a {type(call.pipe).__name__} reads images before the prompt, so "
+            f"the columns of {texts[0]!r} depend on their size. Pass image=, the images of the "
+            "run; or labels, for example {'cat': [2]}, and columns=."
         )
     return given
 

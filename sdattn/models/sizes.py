@@ -6,7 +6,7 @@ from .call_options import call_options
 from .layers import find_denoiser
 from .pipeline import Options, Pipeline
 
-# What its VAE makes of pixels on a side, by the names that pipelines have for it
+# Names that pipelines have for the pixels per side of a latent cell
 _FACTORS = (
     "vae_scale_factor",
     "vae_scale_factor_spatial",

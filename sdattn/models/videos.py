@@ -7,7 +7,7 @@ from .demos import demo_settings
 from .layers import find_denoiser
 from .pipeline import Options, Pipeline
 
-# How many frames its VAE codes together behind the first, by the names that pipelines have for it
+# Names that pipelines have for the frames that a VAE codes together after the first
 _UNITS = (
     "vae_scale_factor_temporal",
     "vae_temporal_compression_ratio",
@@ -28,9 +28,8 @@ def check_makes_images(pipe: Pipeline) -> None:
     """
     if makes_videos(pipe):
         raise InvalidTypeError(
-            f"{type(pipe).__name__} makes videos, and edits, knockouts, comparisons and looks at "
-            "given images are of single images. See where the words of a video went with "
-            "`generate()`."
+            f"{type(pipe).__name__} makes videos, but edits, knockouts, comparisons and explain() "
+            "need single images. Use `generate()` for a video's heatmaps."
         )
 
 
