@@ -213,12 +213,12 @@ def test_a_failure_leaves_the_old_file(frames, tmp_path, monkeypatch, at):
     [
         ("x.png", {}, r"\.gif.*\.webp"),
         ("gif", {}, r"\.gif.*\.webp"),
-        ("x.gif", {"milliseconds": 19}, "milliseconds=19: pass 20 or more"),
-        ("x.webp", {"milliseconds": -200}, "milliseconds=-200: pass 20 or more"),
+        ("x.gif", {"milliseconds": 19}, "milliseconds=19"),
+        ("x.webp", {"milliseconds": -200}, "milliseconds=-200"),
         ("x.gif", {"milliseconds": float("nan")}, "milliseconds=nan.*20"),
         ("x.webp", {"milliseconds": float("inf")}, "milliseconds=inf.*20"),
-        ("x.gif", {"milliseconds": 200_000}, "at most 163837"),
-        ("x.webp", {"milliseconds": 2**24}, "at most 4194303"),
+        ("x.gif", {"milliseconds": 200_000}, "163837"),
+        ("x.webp", {"milliseconds": 2**24}, "4194303"),
     ],
 )
 def test_files_that_cannot_be(frames, tmp_path, name, options, message):
