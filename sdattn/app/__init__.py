@@ -2,5 +2,5 @@
 
 `page` holds the components and the actions of the buttons; `server` serves it to this machine's own
 pages only; `recent_runs` keeps the runs that it shows again and offers for download.
-`runs.generation` draws an image, and its page is that of `runs.report` in a frame.
+`runs.generation` draws an image, and `runs.report` makes its page, shown in a frame.
 """

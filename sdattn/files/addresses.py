@@ -249,7 +249,7 @@ class Address:
             except FileNotFoundError as error:
                 raise MissingFileError(f"{self} does not exist: {_line(error)}") from error
             except PermissionError as error:
-                raise DeniedError(f"Access to {self} was denied: {_line(error)}") from error
+                raise DeniedError(f"{self} denied access: {_line(error)}") from error
             except (FileExistsError, NotImplementedError):
                 raise
             except Exception as error:  # from many libraries, not always an OSError

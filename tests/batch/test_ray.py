@@ -291,8 +291,8 @@ def test_workers_that_ray_has_no_room_for(crew_of, monkeypatch, capfd):
     with pytest.raises(KeyboardInterrupt):
         crew_of(worker, (3, 3), request).load()
     assert capfd.readouterr().err.splitlines()[-1] == (
-        "sdattn: waiting: 2 of 3 workers have loaded the model; each takes a CPU, of which Ray has "
-        "2; of 1 to 3 workers it would start those that there is room for"
+        "sdattn: waiting: 2 of 3 workers have loaded the model; each takes a CPU, and Ray has 2; "
+        "asked for 1 to 3 workers it would start as many as fit"
     )
 
 

@@ -260,9 +260,9 @@ class RayEngine:
             return
         there = f"{len(self.free)} of {self.least} workers have loaded the model"
         has = f"{ray.cluster_resources().get(self.takes, 0):g}"
-        then = f"; of 1 to {self.most} workers it would start those that there is room for"
+        then = f"; asked for 1 to {self.most} workers it would start as many as fit"
         _say(
-            f"waiting: {there}; each takes a {self.takes}, of which Ray has {has}"
+            f"waiting: {there}; each takes a {self.takes}, and Ray has {has}"
             f"{then * (self.least > 1)}"
         )
 

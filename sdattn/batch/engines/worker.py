@@ -105,7 +105,7 @@ class Worker:
         with Worker(pipe, folder, name, request, size) as worker:
             worker.draw(batch, wanted)     # waits while many items are still to be written
 
-    On leaving all of them are on the disk. ``size`` is that of the largest batch.
+    On leaving all of them are on the disk. ``size`` is the largest batch's.
     """
 
     def __init__(self, pipe: Pipeline, folder: BatchFolder, name: str, request: Request, size: int):

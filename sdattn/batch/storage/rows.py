@@ -39,7 +39,7 @@ def row_of(
     info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]
 ) -> dict[str, object]:
     """Return the row of ``metadata.jsonl`` for an item. Its ``statistics`` list
-    :meth:`WordStatistics.flat` of each of the ``words``; ``checksum`` is that of ``run.json``,
+    :meth:`WordStatistics.flat` of each of the ``words``; ``checksum`` is ``run.json``'s,
     which holds the other files' checksums. Raise ValueError if ``run.json`` lacks something for the
     row."""
     try:
