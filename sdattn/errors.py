@@ -1,14 +1,13 @@
-"""What sdattn refuses and warns of.
+"""Errors and warnings of sdattn.
 
     try:
         run = sdattn.generate(pipe, "a red circle", guidance_scale=0.5)
-    except sdattn.SdattnError as error:  # whatever was refused; each is also a builtin's kind
+    except sdattn.SdattnError as error:  # each is also a builtin's kind
         print(error)
 
-A message has the options and functions that it names between backticks, as Python has them:
-`force=True`, `folder`, `generate()`. The command line and the live page put their own names there,
-see :func:`reworded`. An exception of another kind that is a bug keeps its traceback, see
-:func:`is_bug`.
+Messages name options and functions between backticks, as Python writes them: `force=True`,
+`folder`, `generate()`. The command line and the live page put their own names there, see
+:func:`reworded`. Other exceptions that are bugs keep their traceback, see :func:`is_bug`.
 """
 
 import ast
@@ -108,7 +107,7 @@ class NotFiniteError(SdattnError, ValueError):
 
 
 class AccessError(SdattnError, OSError):
-    """What is outside cannot be reached, read or written: a disk, a storage, the hub."""
+    """A disk, a storage or the hub cannot be reached, read or written."""
 
 
 class ExistsError(AccessError, FileExistsError):
@@ -132,7 +131,7 @@ class MissingPackageError(SdattnError, ImportError):
 
 
 class SdattnWarning(UserWarning):
-    """What sdattn warns of."""
+    """A warning of sdattn."""
 
 
 # Packages whose code runs between a user's line and a warning of what that line does.
@@ -167,11 +166,11 @@ _FULL = ("out of memory", "can't allocate memory")  # how torch says so in a pla
 
 
 def is_bug(error: BaseException) -> bool:
-    """Whether an error is nobody's refusal: a fault of sdattn or of a library that it uses, of
-    whose traceback is worth more than its message.
+    """Check whether an error is a fault of sdattn or of a library that it uses, so that its
+    traceback is worth more than its message.
 
-    None are sdattn's own refusals; errors of disks, networks and storages; memory that is too
-    small; packages that are missing; and what diffusers and transformers say of a wrong value.
+    Not bugs are: sdattn's own refusals; errors of disks, networks and storages; too little memory;
+    missing packages; and what diffusers and transformers say about a wrong value.
     """
     if isinstance(error, (SdattnError, OSError, MemoryError)) or not isinstance(error, Exception):
         return False

@@ -17,23 +17,23 @@ UNKNOWN: Any = None  # in place of a tensor that a way of seeing does not show
 
 @dataclass(eq=False)
 class AttentionCall:
-    """What one call of an attention layer computed.
+    """One call of an attention layer: what it was given and what it computed.
 
-    A kernel shows all but ``probs``, the projections of a layer its query and key alone, a product
-    with the values all but its query and key. What is not shown is None.
+    Unknown values are None. A kernel shows everything but ``probs``; a layer's projections show
+    only query and key; a product with the values shows everything but query and key.
 
     Attributes:
-        query: ``[B, heads, N, d]``, normed and rotated; of a kernel's call with other axes before
-            the last two as well, see :meth:`by_head`.
+        query: ``[B, heads, N, d]``, normed and rotated; a kernel's call may have further axes
+            before the last two, see :meth:`by_head`.
         key, value: ``[B, heads, T, d]``.
         mask: None, or as torch takes it: added to the scores, or bool where True takes part.
-        scale: of the scores; None for ``1 / sqrt(d)``.
-        logsumexp: ``[B, heads, N]`` of the scaled scores; None where the kernel did not give it, or
-            not exactly enough.
-        probs: ``[B, heads, N, T]``, which made the output; None where only the kernel made them.
+        scale: scale of the scores, or None for ``1 / sqrt(d)``.
+        logsumexp: ``[B, heads, N]`` of the scaled scores, or None if the kernel did not give it
+            exactly enough.
+        probs: ``[B, heads, N, T]``, which made the output, or None if only the kernel knew them.
         output: ``[B, heads, N, d]``, before the output projection.
-        text: where in joint attention the text is among the T tokens, if the layer says it.
-        dropout, causal: whether there was any; a causal mask comes beside ``mask``.
+        text: position of the text among the T tokens of joint attention, if the layer says it.
+        dropout, causal: whether there was any; a causal mask comes in addition to ``mask``.
     """
 
     query: Tensor = UNKNOWN
@@ -50,7 +50,7 @@ class AttentionCall:
 
     @property
     def given(self) -> tuple[Tensor, Tensor, Tensor]:
-        """What a kernel is handed: query, key and value."""
+        """Query, key and value, as a kernel gets them."""
         return self.query, self.key, self.value
 
     @property

@@ -25,11 +25,11 @@ FEW = 512  # keys, of which a softmax is made at once where the kernel gives no 
 
 
 class Attended(ABC):
-    """What one call of one layer attended to.
+    """The attention of one call of one layer.
 
     Attributes:
         batch: rows of the batch.
-        heads: of the layer.
+        heads: heads of the layer.
         cells: N, the queries.
         keys: T, the key columns.
     """
@@ -47,8 +47,8 @@ class Attended(ABC):
         a new tensor. The softmax is over all keys."""
 
     def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
-        """Return the same where only some keys of each image take part: bool ``kept``
-        ``[B, 1, 1, T]``; ``columns`` are those of any image."""
+        """Return the same attention among some keys of each image only: bool ``kept`` ``[B, 1, 1,
+        T]``; ``columns`` is the union over the images."""
         return AmongKeys(self, kept)
 
     def every_head(self, columns: Columns) -> Tensor:
@@ -181,11 +181,11 @@ def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> 
 
 
 class SideBySide(Attended):
-    """Several attentions of the same queries, the keys of one behind those of the other.
+    """Several attentions of the same queries, their keys one after the other.
 
     Args:
         first: at least one.
-        others: the others; a number stands for so many keys that nothing is paid to.
+        others: the others; an int n means n keys with zero attention.
     """
 
     def __init__(self, first: Attended, others: Sequence[Attended | int]):

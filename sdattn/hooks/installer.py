@@ -123,7 +123,7 @@ class Installation:
         ]
 
     def take_out(self, layer: AttentionLayer) -> None:
-        """Have a layer hold again what it held before."""
+        """Restore what a layer held before."""
         self._put_back(layer.module)
 
     def leave(self, layer: AttentionLayer) -> None:

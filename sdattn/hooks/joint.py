@@ -103,7 +103,7 @@ class JointLook:
     def _see_dispatched(
         self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
     ) -> Seen:
-        """Have a processor of diffusers run. Of several calls (SD3.5 has self-attention as well)
+        """Run a diffusers processor. If it makes several calls (SD3.5 has self-attention as well),
         the one over all tokens is the joint one."""
         calls: list[AttentionCall] = []
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
@@ -122,8 +122,8 @@ class JointLook:
     def _see_unknown(
         self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
     ) -> Seen:
-        """Have a user's own processor run: the call is the product with the values, or that of
-        torch's attention, whose image reached the output projection."""
+        """Run a user's own processor: its call is the product with the values, or torch's
+        attention, whose image part reached the output projection."""
         calls: list[AttentionCall] = []
         to_out = output_projection(attn)
         with observer.projections.during([(ARRIVED, to_out)]) as seen:

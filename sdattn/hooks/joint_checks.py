@@ -1,5 +1,5 @@
-"""What must hold of a layer of joint attention, so that what it is seen to do is known to be what
-its image pays to its text."""
+"""Checks on a layer of joint attention, so that what was seen is known to be what the image pays to
+its text."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def check_ways(
 
 
 def token_count(given: dict[str, Any]) -> int:
-    """Count the tokens of a layer's call; some models hand those of a single stream over twice."""
+    """Count the tokens of a layer's call; some models pass a single stream's tokens twice."""
     image, text = given["hidden_states"], given.get("encoder_hidden_states")
     return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
 
@@ -184,11 +184,11 @@ def check_order(
     projected: dict[str, Tensor],
     name: str,
 ) -> None:
-    """Refuse a layer that did not put the values of the text where its keys are said to be.
+    """Refuse a layer that did not put the text's values where its keys are said to be.
 
-    Values are neither normed nor rotated. Layers that get text and image joined already
-    project them in one; their order is that of the layers before. Of some models the text's stream
-    has tokens of nobody around those of the text, or some that take no part.
+    Values are neither normed nor rotated. Layers that get text and image joined already project
+    both at once; their order is that of the earlier layers. In some models the text stream has
+    tokens around the prompt that belong to no word, or tokens that take no part.
     """
     own = projected.get("add_v_proj")
     if own is None and "to_added_qkv" in projected:

@@ -1,20 +1,20 @@
-"""The kernels behind torch's attention that give the logsumexp of a row's scores beside the output.
+"""Kernels of torch's attention that return the logsumexp of a row's scores along with the output.
 
-A row of the softmax is ``exp(scores - logsumexp)``, so that with it the probabilities of some keys
-need the scores of those keys only.
+A row of the softmax is ``exp(scores - logsumexp)``, so with it the probabilities of some keys need
+the scores of those keys only.
 
-Which kernel runs is torch's choice; what each gives, by torch's sources (``attention.cpp``,
-``attention.cu``, ``MHA.cpp``): the natural logsumexp of the scaled scores in float32, of CPU and
-CUDA flash ``[B, heads, N]``, of the efficient kernel ``[B, heads, N rounded up to 32]``, of cuDNN
-``[B, heads, N, 1]`` (in some versions of torch without the last axis). The last two are asked for
-it. cuDNN may plan otherwise then, so on CUDA a kernel's output is compared with plain attention's,
-and its logsumexp with float64, the first time that a layout comes up: :data:`CHECKED` says what was
-found.
+Torch chooses the kernel. According to its sources (``attention.cpp``, ``attention.cu``,
+``MHA.cpp``) each returns the natural logsumexp of the scaled scores in float32: CPU and CUDA flash
+``[B, heads, N]``, the efficient kernel ``[B, heads, N rounded up to 32]``, cuDNN ``[B, heads, N,
+1]`` (in some versions of torch without the last axis). The last two return it only on request.
+cuDNN may then plan differently, so on CUDA a kernel's output is compared with plain attention's,
+and its logsumexp with float64, the first time that a layout comes up; :data:`CHECKED` holds the
+results.
 
-On CUDA these kernels are asked in half types alone: there float32 scores have digits to spare. In
-float32 a logsumexp above :data:`EXACT` is too coarse beside scores that another kernel rounded
-otherwise; whether it is cannot be known without waiting for the device, and
-:func:`sdattn.attention.recording.logsumexp`, whose scores are those of the shares, needs no limit.
+On CUDA these kernels are asked in half types only, where float32 scores have digits to spare. In
+float32 a logsumexp above :data:`EXACT` is too coarse for scores that another kernel rounded
+differently; whether it is cannot be known without waiting for the device, and
+:func:`sdattn.attention.recording.logsumexp`, which computes both alike, needs no limit.
 """
 
 import math
@@ -80,9 +80,9 @@ def used_if_equal(
     attend: Callable[[], Tensor],
     call: AttentionCall,
 ) -> WithLogsumexp:
-    """Return what ``kernel`` gives if its output is that of ``attend``, bit by bit, and its
-    logsumexp that of the scores; else the output of ``attend`` alone. It is found out once a
-    layout, which reads from the device; later calls read nothing."""
+    """Return the results of ``kernel`` if its output equals that of ``attend`` bit by bit and its
+    logsumexp is exact; else the output of ``attend`` alone. Each layout is checked once, which
+    reads from the device; later calls read nothing."""
     case = _case(kernel.__name__, call)
     if case not in CHECKED:
         # A CUDA graph that is being captured cannot be read from, so nothing new is tried in it.

@@ -179,14 +179,14 @@ class TextStream:
     """The stream of another text through the blocks of a model.
 
     Args:
-        denoiser: of a family that says how text enters its stream.
-        text_states: ``[1 or images, T, width]``, what the model's call would get for that text; T
-            is that of the run, so that rotary embeddings fit.
-        grad: whether the graph is kept.
+        denoiser: model of a family that says how text enters its stream.
+        text_states: ``[1 or images, T, width]``, the input that the model's call would get for that
+            text; T must equal the run's, so that rotary embeddings fit.
+        grad: whether to keep the graph.
 
     Raises (when the model runs):
-        ValueError: as many columns as the run has not, or texts as it has not images.
-        RuntimeError: a block that is run in a way in which it cannot be run again.
+        ValueError: the number of columns or texts differs from the run's.
+        RuntimeError: a block runs in a way in which it cannot be run again.
     """
 
     def __init__(self, denoiser: Denoiser, text_states: DeviceCopies, grad: bool):
@@ -197,10 +197,10 @@ class TextStream:
         self.now: Tensor | None = None  # what goes into the next block
 
     def follow(self, installed: Installation, layers: list[AttentionLayer]) -> None:
-        """Have each block that these layers are of run again after itself.
+        """Run each block of these layers again after itself.
 
         Raises:
-            RuntimeError: hooks of diffusers keep state in a block, which another run would change.
+            RuntimeError: hooks of diffusers keep state in a block, which a second run would change.
         """
         for layer in layers:
             block = self.model.get_submodule(layer.name.rpartition(".")[0])

@@ -55,12 +55,13 @@ EPSILON = 1e-6
 
 
 class OutputSpace(Attended):
-    """``o_t . o_x / d`` of each head, of any sign, so that the mean over heads is the product over
-    concatenated heads divided by their features: what a wider model has no more of.
+    """The product ``o_t . o_x / d`` of each head, of any sign. The mean over heads is the product
+    over concatenated heads divided by their number of features, so wider models do not get more of
+    it.
 
     Args:
         image: outputs of the cells before the output projection, ``[B, heads, N, d]``.
-        text: those of the tokens, ``[B, heads, T, d]``.
+        text: outputs of the tokens, ``[B, heads, T, d]``.
     """
 
     def __init__(self, image: Tensor, text: Tensor):

@@ -1,4 +1,4 @@
-"""What the projections of an attention layer give while it runs, seen by hooks that stay."""
+"""Outputs of an attention layer's projections while it runs, seen by hooks that stay."""
 
 import inspect
 from collections.abc import Iterator, Sequence

@@ -118,7 +118,7 @@ def _record(sums: Tensor, rows: Tensor, query: Tensor, key: Tensor, mask: Tensor
 
 
 class Recorders:
-    """Those of one capture; none, of a model that runs eagerly."""
+    """The recorders of one capture; none for a model that runs eagerly."""
 
     def __init__(self) -> None:
         self._of: dict[str, Recorder] = {}
@@ -126,7 +126,7 @@ class Recorders:
         self._disturbed = False
 
     def put(self, installed: Installation, layers: Sequence[AttentionLayer]) -> None:
-        """Have each layer hold one."""
+        """Put a recorder into each layer."""
         for layer in layers:
             self._of[layer.name] = Recorder(layer.module.processor)
             installed.put(layer, self._of[layer.name])
@@ -139,8 +139,8 @@ class Recorders:
         """Begin a pass with nothing recorded. Refuse an attention that no graph shows.
 
         Args:
-            layers: those of the chosen resolutions.
-            device: where they run.
+            layers: layers of the chosen resolutions.
+            device: device they run on.
         """
         if self._of and (by := replacement()) is not None:
             raise CaptureError(f"Inside capture() of a compiled model, {no_softmax(by)}")

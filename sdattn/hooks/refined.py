@@ -29,10 +29,10 @@ from .sdpa import TORCHS
 class Spreading:
     """What the layers of a capture spread: means over the layers of the last pass that was kept.
 
-    With ``m_l`` what the cells pay to the text in layer ``l`` and ``S_l`` what they pay to each
-    other, both means over heads, pass ``t`` has the maps ``m_t = mean_l m_l``,
-    ``s_t = mean_l S_l m_(t-1)`` and, in each layer, ``S_l s_(t-1)``, which is what is shown. The
-    first pass has none before it: there a layer spreads its own, ``S_l (S_l m_l)``.
+    Let ``m_l`` be the attention of cells to text in layer ``l`` and ``S_l`` their attention to each
+    other, both means over heads. Pass ``t`` has the maps ``m_t = mean_l m_l``, ``s_t = mean_l S_l
+    m_(t-1)`` and, in each layer, ``S_l s_(t-1)``, which is the result. In the first pass a layer
+    spreads its own map, ``S_l (S_l m_l)``.
     """
 
     def __init__(self) -> None:
@@ -41,7 +41,7 @@ class Spreading:
         self._layers = 0
 
     def begin_pass(self) -> None:
-        """Have the pass that ends now, if any of it was kept, be the one before."""
+        """Make the pass that ends now the previous one, if any of it was kept."""
         if self._sums is not None:
             text, spread = self._sums
             self.before = text / self._layers, spread / self._layers
@@ -59,13 +59,13 @@ class Spreading:
 class Refined(Attended):
     """``S s``, where ``s`` is a map of the text that was spread before, see :class:`Spreading`.
 
-    Of a single head it is ``S_h s``, so that the mean over heads is the above. A cell that pays the
-    image nothing that its dtype can hold is spread nowhere: its row is zero.
+    For a single head it is ``S_h s``, so that the mean over heads is the above. A cell whose
+    attention to the image vanishes in its dtype is not spread: its row is zero.
 
     Args:
-        text: what the image's queries pay to the text.
+        text: attention of the image's queries to the text.
         spreading: what the layers of all passes spread.
-        image: the call between the image's queries and its keys alone; its softmax is ``S``.
+        image: the call between the image's queries and keys only; its softmax is ``S``.
     """
 
     def __init__(self, text: Attended, spreading: Spreading, image: AttentionCall):

@@ -89,16 +89,16 @@ def _taken(part: Tensor, index: Tensor, dim: int) -> Tensor:
 
 
 class RowCalls(AttentionCall):
-    """Calls of a row each as one call of the batch: the image, then the whole text. Tokens that a
-    row left out are masked, and their output is 0.
+    """Calls for one row each, as one call of the batch: the image, then the whole text. Tokens that
+    a row left out are masked, and their output is 0.
 
     Args:
-        calls: for each row, its own tokens ``[1, heads, cells + words, d]`` in this order.
-        cells: of the image.
-        mask: ``[B, T]``, not 0 where a token of the text takes part; read on its device alone.
+        calls: for each row its own tokens ``[1, heads, cells + words, d]`` in this order.
+        cells: number of image tokens.
+        mask: ``[B, T]``, nonzero where a token of the text takes part; read on its device only.
 
     Attributes:
-        taken: bool ``[B, S]``, which of all tokens take part.
+        taken: bool ``[B, S]``, tokens that take part.
     """
 
     def __init__(self, calls: Sequence[AttentionCall], cells: int, mask: Tensor):
@@ -132,10 +132,10 @@ class RowCalls(AttentionCall):
 
 
 def as_one_call(calls: Sequence[AttentionCall], given: dict[str, Any]) -> Sequence[AttentionCall]:
-    """Return what a processor called, as one call if it attended to a row at a time.
+    """Return a processor's calls as one call if it attended to one row at a time.
 
     Args:
-        calls: of torch's attention, in order, and other products.
+        calls: calls of torch's attention, in order, and other products.
         given: the processor's arguments by name.
     """
     image, text = given["hidden_states"], given.get("encoder_hidden_states")

@@ -123,12 +123,12 @@ def no_softmax(by: Any) -> str:
 class SdpaWatch(TorchFunctionMode):
     """See the calls of ``scaled_dot_product_attention`` in a block of code, in this thread only.
 
-    The output of each is that of the very kernel that torch would choose.
+    Each output comes from the very kernel that torch would choose.
 
     Attributes:
-        calls: in their order.
-        unlike: what answered in the place of torch's function, a call each, and how far its output
-            is from torch's, see :func:`unlike_torchs`.
+        calls: the calls in order.
+        unlike: for each call that something else than torch's function answered, what it was and
+            how far its output is from torch's, see :func:`unlike_torchs`.
     """
 
     def __init__(self) -> None:
@@ -158,7 +158,8 @@ class SdpaWatch(TorchFunctionMode):
         enable_gqa: bool = False,
         **unknown: Any,
     ) -> Tensor:
-        """Have ``attend`` make the output, of the arguments that follow ``by``, and note it."""
+        """Make the output by ``attend``, from the arguments that follow ``by``, and note the
+        call."""
         call, inside = AttentionCall(query, key, value, attn_mask, scale), len(self.calls)
         call.dropout, call.causal = bool(dropout_p), is_causal
         plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa or unknown)

@@ -1,18 +1,17 @@
-"""How it is had what a layer of cross- or self-attention attended to, from what is known for
-certain to what has to be worked out.
+"""Sources of what a layer of cross- or self-attention attended to, from certain to worked out.
 
-- `shown`: a processor of sdattn's own shows its call, as a controller left it.
-- `followed`: of diffusers' plain processors, whose formula is known, it follows from the query and
-  key, which the layer's projections give. In large layers on the CPU the kernel of the output gives
-  the logsumexp as well, which spares a softmax.
-- `witnessed`: of any other processor it is what made the output of the values, see
-  :mod:`sdattn.hooks.unknown_processors`; of a kernel that cannot be seen, the softmax of the query
-  and key, provided that it reproduces the output.
+- `shown`: a processor of sdattn shows its call, as a controller left it.
+- `followed`: for diffusers' plain processors, whose formula is known, it follows from query and
+  key, which the layer's projections give. In large layers on the CPU the output's kernel gives the
+  logsumexp as well, which saves a softmax.
+- `witnessed`: for any other processor it is what made the output from the values, see
+  :mod:`sdattn.hooks.unknown_processors`. If the kernel cannot be intercepted, it is
+  softmax(QK^T), provided it reproduces the output.
 
-Image prompts have columns of their own behind those of the text. The image attends to them apart
-from the text, in a softmax of their own, and what both make is added. An IP-Adapter has one
-softmax, or one for each image where masks say which image goes where. In Wan 2.1 they are the image
-that a video begins with.
+Image prompts have columns of their own after the text's. The image attends to them apart from the
+text, in a softmax of their own, and both results are added. An IP-Adapter has one softmax, or one
+per image where masks say which image goes where. In Wan 2.1 they are the image that a video begins
+with.
 
 Source: Ye et al. 2023, "IP-Adapter", equation 4; diffusers' transformer_wan.py,
 ``WanAttnProcessor``.
@@ -59,7 +58,7 @@ Used = tuple[Attended, Tensor]  # an attention, and what it makes of the values,
 def see(
     observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, Attended]:
-    """Have the processor of a layer run; return its output, and what it attended to."""
+    """Run the processor of a layer; return its output and its attention."""
     if isinstance(inner, ControlledProcessor):
         output, call = shown(observer, inner, attn, *args, **kwargs)
         return output, softmax_of(call)
@@ -70,7 +69,7 @@ def see(
 def shown(
     observer: ObservingProcessor, inner: ControlledProcessor, attn: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, AttentionCall]:
-    """Have a processor of sdattn's own run; return its output, and the call that it shows."""
+    """Run a processor of sdattn; return its output and the call that it shows."""
     calls: list[AttentionCall] = []
 
     def watcher(call: AttentionCall) -> None:
@@ -94,7 +93,7 @@ def shown(
 def followed(
     observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, Attended]:
-    """Have a plain processor run; return its output, and what follows from its query and key."""
+    """Run a plain processor; return its output and the call that follows from its query and key."""
     given = by_name(inner, args, kwargs)
     hidden = given["hidden_states"]
     adapters = image_projections(inner) if isinstance(inner, nn.Module) else []
@@ -119,7 +118,7 @@ def followed(
 def witnessed(
     observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, Attended]:
-    """Have any other processor run; return its output, and what made that of the values."""
+    """Run any other processor; return its output and what made that from the values."""
     calls: list[AttentionCall] = []
     names = (*QUERY_KEY, "to_v", GATES, *(IMAGE if attends_to_image(attn) else ()))
     parts = [*named(attn, names), (ARRIVED, output_projection(attn))]
@@ -165,14 +164,14 @@ def _beside_images(
     adapters: Sequence[Projection],
     seen: Seen,
 ) -> Attended:
-    """Return the image columns behind those of the text; nothing is paid to an adapter that is
-    switched off.
+    """Return the image columns that come after the text's; an adapter that is switched off gets
+    zero.
 
     Args:
-        states: what the layer is handed as text: ``(text states, [image states [B, images, tokens,
-            width] of each adapter])`` where there are image prompts.
-        adapters: what :func:`image_projections` gave.
-        seen: what each of them made, ``[B, (images,) tokens, heads*d]`` a call.
+        states: the layer's text input: ``(text states, [image states [B, images, tokens, width] of
+            each adapter])`` if there are image prompts.
+        adapters: result of :func:`image_projections`.
+        seen: outputs of each of them, ``[B, (images,) tokens, heads*d]`` per call.
     """
     others: list[Attended | int] = []
     given = states[1] if isinstance(states, tuple) else ()

@@ -1,9 +1,9 @@
-"""What a processor that is not known attended to, seen while it runs.
+"""What an unknown processor attended to, seen while it runs.
 
 A processor may edit its probabilities, by a controller (Hertz et al. 2022, "Prompt-to-Prompt Image
-Editing with Cross Attention Control"), a temperature or anything else. Whatever it does, in the end
-it multiplies them with the values, and the result goes to the layer's output projection. So the
-first factor of the product that arrives there is what was used.
+Editing with Cross Attention Control"), a temperature or anything else. In the end it multiplies
+them with the values, and the result goes to the layer's output projection. So the first factor of
+the product that arrives there is what was used.
 """
 
 from collections.abc import Sequence
@@ -80,12 +80,11 @@ def gated(made: Tensor, logits: Sequence[Tensor]) -> Tensor:
 def maker_in(
     calls: Sequence[AttentionCall], batch: int, heads: int, cells: int, features: int
 ) -> AttentionCall | None:
-    """Return the last call that made ``[batch, heads, cells, features]``, by head; None if there is
-    none.
+    """Return the last call that made ``[batch, heads, cells, features]``, by head, or None.
 
     Args:
-        calls: of kernels, and products, as :class:`sdattn.hooks.sdpa.ProductWatch` saw them. Heads
-            that were computed in slices are put together.
+        calls: calls of kernels, and products seen by :class:`sdattn.hooks.sdpa.ProductWatch`. Heads
+            that were computed in slices are joined.
     """
     # Only products of the values' shape can have made the output; the last of them did.
     fitting = [call for call in calls if call.output.shape[-2:] == (cells, features)]

@@ -34,54 +34,53 @@ def heatmaps(
     steps: StepChoice | None = None,
     **options: Any,
 ) -> list[Heatmaps]:
-    """The heatmaps of each image of a run, of the maps that were captured or stored.
+    """Return the heatmaps of each image of a run, from maps that were captured or stored.
 
         sdattn.heatmaps(store)                # of the prompt that was drawn, by its own pipeline
         sdattn.heatmaps(store, pipe, prompt)  # wherever that is not known
 
-    Both are known of what captured a pipeline that ran on a text, and of an ``AttentionStore`` that
-    is attached to it. A prompt that is passed is then compared with what the text encoders got.
+    The first form works for what captured a pipeline that ran on a text, and for an
+    ``AttentionStore`` attached to one. A prompt that is passed is compared with what the text
+    encoders got.
 
-    The layers that the preset reads are averaged over steps and heads, brought to the finest grid
+    The layers that the preset reads are averaged over steps and heads, resized to the finest grid
     among them (bilinear, which keeps the columns' sum) and averaged. The default preset reads the
-    way up of a UNet, on grids of 16 cells and more, and all layers of a transformer; over the steps
-    that the store has kept. It is best over the second half of them,
+    up blocks of a UNet, on grids of 16 cells and more, and all layers of a transformer, over the
+    steps that the store kept. It works best over the second half of the steps,
     ``capture(steps=(0.5, 1.0))``, which is what :func:`sdattn.generate` keeps.
 
     Args:
-        store: what ``capture()`` gave; or an :class:`sdattn.AttentionStore`, a dictionary of its,
-            a list of maps or one map, ``[images*heads, queries, tokens]``, probabilities of the
-            prompts' rows, whose images are as many as the prompts.
-        tokenizer: the pipeline; or its tokenizer, where the text is that tokenizer's alone (Stable
-            Diffusion 1, 2 and XL); None for the pipeline that ran, as long as it lives.
-        prompt: the prompt, or one a prompt of the run, in its order. With several images a prompt
-            the images of one prompt follow each other, as the pipelines put them; with
-            ``branch="both"`` the negative prompts come first. None for the prompts that were drawn.
-            Where text states were passed to the pipeline in place of a prompt: labels, ``{"cat":
-            [2], "red dog": [4, 5]}``.
-        preset: of :data:`sdattn.maps.presets.PRESETS`, by name, or one of your own.
+        store: the result of ``capture()``; or an :class:`sdattn.AttentionStore`, one of its
+            dictionaries, a list of maps or one map, ``[images*heads, queries, tokens]``:
+            probabilities of the prompts' rows, with as many images as prompts.
+        tokenizer: the pipeline, or its tokenizer if no other reads the text (Stable Diffusion 1, 2
+            and XL). Default: the pipeline that ran, while it lives.
+        prompt: the prompt, or one per prompt of the run, in order. Several images per prompt follow
+            each other, as pipelines put them; with ``branch="both"`` the negative prompts come
+            first. Default: the prompts that were drawn. If text states were passed to the pipeline
+            instead of a prompt: labels, ``{"cat": [2], "red dog": [4, 5]}``.
+        preset: a name in :data:`sdattn.maps.presets.PRESETS`, or a preset of your own.
         refine: ``"self"`` spreads each map along the image's self-attention, which the store must
-            hold, see :mod:`sdattn.maps.aggregation`; of joint attention it is captured so, see
-            :func:`sdattn.capture`.
-        latent_size: (rows, cols) of the latent, where maps do not know it: the image's height
+            hold, see :mod:`sdattn.maps.aggregation`. Joint attention is refined while it is
+            captured, see :func:`sdattn.capture`.
+        latent_size: (rows, cols) of the latent, for maps that do not know it: the image's height
             and width divided by the VAE's scale factor. An attached store knows.
-        steps: of an ``AttentionStore``: ``"mean"`` over its steps, the default; ``"last"``, the
-            default of presets that read the last alone; of those kept one by one
-            (``keep_steps=True``) a number or a part of the run. What ``capture()`` gave has its
-            steps already.
-        options: of the pipeline's call that change what the text encoder reads, see
-            :func:`sdattn.read_prompts`; those of the run, where they are known, are filled in.
+        steps: for an ``AttentionStore``: ``"mean"`` over its steps; ``"last"``, the default for
+            presets that read only the last; or, if steps were kept one by one
+            (``keep_steps=True``), a number or a part of the run. ``capture()`` has chosen its steps
+            already.
+        options: options of the pipeline's call that change what the text encoder reads, see
+            :func:`sdattn.read_prompts`. Default: the run's, if known.
 
     Returns:
-        One :class:`Heatmaps` an image; none for the negative prompt of guidance that never acted.
+        One :class:`Heatmaps` per image; none for the negative prompt of guidance that never acted.
 
     Raises:
         CaptureError: the store holds no layer that sees the text, or not what the preset reads.
         RuntimeError: no step of the store has finished.
-        TypeError: what was given in place of a store is none of these.
-        ValueError: an unknown preset; the latent's size is not known; the number of prompts
-            does not fit the number of images, or the number of token columns the tokenizer; another
-            prompt than was drawn, or none where that is not known.
+        TypeError: the store is none of these.
+        ValueError: an unknown preset, an unknown latent size, a wrong number of prompts or token
+            columns, another prompt than was drawn, or none where it is not known.
     """
     # What was refined while the model ran stays so.
     is_refined = isinstance(store, CapturedMaps) and store.keep.refine
@@ -149,13 +148,13 @@ def _refuse_for_captured(**options: Any) -> None:
 
 @dataclass
 class _Reading:
-    """The prompts of a store's images, as they were given or drawn, and how they are read.
+    """The prompts of a store's images, as given or drawn, and how to read them.
 
     Attributes:
-        given: the prompts, one for as many images that follow each other.
+        given: the prompts, one for each group of consecutive images.
         tokenizer: the pipeline or a tokenizer.
-        options: of the pipeline's call.
-        drawn: what the run was drawn from; None where that is not known.
+        options: options of the pipeline's call.
+        drawn: what the run was drawn from, or None if unknown.
     """
 
     given: list[Any]

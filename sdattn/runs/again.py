@@ -1,5 +1,5 @@
-"""What makes a run again: a command and its options, from what the run says of itself. A run's page
-shows it as a line for a shell, and ``--config`` reads a ``run.json`` by it."""
+"""The command that makes a run again, from the run's own record. A run's page shows it as a line
+for a shell, and ``--config`` reads a ``run.json`` with it."""
 
 import json
 import shlex
@@ -53,20 +53,19 @@ def command_of(run: ImageRun) -> str:
 def made_by(
     settings: RunSettings, preset: Preset, more: Collection[str] = ()
 ) -> tuple[str, dict[str, Any]]:
-    """The command that makes a run, and its arguments and options by their long names.
+    """Return the command that makes a run, with its arguments and options by their long names.
 
     Args:
-        settings: of the run.
-        preset: of its heatmaps.
-        more: which further maps it has.
+        settings: settings of the run.
+        preset: preset of its heatmaps.
+        more: further maps that it has.
 
     Returns:
-        Values as they would be typed: texts, numbers, True for a flag, a list where an option can
-        be given several times, a dictionary where it is ``NAME=VALUE``. None is what the run does
-        not say.
+        Values as they would be typed: texts, numbers, True for a flag, a list for an option that
+        can be given several times, a dictionary for ``NAME=VALUE``. None if the run does not say.
 
     Raises:
-        ValueError: an option of the run is none of the command's, and which.
+        ValueError: the command does not have an option of the run; the message names it.
     """
     # Options of the pipeline's call: those that the commands know by a name of their own, and
     # others.
