@@ -93,7 +93,7 @@ def test_a_run_in_a_storage_at_the_command_line(invoke, model):
     assert invoke("show", run, "--item", "000002", "--out", "shown")[0] == 0
     assert (Path("shown") / "grid.png").is_file()
     code, _, err = invoke("show", f"{run}/items/0000/000001")
-    assert code == 2 and "A run in a storage is not drawn into" in err
+    assert code == 2 and "A run in a storage is not changed" in err
     assert not Path("memory:").exists()
 
 
@@ -140,7 +140,7 @@ def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
     [
         (("batch",), 2, "Pass a file of prompts and --out RUN"),
         (("batch", "prompts.txt"), 2, "Pass a file of prompts and --out RUN"),
-        (("batch", "prompts.txt", "--status", "run"), 2, "stand alone"),
+        (("batch", "prompts.txt", "--status", "run"), 2, "each take a run"),
         (("batch", "prompts.doc", "--out", "run"), 1, "Pass a file that ends in .jsonl"),
         (("batch", "nothing.txt", "--out", "run"), 1, "nothing.txt"),
         (

@@ -74,4 +74,4 @@ def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch):
     code, _, err = invoke(
         "diff", "a red circle", "--model", "demo-video", "--lora", "demo-lora", *FEW
     )
-    assert code == 1 and "AnimateDiffPipeline makes videos, and edits, knockouts, comp" in err
+    assert code == 1 and "AnimateDiffPipeline makes videos, but edits, knockouts, comp" in err

@@ -57,8 +57,8 @@ def test_edit_of_an_image_reports_how_well_it_came_back(invoke, model):
         (("a red dog", "--blend", "bird"), 1, "'bird' is in none of the prompts"),
         (("a red dog", "--cross", "30"), 1, "part of the run"),
         (("a red dog", "--image", "nothing.png"), 1, "nothing.png"),
-        (("a red dog", "--image", "notes.txt"), 1, "is no image that can be read"),
-        (("a red dog", "--image", "photo.png", "--width", "64"), 2, "image decides"),
+        (("a red dog", "--image", "notes.txt"), 1, "is not a readable image"),
+        (("a red dog", "--image", "photo.png", "--width", "64"), 2, "--image"),
     ],
 )
 def test_edits_that_cannot_be(invoke, model, monkeypatch, arguments, code, message):

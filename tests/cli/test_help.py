@@ -89,18 +89,18 @@ def test_choices_of_single_commands_are_those_of_the_library():
 def test_the_defaults_of_steps_and_guidance_are_told(command):
     steps, guidance = option(command, "steps").help, option(command, "guidance").help
     for settings in (demo_named(name).settings for name in DEMOS):
-        assert f"by default {settings['num_inference_steps']} of the demo" in steps
-        assert f"by default {settings['guidance_scale']:g} of the demo" in guidance
-    assert "the pipeline's own" in steps and "the pipeline's own" in guidance
+        assert f"default: {settings['num_inference_steps']} for the demo" in steps
+        assert f"default: {settings['guidance_scale']:g} for the demo" in guidance
+    assert "else the pipeline's" in steps and "else the pipeline's" in guidance
 
 
 def test_the_defaults_of_an_inversion_are_told():
     own = inspect.signature(invert).parameters
     steps = own["num_inference_steps"].default
-    assert f"or {steps} of an inversion" in option("edit", "steps").help
+    assert f"or {steps} with --image" in option("edit", "steps").help
     assert "scale is 7.5, or 1" in " ".join(str(invert.__doc__).split())
-    assert "or with --image 7.5 (1 of SD3)" in option("edit", "guidance").help
-    assert f"else {steps}." in option("explain", "steps").help
+    assert "or with --image 7.5, 1 for SD3" in option("edit", "guidance").help
+    assert f"else {steps})." in option("explain", "steps").help
 
 
 @pytest.mark.parametrize(

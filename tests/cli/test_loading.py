@@ -15,7 +15,7 @@ from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
 from sdattn import cli
-from sdattn.cli import loading
+from sdattn.cli import loading, options
 from sdattn.loading.options import OFFLOADS, LoadingOptions
 from sdattn.runs.option_names import LOADING
 
@@ -29,6 +29,21 @@ def model(tmp_path_factory):
     path = tmp_path_factory.mktemp("model") / "tiny"
     make_pipeline().save_pretrained(path)
     return str(path)
+
+
+@pytest.mark.parametrize(
+    ("size", "own", "chosen"),
+    [(10**9, {}, [1]), (1, {}, []), (10**9, {"OMP_NUM_THREADS": "2"}, [])],
+)
+def test_a_small_model_on_a_cpu_runs_in_one_thread(model, monkeypatch, size, own, chosen):
+    told = []
+    monkeypatch.setattr("torch.set_num_threads", told.append)
+    monkeypatch.setattr("sdattn.cli.options.SMALL", size)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    for name, value in own.items():
+        monkeypatch.setenv(name, value)
+    options.load(model, "cpu", None)
+    assert told == chosen
 
 
 @pytest.fixture(scope="module")

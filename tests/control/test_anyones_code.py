@@ -194,9 +194,9 @@ def test_every_order_of_doing_things(order):
         hand(verb)
     store, outcome = hand.store, ORDERS[order]
     if outcome == "told":
-        with pytest.raises(CaptureError, match="did not see the run whole"):
+        with pytest.raises(CaptureError, match="did not see the whole run"):
             store.last_step  # noqa: B018
-        with pytest.raises(CaptureError, match="did not see the run whole"):
+        with pytest.raises(CaptureError, match="did not see the whole run"):
             store.heatmaps()
     elif outcome == "empty":
         with pytest.raises(RuntimeError, match="No step has finished"):

@@ -14,8 +14,8 @@ SIZE = {"height": 64, "width": 96, "num_inference_steps": 1}
 LONGCAT = {"enable_prompt_rewrite": False}
 KNOWN = {chroma: {}, bria: {}, longcat: LONGCAT, ovis: {}}
 REFUSED = {
-    auraflow: "with more beside it",
-    hidream: "with more beside it",
+    auraflow: "extra tokens",
+    hidream: "extra tokens",
     ernie: "TorchJointProcessor computes",
     hunyuan_image: "TorchJointProcessor computes",
 }
@@ -56,5 +56,5 @@ def test_what_would_change_the_attention_is_refused_by_name(make):
 
 
 def test_controllers_know_no_registers():
-    with pytest.raises(TypeError, match="with more beside it"):
+    with pytest.raises(TypeError, match="extra tokens"):
         AttentionStore(pipeline=auraflow())
