@@ -38,7 +38,7 @@ def test_a_folder_that_was_begun_is_gone_on_with(tmp_path):
         (None, FileNotFoundError, "no batch.json"),
         ("{", ValueError, "batch.json is corrupt"),
         ("[]", ValueError, "it names no format"),
-        ('{"format": "sdattn-batch-9"}', ValueError, "is of the format 'sdattn-batch-9', and this"),
+        ('{"format": "sdattn-batch-9"}', ValueError, "'sdattn-batch-9'"),
     ],
 )
 @pytest.mark.parametrize("ask", [open_batch, status, verify])
