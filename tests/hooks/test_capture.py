@@ -123,7 +123,8 @@ def test_looking_changes_nothing(setup, dtype, large, monkeypatch):
 def test_the_kernels_logsumexp_takes_the_place_of_a_softmax(monkeypatch):
     """Also in nested captures, of which the outer one does not see the kernel itself."""
     monkeypatch.setattr("sdattn.hooks.sources.LARGE", 0)
-    monkeypatch.setattr("sdattn.hooks.attended.Softmax.probs", None)  # the softmax
+    for way in ("attention_probs", "logsumexp", "plain"):  # softmaxes that nothing may ask for
+        monkeypatch.setattr(f"sdattn.hooks.attended.{way}", None)
     unet = make_unet()
     sample, text = sample_and_text()
     hooks, record = record_inputs(unet)
