@@ -108,7 +108,7 @@ def hunyuan_video(kind: Any = HunyuanVideoPipeline, in_channels: int = 4) -> Any
 def templated_video(pipe: Any, way: Way) -> Options:
     """The pipeline's own template would be 500 tokens here, which spell it in letters."""
     guidance = {"true_cfg_scale": 5.0 if way.guided else 1.0, "guidance_scale": 6.0}
-    template = {"template": "[INST]video: {}[/INST]", "crop_start": 4}
+    template = {"template": "[INST]clip: {}[/INST]", "crop_start": 4}
     return {**video(pipe, way), **guidance, "prompt_template": template}
 
 
@@ -164,7 +164,7 @@ def hunyuan_video15() -> Any:
         tokenizer_2=ByT5Tokenizer(),
         guider=ClassifierFreeGuidance(),
     )
-    pipe.system_message, pipe.prompt_template_encode_start_idx = "video", 12
+    pipe.system_message, pipe.prompt_template_encode_start_idx = "clip", 12
     pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 40, 24
     pipe.vision_num_semantic_tokens = 3
     return quiet(pipe)

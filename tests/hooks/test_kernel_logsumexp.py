@@ -118,7 +118,8 @@ def test_each_layout_is_compared_by_itself(checked):
     halves = [part.bfloat16() for part in (QUERY, KEY, VALUE)]
     first = [part[:1] for part in (QUERY, KEY, VALUE)]
     for parts in ((QUERY, KEY, VALUE), turned, first, halves):
-        used_if_equal(right, lambda parts=parts: right(parts)[0], AttentionCall(*parts))
+        call = AttentionCall(*parts)
+        used_if_equal(right, lambda call=call: right(call)[0], call)
     used_if_equal(right, attend, AttentionCall(QUERY, KEY, VALUE, scale=0.5))
     used_if_equal(without, attend, AttentionCall(QUERY, KEY, VALUE))
     assert len(checked) == 6

@@ -15,7 +15,7 @@ from sdattn.runs.imagerun import group_heatmaps, head_heatmaps, step_heatmaps
 
 PROMPT = "a red cat on the sofa"
 SMALL = {"num_inference_steps": 2, "height": 64, "width": 96}
-HUNYUAN = {"prompt_template": {"template": "[INST]video: {}[/INST]", "crop_start": 4}}
+HUNYUAN = {"prompt_template": {"template": "[INST]clip: {}[/INST]", "crop_start": 4}}
 VIDEOS = {
     "CogVideoX": (cogvideox, {"num_frames": 9, "max_sequence_length": 12}),
     "HunyuanVideo": (hunyuan_video, {"num_frames": 5, "max_sequence_length": 12, **HUNYUAN}),

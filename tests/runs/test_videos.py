@@ -42,7 +42,7 @@ WAN = {**SMALL, "num_frames": 5, "max_sequence_length": 12}
 HUNYUAN = {
     "max_sequence_length": 12,
     "true_cfg_scale": 5.0,
-    "prompt_template": {"template": "[INST]video: {}[/INST]", "crop_start": 4},
+    "prompt_template": {"template": "[INST]clip: {}[/INST]", "crop_start": 4},
 }
 FROM_IMAGE = {"image": new_image((96, 64))}
 VIDEO = "video.mp4"
