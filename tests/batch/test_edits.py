@@ -120,8 +120,8 @@ def test_another_edit_is_another_item(model, tiny_pipe):
     [
         ({"edit_to": " "}, "edit_to=' ': write the edited prompt, with at least one word in it"),
         ({"edit_to": "a red cat"}, "The target is the source and no weights were given"),
-        ({"edit_to": None, "blend": "cat"}, "blend is of an edit, and there is no edit_to"),
-        ({"blend": 5}, "blend=5: write a word, or a list of some"),
+        ({"edit_to": None, "blend": "cat"}, "edit_to is missing"),
+        ({"blend": 5}, "blend=5: write a word"),
         ({"blend": "bird"}, "'bird' is in none of the prompts"),
         ({"weights": {"dog": "2"}}, "weights={'dog': '2'}: write an object of words"),
         ({"weights": {"bird": 2}}, "'bird' is not in the prompt"),
