@@ -216,7 +216,7 @@ def test_one_frame_is_an_images_run(run):
     assert len(steps) == 2 and all(map(torch.equal, steps, whole))
     with pytest.raises(ValueError, match="frame 5.*0 to 4"):
         run.frame(5)
-    with pytest.raises(ValueError, match="none"):
+    with pytest.raises(ValueError, match="no frames"):
         first.frame(0)
 
 

@@ -21,7 +21,7 @@ SHORT = {"num_inference_steps": 4, "height": 32, "width": 32, "max_sequence_leng
 
 
 @pytest.fixture(scope="module")
-def new_images():
+def images():
     pipe, asked = sd3(), unseen_scenes(2, seed=5)
     return pipe, asked, list(drawn(pipe, asked, 0, SHORT))
 

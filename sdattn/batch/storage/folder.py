@@ -96,7 +96,7 @@ class BatchFolder:
         names = sorted({path.name for path in paths} - {".batch"})
         if names and self.is_new:
             raise ExistsError(
-                f"{self.root} is no batch run's folder: it has no batch.json, but "
+                f"{self.root} is not a batch run's folder: it has no batch.json, but "
                 f"{', '.join(names[:3])}. Choose another `folder`."
             )
         for name in (".batch", ".batch/tmp", ".batch/done", ".batch/failed", "items", "shards"):
