@@ -91,7 +91,7 @@ def open_batch(root: str | Path) -> SavedBatch:
     """Return the items of a batch run in any format.
 
     Raises:
-        FileNotFoundError: no such folder, or it is no batch run's.
+        FileNotFoundError: no such folder, or it is not a batch run's.
         ValueError: ``batch.json`` is corrupt or of another version.
     """
     return SavedBatch(root)
@@ -139,7 +139,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         item without a row; lost items; unfinished files.
 
     Raises:
-        FileNotFoundError: no such folder, or it is no batch run's.
+        FileNotFoundError: no such folder, or it is not a batch run's.
         ValueError: ``batch.json`` is unreadable or of another version. One that is readable but
             altered is reported as a problem.
     """

@@ -18,7 +18,7 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from contextvars import ContextVar
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -33,9 +33,7 @@ from ..models.layers import AttentionLayer, Denoiser, find_denoiser, is_unet
 from .attended import Attended, Columns, softmax_of
 from .installer import Installation
 from .projections import projected_call
-
-if TYPE_CHECKING:
-    from .observers import ObservingProcessor
+from .sources import Observer
 
 TEXT = "encoder_hidden_states"
 _running: ContextVar[TextStream | None] = ContextVar("text stream", default=None)
@@ -133,7 +131,7 @@ class OtherTextLook:
         self.text_states, self.frame_rows = text_states, frame_rows
 
     def __call__(
-        self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
+        self, observer: Observer, inner: Any, attn: Any, *args: Any, **kwargs: Any
     ) -> tuple[Any, Attended]:
         with observer.projected(attn, "to_q") as seen:
             output = observer.inner(attn, *args, **kwargs)

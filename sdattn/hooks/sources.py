@@ -20,8 +20,9 @@ Source: Ye et al. 2023, "IP-Adapter", equation 4; diffusers' transformer_wan.py,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from threading import get_ident
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -35,6 +36,7 @@ from .attended import Attended, SideBySide, softmax_of
 from .projections import (
     ARRIVED,
     Projection,
+    Projections,
     by_name,
     named,
     output_projection,
@@ -44,9 +46,6 @@ from .projections import (
 from .sdpa import ProductWatch, SdpaWatch, replacement
 from .unknown_processors import GATES, gated, is_plain, maker_in, unknown_use
 
-if TYPE_CHECKING:
-    from .observers import ObservingProcessor
-
 QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are fused ones
 # Projections of a layer's keys and values of an image; the last is a fused one
 IMAGE = ("add_k_proj", "add_v_proj", "to_added_kv")
@@ -55,8 +54,22 @@ Seen = Mapping[str, Sequence[Tensor]]  # what the layer's projections gave, by n
 Used = tuple[Attended, Tensor]  # an attention, and what it makes of the values, [B, N, heads*d]
 
 
+class Observer(Protocol):
+    """The processor that observes, as far as a source needs it."""
+
+    inner: Any
+    thread: int
+    projections: Projections
+
+    def watched(
+        self, calls: list[AttentionCall], kind: type[SdpaWatch], *args: Any, **kwargs: Any
+    ) -> Any: ...
+    def check(self, predicted: Tensor, *arrived: Tensor) -> None: ...
+    def projected(self, attn: Any, *names: str) -> AbstractContextManager[dict[str, Tensor]]: ...
+
+
 def see(
-    observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
+    observer: Observer, inner: Any, attn: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, Attended]:
     """Run the processor of a layer; return its output and its attention."""
     if isinstance(inner, ControlledProcessor):
@@ -67,7 +80,7 @@ def see(
 
 
 def shown(
-    observer: ObservingProcessor, inner: ControlledProcessor, attn: Any, *args: Any, **kwargs: Any
+    observer: Observer, inner: ControlledProcessor, attn: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, AttentionCall]:
     """Run a processor of sdattn; return its output and the call that it shows."""
     calls: list[AttentionCall] = []
@@ -91,7 +104,7 @@ def shown(
 
 
 def followed(
-    observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
+    observer: Observer, inner: Any, attn: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, Attended]:
     """Run a plain processor; return its output and the call that follows from its query and key."""
     given = by_name(inner, args, kwargs)
@@ -116,7 +129,7 @@ def followed(
 
 
 def witnessed(
-    observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
+    observer: Observer, inner: Any, attn: Any, *args: Any, **kwargs: Any
 ) -> tuple[Any, Attended]:
     """Run any other processor; return its output and what made that from the values."""
     calls: list[AttentionCall] = []

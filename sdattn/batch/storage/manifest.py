@@ -113,7 +113,7 @@ def read_manifest(root: AnyPath) -> Manifest:
     path = inside(root, "batch.json")
     if not path.is_file():
         raise MissingFileError(
-            f"{root} has no batch.json, so it is no batch run's folder. Those are made by "
+            f"{root} has no batch.json, so it is not a batch run's folder. Those are made by "
             "`run_batch()`."
         )
     written = path.read_bytes()  # once: a run that goes on may replace the file at any time
@@ -134,7 +134,7 @@ def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
     except ValueError as error:
         raise InvalidValueError(f"{path} is corrupt: {error}. {_LOST}") from error
     if not isinstance(document, dict) or "format" not in document:
-        raise InvalidValueError(f"{path} is no batch run's: it names no format. {_LOST}")
+        raise InvalidValueError(f"{path} is not a batch run's: it names no format. {_LOST}")
     if document["format"] != FORMAT:
         raise InvalidValueError(
             f"{path} is of the format {document['format']!r}, and this version reads {FORMAT!r} "
