@@ -166,8 +166,9 @@ def test_observers_in_each_other_see_the_same(name):
 
 
 def test_one_look_takes_the_place_of_another():
-    def look(observer, attn, *args, **kwargs):
+    def look(observer, inner, attn, *args, **kwargs):
         assert isinstance(observer, ObservingProcessor) and attn is layer
+        assert type(inner) is AttnProcessor
         return observer.inner(attn, *args, **kwargs), None
 
     layer, seen, _ = watched(AttnProcessor(), look=look)
