@@ -145,8 +145,7 @@ def train_decoder(
     return vae.eval()
 
 
-# Without AVX512 bfloat16 is emulated: a step takes 18 s where float32 takes 1.2 s (2 cores of an
-# AMD EPYC with AVX2), and compiling, which took six minutes, makes it slower.
+# Without AVX512 bfloat16 is emulated, many times slower than float32, and compiling gains nothing.
 FAST_HALF = torch.backends.cpu.get_cpu_capability() == "AVX512"
 RECIPE = Recipe(
     unet=new_sprite_unet,

@@ -196,8 +196,7 @@ def load(
 def limit_threads(pipe: Any) -> None:
     """Run a small model on a CPU in one thread, unless OMP_NUM_THREADS says otherwise.
 
-    The threads of a small operation wait for each other. On a machine with other work 20 steps of
-    the demo took 88 s in two threads and 6 s in one (two cores of an AMD EPYC at a load of 6).
+    The threads of a small operation wait for each other, longest on a machine with other work.
     """
     import torch
 

@@ -26,7 +26,7 @@ from .sdpa import SdpaWatch, no_softmax, spied
 from .sources import see
 from .unknown_processors import misfit, unknown_use
 
-Observer = Callable[[Attended], None]
+Observe = Callable[[Attended], None]
 # (observer, inner, attn, *args, **kwargs): have the processor run; return its output, and what it
 # attended to, if that is kept
 Look = Callable[..., tuple[Any, Attended | None]]
@@ -35,7 +35,7 @@ Calls = list[AttentionCall]
 
 
 def observing(
-    inner: Any, observe: Observer, look: Look | None = None, wanted: Wanted | None = None
+    inner: Any, observe: Observe, look: Look | None = None, wanted: Wanted | None = None
 ) -> ObservingProcessor:
     """Return an observer of ``inner``. It is a module if ``inner`` is one, so that its weights move
     with the model."""
@@ -79,7 +79,7 @@ class ObservingProcessor:
     def __init__(
         self,
         inner: Any,
-        observe: Observer,
+        observe: Observe,
         look: Look | None = None,
         wanted: Wanted | None = None,
     ):
