@@ -93,7 +93,9 @@ def labels(segmenter: Segmenter, images: list[Image.Image]) -> Labels:
     """Return the index of the likeliest noun in each cell, int64 [images, CELLS, CELLS]."""
     small = [np.asarray(one.convert("RGB").resize((SIDE, SIDE))) for one in images]
     pixels = torch.from_numpy(np.stack(small)).permute(0, 3, 1, 2).float() / 127.5 - 1
-    return torch.cat([segmenter(part).argmax(1) for part in pixels.split(16)]).numpy()
+    weights = next(segmenter.parameters(), pixels)
+    parts = pixels.to(weights.device).split(16)
+    return torch.cat([segmenter(part).argmax(1).cpu() for part in parts]).numpy()
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,7 @@ PLAIN = {
     "right of": ("{a} right of {b}", "{a} to the right of {b}"),
     "above": ("{a} above {b}", "{a} over {b}"),
     "below": ("{a} below {b}", "{a} under {b}"),
-    "and": ("{a} and {b}", "{a} with {b}"),
+    "and": ("{a} and {b}", "{a} with {b}", "{a} next to {b}"),
 }
 PLACE_FIRST = {
     "left of": ("on the left {a}, on the right {b}",),
@@ -24,7 +24,8 @@ PLACE_FIRST = {
     "below": ("at the bottom {a}, at the top {b}",),
     "and": (),
 }
-ALONE = ("{a}", "a picture of {a}", "a drawing of {a}")
+PICTURES = ("a picture of", "a photo of", "an image of", "a drawing of")
+ALONE = ("{a}", *(f"{one} {{a}}" for one in PICTURES))
 THREE = ("{a}, {b} and {c}", "{a} and {b} and {c}")
 GROUND_LAST, GROUND_FIRST = "{scene} {ground}", "{ground} {scene}"
 ON = {"grass": "on grass", "beach": "at the beach", "night": "at night", "snow": "in the snow"}
@@ -63,7 +64,7 @@ def say(phrases: list[str], relation: str | None, ground: str) -> tuple[str, ...
     first = [
         GROUND_FIRST.format(scene=text, ground=where)
         for text in said
-        if not text.startswith(("on ", "at ", "an image", "a drawing"))
+        if not text.startswith(("on ", "at ", *PICTURES))
     ]
     return (*said, *full) if ground == DEFAULT else (*full, *first)
 

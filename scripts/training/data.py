@@ -7,12 +7,13 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from tokenizers.pre_tokenizers import ByteLevel
 from torch import Tensor
 from transformers import CLIPTokenizer
@@ -34,14 +35,25 @@ def make_scenes(seed: int, count: int = 1000, make: SceneMaker = random_scene) -
 
 def draw_scenes(seed: int, make: SceneMaker = random_scene) -> Tensor:
     """Return the images of ``make_scenes(seed)``, uint8 [count, 3, SIZE, SIZE]."""
+    return torch.from_numpy(_drawn(seed, make))
+
+
+def _made(seed: int, make: SceneMaker) -> list[Any]:
+    """Return ``make_scenes(seed)``, for another process."""
+    return make_scenes(seed, make=make)
+
+
+def _drawn(seed: int, make: SceneMaker) -> NDArray[np.uint8]:
+    """Return ``draw_scenes`` as an array: between processes, tensors would fill shared memory."""
     images = np.stack([scene.draw(SIZE) for scene in make_scenes(seed, make=make)])
-    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
+    return np.ascontiguousarray(images.transpose(0, 3, 1, 2))
 
 
 def all_scenes(seed: int, chunks: int, make: SceneMaker = random_scene) -> list[Any]:
     """Return the scenes of so many chunks, a thousand each."""
     seeds = [chunk_seed(seed, index) for index in range(chunks)]
-    return [scene for one in seeds for scene in make_scenes(one, make=make)]
+    with ProcessPoolExecutor() as pool:
+        return list(chain.from_iterable(pool.map(partial(_made, make=make), seeds)))
 
 
 def chunk_seed(seed: int, index: int) -> int:
@@ -57,8 +69,8 @@ def make_dataset(
     if not kept.exists():
         seeds = [chunk_seed(seed, index) for index in range(chunks)]
         with ProcessPoolExecutor() as pool:
-            drawn = list(pool.map(partial(draw_scenes, make=make), seeds))
-        torch.save(torch.cat(drawn), f"{kept}.new")
+            drawn = list(pool.map(partial(_drawn, make=make), seeds))
+        torch.save(torch.from_numpy(np.concatenate(drawn)), f"{kept}.new")
         os.replace(f"{kept}.new", kept)
     # gigabytes, which all processes share
     return all_scenes(seed, chunks, make), torch.load(kept, mmap=True)

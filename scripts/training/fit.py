@@ -1,4 +1,4 @@
-"""The training loop: one or more processes, checkpoints, running means of the weights."""
+"""The training loop: one or more processes, or a GPU; checkpoints, running means of the weights."""
 
 from __future__ import annotations
 
@@ -8,21 +8,46 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
+
+from .graphs import Graphs
 
 # The part of each stage's steps before the learning rate falls
 FLAT = {"decoder": 0.3, "text": 0.3, "unet": 0.78, "refine": 0.3, "mmdit": 0.5, "motion": 0.6}
 CHECKPOINT_SECONDS = 180  # the most that an interruption can cost
+CPU = torch.device("cpu")
+
+
+class Shown(Dataset[Any]):
+    """What each step is shown, made where a loader asks for it."""
+
+    def __init__(self, sample: Callable[[int], tuple[Any, ...]]) -> None:
+        self.sample = sample
+
+    def __getitem__(self, step: int) -> tuple[Any, ...]:
+        return self.sample(step)
+
+
+def the_step(step: int) -> tuple[int]:
+    """Return what a step is shown whose loss draws its own sample."""
+    return (step,)
 
 
 @dataclass
 class Fit:
     """One stage: what is trained, on which loss, for how long.
+
+    ``loss`` is given what ``sample`` returns for the step. On a GPU that is made ahead by other
+    processes and has to be tensors: with the same shapes at most steps, since a step is then a
+    CUDA graph.
 
     ``flat`` is the part of the steps before the learning rate falls to nothing; ``lr`` has one
     rate for each of ``modules``. ``average`` holds running means of the weights of modules of the
@@ -32,15 +57,18 @@ class Fit:
     name: str
     modules: dict[str, nn.Module]
     lr: tuple[float, ...]
-    loss: Callable[[int], Tensor]
+    loss: Callable[..., Tensor]
     steps: int
     flat: float
     average: dict[str, nn.Module]
     watch: Callable[[int], None]
     memory: float = 0.999
+    sample: Callable[[int], tuple[Any, ...]] = the_step
+    device: torch.device = CPU
 
     def run(self, work: Path) -> None:
         """Train, or go on from the checkpoint in ``work``."""
+        on_gpu = self.device.type == "cuda"
         groups = [
             {"params": list(module.parameters()), "lr": lr, "peak": lr}
             for module, lr in zip(self.modules.values(), self.lr, strict=True)
@@ -48,43 +76,67 @@ class Fit:
         optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.99), weight_decay=0.01, fused=True)
         kept = work / f"{self.name}.pt"
         start, before = self.restore(kept, optimizer) if kept.exists() else (0, 0.0)
+        for group in optimizer.param_groups:
+            group["capturable"] = on_gpu
+            group["lr"] = torch.tensor(group["peak"], device=self.device)
         share_weights([*self.modules.values(), *self.average.values()])
+        learn = Graphs(self.learn, optimizer) if on_gpu else self.learn
         began = saved = time.time()
-        losses: list[float] = []
-        for step in range(start, self.steps):
-            losses.append(self.step(step, optimizer))
+        losses: list[Tensor] = []
+        for step, shown in enumerate(self.shown(start), start):
+            for group in optimizer.param_groups:
+                group["lr"].fill_(group["peak"] * rate(step, self.steps, self.flat))
+            losses.append(learn(optimizer, *shown))
+            self.follow(step)
             done, now = step + 1, time.time()
             if done % 100 == 0:
-                pace = (now - began) / (done - start)
-                note(work, self.name, done, loss=np.mean(losses[-100:]), seconds_a_step=pace)
-            ended = done % 500 == 0 or done == self.steps
+                pace, loss = (now - began) / (done - start), torch.stack(losses[-100:]).mean()
+                note(work, self.name, done, loss=loss.item(), seconds_a_step=pace)
+            ended = done % self.every == 0 or done == self.steps
             if ended or now - saved > CHECKPOINT_SECONDS:
                 self.keep(kept, done, before + now - began, optimizer)
                 saved = now
             if ended:
                 self.watch(done)
 
-    def step(self, step: int, optimizer: torch.optim.Optimizer) -> float:
+    @property
+    def every(self) -> int:
+        """Steps from one look at the model to the next."""
+        return max(500, self.steps // 8)
+
+    def shown(self, start: int) -> DataLoader[Any]:
+        """Return what the steps from ``start`` on are shown, in their order."""
+        ahead = max(1, (os.cpu_count() or 1) - 2) if self.device.type == "cuda" else 0
+        return DataLoader(
+            Shown(self.sample),
+            batch_size=None,
+            sampler=range(start, self.steps),
+            num_workers=ahead,
+            multiprocessing_context="fork" if ahead else None,
+        )
+
+    def learn(self, optimizer: torch.optim.Optimizer, *shown: Any) -> Tensor:
         """One step of all processes together; returns this one's loss."""
-        for group in optimizer.param_groups:
-            group["lr"] = group["peak"] * rate(step, self.steps, self.flat)
-        loss = self.loss(step)
+        loss = self.loss(*shown)
         optimizer.zero_grad()
         loss.backward()
         share_gradients(self.modules)
         nn.utils.clip_grad_norm_([p for g in optimizer.param_groups for p in g["params"]], 1.0)
         optimizer.step()
-        self.follow(step)
-        return loss.item()
+        return loss.detach()
+
+    @cached_property
+    def followed(self) -> tuple[list[Tensor], list[Tensor]]:
+        """The running means and the weights that they follow."""
+        slow = [weight for mean in self.average.values() for weight in mean.parameters()]
+        return slow, [w for name in self.average for w in self.modules[name].parameters()]
 
     @torch.no_grad()
     def follow(self, step: int) -> None:
         """Move the running means of the weights; they forget faster in the beginning."""
-        decay = min(self.memory, (1 + step) / (10 + step))
-        for name, mean in self.average.items():
-            pairs = zip(mean.parameters(), self.modules[name].parameters(), strict=True)
-            for slow, fast in pairs:
-                slow.lerp_(fast, 1 - decay)
+        slow, fast = self.followed
+        if slow:
+            torch._foreach_lerp_(slow, fast, 1 - min(self.memory, (1 + step) / (10 + step)))
 
     def keep(self, path: Path, step: int, seconds: float, optimizer: torch.optim.Optimizer) -> None:
         """Write the checkpoint, whole or not at all."""

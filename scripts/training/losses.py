@@ -46,16 +46,38 @@ class Caption:
 
 def text_states(text: CLIPTextModel, tokenizer: CLIPTokenizer, captions: list[Caption]) -> Tensor:
     """Return token states [captions, tokens, WIDTH] of a text encoder's last layer."""
-    return read_states(
-        lambda texts: text(token_ids(tokenizer, texts)).last_hidden_state, tokenizer, captions
-    )
+    return states_at(text, *ids_and_places(tokenizer, captions))
+
+
+def ids_and_places(
+    tokenizer: CLIPTokenizer, captions: list[Caption], rows: int = 0
+) -> tuple[Tensor, Tensor]:
+    """Return the ids [texts, tokens] of all that is read, ``rows`` texts at least, and where among
+    their states each caption's are, [captions, tokens]."""
+    texts, places = readings(tokenizer, captions)
+    return token_ids(tokenizer, texts + [""] * (rows - len(texts))), places
+
+
+def states_at(text: CLIPTextModel, ids: Tensor, places: Tensor) -> Tensor:
+    """Return the states [captions, tokens, WIDTH] of a text encoder's last layer that are at
+    ``places`` among those of ``ids``."""
+    states = text(ids.to(text.device)).last_hidden_state
+    return F.embedding(places.to(states.device), states.flatten(0, 1))
 
 
 def read_states(
     states_of: Callable[[list[str]], Tensor], tokenizer: CLIPTokenizer, captions: list[Caption]
 ) -> Tensor:
     """Return token states [captions, tokens, features], each prompt read as its caption says;
-    ``states_of`` gives those of prompts as they are.
+    ``states_of`` gives those of prompts as they are."""
+    texts, places = readings(tokenizer, captions)
+    states = states_of(texts)  # [texts, tokens, features]
+    return F.embedding(places.to(states.device), states.flatten(0, 1))
+
+
+def readings(tokenizer: CLIPTokenizer, captions: list[Caption]) -> tuple[list[str], Tensor]:
+    """Return the texts that have to be encoded and, for each caption, where among all their states
+    its own are, [captions, tokens].
 
     The encoder is causal, so the later a token, the more it knows: "left" and "square" in "a red
     circle left of a blue square" know of the red circle, "circle" knows that it is red, and the
@@ -64,13 +86,12 @@ def read_states(
     """
     read = [said for one in captions if one.reading == 2 for said in one.mistaken]
     texts = list(dict.fromkeys(["", *(one.prompt for one in captions), *read]))
-    states = states_of(texts)  # [texts, tokens, features]
-    tokens = states.shape[1]
+    tokens = tokenizer.model_max_length
     rows = {said: tokens * row for row, said in enumerate(texts)}
     words = {word for said in texts for word in split(said)}
     lengths = {word: len(tokenizer(word)["input_ids"]) - 2 for word in words}
-    columns = [[rows[said] + at for said, at in sources(one, lengths, tokens)] for one in captions]
-    return F.embedding(torch.tensor(columns, device=states.device), states.flatten(0, 1))
+    places = [[rows[said] + at for said, at in sources(one, lengths, tokens)] for one in captions]
+    return texts, torch.tensor(places)
 
 
 def split(text: str) -> list[str]:
@@ -200,9 +221,10 @@ def diffusion_loss(
     noise = torch.randn_like(latents)
     noisy = noise_of.add_noise(latents, noise, t)
     if hush:
-        loud = (1.5 * torch.rand(len(t))).clamp(max=1.0)
+        loud = (1.5 * torch.rand(len(t), device=t.device)).clamp(max=1.0)
         noisy = noisy * torch.where(t == 999, loud, 1.0)[:, None, None, None]
-    noisy = noisy.contiguous(memory_format=torch.channels_last)  # faster on a CPU
+    if noisy.is_cpu:
+        noisy = noisy.contiguous(memory_format=torch.channels_last)  # faster there
     return F.mse_loss(
         unet(noisy, t, states).sample.float(), noise_of.get_velocity(latents, noise, t)
     )

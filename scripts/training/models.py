@@ -151,7 +151,7 @@ class PlaceProbe(nn.Module):
         errors = []
         for guess in self.guesses:
             side = math.isqrt(guess.shape[1])
-            line = (torch.arange(side) + 0.5) / side * 2 - 1
+            line = (torch.arange(side, device=guess.device) + 0.5) / side * 2 - 1
             places = torch.cartesian_prod(line, line)  # [cells, 2]
             errors.append((guess.float() - places).square().mean())
         self.guesses.clear()

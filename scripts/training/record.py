@@ -64,6 +64,7 @@ def begin_sitting(
             "from": done,
             "settings_before": before,
             **{name: vars(args)[name] for name in any_time if name not in ANY_TIME},
+            **({"gpu": torch.cuda.get_device_name()} if torch.cuda.is_available() else {}),
             "commit": commit(),
             "versions": {"python": platform.python_version()}
             | {name: version(name) for name in PACKAGES},

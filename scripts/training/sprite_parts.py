@@ -115,7 +115,13 @@ def write_latents(images: Tensor, work: Path) -> tuple[Patches, Tensor]:
 
 
 def train_decoder(
-    patches: Patches, latents: Tensor, images: Tensor, work: Path, steps: int, seed: int
+    patches: Patches,
+    latents: Tensor,
+    images: Tensor,
+    work: Path,
+    steps: int,
+    seed: int,
+    recipe: Recipe,
 ) -> AutoencoderKL:
     """Return an autoencoder whose decoder has learnt to draw the images from their latents.
 
@@ -123,26 +129,57 @@ def train_decoder(
     the norms' means are others there. A little noise stands for the UNet's errors.
     """
     torch.manual_seed(seed)
-    vae = new_patch_vae(patches, SIZE).to(memory_format=torch.channels_last)
+    vae = new_patch_vae(patches, SIZE).to(recipe.device)
+    if not recipe.on_gpu:
+        vae = vae.to(memory_format=torch.channels_last)
+    latents, images = latents.to(recipe.device), images.to(recipe.device)
 
-    def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, torch.arange(len(images)), batch=16)
+    def sample(step: int) -> tuple[Tensor, ...]:
+        rng, chosen = pick(step, seed, torch.arange(len(images)), batch=recipe.batch // 2)
         cells = CELLS if step < CROPPED * steps else SIZE // FACTOR
-        top, left = rng.integers(SIZE // FACTOR - cells, size=2, endpoint=True).tolist()
-        seen = latents[chosen, :, top : top + cells, left : left + cells]
-        rows, columns = (slice(at * FACTOR, (at + cells) * FACTOR) for at in (top, left))
-        noisy = (seen + 0.05 * torch.randn_like(seen)).contiguous(memory_format=torch.channels_last)
-        with RECIPE.context():
+        corner = rng.integers(SIZE // FACTOR - cells, size=2, endpoint=True).tolist()
+        rows, columns = (first + torch.arange(cells) for first in corner)
+        return chosen, rows, columns
+
+    def loss(chosen: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+        seen = cut(latents, chosen, rows, columns)
+        noisy = seen + 0.05 * torch.randn_like(seen)
+        if not recipe.on_gpu:
+            noisy = noisy.contiguous(memory_format=torch.channels_last)
+        with recipe.context():
             drawn = vae.decode(noisy).sample
-        return unlike(drawn.float(), as_pixels(images[chosen, :, rows, columns]))
+        pixels = cut(images, chosen, pixels_of(rows), pixels_of(columns))
+        return unlike(drawn.float(), as_pixels(pixels))
 
     def watch(step: int) -> None:
         decibels = vae_psnr(vae, seed=7, count=48, make=UNSEEN_SPRITES)
         note(work, "decoder", step, decibels=decibels)
 
     modules = {"decoder": vae.decoder, "post_quant_conv": vae.post_quant_conv}
-    Fit("decoder", modules, (2e-3, 2e-3), loss, steps, FLAT["decoder"], {}, watch).run(work)
+    Fit(
+        "decoder",
+        modules,
+        (2e-3, 2e-3),
+        loss,
+        steps,
+        FLAT["decoder"],
+        {},
+        watch,
+        sample=sample,
+        device=recipe.device,
+    ).run(work)
     return vae.eval()
+
+
+def cut(images: Tensor, chosen: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
+    """Return rows and columns of the chosen ones of images [count, channels, height, width]."""
+    channels = torch.arange(images.shape[1], device=images.device)[:, None, None]
+    return images[chosen[:, None, None, None], channels, rows[:, None], columns]
+
+
+def pixels_of(cells: Tensor) -> Tensor:
+    """Return the rows, or columns, of pixels that those of cells cover."""
+    return (cells[:, None] * FACTOR + torch.arange(FACTOR, device=cells.device)).flatten()
 
 
 # Without AVX512 bfloat16 is emulated, many times slower than float32, and compiling gains nothing.

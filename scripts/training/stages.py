@@ -18,16 +18,18 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from transformers import CLIPTextModel, CLIPTokenizer
 
-from .fit import FLAT, Fit, note, pick
+from .fit import CPU, FLAT, Fit, note, pick
 from .losses import (
     LAST_READINGS,
     READINGS,
+    Caption,
     Mistake,
     captions,
     diffusion_loss,
+    ids_and_places,
     middle_times,
     noisy_times,
-    text_states,
+    states_at,
 )
 from .models import SETTINGS, LatentReader, PlaceProbe, assemble, new_text_encoder, new_unet
 from .watch import report_images, report_use_of_text
@@ -44,7 +46,9 @@ class Recipe:
         mistakes: make mistaken scenes, about all objects or about the first; None for shapes'.
         report: draws unseen prompts with a pipeline, and notes what it can tell of the images.
         channels: of a latent.
-        compiled: compile the UNet, which halves a step and takes a minute to begin.
+        batch: scenes a step; text encoders see twice as many, decoders half.
+        device: where it learns.
+        compiled: compile the UNet on a CPU, which halves a step and takes a minute to begin.
         context: entered around each pass of a model that learns, for example autocast.
     """
 
@@ -52,8 +56,19 @@ class Recipe:
     mistakes: tuple[Mistake, Mistake] | None = None
     report: Callable[[StableDiffusionPipeline, str, int, Path], None] = report_shapes
     channels: int = 4
+    batch: int = 32
+    device: torch.device = CPU
     compiled: bool = False
     context: Callable[[], AbstractContextManager[object]] = nullcontext
+
+    @property
+    def on_gpu(self) -> bool:
+        """Tell if it learns on a GPU."""
+        return self.device.type == "cuda"
+
+    def read(self, tokenizer: CLIPTokenizer, said: list[Caption]) -> tuple[Tensor, Tensor]:
+        """Return ``ids_and_places`` of captions; on a GPU always as many texts."""
+        return ids_and_places(tokenizer, said, 1 + 3 * len(said) if self.on_gpu else 0)
 
 
 SHAPES = Recipe()
@@ -70,17 +85,32 @@ def train_text(
 ) -> CLIPTextModel:
     """A text encoder from whose states the latent's mean can be read."""
     torch.manual_seed(seed)  # whatever was done before in this sitting
-    text, reader = new_text_encoder(tokenizer), LatentReader(channels=recipe.channels)
+    text = new_text_encoder(tokenizer).to(recipe.device)
+    reader = LatentReader(channels=recipe.channels).to(recipe.device)
+    known = latents.to(recipe.device)
 
-    def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, torch.arange(len(scenes)), batch=64)
+    def sample(step: int) -> tuple[Tensor, ...]:
+        rng, chosen = pick(step, seed, torch.arange(len(scenes)), batch=2 * recipe.batch)
         said = captions(rng, scenes, chosen, mistakes=recipe.mistakes)
-        with recipe.context():
-            foretold = reader(text_states(text, tokenizer, said))
-        return F.mse_loss(foretold.float(), F.avg_pool2d(latents[chosen], 2))
+        return (chosen, *recipe.read(tokenizer, said))
 
-    modules = {"text": text, "reader": reader}
-    Fit("text", modules, (1e-3, 1e-3), loss, steps, FLAT["text"], {}, lambda step: None).run(work)
+    def loss(chosen: Tensor, ids: Tensor, places: Tensor) -> Tensor:
+        with recipe.context():
+            foretold = reader(states_at(text, ids, places))
+        return F.mse_loss(foretold.float(), F.avg_pool2d(known[chosen], 2))
+
+    Fit(
+        "text",
+        {"text": text, "reader": reader},
+        (1e-3, 1e-3),
+        loss,
+        steps,
+        FLAT["text"],
+        {},
+        lambda step: None,
+        sample=sample,
+        device=recipe.device,
+    ).run(work)
     return text
 
 
@@ -102,33 +132,46 @@ def train_unet(
     it knows of left and right, learning on would make it forget that.
     """
     torch.manual_seed(seed)
-    pipe = assemble(vae, text, tokenizer, recipe.unet())
+    pipe = assemble(vae, text, tokenizer, recipe.unet()).to(recipe.device)
     mean: dict[str, nn.Module] = {"unet": copy.deepcopy(pipe.unet)}
     averaged = assemble(pipe.vae, pipe.text_encoder, pipe.tokenizer, mean["unet"])
-    probe, shown = PlaceProbe(pipe.unet), often(scenes)
-    if recipe.compiled:
+    probe, shown, known = PlaceProbe(pipe.unet), often(scenes), latents.to(recipe.device)
+    misplaced = torch.zeros((), device=recipe.device)  # in the last step
+    probe.to(recipe.device)
+    if recipe.compiled and not recipe.on_gpu:
         pipe.unet.compile()
 
-    def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, shown, batch=32)
+    def sample(step: int) -> tuple[Tensor, ...]:
+        rng, chosen = pick(step, seed, shown, batch=recipe.batch)
         said = captions(rng, scenes, chosen, mistakes=recipe.mistakes)
-        t = noisy_times(rng, len(said))
+        return (chosen, noisy_times(rng, len(said)), *recipe.read(tokenizer, said))
+
+    def loss(chosen: Tensor, t: Tensor, ids: Tensor, places: Tensor) -> Tensor:
         with recipe.context():
             with torch.no_grad():
-                states = text_states(pipe.text_encoder, pipe.tokenizer, said)
-            error = diffusion_loss(pipe.unet, pipe.scheduler, latents[chosen], states, t, hush=True)
-        misplaced = probe()
-        if step % 100 == 99:
-            note(work, "unet", step + 1, places=misplaced.item())
-        return error + 0.5 * misplaced
+                states = states_at(pipe.text_encoder, ids, places)
+            error = diffusion_loss(pipe.unet, pipe.scheduler, known[chosen], states, t, hush=True)
+        off = probe()
+        misplaced.copy_(off.detach())
+        return error + 0.5 * off
 
     def watch(step: int) -> None:
+        note(work, "unet", step, places=misplaced.item())
         report_use_of_text(averaged, scenes, latents, "unet", step, work)
-        if step % 1000 == 0 or step == steps:
-            recipe.report(averaged, "unet", step, work)
+        recipe.report(averaged, "unet", step, work)
 
-    modules = {"unet": pipe.unet, "probe": probe}
-    Fit("unet", modules, (1e-3, 1e-3), loss, steps, FLAT["unet"], mean, watch).run(work)
+    Fit(
+        "unet",
+        {"unet": pipe.unet, "probe": probe},
+        (1e-3, 1e-3),
+        loss,
+        steps,
+        FLAT["unet"],
+        mean,
+        watch,
+        sample=sample,
+        device=recipe.device,
+    ).run(work)
     probe.leave()
     return pipe
 
@@ -154,25 +197,39 @@ def refine(
     ``again``: the words have found their objects in an earlier run, so prompts are mostly read as
     they are from the first step, and at half the rates.
     """
-    shown = often(scenes)
+    shown, known = often(scenes), latents.to(recipe.device)
     modules = {"unet": pipe.unet, "text": pipe.text_encoder}
     mean = copy.deepcopy(modules)
     averaged = assemble(pipe.vae, mean["text"], pipe.tokenizer, mean["unet"])
     first = 0 if again else 0.4 * steps
 
-    def loss(step: int) -> Tensor:
-        rng, chosen = pick(step, seed, shown, batch=32)
+    def sample(step: int) -> tuple[Tensor, ...]:
+        rng, chosen = pick(step, seed, shown, batch=recipe.batch)
         readings = READINGS if step < first else LAST_READINGS
         said = captions(rng, scenes, chosen, readings, recipe.mistakes)
-        t = middle_times(rng, len(said))
+        return (chosen, middle_times(rng, len(said)), *recipe.read(pipe.tokenizer, said))
+
+    def loss(chosen: Tensor, t: Tensor, ids: Tensor, places: Tensor) -> Tensor:
         with recipe.context():
-            states = text_states(pipe.text_encoder, pipe.tokenizer, said)
-            return diffusion_loss(pipe.unet, pipe.scheduler, latents[chosen], states, t)
+            states = states_at(pipe.text_encoder, ids, places)
+            return diffusion_loss(pipe.unet, pipe.scheduler, known[chosen], states, t)
 
     def watch(step: int) -> None:
         report_use_of_text(averaged, scenes, latents, "refine", step, work)
         recipe.report(averaged, "refine", step, work)
 
     rates, flat = (4e-4, 2.5e-4) if again else (8e-4, 5e-4), FLAT["refine"]
-    Fit("refine", modules, rates, loss, steps, flat, mean, watch, memory=0.998).run(work)
+    Fit(
+        "refine",
+        modules,
+        rates,
+        loss,
+        steps,
+        flat,
+        mean,
+        watch,
+        memory=0.998,
+        sample=sample,
+        device=recipe.device,
+    ).run(work)
     return averaged

@@ -37,6 +37,7 @@ from ..sprite_checker import (
 )
 from .autoencoder import as_pixels
 from .fit import Fit, note, rank, world
+from .sprite_parts import FAST_HALF
 
 BATCH = 32
 HELD_OUT = 0.3  # part of its scenes that are of combinations which models never see
@@ -81,14 +82,14 @@ def worn(rng: np.random.Generator, pixels: Tensor) -> Tensor:
     return (gain * pixels + light + noise).clamp(-1, 1)
 
 
-def train(work: Path, steps: int, seed: int, unseen_hands: bool) -> Segmenter:
+def train(work: Path, steps: int, seed: int, unseen_hands: bool, device: torch.device) -> Segmenter:
     """Return a segmenter, trained or taken up again from ``work``."""
     torch.manual_seed(seed)
-    segmenter = Segmenter().to(memory_format=torch.channels_last)
-    weight = torch.ones(len(nouns()) + 1)
+    segmenter = Segmenter().to(device, memory_format=torch.channels_last)
+    weight = torch.ones(len(nouns()) + 1, device=device)
     weight[-1] = GROUND
 
-    def loss(step: int) -> Tensor:
+    def sample(step: int) -> tuple[Tensor, ...]:
         rng = np.random.default_rng((seed, step, rank()))
         torch.manual_seed(int(rng.integers(2**62)))
         parts = rng.random(BATCH // world()) < HELD_OUT
@@ -98,8 +99,10 @@ def train(work: Path, steps: int, seed: int, unseen_hands: bool) -> Segmenter:
         drawn = np.stack([scene.draw() for scene in scenes])
         pixels = as_pixels(torch.from_numpy(drawn).permute(0, 3, 1, 2))
         truth = torch.from_numpy(np.stack([true_labels(scene) for scene in scenes]))
-        seen = worn(rng, pixels).contiguous(memory_format=torch.channels_last)
-        with torch.autocast("cpu", torch.bfloat16):
+        return worn(rng, pixels).contiguous(memory_format=torch.channels_last), truth
+
+    def loss(seen: Tensor, truth: Tensor) -> Tensor:
+        with torch.autocast(device.type, torch.bfloat16, enabled=FAST_HALF):
             scores = segmenter(seen)
         return F.cross_entropy(scores.float(), truth, weight)
 
@@ -108,7 +111,18 @@ def train(work: Path, steps: int, seed: int, unseen_hands: bool) -> Segmenter:
         segmenter.train()
         note(work, "checker", step, overlap=told["overlap"], objects=told["objects"])
 
-    Fit("checker", {"checker": segmenter}, (2e-3,), loss, steps, 0.4, {}, watch).run(work)
+    Fit(
+        "checker",
+        {"checker": segmenter},
+        (2e-3,),
+        loss,
+        steps,
+        0.4,
+        {},
+        watch,
+        sample=sample,
+        device=device,
+    ).run(work)
     return segmenter.eval()
 
 
@@ -159,10 +173,11 @@ def main() -> None:
     parser.add_argument(
         "--unseen-hands", action="store_true", help="keep one drawing of each noun for the test"
     )
+    parser.add_argument("--device", type=torch.device, default="cpu", help="cpu or cuda")
     args = parser.parse_args()
     args.work.mkdir(parents=True, exist_ok=True)
-    segmenter = train(args.work, args.steps, args.seed, args.unseen_hands)
-    weights = {name: one.contiguous() for name, one in segmenter.state_dict().items()}
+    segmenter = train(args.work, args.steps, args.seed, args.unseen_hands, args.device)
+    weights = {name: one.cpu().contiguous() for name, one in segmenter.state_dict().items()}
     save_file(weights, args.work / "checker.safetensors")
     told = measure(segmenter, args.scenes, seed=2024, unseen_hands=args.unseen_hands)
     (args.work / "checker.json").write_text(json.dumps(told, indent=1) + "\n")

@@ -35,12 +35,13 @@ def report_use_of_text(
     rng = np.random.default_rng(0)
     said = [Caption(scene.caption(rng), 0, ()) for scene in scenes[:count]]
     states = text_states(pipe.text_encoder, pipe.tokenizer, said)
-    t = torch.full((count,), 850)
+    known = latents[:count].to(states.device)
+    t = torch.full((count,), 850, device=states.device)
     losses = []
     for shift in (0, 1):
         torch.manual_seed(0)
         wrong = states.roll(shift, 0)
-        losses.append(diffusion_loss(pipe.unet, pipe.scheduler, latents[:count], wrong, t).item())
+        losses.append(diffusion_loss(pipe.unet, pipe.scheduler, known, wrong, t).item())
     note(work, stage, step, own_prompt=losses[0], others_prompt=losses[1])
 
 

@@ -145,7 +145,7 @@ def test_a_segmenter_that_is_trained_is_kept_and_measured(tmp_path, monkeypatch)
         "scripts.training.train_sprite_checker.measure",
         lambda segmenter, count, **how: measure(segmenter, 2, **how),
     )
-    segmenter = train(tmp_path, 2, 1, unseen_hands=True)
+    segmenter = train(tmp_path, 2, 1, unseen_hands=True, device=torch.device("cpu"))
     again = Segmenter()
     again.load_state_dict(torch.load(tmp_path / "checker.pt")["state"]["checker"])
     pixels = torch.randn(1, 3, 64, 96)

@@ -92,7 +92,9 @@ def small(monkeypatch):
 def test_the_model_is_a_pipeline_of_float32_whoever_opens_it(small, tmp_path):
     args = {f"{stage}_steps": 1 for stage in STAGES}
     args |= {"work": tmp_path, "out": tmp_path / "model", "seed": 1, "chunks": 1, "start": None}
-    train_demo_sprites.run(argparse.Namespace(**args, processes=1, snapshot=False))
+    train_demo_sprites.run(
+        argparse.Namespace(**args, processes=1, device="cpu", batch=32, snapshot=False)
+    )
     out = tmp_path / "model"
     pipe = StableDiffusionPipeline.from_pretrained(out)  # with no word about a dtype
     parts = (pipe.unet, pipe.vae, pipe.text_encoder)
