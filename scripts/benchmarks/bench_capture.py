@@ -10,6 +10,7 @@ and the most memory that a process has, after 1, 10 and 50 calls are measured in
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from functools import partial
 from importlib.util import find_spec
 from multiprocessing import get_context
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 import torch
@@ -30,7 +32,7 @@ from sdattn.models.demos import DEMO
 
 from .machine import clock, forget_peak, machine_name, peak_bytes
 from .models import BENCHES, Bench, make_bench
-from .ways import PEERS, Daam, LayerClock, Way, capture, read_maps, ways_for
+from .ways import PACKAGES, PEERS, Daam, LayerClock, Way, capture, read_maps, ways_for
 
 Times = dict[str, dict[str, list[float]]]
 IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
@@ -50,12 +52,14 @@ def main() -> None:
         found["models"][name] = {"about": bench.about, "times": times}
         print_times(bench, times)
         if device == "cuda":
-            found["models"][name]["peaks"] = peaks(bench, options)
-            sizes = (
-                f"{way} {size / 1e6:,.0f}" for way, size in found["models"][name]["peaks"].items()
-            )
-            print(f"\nPeak memory of a call in MB: {', '.join(sizes)}")
+            sizes = peaks(bench, options, list(times))
+            found["models"][name].update(sizes)
+            for what, one in sizes.items():
+                cells = (f"{way} {size / 1e6:,.0f}" for way, size in one.items())
+                print(f"\nBytes of a call in MB, {what}: {', '.join(cells)}")
         del bench
+        if options.out:  # what is known already, should the next model not fit
+            options.out.write_text(json.dumps(found, indent=1) + "\n")
     if not options.no_memory:
         held = {way: memory_of(way, device) for way in ways_for(make_thin(device).pipe)}
         found["memory"] = held
@@ -78,11 +82,14 @@ def read_options() -> argparse.Namespace:
     parser.add_argument("--whole", action="store_true", help="all layers of SDXL and SD3 on a CPU")
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument(
+        "--seconds", type=float, default=math.inf, help="of a model, after which no round begins"
+    )
+    parser.add_argument(
         "--quick", action="store_true", help="three rounds, no memory, heatmaps and import"
     )
     parser.add_argument("--no-memory", action="store_true", help="nor heatmaps and import")
     parser.add_argument(
-        "--peers", nargs="+", choices=PEERS, default=[], help="tools that are installed"
+        "--peers", nargs="+", choices=PACKAGES, default=[], help="tools that are installed"
     )
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     options = parser.parse_args()
@@ -100,23 +107,39 @@ def read_options() -> argparse.Namespace:
 @torch.no_grad()
 def measure(bench: Bench, options: argparse.Namespace) -> Times:
     """Seconds of each round's call, and of its layers that see the text; the first is left out."""
-    ways = ways_for(bench.pipe, options.peers)
+    ways, end = ways_for(bench.pipe, options.peers), monotonic() + options.seconds
     ways = {name: way for name, way in ways.items() if name in (options.ways or ways)}
-    times: Times = {name: defaultdict(list) for name in ways}
+    times: Times = {}
     with ExitStack() as stack:
         if options.compile:
             runs = {name: compiled(bench.copy(), way, stack) for name, way in ways.items()}
         else:
             layers = stack.enter_context(LayerClock(bench.model))
             runs = {name: partial(eager, bench, way, layers) for name, way in ways.items()}
+            drop_peers_that_fail(runs, layers)
         for number in range(options.rounds + 1):
-            names = list(ways)
+            names = list(runs)
             turn = number % len(names)
             for name in names[turn:] + names[:turn]:
                 for what, seconds in runs[name]().items():
                     if number:
-                        times[name][what].append(seconds)
-    return times
+                        times.setdefault(name, defaultdict(list))[what].append(seconds)
+            if number and monotonic() > end:
+                break
+    return {name: times[name] for name in runs}
+
+
+def drop_peers_that_fail(
+    runs: dict[str, Callable[[], dict[str, float]]], layers: LayerClock
+) -> None:
+    """Take out of ``runs`` what other tools cannot do with this model, and say so."""
+    for name in PEERS.keys() & runs.keys():
+        try:
+            runs[name]()
+        except Exception as error:  # of any kind: it is not ours
+            layers.seconds()
+            del runs[name]
+            print(f"{name} is left out: {error!r}"[:300])
 
 
 def eager(bench: Bench, way: Way, layers: LayerClock) -> dict[str, float]:
@@ -132,15 +155,17 @@ def eager(bench: Bench, way: Way, layers: LayerClock) -> dict[str, float]:
 
 
 @torch.no_grad()
-def peaks(bench: Bench, options: argparse.Namespace) -> dict[str, int]:
-    """The most bytes that a GPU held while the model was called, beyond what it held before."""
-    found = {}
-    for name, way in ways_for(bench.pipe, options.peers).items():
-        with way(bench.pipe):
+def peaks(bench: Bench, options: argparse.Namespace, ways: list[str]) -> dict[str, dict[str, int]]:
+    """The most bytes that a GPU held while the model was called, beyond what it held before, and
+    those that each way holds afterwards, wherever it does."""
+    known, found = ways_for(bench.pipe, options.peers), defaultdict(dict)
+    for name in ways:
+        with known[name](bench.pipe) as held:
             before = torch.cuda.memory_allocated()
             forget_peak("cuda")
             bench.call()
-            found[name] = peak_bytes("cuda") - before
+            found["peaks"][name] = peak_bytes("cuda") - before
+            found["held"][name] = 0 if held is None else held.nbytes
     return found
 
 

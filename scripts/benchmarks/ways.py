@@ -7,6 +7,7 @@ A way is a context around the calls of a model. It yields what it holds, which t
 from collections import defaultdict
 from collections.abc import Callable, Collection, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from time import perf_counter
 from typing import Any
 
@@ -106,25 +107,27 @@ def _daam_itself(pipe: Any) -> Iterator[Any]:
 
 class QueriesAndKeys:
     """What attention-map-diffusers 1.0 keeps by default: queries and keys of the last step, on the
-    CPU; ``compute()`` makes probabilities of them, the mean over the heads."""
+    CPU; ``compute()`` makes probabilities of them, the mean over the heads, where the model is."""
 
-    def __init__(self, tool: Any) -> None:
+    def __init__(self, tool: Any, device: torch.device) -> None:
         self.tool = tool
+        self.device = device
 
     @property
     def nbytes(self) -> int:
         return int(self.tool.collector.capture_bytes)
 
     def layer_maps(self, _preset: str) -> Any:
-        return self.tool.compute()
+        return self.tool.compute(compute_device=self.device)
 
 
 @contextmanager
-def _attention_map_diffusers(pipe: Any) -> Iterator[QueriesAndKeys]:
+def _attention_map_diffusers(pipe: Any, **options: Any) -> Iterator[QueriesAndKeys]:
     import attention_map_diffusers  # of its users' own environment
 
-    with attention_map_diffusers.AttentionCapture(pipe, max_map_elements=2**40) as tool:
-        yield QueriesAndKeys(tool)
+    options |= {"max_map_elements": 2**40, "max_capture_bytes": 2**40}
+    with attention_map_diffusers.AttentionCapture(pipe, **options) as tool:
+        yield QueriesAndKeys(tool, pipe.device)
 
 
 def capture(pipe: Any, **options: Any) -> AbstractContextManager[Any]:
@@ -138,6 +141,7 @@ Way = Callable[[Any], AbstractContextManager[Any]]
 OURS: dict[str, Way] = {
     "none": _nothing,
     "default": capture,
+    "last step": lambda pipe: capture(pipe, steps="last"),
     "three words": lambda pipe: capture(pipe, tokens=[2, 3, 7]),
     "full detail": lambda pipe: capture(pipe, steps="all", heads="all"),
 }
@@ -152,16 +156,22 @@ THEIRS: dict[str, Way] = {  # of UNets
     "seeds' way": lambda pipe: _computing(pipe, Seeds()),
     "DAAM's way": lambda pipe: _computing(pipe, Daam()),
 }
-PEERS: dict[str, Way] = {  # by the names of their packages
+PACKAGES = ("daam", "attention-map-diffusers")
+PEERS: dict[str, Way] = {  # their names begin with those of their packages
     "daam": _daam_itself,
     "attention-map-diffusers": _attention_map_diffusers,
+    "attention-map-diffusers, held on the GPU": partial(_attention_map_diffusers, offload=None),
 }
 
 
 def ways_for(pipe: Any, peers: Collection[str] = ()) -> dict[str, Way]:
     """Return sdattn's ways, and those of ``peers`` that know such a model."""
     is_unet = hasattr(pipe, "unet")
-    known = {name: PEERS[name] for name in peers if is_unet or name != "daam"}
+    known = {name: way for name, way in PEERS.items() if name.split(",")[0] in peers}
+    if not is_unet:
+        known.pop("daam", None)
+    if pipe.device.type != "cuda":
+        known.pop("attention-map-diffusers, held on the GPU", None)
     return {**OURS, **(THEIRS if is_unet else JOINT), **known}
 
 

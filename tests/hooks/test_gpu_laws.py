@@ -10,11 +10,13 @@ from helpers.matrix_oracle import expected_maps, processors, run_recorded
 from helpers.rows import Way
 from helpers.transformer_rows import flux
 from helpers.unet_rows import sd2
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import sdattn
 from sdattn.models.layers import find_denoiser, find_layers
 
 HALVES = (torch.float16, torch.bfloat16)
+NAMED = {row.name: row for row in ROWS}
 NEGLIGIBLE = 1e-4  # of half types' probabilities
 pytestmark = [
     pytest.mark.gpu,
@@ -69,6 +71,26 @@ def test_every_processor(processor, dtype, device):
     assert len(store.maps) == row.layers
     for maps in store.maps.values():  # a row of the softmax, whole
         torch.testing.assert_close(maps.sum(-1), torch.ones_like(maps[..., 0]), atol=5e-3, rtol=0)
+
+
+@pytest.mark.parametrize(
+    "kernel", ["FLASH_ATTENTION", "EFFICIENT_ATTENTION", "CUDNN_ATTENTION", "MATH"]
+)
+@pytest.mark.parametrize("dtype", HALVES, ids=str)
+@pytest.mark.parametrize("name", ["Stable Diffusion 1.x", "Stable Diffusion 3", "FLUX.1"])
+def test_every_kernel(name, dtype, kernel, device):
+    row, way = NAMED[name], Way(dtype=dtype)
+    pipe = row.make()
+    pipe.to(device, dtype)
+    with sdpa_kernel(getattr(SDPBackend, kernel)):
+        try:
+            plain = row.run(pipe, way)
+        except RuntimeError as error:
+            pytest.skip(f"torch has no such kernel for this model here: {error}")
+        with sdattn.capture(pipe) as store:
+            watched = row.run(pipe, way)
+    assert same(plain, watched)
+    assert len(store.maps) == row.layers
 
 
 @pytest.mark.parametrize("how", ["enable_model_cpu_offload", "enable_sequential_cpu_offload"])
