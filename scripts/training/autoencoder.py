@@ -116,9 +116,9 @@ def make_latents(vae: AutoencoderKL, images: Tensor, work: Path) -> Tensor:
     smaller, factor = SIZE // vae.config.sample_size, vae.config.scaling_factor
     kept = [work / f"latents-{index}-of-{world()}.pt" for index in range(world())]
     if not kept[rank()].exists():
-        mine = images.chunk(world())[rank()].split(8)
-        small = (F.avg_pool2d(as_pixels(part), smaller) for part in mine)
-        parts = [vae.encode(part).latent_dist.mode() for part in small]
+        mine = images.chunk(world())[rank()].split(8 if vae.device.type == "cpu" else 128)
+        small = (F.avg_pool2d(as_pixels(part.to(vae.device)), smaller) for part in mine)
+        parts = [vae.encode(part).latent_dist.mode().cpu() for part in small]
         torch.save(factor * torch.cat(parts), f"{kept[rank()]}.new")
         os.replace(f"{kept[rank()]}.new", kept[rank()])
     if world() > 1:

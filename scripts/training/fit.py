@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -24,6 +24,9 @@ from .graphs import Graphs
 FLAT = {"decoder": 0.3, "text": 0.3, "unet": 0.78, "refine": 0.3, "mmdit": 0.5, "motion": 0.6}
 CHECKPOINT_SECONDS = 180  # the most that an interruption can cost
 CPU = torch.device("cpu")
+TOGETHER = (
+    8  # steps whose samples another process hands over at once; each handing over has a price
+)
 
 
 class Shown(Dataset[Any]):
@@ -46,8 +49,8 @@ class Fit:
     """One stage: what is trained, on which loss, for how long.
 
     ``loss`` is given what ``sample`` returns for the step. On a GPU that is made ahead by other
-    processes and has to be tensors: with the same shapes at most steps, since a step is then a
-    CUDA graph.
+    processes and has to be tensors, whose shapes change at multiples of ``TOGETHER`` alone: a step
+    is then a CUDA graph.
 
     ``flat`` is the part of the steps before the learning rate falls to nothing; ``lr`` has one
     rate for each of ``modules``. ``average`` holds running means of the weights of modules of the
@@ -83,7 +86,7 @@ class Fit:
         learn = Graphs(self.learn, optimizer) if on_gpu else self.learn
         began = saved = time.time()
         losses: list[Tensor] = []
-        for step, shown in enumerate(self.shown(start), start):
+        for step, shown in enumerate(self.each_shown(start), start):
             for group in optimizer.param_groups:
                 group["lr"].fill_(group["peak"] * rate(step, self.steps, self.flat))
             losses.append(learn(optimizer, *shown))
@@ -104,16 +107,21 @@ class Fit:
         """Steps from one look at the model to the next."""
         return max(500, self.steps // 8)
 
-    def shown(self, start: int) -> DataLoader[Any]:
-        """Return what the steps from ``start`` on are shown, in their order."""
-        ahead = max(1, (os.cpu_count() or 1) - 2) if self.device.type == "cuda" else 0
-        return DataLoader(
+    def each_shown(self, start: int) -> Iterator[Sequence[Any]]:
+        """Yield what the steps from ``start`` on are shown, in their order."""
+        if self.device.type == "cpu":
+            yield from map(self.sample, range(start, self.steps))
+            return
+        firsts = range(start - start % TOGETHER, self.steps, TOGETHER)
+        blocks = [range(max(a, start), min(a + TOGETHER, self.steps)) for a in firsts]
+        loader = DataLoader(
             Shown(self.sample),
-            batch_size=None,
-            sampler=range(start, self.steps),
-            num_workers=ahead,
-            multiprocessing_context="fork" if ahead else None,
+            batch_sampler=blocks,
+            num_workers=max(1, (os.cpu_count() or 1) - 2),
+            multiprocessing_context="fork",
         )
+        for block in loader:
+            yield from zip(*(one.to(self.device) for one in block), strict=True)
 
     def learn(self, optimizer: torch.optim.Optimizer, *shown: Any) -> Tensor:
         """One step of all processes together; returns this one's loss."""

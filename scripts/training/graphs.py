@@ -49,14 +49,14 @@ class Graphs:
         """Take a step beside the main stream, as one that will be recorded has to."""
         self.aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.aside):
-            loss = self.learn(self.optimizer, *(one.cuda() for one in shown))
+            loss = self.learn(self.optimizer, *shown)
         torch.cuda.current_stream().wait_stream(self.aside)
         return loss
 
     def record(self, *shown: Tensor) -> tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]:
         """Return the graph of a step, where it reads what it is shown, and where its loss will be;
         nothing is learnt meanwhile."""
-        graph, held = torch.cuda.CUDAGraph(), [one.cuda() for one in shown]
+        graph, held = torch.cuda.CUDAGraph(), [one.clone() for one in shown]
         with torch.cuda.graph(graph, stream=self.aside, capture_error_mode="thread_local"):
             loss = self.learn(self.optimizer, *held)
         return graph, held, loss

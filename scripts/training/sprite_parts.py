@@ -27,7 +27,7 @@ from ..scenes.sprites import COLOURABLE, COLOURS, nouns
 from ..scenes.wording import further_words
 from .autoencoder import UNSEEN_SPRITES, as_pixels, unlike, vae_psnr
 from .data import SIZE, learn_merges, tokenizer_of
-from .fit import FLAT, Fit, note, pick, rank
+from .fit import FLAT, TOGETHER, Fit, note, pick, rank
 from .losses import another
 from .models import FACTOR, new_unet
 from .patches import CHANNELS, Patches, fit_patches, new_patch_vae
@@ -134,9 +134,11 @@ def train_decoder(
         vae = vae.to(memory_format=torch.channels_last)
     latents, images = latents.to(recipe.device), images.to(recipe.device)
 
+    whole_from = round(CROPPED * steps) // TOGETHER * TOGETHER
+
     def sample(step: int) -> tuple[Tensor, ...]:
         rng, chosen = pick(step, seed, torch.arange(len(images)), batch=recipe.batch // 2)
-        cells = CELLS if step < CROPPED * steps else SIZE // FACTOR
+        cells = CELLS if step < whole_from else SIZE // FACTOR
         corner = rng.integers(SIZE // FACTOR - cells, size=2, endpoint=True).tolist()
         rows, columns = (first + torch.arange(cells) for first in corner)
         return chosen, rows, columns

@@ -23,16 +23,19 @@ import json
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
-from diffusers import DiffusionPipeline
+from diffusers import AutoencoderKL, DiffusionPipeline, StableDiffusionPipeline
+from torch import Tensor
+from transformers import CLIPTokenizer
 
 from ..scenes.emoji import random_scene
-from .autoencoder import UNSEEN_SPRITES, vae_psnr
+from .autoencoder import UNSEEN_SPRITES, make_latents, vae_psnr
 from .data import make_dataset
 from .fit import rank, say
-from .models import INVERSION
+from .models import INVERSION, assemble
 from .record import ANY_TIME, begin_sitting, snapshot
 from .sprite_parts import (
     RECIPE,
@@ -43,7 +46,7 @@ from .sprite_parts import (
     train_decoder,
     write_latents,
 )
-from .stages import refine, train_text, train_unet
+from .stages import Recipe, refine, train_text, train_unet
 from .train_demo_model import write_model
 
 
@@ -57,20 +60,41 @@ def train(process: int, args: argparse.Namespace) -> None:
     recipe = replace(RECIPE, batch=args.batch, device=torch.device(args.device))
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.benchmark = True
     scenes, images = make_dataset(seed, args.chunks, work, random_scene)
+    if args.start:
+        given = DiffusionPipeline.from_pretrained(args.start, torch_dtype=torch.float32)
+        pipe = assemble(given.vae, given.text_encoder, given.tokenizer, given.unet)
+        keep(pipe.vae, pipe.tokenizer, work)
+        latents = make_latents(pipe.vae.to(recipe.device), images, work)
+    else:
+        pipe, latents = train_parts(scenes, images, args, recipe)
+    pipe.to(recipe.device)
+    made = refine(pipe, scenes, latents, work, args.refine_steps, seed + 4, recipe=recipe)
+    if rank() == 0:
+        write(made, work, args.out)
+
+
+def train_parts(
+    scenes: list[Any], images: Tensor, args: argparse.Namespace, recipe: Recipe
+) -> tuple[StableDiffusionPipeline, Tensor]:
+    """Run the stages up to the UNet's; returns the pipeline and the latents."""
+    work, seed = args.work, args.seed
     patches, latents = write_latents(images, work)
     vae = train_decoder(patches, latents, images, work, args.decoder_steps, seed, recipe)
     tokenizer = make_word_tokenizer()
-    say(f"vae: {vae_psnr(vae, seed=8, count=100, make=UNSEEN_SPRITES):.2f} dB on unseen scenes")
-    if rank() == 0:
-        vae.save_pretrained(work / "vae")
-        tokenizer.save_pretrained(work / "tokenizer")
+    keep(vae, tokenizer, work)
     text = train_text(tokenizer, scenes, latents, work, args.text_steps, seed + 1, recipe)
     pipe = train_unet(
         vae, text, tokenizer, scenes, latents, work, args.unet_steps, seed + 2, recipe
     )
-    made = refine(pipe, scenes, latents, work, args.refine_steps, seed + 4, recipe=recipe)
+    return pipe, latents
+
+
+def keep(vae: AutoencoderKL, tokenizer: CLIPTokenizer, work: Path) -> None:
+    """Write what snapshots need of both, and say how well the autoencoder does."""
+    say(f"vae: {vae_psnr(vae, seed=8, count=100, make=UNSEEN_SPRITES):.2f} dB on unseen scenes")
     if rank() == 0:
-        write(made, work, args.out)
+        vae.save_pretrained(work / "vae")
+        tokenizer.save_pretrained(work / "tokenizer")
 
 
 def write(made: DiffusionPipeline, work: Path, out: Path) -> None:
@@ -107,6 +131,7 @@ def main() -> None:
         "--out", type=Path, default=Path("build/sprites/model"), help="model folder"
     )
     parser.add_argument("--work", type=Path, default=Path("build/sprites"), help="checkpoints")
+    parser.add_argument("--start", type=Path, help="a model of this kind to refine once more")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=48, help="thousands of training scenes")
     parser.add_argument("--decoder-steps", type=int, default=3000)
@@ -122,7 +147,6 @@ def main() -> None:
         help="write what the last checkpoint holds; train nothing",
     )
     args = parser.parse_args()
-    args.start = None
     if args.snapshot:
         write(snapshot(args.work, new_sprite_unet), args.work, args.out)
     else:
