@@ -18,7 +18,6 @@ Half a day on 2 CPU cores. No mask and no attention map is ever shown to the mod
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from pathlib import Path
 
@@ -70,16 +69,8 @@ def train(process: int, args: argparse.Namespace) -> None:
 
 
 def write(made: DiffusionPipeline, work: Path, out: Path) -> None:
-    """Write the model's folder; its weights are in float16, and every reader opens them in float32.
-
-    transformers reads the text encoder's dtype from its config, diffusers opens the rest in
-    float32: with float16 there, a pipeline that diffusers opens would end in Half and Float.
-    """
+    """Write the model's folder, with the record of how it was made."""
     write_model(made, work, out, SETTINGS, INVERSION, WORDS)
-    path = out / "text_encoder" / "config.json"
-    config = json.loads(path.read_text())
-    config |= {name: "float32" for name in ("dtype", "torch_dtype") if name in config}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def run(args: argparse.Namespace) -> None:
