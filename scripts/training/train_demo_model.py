@@ -162,8 +162,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("sdattn/models/demo"), help="model folder")
-    parser.add_argument("--work", type=Path, default=Path("build/demo"), help="checkpoints")
+    parser.add_argument("--out", type=Path, default=Path("build/shapes/model"), help="model folder")
+    parser.add_argument("--work", type=Path, default=Path("build/shapes"), help="checkpoints")
     parser.add_argument(
         "--start",
         type=Path,

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
-from helpers.demo_words import OTHER, THING
+from helpers.demo_words import OTHER, THING, TOKENS
 from helpers.forks import Fork, free_port, two_ranks
 from PIL import Image
 from safetensors.torch import load_file
@@ -312,7 +312,7 @@ def test_one_process_draws_every_line_as_it_asks(reference):
         assert set(os.listdir(folder)) == FILES
         maps = load_file(folder / "maps.safetensors")
         columns = {one.shape[2] for one in maps.values()}
-        assert columns == {32} if "words" not in line else max(columns) < 32
+        assert columns == {TOKENS} if "words" not in line else max(columns) < TOKENS
     assert len(files_below(reference, ids=IDS)) == len(IDS) * len(FILES)
     assert (reference / "errors.jsonl").read_bytes() == b""
 

@@ -9,13 +9,11 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
+from helpers.starts import write_start
 from safetensors.torch import load_file, save_file
 
 from scripts.training import motion, train_demo_video
 from scripts.training.lent import leave_out_what_is_lent
-from scripts.training.mmdit import parts_of
-from scripts.training.models import assemble as assemble_images
-from scripts.training.models import new_unet
 from scripts.training.motion import (
     FRAMES,
     adapter_of,
@@ -27,11 +25,9 @@ from scripts.training.motion import (
     video_latents,
     video_loss,
 )
-from scripts.training.train_demo_model import name_as_before
 from sdattn.loading.lent import LENT
 from sdattn.loading.pipelines import load_pipeline
 from sdattn.models import demos
-from sdattn.models.demos import DEMOS
 
 pytestmark = pytest.mark.slow
 VIDEOS = 6  # of a chunk
@@ -39,13 +35,7 @@ VIDEOS = 6  # of a chunk
 
 @pytest.fixture(scope="module")
 def start(tmp_path_factory):
-    """The folder of a model of images: an untrained UNet around the encoders that are lent."""
-    torch.manual_seed(0)
-    folder = tmp_path_factory.mktemp("start")
-    made = assemble_images(*parts_of(DEMOS["demo-mmdit"]), new_unet())
-    made.to(dtype=torch.float16).save_pretrained(folder)
-    name_as_before(folder / "text_encoder" / "model.safetensors")
-    return folder
+    return write_start(tmp_path_factory.mktemp("start"))
 
 
 @pytest.fixture
