@@ -353,8 +353,8 @@ def test_the_command_line_writes_and_tells(invoke, folders):
     word = diff(*folders, words=[OTHER]).words[0]
     value, (row, col) = word.largest
     pixel = f"{(col + 0.5) * 8:.0f}, {(row + 0.5) * 8:.0f}"  # 16 cells on 128 pixels
-    (line,) = (one for one in out.splitlines() if f"{OTHER} │" in one and f"│ {OTHER}" in one)
-    cells = [one.strip() for one in line.split("│")[1:-1]]
+    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
+    (cells,) = (one for one in table if one[:1] == [OTHER])
     means = [f"{word.mean_a:.2g}", f"{word.mean_b:.2g}", f"{word.correlation:.2g}"]
     assert cells == [OTHER, *means, f"{value:+.2g}", pixel]
 
