@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from helpers.demo_words import OTHER, PROMPT, THING
+from helpers.demo_words import HEADS, OTHER, PROMPT, THING
 from matplotlib import pyplot
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
@@ -188,7 +188,7 @@ def test_panels_have_the_shape_of_the_image_and_count_its_pixels(figures, kind):
         assert axes.get_ylim() == (128, 0)
 
 
-@pytest.mark.parametrize(("kind", "across"), [("steps", 8), ("layers", 7), ("heads", 2)])
+@pytest.mark.parametrize(("kind", "across"), [("steps", 8), ("layers", 7), ("heads", HEADS)])
 def test_a_row_is_a_row_and_a_column_stands_below_its_title(figures, kind, across):
     boxes = [axes.get_position() for axes in panels(figures[kind])]
     titled = {round(a.get_position().x0, 6): a.get_title() for a in panels(figures[kind])[::-1]}
