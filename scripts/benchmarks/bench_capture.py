@@ -34,7 +34,7 @@ from .ways import PEERS, Daam, LayerClock, Way, capture, read_maps, ways_for
 
 Times = dict[str, dict[str, list[float]]]
 IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
-PROMPT = "a red circle left of a blue square and nothing"  # ten words
+PROMPT = "a red car left of a blue bird and nothing"  # ten words
 
 
 def main() -> None:
