@@ -1,4 +1,4 @@
-"""Train the demo model from nothing: a miniature Stable Diffusion 1.x of drawn scenes.
+"""Train a miniature Stable Diffusion 1.x of shapes from nothing: its encoders are demo-mmdit's.
 
 Five stages, each kept in ``--work`` and taken up again where it stopped:
 
