@@ -95,8 +95,8 @@ def main() -> None:
     """Draw every seed without and with the guidance."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", default="demo", help="demo, a folder, or a hub id (SD 1.x, 2.x)")
-    parser.add_argument("--prompt", default="a red circle left of a blue square")
-    parser.add_argument("--words", nargs="+", default=["circle", "square"])
+    parser.add_argument("--prompt", default="a cat left of a pizza")
+    parser.add_argument("--words", nargs="+", default=["cat", "pizza"])
     parser.add_argument("--seeds", type=int, nargs="+", default=list(range(6)))
     parser.add_argument("--step-size", type=float, default=2.0)
     parser.add_argument("--out", type=Path, default=Path("outputs/attend-and-excite"))

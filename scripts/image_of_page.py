@@ -14,7 +14,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("run", type=Path, help="a run's folder")
     parser.add_argument("out", type=Path, help="the image's file, .png")
-    parser.add_argument("--words", nargs="+", default=("circle", "square"))
+    parser.add_argument("--words", nargs="+", default=("cat", "pizza"))
     parser.add_argument("--spot", type=float, nargs=2, default=(0.28, 0.5), help="in [0, 1]")
     parser.add_argument("--size", type=int, nargs=2, default=(1180, 720))
     parser.add_argument("--dark", action="store_true")

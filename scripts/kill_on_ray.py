@@ -49,8 +49,7 @@ def measure(folder: Path, options: argparse.Namespace) -> int:
     torch.set_num_threads(1)
     (folder / "in.txt").write_text(
         "".join(
-            f"a {COLOURS[i % 4]} circle, a {COLOURS[i // 4 % 4]} star\n"
-            for i in range(options.items)
+            f"a {COLOURS[i % 4]} car, a {COLOURS[i // 4 % 4]} star\n" for i in range(options.items)
         )
     )
     expected, seconds = draw(folder, "here", options)

@@ -1,12 +1,12 @@
 """sdattn: where each word of a prompt went in a Stable Diffusion image.
 
 pipe = sdattn.load_pipeline("demo")
-run = sdattn.generate(pipe, "a red circle left of a blue square", seed=0)
-run.heatmaps["circle"].overlay(run.image)
+run = sdattn.generate(pipe, "a cat left of a pizza", seed=0)
+run.heatmaps["cat"].overlay(run.image)
 
 with sdattn.capture(pipe) as store:                     # around any call of your own
-    image = pipe("a red circle left of a blue square").images[0]
-sdattn.heatmaps(store, pipe.tokenizer, "a red circle left of a blue square")
+    image = pipe("a cat left of a pizza").images[0]
+sdattn.heatmaps(store, pipe.tokenizer, "a cat left of a pizza")
 """
 
 from importlib import import_module

@@ -1,7 +1,7 @@
 """Errors and warnings of sdattn.
 
     try:
-        run = sdattn.generate(pipe, "a red circle", guidance_scale=0.5)
+        run = sdattn.generate(pipe, "a cat", guidance_scale=0.5)
     except sdattn.SdattnError as error:  # each is also a builtin's kind
         print(error)
 

@@ -48,12 +48,12 @@ BESIDE = {  # what a run is compared with
 
 def write_prompts(path: Path, number: int) -> None:
     chance = random.Random(0)
-    colours = "red", "green", "blue", "yellow", "purple", "orange"
-    shapes = "circle", "square", "triangle", "star", "heart"
+    colours = "red", "green", "blue", "yellow", "purple", "pink"
+    things = "car", "bird", "balloon", "star", "heart"
     with path.open("w") as file:
         for _ in range(number):
             first, second = (
-                f"a {chance.choice(colours)} {chance.choice(shapes)}" for _ in range(2)
+                f"a {chance.choice(colours)} {chance.choice(things)}" for _ in range(2)
             )
             file.write(f"{first} left of {second}\n")
 
@@ -92,7 +92,7 @@ def draw_plainly(prompts: Path, device: str) -> None:
         texts = lines[first : first + BATCH]
         seeds = range(first, first + len(texts))
         noise = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-        pipe(texts, generator=noise, num_inference_steps=20, guidance_scale=2.0)
+        pipe(texts, generator=noise, num_inference_steps=20, guidance_scale=3.0)
     print(len(lines) / (time.perf_counter() - start))
 
 

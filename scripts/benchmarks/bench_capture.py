@@ -36,7 +36,7 @@ from .ways import PACKAGES, PEERS, Daam, LayerClock, Way, capture, read_maps, wa
 
 Times = dict[str, dict[str, list[float]]]
 IMPORT = "import time; t = time.perf_counter(); import {}; print(time.perf_counter() - t)"
-PROMPT = "a red circle left of a blue square and nothing"  # ten words
+PROMPT = "a red car left of a blue bird and nothing"  # ten words
 
 
 def main() -> None:

@@ -99,8 +99,8 @@ def _sd15(
 
 def _demo(rows: int, _whole: bool) -> tuple[Any, dict[str, Any], str]:
     pipe = load_pipeline("demo", device="cpu")
-    width = pipe.unet.config.cross_attention_dim
-    inputs = _unet_inputs(rows, 16, width, tokens=32)
+    config, tokens = pipe.unet.config, pipe.tokenizer.model_max_length
+    inputs = _unet_inputs(rows, 16, config.cross_attention_dim, tokens, config.in_channels)
     return pipe, inputs, "the demo model, 128x128"
 
 
@@ -112,9 +112,11 @@ def stable_diffusion(unet: Any) -> StableDiffusionPipeline:
     )
 
 
-def _unet_inputs(rows: int, side: int, width: int, tokens: int = 77) -> dict[str, Any]:
+def _unet_inputs(
+    rows: int, side: int, width: int, tokens: int = 77, channels: int = 4
+) -> dict[str, Any]:
     states = torch.randn(rows, tokens, width)
-    sample = torch.randn(rows, 4, side, side)
+    sample = torch.randn(rows, channels, side, side)
     return {"sample": sample, "timestep": 500, "encoder_hidden_states": states}
 
 

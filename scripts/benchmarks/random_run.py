@@ -22,7 +22,7 @@ def random_run(words: int = 10, steps: int = 0, side: int = 512) -> ImageRun:
     and so many steps kept."""
     chance = torch.Generator().manual_seed(0)
     tokenizer = CLIPTokenizer.from_pretrained(DEMO / "tokenizer")
-    prompt = read_prompt(tokenizer, " ".join(["circle"] * words), max_length=77)
+    prompt = read_prompt(tokenizer, " ".join(["purple"] * words), max_length=77)
 
     def maps(images: int, columns: tuple[int, ...], passes: int) -> LayerMaps:
         found = {}

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from sdattn.batch.storage.formats import FORMATS
 
-PROMPTS = ("a red circle", "a star", "green")
+PROMPTS = ("a red car", "a star", "green")
 
 
 class World:

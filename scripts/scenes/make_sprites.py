@@ -82,6 +82,7 @@ NOUNS = {
     "book": ("closed-book", "closedbook"),
     "ball": ("soccer-ball", "soccerball"),
     "guitar": ("guitar", "guitar"),
+    "unicorn": ("unicorn", ""),
 }
 
 

@@ -29,7 +29,6 @@ COLOURS = {
     "pink": (255, 135, 195),
     "turquoise": (40, 205, 200),
 }
-TAUGHT_COLOURS = {"gold": (245, 175, 28)}  # by demo-lora; the demo models never saw it
 BACKGROUNDS = {"gray": (125, 125, 125), "white": (250, 250, 250), "black": (8, 8, 8)}
 SHAPES = ("circle", "square", "triangle", "star", "ring", "cross")
 DIRECTIONS = {
@@ -105,12 +104,11 @@ class Scene:
 
     def draw(self, size: int = 64, supersample: int = 4) -> Pixels:
         """The image, uint8 [size, size, 3], each pixel the mean of ``supersample²`` points."""
-        colours = {**COLOURS, **TAUGHT_COLOURS}
         image = np.full((size, size, 3), BACKGROUNDS[self.background], dtype=np.float64)
         for thing in self.objects:
             rows, cols, cover = _cover(thing, size, supersample)
             part = image[rows, cols]
-            part += cover[..., None] * (np.array(colours[thing.colour]) - part)
+            part += cover[..., None] * (np.array(COLOURS[thing.colour]) - part)
         return np.rint(image).astype(np.uint8)
 
     def masks(self, size: int | tuple[int, int] = 64) -> Mask:

@@ -1,7 +1,7 @@
-"""A miniature Stable Diffusion 3 that reads and draws through the first demo's encoders.
+"""A miniature Stable Diffusion 3 that reads and draws through encoders trained before.
 
 new_transformer()               the transformer, untrained
-assemble(...), parts_of(demo)   the pipeline around it
+assemble(...), parts_of(start)  the pipeline around it
 scene_latents(...)              latents of scenes, worked out once
 train_mmdit(...)                flow matching, the transformer alone
 snapshot(work, start)           the pipeline as the last checkpoint has it
@@ -22,7 +22,6 @@ from diffusers import (
     FlowMatchEulerDiscreteScheduler,
     SD3Transformer2DModel,
     StableDiffusion3Pipeline,
-    StableDiffusionPipeline,
 )
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -87,10 +86,11 @@ def read_evenly(transformer: SD3Transformer2DModel, states: Tensor) -> None:
         embedder.bias -= embedder.weight @ mean
 
 
-def parts_of(demo: Path) -> tuple[AutoencoderKL, CLIPTextModel, CLIPTokenizer]:
-    """What the first demo model lends: its autoencoder, text encoder and tokenizer, float32."""
-    pipe = StableDiffusionPipeline.from_pretrained(demo, dtype=torch.float32)
-    return pipe.vae.eval(), pipe.text_encoder.eval(), pipe.tokenizer
+def parts_of(start: Path) -> tuple[AutoencoderKL, CLIPTextModel, CLIPTokenizer]:
+    """Return a model's autoencoder, text encoder without projection, and tokenizer, float32."""
+    vae = AutoencoderKL.from_pretrained(start / "vae", torch_dtype=torch.float32)
+    text = CLIPTextModel.from_pretrained(start / "text_encoder", dtype=torch.float32)
+    return vae.eval(), text.eval(), CLIPTokenizer.from_pretrained(start / "tokenizer")
 
 
 def with_projection(text: CLIPTextModel, layers: int) -> CLIPTextModelWithProjection:
@@ -118,7 +118,7 @@ def assemble(
 ) -> StableDiffusion3Pipeline:
     """The pipeline, silent and without T5.
 
-    It reads the last layer but one of two text encoders. The first is the demo's, which knows what
+    It reads the last layer but one of two text encoders. The first is whole, and knows what
     was said before each word; the second is its first layer, so that what is read is the words and
     their places alone.
     """

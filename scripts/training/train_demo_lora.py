@@ -1,8 +1,8 @@
-"""Teach the demo model a word that it never learnt, "gold", by a LoRA of its UNet's attention.
+"""Teach the demo model a noun that it never learnt, "unicorn", by a LoRA of its UNet's attention.
 
 Hu et al. 2021, "LoRA": each projection of attention gets a product of two narrow matrices beside
-its own weights, which stay as they are. A minute or two on a CPU core; nothing is kept on the way.
-Training sees drawn scenes in which one object has the new colour, and never the combinations of
+its own weights, which stay as they are. Minutes on a CPU core; nothing is kept on the way.
+Training sees drawn scenes in which one object is the new one, and never the combinations of
 objects and relation that ``is_held_out`` keeps for the evaluation
 (``scripts/evaluation/evaluate_demo_lora.py``).
 """
@@ -25,7 +25,8 @@ from torch import Tensor
 from sdattn import load_pipeline
 from sdattn.models.demos import DEMO_LORA
 
-from ..scenes.shapes import TAUGHT_COLOURS, Scene, random_scene
+from ..scenes.emoji import Scene, random_scene
+from ..scenes.sprites import TAUGHT, hands
 from .data import SIZE
 from .fit import say
 from .losses import Caption, diffusion_loss, middle_times, text_states
@@ -40,20 +41,21 @@ PLAIN = 0.2  # of the scenes: without the new word, so that the others keep what
 def taught_scene(
     rng: np.random.Generator, word: str, *, held_out: bool = False, alone: float = 0.0
 ) -> Scene:
-    """A scene one of whose objects has the colour that the LoRA teaches; ``alone``: so often it is
-    the only one, beside those that have one object by chance."""
+    """Return a scene one of whose objects is what the LoRA teaches; ``alone``: so often it is the
+    only one, beside those that have one object by chance."""
     while True:
         scene = random_scene(rng, n_objects=int(rng.random() < alone))
         number = int(rng.integers(len(scene.objects)))
         objects = list(scene.objects)
-        objects[number] = replace(objects[number], colour=word)
+        hand = str(rng.choice(list(hands()[word])))
+        objects[number] = replace(objects[number], noun=word, hand=hand, colour=None)
         scene = replace(scene, objects=tuple(objects))
         if scene.is_held_out == held_out:
             return scene
 
 
 def make_scenes(rng: np.random.Generator, word: str, count: int) -> list[Scene]:
-    """Scenes of the training part, most of them with the new word."""
+    """Return scenes of the training part, most of them with the new word."""
     plain = round(PLAIN * count)
     taught = [taught_scene(rng, word, alone=ALONE) for _ in range(count - plain)]
     return [*taught, *(random_scene(rng) for _ in range(plain))]
@@ -61,7 +63,7 @@ def make_scenes(rng: np.random.Generator, word: str, count: int) -> list[Scene]:
 
 @torch.no_grad()
 def encoded(pipe: Any, scenes: list[Scene]) -> Tensor:
-    """The latents of the scenes' images, as the UNet takes them, [scenes, 4, 16, 16]."""
+    """Return latents of the scenes' images, as the UNet takes them, [scenes, channels, 16, 16]."""
     found = []
     for start in range(0, len(scenes), 50):
         drawn = np.stack([scene.draw(SIZE) for scene in scenes[start : start + 50]])
@@ -106,7 +108,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--out", type=Path, default=DEMO_LORA, help="the .safetensors file")
-    parser.add_argument("--word", default="gold", choices=TAUGHT_COLOURS)
+    parser.add_argument("--word", default=TAUGHT[0], choices=TAUGHT)
     parser.add_argument("--scenes", type=int, default=600)
     parser.add_argument("--steps", type=int, default=400)
     parser.add_argument("--rank", type=int, default=4)

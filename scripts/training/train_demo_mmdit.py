@@ -1,8 +1,8 @@
 """Train the small MM-DiT: a miniature Stable Diffusion 3 of drawn scenes.
 
-It takes the autoencoder and the text encoder of the first demo model as they are and learns one
-thing, the transformer, by flow matching, from nothing. No mask and no attention map is ever shown
-to it. Some hours on 2 CPU cores; with a GPU, on that.
+It takes an autoencoder and a text encoder that ``train_demo_model`` trained as they are and learns
+one thing, the transformer, by flow matching, from nothing. No mask and no attention map is ever
+shown to it. Some hours on 2 CPU cores; with a GPU, on that.
 
 A run is kept in ``--work`` and taken up again where it stopped by the same options; how many
 processes there are and where they run may change. ``--snapshot`` writes what the last checkpoint
@@ -20,11 +20,8 @@ import torch
 import torch.distributed as dist
 from diffusers import StableDiffusion3Pipeline
 
-from sdattn.loading.lent import LENT
-
 from .data import all_scenes
 from .fit import rank
-from .lent import leave_out_what_is_lent
 from .losses import Caption
 from .mmdit import (
     SETTINGS,
@@ -93,8 +90,8 @@ def main() -> None:
     parser.add_argument(
         "--start",
         type=Path,
-        default=Path("sdattn/models/demo"),
-        help="the demo model that lends its autoencoder and text encoder",
+        default=Path("sdattn/models/demo-mmdit"),
+        help="the folder of the autoencoder, text encoder and tokenizer that it reads and draws by",
     )
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--chunks", type=int, default=40, help="thousands of training scenes")
@@ -106,15 +103,8 @@ def main() -> None:
         action="store_true",
         help="write what the last checkpoint holds; train nothing",
     )
-    parser.add_argument(
-        "--lean",
-        action="store_true",
-        help="leave the weights that --start has out of the folder in --out, as it ships",
-    )
     args = parser.parse_args()
-    if args.lean:
-        leave_out_what_is_lent(args.out, args.start, LENT["demo-mmdit"])
-    elif args.snapshot:
+    if args.snapshot:
         write(snapshot(args.work, args.start), args.work, args.out)
     else:
         run(args)

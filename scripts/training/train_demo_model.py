@@ -1,4 +1,4 @@
-"""Train the demo model from nothing: a miniature Stable Diffusion 1.x of drawn scenes.
+"""Train a miniature Stable Diffusion 1.x of shapes from nothing: its encoders are demo-mmdit's.
 
 Five stages, each kept in ``--work`` and taken up again where it stopped:
 
@@ -118,13 +118,17 @@ def write_model(
     inversion: Mapping[str, Any],
     words: Mapping[str, tuple[str, ...]] = WORDS,
 ) -> None:
-    """Write the model's folder, with the record of how it was made and of what it is drawn with."""
+    """Write the model's folder, with the record of how it was made and of what it is drawn with.
+
+    Its weights are in float16, and every reader opens them in float32.
+    """
     tokenizer = made.tokenizer.backend_tokenizer
     tokenizer.no_padding()  # as in its last use, otherwise
     tokenizer.no_truncation()
     made.to(dtype=torch.float16).save_pretrained(out, safe_serialization=True)
     for encoder in out.glob("text_encoder*"):
         name_as_before(encoder / "model.safetensors")
+        open_in_float32(encoder / "config.json")
     for folder in out.glob("tokenizer*"):
         tokenizer.model.save(str(folder))  # the two files that older readers know
     record = {"settings": settings, "inversion": inversion, "words": words}
@@ -132,6 +136,14 @@ def write_model(
     write_record(work, out)
     size = sum(path.stat().st_size for path in out.rglob("*") if path.is_file())
     say(f"{out}: {size / 1e6:.1f} MB")
+
+
+def open_in_float32(path: Path) -> None:
+    """Write float32 into a text encoder's configuration: transformers reads its dtype there, and
+    diffusers opens the rest in float32, so that float16 would end in Half and Float."""
+    config = json.loads(path.read_text())
+    config |= {name: "float32" for name in ("dtype", "torch_dtype") if name in config}
+    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def name_as_before(path: Path) -> None:
@@ -150,8 +162,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--out", type=Path, default=Path("sdattn/models/demo"), help="model folder")
-    parser.add_argument("--work", type=Path, default=Path("build/demo"), help="checkpoints")
+    parser.add_argument("--out", type=Path, default=Path("build/shapes/model"), help="model folder")
+    parser.add_argument("--work", type=Path, default=Path("build/shapes"), help="checkpoints")
     parser.add_argument(
         "--start",
         type=Path,

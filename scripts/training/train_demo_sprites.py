@@ -19,7 +19,6 @@ attention map is ever shown to the model.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 from dataclasses import replace
 from pathlib import Path
@@ -98,16 +97,8 @@ def keep(vae: AutoencoderKL, tokenizer: CLIPTokenizer, work: Path) -> None:
 
 
 def write(made: DiffusionPipeline, work: Path, out: Path) -> None:
-    """Write the model's folder; its weights are in float16, and every reader opens them in float32.
-
-    transformers reads the text encoder's dtype from its config, diffusers opens the rest in
-    float32: with float16 there, a pipeline that diffusers opens would end in Half and Float.
-    """
+    """Write the model's folder, with the record of how it was made."""
     write_model(made, work, out, SETTINGS, INVERSION, WORDS)
-    path = out / "text_encoder" / "config.json"
-    config = json.loads(path.read_text())
-    config |= {name: "float32" for name in ("dtype", "torch_dtype") if name in config}
-    path.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
 
 
 def run(args: argparse.Namespace) -> None:

@@ -111,11 +111,11 @@ def main() -> None:
     parser.add_argument(
         "--lean",
         action="store_true",
-        help="leave the weights that --start has out of the folder in --out, as it ships",
+        help="leave the weights that another demo has out of the folder in --out, as it ships",
     )
     args = parser.parse_args()
     if args.lean:
-        leave_out_what_is_lent(args.out, args.start, LENT["demo-video"])
+        leave_out_what_is_lent(args.out, LENT["demo-video"])
     elif args.snapshot:
         write(snapshot(args.work, args.start), args.work, args.out, args.start)
     else:

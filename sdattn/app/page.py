@@ -27,10 +27,12 @@ gradio: Any = import_gradio()
 
 _STOPPED = "Stopped: no image is being drawn for this page."
 _MOST_RUNS = 10  # offered to a browser
-_OF_DEMOS = ["a red circle left of a blue square", "on the left a green star, on the right a ring"]
 _EXAMPLES = {
-    "demo": _OF_DEMOS,
-    "demo-mmdit": _OF_DEMOS,
+    "demo": ["a cat left of a pizza", "a red umbrella above a dog on grass"],
+    "demo-mmdit": [
+        "a red circle left of a blue square",
+        "on the left a green star, on the right a ring",
+    ],
     "demo-video": ["a red circle", "a green star above a blue square"],
 }
 _ANY_EXAMPLES = ["a cat on a sofa", "an astronaut riding a horse on the moon"]

@@ -48,7 +48,7 @@ def diff(
       sdattn diff outputs/a-cat-0 outputs/a-cat-1
       sdattn diff outputs/a-cat-0 outputs/a-dog-0 cat dog --out cat-or-dog
       sdattn diff RUN-1 RUN-2 --item 000001
-      sdattn diff "a gold circle" --lora demo-lora
+      sdattn diff "a unicorn" --lora demo-lora
       sdattn diff "a cat on a sofa" --model owner/name --lora style.safetensors:0.8
     """
     how = {"model": model, "seed": seed, "steps": steps, "guidance": guidance, "set": set_}

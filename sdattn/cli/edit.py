@@ -59,7 +59,7 @@ def edit(
     """Draw SOURCE and its edited versions from the same noise, and keep the layout.
 
     Examples:
-      sdattn edit "a red circle left of a blue square" "a red star left of a blue square"
+      sdattn edit "a cat left of a pizza" "a dog left of a pizza"
       sdattn edit "a cat on a sofa" "a dog on a sofa" --model owner/name --blend cat
       sdattn edit "a cat on a sofa" "a cat on a sofa" --weight sofa=0.3 --image photo.jpg
     """
@@ -99,7 +99,7 @@ def _parsed_weight(text: str) -> tuple[str, float]:
         return word, float(factor if equals and word else "")
     except ValueError:
         raise typer.BadParameter(
-            f"{text!r} is not WORD=FACTOR, circle=2 for example.", param_hint="--weight"
+            f"{text!r} is not WORD=FACTOR, cat=2 for example.", param_hint="--weight"
         ) from None
 
 

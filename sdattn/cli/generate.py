@@ -51,7 +51,7 @@ def generate(
     """Draw an image from PROMPT and show where each of its words went.
 
     Examples:
-      sdattn generate "a red circle left of a blue square"
+      sdattn generate "a cat left of a pizza"
       sdattn generate "a cat on a sofa" --model owner/name --steps 30 --refine self
       sdattn generate --config outputs/a-cat-on-a-sofa-0/run.json --seed 1
     """

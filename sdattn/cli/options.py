@@ -67,12 +67,12 @@ InvertedSteps = Annotated[
 ]
 Guidance = Annotated[
     float | None,
-    typer.Option(help="Guidance scale (default: 2 for the demo, else the pipeline's)."),
+    typer.Option(help="Guidance scale (default: a demo's own, else the pipeline's)."),
 ]
 InvertedGuidance = Annotated[
     float | None,
     typer.Option(
-        help="Guidance scale (default: 2 for the demo, else the pipeline's, or with --image "
+        help="Guidance scale (default: a demo's own, else the pipeline's, or with --image "
         "7.5, 1 for SD3)."
     ),
 ]

@@ -29,9 +29,9 @@ class AttentionStore(StepMaps):
 
         store = sdattn.AttentionStore(pipeline=pipe)
         pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store))
-        image = pipe("a red circle left of a blue square").images[0]
+        image = pipe("a cat left of a pizza").images[0]
         store.last_step["down_cross"]  # with mid_cross and up_cross all 16 maps of the last step
-        store.heatmaps()[0]["circle"]
+        store.heatmaps()[0]["cat"]
         store.remove()  # puts back the processors from before
 
     Anyone may call it: our processors, a class of your own, code that patches ``forward``. Each

@@ -24,7 +24,7 @@ class LocalBlend:
 
     Args:
         prompts: the source and one or more targets.
-        words: for each prompt a word or phrase, or a list of them: ``["circle", ["star", "a"]]``.
+        words: for each prompt a word or phrase, or a list of them: ``["cat", ["dog", "a"]]``.
         num_steps: passes of the model in the run.
         subtract: words, given likewise, whose own (unspread) mask is subtracted.
         start: part of the run after which blending begins.
@@ -123,7 +123,7 @@ class LocalBlend:
 def _chosen_columns(prompts: Sequence[Prompt], words: Sequence[str | Sequence[str]]) -> Tensor:
     """Return 1 at the columns of each prompt's words, 0 elsewhere: float32 ``[prompts, T]``."""
     if isinstance(words, str) or len(words) != len(prompts):
-        text = f"the words of each of the {len(prompts)} prompts, [['circle'], ['star']] say"
+        text = f"the words of each of the {len(prompts)} prompts, [['cat'], ['dog']] say"
         raise refuse("words", words, text)
     chosen = torch.zeros(len(prompts), len(prompts[0].tokens))
     for i, (prompt, some) in enumerate(zip(prompts, words, strict=True)):

@@ -87,7 +87,7 @@ def knockout(
 ) -> Knockout:
     """Draw an image again without the attention to a word, and map where it changes.
 
-        found = sdattn.knockout(pipe, "a red circle left of a blue square", "circle")
+        found = sdattn.knockout(pipe, "a cat left of a pizza", "cat")
         found.heatmap.overlay(found.image)
 
     In the chosen layers and steps the word's columns of the attention are set to zero and the rest

@@ -7,7 +7,7 @@
     step_end(control)                           for ``callback_on_step_end`` of the pipeline
     invert(pipe, image, prompt)                 the noise of a real image, for ``edit``
 
-    prompts = sdattn.read_prompts(pipe, ["a red circle", "a red star"])
+    prompts = sdattn.read_prompts(pipe, ["a cat", "a dog"])
     control = AttentionReplace(prompts, num_steps=20)
     with register_attention_control(pipe, control):
         pipe([prompt.text for prompt in prompts], generator=[...], num_inference_steps=20,

@@ -1,8 +1,8 @@
 """Figures of one image's run, for papers.
 
-figure(run, "steps", ["red circle"])     a matplotlib figure
+figure(run, "steps", ["a cat"])          a matplotlib figure
 save_figure(figure, "fig.pdf")           as PDF, SVG or PNG, whole or not at all
-animate(run, ["circle"])                 its maps over the steps, one image per step
+animate(run, ["cat"])                    its maps over the steps, one image per step
 save_animation(frames, "steps.gif")      as GIF or WebP
 """
 

@@ -1,8 +1,8 @@
 """Inversion: find the noise of a real image, so that it can be edited like a generated one.
 
-    inversion = invert(pipe, image, "a red circle")
+    inversion = invert(pipe, image, "a cat")
     with inversion.replay(pipe):
-        image, edit = pipe([inversion.prompt, "a red star"], **inversion.options(2)).images
+        image, edit = pipe([inversion.prompt, "a dog"], **inversion.options(2)).images
 
 DDIM run upwards finds noise that leads back to the image without guidance (Song et al. 2020);
 null-text optimisation finds unconditional text states that also lead back under guidance

@@ -1,22 +1,18 @@
-"""Parts of the demo models that share their weights with the first demo."""
+"""Parts of the demo models that share their weights with another demo."""
 
 from typing import Any
 
-from ..models.demos import DEMO, folder_name
+from ..models.demos import HOME, folder_name
 from .folder import PipelineFolder
 from .index import without_weights
 
-# Parts of a demo, and the parts of the first demo that hold their weights
-LENT = {
-    "demo-mmdit": {"vae": "vae", "text_encoder": "text_encoder", "text_encoder_2": "text_encoder"},
-    "demo-video": {"vae": "vae", "text_encoder": "text_encoder", "unet": "unet"},
-}
+# Parts of a demo, and the folders that hold their weights
+LENT = {"demo-video": {"vae": "demo-mmdit/vae", "text_encoder": "demo-mmdit/text_encoder"}}
 
 
 def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
-    """Return the parts of a demo whose weights the first demo has, on the CPU; no parts for any
-    other folder. The demo's own files hold the rest: configurations, and the projections of the
-    MM-DiT's text encoders."""
+    """Return the parts of a demo whose weights another demo has, on the CPU; no parts for any
+    other folder."""
     import diffusers
     import torch
     import transformers
@@ -26,11 +22,8 @@ def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
     for part, source in LENT.get(folder_name(folder.path) or "", {}).items():
         library, kind = folder.index[part]
         model: Any = without_weights(getattr(libraries[library], kind), folder.path / part, "cpu")
-        files = [
-            *(DEMO / source).glob("*.safetensors"),
-            *(folder.path / part).glob("*.safetensors"),
-        ]
-        weights = {name: one for file in files for name, one in load_file(file).items()}
+        [file] = (HOME / source).glob("*.safetensors")
+        weights = load_file(file)
         names = {name: name for name in model.state_dict()}
         # the files have a text encoder's prefix; transformers 5 dropped it for some
         names |= {name: before for name in names if (before := f"text_model.{name}") in weights}

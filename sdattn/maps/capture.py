@@ -56,8 +56,8 @@ class MapStore(CapturedMaps):
         """Return the heatmaps of each image.
 
             with sdattn.capture(pipe) as store:
-                pipe("a red circle left of a blue square")
-            store.heatmaps()[0]["circle"]
+                pipe("a cat left of a pizza")
+            store.heatmaps()[0]["cat"]
 
         Arguments are as for :func:`sdattn.heatmaps`.
         """
@@ -98,7 +98,7 @@ def capture(
     """Watch the attention of a model while it runs; its output stays the same, bit for bit.
 
         with sdattn.capture(pipe) as store:
-            image = pipe("a red circle left of a blue square").images[0]
+            image = pipe("a cat left of a pizza").images[0]
         store.maps["mid_block.attentions.0.transformer_blocks.0.attn2"]  # [1, rows, cols, tokens]
 
     Each layer's own processor still computes the output, and every layer gets its processor back

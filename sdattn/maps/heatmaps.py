@@ -33,8 +33,8 @@ if TYPE_CHECKING:
 class Heatmaps(Mapping[str, Heatmap]):
     """The heatmaps of one image, a mapping from the prompt's words to :class:`Heatmap`.
 
-        hm["circle"]           a word; all its occurrences together
-        hm["red circle"]       a phrase: words that follow each other
+        hm["cat"]              a word; all its occurrences together
+        hm["a cat"]            a phrase: words that follow each other
         hm.find("a")           each occurrence on its own, a tuple
         hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"]
         hm["<image 1>"]        the first column of the image prompts (IP-Adapter), one by one:
@@ -42,7 +42,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         hm[3]                  token column 3
 
     As in any mapping, ``hm.values()`` is a method and gives the :class:`Heatmap` of each word; the
-    numbers are in ``hm.maps``, or in ``hm["circle"].map`` for one word.
+    numbers are in ``hm.maps``, or in ``hm["cat"].map`` for one word.
 
     Attributes:
         prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.

@@ -18,9 +18,9 @@ from .pipeline import Options, Pipeline
 
 HOME = Path(__file__).parent
 DEMO = HOME / "demo"
-DEMO_LORA = HOME / "demo-lora" / "gold.safetensors"
+DEMO_LORA = HOME / "demo-lora" / "unicorn.safetensors"
 LORAS = {"demo-lora": DEMO_LORA}  # of the first demo
-TAUGHT = {"demo-lora": "gold"}  # the words that they teach
+TAUGHT = {"demo-lora": "unicorn"}  # the words that they teach
 DEMOS = {"demo": DEMO, **{name: HOME / name for name in ("demo-mmdit", "demo-video")}}
 RECORD = "demo.json"
 

@@ -19,7 +19,7 @@ class Token:
 
     Attributes:
         id: number in the vocabulary; -1 if there is no token.
-        text: spelling in the vocabulary, ``"circle</w>"``.
+        text: spelling in the vocabulary, ``"cat</w>"``.
         start, end: character span in the prompt; equal for special tokens.
         special: ``"<sos>"``, ``"<eos>"``, ``"<pad>"``, ``"<template>"`` for a piece of the text
             around the prompt, or ``""`` for a piece of the prompt.

@@ -159,7 +159,7 @@ def _facts(settings: Mapping[str, object]) -> dict[str, str]:
 
 
 def _text(value: object) -> str:
-    """Format a setting: "circle 2.0", "0.2 to 0.8"."""
+    """Format a setting: "cat 2.0", "0.2 to 0.8"."""
     if isinstance(value, Mapping):
         return ", ".join(f"{name} {_text(held)}" for name, held in value.items())
     if isinstance(value, (list, tuple)):

@@ -34,8 +34,8 @@ _WORD = (
 class EachHeatmaps(list[Heatmaps]):
     """The heatmaps of a run's images, as a list; with one image, its words are found by name too.
 
-    run.heatmaps[0]["circle"]    with any number of images
-    run.heatmaps["circle"]       the same, with one image
+    run.heatmaps[0]["cat"]       with any number of images
+    run.heatmaps["cat"]          the same, with one image
     """
 
     @overload
@@ -100,8 +100,8 @@ class Run:
 
     @property
     def heatmaps(self) -> EachHeatmaps:
-        """The heatmaps of each image. With one image ``heatmaps["circle"]`` is
-        ``heatmaps[0]["circle"]``; with several a word alone raises ValueError."""
+        """The heatmaps of each image. With one image ``heatmaps["cat"]`` is
+        ``heatmaps[0]["cat"]``; with several a word alone raises ValueError."""
         return EachHeatmaps(image_run.heatmaps for image_run in self)
 
     @property

@@ -152,7 +152,7 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
         frame.get_by_role("button", name="PNG").click(delay=100)
     assert saved.value.suggested_filename.endswith(".png")
 
-    example = "a red circle left of a blue square"
+    example = "a cat left of a pizza"
     page.get_by_role("button", name=example).click()
     frame = shown(page, example)
     page.get_by_role("button", name="Thumbnail 2 of 2").wait_for()  # all has come
@@ -160,7 +160,7 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save the run").click()
     with zipfile.ZipFile(saved.value.path()) as archive:
-        assert "a-red-circle-left-of-a-blue-square-0/run.json" in archive.namelist()
+        assert "a-cat-left-of-a-pizza-0/run.json" in archive.namelist()
     with page.expect_download() as saved:
         page.get_by_role("button", name="Save the page").click()
     assert example in saved.value.path().read_text(encoding="utf-8")
@@ -232,10 +232,10 @@ def test_all_can_be_done_with_the_keyboard(open_app):
             page.evaluate(f"(() => {{ const a = document.activeElement; return {label} }})()")
         )
         page.keyboard.press("Tab")
-    for name in ("Draw", "Stop", "Settings", "a red circle left of a blue square"):
+    for name in ("Draw", "Stop", "Settings", "a cat left of a pizza"):
         assert name in reached, (name, reached)
-    page.get_by_role("button", name="a red circle left of a blue square").press("Enter")
-    frame = shown(page, "a red circle left of a blue square")
+    page.get_by_role("button", name="a cat left of a pizza").press("Enter")
+    frame = shown(page, "a cat left of a pizza")
     page.get_by_role("button", name="Thumbnail 1 of 1").wait_for()
     frame.locator(".word").first.press("Enter")
     assert frame.locator(".word").first.get_attribute("aria-pressed") == "true"

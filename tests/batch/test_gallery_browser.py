@@ -14,6 +14,7 @@ from helpers.browser import (  # noqa: F401
     start_browser,
     wait_for,
 )
+from helpers.demo_words import OTHER, THING
 from helpers.galleries import FAILED, HOSTILE, USUAL, ids_of, row, written
 from helpers.small_runs import small_run
 from PIL import Image
@@ -490,7 +491,7 @@ def test_a_page_that_misbehaves_is_noticed(tmp_path, open_page, troubles):
 
 
 def test_the_gallery_of_a_run_that_the_command_drew(invoke, tmp_path, open_page):
-    lines = [{"prompt": "a red square"}, {"prompt": 5}, {"prompt": "a <b> circle", "id": "own"}]
+    lines = [{"prompt": f"a red {OTHER}"}, {"prompt": 5}, {"prompt": f"a <b> {THING}", "id": "own"}]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     options = (
         "--steps",
@@ -515,4 +516,4 @@ def test_the_gallery_of_a_run_that_the_command_drew(invoke, tmp_path, open_page)
     with page.expect_navigation():
         page.locator("#cards a").nth(1).click()
     assert page.url.endswith("/run/items/0000/own/report.html")
-    assert "a <b> circle" in page.title()
+    assert f"a <b> {THING}" in page.title()

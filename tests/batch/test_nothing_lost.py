@@ -26,6 +26,7 @@ from helpers.demo_batches import (  # noqa: F401
     whole,
     write_lines,
 )
+from helpers.demo_words import OTHER, THING, THIRD
 from helpers.forks import Fork
 from safetensors.torch import load_file, save_file
 
@@ -74,7 +75,7 @@ def test_other_prompts_and_steps_are_refused_and_force_makes_anew_only_them(batc
     assert batch(*arguments)[0] == 0
     before, first = stamps(root), contents(root)
 
-    write_lines(tmp_path / "in.jsonl", [*lines[:3], {"prompt": "a white triangle"}])
+    write_lines(tmp_path / "in.jsonl", [*lines[:3], {"prompt": f"a white {THIRD}"}])
     code, _, err = batch(*arguments)
     assert code == 1 and len(err.splitlines()) == 1
     assert "run belongs to another run: the input is another one (in.jsonl: 4 items, now 4)" in err
@@ -86,7 +87,7 @@ def test_other_prompts_and_steps_are_refused_and_force_makes_anew_only_them(batc
     check_complete(root, 4)
     second = contents(root)
     assert [item for item in second if second[item] != first[item]] == ["000004"]
-    assert open_batch(root)["000004"].info["prompt"] == "a white triangle"
+    assert open_batch(root)["000004"].info["prompt"] == f"a white {THIRD}"
     if kind == "folder":
         assert changed(before, stamps(root)) == {Path("items/0000/000004/run.json")}
 
@@ -176,7 +177,7 @@ def test_two_runs_in_one_folder(batch, tmp_path):
 # Items and lines that cannot be drawn
 
 
-BROKEN = {"prompt": "a red circle", "guidance_rescale": "much"}  # noticed in the pipeline only
+BROKEN = {"prompt": f"a red {THING}", "guidance_rescale": "much"}  # noticed in the pipeline only
 
 
 def test_items_that_fail_never_stop_the_others(batch, tmp_path):
@@ -193,7 +194,7 @@ def test_items_that_fail_never_stop_the_others(batch, tmp_path):
     failed = rows(root / "errors.jsonl")
     assert [one["id"] for one in failed] == ["000003", "000006", "000007"]
     for one, line in zip(failed, (3, 6, 7), strict=True):
-        assert (one["line"], one["seed"], one["prompt"]) == (line, 69 + line, "a red circle")
+        assert (one["line"], one["seed"], one["prompt"]) == (line, 69 + line, f"a red {THING}")
         assert one["options"] == {"guidance_rescale": "much"}
         assert one["reason"].startswith("TypeError: '>' not supported between")
         assert one["traceback"].startswith("Traceback") and "guidance_rescale" in one["traceback"]
@@ -271,16 +272,16 @@ def hostile(chance, unit):
 
 
 GOOD = (
-    {"id": "good-1", "prompt": "a red circle"},
-    {"id": "good-2", "prompt": "a red circle 🦊 and emoji"},
-    {"id": "good-3", "prompt": "a red circle and " + "x" * 5000},
+    {"id": "good-1", "prompt": f"a red {THING}"},
+    {"id": "good-2", "prompt": f"a red {THING} 🦊 and emoji"},
+    {"id": "good-3", "prompt": f"a red {THING} and " + "x" * 5000},
     {"id": "good-4", "prompt": "../../evil \\ / \0".replace("\0", "'\"`$(touch evil)")},
-    {"id": "good-5", "prompt": "a red circle", "words": ["red circle"]},
-    {"id": "good-6", "prompt": "a red circle", "negative_prompt": "a blue square"},
+    {"id": "good-5", "prompt": f"a red {THING}", "words": [f"red {THING}"]},
+    {"id": "good-6", "prompt": f"a red {THING}", "negative_prompt": f"a blue {OTHER}"},
     {"id": 7, "prompt": "ein roter Kreis, größer"},
-    {"id": "a.b_c-d", "prompt": "a red circle", "seed": 2**63 - 1},
+    {"id": "a.b_c-d", "prompt": f"a red {THING}", "seed": 2**63 - 1},
     {"id": "x" * 100, "prompt": "%s {0} \r \u2028 \u202e"},
-    {"id": "good-10", "prompt": "a red circle", "num_inference_steps": 1, "guidance_scale": 1},
+    {"id": "good-10", "prompt": f"a red {THING}", "num_inference_steps": 1, "guidance_scale": 1},
 )
 
 
@@ -347,7 +348,7 @@ def told_lines(err):
 
 
 def test_every_kind_of_input_gives_the_same_items(batch, tmp_path, monkeypatch):
-    prompts = ["a red circle", 'a "green" square, and a blue one', "größer 🦊"]
+    prompts = [f"a red {THING}", f'a "green" {OTHER}, and a blue one', "größer 🦊"]
     (tmp_path / "in.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")
     lines = "".join(json.dumps({"prompt": one}) + "\n" for one in prompts)
     (tmp_path / "in.jsonl").write_text(lines)

@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import UNet2DConditionModel
+from helpers.demo_words import OTHER, THING, TOKENS
 from helpers.forks import Fork, free_port, two_ranks
 from PIL import Image
 from safetensors.torch import load_file
@@ -51,7 +52,7 @@ def line_of(number):
     if number % 16 in (3, 7, 11, 15):
         line["width"] = 96
     if number % 16 in (2, 6, 8, 12):
-        line["negative_prompt"] = "green" if number % 3 else "a red circle"
+        line["negative_prompt"] = "green" if number % 3 else f"a red {THING}"
     if number % 16 in (0, 3, 9, 12):
         line["words"] = [first, "blue"]
     if number in (34, 42):
@@ -311,7 +312,7 @@ def test_one_process_draws_every_line_as_it_asks(reference):
         assert set(os.listdir(folder)) == FILES
         maps = load_file(folder / "maps.safetensors")
         columns = {one.shape[2] for one in maps.values()}
-        assert columns == {32} if "words" not in line else max(columns) < 32
+        assert columns == {TOKENS} if "words" not in line else max(columns) < TOKENS
     assert len(files_below(reference, ids=IDS)) == len(IDS) * len(FILES)
     assert (reference / "errors.jsonl").read_bytes() == b""
 
@@ -577,8 +578,8 @@ def test_batch_sizes_change_less_than_can_be_seen(tmp_path):
 
     Here of seven items and of two. Maps of another item differ by a hundred times as much.
     """
-    lines = [{"prompt": f"a {c} circle and a blue square"} for c in ("red",) * 4 + ("green",) * 3]
-    lines += [{"prompt": "a red square", "negative_prompt": "green", "width": 96}] * 2
+    lines = [{"prompt": f"a {c} {THING} and a blue {OTHER}"} for c in ("red",) * 4 + ("green",) * 3]
+    lines += [{"prompt": f"a red {OTHER}", "negative_prompt": "green", "width": 96}] * 2
     source = write_lines(tmp_path / "prompts.jsonl", lines)
     runs = {}
     for size in (1, 7):

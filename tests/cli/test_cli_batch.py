@@ -7,6 +7,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from helpers.demo_words import THING
 
 from sdattn.batch import open_batch
 
@@ -33,7 +34,7 @@ def test_what_the_command_line_is_given_is_asked_of_the_run(invoke, asked):
 
 
 def test_batch_refines(invoke, tmp_path):
-    (tmp_path / "in.txt").write_text("a red circle\n")
+    (tmp_path / "in.txt").write_text(f"a red {THING}\n")
     options = ["--steps", "1", "--save", "image,maps", "--device", "cpu", "--refine", "self"]
     code, _, err = invoke("batch", "in.txt", "--out", "run", "--batch-size", "1", *options)
     assert code == 0, err
@@ -45,8 +46,8 @@ def test_batch_refines(invoke, tmp_path):
 @pytest.mark.parametrize("command", ["batch", "generate"])
 @pytest.mark.parametrize("seed", [-1, 2**63, 2**64])
 def test_a_seed_that_cannot_be_is_refused_alike(invoke, tmp_path, command, seed):
-    (tmp_path / "in.txt").write_text("a red circle\n")
-    given = ["in.txt", "--out", "run"] if command == "batch" else ["a red circle"]
+    (tmp_path / "in.txt").write_text(f"a red {THING}\n")
+    given = ["in.txt", "--out", "run"] if command == "batch" else [f"a red {THING}"]
     code, _, err = invoke(command, *given, "--seed", seed)
     assert code == 1
     assert f"sdattn: --seed {seed}: pass a whole number from 0 to 2**63 - 1." in err
@@ -54,7 +55,7 @@ def test_a_seed_that_cannot_be_is_refused_alike(invoke, tmp_path, command, seed)
 
 @pytest.mark.parametrize("out", ["s3://bucket/run", "gs://run", "file:///tmp/run", "hf://a/b"])
 def test_an_address_is_no_folder_of_a_single_run(invoke, tmp_path, out):
-    code, _, err = invoke("generate", "a red circle", "--out", out)
+    code, _, err = invoke("generate", f"a red {THING}", "--out", out)
     assert code == 1
     assert re.search("is an address, and only batches are written to storage", err)
     assert sorted(tmp_path.iterdir()) == []
@@ -72,7 +73,7 @@ def test_an_address_that_cannot_be_reached_is_refused_in_a_line(
 ):
     monkeypatch.setitem(sys.modules, package or "none", None)  # as if it were not installed
     monkeypatch.setattr("sdattn.batch.engines.worker.load_pipeline", None)  # nothing is loaded
-    (tmp_path / "in.txt").write_text("a red circle\n")
+    (tmp_path / "in.txt").write_text(f"a red {THING}\n")
     before = sorted(tmp_path.iterdir())
     for given in (("in.txt", "--out", out), ("--status", out), ("--verify", out)):
         code, _, err = invoke("batch", *given)

@@ -9,7 +9,7 @@ import pytest
 from sdattn import generate, load_pipeline
 from sdattn.models.demos import DEMO_LORA
 
-PROMPT, FEW = "a gold circle", ("--steps", "2", "--device", "cpu", "--seed", "3")
+PROMPT, FEW = "a unicorn", ("--steps", "2", "--device", "cpu", "--seed", "3")
 
 
 def pixels(image):
@@ -26,12 +26,12 @@ def test_one_command_draws_with_and_without(invoke):
     code, out, err = invoke("diff", PROMPT, "--lora", "demo-lora", *FEW, "--json")
     found = json.loads(out)
     assert code == 0, err
-    folder = Path("outputs/a-gold-circle-3-with-lora")
+    folder = Path("outputs/a-unicorn-3-with-lora")
     assert found["folder"] == str(folder)
     info = json.loads((folder / "run.json").read_text())
     assert info["settings"] == {"lora": [None, ["demo-lora"]]}  # and in nothing else
     assert [run["name"] for run in info["runs"]] == ["demo without LoRA", "demo with demo-lora"]
-    assert [word["word"] for word in info["words"]] == ["a", "gold", "circle"]
+    assert [word["word"] for word in info["words"]] == ["a", "unicorn"]
     assert (folder / "diff.html").stat().st_size > 10_000
     runs = drawn(), drawn(lora="demo-lora")
     for i, word in enumerate(info["words"]):
@@ -44,10 +44,10 @@ def test_one_command_draws_with_and_without(invoke):
 @pytest.mark.filterwarnings("ignore:The demo model never learnt")
 def test_words_and_a_scale_may_follow(invoke):
     lora = f"{DEMO_LORA}:0.5"
-    code, _, err = invoke("diff", PROMPT, "gold", "--lora", lora, *FEW, "--out", "half")
+    code, _, err = invoke("diff", PROMPT, "unicorn", "--lora", lora, *FEW, "--out", "half")
     assert code == 0, err
     info = json.loads(Path("half/run.json").read_text())
-    assert [word["word"] for word in info["words"]] == ["gold"]
+    assert [word["word"] for word in info["words"]] == ["unicorn"]
     assert info["settings"] == {"lora": [None, [lora]]}
 
 

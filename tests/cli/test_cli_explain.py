@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.demo_words import THING
 from PIL import Image
 
 from scripts.scenes.shapes import random_scene
@@ -27,26 +28,26 @@ def explained(invoke, tmp_path):
 
 
 def test_the_command_writes_a_run(explained, demo):
-    code, out, err = explained("My photo.png", "a red circle", "--device", "cpu", "--seed", "2")
+    code, out, err = explained("My photo.png", f"a red {THING}", "--device", "cpu", "--seed", "2")
     assert code == 0, err
     folder = "outputs/My-photo-explained-2"
-    for text in (folder, "circle", "lowest", "reconstruction "):
+    for text in (folder, THING, "lowest", "reconstruction "):
         assert text in out
     saved = load_run(folder)
     with Image.open("My photo.png") as image:
-        run = explain(demo, image, "a red circle", seed=2)
+        run = explain(demo, image, f"a red {THING}", seed=2)
     assert saved.info["explained"] == run.info[0]["explained"]
     assert saved.image.tobytes() == run.images[0].tobytes()
     torch.testing.assert_close(
-        saved.heatmaps["circle"].values, run.heatmaps[0]["circle"].values, atol=1e-3, rtol=0
+        saved.heatmaps[THING].values, run.heatmaps[0][THING].values, atol=1e-3, rtol=0
     )
 
 
 def test_the_command_with_choices_of_its_own(explained):
     options = ("--device", "cpu", "--out", "run", "--force")
-    assert explained("My photo.png", "a circle", "--timesteps", "30, 600", *options)[0] == 0
+    assert explained("My photo.png", f"a {THING}", "--timesteps", "30, 600", *options)[0] == 0
     assert json.loads(Path("run/run.json").read_text())["explained"]["timesteps"] == [600, 30]
-    assert explained("My photo.png", "a circle", "--invert", "--steps", "2", *options)[0] == 0
+    assert explained("My photo.png", f"a {THING}", "--invert", "--steps", "2", *options)[0] == 0
     assert json.loads(Path("run/run.json").read_text())["explained"]["way"] == "inversion"
 
 

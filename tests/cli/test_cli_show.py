@@ -6,11 +6,11 @@ import re
 from pathlib import Path
 
 import pytest
+from helpers.demo_words import OTHER, PROMPT, THING
 from PIL import Image
 
 from sdattn import generate, load_pipeline
 
-PROMPT = "a red circle left of a blue square"
 BEGINS = {
     "pdf": rb"%PDF-1\.\d",
     "svg": rb"<\?xml .*<svg ",
@@ -46,24 +46,24 @@ def assert_is(path, kind):
 )
 def test_a_figure_is_written(invoke, folders, kind, suffix):
     name = f"new/x.{suffix}"
-    code, out, err = invoke("show", folders / "kept", "circle", "--figure", kind, "-o", name)
+    code, out, err = invoke("show", folders / "kept", THING, "--figure", kind, "-o", name)
     assert (code, out, err) == (0, f"{name}\n", "")
     assert_is(name, suffix.lower())
     assert os.listdir("new") == [f"x.{suffix}"]
 
 
 def test_the_words_of_a_figure(invoke, folders):
-    arguments = "red circle", "square", "--figure", "words", "--out", "x.svg"
+    arguments = f"red {THING}", OTHER, "--figure", "words", "--out", "x.svg"
     assert invoke("show", folders / "kept", *arguments)[0] == 0
     titles = re.findall(r"<text[^>]*>([a-z ]+)</text>", Path("x.svg").read_text())
-    assert titles[:3] == ["image", "red circle", "square"]
+    assert titles[:3] == ["image", f"red {THING}", OTHER]
     assert not {"blue", "left"} & set(titles)
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])
 def test_an_animation_is_written(invoke, folders, kind):
     name = f"x.{kind}"
-    code, out, err = invoke("show", folders / "kept", "circle", "--animate", "-o", name)
+    code, out, err = invoke("show", folders / "kept", THING, "--animate", "-o", name)
     assert (code, out, err) == (0, f"{name}\n", "")
     assert_is(name, kind)
     with Image.open(name) as video:
@@ -127,7 +127,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(invoke, folders):
 
 
 def test_the_page_holds_the_phrase_that_was_asked_for(invoke, folders):
-    for asked in ((), ("red circle", "blue")):
+    for asked in ((), (f"red {THING}", "blue")):
         assert invoke("show", folders / "kept", *asked, "--out", "drawn", "--force")[0] == 0
         page = Path("drawn/report.html").read_text()
         found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.S)
@@ -135,7 +135,7 @@ def test_the_page_holds_the_phrase_that_was_asked_for(invoke, folders):
         assert data["words"][:8] == PROMPT.split()
         more = data["words"][8:] + [word for one in data["texts"] for word in one["words"]]
         assert [word for word in more if word[0] != "<"] == [*asked[:1]]  # "blue" is a word of it
-    assert sorted(os.listdir("drawn/heatmaps"))[-2:] == ["07-blue.png", "08-square.png"]
+    assert sorted(os.listdir("drawn/heatmaps"))[-2:] == ["07-blue.png", f"08-{OTHER}.png"]
 
 
 @pytest.mark.slow
@@ -146,7 +146,7 @@ def test_a_figure_of_an_item_of_a_batch(invoke):
     before = sorted(str(path) for path in Path("run").rglob("*"))
     arguments = "--item", "000002", "--figure", "words", "-o", "x.svg"
     assert invoke("show", "run", *arguments)[0] == 0
-    assert ">square<" in Path("x.svg").read_text()
+    assert f">{OTHER}<" in Path("x.svg").read_text()
     assert sorted(str(path) for path in Path("run").rglob("*")) == before
     for folder, message in (("run", "Name one of its items"), ("run/items/0000/000002", "--out")):
         code, _, err = invoke("show", folder)

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 from helpers.command_lines import generate
+from helpers.demo_words import OTHER, THING
 from PIL import Image
 
 from sdattn import load_run
@@ -25,7 +26,7 @@ def run(tmp_path_factory):
 
     folder = tmp_path_factory.mktemp("run") / "first"
     pipe = sdattn.load_pipeline("demo", device="cpu")
-    sdattn.generate(pipe, "a red circle", num_inference_steps=1).save(folder)
+    sdattn.generate(pipe, f"a red {THING}", num_inference_steps=1).save(folder)
     return folder
 
 
@@ -63,7 +64,7 @@ def test_quiet_prints_nothing_but_what_is_wrong(invoke, model):
 def test_explain_answers_with_its_run(invoke):
     Image.new("RGB", (64, 64), (200, 30, 30)).save("photo.png")
     options = ("--timesteps", "100", "--device", "cpu", "--json")
-    code, out, err = invoke("explain", "photo.png", "a red circle", *options)
+    code, out, err = invoke("explain", "photo.png", f"a red {THING}", *options)
     [found] = only(out)["runs"]
     assert (code, found["open"]) == (0, "outputs/photo-explained-0/report.html")
     assert found["info"]["explained"]["timesteps"] == [100]
@@ -114,7 +115,7 @@ def demo_batch(tmp_path_factory):
     from sdattn.batch.run import run_batch
 
     place = tmp_path_factory.mktemp("batch")
-    (place / "in.txt").write_text("a red circle\na blue square\n")
+    (place / "in.txt").write_text(f"a red {THING}\na blue {OTHER}\n")
     options = {"num_inference_steps": 1}
     run_batch(Request(place / "in.txt", place / "RUN", options=options, batch_size=2, device="cpu"))
     return place / "RUN"

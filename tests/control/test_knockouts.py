@@ -8,13 +8,15 @@ from diffusers import (
     StableDiffusionInpaintPipeline,
     UNet2DConditionModel,
 )
+from helpers.demo_words import needs_sprites
 from helpers.denoiser_outputs import outputs_recorded
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from helpers.transformer_rows import pixart, sd3
 from PIL import Image
 
 import sdattn
-from scripts.scene_checker import find_objects
+from scripts.scenes.grounds import PLAIN
+from scripts.scenes.sprites import colour_of
 from sdattn import CaptureError, TorchAttnProcessor
 from sdattn.control import knockouts as causes
 from sdattn.models.layers import find_denoiser
@@ -228,23 +230,25 @@ def test_a_controller_that_is_registered_inside_is_refused():
     assert all(pipe.unet.attn_processors[name] is one for name, one in before.items())
 
 
+@needs_sprites
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(3))
 def test_the_demo_loses_the_object_whose_words_it_may_not_see(seed):
     """In the second half of the steps, where the layout stands."""
     pipe = sdattn.load_pipeline("demo", device="cpu")
     pipe.set_progress_bar_config(disable=True)
-    words = {"red circle": ("circle", "red"), "blue square": ("square", "blue")}
-    prompt = "a red circle left of a blue square"
-    without = causes.knockouts(pipe, prompt, list(words), seed, steps=(0.5, 1.0))
-    masks = {one.shape: torch.from_numpy(one.mask) for one in find_objects(without[0].image)}
-    ground = ~(masks["circle"] | masks["square"])
-    for found in without:
-        shape, other = (found.word.split()[1], *({"circle", "square"} - {found.word.split()[1]}))
-        values = found.heatmap.resize((64, 64))
-        own = values[masks[shape]].mean()
-        assert own > 0.1
-        assert own > 3 * values[masks[other]].mean()
-        assert own > 3 * values[ground].mean()
-        left = {(one.shape, one.colour) for one in find_objects(found.without)}
-        assert words[found.word] not in left
+    things = {"green balloon": ("balloon", "green"), "blue car": ("car", "blue")}
+    prompt = "a green balloon left of a blue car on a gray background"
+    without = causes.knockouts(pipe, prompt, list(things), seed, steps=(0.5, 1.0))
+    before = np.asarray(without[0].image)
+    ground = abs(before - np.array(PLAIN["gray"])).max(-1) < 40
+    left = np.arange(before.shape[1]) < before.shape[1] / 2
+    for found, own, other in zip(without, (left, ~left), (~left, left), strict=True):
+        noun, colour = things[found.word]
+        own = ~ground & own
+        assert colour_of(noun, before[own]) == colour
+        values = found.heatmap.resize(before.shape[:2]).numpy()
+        assert values[own].mean() > 0.1
+        assert values[own].mean() > 3 * values[~ground & other].mean()
+        assert values[own].mean() > 3 * values[ground].mean()
+        assert colour_of(noun, np.asarray(found.without)[own]) != colour

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.demo_words import PROMPT, THING
 from helpers.overlays import overlaid
 from PIL import Image, ImageSequence
 
@@ -14,7 +15,6 @@ from sdattn.figures.animation import HOLD, animate, save_animation
 
 pytestmark = pytest.mark.slow
 
-PROMPT = "a red circle left of a blue square"
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 4}
 SIDES = 384, 256  # (width, height) of a tile: the image's, four times
 GAP = 6  # pixels around each tile
@@ -32,7 +32,7 @@ def run(pipe):
 
 @pytest.fixture(scope="module")
 def frames(run):
-    return animate(run.image_run(0), ["circle", "blue"])
+    return animate(run.image_run(0), [THING, "blue"])
 
 
 def tile(frame, row=0, column=0):
@@ -116,8 +116,8 @@ def test_frames_are_at_most_so_large(run, size):
 
 def test_chosen_steps_are_the_frames(pipe, run):
     some = {"steps": [1, 3]}
-    few = generate(pipe, PROMPT, words=["circle"], capture_options=some, **OPTIONS)
-    shown, all_four = (animate(one.image_run(0), ["circle"]) for one in (few, run))
+    few = generate(pipe, PROMPT, words=[THING], capture_options=some, **OPTIONS)
+    shown, all_four = (animate(one.image_run(0), [THING]) for one in (few, run))
     maps = maps_of(run, 3)[[1, 3]]
     told = GAP, GAP + SIDES[1], GAP + SIDES[0], shown[0].height - GAP  # "step 2 of 4", say
     for frame, values, same in zip(shown, maps, all_four[1::2], strict=True):
@@ -229,9 +229,9 @@ def test_files_that_cannot_be(frames, tmp_path, name, options, message):
 
 def test_words_that_are_not_there(run):
     with pytest.raises(KeyError, match="'cow'.*prompt"):
-        animate(run.image_run(0), ["circle", "cow"])
-    with pytest.raises(ValueError, match="words='circle'"):
-        animate(run.image_run(0), "circle")
+        animate(run.image_run(0), [THING, "cow"])
+    with pytest.raises(ValueError, match=f"words='{THING}'"):
+        animate(run.image_run(0), THING)
 
 
 def test_a_run_without_its_steps(pipe):

@@ -10,6 +10,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from helpers.demo_words import HEADS, OTHER, PROMPT, THING
 from matplotlib import pyplot
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
@@ -28,9 +29,8 @@ from sdattn.prompts.tokens import read_labels
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.settings import RunSettings
 
-PROMPT = "a red circle left of a blue square"
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 10}
-WORDS = {"a": (1, 6), "circle": (3,)}  # and their columns
+WORDS = {"a": (1, 6), THING: (3,)}  # and their columns
 ROWS = [(word, column) for word, columns in WORDS.items() for column in columns]
 KINDS = [kind for kind in ALL_KINDS if kind != "frames"]  # of images
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -188,7 +188,7 @@ def test_panels_have_the_shape_of_the_image_and_count_its_pixels(figures, kind):
         assert axes.get_ylim() == (128, 0)
 
 
-@pytest.mark.parametrize(("kind", "across"), [("steps", 8), ("layers", 7), ("heads", 2)])
+@pytest.mark.parametrize(("kind", "across"), [("steps", 8), ("layers", 7), ("heads", HEADS)])
 def test_a_row_is_a_row_and_a_column_stands_below_its_title(figures, kind, across):
     boxes = [axes.get_position() for axes in panels(figures[kind])]
     titled = {round(a.get_position().x0, 6): a.get_title() for a in panels(figures[kind])[::-1]}
@@ -202,18 +202,18 @@ def test_a_row_is_a_row_and_a_column_stands_below_its_title(figures, kind, acros
 
 @pytest.mark.slow
 def test_words_and_phrases_that_were_asked_for(run):
-    shown = panels(figure(run.image_run(0), "words", ["Red circle", "a"]))
+    shown = panels(figure(run.image_run(0), "words", [f"Red {THING}", "a"]))
     mean = np.mean([maps[5:].mean((0, 1)) for maps in kept(run).values()], axis=0)
     assert_drawn(shown[1:], [mean[..., 2] + mean[..., 3], mean[..., 1], mean[..., 6]])
-    assert [one.get_title() for one in shown[1:]] == ["Red circle", "a", "a"]
-    rows = panels(figure(run.image_run(0), "steps", ["square"]))
-    assert [one.get_ylabel() for one in rows] == ["square"] + 7 * [""]
+    assert [one.get_title() for one in shown[1:]] == [f"Red {THING}", "a", "a"]
+    rows = panels(figure(run.image_run(0), "steps", [OTHER]))
+    assert [one.get_ylabel() for one in rows] == [OTHER] + 7 * [""]
 
 
 @pytest.mark.slow
 def test_chosen_steps_and_heads_keep_their_numbers(pipe):
     some = {"steps": [0, 3], "heads": [1]}
-    run = generate(pipe, PROMPT, words=["circle"], capture_options=some, **OPTIONS).image_run(0)
+    run = generate(pipe, PROMPT, words=[THING], capture_options=some, **OPTIONS).image_run(0)
     times = pipe.scheduler.timesteps.tolist()
     titles = [one.get_title() for one in panels(figure(run, "steps"))]
     assert titles == [f"step 1\nt = {times[0]:g}", f"step 4\nt = {times[3]:g}"]
@@ -418,19 +418,19 @@ def all_bytes(drawn, folder):
 @pytest.mark.parametrize("kind", ["words", "steps"])  # panels in turn, and in a table
 def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, kind):
     open_before = pyplot.get_fignums()
-    drawn = figure(run.image_run(0), kind, ["circle"])
+    drawn = figure(run.image_run(0), kind, [THING])
     found = all_bytes(drawn, tmp_path)
     theirs = {"savefig.dpi": 50, "svg.fonttype": "path", "image.origin": "lower"}
     theirs |= {"savefig.bbox": "tight", "axes.grid": True, "xtick.direction": "in"}
     with matplotlib.rc_context(theirs):
-        assert all_bytes(figure(run.image_run(0), kind, ["circle"]), tmp_path) == found
+        assert all_bytes(figure(run.image_run(0), kind, [THING]), tmp_path) == found
     with matplotlib.rc_context({**theirs, "font.size": 20, "font.family": "serif"}):
         before = matplotlib.rcParams.copy()
         assert all_bytes(drawn, tmp_path) == found  # text was settled when it was drawn
-        larger = figure(run.image_run(0), kind, ["circle"])
+        larger = figure(run.image_run(0), kind, [THING])
         assert matplotlib.rcParams.copy() == before
         found = all_bytes(larger, tmp_path)
-        assert all_bytes(figure(run.image_run(0), kind, ["circle"]), tmp_path) == found
+        assert all_bytes(figure(run.image_run(0), kind, [THING]), tmp_path) == found
     assert all_bytes(larger, tmp_path) == found
     assert pyplot.get_fignums() == open_before
 
@@ -452,7 +452,7 @@ def test_files_are_of_the_kind_that_their_names_say(figures, tmp_path):
 
 
 def test_text_stays_text(tmp_path):
-    words = [*ODD[:6], "circle & square"]
+    words = [*ODD[:6], f"{THING} & {OTHER}"]
     save_figure(figure(random_run(words, steps=2), "steps"), tmp_path / "x.svg")
     elements = list(ElementTree.parse(tmp_path / "x.svg").getroot().iter())
     texts = {"".join(one.itertext()).strip() for one in elements if one.tag.endswith("}text")}

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from helpers.demo_words import OTHER, THING
 from sdattn.batch.reading import verify
 from sdattn.batch.storage.folder import BatchFolder
 
@@ -20,7 +21,7 @@ LINUX = Path("/proc/self/task").exists()
 def colours(number):
     names = ("red", "green", "blue", "yellow")
     return [
-        {"prompt": f"a {names[i % 4]} circle and a {names[i // 4 % 4]} square"}
+        {"prompt": f"a {names[i % 4]} {THING} and a {names[i // 4 % 4]} {OTHER}"}
         for i in range(number)
     ]
 

@@ -5,6 +5,7 @@ import math
 import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
+from helpers.demo_words import THING
 from helpers.inversion_runs import descend, strong_text, without_null_text
 from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
@@ -106,11 +107,11 @@ def test_inference_mode_around_it_does_not_matter(pipe, found):
 def test_the_demo_model():
     pipe = sdattn.load_pipeline("demo", device="cpu")
     pipe.set_progress_bar_config(disable=True)
-    image = sdattn.generate(pipe, "a red circle", num_inference_steps=4).images[0]
+    image = sdattn.generate(pipe, f"a red {THING}", num_inference_steps=4).images[0]
     inversion = invert(
         pipe,
         image,
-        "a red circle",
+        f"a red {THING}",
         num_inference_steps=4,
         guidance_scale=3.0,
         inner_steps=5,
@@ -118,8 +119,8 @@ def test_the_demo_model():
     )
     assert psnr(inversion.image, image) == math.inf
     assert inversion.trajectory.isfinite().all()
-    near, _ = descend(pipe, inversion, "a red circle")
-    far, _ = descend(pipe, without_null_text(inversion), "a red circle")
+    near, _ = descend(pipe, inversion, f"a red {THING}")
+    far, _ = descend(pipe, without_null_text(inversion), f"a red {THING}")
     pivot = inversion.trajectory[0]
     assert (near[-1] - pivot).square().mean() < (far[-1] - pivot).square().mean()
 

@@ -7,13 +7,13 @@ from hashlib import sha256
 
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
+from helpers.demo_words import PROMPT, THIRD, needs_sprites
 from safetensors.torch import load_file
 
 import sdattn
-from sdattn.models.demos import DEMO
+from sdattn.models.demos import DEMO, demo_named
 from sdattn.models.layers import find_layers
-
-PROMPT = "a red circle left of a blue square"
 
 
 def test_it_is_a_small_stable_diffusion_pipeline(demo):
@@ -29,9 +29,9 @@ def test_it_is_a_small_stable_diffusion_pipeline(demo):
     assert [layer.place for layer in cross] == ["down"] * 6 + ["mid"] + ["up"] * 9
 
 
-def test_it_is_at_most_16_megabytes_of_safetensors():
+def test_it_is_at_most_20_megabytes_of_safetensors():
     files = [path for path in DEMO.rglob("*") if path.is_file()]
-    assert sum(path.stat().st_size for path in files) <= 16e6
+    assert sum(path.stat().st_size for path in files) <= 20e6
     assert not [path for path in files if path.suffix in (".bin", ".ckpt", ".pt", ".pkl")]
     configs = [path for path in files if path.suffix == ".json"]
     assert not [path for path in configs if re.search(r'"/\w+/\w', path.read_text())]
@@ -57,8 +57,22 @@ def test_its_weights_are_those_of_the_file(demo, part):
 
 
 def test_turquoise_is_a_word_of_several_pieces(demo):
-    read = sdattn.read_prompt(demo.tokenizer, "a turquoise ring")
+    read = sdattn.read_prompt(demo.tokenizer, f"a turquoise {THIRD}")
     assert len(read.find("turquoise")[0]) >= 2
+
+
+@needs_sprites
+def test_each_word_that_it_learnt_is_one_token_of_77(demo):
+    assert demo.tokenizer.model_max_length == 77
+    for word in (word for kind in demo_named("demo").words.values() for word in kind):
+        assert sdattn.read_prompt(demo.tokenizer, word).find(word) == [(1,)], word
+
+
+@needs_sprites
+def test_diffusers_loads_its_folder_in_one_type():
+    pipe = StableDiffusionPipeline.from_pretrained(DEMO)
+    models = (pipe.unet, pipe.vae, pipe.text_encoder)
+    assert {model.dtype for model in models} == {torch.float32}
 
 
 @pytest.mark.parametrize("text", ["😀 你好", 'a "cat"/dog\\', "naïve café", "x" * 2000])

@@ -9,6 +9,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
+from helpers.demo_words import OTHER, PROMPT, THING
 from helpers.overlays import overlaid
 from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
@@ -239,7 +240,7 @@ def test_maps_that_are_not_finite_are_refused():
 def demo():
     pipe = load_pipeline("demo", device="cpu")
     pipe.set_progress_bar_config(disable=True)
-    prompts = ["a red circle left of a blue square", "a green star left of a blue square"]
+    prompts = [PROMPT, f"a green star left of a blue {OTHER}"]
     return generate(pipe, prompts, seed=3, num_inference_steps=2)
 
 
@@ -347,23 +348,23 @@ def test_the_command_line_writes_and_tells(invoke, folders):
     assert ["open", "outputs/run-0-vs-run-1/diff.html"] in rows
     assert ["beside", "it", "diff.png,", "run.json"] in rows
     assert sorted(os.listdir("outputs/run-0-vs-run-1")) == ["diff.html", "diff.png", "run.json"]
-    for text in ("a green star left of a blue square", "seed   │ 3", "correlation", "circle"):
+    for text in (f"a green star left of a blue {OTHER}", "seed   │ 3", "correlation", THING):
         assert text in out
-    word = diff(*folders, words=["square"]).words[0]
+    word = diff(*folders, words=[OTHER]).words[0]
     value, (row, col) = word.largest
     pixel = f"{(col + 0.5) * 8:.0f}, {(row + 0.5) * 8:.0f}"  # 16 cells on 128 pixels
-    (line,) = (one for one in out.splitlines() if "square │" in one and "│ square" in one)
-    cells = [one.strip() for one in line.split("│")[1:-1]]
+    table = [[cell.strip() for cell in line.split("│")[1:-1]] for line in out.splitlines()]
+    (cells,) = (one for one in table if one[:1] == [OTHER])
     means = [f"{word.mean_a:.2g}", f"{word.mean_b:.2g}", f"{word.correlation:.2g}"]
-    assert cells == ["square", *means, f"{value:+.2g}", pixel]
+    assert cells == [OTHER, *means, f"{value:+.2g}", pixel]
 
 
 @pytest.mark.slow
 def test_the_command_line_takes_words_and_a_place(invoke, folders):
-    code, _, _ = invoke("diff", *folders, "blue square", "star", "--out", "here")
+    code, _, _ = invoke("diff", *folders, f"blue {OTHER}", "star", "--out", "here")
     assert code == 0
     words = json.loads(Path("here/run.json").read_text())["words"]
-    assert [one["word"] for one in words] == ["blue square", "star"]
+    assert [one["word"] for one in words] == [f"blue {OTHER}", "star"]
     code, _, err = invoke("diff", *folders, "--out", "here")
     assert (code, err.count("\n")) == (1, 1)
     assert "here exists already" in err
@@ -372,7 +373,7 @@ def test_the_command_line_takes_words_and_a_place(invoke, folders):
 
 @pytest.mark.slow
 def test_items_of_batch_runs(invoke):
-    Path("prompts.txt").write_text("a red circle\na red square\n")
+    Path("prompts.txt").write_text(f"a red {THING}\na red {OTHER}\n")
     options = ("--steps", "1", "--device", "cpu", "--batch-size", "2", "--save", "image,maps")
     for out, seed in (("one", "0"), ("two", "5")):
         code, _, err = invoke("batch", "prompts.txt", "--out", out, "--seed", seed, *options)
@@ -384,7 +385,7 @@ def test_items_of_batch_runs(invoke):
     assert invoke("diff", "one", "one", *items, "--out", "here")[0] == 0
     saved = json.loads(Path("here/run.json").read_text())
     assert [one["name"] for one in saved["runs"]] == ["one/000001", "one/000002"]
-    assert [one["prompt"] for one in saved["runs"]] == ["a red circle", "a red square"]
+    assert [one["prompt"] for one in saved["runs"]] == [f"a red {THING}", f"a red {OTHER}"]
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from helpers.demo_words import PROMPT, THING, THIRD
 from helpers.page_data import data_of, maps_of
 from helpers.small_runs import edited, small_run
 
@@ -20,8 +21,6 @@ from sdattn.prompts.tokens import Word
 from sdattn.runs.again import command_of
 from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
 from sdattn.runs.report import report
-
-PROMPT = "a red circle left of a blue square"
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +33,7 @@ def run(demo):
     """With a step, further texts and what changes without a word."""
     watch = {"steps": "all", "branch": "both"}
     return generate(
-        demo, PROMPT, negative_prompt="yellow", ask="star ring", capture_options=watch,
+        demo, PROMPT, negative_prompt="yellow", ask=f"star {THIRD}", capture_options=watch,
         num_inference_steps=6,
     )  # fmt: skip
 
@@ -188,9 +187,9 @@ def test_where_there_are_very_many_cells_neighbours_are_averaged():
     "options",
     [
         {"seed": 3},
-        {"prompt": "--a red circle -- 'on'", "num_inference_steps": 2},
+        {"prompt": f"--a red {THING} -- 'on'", "num_inference_steps": 2},
         {"preset": "p2p", "refine": "self", "num_inference_steps": 4, "guidance_scale": 3.5},
-        {"negative_prompt": "a \"red\" 'x' $HOME", "ask": "star ring", "num_inference_steps": 4},
+        {"negative_prompt": "a \"red\" 'x' $HOME", "ask": "red star", "num_inference_steps": 4},
         {"capture_options": {"steps": "all"}, "num_inference_steps": 4, "causal": True},
         {"height": 64, "width": 96, "num_inference_steps": 4, "guidance_rescale": 0.5},
     ],
@@ -227,8 +226,8 @@ def test_the_command_explains_again(demo, invoke, tmp_path, options):
 
 
 def test_the_command_edits_again(demo, invoke):
-    target = PROMPT.replace("circle", "star")
-    made = library.edit.edit(demo, PROMPT, target, blend="circle", num_inference_steps=4)
+    target = PROMPT.replace(THING, "star")
+    made = library.edit.edit(demo, PROMPT, target, blend=THING, num_inference_steps=4)
     _, *words = shlex.split(command_of(made.image_run(1)))
     assert invoke(*words, "--out", "again")[0] == 0
     assert load_run("again/target").image.tobytes() == made.images[1].tobytes()

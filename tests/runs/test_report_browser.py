@@ -14,6 +14,7 @@ from helpers.browser import (  # noqa: F401
     start_browser,
     wait_for,
 )
+from helpers.demo_words import PROMPT, THING, THIRD
 from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 
@@ -25,7 +26,6 @@ from sdattn.runs.report import report
 
 pytestmark = pytest.mark.slow
 
-PROMPT = "a red circle left of a blue square"
 HINTS = (".words .hint", "#spot-where")
 WIDTHS = "all => all.map((e) => parseFloat(e.style.width))"
 SMALL = {"height": 128, "width": 192, "num_inference_steps": 3}
@@ -53,7 +53,7 @@ def run(demo):
     """With a step, further texts and what changes without a word."""
     watch = {"steps": "all", "branch": "both"}
     return generate(
-        demo, PROMPT, negative_prompt="yellow", ask="star ring", capture_options=watch,
+        demo, PROMPT, negative_prompt="yellow", ask=f"star {THIRD}", capture_options=watch,
         num_inference_steps=6,
     )  # fmt: skip
 
@@ -223,7 +223,7 @@ def test_the_view_is_saved_as_it_is_seen(run, page_of):
     page.mouse.move(1, 1)
     with page.expect_download() as waiting:
         page.locator("#save").click()
-    assert waiting.value.suggested_filename == "heatmap-circle.png"
+    assert waiting.value.suggested_filename == f"heatmap-{THING}.png"
     saved = Image.open(waiting.value.path()).convert("RGB")
     assert saved.size == (512, 512 + 6 + 24)  # below it is the word
     for x, y in ((0.25, 0.5), (0.7, 0.4), (0.5, 0.9), (0.05, 0.05)):
@@ -317,7 +317,7 @@ def test_pinned_words_have_colours_of_their_own_and_a_legend(run, page_of):
     assert word(page, 2).get_attribute("aria-pressed") == "true"
     word(page, 7).click()
     page.mouse.move(1, 1)
-    assert page.locator("#pins li").all_inner_texts()[0].startswith("circle")
+    assert page.locator("#pins li").all_inner_texts()[0].startswith(THING)
     swatch = "e => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number)"
     for number, pin in zip((2, 7), page.locator("#pins i").all(), strict=True):
         own = values(run.heatmaps[0])[number]
@@ -374,7 +374,7 @@ def test_values_are_called_what_they_are(demo, page_of):
     """Of a preset that sums over steps: its groups of layers are means, and what changes without a
     word is no attention; words that caused nothing do not glow."""
     options = {"capture_options": {"steps": "all"}, "num_inference_steps": 4}
-    run = generate(demo, "a red circle", preset="daam", causal=True, **options)
+    run = generate(demo, f"a red {THING}", preset="daam", causal=True, **options)
     page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
     unit, caption, name = (page.locator(f"#{one}") for one in ("high", "caption", "step-name"))
     word(page, 2).hover()
@@ -427,11 +427,11 @@ def test_sliders_choose_layers_and_steps(run, page_of):
 
 def test_further_texts_have_maps_of_their_own(run, page_of):
     one = run.image_run(0)
-    page = page_of(one, one.heatmaps.find("red circle"), viewport={"width": 1280, "height": 1000})
+    page = page_of(one, one.heatmaps.find(f"red {THING}"), viewport={"width": 1280, "height": 1000})
     set_slider(page, "opacity", 100)
     labels = page.locator(".word").all_inner_texts()
-    assert labels[8:] == ["red circle", "yellow", "star", "ring", "<sos>", "<eos>", "<pad>"]
-    for number, own in ((8, one.heatmaps["red circle"]), (11, one.more["asked"].maps[1])):
+    assert labels[8:] == [f"red {THING}", "yellow", "star", THIRD, "<sos>", "<eos>", "<pad>"]
+    for number, own in ((8, one.heatmaps[f"red {THING}"]), (11, one.more["asked"].maps[1])):
         word(page, number).hover()
         assert glows(page, own.values.double().numpy()), number
 
@@ -442,8 +442,8 @@ def test_everything_can_be_done_from_the_keyboard(run, page_of):
     page.locator("#theme").focus()
     for _ in range(3):  # a, red, circle
         page.keyboard.press("Tab")
-    assert page.evaluate("document.activeElement.textContent") == "circle"
-    assert "“circle” peak" in page.locator("#caption").inner_text()  # focus shows
+    assert page.evaluate("document.activeElement.textContent") == THING
+    assert f"“{THING}” peak" in page.locator("#caption").inner_text()  # focus shows
     page.keyboard.press("Enter")
     assert word(page, 2).get_attribute("aria-pressed") == "true"
     page.locator("#stage").focus()

@@ -104,7 +104,7 @@ def item(pipe, video, prompt, shown):
 
 @pytest.fixture(scope="module")
 def pipe():
-    return sdattn.load_pipeline("demo", device="cpu")
+    return sdattn.load_pipeline("demo-video", device="cpu")
 
 
 def test_maps_that_follow_their_objects_win_the_game_in_every_frame(pipe):

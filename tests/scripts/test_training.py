@@ -8,8 +8,10 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
+from diffusers import StableDiffusionPipeline
 from helpers import training_process
 from helpers.forks import fork
+from helpers.starts import write_start
 from torch import nn
 from transformers import CLIPTokenizer
 
@@ -21,7 +23,6 @@ from scripts.training.fit import Fit, note
 from scripts.training.losses import captions, split, text_states
 from scripts.training.models import new_text_encoder
 from scripts.training.train_demo_model import train_from
-from sdattn.models.demos import DEMO
 
 pytestmark = pytest.mark.slow
 
@@ -200,16 +201,18 @@ def drawn(seed, count):
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
-def test_a_run_that_begins_with_a_model_reads_as_that_one_does(demo, tmp_path):
+def test_a_run_that_begins_with_a_model_reads_as_that_one_does(tmp_path):
     """Whatever its own scenes are: a tokenizer that is made of them can have other ids."""
     scenes = make_scenes(9, 400)
-    made = train_from(settings(tmp_path, start=DEMO, refine_steps=0), scenes, drawn(9, 4))
+    start = write_start(tmp_path / "start")
+    made = train_from(settings(tmp_path, start=start, refine_steps=0), scenes, drawn(9, 4))
+    before = StableDiffusionPipeline.from_pretrained(start, dtype=torch.float32)
     kept = CLIPTokenizer.from_pretrained(tmp_path / "tokenizer")
     prompts = [said for scene in make_scenes(8, 40) for said in scene.prompts()]
-    ids = demo.tokenizer(prompts)["input_ids"]
+    ids = before.tokenizer(prompts)["input_ids"]
     assert made.tokenizer(prompts)["input_ids"] == kept(prompts)["input_ids"] == ids
     assert make_tokenizer(scenes)(prompts)["input_ids"] != ids
     with torch.no_grad():
-        given = token_ids(demo.tokenizer, prompts[:2])
-        states = [one.text_encoder(given).last_hidden_state for one in (demo, made)]
+        given = token_ids(before.tokenizer, prompts[:2])
+        states = [one.text_encoder(given).last_hidden_state for one in (before, made)]
     assert torch.equal(*states)

@@ -25,9 +25,10 @@ from scripts.training.mmdit import (
     snapshot,
 )
 from sdattn.loading.pipelines import load_pipeline
-from sdattn.models.demos import DEMO
+from sdattn.models.demos import DEMOS
 
 pytestmark = pytest.mark.slow
+START = DEMOS["demo-mmdit"]
 PROMPTS = ["a red circle left of a blue square", "an orange star", ""]
 SCENES = 60  # of a chunk
 SMALL = partial(new_transformer, blocks=2, heads=2, head_width=16)
@@ -35,7 +36,7 @@ SMALL = partial(new_transformer, blocks=2, heads=2, head_width=16)
 
 @pytest.fixture(scope="module")
 def parts():
-    return parts_of(DEMO)
+    return parts_of(START)
 
 
 @pytest.fixture
@@ -128,7 +129,7 @@ def trained(work, steps, **options):
         work.mkdir()
         torch.manual_seed(5)
         torch.save(torch.randn(SCENES, 4, 16, 16), work / "latents-1000000.pt")
-    args = {"work": work, "out": work / "model", "start": DEMO, "seed": 1, "chunks": 1}
+    args = {"work": work, "out": work / "model", "start": START, "seed": 1, "chunks": 1}
     args |= {"mmdit_steps": steps, "device": "cpu", "processes": 1, "snapshot": False, **options}
     train_demo_mmdit.run(argparse.Namespace(**args))
     return torch.load(work / "mmdit.pt")
@@ -157,13 +158,13 @@ def test_processes_share_the_batch_that_one_alone_would_see(small, tmp_path, mon
 def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_path, invoke):
     kept = trained(tmp_path / "run", 2)
     out = tmp_path / "snapshot"
-    train_demo_mmdit.write(snapshot(tmp_path / "run", DEMO), tmp_path / "run", out)
+    train_demo_mmdit.write(snapshot(tmp_path / "run", START), tmp_path / "run", out)
     without = {"text_encoder_3": None, "tokenizer_3": None}
     pipe = StableDiffusion3Pipeline.from_pretrained(out, **without, dtype=torch.float32)
     for name, value in kept["mean"]["transformer"].items():
         assert torch.equal(pipe.transformer.state_dict()[name], value.half().float()), name
     made = joint_states(pipe, [Caption(prompt, 0, ()) for prompt in PROMPTS])
-    plain = joint_states(assemble(*parts_of(DEMO), SMALL()), [Caption(p, 0, ()) for p in PROMPTS])
+    plain = joint_states(assemble(*parts_of(START), SMALL()), [Caption(p, 0, ()) for p in PROMPTS])
     torch.testing.assert_close(made, plain)
     for name in ("text_encoder", "text_encoder_2"):  # transformers 4 knows no other names
         saved = load_file(out / name / "model.safetensors")
@@ -180,7 +181,7 @@ def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_pa
     assert {"own_prompt", "others_prompt", "colours"} <= run["curve"]["mmdit"]["2"].keys()
     assert len(run["sha256"]) == 4
     with pytest.raises(SystemExit, match="no mmdit.pt yet"):
-        snapshot(tmp_path, DEMO)
+        snapshot(tmp_path, START)
 
 
 def test_it_is_evaluated_with_the_settings_beside_its_weights(small, tmp_path):
@@ -202,8 +203,8 @@ def test_it_is_evaluated_with_the_settings_beside_its_weights(small, tmp_path):
     verdicts, images = evaluate(pipe, argparse.Namespace(**asked))
     assert len(verdicts) == 2 and images[0].size == (128, 128)
     assert lengths == {TOKENS + ZEROS}
-    demo = argparse.Namespace(**{**asked, "model": "demo", "guidance": 3.0})
-    assert settings(demo) == {"num_inference_steps": 2, "guidance_scale": 3.0}
+    demo = argparse.Namespace(**{**asked, "model": "demo", "guidance": 4.0})
+    assert settings(demo) == {"num_inference_steps": 2, "guidance_scale": 4.0}
 
 
 @pytest.mark.gpu

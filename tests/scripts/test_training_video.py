@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 from diffusers import StableDiffusionPipeline
-from safetensors.torch import load_file
+from helpers.starts import write_start
+from safetensors.torch import load_file, save_file
 
 from scripts.training import motion, train_demo_video
 from scripts.training.lent import leave_out_what_is_lent
@@ -27,16 +28,20 @@ from scripts.training.motion import (
 from sdattn.loading.lent import LENT
 from sdattn.loading.pipelines import load_pipeline
 from sdattn.models import demos
-from sdattn.models.demos import DEMO
 
 pytestmark = pytest.mark.slow
 VIDEOS = 6  # of a chunk
 
 
+@pytest.fixture(scope="module")
+def start(tmp_path_factory):
+    return write_start(tmp_path_factory.mktemp("start"))
+
+
 @pytest.fixture
-def pipe():
+def pipe(start):
     torch.manual_seed(0)
-    return assemble(DEMO, new_adapter())
+    return assemble(start, new_adapter())
 
 
 @pytest.fixture
@@ -49,26 +54,26 @@ def few(monkeypatch):
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a run takes all cores
 
 
-def trained(work, steps, **options):
+def trained(work, start, steps, **options):
     """A run of the script, its latents of one chunk given."""
     if not work.exists():
         work.mkdir()
         torch.manual_seed(5)
         torch.save(torch.randn(VIDEOS * FRAMES, 4, 16, 16), work / "latents-1000000.pt")
-    args = {"work": work, "out": work / "model", "start": DEMO, "seed": 1, "chunks": 1}
+    args = {"work": work, "out": work / "model", "start": start, "seed": 1, "chunks": 1}
     args |= {"motion_steps": steps, "processes": 1, "snapshot": False, "lean": False, **options}
     train_demo_video.run(argparse.Namespace(**args))
     return torch.load(work / "motion.pt")
 
 
 @torch.no_grad()
-def test_a_video_begins_as_images_of_the_demo(pipe):
+def test_a_video_begins_as_images_of_the_model(pipe, start):
     noisy, states = torch.randn(2, 4, 3, 16, 16), torch.randn(2, 32, 128)
     made = pipe.unet(noisy, torch.tensor([700, 30]), states.repeat_interleave(3, 0)).sample
-    demo = StableDiffusionPipeline.from_pretrained(DEMO, dtype=torch.float32)
+    images = StableDiffusionPipeline.from_pretrained(start, dtype=torch.float32)
     for video, time in enumerate((700, 30)):
         for frame in range(3):
-            alone = demo.unet(noisy[video, None, :, frame], time, states[video, None]).sample
+            alone = images.unet(noisy[video, None, :, frame], time, states[video, None]).sample
             torch.testing.assert_close(made[video, None, :, frame], alone, atol=1e-5, rtol=1e-5)
 
 
@@ -104,15 +109,16 @@ def test_latents_are_of_the_frames_in_their_order(few, pipe, tmp_path):
     torch.testing.assert_close(latents[4, :, 5], wanted, atol=1e-4, rtol=1e-4)
 
 
-def test_only_motion_is_learnt_and_loaded_with_what_the_first_demo_lends(
-    few, tmp_path, monkeypatch
+def test_only_motion_is_learnt_and_loaded_with_what_another_demo_lends(
+    few, start, tmp_path, monkeypatch
 ):
-    kept = trained(tmp_path / "run", 1)
+    kept = trained(tmp_path / "run", start, 1)
     out = tmp_path / "run" / "model"
     whole = load_pipeline(out, device="cpu")
-    leave_out_what_is_lent(out, DEMO, LENT["demo-video"])
-    held = [path.relative_to(out).as_posix() for path in out.rglob("*.safetensors")]
-    assert held == ["motion_adapter/diffusion_pytorch_model.safetensors"]
+    leave_out_what_is_lent(out, LENT["demo-video"])
+    held = sorted(path.relative_to(out).as_posix() for path in out.rglob("*.safetensors"))
+    name = "diffusion_pytorch_model.safetensors"
+    assert held == [f"motion_adapter/{name}", f"unet/{name}"]
     assert list(json.loads((out / "training.json").read_text())["sha256"]) == held
     monkeypatch.setitem(demos.DEMOS, "demo-video", out)
     lean = load_pipeline("demo-video", device="cpu")
@@ -120,11 +126,12 @@ def test_only_motion_is_learnt_and_loaded_with_what_the_first_demo_lends(
         weights = getattr(whole, part).state_dict()
         for name, value in getattr(lean, part).state_dict().items():
             assert torch.equal(value, weights[name]), name
-    demo = StableDiffusionPipeline.from_pretrained(DEMO, dtype=torch.float32).unet.state_dict()
-    made = snapshot(tmp_path / "run", DEMO).unet
+    images = StableDiffusionPipeline.from_pretrained(start, dtype=torch.float32)
+    before = images.unet.state_dict()
+    made = snapshot(tmp_path / "run", start).unet
     for name, value in made.state_dict().items():
         if "motion_modules" not in name:
-            assert torch.equal(value, demo[name]), name
+            assert torch.equal(value, before[name]), name
     assert all(value.any() for name, value in kept["state"]["motion"].items() if "proj_out" in name)
     saved = load_file(out / held[0])
     for name, value in adapter_of(made).state_dict().items():
@@ -132,15 +139,14 @@ def test_only_motion_is_learnt_and_loaded_with_what_the_first_demo_lends(
     assert kept["step"] == 1
 
 
-def test_what_is_not_the_first_demos_is_not_left_out(tmp_path):
+def test_what_is_not_the_other_demos_is_not_left_out(tmp_path):
     folder = tmp_path / "model" / "vae"
     folder.mkdir(parents=True)
-    from safetensors.torch import save_file
-
-    [theirs] = (DEMO / "vae").glob("*.safetensors")
+    source = LENT["demo-video"]["vae"]
+    [theirs] = (demos.HOME / source).glob("*.safetensors")
     weights = load_file(theirs)
     name = next(iter(weights))
     save_file({**weights, name: weights[name] + 1}, folder / "model.safetensors")
     with pytest.raises(ValueError, match=f"{name} is not that of"):
-        leave_out_what_is_lent(tmp_path / "model", DEMO, {"vae": "vae"})
+        leave_out_what_is_lent(tmp_path / "model", {"vae": source})
     assert np.all([path.exists() for path in folder.iterdir()])

@@ -49,7 +49,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
 
     Args:
         run: run of one image.
-        phrases: further maps of the prompt to offer, for example ``heatmaps.find("red circle")``.
+        phrases: further maps of the prompt to offer, for example ``heatmaps.find("a cat")``.
 
     Returns:
         UTF-8 HTML. The same run gives the same bytes.
