@@ -7,10 +7,10 @@ import pytest
 import torch
 from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
+from scripts.evaluation.knockouts import stays, tells_apart, without_words
 
 import sdattn
 from scripts.evaluation.images import noised, unseen_scenes
-from scripts.evaluation.knockouts import stays, tells_apart, without_words
 from scripts.evaluation.measures import (
     LEVELS,
     average_precision,
