@@ -76,7 +76,7 @@ def read_part(subject: Subject, args: argparse.Namespace, part: Part) -> Records
     setting, seed, first, last = part
     records = Records()
     if setting.startswith(PAIRS):
-        pairs = paired_scenes(last, args.seed)[first:]
+        pairs = paired_scenes(args.pairs, args.seed)[first:last]
         for image in WAYS[setting.removeprefix(PAIRS)](subject, pairs, seed, PEERS):
             leakage(image, setting, records)
         return records
@@ -119,9 +119,9 @@ def options(given: list[str] | None) -> argparse.Namespace:
     )
     parser.add_argument("--scenes", type=int, default=120)
     parser.add_argument("--noises", type=int, default=1, help="seeds of noise for each scene")
-    parser.add_argument("--inverted", type=int, default=40, help="scenes that are inverted")
-    parser.add_argument("--causes", type=int, default=40, help="scenes with knockouts")
-    parser.add_argument("--pairs", type=int, default=104, help="scenes of two, half of them alike")
+    parser.add_argument("--inverted", type=int, default=24, help="scenes that are inverted")
+    parser.add_argument("--causes", type=int, default=30, help="scenes with knockouts")
+    parser.add_argument("--pairs", type=int, default=80, help="scenes of two, half of them alike")
     parser.add_argument("--seed", type=int, default=2026, help="which unseen scenes")
     parser.add_argument("--processes", type=int, default=1)
     parser.add_argument("--quick", action="store_true", help="a few scenes of each kind")
@@ -129,7 +129,7 @@ def options(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--out", type=Path, default=Path("outputs/heatmaps-evaluation"))
     args = parser.parse_args(given)
     if args.quick:
-        args.scenes, args.noises, args.inverted, args.causes, args.pairs = 16, 1, 4, 4, 26
+        args.scenes, args.noises, args.inverted, args.causes, args.pairs = 12, 1, 4, 4, 8
     return args
 
 

@@ -7,10 +7,11 @@ leakage(sample, setting, records)    the shares of each noun's map
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 
 import numpy as np
 
-from ..scenes.emoji import Scene, random_scene
+from ..scenes.emoji import random_scene
 from ..scenes.sprites import hands, nouns
 from .images import Asked, Sample
 from .measures import shares
@@ -33,36 +34,26 @@ ALIKE = (  # by what they are
 )
 
 
-def paired_scenes(count: int, seed: int) -> list[Asked]:
+@cache
+def paired_scenes(count: int, seed: int) -> tuple[Asked, ...]:
     """Return unseen scenes of two objects in their own colours: those with even numbers of a pair
-    that is alike, each pair in turn, the others of two nouns that are in no such pair together."""
+    that is alike, the others of two nouns that are in no such pair together. About half of all
+    pairs have a relation that training never saw, and can be in one."""
     rng = np.random.default_rng(seed)
     asked: list[Asked] = []
     while len(asked) < count:
-        number = len(asked)
-        if number % 2 == 0:
-            pair = rng.permutation(ALIKE[number // 2 % len(ALIKE)]).tolist()
-        else:
-            pair = rng.choice(nouns(), 2, replace=False).tolist()
-            if are_alike(*pair):
-                continue
-        scene = _scene_of(rng, pair)
-        asked.append((number, scene, scene.caption(rng)))
-    return asked
-
-
-def _scene_of(rng: np.random.Generator, pair: list[str]) -> Scene:
-    """Return an unseen scene of two nouns."""
-    while True:
         scene = random_scene(rng, held_out=bool(rng.integers(2)), n_objects=2)
-        drawn = [str(rng.choice(list(hands()[noun]))) for noun in pair]
+        alike = len(asked) % 2 == 0
+        pair = ALIKE[int(rng.integers(len(ALIKE)))] if alike else rng.choice(nouns(), 2, False)
+        pair = rng.permutation(pair).tolist()
         things = tuple(
-            replace(thing, noun=noun, hand=hand, colour=None)
-            for thing, noun, hand in zip(scene.objects, pair, drawn, strict=True)
+            replace(thing, noun=noun, hand=str(rng.choice(list(hands()[noun]))), colour=None)
+            for thing, noun in zip(scene.objects, pair, strict=True)
         )
         scene = replace(scene, objects=things)
-        if scene.is_held_out:
-            return scene
+        if scene.is_held_out and are_alike(*pair) == alike:
+            asked.append((len(asked), scene, scene.caption(rng)))
+    return tuple(asked)
 
 
 def are_alike(one: str, other: str) -> bool:
