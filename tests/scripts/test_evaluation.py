@@ -255,11 +255,11 @@ def test_attention_map_diffusers_is_the_last_step_of_all_layers_in_the_largest_s
         [image] = generated(subject, asked, 0, chosen)
     for hook in hooks:
         hook.remove()
-    total = 0
-    for probs in seen[-len(layers) :]:
-        side = round(len(probs) ** 0.5)
+    total, sides = 0, [round(len(probs) ** 0.5) for probs in seen[-len(layers) :]]
+    assert len({*sides}) > 1
+    for probs, side in zip(seen[-len(layers) :], sides, strict=True):
         maps = probs.T.reshape(1, 77, side, side)
-        total = total + torch.nn.functional.interpolate(maps, size=(16, 16), mode="bilinear")[0]
+        total = total + torch.nn.functional.interpolate(maps, size=max(sides), mode="bilinear")[0]
     found = image.heatmaps["attention-map-diffusers"]
     wanted = total[list(found.columns)] / len(layers)
     torch.testing.assert_close(found.maps, wanted.permute(1, 2, 0), atol=1e-5, rtol=1e-4)
