@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -35,9 +36,8 @@ def causes(subject: Subject, images: Iterable[Sample], records: Records) -> None
         words = knocked_out(said)
         texts = [word.text for word in words]
         for span, steps in SPANS.items():
-            done = knockouts(
-                subject.pipe, image.prompt, texts, image.seed, steps=steps, **subject.settings
-            )
+            ways: dict[str, Any] = {"steps": steps, "batch_size": 8, **subject.settings}
+            done = knockouts(subject.pipe, image.prompt, texts, image.seed, **ways)
             of_nouns = [one for one, word in zip(done, words, strict=True) if word.kind == "noun"]
             agreement(image, of_nouns, span, records)
             after = subject.see([image.scene] * len(done), [one.without for one in done])

@@ -14,7 +14,7 @@ from __future__ import annotations
 import argparse
 import json
 import textwrap
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from sdattn.models.pipeline_call import call_pipeline, images_of
 from ..training.autoencoder import vae_psnr
 from .images import Asked, Sample, batches, said, samples, seeds_of, unseen_scenes
 from .records import KINDS, Records, claim, kept, read_image
-from .seeing import Subject, as_composed, function_peak, subject_of
+from .seeing import Subject, accuracy_of, function_peak, subject_of
 from .variants import DEFAULT
 
 PART = 50  # prompts
@@ -46,7 +46,7 @@ def checker_accuracy(subject: Subject, seed: int, count: int = 300) -> dict[str,
     ious = []
     for scene, one in zip(scenes, seen, strict=True):
         if one.masks is not None:
-            truth = as_composed(scene).masks
+            truth = scene.masks(one.masks.shape[-1])
             ious += ((one.masks & truth).sum((1, 2)) / (one.masks | truth).sum((1, 2))).tolist()
     return {"right": float(np.mean(right)), "iou": float(np.mean(ious)) if ious else 0.0}
 
@@ -64,8 +64,8 @@ def groups(scene: Any, prompt: str) -> tuple[str, ...]:
 def read_sample(sample: Sample, records: Records) -> None:
     """Record one image against its prompt, and the maps of its words, in each group's row."""
     seen, words = sample.seen, sample.scene.words(sample.prompt)
-    found = {"objects": [seen.objects], "colours": seen.colours}
-    found |= {"relation": [] if seen.relation is None else [seen.relation]}
+    found: dict[str, Sequence[bool]] = {"objects": [seen.objects], "colours": seen.colours}
+    found["relation"] = [] if seen.relation is None else [seen.relation]
     peak = np.array([function_peak(words, sample.heatmaps[DEFAULT])])
     for group in groups(sample.scene, sample.prompt):
         read_image(sample, group, records)
@@ -216,6 +216,7 @@ def main(given: list[str] | None = None) -> None:
             name: str(value) for name, value in (vars(args) | dict(subject.settings)).items()
         },
         "checker": accuracy,
+        "segmenter": accuracy_of(args.checker),
         "vae": decibels,
         "figures": figures,
         "wrong": wrong(records, unseen_scenes(make, args.prompts, args.scene_seed)),

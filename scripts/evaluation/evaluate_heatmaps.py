@@ -34,7 +34,7 @@ from . import images, joint
 from .causes import causes
 from .leakage import leakage, paired_scenes
 from .records import Records, claim, kept, read_image, split_of
-from .seeing import Subject, is_joint, subject_of
+from .seeing import Subject, accuracy_of, is_joint, subject_of
 from .tables import all_tables, plot
 from .variants import DEFAULT, PEERS, VARIANTS
 
@@ -148,6 +148,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
         "options": {name: str(value) for name, value in vars(args).items() if name not in hidden},
         "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
         "seconds": round(records.values(TIME).sum()),
+        "checker": {} if is_joint(args.model) else accuracy_of(args.checker),
         "figures": records.figures(),
     }
 
@@ -159,11 +160,12 @@ def main(given: list[str] | None = None) -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     (args.out / "figures.json").write_text(json.dumps(document, indent=1) + "\n")
     figures, told = document["figures"], document["options"]
-    text = joint.tables(figures) if is_joint(args.model) else all_tables(figures, told)
+    shapes = is_joint(args.model)
+    text = joint.tables(figures) if shapes else all_tables(figures, told, document["checker"])
     text += f"\n{document['seconds']} s of one thread on {document['machine']}\n"
     print(text)
     (args.out / "tables.md").write_text(text)
-    if not is_joint(args.model):
+    if not shapes:
         plot(figures, args.out / "plot.png")
     print(args.out)
 

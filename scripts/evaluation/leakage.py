@@ -6,8 +6,10 @@ leakage(sample, setting, records)    the shares of each noun's map
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
+from itertools import combinations
 
 import numpy as np
 
@@ -17,7 +19,7 @@ from .images import Asked, Sample
 from .measures import shares
 from .records import Records, at_side
 
-ALIKE = (  # by what they are
+ALIKE: Sequence[tuple[str, str]] = (  # by what they are
     ("cat", "dog"),
     ("sun", "moon"),
     ("moon", "star"),
@@ -44,8 +46,8 @@ def paired_scenes(count: int, seed: int) -> tuple[Asked, ...]:
     while len(asked) < count:
         scene = random_scene(rng, held_out=bool(rng.integers(2)), n_objects=2)
         alike = len(asked) % 2 == 0
-        pair = ALIKE[int(rng.integers(len(ALIKE)))] if alike else rng.choice(nouns(), 2, False)
-        pair = rng.permutation(pair).tolist()
+        chosen = ALIKE if alike else list(combinations(nouns(), 2))
+        pair = rng.permutation(chosen[int(rng.integers(len(chosen)))]).tolist()
         things = tuple(
             replace(thing, noun=noun, hand=str(rng.choice(list(hands()[noun]))), colour=None)
             for thing, noun in zip(scene.objects, pair, strict=True)

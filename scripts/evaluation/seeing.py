@@ -87,6 +87,14 @@ def subject_of(model: str, checker: Path) -> Subject:
     return Subject(pipe, own_settings(model), emoji.random_scene, see)
 
 
+def accuracy_of(checker: Path) -> dict[str, Any]:
+    """Return what ``train_sprite_checker`` measured of a checker, which lies beside its weights;
+    empty if it does not."""
+    record = checker.with_suffix(".json")
+    accuracy: dict[str, Any] = json.loads(record.read_text()) if record.exists() else {}
+    return accuracy
+
+
 def is_joint(model: str) -> bool:
     """Tell if the demo model of a name or folder has joint attention."""
     return (Path(DEMOS.get(model, model)) / "transformer").is_dir()

@@ -29,8 +29,8 @@ NAMES = {"noun": "Nouns", "colour": "Colour words", "ground": "Background words"
 Figures = Mapping[str, Any]
 
 
-def all_tables(figures: Figures, options: Mapping[str, str]) -> str:
-    """Return all of them; ``options`` are those of the run."""
+def all_tables(figures: Figures, options: Mapping[str, str], checker: Figures) -> str:
+    """Return all of them; ``options`` are those of the run, ``checker`` what is known of it."""
     drawn = [figures[f"drawn, {split}"]["image"][DEFAULT] for split in ("for choosing", "reported")]
     right = np.average([one["right"][0] for one in drawn], weights=[one["n"] for one in drawn])
     parts = [
@@ -41,6 +41,12 @@ def all_tables(figures: Figures, options: Mapping[str, str]) -> str:
         "choose by, those with odd ones are in all other tables. Intervals are 95 %, by resampling "
         "scenes.\n"
     ]
+    if checker:
+        parts.append(
+            f"The checker's own IoU on composed scenes is {checker['overlap']:.3f}; it reads the "
+            f"objects of {checker['objects']:.1%} of them, and their colours in "
+            f"{checker['colours']:.1%}, as they are.\n"
+        )
     for way, title in TITLES.items():
         parts.append(f"**{title}**\n")
         for kind in KINDS:

@@ -288,6 +288,8 @@ def folder(tmp_path_factory):
     settings = {"num_inference_steps": 2, "guidance_scale": 2.0}
     (here / "model" / RECORD).write_text(json.dumps({"settings": settings}))
     save_file(Segmenter().state_dict(), here / "checker.safetensors")
+    told = {"overlap": 0.0123, "objects": 0.5, "colours": 0.25}
+    (here / "checker.json").write_text(json.dumps(told))
     return here
 
 
@@ -307,6 +309,7 @@ def test_the_command_measures_a_folder_and_goes_on_where_it_stopped(folder, tmp_
     parts = {path: path.stat().st_mtime_ns for path in (folder / "parts").glob("*-*.json")}
     assert len(parts) == 6
     told = capsys.readouterr().out
+    assert "IoU on composed scenes is 0.012" in told
     evaluate_heatmaps.main(asked)
     assert capsys.readouterr().out == told
     assert parts == {path: path.stat().st_mtime_ns for path in parts}
