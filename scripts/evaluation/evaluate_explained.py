@@ -26,6 +26,7 @@ from PIL import Image
 import sdattn
 from sdattn import Heatmaps
 from sdattn.edit import invert
+from sdattn.maps.aggregation import refines_itself
 
 from .images import Asked, Sample, batches, composed, said, unseen_scenes
 from .records import SPLITS, Records, read_image, split_of
@@ -58,8 +59,8 @@ def explained(
     most = pipe.scheduler.config.num_train_timesteps
     for part in batches(asked):
         given = composed(pipe, part), said(part)
-        # columns as they are: each look is then one pass of its own, whose mean is that of several
-        ways = {"seed": seed * 100_000 + part[0][0], "preset": "columns"}
+        # maps as they are: each look is then one pass of its own, whose mean is that of several
+        ways = {"seed": seed * 100_000 + part[0][0], "preset": plain(pipe)}
         at = {
             one: sdattn.explain(pipe, *given, timesteps=[round(one * most)], **ways).heatmaps
             for one in PARTS
@@ -74,6 +75,11 @@ def explained(
             yield Sample(*one, -1, image, as_composed(one[1]), maps)
 
 
+def plain(pipe: Any) -> str:
+    """Return the preset of a model that neither spreads nor sharpens."""
+    return "columns" if refines_itself(pipe) else "default"
+
+
 def _replayed(
     subject: Subject, images: Sequence[Image.Image], prompts: Sequence[str]
 ) -> Sequence[Heatmaps]:
@@ -86,7 +92,7 @@ def _replayed(
     found = [invert(pipe, *pair, **ways) for pair in pairs]
     options = {**found[0].options(), "latents": torch.cat([one.noise for one in found])}
     with found[0].replay(pipe):
-        return sdattn.generate(pipe, list(prompts), preset="columns", **options).heatmaps
+        return sdattn.generate(pipe, list(prompts), preset=plain(pipe), **options).heatmaps
 
 
 def _name(parts: Sequence[float]) -> str:
