@@ -43,7 +43,7 @@ def checker_accuracy(subject: Subject, seed: int, count: int = 300) -> dict[str,
     scenes = [subject.make(rng, held_out=True) for _ in range(count)]
     seen = subject.see(scenes, [Image.fromarray(scene.draw(side)) for scene in scenes])
     right = [one.objects and one.relation is not False for one in seen]
-    ious = []
+    ious: list[float] = []
     for scene, one in zip(scenes, seen, strict=True):
         if one.masks is not None:
             truth = scene.masks(one.masks.shape[-1])

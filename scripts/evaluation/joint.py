@@ -24,11 +24,10 @@ from sdattn.maps.requirements import columns_around
 from sdattn.models.pipeline_call import call_pipeline, images_of
 from sdattn.models.reading import read_prompts
 
-from ..scenes.shapes import Scene
 from .causes import causes
 from .images import Asked, Sample, batches, said, samples, seeds_of
 from .records import SPLITS, Records, read_image, split_of
-from .seeing import Subject
+from .seeing import Scene, Subject
 from .tables import NAMES, causes_table, measures_of, table, without_table
 from .variants import DEFAULT
 
@@ -62,8 +61,11 @@ def variants(blocks: Sequence[str]) -> dict[str, Variant]:
 
 
 def other_text(scene: Scene) -> str:
-    """The objects of a scene, told in another way than its prompt, without where they are."""
-    return " and ".join(f"a {one.colour} {one.shape}" for one in scene.objects)
+    """Return the objects of a scene, told in another way than its prompt, without where they are."""
+    words = scene.words("")
+    owners = range(len(scene.objects))
+    own = [[word.text for word in words if word.owner == owner] for owner in owners]
+    return " and ".join(f"a {' '.join(texts)}" for texts in own)
 
 
 def drawn(subject: Subject, asked: Sequence[Asked], seed: int) -> Iterator[Sample]:

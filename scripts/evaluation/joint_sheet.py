@@ -28,7 +28,7 @@ def main() -> None:
     apart = [
         one
         for one in unseen_scenes(subject.make, 40, 2028)
-        if len({thing.shape for thing in one[1].objects}) == 2 and len(one[1].objects) == 2
+        if len({word.text for word in one[1].words(one[2]) if word.kind == "noun"}) == 2
     ]
     images = list(drawn(subject, apart[:SCENES], 0))
     rows = [(image, kind) for image in images for kind in ("colour", "noun")]
