@@ -61,7 +61,7 @@ def variants(blocks: Sequence[str]) -> dict[str, Variant]:
 
 
 def other_text(scene: Scene) -> str:
-    """Return the objects of a scene, told in another way than its prompt, without where they are."""
+    """Return the objects of a scene in another wording than its prompt, without their places."""
     words = scene.words("")
     owners = range(len(scene.objects))
     own = [[word.text for word in words if word.owner == owner] for owner in owners]
