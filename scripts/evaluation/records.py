@@ -134,9 +134,9 @@ def read_image(sample: Sample, setting: str, records: Records) -> None:
     records.add((setting, "image", DEFAULT, "right"), number, np.array([float(masks is not None)]))
     if masks is None:
         return
-    words = sample.scene.words(sample.prompt)
     truth = np.concatenate([masks, ~masks.any(0, keepdims=True)])  # the background's is at -1
     for variant, heatmaps in sample.heatmaps.items():
+        words = sample.scene.words(heatmaps.prompt.text)  # which is not always what was drawn
         maps = at_side(words, heatmaps)
         for kind in KINDS:
             chosen = [i for i, word in enumerate(words) if word.kind == kind]

@@ -1,6 +1,7 @@
 """The evaluation of joint attention: its variants are what generate() and capture() give."""
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,15 +12,15 @@ from scripts.evaluation import evaluate_heatmaps
 from scripts.evaluation.images import unseen_scenes
 from scripts.evaluation.joint import drawn, tables, variants
 from scripts.evaluation.measures import score
-from scripts.evaluation.records import SPLITS, Records
-from scripts.evaluation.seeing import Subject, own_settings, see_shapes
+from scripts.evaluation.records import SPLITS, Records, read_image
+from scripts.evaluation.seeing import Subject, as_composed, own_settings, see_shapes
 from scripts.scenes.shapes import random_scene
 from sdattn import capture, generate, heatmaps
 from sdattn.models.demos import RECORD, demo_named
 
 pytestmark = pytest.mark.slow
 
-SHORT = {"num_inference_steps": 4, "height": 32, "width": 32, "max_sequence_length": 16}
+SHORT = {"num_inference_steps": 4, "height": 32, "width": 32, "max_sequence_length": 64}
 
 
 @pytest.fixture(scope="module")
@@ -58,6 +59,18 @@ def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(images):
         for image, own in zip(found, heatmaps(store), strict=True):
             one = image.heatmaps[name]
             torch.testing.assert_close(one.maps, own.keep(one.columns).maps)
+
+
+def test_words_are_those_of_the_text_that_the_maps_are_of(images):
+    """ "Asked" says the objects alone, where the prompt says the background too."""
+    _, asked, found = images
+    assert any("background" in prompt for _, _, prompt in asked)
+    records = Records()
+    for image in found:
+        read_image(replace(image, seen=as_composed(image.scene)), "set", records)
+    figures = records.figures()["set"]
+    assert figures["noun"].keys() == figures["colour"].keys() > figures["ground"].keys()
+    assert "asked" not in figures["ground"]
 
 
 def test_figures_are_of_each_split_and_kind():
