@@ -1,16 +1,21 @@
-"""Measure the demo model on prompts it never saw: are the images right, and the heatmaps?
+"""Measure a demo model on prompts it never saw: are the images right, and the heatmaps?
 
-Images are read by ``scene_checker``, which knows nothing of the model; its own accuracy
-is measured first. Heatmaps are compared with the objects that the checker found.
+Images are read by a checker that knows nothing of the model, ``scene_checker`` for shapes and
+``sprite_checker`` for sprites; its own accuracy is measured first. Heatmaps are compared with the
+objects that the checker found. Each part is kept in ``--work`` as it ends; run again, the command
+goes on where it stopped.
+
+    python -m scripts.evaluation.evaluate_demo_model --checker build/checker/checker.safetensors
+    python -m scripts.evaluation.evaluate_demo_model --sheet sheet.png  # 24 images, nothing else
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import time
-from collections import defaultdict
-from dataclasses import dataclass
+import textwrap
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,213 +23,206 @@ import numpy as np
 from PIL import Image
 
 import sdattn
-from sdattn import Heatmaps
+from sdattn.models.pipeline_call import call_pipeline, images_of
 
-from ..scenes.shapes import Scene, random_scene
 from ..training.autoencoder import vae_psnr
-from .images import own_settings
-from .knockouts import stays, tells_apart, without_words
-from .landing import (
-    THRESHOLDS,
-    Kind,
-    Landing,
-    Seen,
-    function_peak,
-    landings,
-    seen_in,
-)
+from .images import Asked, Sample, batches, said, samples, seeds_of, unseen_scenes
+from .records import KINDS, Records, claim, kept, read_image
+from .seeing import Subject, accuracy_of, function_peak, subject_of
+from .variants import DEFAULT
 
-BATCH = 10  # images drawn at a time
-KINDS: tuple[Kind, Kind] = ("colour", "shape")
+PART = 50  # prompts
+GOALS = {"objects": 0.8, "relation": 0.9, "colours": 0.8, "noun pointing": 0.85}
+SHEET = (4, 6)  # images of the sheet, rows and columns
 
 
-@dataclass(frozen=True)
-class Verdict:
-    """One image against its prompt.
-
-    Attributes:
-        groups: the rows of the table that it counts for.
-        seen: whether it is right, and where its objects are.
-        words: how its colour words and its shape words land; empty where its objects cannot be
-            told.
-        function_peak: how high the maps of "a", "of" and their like are beside these words'.
-    """
-
-    prompt: str
-    groups: tuple[str, ...]
-    seen: Seen
-    words: dict[str, list[Landing]]
-    function_peak: float
+def checker_accuracy(subject: Subject, seed: int, count: int = 300) -> dict[str, float]:
+    """Return how well the checker reads composed scenes: the shares that have just the objects and
+    the relation that it sees, and the mean IoU of the masks in these."""
+    rng, side = np.random.default_rng(seed), subject.pipe.vae.config.sample_size
+    scenes = [subject.make(rng, held_out=True) for _ in range(count)]
+    seen = subject.see(scenes, [Image.fromarray(scene.draw(side)) for scene in scenes])
+    right = [one.objects and one.relation is not False for one in seen]
+    ious: list[float] = []
+    for scene, one in zip(scenes, seen, strict=True):
+        if one.masks is not None:
+            truth = scene.masks(one.masks.shape[-1])
+            ious += ((one.masks & truth).sum((1, 2)) / (one.masks | truth).sum((1, 2))).tolist()
+    return {"right": float(np.mean(right)), "iou": float(np.mean(ious)) if ious else 0.0}
 
 
-def checker_accuracy(seed: int, size: int, count: int = 500) -> float:
-    """Share of drawn scenes that the checker reads without any mistake, places included."""
-    rng = np.random.default_rng(seed)
-    right = 0
-    for _ in range(count):
-        scene = random_scene(rng)
-        seen = seen_in(scene, Image.fromarray(scene.draw(size)))
-        right += seen.shapes and seen.relation is not False and seen.masks is not None
-    return right / count
-
-
-def judge(scene: Scene, prompt: str, image: Image.Image, heatmaps: Heatmaps) -> Verdict:
-    """Compare one image and its heatmaps with what the prompt asked for."""
-    seen = seen_in(scene, image)
-    words = {kind: landings(scene, seen.masks, heatmaps, kind) for kind in KINDS}
-    return Verdict(prompt, groups(scene, prompt), seen, words, function_peak(heatmaps))
-
-
-def groups(scene: Scene, prompt: str) -> tuple[str, ...]:
-    """The rows of the table that a prompt counts for."""
-    if scene.relation is None:
-        return ("all", "one object")
+def groups(scene: Any, prompt: str) -> tuple[str, ...]:
+    """Return the rows of the table that a prompt counts for."""
+    if len(scene.objects) != 2:
+        return ("all", {1: "one object", 3: "three objects"}[len(scene.objects)])
     if scene.relation == "and":
         return ("all", "and")
-    wording = "plain" if prompt in scene.prompts("plain") else "place first"
+    wording = "place first" if "," in prompt else "plain"
     return ("all", wording, f"{wording}: {scene.relation}")
 
 
-def share(values: list[bool]) -> float | None:
-    """Part of the values that are true; None if there are none."""
-    return float(np.mean(values)) if values else None
+def read_sample(sample: Sample, records: Records) -> None:
+    """Record one image against its prompt, and the maps of its words, in each group's row."""
+    seen, words = sample.seen, sample.scene.words(sample.prompt)
+    found: dict[str, Sequence[bool]] = {"objects": [seen.objects], "colours": seen.colours}
+    found["relation"] = [] if seen.relation is None else [seen.relation]
+    peak = np.array([function_peak(words, sample.heatmaps[DEFAULT])])
+    for group in groups(sample.scene, sample.prompt):
+        read_image(sample, group, records)
+        records.add((group, "image", DEFAULT, "function peak"), sample.number, peak)
+        for measure, values in found.items():
+            if values:
+                key = group, "image", DEFAULT, measure
+                records.add(key, sample.number, np.array(values, np.float64))
 
 
-def summarise(verdicts: list[Verdict]) -> dict[str, Any]:
-    """The figures of some verdicts."""
-    seen = [verdict.seen for verdict in verdicts]
-    return {
-        "prompts": len(verdicts),
-        "colours": share([one.colours for one in seen]),
-        "shapes": share([one.shapes for one in seen]),
-        "relation": share([one.relation for one in seen if one.relation is not None]),
-        **{f"{kind}_words": of_words([v.words[kind] for v in verdicts]) for kind in KINDS},
-        "function_peak": float(np.mean([verdict.function_peak for verdict in verdicts])),
-    }
+def draw(subject: Subject, asked: list[Asked], seed: int, preset: str) -> Iterator[Sample]:
+    """Yield an image of each prompt, with its heatmaps."""
+    for part in batches(asked):
+        seeds, options = seeds_of(part, seed), subject.settings
+        run = sdattn.generate(subject.pipe, said(part), seed=seeds[0], preset=preset, **options)
+        maps = [{DEFAULT: one} for one in run.heatmaps]
+        yield from samples(subject, part, seeds, run.images, maps)
 
 
-def of_words(images: list[list[Landing]]) -> dict[str, Any]:
-    """How the words of one kind land: on their own objects of two, and the IoU at that one of
-    THRESHOLDS where it is best."""
-    told = [[one.own for one in some if one.own is not None] for some in images]
-    levels = np.array([one.ious for some in images for one in some])
-    best = int(levels.mean(0).argmax()) if len(levels) else 0
-    return {
-        "on_own_object": share([own for some in told for own in some]),
-        "both_on_own_object": share([all(some) for some in told if some]),
-        "images_of_two": sum(bool(some) for some in told),
-        "iou": float(levels.mean(0)[best]) if len(levels) else None,
-        "iou_threshold": float(THRESHOLDS[best]),
-    }
+def evaluate(subject: Subject, args: argparse.Namespace) -> Records:
+    """Return the records of all prompts and seeds, part by part."""
+    asked, records = unseen_scenes(subject.make, args.prompts, args.scene_seed), Records()
+    for seed in range(args.seed, args.seed + args.seeds):
+        for start in range(0, len(asked), PART):
+            part = asked[start : start + PART]
+
+            def make(part: list[Asked] = part, seed: int = seed) -> Records:
+                made = Records()
+                for sample in draw(subject, part, seed, args.preset):
+                    read_sample(sample, made)
+                return made
+
+            records.add_all(kept(args.work / f"{seed}-{start}-{len(part)}.json", make))
+            print(f"seed {seed}, {start + len(part)} of {len(asked)} prompts", flush=True)
+    return records
 
 
-def table(figures: dict[str, dict[str, Any]]) -> str:
-    """The figures as text, a row a group: the images; of colour words and of shape words the
-    part on its own object and the IoU; the peaks of function words."""
-    heads = ("colours", "shapes", "relation", "colour w.", "IoU", "shape w.", "IoU", "peaks")
-    lines = [f"{'':24}{'n':>5}" + "".join(f"{head:>10}" for head in heads)]
-    for group, row in figures.items():
-        words = [row[f"{kind}_words"] for kind in KINDS]
-        cells = [told(row[name], "{:.1%}") for name in heads[:3]]
-        for one in words:
-            cells += [told(one["on_own_object"], "{:.1%}"), told(one["iou"], "{:.3f}")]
-        cells.append(told(row["function_peak"], "{:.3f}"))
-        lines.append(f"{group:24}{row['prompts']:5}" + "".join(f"{cell:>10}" for cell in cells))
+def table(figures: Mapping[str, Any]) -> str:
+    """Return the figures as text, a row a group: the images; by kind of word the parts that point
+    at their object and that are on it rather than on another, and the IoU; the peaks of function
+    words."""
+    images = ("objects", "relation", "colours", "function peak")
+    words = {"pointing": "point", "own": "own", "iou": "IoU"}
+    heads = [*images, *(f"{kind} {told}" for kind in KINDS for told in words.values())]
+    lines = [f"{'':24}{'n':>5}" + "".join(f"{head:>15}" for head in heads)]
+    for group in sorted(figures):
+        row = figures[group]
+        image = row["image"][DEFAULT]
+        cells = [image.get(one) for one in images]
+        cells += [row.get(kind, {}).get(DEFAULT, {}).get(one) for kind in KINDS for one in words]
+        told = "".join(f"{'-' if one is None else f'{one[0]:.3f}':>15}" for one in cells)
+        lines.append(f"{group:24}{image['n']:5}{told}")
     return "\n".join(lines)
 
 
-def told(value: float | None, how: str) -> str:
-    """A figure as text."""
-    return "-" if value is None else how.format(value)
+def goals(figures: Mapping[str, Any]) -> str:
+    """Return a line for each figure that must hold, over all prompts."""
+    of_all = figures["all"]
+    found = {
+        name: of_all["image"][DEFAULT].get(name) for name in ("objects", "relation", "colours")
+    }
+    found["noun pointing"] = of_all.get("noun", {}).get(DEFAULT, {}).get("pointing")
+    lines = []
+    for name, least in GOALS.items():
+        value = found[name]
+        verdict = "is not known" if value is None else f"{value[0]:.1%}"
+        holds = value is not None and value[0] >= least
+        lines.append(f"{name}: {verdict}, at least {least:.0%} {'holds' if holds else 'MISSED'}")
+    return "\n".join(lines)
 
 
-def unseen(args: argparse.Namespace) -> list[tuple[Scene, str]]:
-    """Scenes of the held-out part, each with one of its prompts."""
-    rng = np.random.default_rng(args.scene_seed)
-    asked = []
-    for _ in range(args.prompts):
-        scene = random_scene(rng, held_out=True)
-        said = scene.prompts(args.wording) or scene.prompts()
-        asked.append((scene, said[0] if args.first else said[int(rng.integers(len(said)))]))
-    return asked
+def wrong(records: Records, asked: list[Asked]) -> list[str]:
+    """Return the prompts whose image, for one of the seeds, had not the objects asked for."""
+    key = "all", "image", DEFAULT, "objects"
+    numbers = {*records.scenes(key)[records.values(key) == 0].tolist()}
+    return [prompt for number, _, prompt in asked if number in numbers]
 
 
-def settings(args: argparse.Namespace) -> dict[str, Any]:
-    """What the model is drawn with: its own settings, which a folder has beside its weights, and
-    what was asked for instead."""
-    asked = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
-    given = {name: value for name, value in asked.items() if value is not None}
-    return {**own_settings(args.model), **given}
+def sheet(subject: Subject, seed: int, path: Path) -> None:
+    """Draw the first images of a seed's unseen prompts, none left out, each above its prompt."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    rows, cols = SHEET
+    asked = unseen_scenes(subject.make, rows * cols, seed)
+    figure, axes = plt.subplots(rows, cols, figsize=(1.9 * cols, 2.25 * rows), layout="constrained")
+    places = iter(axes.flat)
+    for part in batches(asked):
+        drawn = call_pipeline(subject.pipe, said(part), seeds_of(part, 0), subject.settings)
+        for image, prompt in zip(images_of(drawn), said(part), strict=True):
+            axis = next(places)
+            axis.imshow(image)
+            axis.set(xticks=[], yticks=[])
+            axis.set_xlabel(textwrap.fill(prompt, 30), fontsize=7)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)
 
 
-def evaluate(pipe: Any, args: argparse.Namespace) -> tuple[list[Verdict], list[Image.Image]]:
-    """Draw every prompt with a seed of its own and judge it."""
-    verdicts, images = [], []
-    asked = unseen(args)
-    options = settings(args)
-    for start in range(0, len(asked), BATCH):
-        part = asked[start : start + BATCH]
-        prompts = [prompt for _, prompt in part]
-        run = sdattn.generate(pipe, prompts, seed=args.seed + start, preset=args.preset, **options)
-        for (scene, prompt), image, maps in zip(part, run.images, run.heatmaps, strict=True):
-            verdicts.append(judge(scene, prompt, image, maps))
-            images.append(image)
-    return verdicts, images
-
-
-def readings(pipe: Any, args: argparse.Namespace) -> dict[str, Any]:
-    """What stays of the first object where its colour word or its shape word is not looked at."""
-    asked = [pair for pair in unseen(args) if tells_apart(pair[0])][: args.knockouts]
-    options = settings(args)
-    rows = [
-        without_words(pipe, scene, prompt, args.seed + number, options)
-        for number, (scene, prompt) in enumerate(asked)
-    ]
-    return stays(row for row in rows if row)
-
-
-def main() -> None:
-    """Read the options, measure, print a table and write the figures."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="demo", help="demo, or a folder")
+def options(given: list[str] | None) -> argparse.Namespace:
+    """Return the options of the command line."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--model", default="demo", help="a demo model, or the folder of one")
+    parser.add_argument(
+        "--checker", type=Path, default=Path("build/checker/checker.safetensors"), help="weights"
+    )
     parser.add_argument("--prompts", type=int, default=200)
     parser.add_argument("--scene-seed", type=int, default=2024, help="which unseen prompts")
-    parser.add_argument("--seed", type=int, default=0, help="of the first image's noise")
-    parser.add_argument("--wording", default="any", choices=["any", "plain", "place first"])
-    parser.add_argument("--first", action="store_true", help="the first wording of each scene only")
+    parser.add_argument("--seed", type=int, default=0, help="first seed of noise")
+    parser.add_argument("--seeds", type=int, default=2, help="how many seeds of noise")
     parser.add_argument("--steps", type=int, help="by default the model's own")
     parser.add_argument("--guidance", type=float, help="by default the model's own")
     parser.add_argument("--preset", default="default", help="of the heatmaps")
-    parser.add_argument("--knockouts", type=int, default=0, help="prompts drawn without a word")
+    parser.add_argument("--sheet", type=Path, help="only draw 24 prompts into this image")
+    parser.add_argument(
+        "--work", type=Path, default=Path("build/evaluation"), help="finished parts"
+    )
     parser.add_argument("--out", type=Path, default=Path("outputs/evaluation.json"))
-    args = parser.parse_args()
-    pipe = sdattn.load_pipeline(args.model)
-    pipe.set_progress_bar_config(disable=True)
-    accuracy = checker_accuracy(args.scene_seed, pipe.vae.config.sample_size)
-    print(f"checker: {accuracy:.1%} of drawn scenes read without a mistake", flush=True)
-    print(f"vae: {vae_psnr(pipe.vae, seed=7):.2f} dB on unseen scenes", flush=True)
-    began = time.time()
-    verdicts, images = evaluate(pipe, args)
-    by_group = defaultdict(list)
-    for verdict in verdicts:
-        for group in verdict.groups:
-            by_group[group].append(verdict)
-    figures = {group: summarise(by_group[group]) for group in sorted(by_group)}
+    return parser.parse_args(given)
+
+
+def main(given: list[str] | None = None) -> None:
+    """Measure, print a table and write the figures."""
+    args = options(given)
+    subject = subject_of(args.model, args.checker)
+    asked_for = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+    chosen = {name: value for name, value in asked_for.items() if value is not None}
+    subject = replace(subject, settings={**subject.settings, **chosen})
+    if args.sheet:
+        sheet(subject, args.scene_seed, args.sheet)
+        return
+    accuracy = checker_accuracy(subject, args.scene_seed)
+    print(f"checker: {accuracy['right']:.1%} of composed scenes are right", flush=True)
+    make = subject.make
+    decibels = vae_psnr(subject.pipe.vae, seed=7, count=100, make=make)
+    print(f"vae: {decibels:.2f} dB on unseen scenes", flush=True)
+    named = ("model", "checker", "prompts", "scene_seed", "steps", "guidance", "preset")
+    claim(args.work, {name: getattr(args, name) for name in named})
+    records = evaluate(subject, args)
+    figures = records.figures()
     print(table(figures))
-    print(f"{(time.time() - began) / len(verdicts):.2f} s an image, heatmaps and check included")
-    without = readings(pipe, args)
-    print(f"without a word of the first object: {json.dumps(without)}")
+    print(goals(figures))
+    report = {
+        "options": {
+            name: str(value) for name, value in (vars(args) | dict(subject.settings)).items()
+        },
+        "checker": accuracy,
+        "segmenter": accuracy_of(args.checker),
+        "vae": decibels,
+        "figures": figures,
+        "wrong": wrong(records, unseen_scenes(make, args.prompts, args.scene_seed)),
+    }
     args.out.parent.mkdir(parents=True, exist_ok=True)
-    wrong = [v.prompt for v in verdicts if not v.seen.shapes or v.seen.relation is False]
-    options = {name: str(value) for name, value in (vars(args) | settings(args)).items()}
-    report = {"options": options, "checker": accuracy, "figures": figures, "wrong": wrong}
-    report |= {"knockouts": without}
     args.out.write_text(json.dumps(report, indent=2) + "\n")
-    wide = min(20, len(images))
-    starts = range(0, len(images) - wide + 1, wide)
-    rows = [images[start : start + wide] for start in starts]
-    sheet = np.vstack([np.hstack([np.asarray(image) for image in row]) for row in rows])
-    Image.fromarray(sheet).save(args.out.with_suffix(".png"))
     print(args.out)
 
 

@@ -27,10 +27,10 @@ from sdattn.runs.imagerun import ImageRun
 
 from ..moving import SHORTEST, MovingScene, goes_right, random_video
 from ..scene_checker import SIDE
-from .landing import Kind, Seen, seen_in, word_maps
+from .seeing import Seen, maps_of, seen_in
 
 BATCH = 4  # videos drawn at a time
-KINDS: tuple[Kind, Kind] = ("colour", "shape")
+KINDS = ("colour", "noun")
 GROUPS = {
     None: "one object",
     "and": "and",
@@ -57,16 +57,19 @@ class Verdict:
     group: str
     way: bool | None
     right: list[bool]
-    hits: dict[Kind, list[tuple[int, bool, bool]]] = field(default_factory=dict)
+    hits: dict[str, list[tuple[int, bool, bool]]] = field(default_factory=dict)
 
 
 def judge(video: MovingScene, prompt: str, item: ImageRun) -> Verdict:
     """Compare one video and its heatmaps with what the prompt asked for."""
     frames = item.video.frames if item.video else ()
     seen = [seen_in(video.scene, frame) for frame in frames]
-    verdict = Verdict(prompt, group_of(video), went(video, seen), [one.shapes for one in seen])
+    verdict = Verdict(prompt, group_of(video), went(video, seen), [one.objects for one in seen])
+    words = video.scene.words(prompt)
+    every = [maps_of(words, item.frame(n).heatmaps) for n in range(len(frames))]
     for kind in KINDS:
-        maps = [word_maps(video.scene, item.frame(n).heatmaps, kind) for n in range(len(frames))]
+        chosen = [i for i, word in enumerate(words) if word.kind == kind]
+        maps = [[found[i].resize((SIDE, SIDE)) for i in chosen] for found in every]
         still = [torch.stack(of_word).mean(0) for of_word in zip(*maps, strict=True)]
         verdict.hits[kind] = [
             (number, points_at(one, mask), points_at(mean, mask))
@@ -148,7 +151,7 @@ def summarise(verdicts: list[Verdict]) -> dict[str, Any]:
 
 def table(figures: dict[str, dict[str, Any]]) -> str:
     """The figures as text, a row a group."""
-    heads = ("videos", "way", "frames", "all", "colour w.", "its mean", "shape w.", "its mean")
+    heads = ("videos", "way", "frames", "all", "colour w.", "its mean", "noun", "its mean")
     lines = [f"{'':28}" + "".join(f"{head:>11}" for head in heads)]
     for group, row in figures.items():
         cells = [row["way"], row["frames"], row["all frames"]]

@@ -26,13 +26,13 @@ from PIL import Image
 import sdattn
 from sdattn import Heatmaps
 from sdattn.edit import invert
-from sdattn.models.demos import demo_settings
+from sdattn.maps.aggregation import refines_itself
 
-from .images import Asked, Sample, batches, said, script_images, unseen_scenes
-from .joint import SPLITS
-from .records import Records, read_image
+from .images import Asked, Sample, batches, composed, said, unseen_scenes
+from .records import SPLITS, Records, read_image, split_of
+from .seeing import Subject, as_composed, subject_of
 from .solvers import reconstructions
-from .tables import MEASURES, OWN, table
+from .tables import NAMES, measures_of, table
 from .variants import DEFAULT
 
 PARTS = (0.02, 0.05, 0.1, 0.15, 0.2, 0.25, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9)
@@ -51,38 +51,48 @@ SEVERAL = (
 )
 
 
-def explained(pipe: Any, asked: Sequence[Asked], seed: int, inverts: bool) -> Iterator[Sample]:
-    """The script's own images with the maps of every way to look at them."""
+def explained(
+    subject: Subject, asked: Sequence[Asked], seed: int, inverts: bool
+) -> Iterator[Sample]:
+    """Yield the script's own images with the maps of every way to look at them."""
+    pipe = subject.pipe
     most = pipe.scheduler.config.num_train_timesteps
     for part in batches(asked):
-        given = script_images(pipe, part), said(part)
-        # columns as they are: each look is then one pass of its own, whose mean is that of several
-        ways = {"seed": seed * 100_000 + part[0][0], "preset": "columns"}
+        given = composed(pipe, part), said(part)
+        # maps as they are: each look is then one pass of its own, whose mean is that of several
+        ways = {"seed": seed * 100_000 + part[0][0], "preset": plain(pipe)}
         at = {
             one: sdattn.explain(pipe, *given, timesteps=[round(one * most)], **ways).heatmaps
             for one in PARTS
         }
-        inverted = _replayed(pipe, *given) if inverts else None
+        inverted = _replayed(subject, *given) if inverts else None
         for i, (one, image) in enumerate(zip(part, given[0], strict=True)):
             maps = {f"at {share:g}": found[i] for share, found in at.items()}
             maps |= {_name(parts): _mean([at[share][i] for share in parts]) for parts in SEVERAL}
             maps[DEFAULT] = maps[_name(SEVERAL[0])]
             if inverted is not None:
                 maps["inverted"] = inverted[i]
-            yield Sample(*one, -1, image, one[1].masks(64), maps)
+            yield Sample(*one, -1, image, as_composed(one[1]), maps)
+
+
+def plain(pipe: Any) -> str:
+    """Return the preset of a model that neither spreads nor sharpens."""
+    return "columns" if refines_itself(pipe) else "default"
 
 
 def _replayed(
-    pipe: Any, images: Sequence[Image.Image], prompts: Sequence[str]
+    subject: Subject, images: Sequence[Image.Image], prompts: Sequence[str]
 ) -> Sequence[Heatmaps]:
-    """Of the second half of the way back from the images' inversions, without guidance."""
+    """Return the maps of the second half of the way back from the images' inversions, without
+    guidance."""
+    pipe = subject.pipe
     ways: dict[str, Any] = {"guidance_scale": 1.0, "null_text": False}
-    ways["num_inference_steps"] = demo_settings(pipe)["num_inference_steps"]
+    ways["num_inference_steps"] = subject.settings["num_inference_steps"]
     pairs = zip(images, prompts, strict=True)
     found = [invert(pipe, *pair, **ways) for pair in pairs]
     options = {**found[0].options(), "latents": torch.cat([one.noise for one in found])}
     with found[0].replay(pipe):
-        return sdattn.generate(pipe, list(prompts), preset="columns", **options).heatmaps
+        return sdattn.generate(pipe, list(prompts), preset=plain(pipe), **options).heatmaps
 
 
 def _name(parts: Sequence[float]) -> str:
@@ -100,11 +110,11 @@ def tables(figures: Mapping[str, Any]) -> str:
     parts = []
     for split in [one for one in SPLITS if one in figures]:
         parts.append(f"**Scenes {split}**\n")
-        for kind in ("shape", "colour"):
+        for kind in ("noun", "colour"):
             by_variant = figures[split][kind]
-            parts.append(f"{kind.capitalize()} words:\n")
+            parts.append(f"{NAMES[kind]}:\n")
             names = [name for name in by_variant if name != DEFAULT]
-            parts.append(table(by_variant, names, {**MEASURES, "own": OWN}))
+            parts.append(table(by_variant, names, measures_of(kind)))
     return "\n".join(parts)
 
 
@@ -113,22 +123,24 @@ def main(given: list[str] | None = None) -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--model", default="demo-mmdit", help="a demo model, or a folder of one")
+    parser.add_argument(
+        "--checker", type=Path, default=Path("build/checker/checker.safetensors"), help="weights"
+    )
     parser.add_argument("--scenes", type=int, default=80)
     parser.add_argument("--noises", type=int, default=1, help="seeds of noise for each scene")
     parser.add_argument("--seed", type=int, default=2028, help="which unseen scenes")
     parser.add_argument("--solvers", type=int, help="only how near so many images come back")
     parser.add_argument("--out", type=Path, default=Path("outputs/evaluation/explained"))
     args = parser.parse_args(given)
-    pipe = sdattn.load_pipeline(args.model, device="cpu")
-    pipe.set_progress_bar_config(disable=True)
+    subject = subject_of(args.model, args.checker)
+    asked = unseen_scenes(subject.make, args.solvers or args.scenes, args.seed)
     if args.solvers:
-        print(reconstructions(pipe, unseen_scenes(args.solvers, args.seed)))
+        print(reconstructions(subject.pipe, asked))
         return
-    asked, began, records = unseen_scenes(args.scenes, args.seed), time.time(), Records()
+    began, records = time.time(), Records()
     for seed in range(args.noises):
-        for image in explained(pipe, asked, seed, inverts=seed == 0):
-            split = [*SPLITS][image.number % 2]
-            read_image(image, split, records, both=image.heatmaps)
+        for image in explained(subject, asked, seed, inverts=seed == 0):
+            read_image(image, split_of(image.number), records)
             print(f"{image.number + 1} of {len(asked)}, {time.time() - began:.0f} s", flush=True)
     document = {
         "options": {name: str(value) for name, value in vars(args).items() if name != "out"},

@@ -1,19 +1,17 @@
 """Images of scenes that training never saw, where each object is in them, and their maps.
 
-    unseen_scenes(count, seed)               scenes, each with one of its prompts
-    generated(pipe, asked, seed)             drawn by the model; masks by colour from the image
-    noised, inverted (pipe, asked, seed)     drawn by the script, exact masks, explained
+    unseen_scenes(make, count, seed)            scenes, each with one of its prompts
+    generated(subject, asked, seed)             drawn by the model; masks by the checker
+    noised, inverted (subject, asked, seed)     composed by the script, exact masks, explained
 
 A batch's maps are made by every variant from one run, which keeps every step and head.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -27,14 +25,12 @@ from sdattn.maps.from_stores import heatmaps_of
 from sdattn.maps.layermaps import LayerMaps, layer_maps
 from sdattn.maps.presets import Preset
 from sdattn.maps.requirements import columns_around
-from sdattn.models.demos import DEMOS, RECORD, demo_settings
 from sdattn.models.pipeline_call import call_pipeline, images_of
 from sdattn.models.reading import read_prompts
 from sdattn.models.sizes import default_size
 from sdattn.prompts.tokens import Prompt
 
-from ..scene_checker import SIDE, find_objects, match
-from ..scenes.shapes import Scene, random_scene
+from .seeing import Scene, Seen, Subject, as_composed
 
 BATCH = 10
 FULL = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}
@@ -50,7 +46,7 @@ class Sample:
         number: of its scene.
         seed: of its noise.
         image: PIL.
-        masks: bool ``[objects, 64, 64]``; None where not all objects can be found.
+        seen: how it compares with the scene.
         heatmaps: by variant.
     """
 
@@ -59,44 +55,44 @@ class Sample:
     prompt: str
     seed: int
     image: Image.Image
-    masks: NDArray[np.bool_] | None
+    seen: Seen
     heatmaps: Mapping[str, Heatmaps]
 
+    @property
+    def masks(self) -> NDArray[np.bool_] | None:
+        """Where the objects are, bool ``[objects, 64, 64]``; None if not all can be found."""
+        return self.seen.masks
 
-def unseen_scenes(count: int, seed: int) -> list[Asked]:
-    """Scenes of the part that training never saw, each with one of its prompts."""
+
+def unseen_scenes(make: Callable[..., Any], count: int, seed: int) -> list[Asked]:
+    """Return scenes of the part that training never saw, each with one of its prompts."""
     rng = np.random.default_rng(seed)
-    scenes = [random_scene(rng, held_out=True) for _ in range(count)]
+    scenes = [make(rng, held_out=True) for _ in range(count)]
     return [(i, scene, scene.caption(rng)) for i, scene in enumerate(scenes)]
 
 
-def own_settings(model: str | Path) -> dict[str, Any]:
-    """What a demo model, or a folder of one just trained, says it is drawn with."""
-    folder = DEMOS.get(str(model)) or Path(model)
-    return json.loads((folder / RECORD).read_text())["settings"]
-
-
 def generated(
-    pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
+    subject: Subject, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
 ) -> Iterator[Sample]:
-    """The images that the model draws of the prompts; that of scene ``i`` from seed
+    """Yield the images that the model draws of the prompts; that of scene ``i`` from seed
     ``seed * 100000 + i``."""
+    pipe = subject.pipe
     for part in batches(asked):
         prompts, seeds = said(part), seeds_of(part, seed)
         with ExitStack() as captures:
             stores = _stores(captures, pipe, prompts)
-            images = images_of(call_pipeline(pipe, prompts, seeds, demo_settings(pipe)))
+            images = images_of(call_pipeline(pipe, prompts, seeds, subject.settings))
         maps = _by_variant(stores, read_prompts(pipe, prompts), variants)
-        for one, at, image, heatmaps in zip(part, seeds, images, maps, strict=True):
-            yield Sample(*one, at, image, masks_in(one[1], image), heatmaps)
+        yield from samples(subject, part, seeds, images, maps)
 
 
 def noised(
-    pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
+    subject: Subject, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
 ) -> Iterator[Sample]:
-    """The script's own images, each noised to the default timesteps of :func:`sdattn.explain`."""
+    """Yield composed images, each noised to the default timesteps of :func:`sdattn.explain`."""
+    pipe = subject.pipe
     for part in batches(asked):
-        prompts, images = [one[2] for one in part], script_images(pipe, part)
+        prompts, images = said(part), composed(pipe, part)
         with ExitStack() as captures:
             stores = _stores(captures, pipe, prompts)
             sdattn.explain(pipe, images, prompts, seed=seed * 100_000 + part[0][0])
@@ -106,54 +102,60 @@ def noised(
 
 
 def inverted(
-    pipe: Any, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
+    subject: Subject, asked: Sequence[Asked], seed: int, variants: Mapping[str, Preset]
 ) -> Iterator[Sample]:
-    """The script's own images, each replayed from its inversion; ``seed`` has no effect."""
+    """Yield composed images, each replayed from its inversion; ``seed`` has no effect."""
+    pipe = subject.pipe
     settings = {**FULL, "layers": refining(pipe)}
+    steps = {"num_inference_steps": subject.settings["num_inference_steps"]}
     kept = {name: preset for name, preset in variants.items() if not preset.among_words}
     for part in batches(asked):
-        prompts, images = [one[2] for one in part], script_images(pipe, part)
-        run = sdattn.explain(pipe, images, prompts, invert=True, capture_options=settings)
+        prompts, images = said(part), composed(pipe, part)
+        run = sdattn.explain(pipe, images, prompts, invert=True, capture_options=settings, **steps)
         stores = run.store, run.store
         yield from _given(part, images, _by_variant(stores, read_prompts(pipe, prompts), kept))
 
 
 def batches(asked: Sequence[Asked]) -> Iterator[Sequence[Asked]]:
-    """So many scenes as run at once."""
+    """Yield as many scenes as run at once."""
     for start in range(0, len(asked), BATCH):
         yield asked[start : start + BATCH]
 
 
 def said(part: Sequence[Asked]) -> list[str]:
-    """The prompts."""
+    """Return the prompts."""
     return [prompt for _, _, prompt in part]
 
 
 def seeds_of(part: Sequence[Asked], seed: int) -> list[int]:
-    """A seed for each image, another in each series of noises."""
+    """Return a seed for each image, another in each series of noises."""
     return [seed * 100_000 + number for number, _, _ in part]
 
 
-def script_images(pipe: Any, part: Sequence[Asked]) -> list[Image.Image]:
-    """The script's own images, in the size that the model makes."""
+def composed(pipe: Any, part: Sequence[Asked]) -> list[Image.Image]:
+    """Return the script's own images, in the size that the model makes."""
     size, _ = default_size(pipe)
     return [Image.fromarray(scene.draw(size)) for _, scene, _ in part]
+
+
+def samples(
+    subject: Subject,
+    part: Sequence[Asked],
+    seeds: Sequence[int],
+    images: Sequence[Image.Image],
+    maps: Sequence[Mapping[str, Heatmaps]],
+) -> Iterator[Sample]:
+    """Yield images that the model drew, as the checker sees them."""
+    seen = subject.see([scene for _, scene, _ in part], images)
+    for one, at, image, found, heatmaps in zip(part, seeds, images, seen, maps, strict=True):
+        yield Sample(*one, at, image, found, heatmaps)
 
 
 def _given(
     part: Sequence[Asked], images: Sequence[Image.Image], maps: Sequence[Mapping[str, Heatmaps]]
 ) -> Iterator[Sample]:
     for one, image, heatmaps in zip(part, images, maps, strict=True):
-        yield Sample(*one, -1, image, one[1].masks(SIDE), heatmaps)
-
-
-def masks_in(scene: Scene, image: Image.Image) -> NDArray[np.bool_] | None:
-    """Where the objects are, if the image has those that were asked for and no other."""
-    found = find_objects(image)
-    chosen = match(scene, found)
-    if chosen is None or len(found) != len(scene.objects):
-        return None
-    return np.stack([one.mask for one in chosen])
+        yield Sample(*one, -1, image, as_composed(one[1]), heatmaps)
 
 
 def _stores(captures: ExitStack, pipe: Any, prompts: Sequence[str]) -> tuple[MapStore, MapStore]:

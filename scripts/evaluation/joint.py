@@ -24,14 +24,13 @@ from sdattn.maps.requirements import columns_around
 from sdattn.models.pipeline_call import call_pipeline, images_of
 from sdattn.models.reading import read_prompts
 
-from ..scenes.shapes import Scene
-from .causes import correlations
-from .images import Asked, Sample, batches, masks_in, own_settings, said, seeds_of
-from .records import Records, read_image
-from .tables import MEASURES, OWN, causes_table, table
+from .causes import causes
+from .images import Asked, Sample, batches, said, samples, seeds_of
+from .records import SPLITS, Records, read_image, split_of
+from .seeing import Scene, Subject
+from .tables import NAMES, causes_table, measures_of, table, without_table
 from .variants import DEFAULT
 
-SPLITS = {"for choosing": 0, "reported": 1}
 FACTORS = (3.0, 10.0, 30.0)  # of the softmax over words, in output space
 POWERS = (1.0, 3.0, 8.0)  # beside that of the default
 QUARTERS = {f"steps {a}/4 to {a + 1}/4": (a / 4, (a + 1) / 4) for a in range(4)}
@@ -62,14 +61,16 @@ def variants(blocks: Sequence[str]) -> dict[str, Variant]:
 
 
 def other_text(scene: Scene) -> str:
-    """The objects of a scene, told in another way than its prompt, without where they are."""
-    return " and ".join(f"a {one.colour} {one.shape}" for one in scene.objects)
+    """Return the objects of a scene in another wording than its prompt, without their places."""
+    words = scene.words("")
+    owners = range(len(scene.objects))
+    own = [[word.text for word in words if word.owner == owner] for owner in owners]
+    return " and ".join(f"a {' '.join(texts)}" for texts in own)
 
 
-def drawn(
-    pipe: Any, asked: Sequence[Asked], seed: int, settings: Mapping[str, Any]
-) -> Iterator[Sample]:
-    """The model's images with every variant's heatmaps."""
+def drawn(subject: Subject, asked: Sequence[Asked], seed: int) -> Iterator[Sample]:
+    """Yield the model's images with every variant's heatmaps."""
+    pipe, settings = subject.pipe, subject.settings
     for part in batches(asked):
         prompts, seeds = said(part), seeds_of(part, seed)
         texts = [other_text(scene) for _, scene, _ in part]
@@ -103,31 +104,29 @@ def drawn(
             if block is not None:
                 held = replace(held, layers={block: held.layers[block]})
             by_name[name] = heatmaps_of(stores[of], held, preset, others if "asked" in of else read)
-        for i, (one, at, image) in enumerate(zip(part, seeds, images, strict=True)):
-            maps = {name: found[i] for name, found in by_name.items()}
-            yield Sample(*one, at, image, masks_in(one[1], image), maps)
+        maps = [{name: found[i] for name, found in by_name.items()} for i in range(len(part))]
+        yield from samples(subject, part, seeds, images, maps)
 
 
 CAUSES = (DEFAULT, "columns", "sum", "rescaled", "output, 10")  # compared with causes
 
 
-def caused(pipe: Any, model: str, seed: int, asked: Sequence[Asked]) -> Records:
-    """How far the maps of some scenes agree with what knockouts change."""
+def caused(subject: Subject, seed: int, asked: Sequence[Asked]) -> Records:
+    """Return how far the maps of some scenes agree with what knockouts change."""
     records = Records()
     images = (
         replace(one, heatmaps={name: one.heatmaps[name] for name in CAUSES})
-        for one in drawn(pipe, asked, seed, own_settings(model))
+        for one in drawn(subject, asked, seed)
     )
-    correlations(pipe, images, records)
+    causes(subject, images, records)
     return records
 
 
-def measured(pipe: Any, model: str, seed: int, asked: Sequence[Asked]) -> Records:
-    """The records of some scenes with one seed."""
+def measured(subject: Subject, seed: int, asked: Sequence[Asked]) -> Records:
+    """Return the records of some scenes with one seed."""
     records = Records()
-    for image in drawn(pipe, asked, seed, own_settings(model)):
-        split = [*SPLITS][image.number % 2]
-        read_image(image, split, records, both=image.heatmaps)
+    for image in drawn(subject, asked, seed):
+        read_image(image, split_of(image.number), records)
     return records
 
 
@@ -137,18 +136,13 @@ def tables(figures: Mapping[str, Any]) -> str:
     for split in [one for one in SPLITS if one in figures]:
         right = figures[split]["image"][DEFAULT]["right"]
         parts.append(f"**Scenes {split}**: {right[0]:.1%} of the images are right.\n")
-        for kind in ("shape", "colour"):
+        for kind in ("noun", "colour"):
             by_variant = figures[split].get(kind, {})
-            measures = {**MEASURES, "own": OWN}
-            # where no image has two objects, no word has another's to stay away from
-            known = {name: told for name, told in measures.items() if _all_have(name, by_variant)}
-            parts.append(f"{kind.capitalize()} words:\n")
-            parts.append(table(by_variant, by_variant, known))
-    if agreement := figures.get("causes", {}).get("shape"):
-        parts.append("**Heatmaps against causes**, shape words:\n")
+            parts.append(f"{NAMES[kind]}:\n")
+            parts.append(table(by_variant, by_variant, measures_of(kind)))
+    if agreement := figures.get("causes", {}).get("noun"):
+        parts.append("**Heatmaps against causes**, nouns:\n")
         parts.append(causes_table(agreement))
+        parts.append("**What stays without a word**\n")
+        parts.append(without_table(figures))
     return "\n".join(parts)
-
-
-def _all_have(measure: str, by_variant: Mapping[str, Any]) -> bool:
-    return all(measure in entry for entry in by_variant.values())

@@ -6,18 +6,16 @@ python -m scripts.evaluation.joint_sheet
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import matplotlib
 import numpy as np
 
-import sdattn
-
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 
-from .images import own_settings, unseen_scenes
+from .images import unseen_scenes
 from .joint import drawn
+from .seeing import maps_of, subject_of
 
 WAYS = ("default", "columns", "output, 3", "rescaled", "asked")
 OUT = Path("outputs/evaluation/joint/sheet.png")
@@ -26,23 +24,23 @@ SCENES = 3
 
 def main() -> None:
     """Draw the first unseen scenes of two objects whose words differ."""
-    model = "demo-mmdit"
-    pipe: Any = sdattn.load_pipeline(model, device="cpu")
+    subject = subject_of("demo-mmdit", Path())
     apart = [
         one
-        for one in unseen_scenes(40, 2028)
-        if len({thing.shape for thing in one[1].objects}) == 2 and len(one[1].objects) == 2
+        for one in unseen_scenes(subject.make, 40, 2028)
+        if len({word.text for word in one[1].words(one[2]) if word.kind == "noun"}) == 2
     ]
-    images = list(drawn(pipe, apart[:SCENES], 0, own_settings(model)))
-    rows = [(image, kind) for image in images for kind in ("colour", "shape")]
+    images = list(drawn(subject, apart[:SCENES], 0))
+    rows = [(image, kind) for image in images for kind in ("colour", "noun")]
     size = 1.6 * (1 + len(WAYS)), 1.75 * len(rows)
     figure, axes = plt.subplots(len(rows), 1 + len(WAYS), figsize=size, layout="constrained")
     for (image, kind), row in zip(rows, axes, strict=True):
-        word = getattr(image.scene.objects[0], kind)
+        words = image.scene.words(image.prompt)
+        first = next(i for i, word in enumerate(words) if word.kind == kind and word.owner == 0)
         row[0].imshow(image.image)
-        row[0].set_ylabel(word)
+        row[0].set_ylabel(words[first].text)
         for axis, way in zip(row[1:], WAYS, strict=True):
-            values = np.asarray(image.heatmaps[way].find(word)[0].values)
+            values = np.asarray(maps_of(words, image.heatmaps[way])[first].values)
             axis.imshow(values, cmap="magma", vmin=values.min(), vmax=values.max())
         for axis in row:
             axis.set(xticks=[], yticks=[])

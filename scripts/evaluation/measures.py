@@ -1,7 +1,8 @@
 """How well maps point at objects: measures against masks, agreement of maps, and intervals.
 
     score(maps, masks)              a dict of arrays, one value a map
-    lands_on_own(maps, masks)       whether each of two words is higher on its own object
+    lands_on_own(maps, own, other)  whether each word is higher on its own object
+    shares(maps, masks)             how much of each map is on each mask
     rank_correlation(a, b)          Spearman's, with ties
     interval(values, groups)        95 % of a mean, by resampling groups (Efron 1979)
 
@@ -61,11 +62,22 @@ def average_precision(values: Floats, truth: NDArray[np.bool_]) -> float:
     return float((gained * precision).sum())
 
 
-def lands_on_own(maps: NDArray[np.floating], masks: NDArray[np.bool_]) -> Floats:
-    """For two words and the masks of their two objects: 1 where a word's mean is higher on its own
-    object than on the other, else 0."""
-    means = [[float(one[mask].mean()) for mask in masks] for one in maps]
-    return np.array([means[i][i] > means[i][1 - i] for i in range(2)], dtype=np.float64)
+def lands_on_own(
+    maps: NDArray[np.floating], own: NDArray[np.bool_], others: NDArray[np.bool_]
+) -> Floats:
+    """Return 1 for each word whose map's mean is higher on its own object than on the other ones,
+    else 0."""
+    triples = zip(maps, own, others, strict=True)
+    higher = [float(one[here].mean()) > float(one[there].mean()) for one, here, there in triples]
+    return np.array(higher, dtype=np.float64)
+
+
+def shares(maps: NDArray[np.floating], masks: NDArray[np.bool_]) -> Floats:
+    """Return how much of each map's sum is on each mask, ``[maps, masks]``: for masks that leave
+    out no cell and share none, each row's sum is 1. Maps are >= 0."""
+    flat = np.asarray(maps, dtype=np.float64).reshape(len(maps), -1)
+    total = np.maximum(flat.sum(1, keepdims=True), np.finfo(np.float64).tiny)
+    return (flat / total) @ masks.reshape(len(masks), -1).T.astype(np.float64)
 
 
 def rank_correlation(a: NDArray[np.floating], b: NDArray[np.floating]) -> float:

@@ -2,22 +2,28 @@
 
 from __future__ import annotations
 
+import json
+import os
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sdattn import Heatmap, Heatmaps
+from sdattn import Heatmaps
 
 from ..scene_checker import SIDE
-from ..scenes.shapes import Scene
+from ..scenes.shapes import Word
 from .images import Sample
 from .measures import LEVELS, Floats, interval, lands_on_own, score
-from .variants import DEFAULT, PEERS
+from .seeing import maps_of
+from .variants import DEFAULT
 
 Key = tuple[str, str, str, str]  # setting, kind of word, variant, measure
+KINDS = ("noun", "colour", "ground")
+SPLITS = {"for choosing": 0, "reported": 1}
 
 
 class Records:
@@ -28,19 +34,47 @@ class Records:
         self._scenes: dict[Key, list[NDArray[np.int64]]] = defaultdict(list)
 
     def add(self, key: Key, scene: int, values: Floats) -> None:
-        """Values ``[n, ...]`` of one image."""
+        """Add values ``[n, ...]`` of one image."""
         self._values[key].append(values)
         self._scenes[key].append(np.full(len(values), scene))
 
     def add_all(self, other: Records) -> None:
-        """Those of another process."""
+        """Add those of another part."""
         for key, values in other._values.items():
             self._values[key] += values
             self._scenes[key] += other._scenes[key]
 
+    def values(self, key: Key) -> Floats:
+        """Return what was added, ``[n, ...]``."""
+        return np.concatenate(self._values[key])
+
+    def scenes(self, key: Key) -> NDArray[np.int64]:
+        """Return the number of the scene of each value."""
+        return np.concatenate(self._scenes[key])
+
+    def write(self, path: Path) -> None:
+        """Write them as JSON, all or nothing."""
+        rows = [
+            [*key, self.values(key).round(5).tolist(), self.scenes(key).tolist()]
+            for key in self._values
+        ]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.with_suffix(".new").write_text(json.dumps(rows))
+        os.replace(path.with_suffix(".new"), path)
+
+    @classmethod
+    def read(cls, path: Path) -> Records:
+        """Return what :meth:`write` wrote."""
+        records = cls()
+        for *key, values, scenes in json.loads(path.read_text()):
+            setting, kind, variant, measure = key
+            records._values[setting, kind, variant, measure] = [np.array(values, np.float64)]
+            records._scenes[setting, kind, variant, measure] = [np.array(scenes, np.int64)]
+        return records
+
     def figures(self) -> dict[str, Any]:
-        """``[setting][kind][variant][measure]`` = [mean, low, high] of 95 %; ``"n"`` maps; the
-        ``"level"`` that is best for all of them, of which ``"iou"`` is; and ``"ahead"``: by how
+        """Return ``[setting][kind][variant][measure]`` = [mean, low, high] of 95 %; ``"n"`` maps;
+        the ``"level"`` that is best for all of them, of which ``"iou"`` is; and ``"ahead"``: by how
         much the default preset is ahead, map by map, in the same measures."""
         found: dict[str, Any] = {}
         for key in self._values:
@@ -48,21 +82,18 @@ class Records:
             entry = found.setdefault(setting, {}).setdefault(kind, {}).setdefault(variant, {})
             values, scenes = self._of(key)
             if measure == "ious":
-                entry["level"], measure = float(LEVELS[_best(self._raw(key))]), "iou"
+                entry["level"], measure = float(LEVELS[_best(self.values(key))]), "iou"
             entry[measure] = _known(values, scenes)
-            entry["n"] = len(values)
+            entry.setdefault("n", len(values))
             default = (setting, kind, DEFAULT, key[3])
             if variant != DEFAULT and default in self._values:
                 ahead = self._of(default)[0] - values
                 entry.setdefault("ahead", {})[measure] = _known(ahead, scenes)
         return found
 
-    def _raw(self, key: Key) -> Floats:
-        return np.concatenate(self._values[key])
-
     def _of(self, key: Key) -> tuple[Floats, NDArray[np.int64]]:
         """One value a map; of the IoUs those at the level that is best for all maps."""
-        values, scenes = self._raw(key), np.concatenate(self._scenes[key])
+        values, scenes = self.values(key), self.scenes(key)
         return (values[:, _best(values)] if values.ndim > 1 else values), scenes
 
 
@@ -76,30 +107,52 @@ def _best(ious: Floats) -> int:
     return int(ious.mean(0).argmax())
 
 
-def read_image(
-    sample: Sample, setting: str, records: Records, both: Collection[str] = tuple(PEERS)
-) -> None:
-    """Score every variant's maps of the words of the objects; colours in ``both`` only."""
-    right = np.array([float(sample.masks is not None)])
-    records.add((setting, "image", DEFAULT, "right"), sample.number, right)
-    if sample.masks is None:
+def claim(work: Path, told: Mapping[str, Any]) -> None:
+    """Make a folder for parts; exit if it has parts that were made with other options."""
+    said, record = {name: str(value) for name, value in told.items()}, work / "options.json"
+    if record.exists() and json.loads(record.read_text()) != said:
+        raise SystemExit(f"{work} has parts of other options, see {record}: pass another --work.")
+    work.mkdir(parents=True, exist_ok=True)
+    record.write_text(json.dumps(said) + "\n")
+
+
+def kept(path: Path, make: Callable[[], Records]) -> Records:
+    """Return the records in a file; make them, and write the file, if there is none."""
+    if not path.exists():
+        make().write(path)
+    return Records.read(path)
+
+
+def split_of(number: int) -> str:
+    """Return the half that a scene is in: even numbers are to choose by, odd ones to report."""
+    return [*SPLITS][number % 2]
+
+
+def read_image(sample: Sample, setting: str, records: Records) -> None:
+    """Score every variant's maps of the words that are about a part of the image."""
+    number, masks = sample.number, sample.masks
+    records.add((setting, "image", DEFAULT, "right"), number, np.array([float(masks is not None)]))
+    if masks is None:
         return
+    truth = np.concatenate([masks, ~masks.any(0, keepdims=True)])  # the background's is at -1
     for variant, heatmaps in sample.heatmaps.items():
-        for kind in ("shape", "colour") if variant in both else ("shape",):
-            key, number = (setting, kind, variant), sample.number
-            maps = np.stack([_at_side(one) for one in words_of(sample.scene, heatmaps, kind)])
-            for measure, values in score(maps, sample.masks).items():
+        words = sample.scene.words(heatmaps.prompt.text)  # which is not always what was drawn
+        maps = at_side(words, heatmaps)
+        for kind in KINDS:
+            chosen = [i for i, word in enumerate(words) if word.kind == kind]
+            if not chosen:
+                continue
+            some, owners = maps[chosen], [words[i].owner for i in chosen]
+            key = (setting, kind, variant)
+            for measure, values in score(some, truth[owners]).items():
                 records.add((*key, measure), number, values)
-            if len(maps) == 2:
-                records.add((*key, "own"), number, lands_on_own(maps, sample.masks))
+            if kind != "ground" and len(masks) > 1:
+                others = np.stack([np.delete(masks, owner, axis=0).any(0) for owner in owners])
+                own = lands_on_own(some, truth[owners], others)
+                records.add((*key, "own"), number, own)
 
 
-def words_of(scene: Scene, heatmaps: Heatmaps, kind: str) -> list[Heatmap]:
-    """The map of each object's word; the second of two objects of one shape has the word's second
-    occurrence."""
-    names = [getattr(one, kind) for one in scene.objects]
-    return [heatmaps.find(name)[names[:i].count(name)] for i, name in enumerate(names)]
-
-
-def _at_side(one: Heatmap) -> Floats:
-    return one.resize((SIDE, SIDE)).numpy().astype(np.float64)
+def at_side(words: list[Word], heatmaps: Heatmaps) -> Floats:
+    """Return the words' maps in the size of the checkers' masks, float64 ``[words, 64, 64]``."""
+    resized = [one.resize((SIDE, SIDE)).numpy() for one in maps_of(words, heatmaps)]
+    return np.stack(resized).astype(np.float64)

@@ -21,7 +21,7 @@ from sdattn.inversion.flow import Flow
 from sdattn.inversion.images import encode
 from sdattn.models.demos import demo_settings
 
-from .images import Asked, said, script_images
+from .images import Asked, composed, said
 
 Velocity = Callable[[Tensor, float], Tensor]
 Step = Callable[[Velocity, Tensor, float, float], Tensor]  # latents, from sigma, to sigma
@@ -66,7 +66,7 @@ SOLVERS: tuple[tuple[str, int, Step, Step], ...] = (  # steps, up, down
 def reconstructions(pipe: Any, asked: Sequence[Asked]) -> str:
     """A table in Markdown: by solver the passes up and down, the PSNR of the images that come
     back, and of their latents against a range of 1, decibels."""
-    images, latents = script_images(pipe, asked), encode(pipe, script_images(pipe, asked))
+    images, latents = composed(pipe, asked), encode(pipe, composed(pipe, asked))
     prompts, length = said(asked), demo_settings(pipe)["max_sequence_length"]
     text, _, pooled, _ = pipe.encode_prompt(
         prompts, prompts, prompts, do_classifier_free_guidance=False, max_sequence_length=length

@@ -1,4 +1,5 @@
-"""What is compared: the presets, refined ones, and all layers but for one thing chosen."""
+"""What is compared: the presets, refined ones, what could become the default, and all layers but
+for one thing chosen."""
 
 from __future__ import annotations
 
@@ -29,11 +30,36 @@ _STEPS = [
     _all_but("second quarter", steps=(0.25, 0.5)),
     _all_but("third quarter", steps=(0.5, 0.75)),
     _all_but("last quarter", steps=(0.75, 1.0)),
-    _all_but("last step", steps="last"),
 ]
 EVERY = _all_but("all layers, all steps")
 
+# Its 1.0.0 as it comes: the last step, the mean of a layer's heads, the mean of all layers in the
+# size of the largest.
+_LAST = _all_but("attention-map-diffusers", steps="last")
+
 _OF_UNETS = [one for one in PRESETS.values() if one.places[0] != "double"]
-PEERS = {one.name: one for one in (*_OF_UNETS, *_REFINED)}
+PEERS = {one.name: one for one in (*_OF_UNETS, _LAST, *_REFINED)}
 PARTS = {one.name: one for one in (EVERY, *_PLACES, *_GRIDS, *_STEPS)}
-VARIANTS = {**PEERS, **PARTS}
+
+
+def _candidates() -> dict[str, Preset]:
+    """Return the second half of the steps in several choices of layers, as it is, refined, and
+    refined and sharpened."""
+    half = (0.5, 1.0)
+    layers = [
+        PRESETS["default"],
+        _all_but("up blocks, 8x8 cells and finer", places=("up",), least_cells=8, steps=half),
+        _all_but("down and up, 16x16 cells", places=("down", "up"), cells=16, steps=half),
+        _all_but("8x8 cells and finer", least_cells=8, steps=half),
+    ]
+    found = {one.name: one for one in layers}
+    for one in layers:
+        for power in (1.0, 2.0, 3.0, 5.0):
+            ending = "" if power == 1 else f", to the power of {power:g}"
+            name = f"{one.name}, refined{ending}"
+            found[name] = replace(one, name=name, refine="self", sharpen=power)
+    return found
+
+
+CANDIDATES = _candidates()
+VARIANTS = {**PEERS, **CANDIDATES, **PARTS}

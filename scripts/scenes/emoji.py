@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from .grounds import DEFAULT, GROUNDS, draw_ground
-from .shapes import DIRECTIONS, RELATIONS, holds
+from .shapes import DIRECTIONS, RELATIONS, Word, holds
 from .sprites import COLOURABLE, COLOURS, colourable, coloured, hands, nouns
-from .wording import article, say
+from .wording import article, ground_phrase, say
 
 SIDE = 128  # of an image in pixels
 CELLS = 16  # in a row: sizes and places are whole cells, those of the model's latents
@@ -122,6 +122,19 @@ class Scene:
         """Return one of the prompts, by chance."""
         prompts = self.prompts()
         return prompts[int(rng.integers(len(prompts)))]
+
+    def words(self, prompt: str) -> list[Word]:
+        """Return the words that are about a part of the image, in the prompt's order."""
+        found = [
+            Word(text, kind, owner)
+            for owner, thing in enumerate(self.objects)
+            for kind, text in (("colour", thing.colour), ("noun", thing.noun))
+            if text
+        ]
+        where, ground = ground_phrase(self.background), Word(self.background, "ground", -1)
+        if prompt.startswith(where):
+            return [ground, *found]
+        return [*found, ground] if prompt.endswith(where) else found
 
     @property
     def is_held_out(self) -> bool:

@@ -74,6 +74,19 @@ Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True)
+class Word:
+    """A word of a prompt that is about one part of the image.
+
+    ``kind`` is "noun", "colour" or "ground"; ``owner`` the number of the object that the word is
+    about, -1 for the background.
+    """
+
+    text: str
+    kind: str
+    owner: int
+
+
+@dataclass(frozen=True)
 class SceneObject:
     """One drawn thing; ``radius`` is half its extent, all of it lies within ``centre ± radius``."""
 
@@ -138,6 +151,15 @@ class Scene:
         """One of the prompts, by chance."""
         prompts = self.prompts()
         return prompts[int(rng.integers(len(prompts)))]
+
+    def words(self, prompt: str) -> list[Word]:
+        """Return the words that are about a part of the image, in the prompt's order."""
+        found = [
+            Word(text, kind, owner)
+            for owner, thing in enumerate(self.objects)
+            for kind, text in (("colour", thing.colour), ("noun", thing.shape))
+        ]
+        return [*found, Word(self.background, "ground", -1)] if "background" in prompt else found
 
     @property
     def is_held_out(self) -> bool:

@@ -15,7 +15,9 @@ from torch import Tensor
 
 import sdattn
 
-from ..evaluation.landing import landings, seen_in
+from ..evaluation.measures import lands_on_own
+from ..evaluation.records import at_side
+from ..evaluation.seeing import seen_in
 from ..scenes.shapes import random_scene
 from .fit import note, rank, world
 from .losses import Caption, diffusion_loss, text_states
@@ -60,11 +62,17 @@ def report_images(
     prompts = [scene.caption(rng) for scene in scenes]
     run = sdattn.generate(pipe, prompts, seed=count * rank(), **options)
     counts = torch.zeros(5, 2)  # right, of how many
-    for scene, image, maps in zip(scenes, run.images, run.heatmaps, strict=True):
-        verdict = seen_in(scene, image)
-        own = [landings(scene, verdict.masks, maps, kind) for kind in ("colour", "shape")]
-        flags = [[verdict.colours], [verdict.shapes], [verdict.relation]]
-        flags += [[one.own for one in of_kind] for of_kind in own]
+    for scene, prompt, image, maps in zip(scenes, prompts, run.images, run.heatmaps, strict=True):
+        seen, words = seen_in(scene, image), scene.words(prompt)
+        flags: list[list[Any]] = [[*seen.colours], [seen.objects], [seen.relation]]
+        for kind in ("colour", "noun"):
+            ours = [word for word in words if word.kind == kind]
+            own = (
+                []
+                if seen.masks is None
+                else lands_on_own(at_side(ours, maps), seen.masks, seen.masks[::-1]).tolist()
+            )
+            flags.append(own)
         known = [[flag for flag in some if flag is not None] for some in flags]
         counts += torch.tensor([[sum(some), len(some)] for some in known])
     if world() > 1:

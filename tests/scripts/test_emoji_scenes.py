@@ -175,6 +175,23 @@ def test_every_noun_hand_colour_and_ground_comes_up():
     assert any(thing.mirrored for thing in things) and not all(thing.mirrored for thing in things)
 
 
+def test_words_are_those_of_the_prompt_in_its_order_with_whom_they_are_about(scenes):
+    told = Counter()
+    for scene in scenes:
+        for prompt in scene.prompts():
+            words = scene.words(prompt)
+            texts = [word.text for word in words]
+            assert [one for one in re.findall("[a-z]+", prompt) if one in texts] == texts
+            about = {(word.kind, word.owner): word.text for word in words}
+            for owner, thing in enumerate(scene.objects):
+                assert about.pop(("noun", owner)) == thing.noun
+                assert about.pop(("colour", owner), None) == thing.colour
+            if about or scene.background != DEFAULT:
+                assert about == {("ground", -1): scene.background}
+            told.update(len(texts) - len({*texts}) for _ in about)
+    assert told[0] and told[1]  # a blue car on a blue background too
+
+
 def test_the_seed_decides_a_ground_and_an_unknown_one_is_refused():
     for name in GROUNDS:
         first, again, other = (draw_ground(name, 64, np.random.default_rng(n)) for n in (1, 1, 2))

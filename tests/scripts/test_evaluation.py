@@ -1,16 +1,17 @@
 """The measures of evaluate_heatmaps against their definitions, and a whole small run."""
 
-from types import SimpleNamespace
+import json
 
 import numpy as np
 import pytest
 import torch
 from helpers.tiny_pipelines import make_pipeline
-from PIL import Image
+from safetensors.torch import save_file
 
-import sdattn
-from scripts.evaluation.images import noised, unseen_scenes
-from scripts.evaluation.knockouts import stays, tells_apart, without_words
+from scripts.evaluation import evaluate_demo_model, evaluate_heatmaps
+from scripts.evaluation.causes import knocked_out, stays
+from scripts.evaluation.images import Sample, generated, noised, unseen_scenes
+from scripts.evaluation.leakage import are_alike, leakage, paired_scenes
 from scripts.evaluation.measures import (
     LEVELS,
     average_precision,
@@ -18,12 +19,18 @@ from scripts.evaluation.measures import (
     lands_on_own,
     rank_correlation,
     score,
+    shares,
 )
-from scripts.evaluation.records import Records, read_image
-from scripts.evaluation.variants import PEERS
-from scripts.scenes.shapes import Scene, SceneObject
+from scripts.evaluation.records import KINDS, Records, kept, read_image
+from scripts.evaluation.seeing import Seen, Subject, as_composed, function_peak, maps_of
+from scripts.evaluation.variants import CANDIDATES, PEERS
+from scripts.scenes.emoji import Scene, Thing, random_scene
+from scripts.scenes.shapes import Word
+from scripts.sprite_checker import Segmenter
+from sdattn import Heatmaps
 from sdattn.maps.masks import otsu
-from sdattn.maps.presets import PRESETS
+from sdattn.models.demos import RECORD
+from sdattn.models.reading import read_prompts
 from sdattn.models.sizes import default_size
 
 pytestmark = pytest.mark.slow
@@ -92,7 +99,17 @@ def test_a_word_is_on_its_own_object_where_its_mean_is_higher_there():
     masks = np.zeros((2, 1, 4), dtype=bool)
     masks[0, 0, :2], masks[1, 0, 3] = True, True
     maps = np.array([[[0.9, 0.0, 0.0, 0.4]], [[0.0, 0.5, 9.0, 0.2]]])
-    assert lands_on_own(maps, masks).tolist() == [1.0, 0.0]  # 0.45 > 0.4; 0.2 < 0.25
+    found = lands_on_own(maps, masks, masks[::-1])
+    assert found.tolist() == [1.0, 0.0]  # 0.45 > 0.4; 0.2 < 0.25
+
+
+def test_the_shares_of_a_map_on_all_parts_of_an_image_add_up_to_one(rng):
+    maps, owner = rng.random((3, 6, 7)), rng.integers(0, 4, (6, 7))
+    parts = np.stack([owner == part for part in range(4)])
+    found = shares(maps, parts)
+    np.testing.assert_allclose(found.sum(1), 1.0)
+    np.testing.assert_allclose(found[2, 1], maps[2][owner == 1].sum() / maps[2].sum())
+    np.testing.assert_allclose(shares(np.ones((1, 6, 7)), parts)[0], parts.mean((1, 2)))
 
 
 def test_intervals_hold_the_truth_19_times_in_20(rng):
@@ -107,71 +124,208 @@ def test_intervals_hold_the_truth_19_times_in_20(rng):
     assert 180 <= held <= 199
 
 
-def test_a_small_run_from_images_to_figures():
-    pipe = sdattn.load_pipeline("demo")
-    pipe.set_progress_bar_config(disable=True)
+def always_right(scenes, images):
+    return [as_composed(scene) for scene in scenes]
+
+
+@pytest.fixture(scope="module")
+def subject():
+    settings = {"num_inference_steps": 4, "height": 32, "width": 32}
+    return Subject(make_pipeline(), settings, random_scene, always_right)
+
+
+def scene_of(*things, relation="left of", ground="blue"):
+    places = ((0.25, 0.5), (0.75, 0.5))
+    found = (
+        Thing(noun, "noto", colour, False, place, 0.2)
+        for (noun, colour), place in zip(things, places, strict=False)
+    )
+    return Scene(tuple(found), relation, ground, 0)
+
+
+def sample_of(pipe, prompt, scene, values):
+    """An image whose words have the given maps [64, 64], by word in the prompt's order."""
+    [read] = read_prompts(pipe, [prompt])
+    maps = torch.zeros(64, 64, len(read.tokens))
+    words = scene.words(prompt)
+    counts: dict[str, int] = {}
+    for word, one in zip(words, values, strict=True):
+        columns = read.find(word.text)[counts.setdefault(word.text, 0)]
+        counts[word.text] += 1
+        maps[..., list(columns)] = torch.from_numpy(one).float()[..., None] / len(columns)
+    heatmaps = {"default": Heatmaps(read, maps)}
+    return Sample(3, scene, prompt, 0, None, as_composed(scene), heatmaps)
+
+
+def test_each_word_is_measured_on_what_it_is_about(subject):
+    """The blue of the ground comes before the blue of the car; and each has its own map."""
+    scene = scene_of(("car", "blue"), ("cat", None))
+    car, cat = scene.masks(64).astype(float)
+    prompt = "on a blue background a blue car left of a cat"
+    sample = sample_of(subject.pipe, prompt, scene, [1 - car - cat, car, car, cat])
+    assert [word.kind for word in scene.words(prompt)] == ["ground", "colour", "noun", "noun"]
     records = Records()
-    for image in noised(pipe, unseen_scenes(3, seed=1), 0, PEERS):
-        assert image.masks is not None
-        assert image.heatmaps.keys() == PEERS.keys()
+    read_image(sample, "set", records)
+    figures = records.figures()["set"]
+    assert figures["image"]["default"]["right"] == (1.0, 1.0, 1.0)
+    for kind, count in zip(KINDS, (2, 1, 1), strict=True):
+        entry = figures[kind]["default"]
+        assert entry["n"] == count
+        for measure in ("iou", "fixed", "pointing", "precision"):
+            assert entry[measure][0] == pytest.approx(1.0), (kind, measure)
+        assert ("own" in entry) == (kind != "ground")
+    words = scene.words(prompt)
+    peaks = [float(one.values.max()) for one in maps_of(words, sample.heatmaps["default"])]
+    np.testing.assert_allclose(peaks, 1.0, rtol=1e-5)
+    assert function_peak(words, sample.heatmaps["default"]) == 0.0
+
+
+def test_what_leaks_is_on_the_other_object(subject):
+    scene = scene_of(("cat", None), ("dog", None), ground="gray")
+    cat, dog = scene.masks(64).astype(float)
+    sample = sample_of(
+        subject.pipe, "a cat left of a dog", scene, [3 * cat / cat.sum() + dog / dog.sum(), dog]
+    )
+    records = Records()
+    leakage(sample, "pairs", records)
+    assert records.values(("pairs", "alike", "default", "leaked")) == pytest.approx([0.25, 0.0])
+    assert records.values(("pairs", "alike", "default", "own")) == pytest.approx([0.75, 1.0])
+    areas = records.values(("pairs", "alike", "default", "area"))
+    assert areas == pytest.approx([dog.mean(), cat.mean()])
+
+
+def test_every_second_pair_is_alike_and_none_was_seen():
+    asked = paired_scenes(20, seed=3)
+    for number, scene, prompt in asked:
+        names = [thing.noun for thing in scene.objects]
+        assert are_alike(*names) == (number % 2 == 0)
+        assert scene.is_held_out and prompt in scene.prompts()
+
+
+def test_what_stays_without_a_word_is_read_from_the_image():
+    words = scene_of(("car", "blue"), ("cat", None)).words("a blue car left of a cat")
+    blue, car, cat = words
+
+    def after(word, *things, before=(("car", "blue"), ("cat", "red"))):
+        seen = [Seen(True, True, (), given, None) for given in (before, things)]
+        return stays(words, word, *seen)
+
+    assert after(car, ("cat", "red")) == {"noun": False, "others": True}
+    assert after(cat, ("car", "red"), ("dog", None)) == {"noun": False, "others": True}
+    assert after(blue, ("car", "red")) == {"noun": True, "colour": False, "others": False}
+    assert after(blue, ("bird", "blue"), ("cat", None))["colour"] is False
+    assert after(blue, ("car", "blue"), before=(("car", "red"), ("cat", None))) == {}
+    twice = [*words, Word("blue", "ground", -1)]
+    assert knocked_out(words) == [car, cat, blue] and knocked_out(twice) == [car, cat]
+
+
+def test_the_figures_of_records_that_were_written_are_the_same(tmp_path, rng):
+    records = Records()
+    for scene in range(5):
+        masks = rng.random((2, 8, 8)) < 0.5
+        for name in ("default", "daam"):
+            for measure, values in score(rng.random((2, 8, 8)), masks).items():
+                records.add(("set", "noun", name, measure), scene, values.round(5))
+    again = kept(tmp_path / "part.json", lambda: records)
+    assert again.figures() == records.figures()
+    assert kept(tmp_path / "part.json", lambda: pytest.fail("made twice")).figures()
+    entry = again.figures()["set"]["noun"]
+    for measure in ("fixed", "otsu", "pointing", "precision"):
+        ahead = entry["default"][measure][0] - entry["daam"][measure][0]
+        assert entry["daam"]["ahead"][measure][0] == pytest.approx(ahead)
+
+
+def test_attention_map_diffusers_is_the_last_step_of_all_layers_in_the_largest_size(subject):
+    """``_aggregate_spatial`` of its 1.0.0: the mean of a layer's heads, the mean of all layers."""
+    chosen = {name: PEERS[name] for name in ("attention-map-diffusers", "sum")}
+    asked = unseen_scenes(random_scene, 1, seed=2)
+    seen = []
+
+    def softmax(module, args, kwargs, output):
+        states = kwargs["encoder_hidden_states"]
+        if states is not None and states.shape[1] == 77:
+            query, key = module.to_q(args[0]), module.to_k(states)
+            query, key = (one.unflatten(-1, (module.heads, -1)).mT for one in (query, key))
+            scores = torch.einsum("nqdh,nkdh->nhqk", query, key) * module.scale
+            seen.append(scores.softmax(-1)[-1].mean(0))  # of the prompt, not of no prompt
+
+    layers = [one for name, one in subject.pipe.unet.named_modules() if name.endswith("attn2")]
+    hooks = [one.register_forward_hook(softmax, with_kwargs=True) for one in layers]
+    with torch.no_grad():
+        [image] = generated(subject, asked, 0, chosen)
+    for hook in hooks:
+        hook.remove()
+    total, sides = 0, [round(len(probs) ** 0.5) for probs in seen[-len(layers) :]]
+    assert len({*sides}) > 1
+    for probs, side in zip(seen[-len(layers) :], sides, strict=True):
+        maps = probs.T.reshape(1, 77, side, side)
+        total = total + torch.nn.functional.interpolate(maps, size=max(sides), mode="bilinear")[0]
+    found = image.heatmaps["attention-map-diffusers"]
+    wanted = total[list(found.columns)] / len(layers)
+    torch.testing.assert_close(found.maps, wanted.permute(1, 2, 0), atol=1e-5, rtol=1e-4)
+
+
+def test_a_small_run_from_images_to_figures(subject):
+    records, ways = Records(), {**PEERS, **CANDIDATES}
+    for image in noised(subject, unseen_scenes(random_scene, 2, seed=1), 0, ways):
+        assert image.masks is not None and image.image.size == default_size(subject.pipe)
+        assert image.heatmaps.keys() == ways.keys()
         read_image(image, "noised", records)
     figures = records.figures()["noised"]
-    assert figures["image"]["default"]["right"] == (1.0, 1.0, 1.0)
-    for name, entry in figures["shape"].items():
+    for name, entry in figures["noun"].items():
         mean, low, high = entry["iou"]
         assert 0 <= low <= mean <= high <= 1
         if name != "default":
-            default = figures["shape"]["default"]["iou"][0]
+            default = figures["noun"]["default"]["iou"][0]
             assert entry["ahead"]["iou"][0] == pytest.approx(default - mean)
-    assert figures["shape"]["default"]["iou"][0] > 0.6  # against exact masks
 
 
-def test_the_scripts_own_images_have_the_size_that_the_model_makes():
-    pipe = make_pipeline()
-    assert default_size(pipe) == (128, 128)
-    [image] = noised(pipe, unseen_scenes(1, seed=1), 0, {"sum": PRESETS["sum"]})
-    assert image.image.size == (128, 128)
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    """A model that knows nothing and a checker that does not either."""
+    here = tmp_path_factory.mktemp("evaluation")
+    make_pipeline().save_pretrained(here / "model")
+    settings = {"num_inference_steps": 2, "guidance_scale": 2.0}
+    (here / "model" / RECORD).write_text(json.dumps({"settings": settings}))
+    save_file(Segmenter().state_dict(), here / "checker.safetensors")
+    told = {"overlap": 0.0123, "objects": 0.5, "colours": 0.25}
+    (here / "checker.json").write_text(json.dumps(told))
+    return here
 
 
-def scene_of(*things):
-    places = ((0.25, 0.5), (0.75, 0.5))
-    objects = [
-        SceneObject(*thing, place, 0.18) for thing, place in zip(things, places, strict=True)
-    ]
-    return Scene(tuple(objects), "left of", "gray")
+def given(folder):
+    paths = {"--model": "model", "--checker": "checker.safetensors", "--work": "parts"}
+    return [part for name, path in paths.items() for part in (name, str(folder / path))]
 
 
-def test_a_word_is_taken_away_only_where_it_is_of_one_object():
-    red_circle = ("red", "circle")
-    assert tells_apart(scene_of(red_circle, ("blue", "square")))
-    assert not tells_apart(scene_of(red_circle, ("red", "square")))
-    assert not tells_apart(scene_of(red_circle, ("blue", "circle")))
-    assert not tells_apart(Scene(scene_of(red_circle, red_circle).objects[:1], None, "gray"))
+def test_the_command_measures_a_folder_and_goes_on_where_it_stopped(folder, tmp_path, capsys):
+    few = ["--scenes", "2", "--inverted", "1", "--causes", "1", "--pairs", "2"]
+    asked = [*given(folder), *few, "--out", str(tmp_path)]
+    evaluate_heatmaps.main(asked)
+    figures = json.loads((tmp_path / "figures.json").read_text())["figures"]
+    assert {"noised, reported", "noised, for choosing", "pairs noised", "time"} <= figures.keys()
+    assert figures["drawn, reported"]["image"]["default"]["n"] == 1
+    assert (tmp_path / "plot.png").exists()
+    parts = {path: path.stat().st_mtime_ns for path in (folder / "parts").glob("*-*.json")}
+    assert len(parts) == 6
+    told = capsys.readouterr().out
+    assert "IoU on composed scenes is 0.012" in told
+    evaluate_heatmaps.main(asked)
+    assert capsys.readouterr().out == told
+    assert parts == {path: path.stat().st_mtime_ns for path in parts}
+    with pytest.raises(SystemExit, match="--work"):
+        evaluate_heatmaps.main([*asked, "--seed", "1"])
 
 
-def test_what_stays_without_a_word_is_read_from_the_image(monkeypatch):
-    """The shape's word away, the object is gone; the colour's away, it has another colour."""
-    whole, gone, other = (
-        Image.fromarray(scene.draw(128))
-        for scene in (
-            scene_of(("red", "circle"), ("blue", "square")),
-            Scene(scene_of(("red", "circle"), ("blue", "square")).objects[1:], None, "gray"),
-            scene_of(("green", "circle"), ("blue", "square")),
-        )
-    )
-    without = {"red": other, "circle": gone}
-
-    def removed(pipe, prompt, word, seed, **options):
-        return SimpleNamespace(image=pipe, without=without[word])
-
-    monkeypatch.setattr(sdattn, "knockout", removed)
-    scene = scene_of(("red", "circle"), ("blue", "square"))
-    row = without_words(whole, scene, "a red circle left of a blue square", 0, {})
-    assert row == {"colour": (False, True), "shape": (False, False)}
-    assert without_words(other, scene, "", 0, {}) is None  # not what was asked for to begin with
-    always = {"colour": (True, True), "shape": (False, True)}
-    assert stays([row, always]) == {
-        "images": 2,
-        "without_colour": {"colour": 0.5, "shape": 1.0},
-        "without_shape": {"colour": 0.0, "shape": 0.5},
-    }
+def test_the_command_tells_what_must_hold_and_draws_a_sheet(folder, tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(evaluate_demo_model, "SHEET", (1, 2))
+    work, out = str(tmp_path / "parts"), tmp_path / "out.json"
+    asked = [*given(folder), "--work", work, "--prompts", "2", "--out", str(out)]
+    evaluate_demo_model.main(asked)
+    told = capsys.readouterr().out
+    assert "objects: 0.0%, at least 80% MISSED" in told
+    report = json.loads(out.read_text())
+    assert report["figures"]["all"]["image"]["default"]["n"] == 4  # two seeds
+    assert len(report["wrong"]) == 2
+    evaluate_demo_model.main([*asked, "--sheet", str(tmp_path / "sheet.png")])
+    assert (tmp_path / "sheet.png").stat().st_size > 5000

@@ -113,7 +113,7 @@ def test_maps_that_follow_their_objects_win_the_game_in_every_frame(pipe):
     verdict = judge(video, prompt, item(pipe, video, prompt, range(FRAMES)))
     found = summarise([verdict])
     assert found["way"] == found["frames"] == found["all frames"] == 1.0
-    for kind in ("colour", "shape"):
+    for kind in ("colour", "noun"):
         assert found[kind]["frame by frame"] == 1.0
         assert found[kind]["by frame"] == [1.0] * FRAMES
         assert found[kind]["mean of the frames"] < 1.0

@@ -179,6 +179,17 @@ def test_prompts_say_what_is_there():
     assert gray.caption(np.random.default_rng(0)) in gray.prompts()
 
 
+def test_words_are_those_of_the_prompt_in_its_order():
+    rng = np.random.default_rng(7)
+    for scene in (random_scene(rng) for _ in range(50)):
+        for prompt in scene.prompts():
+            texts = [word.text for word in scene.words(prompt)]
+            said = prompt.replace(",", "").split()
+            assert [one for one in said if one in {*COLOURS, *SHAPES, *BACKGROUNDS}] == texts
+            owners = [word.owner for word in scene.words(prompt)]
+            assert owners[:2] == [0, 0] and set(owners) <= {*range(len(scene.objects)), -1}
+
+
 def test_an_unknown_shape_is_refused_with_the_ones_there_are():
     with pytest.raises(ValueError, match="hexagon.*circle, square"):
         alone("hexagon").draw()

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -9,8 +10,9 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
-from scripts.evaluation.evaluate_demo_model import evaluate, settings
-from scripts.evaluation.images import own_settings
+from scripts.evaluation.evaluate_demo_model import draw
+from scripts.evaluation.images import unseen_scenes
+from scripts.evaluation.seeing import own_settings, subject_of
 from scripts.training import data, fit, mmdit, train_demo_mmdit
 from scripts.training.data import TOKENS, all_scenes, token_ids
 from scripts.training.losses import Caption
@@ -24,7 +26,6 @@ from scripts.training.mmdit import (
     scene_latents,
     snapshot,
 )
-from sdattn.loading.pipelines import load_pipeline
 from sdattn.models.demos import DEMOS
 
 pytestmark = pytest.mark.slow
@@ -186,25 +187,18 @@ def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_pa
 
 def test_it_is_evaluated_with_the_settings_beside_its_weights(small, tmp_path):
     trained(tmp_path / "run", 1)
-    asked = {"model": str(tmp_path / "run" / "model"), "steps": 2, "guidance": None}
-    asked |= {
-        "prompts": 2,
-        "scene_seed": 3,
-        "seed": 0,
-        "wording": "any",
-        "first": False,
-        "preset": "default",
-    }
-    pipe, lengths = load_pipeline(asked["model"], device="cpu"), set()
-    pipe.transformer.register_forward_pre_hook(
+    model, lengths = tmp_path / "run" / "model", set()
+    subject = subject_of(str(model), tmp_path / "no checker of sprites")
+    assert subject.settings == own_settings(model)
+    subject = replace(subject, settings={**subject.settings, "num_inference_steps": 2})
+    subject.pipe.transformer.register_forward_pre_hook(
         lambda _, args, given: lengths.add(given["encoder_hidden_states"].shape[1]),
         with_kwargs=True,
     )
-    verdicts, images = evaluate(pipe, argparse.Namespace(**asked))
-    assert len(verdicts) == 2 and images[0].size == (128, 128)
+    asked = unseen_scenes(subject.make, 2, seed=3)
+    images = [sample.image for sample in draw(subject, asked, 0, "default")]
+    assert len(images) == 2 and images[0].size == (128, 128)
     assert lengths == {TOKENS + ZEROS}
-    demo = argparse.Namespace(**{**asked, "model": "demo", "guidance": 4.0})
-    assert settings(demo) == {"num_inference_steps": 2, "guidance_scale": 4.0}
 
 
 @pytest.mark.gpu
