@@ -24,16 +24,13 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from diffusers import WanTransformer3DModel
 
 import sdattn
 from sdattn.batch.engines.sizing import trim_heap
 from sdattn.hooks.attended import Attended
-from sdattn.hooks.keep import Keep
 from sdattn.hooks.running_sums import RunningSum
-from sdattn.models.layers import TEXT_KINDS, find_layers
 
-from .growth_layers import LAYERS, OneLayer, Shape
+from .growth_layers import LAYERS, OneLayer, Shape, video_bytes
 from .machine import forget_peak, peak_bytes, processor_name
 
 COLUMNS = 32  # that are refined: the words of a prompt and the special tokens around them
@@ -45,6 +42,7 @@ VALUES = {  # of each axis, and with --quick
     "steps": ((10, 20, 50, 100), (2, 4)),
     "frames": ((1, 17, 41, 81), (1, 9)),
 }
+LARGEST = 5_000  # cells of a layer whose time grows with their square; more with --whole
 IMAGE = ("cross", "cross, refined", "joint", "joint, refined")
 WAYS = {  # that are measured along an axis
     "side": IMAGE,
@@ -120,10 +118,13 @@ def shape_of(axis: str, way: str, value: int) -> Shape:
 
 
 @torch.no_grad()
-def measure(axis: str, way: str, shape: Shape, rounds: int) -> Point:
+def measure(axis: str, way: str, shape: Shape, rounds: int, most: float) -> Point | None:
+    """Measure a layer; None if it is too large and its time grows with the square of its cells."""
     kind = "self" if way == "cross, refined" else way.partition(",")[0]
     one = layer_of(f"video, {kind}" if shape.frames else kind)
     cells = one.prepare(shape)
+    if cells > most and not kind.startswith("cross"):
+        return None
     options: dict[str, Any] = {"layers": one.layer.name, "kinds": (one.layer.kind,)}
     if way == "cross, each step":
         options["steps"] = "all"
@@ -193,24 +194,6 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float | None:
     return float(np.polyfit(*zip(*pairs, strict=True), 1)[0])
 
 
-def video_bytes() -> dict[str, int]:
-    """Return the bytes that a capture of Wan 2.1's 14B holds of 81 frames of 720x1280."""
-    with torch.device("meta"):
-        model = WanTransformer3DModel()
-    layers = [layer for layer in find_layers(model) if layer.kind in TEXT_KINDS]
-    size = 21, 45, 80
-    few, each = Keep.of(tokens=range(10)), Keep.of(steps="all", heads="all")
-    return {
-        "layers": len(layers),
-        "cells": math.prod(size),
-        "default": Keep.of().nbytes(layers, size, 512),
-        "ten columns": few.nbytes(layers, size, 10),
-        "ten columns, three frames": Keep.of(frames=[0, 10, 20]).nbytes(layers, size, 10),
-        "each of 50 steps and 40 heads": each.nbytes(layers, size, 512, passes=50),
-        "one matrix of cells by cells": 4 * math.prod(size) ** 2,
-    }
-
-
 def print_tables(points: Sequence[Point], slopes: Sequence[dict[str, Any]]) -> None:
     columns = ("watched", "along", "the layer", "watching", "theory", "held", "theory", "peak")
     print(f"\n| {' | '.join(columns)} |\n|{'---|' * len(columns)}")
@@ -267,19 +250,22 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few small sizes, once each")
+    parser.add_argument("--whole", action="store_true", help="the largest layers too; an hour")
     parser.add_argument("--axes", nargs="+", choices=VALUES, default=list(VALUES))
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     parser.add_argument("--plot", type=Path, help="draw them")
     options = parser.parse_args()
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {processor_name()}, float32")
-    points = []
+    points, rounds = [], 1 if options.quick else 2
+    most = math.inf if options.whole else LARGEST
     for axis in options.axes:
         for way in WAYS[axis]:
             for value in VALUES[axis][options.quick]:
-                point = measure(axis, way, shape_of(axis, way, value), 1 if options.quick else 3)
-                points.append(point)
-                print(point, file=sys.stderr)
+                found = measure(axis, way, shape_of(axis, way, value), rounds, most)
+                if found:
+                    points.append(found)
+                    print(found, file=sys.stderr)
     slopes, video = growth(points), video_bytes()
     print_tables(points, slopes)
     print(f"\n81 frames of 720x1280, Wan 2.1 14B: {video}")

@@ -16,8 +16,9 @@ from diffusers import (
 )
 from torch import nn
 
+from sdattn.hooks.keep import Keep
 from sdattn.models.denoiser_call import Size
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import TEXT_KINDS, find_layers
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ def sd3() -> OneLayer:
         sample = torch.randn(shape.images, 16, 2 * rows, 2 * cols)
         return {**_transformer(shape, sample), "pooled_projections": pooled}
 
-    size = lambda s: (s.side // 16, s.side // 16)  # noqa: E731
-    return OneLayer(model, "transformer_blocks.0.attn", (1536, 1536), size, inputs)
+    name, widths = "transformer_blocks.0.attn", (1536, 1536)
+    return OneLayer(model, name, widths, lambda s: (s.side // 16, s.side // 16), inputs)
 
 
 def wan() -> OneLayer:
@@ -155,3 +156,21 @@ LAYERS: dict[str, Callable[[], OneLayer]] = {
     "video, cross": wan,
     "video, joint": cogvideox,
 }
+
+
+def video_bytes() -> dict[str, int]:
+    """Return the bytes that a capture of Wan 2.1's 14B holds of 81 frames of 720x1280."""
+    with torch.device("meta"):
+        model = WanTransformer3DModel()
+    layers = [layer for layer in find_layers(model) if layer.kind in TEXT_KINDS]
+    size = 21, 45, 80
+    few, each = Keep.of(tokens=range(10)), Keep.of(steps="all", heads="all")
+    return {
+        "layers": len(layers),
+        "cells": math.prod(size),
+        "default": Keep.of().nbytes(layers, size, 512),
+        "ten columns": few.nbytes(layers, size, 10),
+        "ten columns, three frames": Keep.of(frames=[0, 10, 20]).nbytes(layers, size, 10),
+        "each of 50 steps and 40 heads": each.nbytes(layers, size, 512, passes=50),
+        "one matrix of cells by cells": 4 * math.prod(size) ** 2,
+    }
