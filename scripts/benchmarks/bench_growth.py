@@ -191,7 +191,7 @@ def slope(sizes: Sequence[float], values: Sequence[float]) -> float | None:
     pairs = [(math.log(x), math.log(y)) for x, y in zip(sizes, values, strict=True) if y > 0]
     if len({x for x, _ in pairs}) < 2:
         return None
-    return float(np.polyfit(*zip(*pairs, strict=True), 1)[0])
+    return round(float(np.polyfit(*zip(*pairs, strict=True), 1)[0]), 3) + 0.0  # no -0.0
 
 
 def print_tables(points: Sequence[Point], slopes: Sequence[dict[str, Any]]) -> None:
@@ -235,6 +235,9 @@ def plot(points: Sequence[Point], path: Path) -> None:
         for row, title in enumerate(("seconds of watching", "MB held")):
             panels[row, column].set(xscale="log", yscale="log", xlabel=axis)
             panels[row, column].set_title(title, fontsize=10)
+            panels[row, column].minorticks_off()
+            values = sorted({getattr(one.shape, axis) for one in points if one.axis == axis})
+            panels[row, column].set_xticks(values, values)
             panels[row, column].grid(alpha=0.3)
     handles = {
         name: line

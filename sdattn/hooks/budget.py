@@ -17,8 +17,10 @@ logger = logging.getLogger(__name__)
 
 # Changes that may be advised: around a call, for a run, to one who types a command
 CAPTURE = ("steps", "fewer steps", "heads", "dtype", "layers", "tokens", "frames", "images", "size")
-RUN = ("steps", "fewer steps", "heads", "dtype", "branch", "ask", "refine", "words")
-RUN += ("num_frames", "images", "size")
+RUN = (
+    *("steps", "fewer steps", "heads", "dtype", "branch", "ask", "refine"),
+    *("words", "num_frames", "images", "size"),
+)
 COMMAND = ("steps", "heads", "branch", "ask", "refine", "num_frames", "images", "size")
 
 
