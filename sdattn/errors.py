@@ -213,6 +213,18 @@ def option_names(names: Iterable[str]) -> str:
     return ", ".join(f"`{name}`" for name in names)
 
 
+def size_text(number: int) -> str:
+    """Return bytes as people read them.
+
+    >>> size_text(8_300_000), size_text(3_319_500_000), size_text(400)
+    ('8.3 MB', '3.3 GB', '400 bytes')
+    """
+    for unit, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
+        if number >= unit:
+            return f"{number / unit:,.1f} {name}"
+    return f"{number} bytes"
+
+
 _NAMED = re.compile(  # `name`, `name()` or `name=value`; a value may have backticks in quotes
     r"""`(\w+(?:\(\))?)(?:=((?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^`'"])+))?`"""
 )

@@ -29,6 +29,7 @@ def explain(
     preset: options.Preset = "default",
     refine: options.Refine = None,
     ask: options.Ask = None,
+    max_memory: options.MaxMemory = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     loading: options.Loading = None,
@@ -52,12 +53,14 @@ def explain(
         raise typer.BadParameter("--invert chooses its own timesteps; pass --steps.")
     way: dict[str, Any] = {"timesteps": _parsed(timesteps), "invert": invert}
     way |= {} if steps is None else {"num_inference_steps": steps}
+    allowed = options.bytes_of(max_memory)
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
     maps: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask}
     opened = options.open_image(image)
     check_apart(out, image)
     check_target(out, force=force)
     pipe = options.load(model, device, dtype, loading, output)
+    maps["max_bytes"] = options.budget(allowed)
     run = explain(pipe, opened, prompt, seed=seed, **way, **maps)
     print_run(output, run, run.save(out, force=force))
     explained = run[0].settings.explained

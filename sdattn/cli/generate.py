@@ -42,6 +42,7 @@ def generate(
             autocompletion=options.list_of(*_KEPT),
         ),
     ] = None,
+    max_memory: options.MaxMemory = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     loading: options.Loading = None,
@@ -63,12 +64,14 @@ def generate(
 
     given = options.pipeline_options(steps, guidance, negative, width, height, set_, frames)
     watch = {**_kept(keep), **({"branch": "both"} if negative_maps else {})}
+    allowed = options.bytes_of(max_memory)
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
     if all(given.get(name, 1) == 1 for name in EACH):  # known before the model is loaded
         check_target(out, force=force)
     pipe = options.load(model, device, dtype, loading, output)
     ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
     ways |= {"capture_options": watch, "out": out, "force": force}
+    ways["max_bytes"] = options.budget(allowed)
     run = prepare(pipe, prompt, seed=seed, **ways, **given).draw()
     print_run(output, run, run.save(out, force=force))
 

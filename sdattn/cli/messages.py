@@ -7,7 +7,7 @@ import traceback
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ..errors import SdattnError, SdattnWarning, is_bug, reworded
+from ..errors import SdattnError, SdattnWarning, is_bug, reworded, size_text
 from ..files.terminal import visible
 from ..runs.option_names import LOADING, PIPELINE
 
@@ -78,8 +78,12 @@ def typed(name: str, *value: Any) -> str | None:
     """
     if name in _FUNCTIONS:
         return _FUNCTIONS[name]
-    if (name, *value) == ("branch", "both"):
+    if (name, *value) in (("branch", "both"), ("branch",)):
         return "--negative-maps"
+    if name in ("steps", "heads") and not value:
+        return f"--keep {name}"
+    if name == "max_bytes" and value and isinstance(value[0], int):
+        return f"--max-memory {size_text(value[0]).replace(' ', '')}"
     if name in _SET and value:
         return f"--set {name}={json.dumps(value[0], default=str)}"
     if name not in _FLAGS:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -111,6 +112,10 @@ Ask = Annotated[
     str | None,
     typer.Option(help="Another text, 'wheel, hat': where its words would go, in asked/."),
 ]
+MaxMemory = Annotated[
+    str | None,
+    typer.Option(help="Refuse a run whose maps would take more, e.g. 4GB, 500MB (default: none)."),
+]
 Words = Annotated[list[str] | None, typer.Argument(help="Words or phrases; all words by default.")]
 Force = Annotated[bool, typer.Option(help="Replace earlier output of this command.")]
 
@@ -124,6 +129,7 @@ def folder_named(name: str) -> Any:
 PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
 _WITH_OPTION = {  # what --set does not set: options and arguments of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
+    "max_bytes",
     *PIPELINE,
 }
 
@@ -155,6 +161,33 @@ def _setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+def bytes_of(size: str | None) -> int | None:
+    """Read --max-memory.
+
+    >>> bytes_of("500 MB"), bytes_of("1.5GiB")
+    (500000000, 1610612736)
+    """
+    if size is None:
+        return None
+    found = re.fullmatch(r"(\d+(?:\.\d+)?) *([KMGT])(i?)B", size.strip(), re.IGNORECASE)
+    number = 0
+    if found:
+        base = 1024 if found[3] else 1000
+        number = round(float(found[1]) * base ** ("KMGT".index(found[2].upper()) + 1))
+    if not number:
+        raise typer.BadParameter(
+            f"{size!r} is not a size such as 4GB, 500 MB or 1.5GiB.", param_hint="--max-memory"
+        )
+    return number
+
+
+def budget(number: int | None) -> Any:
+    """Return the budget that advises what can be typed; None for None."""
+    from ..hooks.budget import COMMAND, Budget
+
+    return Budget.of(number, COMMAND)
 
 
 def dtype_of(name: str | None) -> Any:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -21,6 +21,7 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
+from .budget import Budget, warn_of_much
 from .capture_warnings import (
     RunWarnings,
     may_stop,
@@ -29,6 +30,7 @@ from .capture_warnings import (
     warn_of_running_eagerly,
 )
 from .drawn import PromptWatch, running_crop
+from .expected import Expected
 from .installer import Installation, PassHooks
 from .joint import JointLook
 from .joint_checks import check_backends, check_ways
@@ -60,6 +62,7 @@ def watch_model(
     guidance: Guidance | None,
     text_states: torch.Tensor | None,
     latent_size: tuple[int, int] | None,
+    max_bytes: int | Budget | None = None,
 ) -> Iterator[Store]:
     """Watch a model while it runs and yield the store, see :func:`sdattn.capture`.
 
@@ -68,9 +71,10 @@ def watch_model(
         store_class: class of the store.
         keep: steps, heads, columns and frames to keep.
         layers, kinds, branch, guidance, text_states, latent_size: as for :func:`sdattn.capture`.
+        max_bytes: likewise, or a budget that several captures share.
     """
     # All that cannot be is refused here, before anything is put into the model.
-    denoiser = find_denoiser(target)
+    denoiser, budget = find_denoiser(target), Budget.of(max_bytes)
     if keep.steps.part is not None and denoiser.pipeline is None:
         raise InvalidValueError(
             f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
@@ -92,11 +96,13 @@ def watch_model(
         asked = None if text_states is None else DeviceCopies(text_states)
         prompts = PromptWatch(denoiser, installed) if asked is None else None
         warns = RunWarnings(denoiser, branch)
-        watch = _Watch(reader, installed, store, (layers, kinds), asked, prompts, warns)
+        watch = _Watch(reader, installed, store, (layers, kinds), asked, prompts, warns, budget)
         if asked is not None and any(layer.kind == "joint" for layer in found):
             watch.stream = TextStream(denoiser, asked, keep.grad)
             watch.stream.follow(installed, found)
         watch.spreading = Spreading() if keep.refine else None
+        if budget is not None:
+            budget.stores.append(watch.expected)
         with closing(watch):
             watch.begin(denoiser.model, store.layers)
             if other is not None:
@@ -127,6 +133,7 @@ class _Watch:
     text_states: DeviceCopies | None
     prompts: PromptWatch | None  # None where the maps are of another text
     warns: RunWarnings
+    budget: Budget | None
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
     thread: int = field(default_factory=get_ident)
     recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
@@ -176,6 +183,8 @@ class _Watch:
             observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()
         self.recorders.close()
+        if self.budget is not None:
+            self.budget.stores.clear()  # which hold watches
 
     def check(self) -> None:
         """Raise for problems that users' own processors had after their first call, and warn of
@@ -229,14 +238,31 @@ class _Watch:
         self.store.begin_pass(found)
         if self.spreading is not None:
             self.spreading.begin_pass()
-        # how many queries a mere sequence has is not known before its layers run
-        if is_first and call is not None and found.latent_size is not None:
-            own = self.text_states is None
-            columns = found.n_text + call.n_image if own else self.store.n_text
-            scheduled = 1 if found.schedule is None else len(found.schedule)
-            self.store.foresee(columns or 0, scheduled)
+        if is_first and call is not None:
+            self._foresee(found, found.n_text + call.n_image)
         if call is not None and call.text is not None:
             self.recorders.begin(self.store.layers, found, call.text.device)
+
+    def _foresee(self, found: Pass, columns: int) -> None:
+        """Warn of much memory, or refuse more than the budget allows."""
+        passes = None if found.schedule is None else len(found.schedule)
+        if self.budget is not None:
+            self.budget.check_known(self.store.keep, found.latent_size, passes)
+        if found.latent_size is None:
+            return  # how many queries a mere sequence has is not known before its layers run
+        own = self.text_states is None
+        expected = self.store.foresee(columns if own else self.store.n_text or 0, passes or 1)
+        if self.budget is None:
+            warn_of_much(expected)
+        else:
+            self.budget.check([store(expected) for store in self.budget.stores])
+
+    def expected(self, run: Expected) -> Expected:
+        """Return what the store will hold in a run of which another store knows what it will."""
+        store, own, part = self.store, self.text_states, self.budget.part if self.budget else ""
+        columns = run.columns if own is None else own.own.shape[1]
+        layers = select_layers(store.layers, *self.selection, run.latent_size)
+        return replace(run, keep=store.keep, layers=layers, columns=columns, part=part)
 
     def after_pass(self, *_: Any) -> None:
         """End the pass. Layers that run later are rerun for a gradient (checkpointing), and

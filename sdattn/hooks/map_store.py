@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,8 @@ from ..models.guidance import Branch
 from ..models.layers import AttentionLayer
 from .capture_warnings import Stopped
 from .drawn import DrawnPrompts
-from .keep import MUCH, Keep, Selection
+from .expected import Expected
+from .keep import Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
 from .running_sums import MapsByLayer, RunningSum
 from .store_views import as_text, as_xarray
@@ -23,8 +23,6 @@ from .text_watch import TextsOfRun
 
 if TYPE_CHECKING:
     import xarray as xr
-
-logger = logging.getLogger(__name__)
 
 
 class CapturedMaps:
@@ -173,30 +171,19 @@ class CapturedMaps:
         steps = self.keep.steps
         return steps.keeps(number, None if steps.part is None else self.passes[number].position)
 
-    def foresee(self, columns: int, passes: int) -> None:
-        """Estimate the memory of the maps before any is held; log it if it is large.
+    def foresee(self, columns: int, passes: int) -> Expected:
+        """Estimate the memory of the maps before any is held.
 
         Args:
             columns: token columns of the layers that see the text.
             passes: calls of the model in the run.
         """
         assert self.latent_size is not None
-        keys = columns if self.tokens is None else len(self.tokens)
-        self.expected_nbytes = self.keep.nbytes(
-            self.layers,
-            self.latent_size,
-            keys,
-            images=self.images,
-            passes=passes,
-            frame_rows=self.passes[0].frame_rows,
-        )
-        if self.expected_nbytes > MUCH:
-            logger.warning(
-                "Capture will hold up to %.1f GB by the end of this run of %d model calls. Choose "
-                "layers, tokens, steps or heads to hold less.",
-                self.expected_nbytes / 1e9,
-                passes,
-            )
+        branches, frame_rows = len(set(self.branches)), self.passes[0].frame_rows
+        run = self.latent_size, columns, self.images, branches, passes, frame_rows
+        expected = Expected(self.keep, self.layers, *run)
+        self.expected_nbytes = expected.nbytes
+        return expected
 
     def missing(self) -> list[str]:
         """Return the names of the watched layers that never ran."""

@@ -33,6 +33,8 @@ from .nulltext import guided_rows, optimise, replaced_rows
 from .schedules import schedule_of
 from .stand_ins import Kwargs, Upwards, in_place
 
+STEPS = 50  # by default
+
 
 @dataclass(eq=False)
 class Inversion:
@@ -122,7 +124,7 @@ def invert(
     image: Image.Image,
     prompt: str,
     *,
-    num_inference_steps: int = 50,
+    num_inference_steps: int = STEPS,
     guidance_scale: float | None = None,
     null_text: bool | None = None,
     inner_steps: int = 10,

@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..hooks.budget import Budget
 from ..hooks.capture import watch_model
 from ..hooks.keep import Heads, Keep, Selection, Space, Steps
 from ..hooks.map_store import CapturedMaps
@@ -94,6 +95,7 @@ def capture(
     refine: Literal["self"] | None = None,
     space: Space = "attention",
     frames: Sequence[int] | None = None,
+    max_bytes: int | Budget | None = None,
 ) -> AbstractContextManager[MapStore]:
     """Watch the attention of a model while it runs; its output stays the same, bit for bit.
 
@@ -151,6 +153,9 @@ def capture(
             :mod:`sdattn.hooks.output_space`.
         frames: frames of a video's latent to keep, counted from 0; None for all. A latent frame
             may stand for several video frames, see :meth:`sdattn.Heatmap.of_frames`.
+        max_bytes: bytes that the maps may take at most. A run whose maps would take more is refused
+            at its first call of the model, before that runs; the message says what holds less.
+            Default: no limit, and a warning is logged above 1 GB.
 
     Returns:
         A context manager that gives a :class:`MapStore`, see its ``maps``; with the defaults its
@@ -159,6 +164,7 @@ def capture(
     Raises:
         TypeError: sdattn does not know the model.
         ValueError: an option does not fit; the message lists the choices.
+        ValueError: while the first call of the model begins, ``max_bytes`` is too little.
         CaptureError: on leaving, nothing was captured; while running, the batch or the size
             changed, or a second run began.
         RuntimeError: a layer's attention cannot be seen, or did not produce its output.
@@ -173,4 +179,5 @@ def capture(
         guidance=guidance,
         text_states=text_states,
         latent_size=latent_size,
+        max_bytes=max_bytes,
     )

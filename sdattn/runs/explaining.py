@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 
 from ..errors import InvalidValueError, OptionError, option_names, refuse
+from ..hooks.budget import Budget
 from ..inversion import invert as inversion
 from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import schedule_of
@@ -35,6 +36,7 @@ from ..prompts.tokens import Prompt
 from .run import Run
 from .sampling import sample
 from .settings import Explained
+from .watched import Asked, Order, budget_of, check_images
 
 # Of the training schedule: where the model looks by default. With flow matching none points better
 # than these either, see scripts/evaluation/evaluate_explained.py.
@@ -60,6 +62,7 @@ def explain(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     capture_options: Options | None = None,
+    max_bytes: int | Budget | None = None,
     **options: Any,
 ) -> Run:
     """Show where each word of a prompt goes in an existing image.
@@ -88,6 +91,7 @@ def explain(
         preset, refine, ask: see :func:`sdattn.generate`. A preset that reads a part of the steps
             reads all timesteps here, since they were chosen; with ``invert``, that part of the run.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
+        max_bytes: bytes that the maps may take, see :func:`sdattn.generate`.
         options: options for the pipeline: ``clip_skip``, SDXL's ``original_size`` and so on; with
             ``invert`` only ``num_inference_steps``.
 
@@ -101,7 +105,7 @@ def explain(
     Raises:
         TypeError: another kind of pipeline, or ``image`` is no PIL image.
         ValueError: an empty image or prompt, numbers or sizes that do not match, an impossible
-            timestep or option.
+            timestep or option; maps beyond ``max_bytes``.
         KeyError: a word is in none of the prompts.
     """
     image_latents_of(pipe)
@@ -116,6 +120,11 @@ def explain(
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))
     settings = capture_settings(pipe, chosen, read, options, watch)
     seeds = checked_seeds(seed, len(read))
+    budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, "size")
+    if budget and invert:  # which takes longer than the run
+        asked = None if ask is None else Asked(pipe, ask, chosen, options)
+        order = Order(pipe, read, seeds, options, chosen, asked)
+        check_images(budget, order, settings, options.get("num_inference_steps", inversion.STEPS))
     way = (
         _replayed(pipe, images, read, options)
         if invert
@@ -124,7 +133,16 @@ def explain(
     phase = "drawing" if invert else "looking"
     # Either way is an ordinary run of the pipeline, from other latents and under another scheduler.
     with way as start, named_bar(pipe, phase):
-        run = sample(pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask)
+        run = sample(
+            pipe,
+            read,
+            seeds,
+            {**options, **start},
+            settings,
+            preset=chosen,
+            ask=ask,
+            budget=budget,
+        )
     scheduler = type(pipe.scheduler).__name__  # whose noise schedule it was
     given = [image] if isinstance(image, Image.Image) else image
     return _told(run, given, images, "inversion" if invert else "noise", scheduler)

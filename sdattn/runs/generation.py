@@ -8,6 +8,7 @@ from typing import Any, Literal
 from ..control import knockout_plan, knockouts
 from ..control.knockout_plan import KnockoutPlan
 from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
+from ..hooks.budget import Budget
 from ..loading.options import lora_names, options_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
@@ -25,8 +26,9 @@ from ..prompts.tokens import Prompt
 from .folder import check_target
 from .imagerun import Further, ImageRun
 from .run import Run, run_folders
-from .sampling import read_negative, sample
+from .sampling import sample
 from .stops import has_callback
+from .watched import budget_of, read_negative
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
@@ -43,6 +45,7 @@ def generate(
     ask: str | None = None,
     causal: bool = False,
     capture_options: Options | None = None,
+    max_bytes: int | Budget | None = None,
     **options: Any,
 ) -> Run:
     """Run a pipeline and show where each word of the prompt went.
@@ -68,6 +71,9 @@ def generate(
             where it changes, see :func:`sdattn.knockout`; one more image per word.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
+        max_bytes: bytes that the maps may take while the pipeline runs, those of all texts
+            together. A run whose maps would take more is refused before its first step; the message
+            says what holds less. Default: no limit.
         options: options for the pipeline: ``num_inference_steps``, ``guidance_scale``,
             ``negative_prompt``, ``height``, ``width``, ``num_images_per_prompt`` and so on.
 
@@ -76,7 +82,8 @@ def generate(
 
     Raises:
         ValueError: no prompt, an empty or too long one, an impossible seed, size or number of steps
-            or images, more images than memory holds, or capture options that the preset cannot use.
+            or images, more images than memory holds, maps beyond ``max_bytes``, or capture options
+            that the preset cannot use.
             :class:`sdattn.NotFiniteError`, a subclass, if an image or map came out as NaN or
             infinity.
         KeyError: a word is in none of the prompts.
@@ -100,6 +107,7 @@ def generate(
         ask=ask,
         causal=causal,
         capture_options=capture_options,
+        max_bytes=max_bytes,
         **options,
     )
     return plan.draw()
@@ -115,6 +123,7 @@ class GenerationPlan:
         options: options of the pipeline's call.
         settings: settings of the capture.
         preset, ask, words: see :func:`generate`.
+        budget: bytes that the maps may take, or None.
         knockouts: one per image if causal maps were asked for.
     """
 
@@ -126,13 +135,22 @@ class GenerationPlan:
     preset: Preset
     ask: str | None
     words: Sequence[str] | None
+    budget: Budget | None
     knockouts: Sequence[KnockoutPlan]
 
     def draw(self) -> Run:
         """Run the pipeline, and again without each word where causal maps were asked for."""
-        given = self.seeds, self.options, self.settings
-        early = has_callback(self.options)
-        run = sample(self.pipe, self.prompts, *given, preset=self.preset, ask=self.ask, early=early)
+        run = sample(
+            self.pipe,
+            self.prompts,
+            self.seeds,
+            self.options,
+            self.settings,
+            preset=self.preset,
+            ask=self.ask,
+            early=has_callback(self.options),
+            budget=self.budget,
+        )
         if self.knockouts and run[0].settings.stopped:
             text = "There are no causal maps, which are further images: the run was stopped."
             warn(text, SdattnWarning)
@@ -156,6 +174,7 @@ def prepare(
     ask: str | None = None,
     causal: bool = False,
     capture_options: Options | None = None,
+    max_bytes: int | Budget | None = None,
     out: Path | None = None,
     force: bool = False,
     **options: Any,
@@ -190,7 +209,10 @@ def prepare(
     if demo and (warning := demo.unlearnt(texts, lora_names(options_of(pipe)))):
         warn(warning, SdattnWarning)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
-    return GenerationPlan(pipe, read, seeds, options, settings, chosen, ask, words, plans)
+    # with a callback the steps before the preset's part would be kept too, in place of all steps
+    fixed = ("steps",) if has_callback(options) else ()
+    budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, *fixed)
+    return GenerationPlan(pipe, read, seeds, options, settings, chosen, ask, words, budget, plans)
 
 
 def _causal_plans(

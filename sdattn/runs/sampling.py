@@ -13,30 +13,27 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from ..errors import SdattnWarning, warn
 from ..files.version import __version__
 from ..files.videos import Video
-from ..hooks.other_text import encode_text
+from ..hooks.budget import Budget
 from ..loading.devices import device_of
 from ..loading.options import options_of
-from ..maps.aggregation import refining
 from ..maps.capture import MapStore, capture
 from ..maps.details import details_of
 from ..maps.from_stores import check_texts, heatmaps_of
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
 from ..maps.presets import PRESETS, Preset
-from ..maps.requirements import capture_settings, columns_among, kept_columns
-from ..models.call_facts import images_a_prompt
+from ..maps.requirements import capture_settings, kept_columns
 from ..models.demos import model_name
 from ..models.finite import check_maps
-from ..models.layers import find_denoiser
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
-from ..models.reading import read_prompts
 from ..models.videos import frame_rate
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run
 from .settings import Captured, RunSettings
 from .stops import settled, stop_of, with_early
+from .watched import Asked, Order, read_negative, watch
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -52,34 +49,24 @@ def sample(
     preset: Preset = PRESETS["default"],
     ask: str | None = None,
     early: bool = False,
+    budget: Budget | None = None,
 ) -> Run:
     """Run :func:`generate` for prompts that were read and options that were checked.
 
     ``seeds`` has one for each image, in the pipeline's order; ``capture_options`` default to
     :func:`capture_settings`. With ``early`` the steps before those that the preset reads are kept
-    as well, for a run that may be stopped.
+    as well, for a run that may be stopped. The maps of all texts share the ``budget``.
 
     Raises:
+        OptionError: the maps would take more than the budget; before the first step.
         NotFiniteError: an image or a map holds NaN or infinity; the message says what to try.
     """
     settings = capture_options or capture_settings(pipe, preset, prompts, options)
-    asked = None if ask is None else _Asked(pipe, ask, preset, options)
-    order = _Order(pipe, prompts, seeds, options, preset, asked)
-    watched = _watch(order, settings)
-    drawn = _draw(order, with_early(watched) if early else watched)
+    asked = None if ask is None else Asked(pipe, ask, preset, options)
+    order = Order(pipe, prompts, seeds, options, preset, asked)
+    watched = watch(order, settings)
+    drawn = _draw(order, with_early(watched) if early else watched, budget)
     return _describe(order, drawn, _make_maps(order, drawn))
-
-
-@dataclass(frozen=True)
-class _Order:
-    """A run to make, see :func:`sample`."""
-
-    pipe: Pipeline
-    prompts: Sequence[Prompt]
-    seeds: Sequence[int]
-    options: Options
-    preset: Preset
-    asked: _Asked | None
 
 
 @dataclass(frozen=True)
@@ -107,39 +94,15 @@ class _Maps(NamedTuple):
     texts: dict[str, list[Heatmaps]]
 
 
-def _watch(order: _Order, settings: Options) -> dict[str, dict[str, Any]]:
-    """Return the options of each capture, each with a store of its own.
-
-    Keys: ``"prompt"``, and if asked for ``"self"`` (the self-attention that refines),
-    ``"negative"`` and ``"asked"``. All are known before anything runs.
-    """
-    settings, preset = dict(settings), order.preset
-    both = settings.pop("branch", "conditional") == "both"
-    found = {"prompt": settings}
-    # The columns of self-attention are the image's own cells: those of words do not apply.
-    if preset.refine and "refine" not in settings:
-        kept = ("steps", "dtype", "device")
-        alike = {name: settings[name] for name in kept if name in settings}
-        found["self"] = {**alike, "kinds": ("self",), "layers": refining(order.pipe)}
-    if both:  # a capture of its own, since some pipelines run the two in turn
-        own: dict[str, object] = {"branch": "unconditional", "tokens": None, "among": None}
-        if preset.among_words or preset.compares_words:
-            read = read_negative(order.pipe, order.options, len(order.prompts))
-            images = images_a_prompt(order.pipe, order.options)
-            own["among"] = [columns_among(preset, one) for one in read for _ in range(images)]
-        found["negative"] = {**settings, **own}
-    if order.asked is not None:
-        found["asked"] = {**settings, **order.asked.settings}
-    return found
-
-
-def _draw(order: _Order, watched: Mapping[str, Options]) -> _Drawn:
+def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -> _Drawn:
     """Run the pipeline once, under all captures."""
     pipe, options = order.pipe, order.options
     with turn(pipe), ExitStack() as captures:
-        stores = {of: captures.enter_context(capture(pipe, **kept)) for of, kept in watched.items()}
-        for store in stores.values():
-            store.checks_itself = False
+        stores = {}
+        for of, kept in watched.items():
+            share = None if budget is None else replace(budget, part=of)
+            stores[of] = captures.enter_context(capture(pipe, max_bytes=share, **kept))
+            stores[of].checks_itself = False
         texts = [prompt.text for prompt in order.prompts]
         result = call_pipeline(pipe, texts, order.seeds, options)
     made = images_of(result)
@@ -150,7 +113,7 @@ def _draw(order: _Order, watched: Mapping[str, Options]) -> _Drawn:
     return _Drawn(stores, [video[video.middle] for video in videos], videos, result)
 
 
-def _make_maps(order: _Order, drawn: _Drawn) -> _Maps:
+def _make_maps(order: Order, drawn: _Drawn) -> _Maps:
     """Make the heatmaps of the prompt and of further texts.
 
     NaN is refused here, where its origin is still known.
@@ -174,7 +137,7 @@ def _make_maps(order: _Order, drawn: _Drawn) -> _Maps:
     return _Maps(layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts)
 
 
-def _describe(order: _Order, drawn: _Drawn, maps: _Maps) -> Run:
+def _describe(order: Order, drawn: _Drawn, maps: _Maps) -> Run:
     """Collect what ``run.json`` says, and give each image a run of its own, with views into the
     tensors of the whole batch."""
     store, preset, videos = drawn.stores["prompt"], order.preset, drawn.videos
@@ -199,7 +162,7 @@ def _describe(order: _Order, drawn: _Drawn, maps: _Maps) -> Run:
     return Run(image_runs, store, maps.layers)
 
 
-def _each_own(common: RunSettings, order: _Order, drawn: _Drawn) -> list[RunSettings]:
+def _each_own(common: RunSettings, order: Order, drawn: _Drawn) -> list[RunSettings]:
     """Return the settings of each image's run."""
     images, videos, prompts = drawn.images, drawn.videos, order.prompts
     a_prompt, a_seed = len(images) // len(prompts), len(images) // len(order.seeds)
@@ -221,23 +184,6 @@ def _each_own(common: RunSettings, order: _Order, drawn: _Drawn) -> list[RunSett
     return own
 
 
-class _Asked:
-    """A text that is asked about: as the model reads it, and how its maps are captured."""
-
-    def __init__(self, pipe: Pipeline, text: str, preset: Preset, options: Options):
-        text = " ".join(text.replace(",", " ").split())  # a comma would take part in the softmax
-        [self.prompt] = read_prompts(pipe, text, **options)
-        columns = columns_among(preset, self.prompt)
-        self.settings: dict[str, object] = {
-            "text_states": encode_text(pipe, text, options),
-            "tokens": None if preset.needs_all_columns else columns,
-        }
-        # in joint attention the image's own columns compete with the words already
-        is_joint = any(layer.kind == "joint" for layer in find_denoiser(pipe).layers)
-        if preset.compares_words or not is_joint:
-            self.settings["among"] = [columns]
-
-
 def _beside(
     store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
 ) -> list[Heatmaps]:
@@ -246,14 +192,6 @@ def _beside(
     # Every text is smoothed along the image's self-attention, which was captured once.
     own = replace(own, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
     return heatmaps_of(store, own, preset, prompts)
-
-
-def read_negative(
-    pipe: Pipeline, options: Options, prompts: int, columns: int | None = None
-) -> list[Prompt]:
-    """Return the negative prompts of a run as the model reads them, one per prompt."""
-    texts = one_each(options["negative_prompt"], prompts)
-    return read_prompts(pipe, texts, columns, negative=True, **options)
 
 
 def _blanked(result: object) -> list[int]:

@@ -102,3 +102,11 @@ def test_what_is_no_photo_is_not_opened(tmp_path, kind):
     Image.new("RGB", (64, 64)).save(tmp_path / "photo.png", kind)
     with pytest.raises(ValueError, match="photo.png.*Pass PNG"):
         open_image(tmp_path / "photo.png")
+
+
+def test_maps_beyond_max_memory_are_refused(explained):
+    given = ("My photo.png", "a red circle", "--device", "cpu", "--refine", "self")
+    code, _, err = explained(*given, "--max-memory", "300kB")
+    assert code == 1
+    assert "--max-memory 300.0kB" in err and "leave out --refine" in err
+    assert not list(Path("outputs").iterdir())

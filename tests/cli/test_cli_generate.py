@@ -119,3 +119,27 @@ def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
     assert process.returncode == 130, err
     assert "Traceback" not in err
     assert os.listdir(tmp_path / "runs") == []
+
+
+def test_maps_beyond_max_memory_are_refused_in_the_words_that_are_typed(invoke, model):
+    code, _, err = generate(invoke, model, "--keep", "steps,heads", "--max-memory", "1 MB")
+    assert code == 1
+    message = err.splitlines()[-1]
+    assert "--max-memory 1.0MB" in message and "would hold up to 2.6 MB" in message
+    assert "leave out --keep steps and leave out --keep heads together" in message
+    assert "dtype" not in message and "`" not in message
+    assert not os.listdir("outputs")
+    more = ("--negative", "dog", "--negative-maps", "--refine", "self", "--ask", "cow")
+    code, _, err = generate(
+        invoke, model, *more, "--max-memory", "1MB", "--set", "guidance_scale=4"
+    )
+    assert code == 1
+    assert "leave out --negative-maps" in err and "leave out --ask" in err
+    assert generate(invoke, model, "--max-memory", "1mb")[0] == 0
+
+
+@pytest.mark.parametrize("size", ["4", "much", "-1GB", "0 MB", "4 G", "1,5GB"])
+def test_max_memory_is_a_size(invoke, size, tmp_path):
+    code, _, err = generate(invoke, str(tmp_path / "none"), f"--max-memory={size}")
+    assert code == 2
+    assert "1.5GiB" in err and size in err

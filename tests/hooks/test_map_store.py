@@ -1,7 +1,6 @@
 """What a store holds, how many bytes that is, and when it is freed."""
 
 import gc
-import sys
 import weakref
 
 import pytest
@@ -44,7 +43,7 @@ def test_memory_is_what_was_said_beforehand(steps, heads):
 
 
 def test_much_memory_is_said_before_it_is_held(monkeypatch, caplog):
-    monkeypatch.setattr(sys.modules["sdattn.hooks.map_store"], "MUCH", 1e6)
+    monkeypatch.setattr("sdattn.hooks.budget.MUCH", 1e6)
     pipe = make_pipeline()
     with capture(pipe) as store:
         run(pipe)
@@ -53,7 +52,7 @@ def test_much_memory_is_said_before_it_is_held(monkeypatch, caplog):
     with capture(pipe, steps="all", heads="all") as store:
         run(pipe)
     said, *held = caplog.records
-    assert "will hold up to 0.0 GB by the end of this run of 2 model calls" in said.getMessage()
+    assert "will hold up to 2.6 MB by the end of this run of 2 model calls" in said.getMessage()
     assert held[1] == store.expected_nbytes
 
 

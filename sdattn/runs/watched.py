@@ -1,0 +1,113 @@
+"""The captures of a run: the prompt's, and those of further texts and of what refines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+from ..hooks.budget import RUN, Budget
+from ..hooks.expected import Expected
+from ..hooks.keep import Keep
+from ..hooks.other_text import encode_text
+from ..maps.aggregation import refining
+from ..maps.presets import Preset
+from ..maps.requirements import columns_among
+from ..models.call_facts import images_a_prompt
+from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
+from ..models.pipeline import Options, Pipeline
+from ..models.pipeline_call import one_each
+from ..models.reading import read_prompts
+from ..models.sizes import latent_size
+from ..prompts.tokens import Prompt
+
+
+@dataclass(frozen=True)
+class Order:
+    """A run to make, see :func:`sdattn.runs.sampling.sample`."""
+
+    pipe: Pipeline
+    prompts: Sequence[Prompt]
+    seeds: Sequence[int]
+    options: Options
+    preset: Preset
+    asked: Asked | None
+
+
+def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
+    """Return the options of each capture, each with a store of its own.
+
+    Keys: ``"prompt"``, and if asked for ``"self"`` (the self-attention that refines),
+    ``"negative"`` and ``"asked"``. All are known before anything runs.
+    """
+    settings, preset = dict(settings), order.preset
+    both = settings.pop("branch", "conditional") == "both"
+    found = {"prompt": settings}
+    # The columns of self-attention are the image's own cells: those of words do not apply.
+    if preset.refine and "refine" not in settings:
+        kept = ("steps", "dtype", "device")
+        alike = {name: settings[name] for name in kept if name in settings}
+        found["self"] = {**alike, "kinds": ("self",), "layers": refining(order.pipe)}
+    if both:  # a capture of its own, since some pipelines run the two in turn
+        own: dict[str, object] = {"branch": "unconditional", "tokens": None, "among": None}
+        if preset.among_words or preset.compares_words:
+            read = read_negative(order.pipe, order.options, len(order.prompts))
+            images = images_a_prompt(order.pipe, order.options)
+            own["among"] = [columns_among(preset, one) for one in read for _ in range(images)]
+        found["negative"] = {**settings, **own}
+    if order.asked is not None:
+        found["asked"] = {**settings, **order.asked.settings}
+    return found
+
+
+class Asked:
+    """A text that is asked about: as the model reads it, and how its maps are captured."""
+
+    def __init__(self, pipe: Pipeline, text: str, preset: Preset, options: Options):
+        text = " ".join(text.replace(",", " ").split())  # a comma would take part in the softmax
+        [self.prompt] = read_prompts(pipe, text, **options)
+        columns = columns_among(preset, self.prompt)
+        self.settings: dict[str, object] = {
+            "text_states": encode_text(pipe, text, options),
+            "tokens": None if preset.needs_all_columns else columns,
+        }
+        # in joint attention the image's own columns compete with the words already
+        is_joint = any(layer.kind == "joint" for layer in find_denoiser(pipe).layers)
+        if preset.compares_words or not is_joint:
+            self.settings["among"] = [columns]
+
+
+def read_negative(
+    pipe: Pipeline, options: Options, prompts: int, columns: int | None = None
+) -> list[Prompt]:
+    """Return the negative prompts of a run as the model reads them, one per prompt."""
+    texts = one_each(options["negative_prompt"], prompts)
+    return read_prompts(pipe, texts, columns, negative=True, **options)
+
+
+def budget_of(
+    max_bytes: int | Budget | None, preset: Preset, given: Options, *fixed: str
+) -> Budget | None:
+    """Read ``max_bytes`` for a run. It advises to leave out only options that are ``given``, and no
+    change that is ``fixed``."""
+    kept = {name for name in ("heads", "refine") if not given.get(name)}.union(fixed)
+    if preset.needs_all_columns:
+        kept.add("words")
+    return Budget.of(max_bytes, [name for name in RUN if name not in kept])
+
+
+def check_images(budget: Budget, order: Order, settings: Options, passes: int) -> None:
+    """Refuse a run of an image model that would hold too much, before anything else runs.
+
+    Raises:
+        OptionError: see :meth:`sdattn.hooks.budget.Budget.check`.
+    """
+    size, every = latent_size(order.pipe, order.options), find_denoiser(order.pipe).layers
+    names = {field.name for field in fields(Keep)}
+    expected = []
+    for part, kept in watch(order, settings).items():
+        keep = Keep.of(**{name: value for name, value in kept.items() if name in names})
+        layers = select_layers(every, kept.get("layers"), kept.get("kinds", TEXT_KINDS), size)
+        columns, rows = len(order.prompts[0].tokens), len(order.prompts)
+        expected.append(Expected(keep, layers, size, columns, rows, passes=passes, part=part))
+    budget.check(expected)

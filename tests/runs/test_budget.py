@@ -1,0 +1,122 @@
+"""`max_bytes` of a run: all of its captures together, before the first step."""
+
+import pytest
+from helpers.small_images import new_image
+from helpers.tiny_pipelines import make_pipeline
+from helpers.transformer_rows import flux
+
+from sdattn import explain, generate
+from sdattn.errors import size_text
+from sdattn.hooks import budget
+from sdattn.maps.capture import MapStore
+
+PROMPT = "a red cat"
+QUICK = {"num_inference_steps": 2}
+ALL = {
+    "capture_options": {"steps": "all", "heads": "all", "branch": "both"},
+    "negative_prompt": "a blue dog",
+    "ask": "dog",
+    "refine": "self",
+}
+
+
+@pytest.fixture
+def stores(monkeypatch):
+    """The stores that captures fill, in order."""
+    found, begin = [], MapStore.__init__
+    monkeypatch.setattr(MapStore, "__init__", lambda s, *a: (found.append(s), begin(s, *a))[1])
+    return found
+
+
+def held(stores):
+    tensors = [one for store in stores for layer in store.sums.values() for one in layer.tensors()]
+    return sum(tensor.nbytes for tensor in tensors)
+
+
+def steps_of(pipe, monkeypatch):
+    found, step = [], type(pipe.scheduler).step
+    monkeypatch.setattr(
+        type(pipe.scheduler), "step", lambda *a, **k: (found.append(1), step(*a, **k))[1]
+    )
+    return found
+
+
+@pytest.mark.parametrize("options", [{}, {"refine": "self"}, ALL, {**ALL, "preset": "daam"}])
+def test_all_maps_of_a_run_count_together(options, stores, monkeypatch):
+    pipe = make_pipeline()
+    if "preset" in options:
+        options = {**options, "refine": None, "capture_options": {"branch": "both"}}
+    generate(pipe, PROMPT, **options, **QUICK)
+    most = held(stores)
+    del stores[:]
+    generate(pipe, PROMPT, max_bytes=most, **options, **QUICK)
+    assert held(stores) == most
+    steps = steps_of(pipe, monkeypatch)
+    with pytest.raises(ValueError, match="max_bytes") as error:
+        generate(pipe, PROMPT, max_bytes=most - 1, **options, **QUICK)
+    assert f"hold up to {size_text(most)}" in str(error.value)
+    assert not steps
+    assert ("`heads`" in str(error.value)) == (options == ALL)  # "daam" decides on the heads
+
+
+def test_both_branches_count_where_they_run_in_turn(stores, monkeypatch):
+    pipe = flux()
+    options = {"capture_options": {"branch": "both"}, "negative_prompt": "a dog", **QUICK}
+    options |= {"true_cfg_scale": 2.0, "height": 128, "width": 128, "max_sequence_length": 16}
+    generate(pipe, PROMPT, **options)
+    most, steps = held(stores), steps_of(pipe, monkeypatch)
+    with pytest.raises(ValueError, match="leave out `branch`") as error:
+        generate(pipe, PROMPT, max_bytes=most - 1, **options)
+    assert f"hold up to {size_text(most)}" in str(error.value)
+    assert not steps
+    del options["capture_options"]
+    generate(pipe, PROMPT, max_bytes=most - 1, **options)
+
+
+@pytest.mark.parametrize("part", [3, 60])
+def test_the_advice_is_enough(part, stores):
+    pipe = make_pipeline()
+    generate(pipe, PROMPT, **ALL, **QUICK)
+    most = held(stores) // part
+    with pytest.raises(ValueError, match="To hold less") as error:
+        generate(pipe, PROMPT, max_bytes=most, **ALL, **QUICK)
+    said = str(error.value)
+    assert "`dtype" not in said.partition(" or ")[0] and "leave out `refine` (" not in said
+    if part == 3:
+        assert "leave out `steps` and leave out `heads` together (" in said
+        ours = {**ALL, "capture_options": {"branch": "both"}}
+    else:
+        assert "leave out `steps`, leave out `heads`" in said and "together" in said
+        ours = {"words": ["cat"]}
+    generate(pipe, PROMPT, max_bytes=most, **ours, **QUICK)
+
+
+def test_a_run_that_a_callback_may_stop_counts_its_early_steps(stores):
+    pipe = make_pipeline()
+    options = {"callback_on_step_end": lambda *a: a[-1], **QUICK}
+    generate(pipe, PROMPT, **options)
+    with pytest.raises(ValueError, match="max_bytes"):
+        generate(pipe, PROMPT, max_bytes=held(stores) - 1, **options)
+
+
+@pytest.mark.parametrize("invert", [False, True])
+def test_an_image_is_explained_within_it_or_not_at_all(invert, stores, monkeypatch):
+    pipe, image = make_pipeline(), new_image((128, 128))
+    how = {"invert": True, **QUICK} if invert else {"timesteps": [100, 300]}
+    how |= {"refine": "self", "ask": "dog"}
+    explain(pipe, image, PROMPT, **how)
+    most = held(stores[-3:])
+    explain(pipe, image, PROMPT, max_bytes=most, **how)
+    calls = []
+    pipe.unet.conv_in.register_forward_hook(lambda *_: calls.append(1))
+    with pytest.raises(ValueError, match="leave out `ask`") as error:
+        explain(pipe, image, PROMPT, max_bytes=most - 1, **how)
+    assert f"hold up to {size_text(most)}" in str(error.value)
+    assert not calls
+
+
+def test_a_budget_offers_what_its_caller_knows():
+    typed = budget.Budget.of(1000, budget.COMMAND)
+    assert "dtype" not in budget.Budget.of(typed, budget.RUN).offers
+    assert budget.Budget.of(typed).offers == list(budget.COMMAND)
+    assert budget.Budget.of(None, budget.RUN) is None

@@ -1,0 +1,58 @@
+"""How the price of watching grows, at tiny sizes."""
+
+import json
+import math
+import sys
+
+import pytest
+
+from scripts.benchmarks import bench_growth
+from scripts.benchmarks.bench_growth import THEORY, VALUES, WAYS, growth, measure, slope
+from scripts.benchmarks.growth_layers import Shape, video_bytes
+from sdattn.hooks.running_sums import RunningSum
+
+TINY = Shape(side=64, tokens=8, images=2)
+
+
+@pytest.mark.parametrize(
+    ("way", "cells", "columns"),
+    [("cross", 64, 8), ("cross, refined", 16, 16), ("cross, each step", 64, 8), ("joint", 16, 8)],
+)
+def test_a_point_has_the_bytes_of_its_maps_and_times_of_both(way, cells, columns):
+    take = RunningSum.take
+    point = measure("images", way, TINY, 2, math.inf)
+    assert point.cells == cells
+    passes = 2 if way == "cross, each step" else 1
+    assert point.held == passes * 2 * cells * columns * 4
+    assert point.watching > 0 and point.layer > 0
+    assert RunningSum.take is take
+    assert measure("images", "joint", TINY, 1, 10) is None
+
+
+def test_exponents_are_those_of_power_laws():
+    assert slope([1, 2, 4], [3, 12, 48]) == pytest.approx(2)
+    assert slope([1, 2, 4], [0, 5, 5]) == pytest.approx(0)
+    assert slope([1, 2], [0, 5]) is None
+    points = [measure("images", "cross", Shape(64, 8, n), 1, math.inf) for n in (1, 2)]
+    [found] = [one for one in growth(points) if (one["axis"], one["way"]) == ("images", "cross")]
+    assert found["held"] == pytest.approx(1)
+    assert found["theory"] == {"watching": 1, "held": 1}
+
+
+def test_a_video_of_81_frames_is_what_the_page_says():
+    held = video_bytes()
+    assert held["default"] == 40 * 21 * 45 * 80 * 512 * 4
+    assert held["ten columns"] == held["default"] * 10 / 512
+
+
+@pytest.mark.slow
+def test_tables_json_and_plot_are_written(tmp_path, monkeypatch, capsys):
+    paths = [str(tmp_path / name) for name in ("growth.json", "growth.png")]
+    arguments = ["--quick", "--axes", "images", "--out", paths[0], "--plot", paths[1]]
+    monkeypatch.setattr(sys, "argv", ["bench_growth", *arguments])
+    bench_growth.main()
+    found = json.loads((tmp_path / "growth.json").read_text())
+    assert len(found["points"]) == len(WAYS["images"]) * len(VALUES["images"][1])
+    assert {one["way"] for one in found["exponents"]} == set(THEORY)
+    assert 0 < (tmp_path / "growth.png").stat().st_size < 150_000
+    assert "theory" in capsys.readouterr().out
