@@ -14,8 +14,8 @@ from helpers.trees import tree
 from sdattn import diff, load_run
 from sdattn.batch.storage.manifest import FORMAT as BATCH_FORMAT
 from sdattn.files.writing import write_files
-from sdattn.runs.folder import check_target, new_folder, run_around
 from sdattn.runs.info import FORMAT, sealed
+from sdattn.runs.targets import check_target, new_folder, run_around
 
 
 def make_diff(folder):
