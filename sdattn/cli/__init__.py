@@ -22,7 +22,7 @@ from ..files.terminal import visible
 from . import app, batch, diff, edit, explain, generate, info, merge, show
 from .common_options import with_common_options
 from .loading import with_loading_options
-from .messages import failure, in_options
+from .messages import failure, in_options, with_nearest
 
 
 class _Literal:
@@ -43,7 +43,12 @@ def _literal(text: str) -> str:
 
 
 class _Command(_Literal, TyperCommand):
-    pass
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = with_nearest(error.message)
+            raise
 
 
 class _Group(_Literal, TyperGroup):

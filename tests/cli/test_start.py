@@ -121,3 +121,9 @@ def test_what_needs_no_model_is_refused_at_once_and_in_one_message(tmp_path):
 def test_wrong_usage_among_other_mistakes_is_still_usage():
     code, _, loaded = start("generate", "a cat", "--seed", "-1", "--set", "x")
     assert (code, loaded) == (2, "")
+
+
+def test_the_nearest_choice_is_named():
+    command = [sys.executable, "-c", PROGRAM, "generate", "a cat", "--preset", "damm"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "mean 'daam'" in " ".join(done.stderr.replace("│", " ").split())
