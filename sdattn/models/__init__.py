@@ -5,8 +5,9 @@ is, how a call is read, how its pipelines read prompts and run guidance. `layers
 denoiser and its layers, `reading` its prompts' columns, `guidance` the rows of each branch.
 
 `sizes`, `call_facts` and `shortcomings` answer questions about a pipeline, `pipeline_call` calls it
-with checked options, and `demos` knows the demo models inside this package. :func:`register` adds a
-family; `image_latents` describes how its pipelines take an image.
+with checked options, `values` checks those that need no pipeline, and `demos` knows the demo models
+inside this package. :func:`register` adds a family; `image_latents` describes how its pipelines
+take an image.
 """
 
 from importlib import import_module

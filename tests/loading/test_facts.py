@@ -24,8 +24,7 @@ def test_files_refuse_what_the_pipeline_would(name):
     pipe = outline(name)
     unit = size_unit(pipe)
     wrong = [side for side in range(1, 3 * unit) if refused(check_size, name, {"width": side})]
-    known = type(pipe.components.get("unet") or pipe.transformer).__name__ != "UNetMotionModel"
-    assert wrong == ([side for side in range(1, 3 * unit) if side % unit] if known else [])
+    assert wrong == [side for side in range(1, 3 * unit) if side % unit]
     assert bool(refused(check_frames, name, {"num_frames": 3})) is not makes_videos(pipe)
 
 
