@@ -31,7 +31,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
             f"A width of {width} does not divide into {heads} heads. "
             "Pass the number of heads of the layer that made this tensor."
         )
-    return x.unflatten(-1, (heads, width // heads)).transpose(1, 2)  # [B, heads, N, d]
+    return x.view(*x.shape[:2], heads, width // heads).transpose(1, 2)  # [B, heads, N, d]
 
 
 def heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:

@@ -91,13 +91,13 @@ def _parts(
     step = min(heads, max(1, PART // (batch * n * t)))
     buffer = torch.empty(batch * step, n, t, dtype=dtype, device=query.device)
     for start in range(0, heads, step):
-        some = slice(start, min(start + step, heads))
-        of_keys = _folded(key[:, some], dtype)
+        some, all_at_once = slice(start, min(start + step, heads)), step == heads
+        of_keys = _folded(key if all_at_once else key[:, some], dtype)
         out = buffer[: len(of_keys)]
-        by_head = out.unflatten(0, (batch, -1))
+        by_head = out.view(batch, -1, n, t)
         if mask is not None:
             by_head.copy_(mask if mask.shape[1] == 1 else mask[:, some])
-        of_queries = _folded(query[:, some], dtype)
+        of_queries = _folded(query if all_at_once else query[:, some], dtype)
         out.baddbmm_(of_queries, of_keys.mT, beta=int(mask is not None), alpha=scale)
         yield by_head, some
 

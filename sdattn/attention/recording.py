@@ -4,6 +4,8 @@
     record_share(total, query, key, mask, scale, logsumexp)    the same for some of the keys
     logsumexp(query, key, mask, scale)                         input of the second
 
+    add_softmax(...)       the first without the operation, for calls that are not compiled
+
 Each is computed by torch's own operations, the same on every device
 (:mod:`sdattn.attention.plain`), and registered with torch by ``torch.library.Library``, so that a
 compiled model stays in one graph. The usual wrapper, ``custom_op``, loads torch's compiler at
@@ -11,6 +13,7 @@ the first call and takes longer for each.
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -41,6 +44,12 @@ def record_softmax(
         columns: keys to add; the softmax is over all keys.
     """
     torch.ops.sdattn.record_softmax.default(total, query, key, mask, scale, columns)
+
+
+def add_softmax(*given: Any) -> None:
+    """Do as `record_softmax`. torch takes as long to find an operation as a small layer to run."""
+    with torch.no_grad() if torch.is_grad_enabled() else nullcontext():
+        plain.add_softmax(*given)
 
 
 def record_share(

@@ -2,11 +2,12 @@
 
 Commands import torch and diffusers only when they run, so that help, the version and completion
 come at once. `options` holds options of several commands, `common_options` options of all commands,
-`loading` options of commands that load a model, and `config` their defaults from a file. `output`
-and `printing` print results; `messages` puts the library's messages into the words of options. To
-add a command, add a module and name it here.
+`loading` options of commands that load a model, `checks` refuses what needs no model, and `config`
+their defaults from a file. `output` and `printing` print results; `messages` puts the library's
+messages into the words of options. To add a command, add a module and name it here.
 """
 
+import atexit
 import gc
 import re
 import sys
@@ -21,7 +22,7 @@ from ..files.terminal import visible
 from . import app, batch, diff, edit, explain, generate, info, merge, show
 from .common_options import with_common_options
 from .loading import with_loading_options
-from .messages import failure, in_options
+from .messages import failure, in_options, with_nearest
 
 
 class _Literal:
@@ -42,7 +43,12 @@ def _literal(text: str) -> str:
 
 
 class _Command(_Literal, TyperCommand):
-    pass
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = with_nearest(error.message)
+            raise
 
 
 class _Group(_Literal, TyperGroup):
@@ -72,6 +78,7 @@ def main() -> None:
     # Python collects less often.
     often, *older = gc.get_threshold()
     gc.set_threshold(max(often, 10_000), *older)
+    atexit.register(gc.freeze)  # Python looks through all objects before it ends: 1.5 s for torch's
     try:
         commands()
     except KeyboardInterrupt:

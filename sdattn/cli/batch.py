@@ -10,6 +10,7 @@ import typer
 from ..errors import InvalidValueError
 from ..files.terminal import visible
 from . import options
+from .checks import Checks
 from .messages import in_options
 from .output import Output
 
@@ -146,6 +147,10 @@ def batch(
         return _verify(output, verify)
     if prompts is None or out is None:
         raise typer.BadParameter("Pass a file of prompts and --out RUN.")
+    checks = Checks()
+    given = options.pipeline_options(steps, guidance, negative, width, height, frames)
+    given |= checks.settings(set_)
+    checks.refuse()
     from ..batch.input.request import Request
     from ..loading.options import LoadingOptions
     from ..maps.presets import preset_of
@@ -154,7 +159,7 @@ def batch(
         source=prompts,
         out=out,
         model=model,
-        options=options.pipeline_options(steps, guidance, negative, width, height, set_, frames),
+        options=given,
         seed=seed,
         batch_size=_size(batch_size),
         preset=preset_of(preset, refine),

@@ -7,6 +7,7 @@ import typer
 
 from ..runs.option_names import LOADING
 from . import options
+from .checks import Checks
 from .output import Output
 
 
@@ -80,7 +81,7 @@ def _of_runs(
     from ..batch.reading import open_batch
     from ..files.paths import check_apart, file_name
     from ..runs.diff import diff
-    from ..runs.folder import check_target
+    from ..runs.targets import check_target
 
     if item and len(item) > 2:
         raise typer.BadParameter("Pass it once for both runs, or twice.", param_hint="--item")
@@ -110,23 +111,26 @@ def _with_and_without(
     """Return the comparison of a prompt's images without a LoRA (A) and with it (B), and its
     folder."""
     from ..files.paths import file_name
-    from ..models.videos import check_makes_images
-    from ..runs.diff import diff
-    from ..runs.folder import check_target
-    from ..runs.generation import prepare
+    from ..runs.targets import check_target
 
     seed, model = asked.get("seed", 0), asked.get("model", "demo")
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}-with-lora"
-    check_target(out, force=force, kind="diff")
-    given = options.pipeline_options(
-        asked.get("steps"), asked.get("guidance"), None, None, None, asked.get("set")
-    )
+    checks = Checks()
+    checks.run(check_target, out, force=force, kind="diff")
+    given = options.pipeline_options(asked.get("steps"), asked.get("guidance"))
+    given |= checks.settings(asked.get("set"))
     loading = {name: asked[name] for name in LOADING if name in asked}
+    checks.of_call(model, loading, [prompt], seed, given)
+    checks.refuse()
     without = {name: value for name, value in loading.items() if name != "lora"}
     # The LoRA first: whether it fits the model shows when it is loaded.
     runs = []
     for how in (loading, without):
         pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)
+        from ..models.videos import check_makes_images
+        from ..runs.diff import diff
+        from ..runs.generation import prepare
+
         check_makes_images(pipe)
         runs.append(prepare(pipe, prompt, seed=seed, words=words, **given).draw())
         del pipe  # before the next is loaded

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from . import options
+from .checks import Checks
 from .output import Output
 
 
@@ -63,20 +64,24 @@ def edit(
       sdattn edit "a cat on a sofa" "a dog on a sofa" --model owner/name --blend cat
       sdattn edit "a cat on a sofa" "a cat on a sofa" --weight sofa=0.3 --image photo.jpg
     """
-    from ..edit.editing import EditOptions, edit, prepare
     from ..files.paths import check_apart, file_name
-    from ..runs.folder import check_target
+    from ..runs.targets import check_target
+
+    checks = Checks()
+    weights = dict(filter(None, (checks.run(_parsed_weight, text) for text in weight or ())))
+    out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
+    given = options.pipeline_options(steps, guidance, negative, width, height)
+    checks.of_call(model, loading, [source, *targets], seed, given)
+    if image:
+        checks.run(check_apart, out, image)
+    checks.run(check_target, out, force=force, kind="edit")
+    given_image = checks.run(options.open_image, image) if image else None
+    checks.refuse()
+    pipe = options.load(model, device, dtype, loading, output)
+    from ..edit.editing import EditOptions, edit, prepare
     from .printing import print_folder, table
 
-    weights = dict(map(_parsed_weight, weight or ()))
     asked = EditOptions(mode, cross, self_, blend or (), weights)
-    out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
-    if image:
-        check_apart(out, image)
-    check_target(out, force=force, kind="edit")
-    given_image = options.open_image(image) if image else None
-    pipe = options.load(model, device, dtype, loading, output)
-    given = options.pipeline_options(steps, guidance, negative, width, height)
     if given_image is not None:
         prepare(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, given_image, source, given, null_text)

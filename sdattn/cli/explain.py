@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from . import options
+from .checks import Checks
 from .output import Output
 
 
@@ -43,23 +44,27 @@ def explain(
       sdattn explain photo.jpg "a cat on a sofa" --model owner/name --invert --steps 30
     """
     from ..files.paths import check_apart, file_name
-    from ..runs.explaining import explain
-    from ..runs.folder import check_target
-    from .printing import print_rows, print_run
+    from ..runs.targets import check_target
 
     if steps is not None and not invert:
         raise typer.BadParameter("--steps needs --invert; otherwise choose --timesteps.")
     if timesteps is not None and invert:
         raise typer.BadParameter("--invert chooses its own timesteps; pass --steps.")
-    way: dict[str, Any] = {"timesteps": _parsed(timesteps), "invert": invert}
+    checks = Checks()
+    way: dict[str, Any] = {"timesteps": checks.run(_parsed, timesteps), "invert": invert}
     way |= {} if steps is None else {"num_inference_steps": steps}
-    allowed = options.bytes_of(max_memory)
+    allowed = checks.run(options.bytes_of, max_memory)
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
     maps: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask}
-    opened = options.open_image(image)
-    check_apart(out, image)
-    check_target(out, force=force)
+    checks.of_call(model, loading, [prompt], seed, {})
+    opened = checks.run(options.open_image, image)
+    checks.run(check_apart, out, image)
+    checks.run(check_target, out, force=force)
+    checks.refuse()
     pipe = options.load(model, device, dtype, loading, output)
+    from ..runs.explaining import explain
+    from .printing import print_rows, print_run
+
     maps["max_bytes"] = options.budget(allowed)
     run = explain(pipe, opened, prompt, seed=seed, **way, **maps)
     print_run(output, run, run.save(out, force=force))

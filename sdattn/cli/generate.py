@@ -6,6 +6,7 @@ from typing import Annotated, Any
 import typer
 
 from . import options
+from .checks import Checks
 from .output import Output
 
 _KEPT = ("steps", "heads")
@@ -57,18 +58,23 @@ def generate(
       sdattn generate --config outputs/a-cat-on-a-sofa-0/run.json --seed 1
     """
     from ..files.paths import file_name
-    from ..models.call_facts import EACH
-    from ..runs.folder import check_target
+    from ..models.values import EACH
+    from ..runs.targets import check_target
+
+    checks = Checks()
+    given = options.pipeline_options(steps, guidance, negative, width, height, frames=frames)
+    given |= checks.settings(set_)
+    watch = {**(checks.run(_kept, keep) or {}), **({"branch": "both"} if negative_maps else {})}
+    out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
+    allowed = checks.run(options.bytes_of, max_memory)
+    checks.of_call(model, loading, [prompt], seed, given)
+    if all(given.get(name, 1) == 1 for name in EACH):  # known before the model is loaded
+        checks.run(check_target, out, force=force)
+    checks.refuse()
+    pipe = options.load(model, device, dtype, loading, output)
     from ..runs.generation import prepare
     from .printing import print_run
 
-    given = options.pipeline_options(steps, guidance, negative, width, height, set_, frames)
-    watch = {**_kept(keep), **({"branch": "both"} if negative_maps else {})}
-    allowed = options.bytes_of(max_memory)
-    out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
-    if all(given.get(name, 1) == 1 for name in EACH):  # known before the model is loaded
-        check_target(out, force=force)
-    pipe = options.load(model, device, dtype, loading, output)
     ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
     ways |= {"capture_options": watch, "out": out, "force": force}
     ways["max_bytes"] = options.budget(allowed)

@@ -1,6 +1,8 @@
 """The library's messages in the words of the command line: num_inference_steps=0 is --steps 0."""
 
+import difflib
 import json
+import re
 import shlex
 import sys
 import traceback
@@ -68,6 +70,19 @@ def in_options(said: object) -> str:
     arguments."""
     text = str(said)
     return reworded(text, typed) if isinstance(said, (SdattnError, SdattnWarning)) else text
+
+
+def with_nearest(message: str) -> str:
+    """Add the nearest choice to typer's message for a value that is none of an option's.
+
+    >>> with_nearest("'damm' is not one of 'default', 'daam'.")
+    "'damm' is not one of 'default', 'daam'. Did you mean 'daam'?"
+    """
+    given, is_choice, choices = message.partition(" is not one of ")
+    asked = re.findall(r"'([^']*)'$", given)
+    known = re.findall(r"'([^']*)'", choices)
+    near = difflib.get_close_matches(asked[0], known, 1) if is_choice and asked else []
+    return f"{message} Did you mean {near[0]!r}?" if near else message
 
 
 def typed(name: str, *value: Any) -> str | None:

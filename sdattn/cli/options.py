@@ -1,5 +1,6 @@
 """Options that several commands share, each defined once, and how their values are read."""
 
+import gc
 import json
 import os
 import re
@@ -135,22 +136,20 @@ _WITH_OPTION = {  # what --set does not set: options and arguments of the comman
 
 
 def pipeline_options(
-    steps: int | None,
-    guidance: float | None,
-    negative: str | None,
-    width: int | None,
-    height: int | None,
-    settings: list[str] | None = None,
+    steps: int | None = None,
+    guidance: float | None = None,
+    negative: str | None = None,
+    width: int | None = None,
+    height: int | None = None,
     frames: int | None = None,
 ) -> dict[str, Any]:
-    """Return the given options of the pipeline's call; ``settings`` come from --set."""
+    """Return the given options of the pipeline's call; those of --set come from `setting`."""
     values = (steps, guidance, negative, width, height, frames)
     options = dict(zip(PIPELINE, values, strict=True))
-    given = {name: value for name, value in options.items() if value is not None}
-    return given | dict(map(_setting, settings or ()))
+    return {name: value for name, value in options.items() if value is not None}
 
 
-def _setting(text: str) -> tuple[str, Any]:
+def setting(text: str) -> tuple[str, Any]:
     """Read NAME=VALUE; the value is JSON if it parses as JSON, else text."""
     name, is_set, value = text.partition("=")
     if not is_set or not name.isidentifier():
@@ -206,17 +205,21 @@ def load(
 ) -> Any:
     """Load the pipeline that --model, --device, --dtype and the loading options name, and describe
     it on stderr."""
+    output = output or Output()
+    output.note(f"loading {model} …")  # at once: the imports alone take seconds
+    # Imports make very many objects, hardly one of them garbage. Frozen, they are not looked
+    # through again, neither while the command runs nor when Python ends.
+    gc.disable()
+    try:
+        pipe = _loaded(model, device, dtype, loading)
+    finally:
+        gc.freeze()
+        gc.enable()
     from ..loading.devices import device_of
     from ..loading.options import options_of
-    from ..loading.pipelines import load_pipeline
-    from ..loading.quiet import quiet_libraries
 
-    torch_dtype = dtype_of(dtype)
-    quiet_libraries()
-    pipe = load_pipeline(model, device=device, dtype=torch_dtype, **(loading or {}))
     name = str(pipe.dtype).removeprefix("torch.")
     limit_threads(pipe)
-    output = output or Output()
     how = options_of(pipe)
     output.note(
         f"{type(pipe).__name__} {model} on {device_of(pipe)} in {name}{f', {how}' if how else ''}"
@@ -224,6 +227,15 @@ def load(
     if output.quiet:
         pipe.set_progress_bar_config(disable=True)
     return pipe
+
+
+def _loaded(model: str, device: str | None, dtype: str | None, loading: Loading) -> Any:
+    from ..loading.pipelines import load_pipeline
+    from ..loading.quiet import quiet_libraries
+
+    torch_dtype = dtype_of(dtype)
+    quiet_libraries()
+    return load_pipeline(model, device=device, dtype=torch_dtype, **(loading or {}))
 
 
 def limit_threads(pipe: Any) -> None:

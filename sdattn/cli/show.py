@@ -153,7 +153,7 @@ def _drawings(
 
 def _check_no_run(out: Path) -> None:
     """Refuse to draw into another run's folder, whose run.json would then be wrong."""
-    from ..runs.folder import run_around
+    from ..runs.targets import run_around
 
     if (around := run_around(out)) is not None:
         raise ExistsError(

@@ -21,12 +21,12 @@ from ..models.pipeline import Pipeline
 from ..models.pipeline_call import (
     call_pipeline,
     checked_options,
-    checked_seeds,
     images_of,
     is_of_images,
     named_bar,
 )
 from ..models.reading import read_prompts
+from ..models.values import checked_seeds
 from ..prompts.tokens import Prompt
 from .removal import Columns, Removal, check_removal
 

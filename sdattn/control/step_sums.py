@@ -8,7 +8,7 @@ from torch import Tensor
 from ..errors import refuse
 from ..hooks.run_part import RunPart
 from ..maps.folded import Maps, StepChoice
-from ..models.pipeline_call import whole
+from ..models.values import whole
 
 
 def chosen(kept: Sequence[Maps], steps: StepChoice) -> tuple[Maps, int]:

@@ -25,9 +25,10 @@ from ..models.call_facts import is_guided, model_passes
 from ..models.families import edits_of
 from ..models.layers import find_denoiser
 from ..models.pipeline import Options, Pipeline
-from ..models.pipeline_call import checked_options, checked_seeds, one_at_a_time
+from ..models.pipeline_call import checked_options, one_at_a_time
 from ..models.reading import read_prompts
 from ..models.sizes import latent_size
+from ..models.values import checked_seeds
 from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample

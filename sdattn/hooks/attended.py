@@ -17,7 +17,7 @@ from torch import Tensor
 from ..attention import attention_probs, plain
 from ..attention.calls import ALL, AttentionCall, Rows, chosen_rows, row_index
 from ..attention.device_copies import DeviceCopies, chosen
-from ..attention.recording import logsumexp, record_share, record_softmax
+from ..attention.recording import add_softmax, logsumexp, record_share
 
 Columns = Sequence[int] | None  # of the keys; None for all
 PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
@@ -152,7 +152,7 @@ class Softmax(Attended):
             if not self._shows_all:  # columns of the keys that are shown
                 shown = range(self.shown.start, self.shown.stop)
                 columns = list(shown) if columns is None else [shown[c] for c in columns]
-            record_softmax(total, call.query, call.key, mask, self.scale, columns)
+            add_softmax(total, call.query, call.key, mask, self.scale, columns)
             return total
         # Many: exp(scores - logsumexp) of the keys that are shown, and of no others.
         key, mask = call.key[:, :, self.shown], mask if mask is None else mask[..., self.shown]

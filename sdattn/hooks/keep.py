@@ -14,7 +14,7 @@ import torch
 from ..errors import InvalidValueError, refuse
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
-from ..models.pipeline_call import whole
+from ..models.values import whole
 from .run_part import RunPart, items_of
 
 MUCH = 1e9  # bytes; a warning is logged where more will be held

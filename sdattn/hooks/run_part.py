@@ -8,7 +8,7 @@ from numbers import Real
 from typing import Any
 
 from ..errors import InvalidValueError
-from ..models.pipeline_call import whole
+from ..models.values import whole
 
 Span = float | tuple[float, float]  # 0.8 means (0, 0.8), in parts of the run
 

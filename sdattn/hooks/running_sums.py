@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import nullcontext
-from functools import reduce
+from functools import cached_property, reduce
 from typing import cast
 
 import torch
@@ -47,6 +47,7 @@ class RunningSum:
         self.steps: list[Tensor] = []
         self.copy = HostCopy()
         self._summed = 1  # heads that are averaged
+        self._fitting: tuple[Size | None, int] | None = None  # latent and cells of the last call
         self._kept: DeviceCopies | None = None  # of the keys that ``among`` names
         self._cells: tuple[int, ...] | None = None  # of the frames that are kept; None for all
 
@@ -68,7 +69,8 @@ class RunningSum:
                 "which image each row belongs to is not known. Leave this layer out (layers=…)."
             )
         # Rows of the other branch are dropped before anything is computed.
-        with nullcontext() if self.keep.grad else torch.no_grad():
+        has_graph = torch.is_grad_enabled() and not self.keep.grad
+        with torch.no_grad() if has_graph else nullcontext():
             self.add(attended if running.kept is None else attended.of(running.kept))
 
     def add(self, attended: Attended) -> None:
@@ -99,8 +101,11 @@ class RunningSum:
         if running.n_text and self.seen and self.seen[-1] is running:
             raise CaptureError(called_twice(self.layer.name))
         size = running.latent_size
+        if (size, cells) == self._fitting:
+            return
         grid = (1, cells) if size is None else self.layer.grid(size)
         if math.prod(grid) == cells:
+            self._fitting = size, cells
             return
         found = f"{self.layer.name} ran on {cells} queries, and its grid is {grid_text(grid)}"
         if not running.n_text:
@@ -192,7 +197,7 @@ class RunningSum:
             is_added = self.total is not None and not steps.last
             self._hold(sent if is_added else sent.clone())
 
-    @property
+    @cached_property
     def _in_place(self) -> bool:
         """True if heads are summed where they are computed, in the running sum."""
         keep = self.keep

@@ -47,19 +47,21 @@ def is_plain(attn: Any, processor: Any) -> bool:
     A layer whose ``scale`` or ``get_attention_scores`` is not diffusers' own has none that does,
     nor has a module of diffusers whose ``F`` is not torch's.
     """
-    call = type(processor).__call__
-    if not _is_known(call) or "get_attention_scores" in vars(attn):
+    home = _home_if_known(type(processor).__call__)
+    if home is None or "get_attention_scores" in vars(attn):
         return False
-    if unwrap(call).__globals__.get("F", nn.functional) is not nn.functional:
+    if home.get("F", nn.functional) is not nn.functional:
         return False
     scale, width = getattr(attn, "scale", None), getattr(attn, "inner_dim", None)
     return scale is None or width is None or scale == (width // attn.heads) ** -0.5
 
 
 @cache
-def _is_known(call: Any) -> bool:
+def _home_if_known(call: Any) -> dict[str, Any] | None:
+    """Return the names in the module of a plain processor's call, or None for any other."""
     call = unwrap(call)
-    return call.__module__ in HOMES and call.__qualname__.split(".")[0] in PLAIN
+    is_known = call.__module__ in HOMES and call.__qualname__.split(".")[0] in PLAIN
+    return call.__globals__ if is_known else None
 
 
 def gated(made: Tensor, logits: Sequence[Tensor]) -> Tensor:

@@ -5,5 +5,6 @@ the hub's errors), `options` holds how to load it, `folder` and `index` check a 
 diffusers reads it, `single_files` loads a one-file checkpoint. `weight_files` and `lora_files`
 check files of weights by their headers; `lora`, `quantization`, `schedulers` and `devices` are one
 option each, `lent` is for the demos only. `outline` builds a pipeline without its weights, to check
-prompts and options against. `quiet` hides the libraries' notices.
+prompts and options against; `facts` reads what a folder's files say, without torch. `quiet` hides
+the libraries' notices.
 """

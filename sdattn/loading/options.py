@@ -15,14 +15,15 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
-
-import torch
+from typing import TYPE_CHECKING, Any
 
 from ..errors import MissingPackageError, OptionError, refuse
 from ..files.records import Record
 from ..models.pipeline import Pipeline
 from .locating import find_lora, find_model, is_hub_id
+
+if TYPE_CHECKING:
+    import torch
 
 OFFLOADS = ("model", "sequential", "group")
 BITS = ("8bit", "4bit")
@@ -105,13 +106,16 @@ class LoadingOptions(Record):
                 raise refuse("lora", text, "PATH, or PATH:SCALE with a finite number")
             yield path, scale
 
+    def check_files(self, model: str | Path) -> None:
+        """Refuse missing files and options that do not fit this kind of model; no torch."""
+        self._check_model(model, find_model(model))
+        self._check_files()
+
     def check(self, model: str | Path, device: torch.device) -> None:
         """Refuse options that this model, this device or this installation cannot support:
         FileNotFoundError for a missing file or model, ValueError for options that do not fit,
         ImportError for a package."""
-        path = find_model(model)
-        self._check_model(model, path)
-        self._check_files()
+        self.check_files(model)
         kind = self.quantization
         if kind in BITS and device.type == "cpu":
             text = "bitsandbytes, which diffusers quantizes with, needs a GPU; this is the CPU."

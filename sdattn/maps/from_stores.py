@@ -7,9 +7,9 @@ from typing import Any, Literal, cast
 from ..errors import InvalidTypeError, InvalidValueError
 from ..hooks.drawn import DrawnPrompts
 from ..hooks.map_store import CapturedMaps
-from ..models.call_facts import EACH
 from ..models.guidance import Branch
 from ..models.reading import read_prompts
+from ..models.values import EACH
 from ..prompts.chunks import read_long_prompt
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt

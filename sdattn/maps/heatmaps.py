@@ -17,7 +17,7 @@ from ..files.tables import labelled
 from ..files.terminal import shorter
 from ..files.videos import key_frames
 from ..models.crops import Crop
-from ..models.pipeline_call import whole
+from ..models.values import whole
 from ..prompts.tokens import Prompt, Word
 from ..prompts.words import is_content_word
 from .heatmap import Heatmap, check_frame

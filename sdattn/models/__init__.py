@@ -5,14 +5,37 @@ is, how a call is read, how its pipelines read prompts and run guidance. `layers
 denoiser and its layers, `reading` its prompts' columns, `guidance` the rows of each branch.
 
 `sizes`, `call_facts` and `shortcomings` answer questions about a pipeline, `pipeline_call` calls it
-with checked options, and `demos` knows the demo models inside this package. :func:`register` adds a
-family; `image_latents` describes how its pipelines take an image.
+with checked options, `values` checks those that need no pipeline, and `demos` knows the demo models
+inside this package. :func:`register` adds a family; `image_latents` describes how its pipelines
+take an image.
 """
 
-from .edits import Edits
-from .families import register, unregister
-from .family import Family
-from .image_latents import ImageLatents
-from .names import Names
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["Edits", "Family", "ImageLatents", "Names", "register", "unregister"]
+if TYPE_CHECKING:
+    from .edits import Edits as Edits
+    from .families import register as register
+    from .families import unregister as unregister
+    from .family import Family as Family
+    from .image_latents import ImageLatents as ImageLatents
+    from .names import Names as Names
+
+# Module of each public name, loaded on first use: `demos` and `values` need no torch
+_PUBLIC = {
+    "Edits": "edits",
+    "Family": "family",
+    "ImageLatents": "image_latents",
+    "Names": "names",
+    "register": "families",
+    "unregister": "families",
+}
+__all__ = sorted(_PUBLIC)
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name on first use."""
+    if name not in _PUBLIC:
+        raise AttributeError(f"module 'sdattn.models' has no attribute {name!r}")
+    globals()[name] = found = getattr(import_module(f".{_PUBLIC[name]}", __name__), name)
+    return found

@@ -9,9 +9,7 @@ from .families import guidance_of
 from .guiders import guider_of, makes_negative
 from .layers import find_denoiser
 from .pipeline import Options, Pipeline
-
-# The options that say how many images, or videos, are made of one prompt
-EACH = ("num_images_per_prompt", "num_videos_per_prompt")
+from .values import EACH
 
 
 def images_a_prompt(pipe: Pipeline, options: Options) -> int:

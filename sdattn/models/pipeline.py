@@ -1,9 +1,12 @@
 """`Pipeline` and `Model`: the types that the rest of sdattn takes, for any class of diffusers."""
 
-from collections.abc import Mapping
-from typing import Any, Protocol
+from __future__ import annotations
 
-import torch
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+if TYPE_CHECKING:
+    import torch
 
 Options = Mapping[str, Any]  # arguments of a pipeline's call, by name
 Given = Mapping[str, Any]  # arguments of a model's call, by name

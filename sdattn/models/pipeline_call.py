@@ -2,7 +2,6 @@
 
 import difflib
 import functools
-import math
 import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
@@ -13,19 +12,18 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from ..errors import InvalidValueError, OptionError, option_names, refuse
-from .call_facts import EACH, check_guidance, images_a_prompt
+from ..errors import InvalidValueError, refuse
+from .call_facts import check_guidance, images_a_prompt
 from .call_options import call_options, is_modular
 from .demos import demo_settings
 from .finite import watch_finite
 from .guiders import guider_of
 from .layers import held_model
 from .pipeline import Options, Pipeline
-from .reading import check_text
 from .sizes import default_size, size_unit
+from .values import EACH, check_side, check_values, checked_seeds, whole
 from .videos import check_frames, check_makes_images, default_frames, frame_rate, makes_videos
 
-LARGEST_SEED = 2**63 - 1  # of a torch.Generator
 _BYTES_A_PIXEL = 3 * 4  # of the image that the autoencoder makes, RGB in float32
 
 Given = ParamSpec("Given")
@@ -78,16 +76,8 @@ def checked_options(
         check_makes_images(pipe)
     given = {**demo_settings(pipe), **options}
     options = {name: _plain(value) for name, value in given.items()}
-    if taken := sorted({"generator", "output_type", "prompt_embeds", "return_dict"} & set(options)):
-        text = f"{option_names(taken)} cannot be chosen here. Use `capture()` around the pipeline."
-        raise InvalidValueError(text)
+    check_values(options)
     _check_names(pipe, options)
-    for name, value in options.items():
-        if isinstance(value, float) and not math.isfinite(value):
-            raise refuse(name, value, "a finite number")
-        for text in value if isinstance(value, (list, tuple)) else [value]:
-            if isinstance(text, str):
-                check_text(text, name)
     check_guidance(pipe, options)
     # Sizes and counts last: they are filled in from what the pipeline does by default.
     options = {**options, **_checked_size(pipe, options), **_checked_counts(pipe, options)}
@@ -112,26 +102,12 @@ def _checked_counts(pipe: Pipeline, options: Options) -> dict[str, int]:
         found["num_inference_steps"] = steps
     for name in (*EACH, "num_frames"):
         if options.get(name) is not None:
-            number = whole(options[name])
-            if number is None or number < 1:
-                raise refuse(name, options[name], "a whole number from 1")
-            found[name] = number
+            found[name] = index(options[name])
     if "num_frames" in found:
         check_frames(pipe, found["num_frames"])
     if makes_videos(pipe):
         frame_rate(pipe, options)
     return found
-
-
-def whole(value: Any) -> int | None:
-    """Return a whole number of any kind, numpy's and torch's too, as an int. Return None for
-    anything else, also for a bool or a list of one number."""
-    is_truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
-    is_list = getattr(value, "ndim", None) not in (None, 0)
-    try:
-        return None if is_truth or is_list else index(value)
-    except TypeError:
-        return None
 
 
 def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
@@ -150,19 +126,6 @@ def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
             f"are decoded, and this machine has {memory / 1e9:,.0f} GB. Make fewer at a time, or "
             "smaller ones."
         )
-
-
-def checked_seeds(seed: object, images: int = 1) -> list[int]:
-    """Return the seeds of a run's images: ``seed`` and the numbers after it.
-
-    Raises:
-        ValueError: it is not a whole number, or one of them is not from 0 to 2**63 - 1.
-    """
-    first = whole(seed)
-    if first is None or not 0 <= first <= LARGEST_SEED - images + 1:
-        most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
-        raise refuse("seed", seed, f"a whole number from 0 to {most}")
-    return [first + i for i in range(images)]
 
 
 def _check_names(pipe: Pipeline, options: Options) -> None:
@@ -198,17 +161,8 @@ def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
     asked = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
     given = {side: whole(value) for side, value in asked.items()}
     unit = size_unit(pipe)
-    for side, value in given.items():
-        if value is None:
-            raise refuse(side, asked[side], "a whole number of pixels")
-        if value < unit or value % unit:
-            # The two sizes to choose from, for the message.
-            lower = max(unit, value // unit * unit)
-            text = (
-                f"this model makes sizes that are a multiple of {unit} pixels. The nearest are "
-                f"{lower} and {lower + unit}."
-            )
-            raise OptionError(side, value, text)
+    for side, value in asked.items():
+        check_side(side, value, unit)
     if given:
         height, width = default_size(pipe)
         found |= {"height": height, "width": width, **given}

@@ -11,8 +11,7 @@ from ..prompts.tokens import Prompt, read_labels, warn_of_truncation
 from .encoders import TextCall
 from .families import reader_of
 from .pipeline import Options, Pipeline
-
-LONGEST = 10_000  # characters; no text encoder here reads so many tokens
+from .values import check_text
 
 
 def read_prompts(
@@ -44,7 +43,7 @@ def read_prompts(
 
     Raises:
         TypeError: a pipeline that no family reads.
-        ValueError: a prompt without a word or with over :data:`LONGEST` characters; columns that
+        ValueError: a prompt without a word or longer than :data:`~.values.LONGEST`; columns that
             cannot be explained; an option that changes the text; labels out of range; or two
             tokenizers (SDXL) that put a word into different columns.
 
@@ -63,27 +62,6 @@ def read_prompts(
         warn_of_truncation(prompt)
     texts_read = iter(read)
     return [next(texts_read) if isinstance(each, str) else _ready(each, columns) for each in given]
-
-
-def check_text(text: str, name: str) -> None:
-    """Refuse a text that is too long for any encoder, or not valid Unicode.
-
-    Raises:
-        ValueError: it has over :data:`LONGEST` characters, bytes that are not UTF-8 (as the command
-            line passes them on), or lone surrogates.
-    """
-    if len(text) > LONGEST:
-        raise InvalidValueError(
-            f"The {name} has {len(text):,} characters. Write at most {LONGEST:,}; text encoders "
-            "read 77 to some 1,000 tokens."
-        )
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidValueError(
-            f"The {name} is not UTF-8: its character {error.start + 1} is "
-            f"{text[error.start]!r}. Write it as UTF-8."
-        ) from None
 
 
 def _ready(prompt: object, columns: int | None) -> Prompt:

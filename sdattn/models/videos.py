@@ -6,6 +6,7 @@ from .call_options import call_options, option_of
 from .demos import demo_settings
 from .layers import find_denoiser
 from .pipeline import Options, Pipeline
+from .values import no_videos
 
 # Names that pipelines have for the frames that a VAE codes together after the first
 _UNITS = (
@@ -73,8 +74,7 @@ def check_frames(pipe: Pipeline, frames: int) -> None:
         ValueError: the model cannot make that many; the message names the nearest possible numbers.
     """
     if not makes_videos(pipe):
-        text = f"a {type(pipe).__name__} makes images, not videos. Leave it out."
-        raise OptionError("num_frames", frames, text)
+        raise no_videos(frames, type(pipe).__name__)
     unit = frame_unit(pipe)
     if (frames - 1) % unit:
         lower = (frames - 1) // unit * unit + 1

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import InvalidValueError, NotFoundError, SdattnWarning, warn
 from .tokenizing import EOS, SOS, Token, added_words, filled, tokenize, with_vectors
-from .words import Source, merge_spans, split_phrase, split_words
+from .words import Source, empty_prompt, merge_spans, split_phrase, split_words
 
 
 class TruncationWarning(SdattnWarning):
@@ -179,7 +179,7 @@ def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prom
     with it, spaces excepted."""
     words = split_words(source.prompt, added_words(tokenizer, source))
     if not words:
-        raise InvalidValueError(f"The prompt {source.prompt!r} is empty. Write at least one word.")
+        raise empty_prompt(source.prompt)
     # The word of each character; a token belongs to every word that it shares a character with.
     owner = {
         char: i

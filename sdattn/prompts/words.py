@@ -6,6 +6,8 @@ import unicodedata
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from ..errors import InvalidValueError
+
 _CLOSED_CLASSES = """
 a an the this that these those some any each every no all both such
 i you he she it we they me him her us them my your his its our their
@@ -169,3 +171,8 @@ def _kind(char: str) -> str:
     if category == "Lo" and unicodedata.name(char, "").startswith(("CJK", "HIRAGANA", "KATAKANA")):
         return "ideograph"
     return "letter" if category[0] in "LN" else "other"
+
+
+def empty_prompt(prompt: str) -> InvalidValueError:
+    """Return the error for a prompt without a word."""
+    return InvalidValueError(f"The prompt {prompt!r} is empty. Write at least one word.")

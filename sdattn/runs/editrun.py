@@ -10,10 +10,11 @@ from ..files.writing import to_json
 from ..maps import notebook, sheets
 from ..maps.heatmaps import Heatmaps
 from .drawings import png
-from .folder import new_folder, save_run
+from .folder import save_run
 from .report.pair import Counterpart, Link, Side, pair_page
 from .run import Run
 from .settings import Edited, EditInfo
+from .targets import new_folder
 
 if TYPE_CHECKING:
     from PIL import Image

@@ -30,8 +30,9 @@ from ..maps.requirements import capture_settings, checked_capture
 from ..models.families import image_latents_of, unguided_options
 from ..models.layers import find_denoiser
 from ..models.pipeline import Options, Pipeline
-from ..models.pipeline_call import checked_options, checked_seeds, named_bar, one_at_a_time
+from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts
+from ..models.values import checked_seeds
 from ..prompts.tokens import Prompt
 from .run import Run
 from .sampling import sample

@@ -17,17 +17,17 @@ from ..models.demos import demo_of
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import (
     checked_options,
-    checked_seeds,
     one_at_a_time,
     options_of_image,
 )
 from ..models.reading import read_prompts
+from ..models.values import checked_seeds
 from ..prompts.tokens import Prompt
-from .folder import check_target
 from .imagerun import Further, ImageRun
 from .run import Run, run_folders
 from .sampling import sample
 from .stops import has_callback
+from .targets import check_target
 from .watched import budget_of, read_negative
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place

@@ -15,7 +15,6 @@ negative/  asked/  causal/
                [(frames,) rows, cols] by word
 """
 
-import re
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 from typing import NamedTuple
@@ -45,13 +44,6 @@ from .info import (
     RunInfo,
 )
 
-# A file that a run's folder can have, by its path in it
-RUN_FILE = re.compile(
-    r"(image|source)\.png|video\.(mp4|webp)|preview\.webp|(report|edit)\.html"
-    r"|(maps|steps|heads)\.safetensors|run\.json"
-    rf"|(({'|'.join(FURTHER)})/)?"
-    r"((grid|strips)\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.(png|mp4|webp))"
-)
 AFFINITY = "self-attention"  # the name among the maps of what refined them
 
 

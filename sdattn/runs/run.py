@@ -13,8 +13,9 @@ from ..maps.capture import MapStore
 from ..maps.heatmap import Heatmap, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
-from .folder import check_target, save_run
+from .folder import save_run
 from .imagerun import ImageRun, described
+from .targets import check_target
 
 if TYPE_CHECKING:
     from PIL import Image

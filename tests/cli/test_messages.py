@@ -107,8 +107,8 @@ def test_no_command_speaks_python(invoke, model, arguments, message):
 
 def test_a_device_that_is_not_here_is_refused_before_the_load(invoke, monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    monkeypatch.setattr("sdattn.loading.options.find_model", lambda _: pytest.fail("it was loaded"))
+    monkeypatch.setattr("sdattn.loading.pipelines.find_model", lambda _: pytest.fail("loaded"))
     code, out, err = invoke("generate", "a cat", "--device", "cuda")
     assert (code, out) == (1, "")
-    assert err.startswith("sdattn: --device cuda: ")
+    assert err.splitlines()[-1].startswith("sdattn: --device cuda: ")
     assert "This machine has: cpu. Pass one of these" in err

@@ -65,3 +65,65 @@ def test_completion_loads_nothing_heavy(typed, completed):
     words = {"COMP_WORDS": typed, "COMP_CWORD": str(typed.count(" "))}
     code, out, loaded = start(**words, _SDATTN_COMPLETE="complete_bash")
     assert (code, out.split(), loaded) == (0, completed.split(), "")
+
+
+FIRST_LINE = f"""
+import sys
+from sdattn.cli import main
+
+class Watched:
+    def __init__(self, stream):
+        self.stream, self.said = stream, []
+    def write(self, text):
+        if text.strip() and not self.said:
+            loaded = [name for name in {HEAVY} if name in sys.modules]
+            self.said = [text.split()[0], *loaded]
+        return self.stream.write(text)
+    def flush(self):
+        self.stream.flush()
+
+sys.stderr = Watched(sys.stderr)
+try:
+    main()
+except SystemExit:
+    print("first:", *sys.stderr.said)
+"""
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("generate", "a red circle"),
+        ("edit", "a red circle", "a red star"),
+        ("diff", "a gold circle", "--lora", "demo-lora"),
+    ],
+)
+def test_the_first_line_comes_before_anything_heavy_is_loaded(arguments, tmp_path):
+    """The model asks for a device that no machine has, so that the command ends after it."""
+    more = ["--device", "none", "--out", str(tmp_path / "run")]
+    command = [sys.executable, "-c", FIRST_LINE, *arguments, *more]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.split() == ["first:", "loading"]
+
+
+def test_what_needs_no_model_is_refused_at_once_and_in_one_message(tmp_path):
+    wrong = ["--seed", "-1", "--width", "100", "--frames", "3", "--set", "frame_rate=NaN"]
+    wrong += ["--set", "generator=3", "--lora", "nothing.safetensors", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", PROGRAM, "generate", " ", *wrong]
+    done = subprocess.run(command, capture_output=True, text=True)
+    message, loaded = done.stderr.splitlines()
+    assert (done.returncode, loaded) == (1, "loaded:")
+    for named in ("' '", "--seed", "--width", "--frames", "frame_rate", "generator", "--lora"):
+        assert named in message
+    assert str(tmp_path) in message
+
+
+def test_wrong_usage_among_other_mistakes_is_still_usage():
+    code, _, loaded = start("generate", "a cat", "--seed", "-1", "--set", "x")
+    assert (code, loaded) == (2, "")
+
+
+def test_the_nearest_choice_is_named():
+    command = [sys.executable, "-c", PROGRAM, "generate", "a cat", "--preset", "damm"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert "mean 'daam'" in " ".join(done.stderr.replace("│", " ").split())

@@ -11,7 +11,8 @@ from helpers.forks import fork
 from helpers.small_runs import saved, small_run
 from helpers.trees import tree
 
-from sdattn.runs.folder import check_target, new_folder, save_run
+from sdattn.runs.folder import save_run
+from sdattn.runs.targets import check_target, new_folder
 
 
 def write_and_die(at, folder, go):

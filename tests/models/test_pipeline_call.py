@@ -14,11 +14,11 @@ from sdattn.control.knockouts import knockouts
 from sdattn.edit import edit
 from sdattn.models.pipeline_call import (
     checked_options,
-    checked_seeds,
     is_of_images,
     named_bar,
     options_of_image,
 )
+from sdattn.models.values import checked_seeds
 from sdattn.prompts.tokens import TruncationWarning
 
 PIPE = make_pipeline()

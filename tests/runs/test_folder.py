@@ -17,9 +17,10 @@ from sdattn import Heatmaps, load_run, read_prompt
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
-from sdattn.runs.folder import check_target, new_folder, save_run
+from sdattn.runs.folder import save_run
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.settings import RunSettings
+from sdattn.runs.targets import check_target, new_folder
 
 PROMPT = 'a "cat"/dog'
 BOTH = Preset("both", ("down", "up"))  # of the layers that runs have here

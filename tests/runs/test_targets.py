@@ -14,8 +14,8 @@ from helpers.trees import tree
 from sdattn import diff, load_run
 from sdattn.batch.storage.manifest import FORMAT as BATCH_FORMAT
 from sdattn.files.writing import write_files
-from sdattn.runs.folder import check_target, new_folder, run_around
-from sdattn.runs.info import FORMAT, sealed
+from sdattn.runs.info import FORMAT, FURTHER, sealed
+from sdattn.runs.targets import RUN_FILE, check_target, new_folder, run_around
 
 
 def make_diff(folder):
@@ -253,3 +253,7 @@ def test_a_foreign_document_may_not_name_files_for_force(tmp_path):
     (folder / "notes" / "mine.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="notes/mine.txt"):
         check_target(folder, force=True)
+
+
+def test_every_folder_of_further_maps_is_a_runs_own():
+    assert all(RUN_FILE.fullmatch(f"{name}/grid.png") for name in FURTHER)

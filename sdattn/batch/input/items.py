@@ -12,7 +12,7 @@ from typing import Any
 from ...errors import InvalidValueError
 from ...files.terminal import shorter, shown
 from ...models.pipeline import Options
-from ...models.pipeline_call import LARGEST_SEED, checked_seeds
+from ...models.values import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
 from .columns import ALL, EDITS, OWN, Columns, plain_number, renamed
 from .lines import open_lines

@@ -19,7 +19,8 @@ from ...files.writing import sha256
 from ...models.call_facts import images_a_prompt
 from ...models.pipeline import Options, Pipeline
 from ...models.pipeline_call import checked_options
-from ...models.reading import check_text, read_prompts
+from ...models.reading import read_prompts
+from ...models.values import check_text
 from ...models.videos import makes_videos
 from .columns import OWN
 from .items import KEPT, REFUSED, BadLine, Item, printable

@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ...errors import InvalidValueError
-from ...runs.packing import RUN_FILE
+from ...runs.targets import RUN_FILE
 from .storage import Files, Storage
 
 Whole = Callable[[str, str, Files], None]

@@ -12,8 +12,8 @@ from ...files.writing import to_json
 from ...maps import notebook, render, sheets
 from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
-from ..folder import new_folder
 from ..report.pair import Counterpart, Side, pair_page
+from ..targets import new_folder
 from .info import ComparedRun, DiffInfo, WordNumbers
 from .matching import WordDifference
 

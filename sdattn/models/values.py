@@ -1,0 +1,101 @@
+"""Values of a call's options, judged without a pipeline. No torch, so that the command line refuses
+them at once."""
+
+import math
+from operator import index
+from typing import Any
+
+from ..errors import InvalidValueError, OptionError, option_names, refuse
+from .pipeline import Options
+
+LARGEST_SEED = 2**63 - 1  # of a torch.Generator
+LONGEST = 10_000  # characters; no text encoder here reads so many tokens
+# The options that say how many images, or videos, are made of one prompt
+EACH = ("num_images_per_prompt", "num_videos_per_prompt")
+_OURS = {"generator", "output_type", "prompt_embeds", "return_dict"}
+
+
+def check_values(options: Options) -> None:
+    """Refuse options that no pipeline can be given here.
+
+    Raises:
+        ValueError: an option that the run sets itself, a number that is not finite or, for a number
+            of steps, images or frames, not whole and above 0, or a text as for `check_text`.
+    """
+    if taken := sorted(_OURS & set(options)):
+        text = f"{option_names(taken)} cannot be chosen here. Use `capture()` around the pipeline."
+        raise InvalidValueError(text)
+    for name, value in options.items():
+        if isinstance(value, float) and not math.isfinite(value):
+            raise refuse(name, value, "a finite number")
+        for text in value if isinstance(value, (list, tuple)) else [value]:
+            if isinstance(text, str):
+                check_text(text, name)
+    for name in (*EACH, "num_frames"):
+        if options.get(name) is not None and (whole(options[name]) or 0) < 1:
+            raise refuse(name, options[name], "a whole number from 1")
+
+
+def check_side(side: str, value: object, unit: int) -> None:
+    """Refuse a width or height that is not a multiple of a model's ``unit`` in pixels."""
+    given = whole(value)
+    if given is None:
+        raise refuse(side, value, "a whole number of pixels")
+    if given < unit or given % unit:
+        # The two sizes to choose from, for the message.
+        lower = max(unit, given // unit * unit)
+        text = (
+            f"this model makes sizes that are a multiple of {unit} pixels. The nearest are "
+            f"{lower} and {lower + unit}."
+        )
+        raise OptionError(side, given, text)
+
+
+def no_videos(frames: object, kind: str) -> OptionError:
+    """Return the error for a number of frames that was asked of a pipeline for images."""
+    return OptionError("num_frames", frames, f"a {kind} makes images, not videos. Leave it out.")
+
+
+def checked_seeds(seed: object, images: int = 1) -> list[int]:
+    """Return the seeds of a run's images: ``seed`` and the numbers after it.
+
+    Raises:
+        ValueError: it is not a whole number, or one of them is not from 0 to 2**63 - 1.
+    """
+    first = whole(seed)
+    if first is None or not 0 <= first <= LARGEST_SEED - images + 1:
+        most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
+        raise refuse("seed", seed, f"a whole number from 0 to {most}")
+    return [first + i for i in range(images)]
+
+
+def whole(value: Any) -> int | None:
+    """Return a whole number of any kind, numpy's and torch's too, as an int. Return None for
+    anything else, also for a bool or a list of one number."""
+    is_truth = isinstance(value, bool) or str(getattr(value, "dtype", "")).endswith("bool")
+    is_list = getattr(value, "ndim", None) not in (None, 0)
+    try:
+        return None if is_truth or is_list else index(value)
+    except TypeError:
+        return None
+
+
+def check_text(text: str, name: str) -> None:
+    """Refuse a text that is too long for any encoder, or not valid Unicode.
+
+    Raises:
+        ValueError: it has over :data:`LONGEST` characters, bytes that are not UTF-8 (as the command
+            line passes them on), or lone surrogates.
+    """
+    if len(text) > LONGEST:
+        raise InvalidValueError(
+            f"The {name} has {len(text):,} characters. Write at most {LONGEST:,}; text encoders "
+            "read 77 to some 1,000 tokens."
+        )
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidValueError(
+            f"The {name} is not UTF-8: its character {error.start + 1} is "
+            f"{text[error.start]!r}. Write it as UTF-8."
+        ) from None
