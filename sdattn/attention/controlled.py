@@ -25,7 +25,9 @@ class Controller(Protocol):
 class LayerController(Protocol):
     """A controller that may know the layers that call it."""
 
-    def show(self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str) -> Any: ...
+    def show(
+        self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str
+    ) -> Any: ...
 
     def joint_spans(self, layer: nn.Module) -> Spans | None:
         """Return where image and text are in a layer of joint attention, or None if unknown."""

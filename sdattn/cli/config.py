@@ -32,7 +32,6 @@ def use(context: typer.Context, config: Path | None) -> Path | None:
 
 
 def _called(param: Any) -> str:
-    """Return an option's long name, or an argument's own."""
     return str(max([*param.opts, param.name], key=len) if param.opts else param.name).strip("-_")
 
 

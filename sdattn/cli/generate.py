@@ -74,7 +74,6 @@ def generate(
 
 
 def _kept(keep: str | None) -> dict[str, str]:
-    """Return the capture options for --keep."""
     names = [] if keep is None else [name.strip() for name in keep.split(",")]
     if unknown := [name for name in names if name not in _KEPT]:
         raise typer.BadParameter(f"{unknown[0]!r} is neither steps nor heads.", param_hint="--keep")

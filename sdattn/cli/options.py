@@ -158,7 +158,6 @@ def _setting(text: str) -> tuple[str, Any]:
 
 
 def dtype_of(name: str | None) -> Any:
-    """Return the torch.dtype for a name; None for None."""
     import torch
 
     return None if name is None else getattr(torch, name)

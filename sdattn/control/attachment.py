@@ -89,7 +89,6 @@ class Attachment:
         return len(self._layers)
 
     def forget(self) -> None:
-        """Forget the passes so far."""
         self._n_missed, self._n_seen = 0, 0  # passes of this run
         self._n_calls: int | None = None  # in the first pass of the run
 

@@ -307,7 +307,6 @@ class AttentionStore(StepMaps):
         self._refuse_edits(why)
 
     def _refuse_edits(self, why: str) -> None:
-        """Raise RuntimeError for an ignored call if :meth:`forward` may edit."""
         if getattr(self.forward, "__func__", None) is not AttentionStore.forward:
             raise RunError(f"A {type(self).__name__} may edit attention, and cannot here: {why}")
 

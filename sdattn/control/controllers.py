@@ -123,7 +123,6 @@ class AttentionControlEdit(AttentionStore):
         return attn
 
     def _on(self, device: torch.device, own: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a device copy of one of this controller's tensors."""
         return self._copies.setdefault(id(own), DeviceCopies(own)).on(device, dtype)
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:

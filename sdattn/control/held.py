@@ -59,7 +59,6 @@ def is_suspended(layers: Iterable[nn.Module], controller: object) -> bool:
 
 
 def is_taken(layers: Iterable[nn.Module]) -> bool:
-    """Check whether every layer calls some controller."""
     held = (getattr(innermost(layer.processor), "controller", None) for layer in layers)
     return all(controller is not None for controller in held)
 

@@ -121,7 +121,6 @@ class StepMaps:
         return attn
 
     def between_steps(self) -> None:
-        """Add the finished step to the sums."""
         self.add(self.step_store, self._full_step)
 
     def note(self, problem: str) -> None:

@@ -52,11 +52,9 @@ def detached(step: Maps) -> Maps:
 
 @torch.no_grad()
 def averaged(sums: Maps, steps: int) -> Maps:
-    """Return sums over ``steps`` steps, divided by that number."""
     return {key: [total / steps for total in kept] for key, kept in sums.items()}
 
 
 @torch.no_grad()
 def _mean(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the mean of each map over the steps."""
     return [torch.stack(list(maps)).mean(0) for maps in zip(*steps, strict=True)]

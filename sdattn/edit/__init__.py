@@ -1,12 +1,5 @@
 """Prompt-to-prompt editing: change words of a prompt and keep the image.
 
-    edit(pipe, source, target)                  both images and their heatmaps, in one call;
-                                                ``sdattn.edit_image`` is the same function
-    register_attention_control(pipe, control)   any controller under your own pipeline call
-    AttentionReplace, AttentionRefine, AttentionReweight, LocalBlend, EmptyControl
-    step_end(control)                           for ``callback_on_step_end`` of the pipeline
-    invert(pipe, image, prompt)                 the noise of a real image, for ``edit``
-
     prompts = sdattn.read_prompts(pipe, ["a red circle", "a red star"])
     control = AttentionReplace(prompts, num_steps=20)
     with register_attention_control(pipe, control):

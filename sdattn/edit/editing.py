@@ -1,5 +1,3 @@
-"""Edit in one call: check the request, make a controller, draw both images."""
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -57,8 +55,7 @@ def edit(
     """Draw a prompt and its edited versions from the same noise, and keep the layout.
 
     Args:
-        pipe: a text-to-image pipeline of a family that has :class:`sdattn.models.Edits`: SD 1.x,
-            2.x, SDXL, Stable Diffusion 3, FLUX.1.
+        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3 or FLUX.1.
         source: prompt whose image is kept.
         target: the edited prompt, or several, which run in one batch.
         seed: seed of the noise that all images share; drawn on the CPU.
@@ -68,8 +65,7 @@ def edit(
         cross_replace_steps: part of the run that uses the source's cross-attention (in joint
             attention, from image to text): 0.8, ``(0.2, 0.8)``, or by word ``{"default_": 0.8,
             "star": 0.4}``. Default: measured best for the family.
-        self_replace_steps: part of the run that uses the source's self-attention (in joint
-            attention, from image to image). Default: likewise.
+        self_replace_steps: the same for self-attention (in joint attention, from image to image).
         blend: a word or several; the image changes only where they are. Each prompt must have one
             of them, or a word in the place of one of them.
         weights: factor of words of the targets, in addition to any mode.
@@ -77,8 +73,7 @@ def edit(
             UNet: at a quarter of the latent's sides, 16x16 for 64x64.
         inversion: result of :func:`invert` for a real image and ``source``. The first image is then
             that image, reconstructed; steps, guidance and size are the inversion's.
-        preset, refine: as for :func:`sdattn.generate`.
-        options: further options of the pipeline, as for :func:`sdattn.generate`.
+        preset, refine, options: as for :func:`sdattn.generate`.
 
     Returns:
         EditRun: images, and heatmaps of the attention as it was used, edits included.
@@ -119,8 +114,6 @@ edit_image = edit
 
 @dataclass(frozen=True)
 class EditOptions:
-    """Options of an edit; see :func:`edit`."""
-
     mode: str = "auto"
     cross_replace_steps: Span | Mapping[str, Span] | None = None
     self_replace_steps: Span | None = None

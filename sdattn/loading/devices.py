@@ -7,7 +7,6 @@ from ..models.pipeline import Pipeline
 
 
 def best_device() -> str:
-    """Return ``"cuda"``, ``"mps"`` or ``"cpu"``, the first that this machine has."""
     return next((kind for kind, number in _gpus().items() if number), "cpu")
 
 

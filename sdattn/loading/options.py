@@ -84,7 +84,6 @@ class LoadingOptions(Record):
         return ", ".join(parts)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments for :func:`sdattn.load_pipeline` that are set."""
         return {e.name: value for e in fields(self) if (value := getattr(self, e.name)) is not None}
 
     @property

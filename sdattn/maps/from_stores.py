@@ -1,5 +1,3 @@
-"""Maps of layers and tokens -> one heatmap for each word of each image."""
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -39,15 +37,13 @@ def heatmaps(
         sdattn.heatmaps(store)                # of the prompt that was drawn, by its own pipeline
         sdattn.heatmaps(store, pipe, prompt)  # wherever that is not known
 
-    The first form works for what captured a pipeline that ran on a text, and for an
-    ``AttentionStore`` attached to one. A prompt that is passed is compared with what the text
-    encoders got.
+    The first form works if a pipeline ran on a text; a prompt that is passed is compared with what
+    the text encoders got.
 
-    The layers that the preset reads are averaged over steps and heads, resized to the finest grid
-    among them (bilinear, which keeps the columns' sum) and averaged. The default preset reads the
-    up blocks of a UNet, on grids of 16 cells and more, and all layers of a transformer, over the
-    steps that the store kept. It works best over the second half of the steps,
-    ``capture(steps=(0.5, 1.0))``, which is what :func:`sdattn.generate` keeps.
+    The layers that the preset reads are averaged over steps and heads, resized to their finest grid
+    (bilinear) and averaged. The default preset reads the up blocks of a UNet, on grids of 16 cells
+    and more, and all layers of a transformer, over the steps that the store kept. It works best
+    over ``capture(steps=(0.5, 1.0))``, as :func:`sdattn.generate` keeps them.
 
     Args:
         store: the result of ``capture()``; or an :class:`sdattn.AttentionStore`, one of its
@@ -61,16 +57,14 @@ def heatmaps(
             instead of a prompt: labels, ``{"cat": [2], "red dog": [4, 5]}``.
         preset: a name in :data:`sdattn.maps.presets.PRESETS`, or a preset of your own.
         refine: ``"self"`` spreads each map along the image's self-attention, which the store must
-            hold, see :mod:`sdattn.maps.aggregation`. Joint attention is refined while it is
-            captured, see :func:`sdattn.capture`.
+            hold. Joint attention is refined while it is captured, see :func:`sdattn.capture`.
         latent_size: (rows, cols) of the latent, for maps that do not know it: the image's height
             and width divided by the VAE's scale factor. An attached store knows.
         steps: for an ``AttentionStore``: ``"mean"`` over its steps; ``"last"``, the default for
-            presets that read only the last; or, if steps were kept one by one
-            (``keep_steps=True``), a number or a part of the run. ``capture()`` has chosen its steps
-            already.
-        options: options of the pipeline's call that change what the text encoder reads, see
-            :func:`sdattn.read_prompts`. Default: the run's, if known.
+            presets that read only the last; or, with ``keep_steps=True``, a number or a part of the
+            run. ``capture()`` chose its own.
+        options: options of the pipeline's call that change what the text encoder reads (default:
+            the run's).
 
     Returns:
         One :class:`Heatmaps` per image; none for the negative prompt of guidance that never acted.
@@ -101,11 +95,8 @@ def heatmaps(
 
 
 def drawn_in(store: Source, passes: Sequence[int], prompt: Any) -> DrawnPrompts | None:
-    """Return what some passes of a store's run were drawn from, as far as it is known.
-
-    Raises:
-        ValueError: they were drawn from several texts, whose columns are other words.
-    """
+    """Return what some passes of a run were drawn from, as far as known; raise ValueError for
+    several texts, whose columns are other words."""
     numbers, drawn = store.texts.of(passes), store.drawn
     given = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [None])
     if not all(isinstance(one, Mapping) for one in given):
@@ -115,11 +106,7 @@ def drawn_in(store: Source, passes: Sequence[int], prompt: Any) -> DrawnPrompts 
 
 
 def check_texts(store: Source, preset: Preset) -> None:
-    """Refuse a run whose maps are not of the prompt that it began with.
-
-    Raises:
-        ValueError: a callback, or whatever else, set other text states inside the run.
-    """
+    """Raise ValueError if a callback, or whatever else, set other text states inside the run."""
     passes = store.read_passes(preset)
     _refuse_texts(store, passes, store.texts.of(passes) not in ([], [0]))
 
@@ -148,14 +135,7 @@ def _refuse_for_captured(**options: Any) -> None:
 
 @dataclass
 class _Reading:
-    """The prompts of a store's images, as given or drawn, and how to read them.
-
-    Attributes:
-        given: the prompts, one for each group of consecutive images.
-        tokenizer: the pipeline or a tokenizer.
-        options: options of the pipeline's call.
-        drawn: what the run was drawn from, or None if unknown.
-    """
+    """The prompts of a store's images, given or drawn, one for each group of consecutive images."""
 
     given: list[Any]
     tokenizer: Any
@@ -197,11 +177,8 @@ class _Reading:
         return cls(given, tokenizer, options, drawn)
 
     def prompts(self, store: Source) -> list[Prompt]:
-        """Read, each for the branch of its images.
-
-        Raises:
-            ValueError: another prompt than was drawn, or one that cannot be read.
-        """
+        """Read each for the branch of its images; raise ValueError for another prompt than was
+        drawn."""
         each = _images_each(store, len(self.given))
         branches = store.branches[::each]
         read: list[Prompt | None] = [None] * len(self.given)
@@ -257,12 +234,7 @@ def _images_each(store: Source, prompts: int) -> int:
 def heatmaps_of(
     store: Source, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
 ) -> list[Heatmaps]:
-    """:func:`heatmaps` of a store's layers, averaged, and of prompts that have been read.
-
-    Raises:
-        ValueError: prompts of other token columns than the model saw, or too many or too few.
-        CaptureError: there is no layer that the preset reads.
-    """
+    """Return :func:`heatmaps` of a store's averaged layers and of prompts that have been read."""
     each = _images_each(store, len(prompts))
     for prompt in prompts:
         if len(prompt.tokens) != store.n_text:
@@ -279,7 +251,7 @@ def heatmaps_of(
 
 
 def _with_images(prompt: Prompt, columns: int) -> Prompt:
-    """The prompt with the columns of image prompts behind its own."""
+    """The prompt, its columns followed by image prompts'."""
     names = [f"<image {number}>" for number in range(1, columns + 1)]
     images = tuple(Token(-1, name, 0, 0, name) for name in names)
     return replace(prompt, tokens=prompt.tokens + images)

@@ -15,10 +15,8 @@ _MOST = 2048  # cells of the longer side of a whole image
 
 
 def cut(maps: Tensor, crop: Crop | None) -> Tensor:
-    """Keep the part of maps ``[..., rows, cols]`` of the latent that the crop's box shows.
-
-    Maps are unchanged if the box has the proportions that were drawn, which is the usual case.
-    """
+    """Keep the part of maps ``[..., rows, cols]`` of the latent that the crop's box shows: usually
+    all."""
     if crop is None or crop.kept == (1.0, 1.0):
         return maps
     along = []
@@ -42,16 +40,15 @@ def inside(
     size: tuple[int, int],
     mode: Literal["bilinear", "nearest"] = "bilinear",
 ) -> Tensor:
-    """Sample a crop's maps ``[..., rows, cols]`` at the pixels of an image of ``size`` = (height,
-    width) whose middles lie in the box: ``[..., pixels down, pixels across]``, at least one either
-    way."""
+    """Sample a crop's maps ``[..., rows, cols]`` at the pixels in the box of an image of ``size`` =
+    (height, width): ``[..., pixels down, pixels across]``, at least one either way."""
     down, across = _pixels(crop, size)
     return _sampled(values, down[1], across[1], mode)
 
 
 def laid(part: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
-    """Place the result of :func:`inside`, or a mask of it, in the image: ``[..., height, width]``,
-    0 or False outside."""
+    """Place :func:`inside`, or a mask of it, in the image: ``[..., height, width]``, 0 or False
+    outside."""
     (down, _), (across, _) = _pixels(crop, size)
     whole = part.new_zeros(*part.shape[:-2], *size)
     whole[..., down, across] = part

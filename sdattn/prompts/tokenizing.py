@@ -62,7 +62,6 @@ def tokenize(tokenizer: Any, source: Source, **options: Any) -> list[Token]:
 
 
 def filled(max_length: int) -> dict[str, Any]:
-    """Return a tokenizer's options for exactly ``max_length`` columns."""
     if max_length >= NO_LIMIT:
         return {}
     return {"padding": "max_length", "max_length": max_length, "truncation": True}

@@ -42,7 +42,6 @@ class Source:
 
     @classmethod
     def of(cls, prompt: str) -> Source:
-        """Return the source of a prompt that goes to the tokenizer as it is."""
         return cls(prompt, prompt, tuple(range(len(prompt))))
 
     def lower(self) -> Source:
@@ -53,7 +52,6 @@ class Source:
         return Source(self.prompt, self.text.lower(), origins)
 
     def strip(self) -> Source:
-        """Return it without the white space at both ends."""
         start = len(self.text) - len(self.text.lstrip())
         text = self.text.strip()
         return Source(self.prompt, text, self.origins[start : start + len(text)])
@@ -71,7 +69,6 @@ class Source:
         return Source(self.prompt, self.text.replace(old, new), tuple(origins))
 
     def within(self, before: str, after: str) -> Source:
-        """Return it with a text before and a text after it."""
         around = (-1,) * len(before), (-1,) * len(after)
         origins = around[0] + self.origins + around[1]
         return Source(self.prompt, before + self.text + after, origins)

@@ -14,8 +14,7 @@ class Engine(Protocol):
 
     lost: bool
 
-    def load(self) -> Loaded:
-        """Load the pipeline."""
+    def load(self) -> Loaded: ...
 
     def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
         """Do as :func:`sdattn.batch.engines.worker.check`, with the loaded pipeline."""
@@ -27,5 +26,4 @@ class Engine(Protocol):
         """Draw the ``wanted`` items, id to fingerprint, of batches that are the same in all
         processes, until none is left or the folder is stopped; ``deal`` is a new name."""
 
-    def close(self) -> None:
-        """Release the pipeline."""
+    def close(self) -> None: ...

@@ -96,7 +96,6 @@ class ProcessGroup:
         return made  # type: ignore[return-value]
 
     def all_gather(self, value: T) -> list[T]:
-        """Return the values of all processes, by rank."""
         found = self.gather_living(value)
         if len(found) < self.size:
             raise RunError(_GONE)

@@ -71,7 +71,6 @@ class Columns:
 
     @property
     def named(self) -> Sequence[str]:
-        """Columns that are kept by name."""
         return () if self.keep == ALL else self.keep
 
     def read(self, fields: Fields) -> tuple[dict[str, object], dict[str, str]]:

@@ -57,7 +57,6 @@ class Item:
 
     @property
     def text(self) -> str:
-        """The prompt of the item's image."""
         return self.edit_to or self.prompt
 
 

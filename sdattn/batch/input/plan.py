@@ -185,7 +185,6 @@ def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
 
 
 def digest(value: object) -> str:
-    """Return a short checksum of anything that JSON can hold."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=list)
     return sha256(text.encode())[:16]
 
@@ -200,7 +199,6 @@ def fingerprint(job: Job, settings: str) -> str:
 
 
 def digest_inputs(jobs: Iterable[Job]) -> str:
-    """Return a checksum of a whole input, including ids and lines."""
     found = hashlib.sha256()
     for job in jobs:
         found.update(f"{job.item.id}\n{job.item.line}\n{fingerprint(job, '')}\n".encode())

@@ -74,7 +74,6 @@ def _cells(text: str, delimiter: str) -> list[str]:
 
 
 def _cells_of_line(text: str, delimiter: str) -> list[str]:
-    """Return the cells of a line that is a row, without the quotes around a cell."""
     try:
         return _cells(text, delimiter)
     except InvalidValueError:

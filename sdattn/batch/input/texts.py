@@ -63,7 +63,6 @@ def text_lines(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_settings(text: str) -> bool:
-    """Check for two settings of an image: Steps, Sampler and the like."""
     return len({*_SETTING.findall(text)}) > 1
 
 

@@ -58,7 +58,6 @@ class BatchFolder:
 
     @property
     def is_new(self) -> bool:
-        """True if there is no ``batch.json`` yet."""
         return not (self.root / "batch.json").exists()
 
     @property
@@ -122,7 +121,6 @@ class BatchFolder:
 
     @property
     def stopped(self) -> str | None:
-        """Why the run is to stop, or None."""
         if self.lock.lost:
             return self.lock.lost
         path = self.hidden / "stop"
@@ -158,12 +156,10 @@ class BatchFolder:
         return path.read_text().split("\n")[:-1] if path.is_file() else []
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Write ``batch.json`` with its checksum."""
         self.write("batch.json", [manifest.sealed()])
         self._layout = None
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Write a file of the folder, completely or not at all."""
         self.storage.write(name, parts)
 
     def note_whole(

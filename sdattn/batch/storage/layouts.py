@@ -31,7 +31,6 @@ class Layout(ABC):
         written, at the latest at ``flush``."""
 
     def flush(self) -> None:
-        """Write the items held back."""
         self.storage.flush()
 
     @abstractmethod

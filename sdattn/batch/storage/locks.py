@@ -54,8 +54,7 @@ class Ownership(ABC):
         """Check that no job has it; ``unknown`` is the answer if that cannot be known."""
 
     @abstractmethod
-    def release(self) -> None:
-        """Give it back."""
+    def release(self) -> None: ...
 
     def describe_holder(self) -> str:
         """Return ``ada on node7 (process 4711, since 2030-01-01T12:00:00+00:00)``."""

@@ -71,7 +71,6 @@ class BatchInput(Record):
     columns: list[str] | None = None
 
     def share_of(self, ids: Sequence[T]) -> Sequence[T]:
-        """Return the items of this part, given the whole input's."""
         which, of = map(int, self.part.split("/"))
         return ids[which - 1 :: of]
 
@@ -103,7 +102,6 @@ class Manifest(Record):
     ended: Ended | None = None
 
     def sealed(self) -> bytes:
-        """Return ``batch.json``, with the checksum of the rest."""
         return sealed({"format": FORMAT, **self.to_json()})
 
 

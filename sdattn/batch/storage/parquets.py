@@ -81,7 +81,6 @@ class Parquets(Shards):
 
 
 def require_pyarrow() -> None:
-    """Raise ImportError, with advice, if pyarrow is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError as error:

@@ -53,7 +53,6 @@ def row_of(
 
 
 def line_of(row: Mapping[str, object]) -> bytes:
-    """Return a row as a line of its file."""
     return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 

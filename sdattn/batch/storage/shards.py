@@ -56,8 +56,7 @@ class Shards(Layout):
         """Return a shard's contents; raise ValueError if it is not whole or not a run's."""
 
     @abstractmethod
-    def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:
-        """Return these files of an item; raise ValueError if they cannot be read."""
+    def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]: ...
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
         with self._lock:

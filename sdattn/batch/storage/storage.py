@@ -90,14 +90,12 @@ class Storage(Protocol):
     def together(self) -> AbstractContextManager[None]:
         """Return a block that writes the rows appended in it at its end, all or none of a kind."""
 
-    def flush(self) -> None:
-        """Write what has been appended."""
+    def flush(self) -> None: ...
 
     def close(self) -> None:
         """Write what has been appended, and close this process's files."""
 
 
 def storage_at(root: str | Path) -> Storage:
-    """Return the disk or the bucket of a path or an address."""
     path = path_of(root)
     return Disk(path) if isinstance(path, Path) else Bucket(path)

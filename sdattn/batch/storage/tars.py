@@ -71,7 +71,6 @@ class Tars(Shards):
 
 
 def _up(number: int, step: int) -> int:
-    """Return the next multiple of a step."""
     return -(-number // step) * step
 
 
