@@ -1,5 +1,3 @@
-"""`Attachment`: the link between a store and the model whose layers call it."""
-
 from __future__ import annotations
 
 import weakref
@@ -38,15 +36,11 @@ class _Layer(NamedTuple):
 
 
 class Attachment:
-    """Hooks before and after a model's forward, which tell a store of each pass.
+    """The link between a store and the model whose layers call it: hooks before and after its
+    forward.
 
     Nothing of the model is replaced. The hooks go with :meth:`close` or with the store, whichever
-    is first; the model is held weakly.
-
-    Args:
-        target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet
-            or transformer.
-        store: the :class:`sdattn.AttentionStore`, held weakly.
+    is first; both ends are held weakly.
 
     Attributes:
         in_pass: True between the two hooks.
@@ -54,8 +48,7 @@ class Attachment:
 
     Raises:
         TypeError: a model whose layers' places are not known.
-        ValueError: the guidance of this pipeline is not known, or contradicts the store's
-            ``guidance``.
+        ValueError: unknown guidance, or guidance that contradicts the store's.
     """
 
     def __init__(self, target: Pipeline | nn.Module, store: FollowingStore):
@@ -93,14 +86,14 @@ class Attachment:
         self._n_calls: int | None = None  # in the first pass of the run
 
     def place(self, layer: nn.Module) -> Place | None:
-        """Return ``"down"``, ``"mid"``, ``"up"``, ``"double"`` or ``"single"``, or None for a layer
-        of another model."""
+        """Return ``"down"``, ``"mid"``, ``"up"``, ``"double"`` or ``"single"``; None for another
+        model's."""
         known = self._layers.get(layer)
         return None if known is None else known.place
 
     def joint_spans(self, layer: nn.Module) -> Spans | None:
-        """Return the places of image and text in a layer's running call, or None if not known.
-        Self-attention has no text, ``slice(0, 0)``."""
+        """Return the places of image and text in a layer's running call, ``slice(0, 0)`` for no
+        text, or None if not known."""
         known = self._layers.get(layer)
         if known is not None and known.kind != "joint":
             return slice(0, 0), slice(0, 0)
@@ -184,8 +177,7 @@ class Attachment:
             store.repeats.note(call)
 
     def _begins(self) -> bool:
-        """Begin a pass when its first layer calls: by then, the model's hooks that set processors
-        have run."""
+        """Begin a pass when its first layer calls: by then, hooks that set processors have run."""
         store, found = self._store(), self._found
         self.rests = is_suspended(self._layers, store)
         if store is None or self.rests:

@@ -1,5 +1,3 @@
-"""Models whose layers can call a controller."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -20,12 +18,8 @@ from ..models.pipeline import Pipeline
 
 
 def controlled_layers(target: Pipeline | nn.Module) -> tuple[Denoiser, list[AttentionLayer]]:
-    """Return a model whose layers can call a controller, and its layers in execution order. It is a
-    UNet with self- and cross-attention, or a transformer with joint attention.
-
-    Raises:
-        TypeError: ``target`` is no such model.
-    """
+    """Return a model whose layers can call a controller, and its layers in execution order: a UNet
+    with self- and cross-attention, or a transformer with joint attention (else TypeError)."""
     denoiser = find_denoiser(target)
     layers = denoiser.layers
     kinds = {layer.kind for layer in layers}
@@ -43,12 +37,8 @@ def controlled_layers(target: Pipeline | nn.Module) -> tuple[Denoiser, list[Atte
 
 
 def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
-    """Refuse joint attention that :class:`sdattn.TorchJointProcessor` cannot compute, before the
-    model is changed.
-
-    Raises:
-        TypeError: an unknown order, layer or place of the text.
-    """
+    """Raise TypeError for joint attention that :class:`sdattn.TorchJointProcessor` cannot
+    compute."""
     joint_order(denoiser)
     if denoiser.family.video:
         raise InvalidTypeError(
@@ -69,11 +59,7 @@ def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
 
 
 def check_weights(layers: Iterable[AttentionLayer]) -> None:
-    """Refuse processors with weights of their own, which a controller's processor would ignore.
-
-    Raises:
-        ValueError: a layer has one.
-    """
+    """Raise ValueError for processors with weights of their own, which ours would ignore."""
     for layer in layers:
         processor = layer.module.processor
         if isinstance(processor, nn.Module) and list(processor.parameters()):
@@ -84,11 +70,7 @@ def check_weights(layers: Iterable[AttentionLayer]) -> None:
 
 
 def check_guidance(passes: PassReader, controller: object) -> None:
-    """Refuse a controller whose ``guidance`` contradicts the pipeline's layout.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Raise ValueError if a controller's ``guidance`` contradicts the pipeline's layout."""
     in_turn = passes.watch is not None and passes.watch.in_turn
     if in_turn and getattr(controller, "guidance", None) == "passes":
         raise InvalidValueError(

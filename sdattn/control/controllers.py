@@ -1,11 +1,10 @@
 """Prompt-to-prompt's controllers: one source prompt and its edits, side by side in one batch.
 
 The batch is ``[source, target, ...]`` with the same noise in each row. With guidance, the same
-number of unconditional rows comes first. Edits are in place; run under torch.no_grad(), as
-diffusers' pipelines do.
+number of unconditional rows comes first. Edits are in place; run under torch.no_grad().
 
-Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control", section
-3.2; google/prompt-to-prompt and diffusers' community pipeline for what the paper leaves open.
+Source: Hertz et al. 2022, section 3.2; google/prompt-to-prompt and diffusers' community pipeline
+for what the paper leaves open.
 """
 
 import math
@@ -48,8 +47,7 @@ class AttentionControlEdit(AttentionStore):
         self_replace_steps: part of the run in which self-attention is the source's.
         local_blend: keeps the image outside some words; applied by :meth:`step_callback`.
         max_self_queries: largest number of queries at which self-attention is edited.
-        store_options: ``guidance``, ``max_queries`` and ``kinds`` of
-            :class:`sdattn.AttentionStore`. ``guidance`` is ``"batch"`` by default.
+        store_options: of :class:`sdattn.AttentionStore`; ``guidance`` is ``"batch"`` by default.
 
     Raises:
         ValueError: fewer than two prompts, a part outside [0, 1], prompts that cannot be aligned.
@@ -138,8 +136,8 @@ class AttentionControlEdit(AttentionStore):
         raise NotImplementedError
 
     def step_callback(self, x_t: Tensor) -> Tensor:
-        """Blend the latents after a step: ``[prompts, C, rows, cols]``, or packed as ``[prompts, N,
-        C]``, the channels of each query."""
+        """Blend the latents after a step, ``[prompts, C, rows, cols]`` or packed ``[prompts, N,
+        C]``."""
         if self.local_blend is None:
             return x_t
         if is_packed := x_t.ndim == 3:
@@ -159,10 +157,8 @@ class AttentionControlEdit(AttentionStore):
 
 
 class AttentionReplace(AttentionControlEdit):
-    """Word swap: the n-th word of a target attends where the n-th word of the source does.
-
-    Arguments are those of :class:`AttentionControlEdit`. Prompts need the same number of words.
-    """
+    """Word swap, for prompts with the same number of words: the n-th word of a target attends where
+    the n-th word of the source does. Arguments as for :class:`AttentionControlEdit`."""
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
         super().__init__(prompts, num_steps, *args, **options)
@@ -176,10 +172,8 @@ class AttentionReplace(AttentionControlEdit):
 
 
 class AttentionRefine(AttentionControlEdit):
-    """Added or removed phrase: words that both prompts share attend where the source's do.
-
-    Arguments are those of :class:`AttentionControlEdit`. New words keep their own attention.
-    """
+    """Added or removed phrase: words that both prompts share attend where the source's do, new
+    words keep their own attention. Arguments as for :class:`AttentionControlEdit`."""
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
         super().__init__(prompts, num_steps, *args, **options)
@@ -201,8 +195,8 @@ class AttentionReweight(AttentionControlEdit):
         controller: an :class:`AttentionReplace` or :class:`AttentionRefine` of the same prompts,
             whose edit comes first. Without it the targets must be the source's own text.
 
-    The other arguments are those of :class:`AttentionControlEdit`. Rows of the edited attention no
-    longer sum to 1, as in the paper.
+    Other arguments as for :class:`AttentionControlEdit`. Edited rows no longer sum to 1, as in the
+    paper.
 
     Raises:
         KeyError: a word that is in no target.
@@ -269,11 +263,7 @@ def _equalizer(targets: Sequence[Prompt], weights: Mapping[str, float]) -> Tenso
 
 
 def _found(prompts: Sequence[Prompt], word: str) -> list[tuple[int, list[int]]]:
-    """Return (prompt, columns) for each prompt with the word.
-
-    Raises:
-        KeyError: no prompt has it.
-    """
+    """Return (prompt, columns) for each prompt with the word; raise KeyError if there is none."""
     found, missing = [], []
     for i, prompt in enumerate(prompts):
         try:

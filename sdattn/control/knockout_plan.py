@@ -1,5 +1,3 @@
-"""Checked request of a knockout, and the drawing of one batch of it."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -33,8 +31,6 @@ from .removal import Columns, Removal, check_removal
 
 @dataclass(frozen=True)
 class KnockoutPlan:
-    """Checked settings that all batches share."""
-
     pipe: Pipeline
     prompt: Prompt
     seed: int
@@ -79,11 +75,8 @@ def prepare(
 
 
 def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], Size]:
-    """Draw one batch, each row with its own columns removed, and restore the processors.
-
-    Returns:
-        the images, and (rows, cols) of the latent cells.
-    """
+    """Draw one batch, each row without its own columns; return images, and the latent's (rows,
+    cols)."""
     n_text = len(plan.prompt.tokens)
     removal = Removal(plan.pipe, rows, n_text, plan.layers, plan.steps, plan.queries)
     options = {name: _for_each(name, option, len(rows)) for name, option in plan.options.items()}
@@ -99,11 +92,8 @@ def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image]
 
 
 def _for_each(name: str, value: Any, rows: int) -> Any:
-    """Return an option for a batch: a value for one image is repeated for each row.
-
-    Pipelines share a lone image by themselves, but not always well: inpainting takes its noise from
-    the first row's generator alone, so the rows would differ from there on.
-    """
+    """Return an option for a batch: a value for one image is repeated for each row. Pipelines do so
+    too, but inpainting would take its noise from the first row's generator alone."""
     if not is_of_images(name):
         return value
     if isinstance(value, (np.ndarray, Tensor)) and value.ndim == 4 and len(value) == 1:

@@ -32,8 +32,7 @@ class _Registered(TorchAttnProcessor):
 
 
 class _RegisteredJoint(TorchJointProcessor):
-    """Processor for joint attention. It shows both of its blocks unless ``options`` say
-    otherwise."""
+    """Processor for joint attention, which shows both of its blocks by default."""
 
     def __init__(self, handle: Handle, place: str, **options: Any):
         super().__init__(handle.controller, place, spans=handle.spans, **{"image": True, **options})

@@ -12,11 +12,8 @@ from ..models.pipeline_call import whole
 
 
 def chosen(kept: Sequence[Maps], steps: StepChoice) -> tuple[Maps, int]:
-    """Return the mean of chosen steps among those kept one by one, and their number.
-
-    Raises:
-        ValueError: ``steps`` is neither a step's number nor a part of the run.
-    """
+    """Return the mean of chosen steps among those kept one by one, and their number; raise
+    ValueError for neither a step's number nor a part of the run."""
     numbers: list[int] = []
     if (step := whole(steps)) is not None:
         numbers = [step] if -len(kept) <= step < len(kept) else []

@@ -1,5 +1,3 @@
-"""Parts of the demo models that share their weights with the first demo."""
-
 from typing import Any
 
 from ..models.demos import DEMO, folder_name
@@ -14,9 +12,8 @@ LENT = {
 
 
 def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
-    """Return the parts of a demo whose weights the first demo has, on the CPU; no parts for any
-    other folder. The demo's own files hold the rest: configurations, and the projections of the
-    MM-DiT's text encoders."""
+    """Return the parts of a demo whose weights the first demo has, on the CPU; none for other
+    folders. The demo's own files hold configurations, and the MM-DiT's projections of text."""
     import diffusers
     import torch
     import transformers

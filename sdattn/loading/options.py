@@ -1,11 +1,8 @@
-"""`LoadingOptions`: how a model is loaded, apart from its name, its device and its dtype.
+"""How a model is loaded, apart from its name, its device and its dtype.
 
-    options = LoadingOptions(lora="style.safetensors:0.8", scheduler="EulerDiscreteScheduler")
-    options.check("owner/name", device)       # before any weights are read
-    options_of(pipe)                          # the options that a pipeline was loaded with
-
-One object is passed from the command line to the loader, to the workers of a batch and into a
-run's ``run.json``.
+options = LoadingOptions(lora="style.safetensors:0.8", scheduler="EulerDiscreteScheduler")
+options.check("owner/name", device)       # before any weights are read
+options_of(pipe)                          # the options that a pipeline was loaded with
 """
 
 from __future__ import annotations
@@ -33,22 +30,8 @@ _PACKAGES = {"8bit": "bitsandbytes", "4bit": "bitsandbytes", GGUF: "gguf"}
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions(Record):
-    """How a model is loaded. None means the default.
-
-    Attributes:
-        variant: variant of the weight files, ``"fp16"`` for ``model.fp16.safetensors``.
-        revision: a branch, a tag or a commit of a hub model.
-        lora: ``"PATH"`` or ``"PATH:SCALE"`` each: a ``.safetensors`` file, a folder with one, a hub
-            id, or ``"demo-lora"``; the default scale is 1.
-        quantization: ``"8bit"``, ``"4bit"`` or ``"gguf:FILE"``.
-        offload: one of :data:`OFFLOADS`.
-        scheduler: name of a diffusers class.
-        tokenizer: for a single file, the folder of its tokenizer.
-        config: for a single file, a diffusers folder or a hub id with its settings.
-
-    Raises:
-        ValueError: an invalid value.
-    """
+    """How a model is loaded, see :func:`sdattn.load_pipeline`; None means the default. Raise
+    ValueError for an invalid value."""
 
     variant: str | None = None
     revision: str | None = None
@@ -105,9 +88,9 @@ class LoadingOptions(Record):
             yield path, scale
 
     def check(self, model: str | Path, device: torch.device) -> None:
-        """Refuse options that this model, this device or this installation cannot support:
-        FileNotFoundError for a missing file or model, ValueError for options that do not fit,
-        ImportError for a package."""
+        """Refuse options that this model, device or installation cannot support: FileNotFoundError
+        for a missing file or model, ValueError for options that do not fit, ImportError for a
+        package."""
         path = find_model(model)
         self._check_model(model, path)
         self._check_files()
@@ -166,8 +149,7 @@ class LoadingOptions(Record):
 
 
 def options_of(pipe: Pipeline) -> LoadingOptions | None:
-    """Return the options that :func:`sdattn.load_pipeline` loaded a pipeline with, or None if there
-    were none or they are unknown."""
+    """Return the options that :func:`sdattn.load_pipeline` loaded a pipeline with, or None."""
     return getattr(pipe, "sdattn_loading", None)
 
 

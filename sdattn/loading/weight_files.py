@@ -1,9 +1,4 @@
-"""The header of a ``.safetensors`` file, checked before anything is made from its tensors.
-
-weights = read_weights(path)                 # names, dtypes and shapes; no tensor is read
-with loading_errors(path, "a LoRA"):         # library errors become errors that name the file
-    ...
-"""
+"""The header of a ``.safetensors`` file, checked before anything is made from its tensors."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -25,8 +20,8 @@ _SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale")  # scales of 8-bit we
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor as the header of its file describes it: safetensors' name for the dtype, ``"F16"``,
-    and the shape, () for a scalar."""
+    """A tensor in a file's header: safetensors' name for its dtype, ``"F16"``, and shape, () for a
+    scalar."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,8 +47,8 @@ class WeightFile:
 
 
 def read_weights(path: Path) -> WeightFile:
-    """Read the header of a file; raise ValueError if it is not a ``.safetensors`` file, is cut off,
-    or has more tensors than any model, or an unsupported dtype."""
+    """Read the header; raise ValueError if the file is not a whole ``.safetensors`` file, or has
+    more tensors than any model, or an unsupported dtype."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -81,9 +76,8 @@ def read_weights(path: Path) -> WeightFile:
 
 @contextmanager
 def loading_errors(path: str | Path, what: str, advice: str) -> Iterator[None]:
-    """Turn library errors over a file's content into a ValueError that says what it was to be
-    loaded as, ``"a StableDiffusionPipeline"``, and what to do. sdattn's own errors, missing
-    packages and lack of memory pass through."""
+    """Turn library errors over a file's content into a ValueError that says what it was loaded as,
+    ``"a StableDiffusionPipeline"``, and what to do; other errors pass through."""
     try:
         yield
     except (SdattnError, ImportError, MemoryError, Warning):
