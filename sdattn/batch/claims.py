@@ -40,7 +40,6 @@ def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
 
 
 def describe_input(request: Request, jobs: Sequence[Job], items: int, bad_lines: int) -> BatchInput:
-    """Return a run's input for ``batch.json``; ``items`` is the number in its part."""
     return BatchInput(
         source=str(request.source),
         digest=digest_inputs(jobs),
@@ -54,16 +53,11 @@ def describe_input(request: Request, jobs: Sequence[Job], items: int, bad_lines:
 
 @dataclass(frozen=True)
 class Claim:
-    """A run that asks for a folder.
+    """A run that asks for a folder, open and locked.
 
-    Attributes:
-        folder: the folder, open and locked.
-        request: the request. With ``force``, if the folder has another input, model or setting,
-            the items that differ are removed and the others kept.
-        settings: see :func:`settings_of`.
-        input: see :func:`describe_input`.
-        batch_size: items that run together; another number does not make it another run.
-        fingerprints: fingerprint of each item of the run, by id.
+    With ``force``, if the folder has another input, model or setting, the items that differ are
+    removed and the others kept. Another ``batch_size`` does not make it another run.
+    ``fingerprints`` are by item id.
     """
 
     folder: BatchFolder
@@ -74,8 +68,8 @@ class Claim:
     fingerprints: Mapping[str, str]
 
     def make(self, ids: Iterable[str]) -> set[str]:
-        """Take the folder and bring it in order, given the ids of the whole input; return the run's
-        items that are whole in it. Raise ValueError if it has another input, model or setting."""
+        """Take the folder and bring it in order; return the run's items that are whole in it. Raise
+        ValueError if it has another input, model or setting."""
         folder = self.folder
         if not folder.is_new:
             self._check_video_format(folder.manifest)

@@ -1,10 +1,8 @@
-"""The command line: one module per command, see ``sdattn --help``.
+"""The command line: one module per command, see ``sdattn --help``. To add a command, add a module
+and name it here.
 
 Commands import torch and diffusers only when they run, so that help, the version and completion
-come at once. `options` holds options of several commands, `common_options` options of all commands,
-`loading` options of commands that load a model, and `config` their defaults from a file. `output`
-and `printing` print results; `messages` puts the library's messages into the words of options. To
-add a command, add a module and name it here.
+come at once.
 """
 
 import gc

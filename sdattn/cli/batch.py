@@ -196,8 +196,8 @@ def _run(output: Output, request: Any) -> None:
 
 
 def _exit_code(outcome: Any) -> int:
-    """Return the exit code for an outcome. Launchers take any code but 0 for a crash, so they get 0
-    once everything that can be drawn is drawn."""
+    """Return the exit code; 0 under a launcher, for which any other is a crash, once all that can
+    be drawn is."""
     is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
     return 0 if is_all and not _LAUNCHED.isdisjoint(os.environ) else outcome.exit_code
 

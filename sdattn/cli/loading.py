@@ -61,8 +61,7 @@ _OPTIONS = [
 
 
 def with_loading_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the loading options in place of its argument ``loading``, a dictionary with
-    the given arguments of :class:`sdattn.loading.options.LoadingOptions`."""
+    """Give a command the loading options in place of its argument ``loading``, a dictionary."""
     signature = inspect.signature(command)
     own = [*signature.parameters.values()]
     place = next((i for i, one in enumerate(own) if one.name == "loading"), None)

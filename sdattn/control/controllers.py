@@ -124,15 +124,8 @@ class AttentionControlEdit(AttentionStore):
         return self._copies.setdefault(id(own), DeviceCopies(own)).on(device, dtype)
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
-        """Return the edited maps.
-
-        Args:
-            attn_base: the source's maps, ``[heads, N, T]``.
-            attn_replace: the targets' own maps, ``[targets, heads, N, T]``.
-
-        Returns:
-            ``[targets, heads, N, T]`` in their dtype.
-        """
+        """Return the edited maps ``[targets, heads, N, T]``, given the source's ``[heads, N, T]``
+        and the targets' own."""
         raise NotImplementedError
 
     def step_callback(self, x_t: Tensor) -> Tensor:

@@ -80,8 +80,8 @@ class Source:
 
 
 def is_content_word(text: str) -> bool:
-    """Check whether a word names something: it has a letter or a digit and is not one of
-    :data:`FUNCTION_WORDS`. Words of languages other than English all count.
+    """Check whether a word has a letter or a digit and is not one of :data:`FUNCTION_WORDS`
+    (English).
 
     >>> [word for word in ("A", "cat", ",", "of", "8k") if is_content_word(word)]
     ['cat', '8k']
@@ -92,9 +92,8 @@ def is_content_word(text: str) -> bool:
 def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[str, int, int]]:
     """Return the words of a text with their character spans, ``(word, start, end)``.
 
-    A word is a run of letters and digits, with apostrophes and hyphens inside it; a run of other
-    signs is a word too; each ideograph is a word by itself. ``whole`` spans, end exclusive, are one
-    word whatever they contain; letters adjoining a span belong to the word.
+    A word is a run of letters and digits, with apostrophes and hyphens inside it, a run of other
+    signs, an ideograph, or one of the ``whole`` spans with the letters adjoining it.
 
     >>> [word for word, _, _ in split_words("a girl's red-haired cat, 8k!")]
     ['a', "girl's", 'red-haired', 'cat', ',', '8k', '!']

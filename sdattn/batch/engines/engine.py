@@ -1,5 +1,3 @@
-"""`Engine`: the interface of local processes and of Ray's workers."""
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -9,8 +7,7 @@ from .worker import Loaded
 
 
 class Engine(Protocol):
-    """Processes or workers that draw a run's batches; ``lost`` tells that one of them ended
-    meanwhile."""
+    """Processes or workers that draw a run's batches; ``lost`` tells that one of them ended."""
 
     lost: bool
 

@@ -47,8 +47,7 @@ def kind_of(name: str) -> str:
 def open_lines(
     data: bytes, kind: str, columns: Columns | None = None
 ) -> tuple[Numbered, Callable[[bytes], Fields | None]]:
-    """Return the numbered lines of an input, or its rows, and a function that returns the fields of
-    one, None if it is blank, and raises ValueError if it cannot be read.
+    """Return the numbered lines of an input, and a function that returns the fields of one or None.
 
     Args:
         data: the whole input, UTF-8, or UTF-16 with a byte order mark. Lines end with a line feed,
@@ -56,11 +55,10 @@ def open_lines(
         kind: see :func:`kind_of`. ``"rows"``: lines of JSON that were the rows of a table.
             ``"auto"``: JSON if it begins so, a table if the first line that is not blank is a
             header, else text.
-        columns: names the prompt's column.
 
     Raises:
-        ValueError: another kind, a header that cannot be read, broken UTF-16, JSON that is not a
-            list, or a text whose first line is a header.
+        ValueError: a header that cannot be read, broken UTF-16, JSON that is not a list, or a text
+            whose first line is a header.
     """
     data = _as_utf8(data)
     if kind in ("auto", "txt"):
@@ -123,7 +121,7 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
 
 
 def _rows_of_json(data: bytes) -> list[object] | None:
-    """Return the rows of a JSON document, an array or COCO captions; None if it is neither."""
+    """Return the rows of a JSON array or of COCO captions, else None."""
     try:
         found = json.loads(data) if data.lstrip()[:1] in (b"[", b"{") else None
     except (ValueError, RecursionError):

@@ -1,5 +1,3 @@
-"""The request for a batch run, and its outcome."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -35,25 +33,20 @@ class Request:
         format: one of :data:`sdattn.batch.storage.formats.FORMATS`: ``"folder"``, one folder per
             item, or ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
         shard_bytes: size at which a file of many items is written.
-        preset: preset of the heatmaps.
         save: some of :data:`sdattn.runs.drawings.PARTS` (default: the usual ones, see
             :meth:`parts`).
         part: (number, count), to divide an input between independent runs.
         strict: stop if a line cannot be read.
-        force: continue in a folder that another input, model or setting made, making again the
-            items that differ.
-        prompt_column: the list's column that holds the prompt; None: found by its name.
-        keep_columns: further columns to keep in the items' rows, or ``"all"``; see
-            :class:`sdattn.batch.input.columns.Columns`.
-        input_format: one of :data:`sdattn.batch.input.lines.KINDS` (default: from the source's
-            name).
+        force: go on in a folder that another input, model or setting made, and draw again the items
+            that differ.
+        prompt_column: the list's column that holds the prompt (default: found by its name).
+        keep_columns: further columns to keep in the items' rows, or ``"all"``.
+        input_format: one of :data:`sdattn.batch.input.lines.KINDS` (default: by the source's name).
         max_errors: number of failed items at which to stop.
-        progress: show the run's progress on stderr.
-        engine: ``"local"``, this process or ``accelerate launch``'s; or ``"ray"``, actors of
-            Ray, which needs ray.
+        engine: ``"local"``, this process or ``accelerate launch``'s; or ``"ray"``, actors of Ray,
+            which needs ray.
         workers: Ray workers (at least, at most): drawing begins with the minimum, and others join
             when Ray finds room. Default: one per GPU, and drawing begins with the first.
-        loading: how to load the model, apart from its device and dtype.
     """
 
     source: str | Path
@@ -106,8 +99,7 @@ class Request:
         return Columns(self.prompt_column, self.keep_columns)
 
     def parts(self, *, videos: bool) -> Sequence[str]:
-        """Return the parts to save of each item, for a model that makes ``videos`` or images; raise
-        ValueError for videos of images."""
+        """Return the parts to save of each item; raise ValueError for videos of images."""
         if self.save is None:
             return USUAL if videos else USUAL_OF_IMAGES
         if "video" in self.save and not videos:
@@ -145,11 +137,8 @@ class Outcome:
     """The outcome of a run.
 
     Attributes:
-        items: items of the input (of its part) that can be drawn.
-        before: items that were whole before the run began.
-        whole: items that are whole now.
-        failed: items that could not be drawn.
-        bad_lines: lines that could not be read.
+        items: items of the input (of its part) that can be drawn; ``before`` were whole before the
+            run, ``whole`` are now, ``failed`` could not be drawn.
         stopped: why the run ended early, if it did: ``"SIGINT"``, ``"SIGTERM"`` or a sentence.
         seconds: drawing time, from the loaded model to the last item on the disk.
     """

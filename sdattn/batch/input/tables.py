@@ -20,8 +20,7 @@ def open_table(
     lines: Sequence[bytes], kind: str, columns: Columns
 ) -> tuple[Numbered, Callable[[str], Fields]]:
     """Return the numbered rows of a table, and a function that returns the fields of one; raise
-    ValueError for a bad header. ``kind``, ``"csv"`` or ``"tsv"``, is the delimiter if the header
-    does not show it."""
+    ValueError for a bad header. ``kind`` is the delimiter if the header does not show it."""
     at = next((i for i, line in enumerate(lines) if line.strip()), None)
     if at is None:
         return iter(()), lambda _: Fields({})

@@ -45,8 +45,7 @@ _COMMON = re.compile(
 def text_lines(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a text, each with its number, from 1.
 
-    An image's settings, as AUTOMATIC1111 writes them, are joined with the lines above them, its
-    prompt, up to a blank line or the settings of another image.
+    An image's settings, as AUTOMATIC1111 writes them, are joined with its prompt above them.
     """
     start, settings = 0, False
     for end, raw in enumerate([*lines, b""], 1):
@@ -124,8 +123,7 @@ def _of_options(text: str) -> Fields:
 
 
 def header_delimiter(lines: Sequence[str]) -> str | None:
-    """Return the delimiter of a table, or None if the first line is not a header; ``lines`` are the
-    lines that are not blank."""
+    """Return the delimiter of a table, or None if the first line that is not blank is no header."""
     first = lines[0].strip("\r\n") if lines else ""
     for delimiter in DELIMITERS:
         names = [name.strip('" ') for name in first.split(delimiter)]

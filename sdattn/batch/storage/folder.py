@@ -35,18 +35,8 @@ _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", 
 
 
 class BatchFolder:
-    """A batch run's folder.
-
-    Attributes:
-        storage: the storage that it is in.
-        root: the folder.
-        hidden, temporary: folders in it, for work in progress.
-        lock: claims it for a job.
-        journals: the rows of its items.
-        manifest: contents of ``batch.json``.
-        layout: layout of its items.
-        trusts_rows: whether ``metadata.jsonl`` is what the last run wrote.
-    """
+    """A batch run's folder, with ``hidden`` and ``temporary`` folders for work in progress;
+    ``trusts_rows`` says that ``metadata.jsonl`` is what the last run wrote."""
 
     def __init__(self, root: str | Path):
         self.storage = storage_at(root)
@@ -111,7 +101,6 @@ class BatchFolder:
             (self.hidden / name).mkdir(exist_ok=True)
 
     def close(self) -> None:
-        """Close the notes, and let other jobs write here."""
         self.storage.close()
         self.lock.release()
 
@@ -137,7 +126,7 @@ class BatchFolder:
         self.write_manifest(replace(manifest, ended=None))
 
     def seal(self, whole: int) -> None:
-        """Record that a run has ended, with the number of whole items and the files' checksums."""
+        """Record that a run has ended, with its whole items and the files' checksums."""
         files = {name: _sha256(self.root / name) for name in self._top()}
         self.write_manifest(replace(self.manifest, ended=Ended(whole=whole, files=files)))
 
@@ -165,8 +154,8 @@ class BatchFolder:
     def note_whole(
         self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None
     ) -> None:
-        """Note a whole item. ``files`` holds at least ``run.json``, which is read unless ``info``
-        is passed (ValueError if damaged); the other files are on the disk."""
+        """Note a whole item; ``files`` holds at least ``run.json``, unless ``info`` is passed
+        (ValueError if damaged)."""
         info = info or read_info(files, location)
         names = ["run.json", *info.files]
         sizes = {name: len(files[name]) for name in names if name in files}

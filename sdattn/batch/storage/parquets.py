@@ -38,7 +38,7 @@ _COLUMNS = {
 
 
 class Parquets(Shards):
-    """See :class:`sdattn.batch.storage.shards.Shards`; needs pyarrow."""
+    """Shards as Parquet files."""
 
     ending = ".parquet"
 
@@ -89,7 +89,6 @@ def require_pyarrow() -> None:
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """Open a Parquet file; raise ValueError if it cannot be read."""
     require_pyarrow()
     from pyarrow import ArrowException, parquet
 
@@ -101,8 +100,8 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _schema(there: set[str], further: Iterable[str]) -> Any:
-    """Return the columns, without columns of files that are not ``there``, with ``further`` ones
-    of the items' list."""
+    """Return the columns, without files that are not ``there``, with the list's ``further``
+    ones."""
     import pyarrow as pa
 
     text, texts, whole = pa.string(), pa.list_(pa.string()), pa.int64()

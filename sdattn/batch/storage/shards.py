@@ -1,7 +1,4 @@
-"""The items of a batch run in shards, many in a file: ``shards/CHECKSUM.tar`` and the like.
-
-:mod:`sdattn.batch.storage.tars` and :mod:`sdattn.batch.storage.parquets` know the file formats.
-"""
+"""The items of a batch run in shards, many in a file: ``shards/CHECKSUM.tar`` and the like."""
 
 import threading
 from abc import abstractmethod
@@ -31,11 +28,8 @@ Index = Mapping[str, Mapping[str, FileSpan]]  # item to file name to position
 
 
 class Shards(Layout):
-    """Many items in a file named by the checksum of its bytes; in memory until it is written.
-
-    In a remote storage, rows are trusted to name the items of a shard, so that it is read only when
-    an item is.
-    """
+    """Many items in a file named by its checksum; in memory until it is written. In a remote
+    storage, rows are trusted to name a shard's items."""
 
     ending: ClassVar[str]
 
