@@ -24,7 +24,7 @@ from typing import Any
 class SdattnError(Exception):
     """Something that sdattn refuses, or could not do. Each kind is also a builtin exception."""
 
-    def __str__(self) -> str:  # of a KeyError Python would show the repr
+    def __str__(self) -> str:  # Python would show a KeyError's repr
         return str(self.args[0]) if self.args else ""
 
 
@@ -47,7 +47,7 @@ class OptionError(InvalidValueError):
         held = dict(vars(self))
         try:
             pickle.dumps(self.value)
-        except Exception:  # of any kind: it is the value's own code
+        except Exception:  # any error: it is the value's own code
             held["value"] = repr(self.value)
         return type(self).__new__, (type(self), *self.args), held
 

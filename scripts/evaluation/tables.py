@@ -40,13 +40,13 @@ def all_tables(figures: Figures, options: Mapping[str, str]) -> str:
     for setting, title in TITLES.items():
         parts.append(f"**{title}**\n")
         parts.append(table(figures[setting]["shape"], PEERS, MEASURES))
-    parts.append("**How far the default preset is ahead, map by map**\n")
+    parts.append("**Lead of the default preset, map by map**\n")
     parts += [_ahead(figures)]
     parts.append(
-        "**Which word lands on its own object, of two; which map agrees with the cause**\n"
+        "**Words on their own object, out of two; agreement of maps with causes**\n"
     )
     parts.append(_words(figures))
-    parts.append("**Layers and steps**, each the mean of all others, in drawn images\n")
+    parts.append("**Layers and steps**, averaged over all others, in drawn images\n")
     parts.append(table(figures["generated"]["shape"], PARTS, {**MEASURES, "own": OWN}))
     return "\n".join(parts)
 
@@ -80,7 +80,7 @@ def table(by_variant: Figures, names: Iterable[str], measures: Mapping[str, str]
 
 
 def _ahead(figures: Figures) -> str:
-    lines = _head("of", "in", *MEASURES.values())
+    lines = _head("ahead of", "images", *MEASURES.values())
     for name in [one for one in PEERS if one != DEFAULT]:
         for setting in TITLES:
             entry = figures[setting]["shape"].get(name)
@@ -107,7 +107,7 @@ def _words(figures: Figures) -> str:
 def _causes() -> tuple[list[str], list[str]]:
     """Keys of the measures of agreement with a cause, and what they are called."""
     keys = [key for span in SPANS for key in (span, f"{span}, control")]
-    return keys, [f"rank correlation with the change, word gone for {key}" for key in keys]
+    return keys, [f"rank correlation with the change, word removed in {key}" for key in keys]
 
 
 def causes_table(by_variant: Figures) -> str:

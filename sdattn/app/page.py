@@ -23,7 +23,7 @@ from .server import import_gradio, launch_settings
 
 gradio: Any = import_gradio()
 
-_STOPPED = "Stopped: no image is being drawn for this page."
+_STOPPED = "Stopped. No image is being drawn for this page."
 _MOST_RUNS = 10  # offered to a browser
 _OF_DEMOS = ["a red circle left of a blue square", "on the left a green star, on the right a ring"]
 _EXAMPLES = {
@@ -143,7 +143,7 @@ def _settings(pipe: Any) -> list[Any]:
             ]
         with gradio.Row():
             preset = gradio.Dropdown(list(PRESETS), value="default", label="Preset")
-            each_step = gradio.Checkbox(False, label="Keep each step")
+            each_step = gradio.Checkbox(False, label="Keep every step")
     return [negative, *numbers, preset, each_step]
 
 
@@ -269,4 +269,4 @@ def _check_awaited(app: Any) -> None:
     event = LocalContext.event_id.get(None)
     jobs = [job for group in app._queue.active_jobs for job in group or ()]
     if event is not None and not any(job._id == event and job.alive for job in jobs):
-        raise _refusal("The page that asked for this image was closed or stopped.")
+        raise _refusal("The page that asked for this image was closed, or its Stop was pressed.")

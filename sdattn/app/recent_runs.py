@@ -21,8 +21,8 @@ _PREFIX, _LOCK = "sdattn-app-", "lock"
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
-    """Yield a temporary folder that is deleted at the end; first delete those of killed processes,
-    whose locks are free."""
+    """Yield a temporary folder that is deleted at the end; first delete the ones that
+    killed processes left."""
     for left in Path(gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another user's
             path = left / _LOCK

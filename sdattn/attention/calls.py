@@ -10,7 +10,7 @@ from .device_copies import chosen
 
 Rows = slice | tuple[int, ...]  # of the batch
 ALL = slice(None)
-UNKNOWN: Any = None  # in place of a tensor that a way of seeing does not show
+UNKNOWN: Any = None  # in place of a tensor that was not seen
 
 
 @dataclass(eq=False)

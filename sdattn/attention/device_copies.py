@@ -57,7 +57,7 @@ class HostCopy:
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         self._done: Any = None  # an event of that stream
-        self._sent: Tensor | None = None  # the buffer in pinned memory, where it came from a GPU
+        self._sent: Tensor | None = None  # the buffer in pinned memory, if it came from a GPU
 
     def send(self, tensor: Tensor) -> None:
         if not tensor.is_cuda:
@@ -69,7 +69,7 @@ class HostCopy:
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
             buffer.copy_(tensor, non_blocking=True)
-            tensor.record_stream(self._stream)  # its memory is not given away before that
+            tensor.record_stream(self._stream)  # its memory is not reused before that
             self._done.record(self._stream)
         self._sent = buffer
 

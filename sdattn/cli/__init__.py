@@ -40,7 +40,12 @@ def _literal(text: str) -> str:
 
 
 class _Command(_Literal, TyperCommand):
-    pass
+    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+        try:
+            return super().parse_args(ctx, args)
+        except typer.BadParameter as error:
+            error.message = error.message.removeprefix("Value error, ")  # pydantic's, in new typers
+            raise
 
 
 class _Group(_Literal, TyperGroup):

@@ -188,7 +188,7 @@ def _run(output: Output, request: Any) -> None:
         request.check()
     except InvalidValueError as error:
         raise typer.BadParameter(in_options(error)) from error
-    # What the request itself says wrong is a usage error, exit code 2; what the run finds is 1.
+    # A wrong request is a usage error, exit code 2; a wrong input is 1.
     outcome = run_batch(request)
     if outcome is not None:  # the first process reports
         _print_outcome(output, outcome, path_of(request.out))

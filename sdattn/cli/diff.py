@@ -123,7 +123,7 @@ def _with_and_without(
     )
     loading = {name: asked[name] for name in LOADING if name in asked}
     without = {name: value for name, value in loading.items() if name != "lora"}
-    # The LoRA first: whether it fits the model shows when it is loaded.
+    # The LoRA first: loading it shows whether it fits the model.
     runs = []
     for how in (loading, without):
         pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)

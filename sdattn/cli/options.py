@@ -122,7 +122,7 @@ def folder_named(name: str) -> Any:
 
 # Formats to open: other readers of Pillow start programs, Ghostscript for EPS
 PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
-_WITH_OPTION = {  # what --set does not set: options and arguments of the commands and of generate()
+_WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
     *PIPELINE,
 }

@@ -37,12 +37,12 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
     dealt = torch.zeros(len(source.tokens), len(target.tokens))
     for ours, theirs in pairs:
         _deal(dealt, ours, theirs)
-    # All others column by column, and what is too many to the last of its like.
+    # Then all others, column by column; a surplus goes to the last of its kind.
     for ours, theirs in _around(source, target):
         for place, column in enumerate(ours if theirs else ()):
             dealt[column, theirs[min(place, len(theirs) - 1)]] = 1
     last = _special(target, PAD)[-1:] or _special(target, EOS) or (len(target.tokens) - 1,)
-    left_over = dealt.sum(1) == 0  # padding, and words of which the target's encoder saw nothing
+    left_over = dealt.sum(1) == 0  # padding, and words that the target's encoder did not see
     dealt[left_over, last[0]] = 1
     return dealt / dealt.sum(1, keepdim=True)  # a token may belong to two words
 
@@ -76,8 +76,7 @@ def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
             best[i][j] = max(met, best[i + 1][j], best[i][j + 1])
     found = []
     i = j = 0
-    # Forward along a way that keeps that number; of two such ways the source's word is passed over
-    # first.
+    # Go forward along a path with that number; if there are two, skip the source's word first.
     while i < len(ours) and j < len(theirs):
         if ours[i] == theirs[j] and best[i][j] == best[i + 1][j + 1] + 1:
             found.append((i, j))
@@ -102,7 +101,7 @@ def linked(
     found: list[tuple[int | None, int | None]] = []
     i = j = 0
     for x, y in [*ends, (len(source.words), len(target.words))]:
-        # Between two matches: as many words on both sides stand for each other in order.
+        # Between two matches, equally many words on both sides correspond in order.
         if x - i == y - j:
             found += zip(range(i, x), range(j, y), strict=True)
         else:
@@ -189,7 +188,7 @@ def _around(source: Prompt, target: Prompt) -> list[tuple[tuple[int, ...], tuple
     each encoder's padding, and a template's text on either side."""
     ends = [(_special(source, name), _special(target, name)) for name in (SOS, EOS)]
     padding = [_runs(_special(prompt, PAD)) for prompt in (source, target)]
-    if len(padding[0]) != len(padding[1]):  # an encoder without any in one of them
+    if len(padding[0]) != len(padding[1]):  # an encoder that has none in one of the prompts
         padding = [[tuple(chain(*runs))] for runs in padding]
     templates = zip(_template(source), _template(target), strict=True)
     return [*ends, *zip(*padding, strict=True), *templates]

@@ -164,7 +164,7 @@ class Attachment:
         self._error = ""
         try:
             found = self._found = self._passes.read(model, args, kwargs)
-        except Exception as error:  # of any kind: the model is to run
+        except Exception as error:  # any error: the model must go on
             self._error = f"a pass could not be read ({type(error).__name__}: {error})"
             return
         if found.stray:
@@ -194,7 +194,7 @@ class Attachment:
         if found.of_no_prompt:
             return False
         prompts = self._rows(store, found)
-        # where every row is kept, the first may be those of the negative prompts
+        # if every row is kept, the first may be the negative prompts'
         is_known = store.guidance is not None or prompts == slice(0, found.batch)
         if not store.cur_step:
             store.drawn = self._prompts.drawn() if is_known else None
@@ -236,7 +236,7 @@ class Attachment:
             self._n_missed += not (rests or (store.cur_step and is_taken(self._layers)))
         elif self._looks:
             self._n_seen += 1
-            if self._passes.schedule is None:  # no runs that a pass could be missing in
+            if self._passes.schedule is None:  # a bare model has no runs, so no pass can be missing
                 self._n_missed = 0
             self._check_calls(store)
             store.end_pass(self._calls.total())

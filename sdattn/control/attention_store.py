@@ -109,8 +109,8 @@ class AttentionStore(StepMaps):
         self.crop: Crop | None = None
         self.texts = TextsOfRun()
         self._batch: int | None = None  # rows of the pass
-        self._prompts: slice | None = None  # rows of it that are the prompts'
-        self._guess: str | None = None  # what to warn of; empty once it was
+        self._prompts: slice | None = None  # the prompts' among them
+        self._guess: str | None = None  # warning still to be given
         self._is_second_pass = False
         if self.attachment is not None:
             self.attachment.forget()
@@ -236,7 +236,7 @@ class AttentionStore(StepMaps):
             )
         self.latent_size, self.levels, self.places = size, levels, tuple(places)
         self._batch, self._prompts = batch, prompts
-        if not self._is_second_pass:  # a pass before may have broken off
+        if not self._is_second_pass:  # an earlier pass may have broken off
             self.cur_att_layer = 0 if self.attachment is not None else self.cur_att_layer
             self.empty_step()
 
@@ -247,7 +247,7 @@ class AttentionStore(StepMaps):
             self._is_second_pass = True
             return
         self._end_step()
-        self.step_store.update(self._last_step)  # as a store that is alone has it
+        self.step_store.update(self._last_step)  # as in a store that is alone
 
     def step_callback(self, x_t: Tensor) -> Tensor:
         """Return the latents unchanged; editing loops pass them after each step."""

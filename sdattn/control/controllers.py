@@ -107,7 +107,7 @@ class AttentionControlEdit(AttentionStore):
         source, targets = by_prompt[0], by_prompt[1:]
         if is_cross:
             self._check_columns(attn)
-            # On the CPU first: where nothing is edited in this step the device is not waited for.
+            # On the CPU first: if nothing is edited in this step, nobody waits for the device.
             chosen = self.cross_replace[self.cur_step] & self.edits.view(-1, 1, 1, 1)
             if chosen.any():
                 edited = self.replace_cross_attention(source, targets)

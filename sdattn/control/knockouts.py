@@ -56,7 +56,7 @@ class Knockout:
         return f"Knockout({self.word!r} of {prompt!r}, seed {self.seed}, {change})"
 
     def _repr_html_(self) -> str:
-        low, high = self.heatmap.range  # from 0: a word that changed nothing is not to glow
+        low, high = self.heatmap.range  # from 0: a word that changed nothing must not glow
         apart = render.overlay(self.image, self.heatmap.values.numpy(), scale=(0.0, high))
         drawn = [
             (self.image, "with everything", f"seed {self.seed}"),
@@ -171,7 +171,7 @@ def knockouts(
 
 def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) -> list[Knockout]:
     columns = [tuple(columns_of([word], [plan.prompt])) for word in words]
-    rows = [(), *columns]  # of the first, nothing is removed
+    rows = [(), *columns]  # the first loses nothing
     images: list[Image.Image] = []
     for start in range(0, len(rows), batch_size):
         drawn, grid = draw(plan, rows[start : start + batch_size])

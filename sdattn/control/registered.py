@@ -53,7 +53,7 @@ def passes_of(denoiser: Denoiser, controller: Controller | None) -> PassReader:
     if is_unet(denoiser.model):
         try:
             return PassReader(denoiser)
-        except ValueError:  # how its pipeline lays out guidance is not known: every call counts
+        except ValueError:  # unknown guidance layout: every call counts
             return PassReader(replace(denoiser, pipeline=None))
     try:
         passes = PassReader(denoiser)

@@ -40,7 +40,7 @@ Columns = tuple[int, ...]
 def without_columns(probs: Tensor, columns: Columns) -> Tensor:
     """Return probabilities ``[..., T]`` with these keys masked out of the softmax; empty rows are
     zero."""
-    # To mask keys out of a softmax is to take their shares away and divide what is left by its sum.
+    # Masking keys out of a softmax removes their shares and divides the rest by its sum.
     kept = probs.float().index_fill(-1, index_on(probs.device, columns), 0.0)
     left = kept.sum(-1, keepdim=True)
     return (kept / left.clamp_min(torch.finfo(kept.dtype).tiny)).to(probs.dtype)
@@ -120,7 +120,7 @@ class Removal:
         if found.skips_layers:
             text = "skip-layer guidance runs the prompt once more, with the word. Leave it out."
             raise OptionError("skip_guidance_layers", True, text)
-        # A pass of the negative prompt alone is one of a guidance that runs in turn.
+        # A pass for the negative prompt alone: the guidance runs its branches in turn.
         if order is None or found.of_no_prompt:
             return
         if not self._passes:
@@ -129,7 +129,7 @@ class Removal:
             self.grid = cast(Size, found.latent_size)
             chosen = select_layers(self._denoiser.layers, self.layers, TEXT_KINDS, self.grid)
             self._handle.put(chosen, queries=self.queries, image=False)
-        # Asked anew in each pass, since guidance may end in the middle of a run.
+        # Asked in each pass, since guidance may end in the middle of a run.
         if self._passes in self._during:
             self._edits = self._edits_of(order)
         self._passes += 1
@@ -164,7 +164,7 @@ class Removal:
             )
 
     def _plan_passes(self) -> None:
-        # what is left of the schedule where a run starts from an image
+        # the rest of the schedule if a run starts from an image
         self._expected = getattr(self.pipe, "num_timesteps", len(self.pipe.scheduler.timesteps))
         self._during = self.steps.passes(self._expected)
         if not self._during:

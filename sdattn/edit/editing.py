@@ -99,7 +99,7 @@ def edit(
     edited = plan.edited
     own: dict[str, Any] = {}
     if inversion:
-        # How near the first image came back to the image says what the edits can be trusted with.
+        # How close the first image came to the user's says how far the edits can be trusted.
         near = min(psnr(inversion.image, run.images[0]), 99.0)
         edited = replace(edited, reconstruction_psnr=near)
         own = {"seed": None}  # the noise is the image's own

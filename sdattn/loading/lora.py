@@ -77,7 +77,7 @@ def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage
         return warned
     except (SdattnError, ImportError, MemoryError):
         raise
-    except Exception as error:  # of any kind: another model's sizes, or unknown names
+    except Exception as error:  # any error: another model's sizes, or unknown names
         if is_out_of_memory(error):
             raise
         found = f"it does not fit a {type(pipe).__name__}: {said_by(error)}."

@@ -82,7 +82,7 @@ def loading_errors(path: str | Path, what: str, advice: str) -> Iterator[None]:
         yield
     except (SdattnError, ImportError, MemoryError, Warning):
         raise
-    except Exception as error:  # of any kind, including IndexError, TypeError and torch's
+    except Exception as error:  # any error, including IndexError, TypeError and torch's
         if is_out_of_memory(error):
             raise
         said = said_by(error)

@@ -71,7 +71,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         self.crop = crop
         self.frames = None if frames is None else tuple(frames)
         self._place = {column: i for i, column in enumerate(kept)}
-        self._top = top  # of the video, if these are one of its frames
+        self._top = top  # the video's, if these are one of its frames
 
     def __repr__(self) -> str:
         grid = grid_text(self.maps.shape[:-1])
