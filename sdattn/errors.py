@@ -35,8 +35,8 @@ class InvalidValueError(SdattnError, ValueError):
 class OptionError(InvalidValueError):
     """An option with a value that cannot be; ``advice`` is what to do.
 
-    >>> print(OptionError("guidance_scale", 0.5, "pass a number above 1, or `null_text=False`."))
-    `guidance_scale=0.5`: pass a number above 1, or `null_text=False`.
+    >>> print(OptionError("guidance_scale", 0.5, "pass a number above 1."))
+    `guidance_scale=0.5`: pass a number above 1.
     """
 
     def __init__(self, option: str, value: object, advice: str):

@@ -42,9 +42,7 @@ def all_tables(figures: Figures, options: Mapping[str, str]) -> str:
         parts.append(table(figures[setting]["shape"], PEERS, MEASURES))
     parts.append("**Lead of the default preset, map by map**\n")
     parts += [_ahead(figures)]
-    parts.append(
-        "**Words on their own object, out of two; agreement of maps with causes**\n"
-    )
+    parts.append("**Words on their own object, out of two; agreement of maps with causes**\n")
     parts.append(_words(figures))
     parts.append("**Layers and steps**, averaged over all others, in drawn images\n")
     parts.append(table(figures["generated"]["shape"], PARTS, {**MEASURES, "own": OWN}))

@@ -15,7 +15,7 @@ UNKNOWN: Any = None  # in place of a tensor that was not seen
 
 @dataclass(eq=False)
 class AttentionCall:
-    """What one call of an attention layer was given and computed, whichever way it was seen.
+    """One call of an attention layer: its inputs and what it computed, as far as seen.
 
     Unknown values are None. A kernel shows everything but ``probs``; a layer's projections show
     only query and key; a product with the values shows everything but query and key.
@@ -25,7 +25,7 @@ class AttentionCall:
             last two.
         key, value: ``[B, heads, T, d]``.
         mask: as torch takes it: added to the scores, or bool where True takes part.
-        scale: of the scores, or None for ``1 / sqrt(d)``.
+        scale: factor of the scores, or None for ``1 / sqrt(d)``.
         logsumexp: ``[B, heads, N]`` of the scaled scores; None if the kernel's is not exact enough.
         probs: ``[B, heads, N, T]``, which made the output.
         output: ``[B, heads, N, d]``, before the output projection.

@@ -1,4 +1,4 @@
-"""Alignment of a source prompt's token columns with those of an edited prompt.
+"""Alignment of a source prompt's token columns with an edited prompt's.
 
 Source: Hertz et al. 2022, section 3.2, "Word Swap" and "Adding a New Phrase". The paper aligns
 tokens; here words are aligned, so that a word of several pieces is never torn apart.

@@ -28,7 +28,7 @@ class AttentionStore(StepMaps):
         store = sdattn.AttentionStore(pipeline=pipe)
         pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store))
         image = pipe("a red circle left of a blue square").images[0]
-        store.last_step["down_cross"]  # with mid_cross and up_cross all 16 maps of the last step
+        store.last_step["down_cross"]  # mid_cross, up_cross: 16 maps in all
         store.heatmaps()[0]["circle"]
         store.remove()  # puts back the processors from before
 

@@ -32,7 +32,7 @@ class LocalBlend:
 
     Raises:
         KeyError: a word that is not in its prompt.
-        ValueError: the number of choices differs from that of prompts, or a number outside [0, 1].
+        ValueError: another number of choices than of prompts, or a number outside [0, 1].
     """
 
     def __init__(

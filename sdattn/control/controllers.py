@@ -47,7 +47,8 @@ class AttentionControlEdit(AttentionStore):
         self_replace_steps: part of the run in which self-attention is the source's.
         local_blend: keeps the image outside some words; applied by :meth:`step_callback`.
         max_self_queries: largest number of queries at which self-attention is edited.
-        store_options: of :class:`sdattn.AttentionStore`; ``guidance`` is ``"batch"`` by default.
+        store_options: options of :class:`sdattn.AttentionStore`; ``guidance`` is ``"batch"`` by
+            default.
 
     Raises:
         ValueError: fewer than two prompts, a part outside [0, 1], prompts that cannot be aligned.

@@ -151,7 +151,7 @@ def knockouts(
 ) -> list[Knockout]:
     """Return :func:`knockout` for each of several words; the full image is drawn once.
 
-    Memory is that of a run of ``batch_size`` images plus one image and one map per word. On a
+    It takes the memory of a run of ``batch_size`` images plus one image and one map per word. On a
     device that rounds batches of different sizes differently, images of other batches differ by
     that too.
 

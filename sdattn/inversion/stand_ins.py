@@ -50,7 +50,7 @@ class Noised(StandIn):
     """A scheduler that keeps the latents unchanged and shows them to the model with noise.
 
     Args:
-        config: of the scheduler that it replaces.
+        config: configuration of the scheduler that it replaces.
         mix: mixes latents and noise at a timestep, as :meth:`sdattn.inversion.flow.Flow.mix`.
         timesteps: timesteps to show, whatever number of steps is asked for.
         seeds: one for each image of the batch.

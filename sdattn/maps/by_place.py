@@ -25,7 +25,7 @@ def aggregate_attention(
         store: after a run; its means over the steps are read. Any store with
             ``get_average_attention()`` will do.
         res: side of the grid, 16 for 16x16 cells, or (rows, cols).
-        from_where: of ``"down"``, ``"mid"`` and ``"up"``.
+        from_where: some of ``"down"``, ``"mid"`` and ``"up"``.
         select: the image, counted from 0.
         prompts: the prompts of the images, or their number, if the store does not know it.
 

@@ -92,7 +92,7 @@ def capture(
 
         with sdattn.capture(pipe) as store:
             image = pipe("a red circle left of a blue square").images[0]
-        store.maps["mid_block.attentions.0.transformer_blocks.0.attn2"]  # [1, rows, cols, tokens]
+        store.maps["mid_block.attentions.0.transformer_blocks.0.attn2"]  # see maps
 
     Each layer's own processor computes the output, and gets its place back on exit, also after an
     error. One ``with`` holds one run; captures may be nested. A compiled UNet stays compiled if

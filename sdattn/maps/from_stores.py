@@ -34,8 +34,8 @@ def heatmaps(
 ) -> list[Heatmaps]:
     """Return the heatmaps of each image of a run, from maps that were captured or stored.
 
-        sdattn.heatmaps(store)                # of the prompt that was drawn, by its own pipeline
-        sdattn.heatmaps(store, pipe, prompt)  # wherever that is not known
+        sdattn.heatmaps(store)                # of the prompt that was drawn
+        sdattn.heatmaps(store, pipe, prompt)  # if that is not known
 
     The first form works if a pipeline ran on a text; a prompt that is passed is compared with what
     the text encoders got.

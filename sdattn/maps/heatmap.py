@@ -161,7 +161,7 @@ class Heatmap:
         """Draw the map with matplotlib, one colour per cell, its label above.
 
         Args:
-            ax: axes to draw into (default: those of a new figure).
+            ax: axes to draw into (default: a new figure's).
             options: arguments of ``Axes.imshow`` (default: ``vmin=0, vmax=top``); over an image of
                 (width, height) on the axes pass ``extent=(0, width, height, 0), alpha=0.7``.
 

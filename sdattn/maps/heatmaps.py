@@ -35,8 +35,8 @@ class Heatmaps(Mapping[str, Heatmap]):
         hm["red circle"]       a phrase: words that follow each other
         hm.find("a")           each occurrence on its own, a tuple
         hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"]
-        hm["<image 1>"]        the first column of the image prompts (IP-Adapter), one by one:
-                               an adapter's columns sum to 1, whatever its masks
+        hm["<image 1>"]        first column of the image prompts (IP-Adapter);
+                               an adapter's columns sum to 1
         hm[3]                  token column 3
 
     As in any mapping, ``hm.values()`` is a method and gives the :class:`Heatmap` of each word; the

@@ -27,7 +27,7 @@ def cut(maps: Tensor, crop: Crop | None) -> Tensor:
 
 
 def grid_of(shape: tuple[int, int], crop: Crop) -> tuple[int, int]:
-    """Return (rows, cols) of a whole image in cells no larger than those of its crop's map."""
+    """Return (rows, cols) of a whole image in cells no larger than its crop's."""
     left, top, right, bottom = crop.parts
     rows, cols = math.ceil(shape[0] / (bottom - top)), math.ceil(shape[1] / (right - left))
     scale = min(1.0, _MOST / max(rows, cols))

@@ -90,7 +90,7 @@ def overlay(
     Args:
         values: ``[rows, cols]``, resized to the image bilinearly.
         label: written below, next to the highest value; "" leaves the caption out.
-        opacity: of the last colour, in [0, 1]; the others are in proportion.
+        opacity: opacity of the last colour, in [0, 1]; the others are in proportion.
         scale: the values of the first and the last colour (default: 0 and the highest).
         stretch: scale from the smallest to the largest value, equally opaque: shows the shape of a
             weak map.

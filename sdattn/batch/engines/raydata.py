@@ -31,8 +31,8 @@ class Draw:
     """A pipeline that draws rows, each of which is a line of ``sdattn batch``.
 
         rows = ray.data.from_items([{"prompt": "a red circle", "seed": 1}, ...])
-        rows.map_batches(Draw, fn_constructor_kwargs={"model": "owner/name"}, batch_size=8,
-                         concurrency=4, num_gpus=1)
+        rows.map_batches(Draw, fn_constructor_kwargs={"model": "owner/name"},
+                         batch_size=8, concurrency=4, num_gpus=1)
 
     It needs no Ray: ``Draw()({"prompt": ["a red circle"]})`` does the same. Rows of one shape run
     together, so the same rows in the same batches give the same bits, as in ``sdattn batch``.

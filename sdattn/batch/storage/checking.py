@@ -35,7 +35,7 @@ def _problems(
     files = layout.read(item, location)
     info = read_info(files, location)
     if info.id != item:
-        yield f"run.json is that of item {info.id!r}"
+        yield f"run.json names item {info.id!r}"
     elif row is not None:
         yield from _compare_row(layout, row, info, files, location)
     for name in (_FILES[part] for part in save if part in _FILES):

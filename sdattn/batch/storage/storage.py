@@ -14,7 +14,7 @@ Files = Mapping[str, bytes]
 
 
 class Storage(Protocol):
-    """What differs between a :class:`Disk` and a :class:`Bucket`; names are paths in a run's
+    """The methods in which :class:`Disk` and :class:`Bucket` differ; names are paths in a run's
     folder.
 
     All methods raise OSError if the storage fails, and ValueError for a name that leads out. If it
