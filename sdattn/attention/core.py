@@ -140,7 +140,7 @@ def attention_probs(
 def _apply_mask(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise InvalidTypeError(
-            f"The mask is of dtype {mask.dtype}. Pass a boolean mask (True takes part; see "
+            f"The mask has dtype {mask.dtype}. Pass a boolean mask (True takes part; see "
             "padding_mask) or a floating one that is added to the scores."
         )
     try:

@@ -84,8 +84,8 @@ class Claim:
         # Items with this run's ids that were made from something else.
         if stale and not self.request.force:
             raise InvalidValueError(
-                f"{folder.root} holds {len(stale)} item(s) of other settings, {min(stale)} for "
-                "one. Choose another `folder`, or pass `force=True` to make them anew."
+                f"{folder.root} holds {len(stale)} item(s) made with other settings, e.g. "
+                f"{min(stale)}. Choose another `folder`, or pass `force=True` to draw them again."
             )
         if stale:
             folder.layout.discard(stale)
@@ -107,7 +107,7 @@ class Claim:
         if differences and not self.request.force:
             raise InvalidValueError(
                 f"{root} belongs to another run: {'; '.join(differences)}. Choose another "
-                "`folder`, or pass `force=True` to make anew what differs and keep the rest."
+                "`folder`, or pass `force=True` to draw again what differs."
             )
         if manifest.settings.format != self.settings.format:
             raise InvalidValueError(
@@ -140,7 +140,7 @@ class Claim:
             do = "Go on where PyAV (av) is not installed."
         raise InvalidValueError(
             f"{self.folder.root} has videos as {old}, and this machine writes {new}. {do} Or "
-            "choose another `folder`, or pass `force=True` to make all videos anew."
+            "choose another `folder`, or pass `force=True` to draw all videos again."
         )
 
 

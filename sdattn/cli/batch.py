@@ -59,7 +59,7 @@ def batch(
         ),
     ] = "folder",
     shard_mb: Annotated[
-        int, typer.Option(min=1, help="A file's size in MB, where it holds many items.")
+        int, typer.Option(min=1, help="Size in MB of each tar or Parquet file.")
     ] = 256,
     save: Annotated[
         str | None,
@@ -84,14 +84,14 @@ def batch(
     input_format: Annotated[
         Literal["jsonl", "json", "csv", "tsv", "txt", "parquet"] | None,
         typer.Option(
-            help="Input format. Default: from the file extension; for stdin, from how it begins."
+            help="Input format. Default: from the file extension; for stdin, from its first line."
         ),
     ] = None,
     prompt_column: Annotated[
         str | None,
         typer.Option(
             help="The column that holds the prompt. Default: prompt, Prompt, Prompts, caption or "
-            "text, whichever is there."
+            "text, whichever exists."
         ),
     ] = None,
     keep_columns: Annotated[
@@ -119,7 +119,7 @@ def batch(
         Path | None, typer.Option(help="Only print this run's progress.", metavar="RUN")
     ] = None,
     verify: Annotated[
-        Path | None, typer.Option(help="Only read this run again and check it.", metavar="RUN")
+        Path | None, typer.Option(help="Only read this run again and verify it.", metavar="RUN")
     ] = None,
 ) -> None:
     """Draw every prompt in a file and map each of its words. Run the same command again to draw

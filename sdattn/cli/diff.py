@@ -19,12 +19,12 @@ def diff(
         ),
     ],
     run_b: Annotated[
-        str | None, typer.Argument(help="The other one; with --lora the first of the words.")
+        str | None, typer.Argument(help="The other run; with --lora the first word.")
     ] = None,
     words: options.Words = None,
     item: Annotated[
         list[str] | None,
-        typer.Option(help="The id of an item of both batch runs; twice: of A, then of B."),
+        typer.Option(help="An item's id in both batch runs; given twice, in A and in B."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="With --lora: the model, as for generate (default: demo).")

@@ -38,7 +38,7 @@ def generate(
     keep: Annotated[
         str | None,
         typer.Option(
-            help="steps, heads or both with a comma: each by itself, for --figure.",
+            help="steps, heads or steps,heads: keep every one of them, for --figure.",
             autocompletion=options.list_of(*_KEPT),
         ),
     ] = None,

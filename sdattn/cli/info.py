@@ -13,13 +13,13 @@ from .output import Output
 
 def info(
     output: Output,
-    model: Annotated[str, typer.Argument(help="As --model of generate.")] = "demo",
+    model: Annotated[str, typer.Argument(help="As for generate --model.")] = "demo",
     device: Device = "cpu",
     dtype: Dtype = None,
     loading: Loading = None,
 ) -> None:
-    """List a model's attention layers, how much memory capture would hold, and what of sdattn
-    does not apply to the model.
+    """List a model's attention layers, the memory that capture would hold, and the features
+    that do not work with the model.
 
     Examples:
       sdattn info

@@ -253,12 +253,12 @@ class Attachment:
         joint = self.n_layers - self._kinds[True]
         if calls < expected:
             store.note(
-                f"a pass should have {expected} calls, and {calls} came. Turn off anything that "
+                f"a pass should have {expected} calls, but {calls} came. Turn off anything that "
                 "skips layers (a cache?), or let only the other layers call the store."
             )
         elif text > joint or more > self._kinds[True] + joint:
             store.note(
-                f"{calls} calls came in one pass of {self.n_layers} layers: some ran twice. Have "
+                f"{calls} calls came in one pass of {self.n_layers} layers: some ran twice. Let "
                 "only the others call the store."
             )
         elif calls != first:

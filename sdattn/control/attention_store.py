@@ -286,7 +286,7 @@ class AttentionStore(StepMaps):
 
     def _refuse_edits(self, why: str) -> None:
         if getattr(self.forward, "__func__", None) is not AttentionStore.forward:
-            raise RunError(f"A {type(self).__name__} may edit attention, and cannot here: {why}")
+            raise RunError(f"A {type(self).__name__} may edit attention, but cannot here: {why}")
 
     def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:
         """Call :meth:`forward` with the kept rows, and write its result back."""

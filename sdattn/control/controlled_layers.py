@@ -28,9 +28,9 @@ def controlled_layers(target: Pipeline | nn.Module) -> tuple[Denoiser, list[Atte
     elif not kinds <= {"cross", "self"} or not is_unet(denoiser.model):
         strange = sorted(kinds - {"cross", "self"})
         raise InvalidTypeError(
-            f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion and has no joint "
-            f"attention alone, but {' and '.join(strange) or 'other'} attention in other places, "
-            "which the controllers of prompt-to-prompt do not know. Pass a pipeline of SD 1.x, "
+            f"A {type(denoiser.model).__name__} has {' and '.join(strange) or 'other'} attention "
+            "in places that prompt-to-prompt's controllers do not know: it is neither a UNet of "
+            "Stable Diffusion nor a model with joint attention alone. Pass a pipeline of SD 1.x, "
             "2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet or transformer."
         )
     return denoiser, layers
@@ -42,13 +42,13 @@ def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
     joint_order(denoiser)
     if denoiser.family.video:
         raise InvalidTypeError(
-            f"A {type(denoiser.model).__name__} makes videos, and controllers and knockouts are of "
-            "images. capture() can watch it."
+            f"A {type(denoiser.model).__name__} makes videos; controllers and knockouts work "
+            "with images only. capture() can watch it."
         )
     if denoiser.family.spans is not None:
         raise InvalidTypeError(
-            f"A {type(denoiser.model).__name__} has its text elsewhere in each row of a batch, "
-            "or with extra tokens around it, which controllers and knockouts do not support. "
+            f"A {type(denoiser.model).__name__} places its text differently in each row of a "
+            "batch, or puts extra tokens around it: controllers and knockouts do not support that. "
             "capture() can watch it."
         )
     for layer in layers:

@@ -95,13 +95,13 @@ class AttentionControlEdit(AttentionStore):
         if self.cur_step >= self.num_steps:
             raise InvalidValueError(
                 f"This {type(self).__name__} was made for {self.num_steps} passes of the model, "
-                "and another one came. Give it len(scheduler.timesteps), or reset() before a "
+                "and the model ran again. Give it len(scheduler.timesteps), or reset() before a "
                 "second run."
             )
         if len(attn) % len(self.prompts):
             raise InvalidValueError(
                 f"The {len(attn)} rows of attention do not divide among {len(self.prompts)} "
-                "prompts. Run the pipeline on the very prompts that the controller was made for."
+                "prompts. Run the pipeline on the prompts that the controller was made for."
             )
         # The processor goes on with the tensor as edited in place.
         by_prompt = attn.unflatten(0, (len(self.prompts), -1))  # [prompts, heads, N, T], a view

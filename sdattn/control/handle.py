@@ -140,8 +140,8 @@ class ControlHandle:
         if is_compiled(model):
             raise CaptureError(
                 f"The {type(unwrapped(model)).__name__} was compiled while the "
-                f"{type(self.controller).__name__} was registered, and what is compiled may call "
-                "it otherwise. Compile the model first: with a controller it then runs eagerly."
+                f"{type(self.controller).__name__} was registered, so the compiled code may call "
+                "it differently. Compile the model first: with a controller it then runs eagerly."
             )
         if is_shown:
             check_batch(self.controller, found, is_unet(model))

@@ -52,7 +52,7 @@ def prepare(
     """Check everything that :func:`knockouts` can refuse before the run; see there."""
     if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
         raise InvalidTypeError(
-            f"A knockout draws images of one prompt, and was given a {type(pipe).__name__} and a "
+            f"A knockout draws images of one prompt, but was given a {type(pipe).__name__} and a "
             f"{type(prompt).__name__}. Pass a pipeline, not its model, and one text."
         )
     options = checked_options(pipe, options)
@@ -65,7 +65,7 @@ def prepare(
         raise OptionError("padding_mask_crop", options["padding_mask_crop"], text)
     if (made := images_a_prompt(pipe, options)) != 1:
         raise InvalidValueError(
-            f"This run makes {made} images of a prompt, and a knockout is about one. Leave out "
+            f"This run makes {made} images per prompt, but a knockout compares one. Leave out "
             "num_images_per_prompt and call it once for each seed; videos are not supported."
         )
     [read] = read_prompts(pipe, prompt, **options)
@@ -100,7 +100,7 @@ def _for_each(name: str, value: Any, rows: int) -> Any:
         return value.repeat(rows, 0) if isinstance(value, np.ndarray) else torch.cat([value] * rows)
     if isinstance(value, list) and len(value) > 1:
         raise InvalidValueError(
-            f"{name} has {len(value)} entries, and a knockout is about one image. Pass its own."
+            f"{name} has {len(value)} entries, but a knockout draws one image. Pass a single one."
         )
     if isinstance(value, list) and len(value) == 1:
         [value] = value

@@ -102,6 +102,6 @@ def check_batch(controller: Controller | None, found: Pass, in_unet: bool) -> No
     if rest or not images or (images > 1 and getattr(controller, "local_blend", None)):
         raise InvalidValueError(
             f"The controller was made for {len(prompts)} prompts and the batch has "
-            f"{batch // 2 if in_batch else batch} images. Run the pipeline on those "
-            "very prompts; with a LocalBlend, num_images_per_prompt=1."
+            f"{batch // 2 if in_batch else batch} images. Run the pipeline on exactly "
+            "those prompts; with a LocalBlend, num_images_per_prompt=1."
         )

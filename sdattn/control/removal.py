@@ -199,7 +199,7 @@ def check_removal(
         if layer.kind == "cross" and own and not is_plain(layer.module, processor):
             raise InvalidTypeError(
                 f"{layer.name} has a {type(processor).__name__}, which does more than a plain "
-                "attention (rotary embeddings, say), and without that a knockout would change more "
+                "attention, such as rotary embeddings: without it a knockout would change more "
                 "than its word. capture() can watch it."
             )
     return RunPart.of(steps)

@@ -174,7 +174,7 @@ def _of_inversion(source: str, inversion: Inversion | None, options: Options) ->
     fixed = inversion.options()
     if refused := sorted({*fixed, "negative_prompt", "eta"} & set(options)):
         raise InvalidValueError(
-            f"The inversion decides on {option_names(refused)}. Invert again with other settings."
+            f"The inversion sets {option_names(refused)}. Invert again with other settings."
         )
     del fixed["latents"]  # one of them for each prompt
     return fixed
@@ -188,8 +188,7 @@ def _own_options(options: Options) -> Options:
     schedule = {"timesteps", "sigmas", "denoising_end"}
     if refused := sorted((ours | schedule) & set(options)):
         raise InvalidValueError(
-            f"`edit_image()` sees to {option_names(refused)} itself. Use "
-            "register_attention_control()."
+            f"`edit_image()` sets {option_names(refused)} itself. Use register_attention_control()."
         )
     return options
 

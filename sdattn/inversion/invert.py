@@ -209,7 +209,7 @@ def _checked_call(pipe: Pipeline, options: Kwargs) -> Kwargs:
     """Return the checked arguments of the pipeline's call, with a demo model's own."""
     decided = {"latents", "height", "width", "sigmas", "num_images_per_prompt"}
     if taken := sorted(name for name in options if name in decided or name.startswith("negative_")):
-        raise InvalidValueError(f"The inversion decides on {option_names(taken)}. Leave it out.")
+        raise InvalidValueError(f"The inversion sets {option_names(taken)} itself. Leave it out.")
     # A demo model's own options are among these, also those that the inversion was asked for.
     own = ("num_inference_steps", "guidance_scale")
     return {name: one for name, one in checked_options(pipe, options).items() if name not in own}

@@ -75,7 +75,7 @@ def check_whole(folder: Path, models: "Mapping[str, Module]") -> None:
     for name, model in models.items():
         if lost := [key for key, value in model.state_dict().items() if value.is_meta]:
             raise InvalidValueError(
-                f"The files of {folder / name} lack {len(lost)} of its weights, {lost[0]} for one. "
+                f"The files of {folder / name} lack {len(lost)} of its weights, e.g. {lost[0]}. "
                 f"{_ANEW}"
             )
 

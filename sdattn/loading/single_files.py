@@ -41,8 +41,8 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
         return _fetched(_repository(file))
     except AccessError as error:
         raise InvalidValueError(
-            f"{file.path} has no settings for its models in it, and those that diffusers names for "
-            f"it cannot be had. {error} Pass `config`: the folder of a model of the same "
+            f"{file.path} holds no settings for its models, and the ones that diffusers names for "
+            f"it cannot be fetched. {error} Pass `config`: the folder of a model of the same "
             "family that diffusers saved (its weights are not needed), or its hub id."
         ) from error
 

@@ -111,7 +111,7 @@ def _check_kinds(found: WeightFile) -> None:
     if len(blocks) > _MOST_BLOCKS:
         raise InvalidValueError(
             f"{found.path} names {len(blocks):,} blocks, more than any model has "
-            f"({shown(names[-1])} for one). Get the file again, or pass another one."
+            f"(e.g. {shown(names[-1])}). Get the file again, or pass another one."
         )
     for name, entry in found.entries.items():
         if not entry.is_float and (entry.dtype not in _WHOLE or name.endswith(_WEIGHTS)):

@@ -118,7 +118,7 @@ def _refuse_texts(store: Source, passes: Sequence[int], changed: bool) -> None:
         why = "The frames of this video were drawn from texts of their own"
     if changed or by_frame:
         raise InvalidValueError(
-            f"{why}, so these maps have the words of no one prompt. Run the pipeline inside "
+            f"{why}, so these maps do not belong to one prompt. Run the pipeline inside "
             "`capture()` for a part that was drawn from one text, steps=(0.5, 1.0) or "
             "frames=range(8), and pass its prompt, heatmaps(store, pipe, prompt), or labels, "
             "{'cat': [2]}."
@@ -128,7 +128,7 @@ def _refuse_texts(store: Source, passes: Sequence[int], changed: bool) -> None:
 def _refuse_for_captured(**options: Any) -> None:
     if given := [name for name, value in options.items() if value is not None]:
         raise InvalidValueError(
-            f"{' and '.join(given)}: what capture() gave has a size and steps of its own. Choose "
+            f"{' and '.join(given)}: maps from capture() have their own size and steps. Choose "
             "them there, capture(steps=...), and leave them out here."
         )
 
@@ -161,8 +161,8 @@ class _Reading:
             texts = {} if drawn is None else drawn.texts
             if drawn is None or not branches or not set(branches) <= set(texts):
                 raise InvalidValueError(
-                    "The prompt of these maps is not known: it is of a pipeline that ran on a text "
-                    "inside capture(pipe), or with an AttentionStore attached to it. Pass it, "
+                    "The prompt of these maps is not known: sdattn knows it only if a pipeline ran "
+                    "on a text, inside capture(pipe) or with an AttentionStore attached. Pass it, "
                     "sdattn.heatmaps(store, pipe, prompt), or labels for text states of your own."
                 )
             prompt = [text for branch in dict.fromkeys(branches) for text in texts[branch]]
@@ -171,8 +171,8 @@ class _Reading:
             tokenizer = None if drawn is None else drawn.pipeline
             if tokenizer is None:
                 raise InvalidValueError(
-                    f"What reads {given[0]!r} is not known, or is gone: a store does not keep its "
-                    "pipeline alive. Pass the pipeline that ran, sdattn.heatmaps(store, pipe)."
+                    f"The pipeline that read {given[0]!r} is not known, or is gone: a store does "
+                    "not keep it alive. Pass the pipeline that ran, sdattn.heatmaps(store, pipe)."
                 )
         return cls(given, tokenizer, options, drawn)
 

@@ -226,7 +226,7 @@ def latent_frames(latent: int, frames: int) -> list[int]:
         return [0, *(1 + frame // each for frame in range(frames - 1))]
     if not 1 <= latent <= frames or frames % latent or is_shorter:
         raise InvalidValueError(
-            f"A video of {frames} frames has no latent of {latent}: its first frame codes one "
-            "frame, the others equally many each. Pass the number of frames of this very run."
+            f"A video of {frames} frames has no latent of {latent} frames: the first stands for "
+            "one frame, the others for equally many each. Pass this run's number of frames."
         )
     return [frame // (frames // latent) for frame in range(frames)]

@@ -63,7 +63,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         if len(kept) != maps.shape[-1]:
             raise InvalidValueError(
                 f"The maps have {maps.shape[-1]} token columns and the prompt {prompt.text!r} "
-                f"has {len(kept)}. Pass the prompt and the tokenizer of this very run."
+                f"has {len(kept)}. Pass the prompt and the tokenizer of this run."
             )
         self.prompt = prompt
         self.maps = maps

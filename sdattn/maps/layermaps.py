@@ -147,8 +147,8 @@ def _check_kept(store: CapturedMaps, preset: Preset) -> None:
         missing.append(f"space={preset.space!r}")
     if preset.steps == "sum" and (uneven := store.uneven()):
         raise CaptureError(
-            f"The preset {preset.name!r} adds up steps, and {len(uneven)} layers ran in other "
-            f"numbers of them than the model, {uneven[0]} for one. Disable the cache that skips it."
+            f"The preset {preset.name!r} adds up steps, but {len(uneven)} layers did not "
+            f"run in all of them, for example {uneven[0]}. Disable the cache that skips it."
         )
     if missing:
         raise CaptureError(

@@ -72,7 +72,7 @@ def capture_settings(
     if clash := sorted(needs.keys() & chosen.keys() - every):
         names = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
         raise InvalidValueError(
-            f"The preset {preset.name!r} decides on {names} of the capture itself. Leave that out, "
+            f"The preset {preset.name!r} sets {names} of the capture itself. Leave that out, "
             "or choose another preset."
         )
     if preset.part is not None and options.get("denoising_end") is None:
@@ -124,7 +124,7 @@ def _check_video(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> None:
     """Refuse a preset that chooses heads by how well they distinguish frames, without frames."""
     if not makes_videos(pipe):
         raise InvalidTypeError(
-            f"The preset {preset.name!r} takes the heads that tell a video's frames apart, and a "
+            f"The preset {preset.name!r} takes the heads that tell a video's frames apart, but a "
             f"{type(pipe).__name__} makes images. Choose 'gramcol', which takes all heads."
         )
     if (options.get("num_frames") or default_frames(pipe)) == 1:

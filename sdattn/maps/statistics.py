@@ -64,7 +64,7 @@ class WordStatistics(Record):
         held = np.ascontiguousarray(values.detach().cpu().double())
         if (lowest := float(held.min())) < 0:
             raise InvalidValueError(
-                f"The map of {word!r} has values below 0, the least {lowest:.3g}. Statistics need "
+                f"The map of {word!r} has values below 0, down to {lowest:.3g}. Statistics need "
                 "maps of attention or of change, which have none."
             )
         mass = float(held.sum())

@@ -38,9 +38,9 @@ def kind_of(name: str) -> str:
     except KeyError:
         raise InvalidValueError(
             f"Asked for the prompts in {name!r}. Pass a file that ends in .jsonl or .ndjson (a "
-            "JSON object a line), .csv or .tsv (a header, then rows), .txt (a prompt a line), "
-            ".json (an array, or captions of COCO) or .parquet, a folder of this machine that "
-            "datasets reads, or - for standard input."
+            "JSON object per line), .csv or .tsv (a header, then rows), .txt (a prompt per line), "
+            ".json (an array, or COCO captions) or .parquet, a local folder that datasets reads, "
+            "or - for standard input."
         ) from None
 
 
@@ -70,8 +70,8 @@ def open_lines(
     if kind == "json":
         if (found := _rows_of_json(data)) is None:
             raise InvalidValueError(
-                "The input is no JSON document that is a list. Write an array of objects, or, in "
-                "a .jsonl file, an object a line."
+                "The input is not a JSON list. Write an array of objects, or, in a .jsonl file, "
+                "one object per line."
             )
         lines = [json.dumps(row).encode() for row in found]
     if kind == "txt":
@@ -105,7 +105,7 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
         return "jsonl"
     elif kind == "auto" and _ARRAY.match(text):
         raise InvalidValueError(
-            "The input begins as a JSON array and is none that can be read. Mend it, or, if these "
+            "The input begins like a JSON array but cannot be read as one. Correct it or, if these "
             "are prompts, pass `input_format='txt'`."
         )
     else:
@@ -117,7 +117,7 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
     if kind == "auto" or found == kind:
         return found
     advice = f"Name the file .{found} or pass `input_format={found!r}`."
-    raise InvalidValueError(f"The input is {what}, no list of prompts. {advice}")
+    raise InvalidValueError(f"The input is {what}, not a list of prompts. {advice}")
 
 
 def _rows_of_json(data: bytes) -> list[object] | None:

@@ -140,7 +140,7 @@ class _Checks:
                 if images_a_prompt(self.pipe, found) != 1:
                     raise InvalidValueError(
                         f"A {type(self.pipe).__name__} makes {images_a_prompt(self.pipe, found)} "
-                        "of an item. A batch takes pipelines that make one."
+                        "per item. A batch takes pipelines that make one."
                     )
                 found.pop("negative_prompt", None)
                 self.checked[key] = found

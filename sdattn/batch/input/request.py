@@ -104,7 +104,7 @@ class Request:
             return USUAL if videos else USUAL_OF_IMAGES
         if "video" in self.save and not videos:
             raise InvalidValueError(
-                f"`model={str(self.model)!r}` makes images, and there is no video of one to save. "
+                f"`model={str(self.model)!r}` makes images, so there is no video to save. "
                 f"Leave video out of `save={','.join(self.save)!r}`, or choose a model that makes "
                 "videos."
             )

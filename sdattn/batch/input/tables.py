@@ -85,8 +85,8 @@ def _of_row(
     cells = cells_of(text)
     if len(cells) != len(names):
         raise InvalidValueError(
-            f"found {len(cells)} cells below a header of {len(names)}. Write one for each, empty "
-            "where there is nothing to say, and put quotes around a cell with a separator in it."
+            f"found {len(cells)} cells below a header of {len(names)}. Write one per column, "
+            "empty if there is no value, and put quotes around a cell with a separator in it."
         )
     texts = {name: cell for name, cell in zip(names, cells, strict=True) if name}
     found = {

@@ -71,7 +71,7 @@ def of_text(text: str) -> Fields:
     text = text.rstrip("\r\n")
     if _is_row(text):
         raise InvalidValueError(
-            "it is a JSON object that names prompt. If the other lines are such, too, name the "
+            "it is a JSON object that names prompt. If the other lines are too, name the "
             "file .jsonl or say that the input format is jsonl; or write the prompt alone."
         )
     if ":" in text and (_is_settings(text) or any(map(_NEGATIVE.match, text.splitlines()))):

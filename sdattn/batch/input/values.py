@@ -100,9 +100,7 @@ def _whole(digits: str) -> int:
 
 def _finite(digits: str) -> float:
     if not math.isfinite(float(digits)):
-        raise InvalidValueError(
-            f"{shown(digits)} is beyond any number there is. Write a finite one."
-        )
+        raise InvalidValueError(f"{shown(digits)} is too large for a number. Write a finite one.")
     return float(digits)
 
 
