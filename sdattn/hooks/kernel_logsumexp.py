@@ -41,10 +41,10 @@ Kernel = Callable[[AttentionCall], WithLogsumexp]  # of calls without mask or dr
 
 
 def backend_with_logsumexp(call: AttentionCall) -> int:
-    """Return the kernel that torch would run, if it gives the logsumexp; 0 if it does not.
+    """Return the kernel that torch would run, if it gives the logsumexp, or 0.
 
-    Under autocast it would not run without casting; with a graph the logsumexp has no gradient.
-    The kernels take four axes and no empty ones, whichever of them torch says it would choose.
+    Under autocast it would not run without casting; with a graph the logsumexp has no gradient. The
+    kernels take four axes, none of them empty.
     """
     device, given = call.query.device.type, call.given
     if any(tensor.ndim != 4 or not tensor.numel() for tensor in given):
@@ -65,8 +65,7 @@ def backend_with_logsumexp(call: AttentionCall) -> int:
 def attend_with_logsumexp(
     attend: Callable[[], Tensor], backend: int, call: AttentionCall
 ) -> WithLogsumexp:
-    """Return the output of the very kernel that ``attend`` would run, and its logsumexp if that is
-    exact enough."""
+    """Return the output of ``attend``'s kernel, and its logsumexp if that is exact enough."""
     if call.query.device.type == "cpu":
         output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *call.given, 0.0, False, scale=call.scale
@@ -80,9 +79,9 @@ def used_if_equal(
     attend: Callable[[], Tensor],
     call: AttentionCall,
 ) -> WithLogsumexp:
-    """Return the results of ``kernel`` if its output equals that of ``attend`` bit by bit and its
+    """Return the results of ``kernel`` if its output equals ``attend``'s bit by bit and its
     logsumexp is exact; else the output of ``attend`` alone. Each layout is checked once, which
-    reads from the device; later calls read nothing."""
+    reads from the device."""
     case = _case(kernel.__name__, call)
     if case not in CHECKED:
         # A CUDA graph that is being captured cannot be read from, so nothing new is tried in it.

@@ -29,11 +29,8 @@ def output_projection(attn: Any) -> nn.Module | None:
 
 
 def query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Tensor]:
-    """Return a layer's query and key ``[B, N or T, heads*d]`` from what its projections gave.
-
-    Raises:
-        RuntimeError: the processor ``inner`` called none that they follow from.
-    """
+    """Return a layer's query and key ``[B, N or T, heads*d]`` from its projections' outputs; raise
+    RuntimeError if the processor ``inner`` called none of them."""
     if "to_qkv" in seen:
         query, key, _ = seen["to_qkv"][0].chunk(3, dim=-1)
         return query, key
@@ -51,15 +48,8 @@ def query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Te
 def projected_call(
     attn: Any, query: Tensor, key: Tensor, mask: Tensor | None = None, norm_k: str = "norm_k"
 ) -> AttentionCall:
-    """Return the call of a layer by what its projections gave.
-
-    Args:
-        attn: the layer; its ``heads`` and norms are used.
-        query: ``[B, N, heads*d]``, any floating dtype.
-        key: ``[B, T, heads*d]``.
-        mask: the layer's ``attention_mask``, in any of the shapes that diffusers hands on.
-        norm_k: name of the norm of this key.
-    """
+    """Return the call of a layer by its projections' outputs, ``[B, N, heads*d]`` and ``[B, T,
+    heads*d]``; ``norm_k`` names the norm of this key."""
     query = heads_of(query, attn.heads, getattr(attn, "norm_q", None))
     key = heads_of(key, attn.heads, getattr(attn, norm_k, None))
     if mask is not None:
@@ -68,13 +58,9 @@ def projected_call(
 
 
 class Projections:
-    """The outputs of some projections of one layer in the thread that made this, and the input of
-    its output projection.
-
-    The hooks are made at the first call and stay until :meth:`remove`. They are made anew where a
-    projection is another module than before (LoRA that was loaded, fused projections), or where a
-    user's hook has come behind them and may change what they saw.
-    """
+    """The outputs of a layer's projections in this thread, and the input of its output projection.
+    The hooks stay from the first call until :meth:`remove`. They are made again if a projection was
+    replaced (LoRA, fused projections), or a user's hook follows them and may change the output."""
 
     def __init__(self) -> None:
         self._thread = get_ident()
@@ -140,8 +126,7 @@ def _nothing(*_: Any) -> None:
 
 
 def by_name(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a layer hands to its processor ``inner``, after itself, by
-    diffusers' names; if the processor has other names for them, by their places."""
+    """Return a processor's arguments, after the layer, by diffusers' names or else by position."""
     names = ["hidden_states", "encoder_hidden_states", "attention_mask"]
     if len(args) > 1:  # not the usual call; to ask for names costs more than a small layer
         given = inspect.signature(inner.__call__).parameters.values()

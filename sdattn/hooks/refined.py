@@ -1,11 +1,9 @@
 """Text columns spread along the image's own self-attention, while the model runs.
 
-Cells that attend to each other belong together. Where text and image share one softmax, the
-image's part of it is there beside the text's, so that a map can be spread at once, and no
-``[N, N]`` matrix is made or kept: ``S m`` is one more attention, whose values are the maps.
-
-Each block sees other things in the image. So what a call spreads is the mean over all blocks, of
-the pass before, since that of its own pass is not there yet.
+Cells that attend to each other belong together. If text and image share one softmax, a map can be
+spread at once without an ``[N, N]`` matrix: ``S m`` is one more attention, whose values are the
+maps. Each block sees something else in the image, so a call spreads the mean over all blocks of the
+previous pass.
 
 Source: GoCA (arXiv:2603.06178), for two products with the image's self-attention.
 """
@@ -27,7 +25,7 @@ from .sdpa import TORCHS
 
 
 class Spreading:
-    """What the layers of a capture spread: means over the layers of the last pass that was kept.
+    """Maps that a capture's layers spread: means over the layers of the last pass that was kept.
 
     Let ``m_l`` be the attention of cells to text in layer ``l`` and ``S_l`` their attention to each
     other, both means over heads. Pass ``t`` has the maps ``m_t = mean_l m_l``, ``s_t = mean_l S_l
@@ -48,7 +46,7 @@ class Spreading:
         self._sums, self._layers = None, 0
 
     def add(self, text: Tensor, spread: Tensor) -> None:
-        """Take in what one layer of the pass that runs made, ``[images, N, T]`` each."""
+        """Take in one layer's results in the running pass, ``[images, N, T]`` each."""
         new, sums = (text.detach(), spread.detach()), self._sums
         if sums is not None:  # layers of one model may lie on several devices
             new = sums[0] + new[0].to(sums[0].device), sums[1] + new[1].to(sums[1].device)
@@ -64,7 +62,7 @@ class Refined(Attended):
 
     Args:
         text: attention of the image's queries to the text.
-        spreading: what the layers of all passes spread.
+        spreading: the maps that all layers spread.
         image: the call between the image's queries and keys only; its softmax is ``S``.
     """
 

@@ -1,10 +1,9 @@
 """Torch's ``scaled_dot_product_attention`` seen at work, and what answers in its place.
 
-A mode of torch's sees the calls of its own function. What somebody set in the place of that
-function (SageAttention is used so) is spied on: it attends to the softmax of the query and key that
-it is handed, provided that it returns what torch's own function makes of them. The output is that
-of the very kernel that would have run; where it gives the logsumexp as well, see
-:mod:`sdattn.hooks.kernel_logsumexp`, that is taken over.
+A mode of torch's sees the calls of its own function. A replacement of that function (such as
+SageAttention) is spied on: it attends to the softmax of its query and key, provided that it returns
+what torch's own function makes of them. The output comes from the kernel that would have run, with
+its logsumexp if it gives one, see :mod:`sdattn.hooks.kernel_logsumexp`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def outer_mode() -> Any | None:
 @contextmanager
 def spied(see: Callable[..., Tensor]) -> Iterator[None]:
     """Hand this thread's calls of a replacement to ``see(call, by, *args, **kwargs)``, where
-    ``call()`` has the function ``by`` make the output. Calls of other threads go straight to it."""
+    ``call()`` has the function ``by`` make the output."""
     functional: Any = nn.functional
     if functional.scaled_dot_product_attention is TORCHS:
         yield
@@ -81,12 +80,8 @@ class _Spy:
 
 @torch.no_grad()
 def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Compare an output with what torch's own function makes of the same arguments in float32.
-
-    Returns:
-        float32, 0-d, on the device: the largest error of a head, relative to its largest value, as
-        a multiple of what rounding explains; above 1 where the function is another one.
-    """
+    """Return the largest error of a head's output, by torch's own function in float32, relative to
+    its largest value, as a multiple of what rounding explains: float32, 0-d, on the device."""
 
     def wide(given: Any) -> Any:
         return given.float() if isinstance(given, Tensor) and given.is_floating_point() else given
@@ -123,12 +118,11 @@ def no_softmax(by: Any) -> str:
 class SdpaWatch(TorchFunctionMode):
     """See the calls of ``scaled_dot_product_attention`` in a block of code, in this thread only.
 
-    Each output comes from the very kernel that torch would choose.
+    Each output comes from the kernel that torch would choose.
 
     Attributes:
         calls: the calls in order.
-        unlike: for each call that something else than torch's function answered, what it was and
-            how far its output is from torch's, see :func:`unlike_torchs`.
+        unlike: each replacement that answered a call, and its :func:`unlike_torchs`.
     """
 
     def __init__(self) -> None:
@@ -178,8 +172,8 @@ class SdpaWatch(TorchFunctionMode):
 
 
 class ProductWatch(SdpaWatch):
-    """See the products of two matrices as well, among the ``calls``: the first factor may be the
-    probabilities. It is the very tensor, so it is read as an edit in place left it."""
+    """See products of two matrices too, among the ``calls``: the first factor, the very tensor, may
+    be the probabilities."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None

@@ -76,7 +76,6 @@ class _StandIn:
 
     @classmethod
     def of(cls, model: Model) -> _StandIn:
-        """Return the model's stand-in, made if it has none."""
         with _changing:
             held = vars(model).get(_METHOD)
             stand_in = held if isinstance(held, cls) else cls(model)
@@ -95,7 +94,6 @@ class _StandIn:
             names.pop()
 
     def name(self) -> str | None:
-        """Return the name of the innermost context that this thread is in."""
         names = self._names.get(get_ident())
         return names[-1] if names else None
 
@@ -112,5 +110,4 @@ class _StandIn:
         return self._own(memo.get(id(self._model())))
 
     def _own(self, model: object) -> Any:
-        """Return the model's method as it is without this stand-in."""
         return self._before.get(_METHOD) or MethodType(getattr(type(model), _METHOD), model)

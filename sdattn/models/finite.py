@@ -105,7 +105,7 @@ def _note(largest: list[Tensor], made: object) -> None:
 
 
 def _read(largest: Largest) -> dict[str, float]:
-    """Return the largest number of each kind, 0 if none was seen; waits for the device once."""
+    """Return the largest number of each kind, 0 if none was seen; wait for the device once."""
     zero = torch.zeros(())  # amax keeps NaN, where there is one
     device = next((seen[-1].device for seen in reversed(largest.values()) if seen), zero.device)
     tops = [torch.stack([x.to(device) for x in (zero, *seen)]).amax() for seen in largest.values()]

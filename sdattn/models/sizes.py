@@ -23,8 +23,7 @@ def cell_size(pipe: Pipeline) -> int:
 
 
 def _latent_cell(pipe: Pipeline) -> int:
-    """Return the pixels per side of a latent cell, by any of the names that pipelines have for
-    it."""
+    """Return the pixels per side of a latent cell, by any name that pipelines have for it."""
     return next(int(getattr(pipe, name)) for name in _FACTORS if hasattr(pipe, name))
 
 

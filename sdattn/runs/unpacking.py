@@ -73,8 +73,7 @@ def _open_png(data: bytes, where: str) -> Image.Image:
 
 
 def _unpack_video(files: Mapping[str, bytes], info: RunInfo, where: str) -> Video | None:
-    """Return the video, which is read when it is first looked at; refuse then if it was not
-    saved."""
+    """Return the video, read when it is first looked at; refuse then if it was not saved."""
     if info.frames is None:
         return None
     rate, number = info.frame_rate or 1.0, info.frames

@@ -43,8 +43,8 @@ def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
-    """Refuse prompts whose masks ``encode_prompt`` repeats in another order than the text states,
-    since the connectors move the columns by the masks."""
+    """Refuse prompts whose masks ``encode_prompt`` repeats in another order than the text
+    states."""
     number = call.options.get("num_videos_per_prompt") or 1
     if number > 1 and len({len(prompt.tokens) for prompt in prompts}) > 1:
         texts = [prompt.text for prompt in prompts]
@@ -56,11 +56,8 @@ def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
 
 
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of packed latents ``[B, frames * rows * cols, C]``.
-
-    Raises:
-        ValueError: the number of tokens is not that of a video of this size.
-    """
+    """Return the grid of packed latents ``[B, frames * rows * cols, C]``; raise ValueError if it is
+    not a video of this size."""
     sizes = [given.get(name) for name in ("num_frames", "height", "width")]
     patches = model.config.patch_size_t, model.config.patch_size, model.config.patch_size
     grid = [(size or 0) // patch for size, patch in zip(sizes, patches, strict=True)]

@@ -31,13 +31,8 @@ def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _check_image(call: TextCall, length: int) -> None:
-    """Refuse videos from an image that would fail or not be videos.
-
-    Raises:
-        ValueError: where layers attend to an image as well, texts of another length than diffusers
-            expects, or several videos per prompt; where each token has its own timestep, videos of
-            the given image alone.
-    """
+    """Refuse videos from an image that would fail (texts of another length than diffusers expects,
+    several videos per prompt) or be that image alone."""
     pipe, kind = call.pipe, type(call.pipe).__name__
     transformer = getattr(pipe, "transformer", None)
     if transformer is not None and _attends_to_image(transformer):
@@ -80,8 +75,7 @@ def _cleaned(call: TextCall, text: str) -> Source:
 
 
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, C, frames, rows, cols]``, which the model cuts into
-    patches."""
+    """Return the grid of a latent ``[B, C, frames, rows, cols]``, cut into patches by the model."""
     sizes = zip(given["hidden_states"].shape[2:], model.config.patch_size, strict=True)
     return tuple(cells // patch for cells, patch in sizes)
 

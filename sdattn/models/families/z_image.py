@@ -39,11 +39,8 @@ def _filled(tokens: int) -> int:
 
 
 def _grid(_model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of latents ``[C, frames, rows, cols]``, one per row of the batch.
-
-    Raises:
-        TypeError: each row has several images.
-    """
+    """Return the grid of latents ``[C, frames, rows, cols]``, one per row; refuse several per
+    row."""
     if isinstance(given["x"][0], list):
         raise InvalidTypeError(
             "Z-Image Omni puts captions, several images and what SigLIP saw of them behind "

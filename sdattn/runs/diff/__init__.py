@@ -119,8 +119,8 @@ def _check(a: ImageRun, b: ImageRun) -> None:
     if max(ratios) > 1.01 * min(ratios):
         sizes = [f"{side.image.width}x{side.image.height}" for side in (a, b)]
         raise InvalidValueError(
-            f"The image of A has {sizes[0]} pixels and that of B {sizes[1]} (width x height), "
-            "which are other proportions. Make both runs with one width and height."
+            f"A's image has {sizes[0]} pixels and B's {sizes[1]} (width x height), which are "
+            "other proportions. Make both runs with one width and height."
         )
     for name, side in (("A", a), ("B", b)):
         if not torch.isfinite(side.heatmaps.maps).all():
@@ -132,8 +132,7 @@ def _check(a: ImageRun, b: ImageRun) -> None:
 
 
 def _in_unit(preset: Preset) -> Preset:
-    """Return the part of a preset that decides its unit: a mean over other steps counts as a mean,
-    so a drawn run can be compared with an explained image."""
+    """Return the part of a preset that decides its unit: means over any steps are comparable."""
     return preset if preset.part is None else replace(preset, steps="mean")
 
 
@@ -163,7 +162,6 @@ def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
 
 
 def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[object, object]]:
-    """Return the settings that differ, name to (A's, B's)."""
     of_a, of_b = _settings(a.settings), _settings(b.settings)
     names = [name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name)]
     return {name: (of_a.get(name), of_b.get(name)) for name in names}

@@ -139,7 +139,6 @@ def _has_room(maps: Sequence[Tensor], part: str) -> bool:
 
 
 def _evenly(items: Sequence[_Item], most: int) -> list[_Item]:
-    """Return all items, or ``count`` of them from the first to the last."""
     number = min(len(items), most)
     return [items[round(i * (len(items) - 1) / max(number - 1, 1))] for i in range(number)]
 
