@@ -89,9 +89,16 @@ def open_batch(root: str | Path) -> SavedBatch:
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of a run: ``items`` in its input; ``whole``, with all files at their sizes (after
-    ``force`` perhaps more); ``failed`` the last time; ``bad_lines``; ``running``, the process at
-    work."""
+    """Progress of a run.
+
+    Attributes:
+        items: number of items in its input.
+        whole: items whose files all exist with their sizes; after ``force`` with another input more
+            than ``items``.
+        failed: items that could not be drawn the last time.
+        bad_lines: number of bad lines in its input.
+        running: description of the process at work, or None.
+    """
 
     items: int
     whole: int

@@ -33,8 +33,10 @@ class Knockout:
     """Image with and without the attention to a word, see :func:`knockout`.
 
     Attributes:
+        prompt: the text.
         word: the word or phrase, as given.
         columns: token columns of all its occurrences.
+        seed: seed of both images.
         image: PIL image with full attention.
         without: PIL image from the same noise, with the word's attention removed.
         heatmap: where the two differ, float32 ``[rows, cols]`` at latent cells, in [0, 1]: the mean

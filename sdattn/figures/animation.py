@@ -65,6 +65,8 @@ def save_animation(
     A GIF has 256 colours for all frames together.
 
     Args:
+        frames: RGB, all of one size.
+        path: file to write.
         milliseconds: duration of each frame, in a GIF to the nearest ten; the last one stays for
             ``HOLD`` or longer.
     """

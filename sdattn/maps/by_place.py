@@ -26,6 +26,7 @@ def aggregate_attention(
             ``get_average_attention()`` will do.
         res: side of the grid, 16 for 16x16 cells, or (rows, cols).
         from_where: some of ``"down"``, ``"mid"`` and ``"up"``.
+        is_cross: cross-attention, or self-attention.
         select: the image, counted from 0.
         prompts: the prompts of the images, or their number, if the store does not know it.
 

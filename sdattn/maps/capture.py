@@ -23,6 +23,7 @@ class MapStore(CapturedMaps):
     """The maps that :func:`sdattn.capture` collects.
 
     Attributes:
+        layers: the watched attention layers.
         sums: what is held for each layer, by name.
         passes: one :class:`Pass` for each model call for these images, in order, kept or not.
         stopped: where the run was stopped (``pipe._interrupt = True``), or None.

@@ -44,8 +44,9 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     Attributes:
         prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
-        maps: float32 ``[(frames,) rows, cols, columns kept]``, and their ``frames`` and ``crop`` as
-            in :class:`Heatmap`.
+        maps: float32 ``[(frames,) rows, cols, columns kept]``, with ``frames`` and ``crop`` as in
+            :class:`Heatmap`.
+        preset: the preset that made them.
     """
 
     def __init__(

@@ -33,6 +33,7 @@ class WordStatistics(Record):
 
     Attributes:
         columns: the token columns that it comes from.
+        peak: the largest value.
         mean: ``sum v / (R C)``, for a video ``sum v / (F R C)``.
         mass: ``sum v``, in cells: 3.5 means as much as three and a half cells that attend only to
             the word.

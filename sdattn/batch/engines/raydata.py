@@ -40,7 +40,8 @@ class Draw:
     Args:
         model, device, dtype, loading: arguments for :func:`sdattn.load_pipeline`, ``loading``
             holding the others.
-        options, seed: for rows that have none; ``preset`` is for all.
+        preset: preset of the heatmaps, or its name.
+        options, seed: arguments of the pipeline's call, and the seed, for rows that have none.
         save: columns to add: ``"image"``, ``"heatmaps"``, ``"maps"`` and, for models that make
             videos, ``"video"``.
     """

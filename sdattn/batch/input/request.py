@@ -33,6 +33,7 @@ class Request:
         format: one of :data:`sdattn.batch.storage.formats.FORMATS`: ``"folder"``, one folder per
             item, or ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
         shard_bytes: size at which a file of many items is written.
+        preset: preset of the heatmaps.
         save: some of :data:`sdattn.runs.drawings.PARTS` (default: the usual ones, see
             :meth:`parts`).
         part: (number, count), to divide an input between independent runs.
@@ -137,8 +138,11 @@ class Outcome:
     """The outcome of a run.
 
     Attributes:
-        items: items of the input (of its part) that can be drawn; ``before`` were whole before the
-            run, ``whole`` are now, ``failed`` could not be drawn.
+        items: items of the input (of its part) that can be drawn.
+        before: items that were whole before the run began.
+        whole: items that are whole now.
+        failed: items that could not be drawn.
+        bad_lines: lines that could not be read.
         stopped: why the run ended early, if it did: ``"SIGINT"``, ``"SIGTERM"`` or a sentence.
         seconds: drawing time, from the loaded model to the last item on the disk.
     """
