@@ -18,9 +18,9 @@ from ..attention.calls import ALL, AttentionCall, Rows, chosen_rows, row_index
 from ..attention.device_copies import DeviceCopies, chosen
 from ..attention.recording import logsumexp, record_share, record_softmax
 
-Columns = Sequence[int] | None  # of the keys; None for all
-PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
-FEW = 512  # keys, of which a softmax is made at once where the kernel gives no logsumexp
+Columns = Sequence[int] | None  # keys; None for all
+PART = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
+FEW = 512  # keys up to which one softmax is made if the kernel gives no logsumexp
 
 
 class Attended(ABC):
@@ -119,7 +119,7 @@ class Softmax(Attended):
         if call.logsumexp is None and self._shows_all:
             probs = attention_probs(query, key.float(), mask, scale=self.scale)
             return chosen_columns(probs, columns)
-        # The operation behind _of_rows has no gradient; where one is wanted torch's own does it.
+        # The operation in _of_rows has no gradient; if one is wanted, torch's own computes it.
         if call.logsumexp is None and self._has_graph:
             of_rows = plain.logsumexp(query, key, mask, self.scale)
         else:
@@ -133,14 +133,14 @@ class Softmax(Attended):
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
         call, mask = self.call, addend(self.call.mask)
         total = new_sums(self, call.query, columns) if total is None else total
-        # One softmax over all keys is cheaper than a logsumexp first, and a share of each.
+        # One softmax over all keys is cheaper than a logsumexp and then each share.
         if call.logsumexp is None and (self._shows_all or call.key.shape[2] <= FEW):
             if not self._shows_all:  # columns of the keys that are shown
                 shown = range(self.shown.start, self.shown.stop)
                 columns = list(shown) if columns is None else [shown[c] for c in columns]
             record_softmax(total, call.query, call.key, mask, self.scale, columns)
             return total
-        # Many: exp(scores - logsumexp) of the keys that are shown, and of no others.
+        # Many: exp(scores - logsumexp) for the shown keys only.
         key, mask = call.key[:, :, self.shown], mask if mask is None else mask[..., self.shown]
         record_share(total, call.query, key, mask, self.scale, self._of_rows, columns)
         return total
@@ -189,7 +189,7 @@ class SideBySide(Attended):
         return chosen_columns(torch.cat(parts, dim=-1), columns)
 
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
-        # Where the words of a prompt alone are kept, nothing need be put together.
+        # If only a prompt's words are kept, nothing need be joined.
         if columns is not None and all(column < self.first.keys for column in columns):
             return self.first.add_to(total, columns)
         return super().add_to(total, columns)

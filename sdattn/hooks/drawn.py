@@ -131,7 +131,7 @@ class PromptWatch:
         pipeline, family = denoiser.pipeline, denoiser.family
         self._pipeline: Callable[[], Any] = _gone if pipeline is None else weakref.ref(pipeline)
         self._argument, self._options = family.text_argument, family.text_options
-        self._heard: dict[int, _Heard] = {}  # by thread, of its last call
+        self._heard: dict[int, _Heard] = {}  # by thread, for its last call
         for name, encoder in _text_encoders(pipeline):
             installed.watch(encoder, self._listener(name))
 
@@ -153,7 +153,7 @@ class PromptWatch:
         # Prompt and negative prompt, a call of each encoder for either. More calls are chunks of a
         # long prompt, or something else of the pipeline's own.
         if any(len(calls) > len(given) for calls in heard.ids.values()):
-            return None  # which of them was of which text is not known
+            return None  # which call had which text is not known
         texts, ids = {}, {}
         most = max(map(len, heard.ids.values()), default=0)
         for number, (branch, text) in enumerate(islice(given.items(), most)):

@@ -29,7 +29,7 @@ class _Place:
         since."""
         ours = self.ours[-1] if self.ours else None
         before = self.before
-        while hasattr(before, "stands_for"):  # of an installation that has ended meanwhile
+        while hasattr(before, "stands_for"):  # from an installation that has ended
             before = before.stands_for
         # Whoever still holds one of ours as its `before` is sent on to what was there before
         # that.
@@ -39,7 +39,7 @@ class _Place:
             if outer is ours or not getattr(outer, "is_observer", False):
                 break
             if ours is None:
-                return  # of another installation, which puts it back
+                return  # another installation's, which puts it back
             if outer.inner is ours:
                 _put_under(outer, before)
                 return
@@ -96,7 +96,7 @@ class Installation:
     def run_eagerly(self, model: Any) -> bool:
         """Bypass the compiled parts of a model, and return True if there were any; :meth:`remove`
         restores them with their graphs, unless they were compiled again."""
-        # What was compiled lies in attributes; without them the module's own forward runs.
+        # The compiled code is in attributes; without them the module's own forward runs.
         parts = list(compiled_parts(model))
         for module, name in parts:
             eager = module._orig_mod.__call__ if name == "forward" else None

@@ -38,7 +38,7 @@ from .sources import shown
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
 
-# Once the layer has run: for all rows in one, or for each, None where the call is not kept.
+# Once the layer has run: one for all rows or one per row; None if the call is not kept.
 RowSpans = Callable[[], Sequence[Spans] | None]
 Seen = tuple[Any, AttentionCall]  # a processor's output, and the call for all its tokens
 
@@ -73,8 +73,8 @@ class JointLook:
     ):
         self.spans, self.spreading, self.space = spans, spreading, space
         self.frames = frames
-        self.checked = False  # where the text's values are, which is read back from the device
-        self._order: RowOrder | None = None  # of rows that differ, as of the call before
+        self.checked = False  # whether the text's values were found, which reads from the device
+        self._order: RowOrder | None = None  # for rows that differ; the previous call's
 
     def __call__(
         self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
@@ -111,7 +111,7 @@ class JointLook:
         rows = self.spans()
         if not self.checked and rows is not None and len(rows) == 1:
             self.checked = True
-            # Once a layer: the text's values must lie where its keys are said to.
+            # Once per layer: the text's values must be where its keys are said to be.
             check_order(call, *rows[0], attn, projected, name)
         return output, call
 
@@ -148,7 +148,7 @@ class JointLook:
         order."""
         predicted, first = merge_heads(call.output), spans[0].start  # [B, S, heads*d]
         cells, length = arrived[-1].shape[1], predicted.shape[1]
-        # Reference images, which follow the one that is made, reach the projection with it.
+        # Reference images follow the generated one and reach the projection with it.
         own = predicted[:, first : first + cells]
         if not self.checked and cells < length:
             self.checked = True

@@ -20,7 +20,7 @@ from .row_orders import RowCalls
 from .unknown_processors import maker_in, misfit, unknown_use
 
 DISPATCH = "diffusers.models.attention_dispatch"
-# Of its backends those that call torch's scaled_dot_product_attention, so that they can be seen.
+# Its backends that call torch's scaled_dot_product_attention, so that they can be seen.
 SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
 
 
@@ -70,7 +70,7 @@ def check_ways(
     joint attention, and heads that tell frames apart in a model that makes images."""
     kind = type(denoiser.model).__name__
     if any(layer.kind == "joint" for layer in layers):
-        joint_spans(denoiser, 1, 1)  # refused now where it is not known
+        joint_spans(denoiser, 1, 1)  # refused now if it is not known
         if space == "imap" and not denoiser.family.video:
             text = (
                 f"it takes the heads that tell a video's frames apart, and a {kind} makes images. "
@@ -180,7 +180,7 @@ def check_order(
     if text.stop - text.start < expected.shape[2]:
         first = 0 if text.start < image.start else seen.shape[3] - expected.shape[2]
         expected = expected[:, :, text.start - first : text.stop - first]
-    if isinstance(seen, RowCalls):  # which has only the tokens that take part
+    if isinstance(seen, RowCalls):  # it has only the tokens that take part
         expected = expected * seen.taken[:, None, text, None]
     if not torch.equal(seen.value[:, :, text], expected):
         raise RunError(otherwise_joined(name, text))

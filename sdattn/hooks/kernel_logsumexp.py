@@ -26,10 +26,10 @@ from torch import Tensor
 from ..attention import HALF_TYPES, plain
 from ..attention.calls import AttentionCall
 
-FLASH, EFFICIENT, CUDNN = 1, 2, 3  # of SDPBackend, what torch._fused_sdp_choice answers
-EXACT = 16  # of a larger logsumexp float32 holds too few digits for probabilities within 1e-5
-ALLOWED = 5e-3  # of a logsumexp in half types: half a percent of a probability
-DIGITS = 1e-6  # of a logsumexp, relative to its size: what float32 holds
+FLASH, EFFICIENT, CUDNN = 1, 2, 3  # in SDPBackend, as torch._fused_sdp_choice answers
+EXACT = 16  # beyond this float32 has too few digits for probabilities within 1e-5
+ALLOWED = 5e-3  # error of a logsumexp in half types: half a percent of a probability
+DIGITS = 1e-6  # relative error of a logsumexp in float32
 SAMPLE = 64  # queries at either end that are compared with float64
 
 # Kernel, device and layout of each comparison in this process -> why the kernel's logsumexp is not
@@ -37,7 +37,7 @@ SAMPLE = 64  # queries at either end that are compared with float64
 CHECKED: dict[str, str] = {}
 
 WithLogsumexp = tuple[Tensor, Tensor | None]  # an output, and its rows' logsumexp [B, heads, N]
-Kernel = Callable[[AttentionCall], WithLogsumexp]  # of calls without mask or dropout
+Kernel = Callable[[AttentionCall], WithLogsumexp]  # for calls without mask or dropout
 
 
 def backend_with_logsumexp(call: AttentionCall) -> int:

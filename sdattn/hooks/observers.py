@@ -131,7 +131,7 @@ class ObservingProcessor:
 
     def check(self, predicted: Tensor, *arrived: Tensor) -> None:
         """Refuse what did not make the output, see :meth:`note`."""
-        # What was found is right if it turns the values into what reached the output projection.
+        # The attention is right if it turns the values into the output projection's input.
         fits = len(arrived) == 1 and arrived[0].shape == predicted.shape
         problem = unknown_use(innermost(self))
         if not fits:
@@ -158,7 +158,7 @@ class ObservingProcessor:
     def watched(self, calls: Calls, kind: type[SdpaWatch], *args: Any, **kwargs: Any) -> Any:
         """Return the output of ``inner``; ``calls`` takes what was handed to torch's attention."""
         first = nested = self
-        # Of captures inside each other the innermost watches torch's calls and tells the others.
+        # Among nested captures the innermost watches torch's calls and tells the others.
         while isinstance(nested.inner, ObservingProcessor):
             nested = nested.inner
             first = nested if nested.looks() else first

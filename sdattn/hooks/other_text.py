@@ -88,7 +88,7 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
     given = options or {}
     scale = (given.get("cross_attention_kwargs") or {}).get("scale")
     known, length = inspect.signature(pipe.encode_prompt).parameters, "max_sequence_length"
-    # it may be of more columns by itself than the pipeline's call asks it for
+    # its own default may be more columns than the pipeline asks for
     if length in known and length in call_options(pipe):
         given = {length: option_of(pipe, given, length), **given}
     named = {**given, "lora_scale": scale}
@@ -172,7 +172,7 @@ class TextStream:
         self.model, self.enter = unwrapped(denoiser.model), denoiser.family.text_stream
         self.text_states, self.grad = text_states, grad
         self.thread = get_ident()
-        self.rows: tuple[int, ...] | None = None  # of the batch that is watched; None for no pass
+        self.rows: tuple[int, ...] | None = None  # watched rows of the batch; None for no pass
         self.now: Tensor | None = None  # what goes into the next block
 
     def follow(self, installed: Installation, layers: list[AttentionLayer]) -> None:

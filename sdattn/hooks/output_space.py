@@ -128,7 +128,7 @@ class GramCol(Attended):
         if list(asked) == list(compared):
             return found
         place = {column: i for i, column in enumerate(compared)}
-        found = pad(found, (0, 1))  # of all that are not compared
+        found = pad(found, (0, 1))  # zeros for the others
         return chosen_columns(found, [place.get(column, len(compared)) for column in asked])
 
     def _scores(self, heads: slice) -> Tensor:
@@ -143,7 +143,7 @@ class GramCol(Attended):
         else:
             is_kept = chosen_columns(self.kept.on(key.device), columns)  # [B, 1, 1, T]
         kept = is_kept[..., None].float()
-        number = kept.sum(3, keepdim=True).clamp_min(1)  # of words
+        number = kept.sum(3, keepdim=True).clamp_min(1)  # words
         # M is linear in o[p*], so that its mean over words is taken away there: of large products
         # that are nearly alike few digits would be left.
         found = output.take_along_dim(peaks[..., None], 3)  # [B, heads, F, T, d]

@@ -65,7 +65,7 @@ class PassReader:
         pipeline = denoiser.pipeline
         if branch is not None:
             check_options(denoiser, branch, guidance, latent_size)
-        self._told = TOLD.get(guidance)  # of "auto" None: the pipeline is asked
+        self._told = TOLD.get(guidance)  # None for "auto": the pipeline is asked
         self._pipeline: Callable[[], Any]
         self._pipeline = (lambda: None) if pipeline is None else weakref.ref(pipeline)
         self._family, self._joined = denoiser.family, None
@@ -79,8 +79,8 @@ class PassReader:
         self._branch, self._latent_size = branch, latent_size
         self._counts_gradients, self._frames = counts_gradients, frames
         self.call: DenoiserCall | None = None
-        self._size: Size | None = None  # of the pass that runs now
-        self._spans: Sequence[Spans] | None = None  # of that pass, for all rows or for each
+        self._size: Size | None = None  # in the running pass
+        self._spans: Sequence[Spans] | None = None  # in that pass, one pair or one per row
         self.schedule: Schedule | None = None
         self.runs = 0
         self._run: tuple[Any, RunningCall | None] = (None, None)  # its timesteps, and its call
@@ -111,7 +111,7 @@ class PassReader:
         if own is not None and own.discards and not self._is_for_gradient(call):
             found.stray = Stray(f"{own.name}, which throws the result away")
             return found
-        # Whose rows it has, and which entry of the schedule it is.
+        # Find its rows, and its entry in the schedule.
         found.begins_run = self._begins(pipeline, None if own is None else own.call)
         found.order = self._order(model, caller)
         found.schedule = self.schedule
@@ -232,9 +232,9 @@ class PassReader:
         found.latent_size = self._size = self._latent_size or self._layout.size(call, in_run)
         self._spans = self._layout.spans(call, self._size, rows)
         found.n_text = call.n_text
-        if self._spans is not None:  # of rows that differ the longest counts
+        if self._spans is not None:  # if rows differ, the longest counts
             found.n_text = max(text.stop - text.start for _, text in self._spans)
-        with suppress(InvalidValueError):  # a controller may be shown what divides into no chunks
+        with suppress(InvalidValueError):  # controllers may see batches without chunks
             own = found.rows or self._rows_of(found.prompts)
             if own:
                 verdicts = self._texts.note(call.text, own, call.frame_rows)

@@ -19,7 +19,7 @@ Projection = tuple[str, nn.Module | None]  # a projection by its name
 
 def named(attn: Any, names: Sequence[str]) -> list[Projection]:
     """Return projections of an attention layer, None for those that it lacks."""
-    modules = attn._modules  # to ask the module for each costs more
+    modules = attn._modules  # asking the module for each costs more
     return [(name, modules.get(name)) for name in names]
 
 
@@ -66,12 +66,12 @@ class Projections:
         self._thread = get_ident()
         self._parts: Sequence[Projection] = ()
         self._hooks: list[_Hook] = []
-        self._seen: dict[str, list[Tensor]] | None = None  # of the call that runs now
+        self._seen: dict[str, list[Tensor]] | None = None  # in the running call
 
     @contextmanager
     def during(self, parts: Sequence[Projection]) -> Iterator[dict[str, list[Tensor]]]:
         """Yield what these projections give in the block, by name, each call of them in order."""
-        # The usual call finds its hooks in place: to register them costs more than a small layer.
+        # The usual call finds its hooks in place: registering them costs more than a small layer.
         if parts != self._parts or not all(hook.is_last() for hook in self._hooks):
             self.remove()
             self._parts = parts
@@ -128,7 +128,7 @@ def _nothing(*_: Any) -> None:
 def by_name(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """Return a processor's arguments, after the layer, by diffusers' names or else by position."""
     names = ["hidden_states", "encoder_hidden_states", "attention_mask"]
-    if len(args) > 1:  # not the usual call; to ask for names costs more than a small layer
+    if len(args) > 1:  # not the usual call; asking for names costs more than a small layer
         given = inspect.signature(inner.__call__).parameters.values()
         own = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
         names = own if len(own) >= len(args) and names[0] in own else names

@@ -152,7 +152,7 @@ class Recorders:
     def end(self, store: CapturedMaps) -> None:
         """End a pass: hand what was recorded to the store; refuse a layer that ran twice."""
         held = list(self._held(store.layers))
-        # How often a layer ran can be seen of its sums alone: a row of each head adds 1 a call. It
+        # The sums show how often a layer ran: a row adds 1 per head and call. It
         # is read in the first pass only, since the device is waited for.
         if self._ran is None:  # read back once
             sums = {layer: r.sums for layer, r in held if r.sums is not None}

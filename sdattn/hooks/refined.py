@@ -35,7 +35,7 @@ class Spreading:
 
     def __init__(self) -> None:
         self.before: tuple[Tensor, Tensor] | None = None  # (m, s) of a pass, [images, N, T] each
-        self._sums: tuple[Tensor, Tensor] | None = None  # of the pass that runs, over its layers
+        self._sums: tuple[Tensor, Tensor] | None = None  # over the layers of the running pass
         self._layers = 0
 
     def begin_pass(self) -> None:
@@ -82,7 +82,7 @@ class Refined(Attended):
         return self.every_head(columns)[:, heads]
 
     def _parts(self, columns: Columns) -> Iterator[Tensor]:
-        # All heads at once: what each of them spreads is the mean of all.
+        # All heads at once: each spreads the mean of all.
         if torch.is_grad_enabled():  # add_to() has no graph
             summed = reduce(torch.add, self.text.head_sums(columns))
         else:
@@ -101,11 +101,11 @@ class Refined(Attended):
         """Return ``[B, N, T]`` as each head spreads it, ``[B, heads, N, T]``."""
         if self.image.probs is not None:
             shares = self.image.probs.float()
-            tiny = torch.finfo(shares.dtype).tiny  # of a row that pays nothing to the image
+            tiny = torch.finfo(shares.dtype).tiny  # for a row without attention to the image
             return shares / shares.sum(-1, keepdim=True).clamp_min(tiny) @ maps[:, None]
         query, key = self.image.query.float(), self.image.key.float()
         mask, scale = addend(self.image.mask), self.image.scale
-        # Kernels that make no matrix want values as wide as keys: so many columns at a time.
+        # Kernels that make no matrix want values as wide as keys, so columns go in such groups.
         width = query.shape[-1]
         found = []
         for some in maps.split(width, dim=-1):

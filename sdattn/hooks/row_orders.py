@@ -51,7 +51,7 @@ class RowOrder:
             rows.append([*numbers[image], *numbers[text], *fill, *rest])
         most = max(map(len, rows))
         index = torch.tensor([row + [-1] * (most - len(row)) for row in rows])
-        # what stands for no token gets no attention
+        # padding gets no attention
         self._index = DeviceCopies(index.clamp_min(0))
         self._is_token = DeviceCopies(index >= 0)
 
@@ -104,12 +104,12 @@ class RowCalls(AttentionCall):
         device = calls[0].query.device
         taken = mask.to(device) != 0
         image = torch.arange(cells, device=device).expand(len(calls), -1)
-        # where each token is among its row's; one that was left out stands for another, masked
+        # each token's position in its row; one that was left out points to another, masked
         text = cells - 1 + taken.cumsum(1)
         self._index = torch.cat([image, text], dim=1)  # [B, S]
         self.taken = torch.cat([image >= 0, taken], dim=1)
         super().__init__(self._all("query"), self._all("key"))
-        del self.value, self.output  # made when they are asked for: maps of attention need neither
+        del self.value, self.output  # made on demand: maps of attention need neither
         self.mask, self.scale = self.taken[:, None, None], calls[0].scale
         self.dropout = any(call.dropout or call.causal for call in calls)
         if all(call.logsumexp is not None for call in calls):

@@ -47,8 +47,8 @@ class RunningSum:
         self.steps: list[Tensor] = []
         self.copy = HostCopy()
         self._summed = 1  # heads that are averaged
-        self._kept: DeviceCopies | None = None  # of the keys that ``among`` names
-        self._cells: tuple[int, ...] | None = None  # of the frames that are kept; None for all
+        self._kept: DeviceCopies | None = None  # the keys in ``among``
+        self._cells: tuple[int, ...] | None = None  # in kept frames; None for all
 
     def wanted(self) -> bool:
         """Check whether the layer's call that begins now is kept."""
@@ -144,7 +144,7 @@ class RunningSum:
 
     def _add_apart(self, attended: Attended, columns: Columns) -> None:
         """Hold a call's maps one by one, or add them on another device or in another dtype."""
-        # The call's maps are made first, all heads or their sum a few heads at a time,
+        # First make the call's maps, all heads or their sum, a few heads at a time,
         pieces: Iterable[Tensor]  # to be summed, [images, (heads,) N, tokens]
         if self.keep.heads.each:
             pieces = [self._chosen_heads(attended.every_head(columns))]
@@ -255,7 +255,7 @@ class MapsByLayer(Mapping[str, Tensor]):
         self._sums = sums
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self:  # which asks that layer alone
+        if name not in self:  # asks that layer only
             raise NotFoundError(
                 f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
             )

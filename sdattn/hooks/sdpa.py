@@ -92,7 +92,7 @@ def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
     try:
         with torch._C.DisableTorchFunction(), as_given:
             exact = TORCHS(*map(wide, args), **{name: wide(one) for name, one in kwargs.items()})
-    except TypeError:  # it was given what torch's does not take
+    except TypeError:  # it got arguments that torch's does not take
         return torch.tensor(torch.inf)
     if output.shape != exact.shape or not exact.numel():
         return torch.tensor(torch.inf if output.shape != exact.shape else 0.0)
@@ -162,7 +162,7 @@ class SdpaWatch(TorchFunctionMode):
         else:
             call.output = attend()
         if by is not None:
-            del self.calls[inside:]  # it is judged by what it was given, not by what it calls
+            del self.calls[inside:]  # it is judged by its input, not by its own calls
             unlike = torch.tensor(math.inf)  # with dropout, which would draw random numbers again
             if not dropout_p:
                 unlike = unlike_torchs(call.output, attend.args, attend.keywords)

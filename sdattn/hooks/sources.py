@@ -50,7 +50,7 @@ QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are
 # Projections of a layer's keys and values of an image; the last is a fused one
 IMAGE = ("add_k_proj", "add_v_proj", "to_added_kv")
 LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
-Seen = Mapping[str, Sequence[Tensor]]  # what the layer's projections gave, by name, a tensor a call
+Seen = Mapping[str, Sequence[Tensor]]  # projections' outputs, by name, a tensor per call
 Used = tuple[Attended, Tensor]  # an attention, and what it makes of the values, [B, N, heads*d]
 
 
@@ -113,7 +113,7 @@ def followed(
     calls: list[AttentionCall] = []
     with observer.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
         is_large = hidden.device.type == "cpu" and hidden.numel() >= LARGE
-        if is_large or replacement() is not None:  # which has to be seen at work
+        if is_large or replacement() is not None:  # it must be seen at work
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
         else:
             output = observer.inner(attn, *args, **kwargs)
@@ -184,7 +184,7 @@ def _beside_images(
     others: list[Attended | int] = []
     given = states[1] if isinstance(states, tuple) else ()
     for (name, _), images in zip(adapters, given, strict=False):
-        # One call of the projection is one softmax; an adapter with masks makes one an image.
+        # One call of the projection is one softmax; an adapter with masks has one per image.
         keys = [key.flatten(1, -2) for key in seen.get(name, ())]  # [B, tokens, width]
         columns = images.shape[1] * images.shape[2]
         others += [softmax_of(projected_call(attn, query, key)) for key in keys] or [columns]

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ..models.denoiser_call import DenoiserCall, Timestep
 
-Verdict = bool | Tensor  # a bool on the device, to be read when somebody asks
+Verdict = bool | Tensor  # a bool on the device, read on demand
 
 
 class TextWatch:
@@ -18,7 +18,7 @@ class TextWatch:
 
     def __init__(self, frames: Sequence[int] | None = None):
         self._frames = frames
-        self._given: tuple[Tensor, int] | None = None  # as the last pass got them, and its version
+        self._given: tuple[Tensor, int] | None = None  # from the last pass, and its version
         self._kept: Tensor | None = None  # a copy of the rows that were kept
         self._by_frame: Verdict = False
 
@@ -87,7 +87,7 @@ class RepeatedCalls:
     def note(self, call: DenoiserCall) -> None:
         """Note a call that begins now."""
         before, self._last = self._last, (call.timestep, call.text)
-        # Compared at the end: to read a timestep now would be to wait for the device.
+        # Compared at the end: reading a timestep now would wait for the device.
         if before is not None and before[1] is not call.text:
             self._doubtful.append((before[0], call.timestep))
 

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..attention import HALF_TYPES
 from ..attention.calls import AttentionCall
 
-# Those of diffusers whose formula is known.
+# Processors of diffusers whose formula is known.
 PLAIN = frozenset(
     {
         "AttnProcessor",
@@ -27,7 +27,7 @@ PLAIN = frozenset(
         "IPAdapterAttnProcessor",
         "IPAdapterAttnProcessor2_0",
         "IPAdapterXFormersAttnProcessor",
-        "JointAttnProcessor2_0",  # of the self-attention of SD3.5
+        "JointAttnProcessor2_0",  # for SD3.5's self-attention
         "PAGCFGIdentitySelfAttnProcessor2_0",
         "PAGIdentitySelfAttnProcessor2_0",
         "SanaAttnProcessor2_0",
@@ -81,7 +81,7 @@ def maker_in(
     fitting = [call for call in calls if call.output.shape[-2:] == (cells, features)]
     if fitting and (call := fitting[-1]).probs is None:
         if call.query.dtype in HALF_TYPES:
-            call.logsumexp = None  # of less precision than a softmax here has
+            call.logsumexp = None  # less precise than a softmax here
         return call.by_head(batch, heads)
     # Heads in slices: from the last product back until there are all of them, and no more.
     parts: list[AttentionCall] = []

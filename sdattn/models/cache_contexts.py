@@ -21,7 +21,7 @@ from .family import Order
 from .pipeline import Model, Pipeline
 
 _METHOD = "cache_context"
-_changing = Lock()  # of a model's stand-in
+_changing = Lock()  # for changes to a model's stand-in
 # The names in the pipelines of diffusers 0.42 and, from "pred_cond" on, of its guiders. A name that
 # is missing ("cond_uncond", of a batch) does not say the branch.
 BRANCHES: dict[str, Order] = {
@@ -29,7 +29,7 @@ BRANCHES: dict[str, Order] = {
     "uncond": ("unconditional",),
     "pred_cond": ("conditional",),
     "pred_uncond": ("unconditional",),
-    # more calls, of a model that is perturbed: neither branch
+    # further calls of a perturbed model: neither branch
     "uncond_stg": (None,),
     "uncond_modality": (None,),
     "pred_cond_stg": (None,),

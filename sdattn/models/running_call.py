@@ -48,7 +48,7 @@ def running_call(pipeline: Pipeline) -> RunningCall | None:
 
 def _mark(frame: FrameType) -> RunningCall:
     # The next call may have its frame at the same address, so an address proves nothing.
-    # What lies among a frame's variables goes with them.
+    # What is stored among a frame's variables is freed with them.
     found: RunningCall = frame.f_locals.setdefault(_MARK, RunningCall())
     return found
 

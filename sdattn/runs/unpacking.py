@@ -54,7 +54,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
             {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info.more},
             video=_unpack_video(files, info, where),
         )
-    except Exception as error:  # whatever a document of someone else's making leads to
+    except Exception as error:  # any error from a document that someone else made
         raise InvalidValueError(
             f"{where}: its maps are not those that its run.json names "
             f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
@@ -179,6 +179,6 @@ def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
     if info.self_attention is None:
         return shapes
     cells = math.prod(info.self_attention)
-    # of videos whose frames attend to themselves alone each has its own
+    # if frames attend only to themselves, each has its own
     frames = next(iter(info.layers.values())).grid[:-2] if len(info.self_attention) == 2 else ()
     return {**shapes, AFFINITY: (*frames, cells, cells)}

@@ -92,7 +92,7 @@ FAMILY = Family(
         # of a video that begins with an image, the timesteps of this image's tokens are 0; sigma
         # is the step's. Source: pipeline_ltx2_image2video.py, __call__
         timestep=("sigma", "timestep"),
-        # of passes without some of the layers, which guidance compares with
+        # guidance compares with passes without some of the layers
         skips=("spatio_temporal_guidance_blocks", "isolate_modalities"),
     ),
     readers={

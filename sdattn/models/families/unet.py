@@ -75,7 +75,7 @@ def _image_columns(model: Model, images: Sequence[list[Tensor]], added: Given) -
     embeds = added.get("image_embeds")  # [B, images, ...] of each adapter
     if embeds is None:
         return 0
-    # of the first layer that has some, since a walk through the whole model at each call is slow
+    # the first layer with some: a walk through the whole model at each call is slow
     inner = (innermost(getattr(part, "processor", None)) for part in unwrapped(model).modules())
     tokens = next((found.num_tokens for found in inner if hasattr(found, "num_tokens")), ())
     several = isinstance(embeds, (list, tuple))
@@ -116,7 +116,7 @@ LatentConsistencyModelPipeline LatentConsistencyModelImg2ImgPipeline KolorsPipel
 KolorsImg2ImgPipeline StableDiffusionLDM3DPipeline StableDiffusionControlNetXSPipeline
 StableDiffusionXLControlNetXSPipeline PAGMixin
 """  # PAGMixin: also of the PAG pipelines of transformers
-# Those that make their image of noise and prompts alone.
+# Pipelines that make their image from noise and prompts alone.
 TEXT_TO_IMAGE = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 # Those that keep to their call whether they are guided
 _IN_CALL = """

@@ -57,7 +57,7 @@ def _check_image(call: TextCall, length: int) -> None:
 def _cleaned(call: TextCall, text: str) -> Source:
     """Return the prompt as the pipeline leaves it, if it only strips spaces at the ends."""
     names = [cls.__module__ for cls in type(call.pipe).__mro__]
-    names += [f"{name.rpartition('.')[0]}.encoders" for name in names]  # of modular pipelines
+    names += [f"{name.rpartition('.')[0]}.encoders" for name in names]  # in modular pipelines
     modules = [sys.modules[name] for name in names if name in sys.modules]
     clean = next(one.prompt_clean for one in modules if hasattr(one, "prompt_clean"))
     try:
@@ -108,7 +108,7 @@ class _Wan(Family):
         n_text = given[self.names.text].shape[1]
         if n_text != _TEXT_BESIDE_IMAGE:
             raise OptionError("max_sequence_length", n_text, _advice(model))
-        # of a first and a last image, which are rows of their own, each video has both
+        # a first and a last image are separate rows, and each video has both
         return 0 if image is None else len(image) * image.shape[1] // batch
 
 

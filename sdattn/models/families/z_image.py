@@ -21,7 +21,7 @@ def read_z_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     tokenizer, most = call.pipe.tokenizer, call.option("max_sequence_length")
     inside = in_chat(tokenizer, enable_thinking=True)
     before, _, after = inside(PLACEHOLDER).text.partition(PLACEHOLDER)
-    # Of prompts in a list the pipeline leaves what it rendered in their place.
+    # The pipeline replaces prompts in a list by their rendered form.
     bare = [text.removeprefix(before).removesuffix(after) for text in texts]
     read = read_inside(tokenizer, map(inside, bare), truncation=True, max_length=most)
     longest = max(_filled(len(prompt.tokens)) for prompt in read)
