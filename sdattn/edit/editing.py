@@ -198,7 +198,7 @@ def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | N
     if mode not in modes:
         raise refuse("mode", mode, modes)
     if mode == "reweight" and not weights:
-        text = "`mode='reweight'` needs a factor for a word, `weights={'cat': 2.0}` say."
+        text = "`mode='reweight'` needs a factor for a word, e.g. `weights={'cat': 2.0}`."
         raise InvalidValueError(text)
     source, *targets = prompts
     if mode != "auto" or not targets:  # without a target the controller says what is wrong

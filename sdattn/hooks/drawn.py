@@ -74,7 +74,7 @@ class DrawnPrompts:
                 f"The {_NAMES[branch]} {prompts[i].text!r} was drawn, but read with this pipeline "
                 f"and these options it becomes other tokens than {' and '.join(got)} got. Pass the "
                 "pipeline that ran and the options of its call that change what is read, or "
-                "labels, {'cat': [2]} say."
+                "labels, e.g. {'cat': [2]}."
             )
 
     def check_texts(self, branches: Sequence[Branch], texts: Sequence[Any]) -> None:

@@ -118,7 +118,7 @@ def whole_call(calls: Sequence[AttentionCall], length: int, name: str) -> Attent
 def check_exact(call: AttentionCall) -> None:
     if call.dropout:
         raise RunError(
-            "A joint attention with dropout is not known. Leave this layer out (layers=...)."
+            "Joint attention with dropout is not supported. Leave this layer out (layers=...)."
         )
 
 

@@ -57,7 +57,7 @@ def asked_layers(
             f"{' or '.join(map(str, sorted(widths)))}]. Encode the text with its own pipeline."
         )
     if kind not in kinds:
-        raise InvalidValueError(f"kinds={kinds!r}: text_states are about {kind} attention.")
+        raise InvalidValueError(f"kinds={kinds!r}: text_states work with {kind} attention.")
     return lambda layer: layer.kind == kind and layer.place != "single"
 
 
@@ -145,7 +145,7 @@ class _OtherText(Attended):
         images = len(query) // self.frame_rows
         if len(key) not in (1, images):
             raise InvalidValueError(
-                f"text_states are of {len(key)} texts and the run has {images} images. Pass one "
+                f"text_states hold {len(key)} texts and the run has {images} images. Pass one "
                 "for all, or one for each."
             )
         if len(key) > 1:
@@ -183,7 +183,7 @@ class TextStream:
             if held := getattr(getattr(block, "_diffusers_hook", None), "hooks", None):
                 raise RunError(
                     f"Asked about another text, for which each block runs twice, and {layer.name} "
-                    f"has hooks of diffusers that would count that ({', '.join(held)}). Take out "
+                    f"has hooks of diffusers that would count both ({', '.join(held)}). Take out "
                     "caching and group offloading first, model.disable_cache()."
                 )
             installed.follow(block, self.run_again)
@@ -223,7 +223,7 @@ class TextStream:
         states = self.text_states.on(prompt.device, prompt.dtype)
         if states.shape[1] != prompt.shape[1] or len(states) not in (1, len(self.rows)):
             raise InvalidValueError(
-                f"text_states are of {len(states)} text(s) and {states.shape[1]} columns, and the "
+                f"text_states hold {len(states)} text(s) of {states.shape[1]} columns, and the "
                 f"run has {len(self.rows)} image(s) and {prompt.shape[1]} columns. Encode the text "
                 "as the pipeline does the prompt, one for all images or one for each."
             )

@@ -56,7 +56,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         )
     except Exception as error:  # any error from a document that someone else made
         raise InvalidValueError(
-            f"{where}: its maps are not those that its run.json names "
+            f"{where}: its maps differ from its run.json "
             f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
         ) from error
 
@@ -67,8 +67,7 @@ def _open_png(data: bytes, where: str) -> Image.Image:
         return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidValueError(
-            f"{where} is no PNG image that can be read: {error}. Restore it or generate the run "
-            "again."
+            f"{where} is not a readable PNG image: {error}. Restore it or generate the run again."
         ) from error
 
 

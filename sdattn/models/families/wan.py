@@ -42,14 +42,14 @@ def _check_image(call: TextCall, length: int) -> None:
         if videos > 1:
             text = (
                 f"a {kind} gives the image to the first video of a prompt alone, and fails. Pass "
-                "the prompt as often as there are to be videos of it."
+                "the prompt once per video."
             )
             raise OptionError("num_videos_per_prompt", videos, text)
     frames, from_image = call.options.get("num_frames"), call.options.get("image") is not None
     if frames == 1 and from_image and getattr(pipe.config, "expand_timesteps", False):
         text = (
             f"a {kind} of this model gives back the image as the first frame. Pass "
-            f"{1 + pipe.vae_scale_factor_temporal}, say."
+            f"{1 + pipe.vae_scale_factor_temporal}, for example."
         )
         raise OptionError("num_frames", frames, text)
 

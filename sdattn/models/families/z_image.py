@@ -43,7 +43,7 @@ def _grid(_model: Model, given: Given) -> tuple[int, ...]:
     row."""
     if isinstance(given["x"][0], list):
         raise InvalidTypeError(
-            "Z-Image Omni puts captions, several images and what SigLIP saw of them behind "
+            "Z-Image Omni puts captions, several images and SigLIP's view of them after "
             "each other in a row, and which tokens are the words' is not known. Text-to-image "
             "pipelines of Z-Image can be watched."
         )
