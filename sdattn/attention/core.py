@@ -32,8 +32,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:
-    """Split ``[B, N, heads*d]`` to ``[B, heads, N, d]``, normed by head, or across with a wide
-    norm."""
+    """Split ``[B, N, heads*d]`` to ``[B, heads, N, d]``, normed by head or, if wide, across."""
     if norm is None:
         return split_heads(x, heads)
     # diffusers' RMSNorm calls its width dim

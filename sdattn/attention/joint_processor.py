@@ -138,7 +138,7 @@ class TorchJointProcessor(ControlledProcessor):
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:
         """Return ``[B, heads, S, S]`` as the controller leaves them; ``own`` is the text's
-        position."""
+        place."""
         if self.controller is None or not self.asks:
             return probs
         where = self._where(attn, probs.shape[-1], own)

@@ -156,8 +156,7 @@ class _BatchRun:
     def _claim(
         self, loaded: Loaded, jobs: list[Job], bad: list[BadLine]
     ) -> tuple[list[list[Job]], set[str]]:
-        """Take the folder; return, for all processes, its batches to draw and the ids of missing
-        items."""
+        """Take the folder; return, for all processes, batches to draw and ids of missing items."""
         request, team = self.request, self.team
         # Batches depend on the input alone: the same run on other processes has the same batches,
         # and so the same bits.

@@ -13,8 +13,7 @@ _NOT_SET = ("config", "help")
 
 
 def use(context: typer.Context, config: Path | None) -> Path | None:
-    """Read the file of --config before typer reads other options; raise typer.BadParameter for a
-    bad one."""
+    """Read --config's file before typer reads other options; raise BadParameter for a bad one."""
     if config is None or context.resilient_parsing:
         return config
     command = str(context.info_name)

@@ -65,8 +65,7 @@ def refine(source: Prompt, target: Prompt) -> Tensor:
 
 
 def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
-    """Return (source word, target word) for the longest sequence of words that both prompts
-    share."""
+    """Return (source word, target word) for the longest sequence that both prompts share."""
     ours, theirs = _spelled(source.words), _spelled(target.words)
     # best[i][j]: how many words match at most from source word i and target word j on.
     best = [[0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]

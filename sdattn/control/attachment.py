@@ -86,8 +86,7 @@ class Attachment:
         self._n_calls: int | None = None  # in the first pass of the run
 
     def place(self, layer: nn.Module) -> Place | None:
-        """Return ``"down"``, ``"mid"``, ``"up"``, ``"double"`` or ``"single"``; None for another
-        model's."""
+        """Return a layer's place, such as ``"down"`` or ``"double"``; None for another model's."""
         known = self._layers.get(layer)
         return None if known is None else known.place
 

@@ -37,8 +37,7 @@ def controlled_layers(target: Pipeline | nn.Module) -> tuple[Denoiser, list[Atte
 
 
 def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
-    """Raise TypeError for joint attention that :class:`sdattn.TorchJointProcessor` cannot
-    compute."""
+    """Raise TypeError for joint attention that our processor cannot compute."""
     joint_order(denoiser)
     if denoiser.family.video:
         raise InvalidTypeError(

@@ -130,7 +130,7 @@ class AttentionControlEdit(AttentionStore):
         raise NotImplementedError
 
     def step_callback(self, x_t: Tensor) -> Tensor:
-        """Blend the latents after a step, ``[prompts, C, rows, cols]`` or packed ``[prompts, N,
+        """Blend latents after a step, ``[prompts, C, rows, cols]`` or packed ``[prompts, N,
         C]``."""
         if self.local_blend is None:
             return x_t

@@ -24,8 +24,7 @@ _NAMES = {
 
 
 def refuse_foreign(name: str, given: Sequence[object], others: Mapping[str, object]) -> None:
-    """Raise TypeError for positional or unknown arguments; name the signatures that may be
-    meant."""
+    """Raise TypeError for positional or unknown arguments; name signatures that may be meant."""
     if given:
         raise InvalidTypeError(
             f"{name}({', '.join(map(repr, given))}): in first place this may be "

@@ -52,8 +52,7 @@ class ControlHandle:
             undo.pop_all()
 
     def put(self, layers: Iterable[AttentionLayer], **joint: Any) -> None:
-        """Make layers call the controller; ``joint`` has options for processors of joint
-        attention."""
+        """Make layers call the controller; ``joint`` has options for joint attention."""
         for layer in layers:
             self._processors[layer] = registered(self, layer, **joint)
             self._installed.put(layer, self._processors[layer])
@@ -90,8 +89,7 @@ class ControlHandle:
         self._warn_if_unused()
 
     def supersede(self) -> None:
-        """Make room for another controller; raise RuntimeError if this one's ``with`` block is
-        open."""
+        """Make room for another controller; raise RuntimeError if a ``with`` block is open."""
         if self._entered:
             raise RunError(
                 f"A {type(self.controller).__name__} is registered in this model already, in a "

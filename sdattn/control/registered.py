@@ -77,8 +77,7 @@ def refuse_broken_step(controller: Controller | None) -> None:
 
 
 def check_batch(controller: Controller | None, found: Pass, in_unet: bool) -> None:
-    """Raise ValueError if a run and its controller differ in guidance, or in the number of
-    prompts."""
+    """Raise ValueError if a run and its controller differ in guidance or number of prompts."""
     guidance, batch, order = getattr(controller, "guidance", None), found.batch, found.order
     # Where the pipeline says that every row is a prompt's, there is no half to leave out.
     in_batch = guidance in ("auto", "batch") and (in_unet or order != ("conditional",))

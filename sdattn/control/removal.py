@@ -38,7 +38,7 @@ Columns = tuple[int, ...]
 
 
 def without_columns(probs: Tensor, columns: Columns) -> Tensor:
-    """Return probabilities ``[..., T]`` with these keys masked out of the softmax; empty rows are
+    """Return probabilities ``[..., T]`` with these keys masked out; rows without a rest are
     zero."""
     # Masking keys out of a softmax removes their shares and divides the rest by its sum.
     kept = probs.float().index_fill(-1, index_on(probs.device, columns), 0.0)
@@ -106,8 +106,7 @@ class Removal:
             self._handle.tell_strays()
 
     def __call__(self, probs: Tensor, _is_cross: bool, place: str) -> None:
-        """Edit ``[B*heads, N, T]`` in place; in joint attention, a part of the processor's
-        softmax."""
+        """Edit ``[B*heads, N, T]`` in place, in joint attention a part of the softmax."""
         by_row = probs.unflatten(0, (self._batch, -1))  # [B, heads, N, T], a view
         for row, columns in self._edits.items():
             if place in ("double", "single"):

@@ -99,8 +99,7 @@ class StepMaps:
         self._full_step: Maps = {f"{place}_cross": [] for place in self.places}
 
     def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
-        """Append ``attn``, the rows to keep, to its list; an override may edit it, or return its
-        shape."""
+        """Append ``attn``, the kept rows, to its list; an override may edit or replace it."""
         kind = "cross" if is_cross else "self"
         if kind in self.kinds:
             key, is_alone = f"{place_in_unet}_{kind}", self.num_att_layers < 1
@@ -185,8 +184,7 @@ class StepMaps:
         return self._average(self.full_attention_store)
 
     def get_average_global_attention(self) -> Maps:
-        """Return the mean of ``global_store``; raise RuntimeError unless ``save_global_store`` is
-        True."""
+        """Return the mean of ``global_store``; raise RuntimeError if there is none."""
         self.check_finished()
         if not self.save_global_store:
             raise RunError(
@@ -212,8 +210,7 @@ class StepMaps:
         return aggregated(self, res, from_where, is_cross, select, prompts)
 
     def step_maps(self, steps: StepChoice) -> tuple[Maps, int]:
-        """Return the mean maps of ``"mean"``, ``"last"``, a step or a part of the run, and their
-        number."""
+        """Return mean maps of ``"mean"``, ``"last"``, a step or a part, and their number."""
         self.check_finished()
         if steps == "mean":
             selfs = self.get_average_attention().items()

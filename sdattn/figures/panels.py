@@ -40,8 +40,7 @@ _SHORTEST, _LONGEST, _THICK = 0.9, 3.0, 0.1  # the colour bar
 
 @dataclass(frozen=True)
 class Panel:
-    """Values ``[rows, cols]`` or an image, uint8 ``[rows, cols, 3]``, with lines of title and
-    label."""
+    """Values ``[rows, cols]`` or an image, uint8 ``[rows, cols, 3]``, with title and label."""
 
     values: np.ndarray
     title: Lines
@@ -50,8 +49,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Page:
-    """Settings shared by the panels of a figure; ``size`` is the image's (width, height) in
-    pixels."""
+    """Settings shared by a figure's panels; ``size`` is the image's (width, height) in pixels."""
 
     size: tuple[int, int]
     scale: tuple[float, float]
@@ -69,8 +67,7 @@ class Page:
 
 
 def flow(panels: Sequence[Panel], page: Page) -> Figure:
-    """Draw panels with titles, at least five per row; raise ValueError if they do not fit on a
-    page."""
+    """Draw panels with titles, at least five per row; raise ValueError if they do not fit."""
     number = len(panels)
 
     def room(across: int) -> float:
@@ -217,8 +214,7 @@ class _Sheet:
             axes.set_aspect("equal")
 
     def _resized(self, figure: Figure, shape: np.ndarray) -> tuple[float, float]:
-        """Enlarge panels as far as the page and the colour bar allow; return their (width,
-        height)."""
+        """Enlarge panels as far as page and colour bar allow; return their (width, height)."""
         cast("LayoutEngine", figure.get_layout_engine()).execute(figure)
         size = figure.get_size_inches()
         # The text around the panels takes the same room at any panel size.

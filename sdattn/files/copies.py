@@ -10,8 +10,7 @@ from .addresses import Address, at_once
 
 
 class Copies:
-    """Local copies of the ``most`` latest used objects (default: all), fetched again after a
-    change."""
+    """Local copies of the ``most`` latest used objects (default: all), renewed after a change."""
 
     def __init__(self, most: int | None = None):
         self.most = most

@@ -45,8 +45,7 @@ def check_writable(folder: AnyPath) -> None:
 
 
 def check_local(path: Path) -> None:
-    """Raise OSError for an address: as a path ``s3://bucket/run`` would create the folder
-    ``s3:``."""
+    """Raise OSError for an address: the path ``s3://bucket/run`` would create a folder ``s3:``."""
     if is_address(path):
         address = path.as_posix().replace(":/", "://", 1)
         raise AccessError(
@@ -56,8 +55,7 @@ def check_local(path: Path) -> None:
 
 
 def check_apart(out: AnyPath, *inputs: AnyPath) -> None:
-    """Raise FileExistsError for an output that, links resolved, is, contains or is inside an
-    input."""
+    """Raise FileExistsError for an output that is, contains or is inside an input, by any link."""
     for path in inputs:
         if _same(out, path):
             how = f"is the input {path}"

@@ -40,8 +40,7 @@ def labelled(
 
 
 def along(arrays: Iterable[xr.DataArray], dim: str, labels: Sequence[Any]) -> xr.DataArray:
-    """Concatenate arrays along a new last axis; axes that differ get all coordinates, NaN where
-    missing."""
+    """Concatenate arrays along a new last axis, on all coordinates, with NaN if missing."""
     held = list(arrays)
     options = {"coords": "minimal", "compat": "override", "join": "outer"}
     found = library("xarray").concat(held, dim, combine_attrs="override", **options)

@@ -83,8 +83,7 @@ def _played(rate: Any) -> Any:
 
 
 def best_format() -> Format:
-    """Return ``"mp4"`` if PyAV is installed and can encode H.264 (some builds cannot), or
-    ``"webp"``."""
+    """Return ``"mp4"`` if PyAV is installed and can encode H.264, else ``"webp"``."""
     try:
         return "mp4" if _CODEC in pyav("A video as MP4").codecs_available else "webp"
     except MissingPackageError:

@@ -27,8 +27,7 @@ def sha256(data: bytes) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files at their paths below ``folder``; raise ValueError for a link, see
-    :func:`inside`."""
+    """Write files at their paths below ``folder``; raise ValueError for a link."""
     paths = {name: inside(folder, name) for name in files}
     for name, path in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -99,8 +98,7 @@ def flush(path: Path) -> None:
 
 
 def working_name(folder: Path) -> str:
-    """Return the start of the names of the temporary folders next to ``folder``, on this
-    machine."""
+    """Return how names of temporary folders next to ``folder`` begin on this machine."""
     return f"{_begins(folder)}{uuid.uuid4().hex[:8]}"
 
 

@@ -167,8 +167,7 @@ def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> 
 
 
 class SideBySide(Attended):
-    """Several attentions of the same queries, their keys one after the other; an int n means n keys
-    with zero attention."""
+    """Several attentions of the same queries, key after key; n means n keys with zero attention."""
 
     def __init__(self, first: Attended, others: Sequence[Attended | int]):
         more = sum(other if isinstance(other, int) else other.keys for other in others)
@@ -226,8 +225,7 @@ class FramesTogether(Attended):
 
 class AmongKeys(Attended):
     """The softmax over the text's ``kept`` keys, bool ``[B, 1, 1, T]``: the others' probabilities
-    are removed and the rest is divided by its sum. Image prompts have their own softmax and
-    stay."""
+    are removed and the rest is divided by its sum. Image prompts stay."""
 
     def __init__(self, whole: Attended, kept: DeviceCopies):
         super().__init__(whole.batch, whole.heads, whole.cells, whole.keys)

@@ -119,8 +119,7 @@ class Stopped(Record):
 
 
 def may_stop(pipeline: Any) -> bool:
-    """Check, in a pass, that the pipeline can be stopped and was not yet; each call resets the
-    flag."""
+    """Check, in a pass, that the pipeline can be stopped and was not; each call resets the flag."""
     return getattr(pipeline, "_interrupt", None) is False
 
 

@@ -25,8 +25,7 @@ class _Place:
     ours: list[Any] = field(default_factory=list)
 
     def put_back(self) -> None:
-        """Give the layer its previous processor back, also if another installation wrapped ours
-        since."""
+        """Give the layer its previous processor back, even if another installation wrapped ours."""
         ours = self.ours[-1] if self.ours else None
         before = self.before
         while hasattr(before, "stands_for"):  # from an installation that has ended

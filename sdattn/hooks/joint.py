@@ -118,8 +118,7 @@ class JointLook:
     def _see_unknown(
         self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
     ) -> Seen:
-        """Run a user's own processor, whose call is a product with the values, or torch's
-        attention."""
+        """Run a user's processor, whose call is a product with the values or torch's attention."""
         calls: list[AttentionCall] = []
         to_out = output_projection(attn)
         with observer.projections.during([(ARRIVED, to_out)]) as seen:
@@ -144,8 +143,7 @@ class JointLook:
         spans: Spans,
         arrived: Sequence[Tensor],
     ) -> None:
-        """Refuse a call that did not make the output projection's input, or made it in another
-        order."""
+        """Refuse a call that did not make the output projection's input, in this order."""
         predicted, first = merge_heads(call.output), spans[0].start  # [B, S, heads*d]
         cells, length = arrived[-1].shape[1], predicted.shape[1]
         # Reference images follow the generated one and reach the projection with it.

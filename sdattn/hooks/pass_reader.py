@@ -216,8 +216,7 @@ class PassReader:
         return came
 
     def _kept(self, found: Pass) -> list[tuple[int, Branch]] | None:
-        """Return the kept rows of the batch with their branch, or None if it has only another
-        one."""
+        """Return the kept rows with their branch, or None if the batch has only another one."""
         if self._branch is None or found.order is None or found.skips_layers:
             return None
         rows, every = branch_rows(found.order, found.batch), range(found.batch)

@@ -25,16 +25,14 @@ class CaptureWarning(SdattnWarning):
 
 
 class Stray(NamedTuple):
-    """Call of a model outside the watched run: its caller, for messages, and another pipeline's
-    call."""
+    """Call of a model outside the watched run: its caller, and another pipeline's call."""
 
     who: str
     call: RunningCall | None = None
 
 
 class Strays:
-    """Number of calls of a model outside its run, by caller; reported once, when the run is
-    over."""
+    """Number of calls of a model outside its run, by caller; reported once, at the end."""
 
     def __init__(self, model: Any):
         self._kind = type(unwrapped(model)).__name__

@@ -204,8 +204,7 @@ class RunningSum:
         return held.to(self.keep.dtype).unflatten(-2, cast(Size, self.grid))
 
     def _among(self, attended: Attended, n_text: int) -> Attended:
-        """Return the softmax, or the z-score, over each image's chosen keys; refuse other
-        numbers."""
+        """Return the softmax, or the z-score, over each image's chosen keys."""
         shape = attended.batch, 1, 1, n_text
         if self._kept is None or self._kept.own.shape != shape:
             self._kept = DeviceCopies(self._among_mask(attended.batch, n_text))

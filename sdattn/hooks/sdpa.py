@@ -152,8 +152,7 @@ class SdpaWatch(TorchFunctionMode):
         enable_gqa: bool = False,
         **unknown: Any,
     ) -> Tensor:
-        """Make the output by ``attend``, from the arguments that follow ``by``, and note the
-        call."""
+        """Make the output by ``attend``, from the arguments after ``by``, and note the call."""
         call, inside = AttentionCall(query, key, value, attn_mask, scale), len(self.calls)
         call.dropout, call.causal = bool(dropout_p), is_causal
         plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa or unknown)
@@ -172,8 +171,7 @@ class SdpaWatch(TorchFunctionMode):
 
 
 class ProductWatch(SdpaWatch):
-    """See products of two matrices too, among the ``calls``: the first factor, the very tensor, may
-    be the probabilities."""
+    """See products of two matrices too, among the ``calls``: one factor may be probabilities."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None

@@ -148,8 +148,7 @@ def witnessed(
 
 
 def _exact(calls: Sequence[AttentionCall], shape: tuple[int, ...]) -> AttentionCall | None:
-    """Return the only call, if its shape fits and its kernel's logsumexp is exact (no half
-    type)."""
+    """Return the only call, if its shape fits and its logsumexp is exact (no half type)."""
     if len(calls) != 1 or calls[0].shape != shape or calls[0].query.dtype in HALF_TYPES:
         return None
     return calls[0] if calls[0].logsumexp is not None else None

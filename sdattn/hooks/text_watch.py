@@ -44,8 +44,7 @@ class TextWatch:
 
 
 def differs_by_frame(text: Tensor, frame_rows: int, frames: Sequence[int] | None) -> Verdict:
-    """Check whether frames of ``[videos * frame_rows, T, width]`` have other states than the first
-    kept."""
+    """Check whether frames of ``[videos * frame_rows, T, width]`` differ from the first kept."""
     if frame_rows < 2 or len(text) % frame_rows:
         return False
     each = text.unflatten(0, (-1, frame_rows))

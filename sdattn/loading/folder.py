@@ -55,8 +55,7 @@ class PipelineFolder:
         return asked or (getattr(torch, family.half) if half and family else torch.float32)
 
     def _family(self) -> Family | None:
-        """Return the denoiser's family, without reading its weights, or None if it is not
-        diffusers'."""
+        """Return the denoiser's family, without its weights, or None if it is not diffusers'."""
         import diffusers
 
         for name in ("unet", "transformer"):

@@ -30,8 +30,7 @@ def find_model(model: str | Path) -> Path | None:
 
 
 def find_lora(name: str) -> Path:
-    """Return the path where a LoRA would be here: the demo model's by its name, others by their
-    path."""
+    """Return a LoRA's path on this machine: the demo's by its name, others by their path."""
     return LORAS.get(name) or Path(name).expanduser()
 
 

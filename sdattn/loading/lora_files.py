@@ -78,8 +78,7 @@ def _one_of(path: str, names: list[str]) -> str:
 
 
 def _pairs(weights: WeightFile) -> Iterator[str]:
-    """Yield the first matrix of each layer; raise ValueError if the second is missing or does not
-    match."""
+    """Yield each layer's first matrix; raise ValueError if the second one does not match."""
     for name, entry in weights.entries.items():
         if not name.endswith(".weight") or not (found := _DOWN.search(name) or _UP.search(name)):
             continue

@@ -1,5 +1,4 @@
-"""The outline of a model: its pipeline without the weights, to check prompts and options
-against."""
+"""A model's outline: its pipeline without weights, to check prompts and options against."""
 
 import sys
 from collections.abc import Mapping
@@ -71,8 +70,7 @@ def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_motion(parts: Mapping[str, object]) -> dict[str, object]:
-    """Build AnimateDiff's UNet from an image UNet and motion modules, which it would do on the
-    CPU."""
+    """Build AnimateDiff's UNet from an image UNet and motion modules, off the CPU."""
     from diffusers import UNet2DConditionModel, UNetMotionModel
 
     unet, adapter = parts.get("unet"), parts.get("motion_adapter")

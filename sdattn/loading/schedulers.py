@@ -6,8 +6,7 @@ _FLOW = "FlowMatch"  # prefix of all flow-matching schedulers
 
 
 def fitting_scheduler(name: str, own: str) -> Any:
-    """Return the class of that name; raise ValueError, with the choices, if it cannot replace
-    ``own``."""
+    """Return the class of that name; raise ValueError if it cannot replace ``own``."""
     import diffusers
 
     kinds = _diffusion(), tuple(each for each in dir(diffusers) if each.startswith(_FLOW))
@@ -20,8 +19,7 @@ def fitting_scheduler(name: str, own: str) -> Any:
 
 
 def _diffusion() -> tuple[str, ...]:
-    """Return diffusers' exchangeable schedulers, and two for distilled models with the same
-    settings."""
+    """Return diffusers' exchangeable schedulers, and two for distilled models."""
     from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
 
     return (*(each.name for each in KarrasDiffusionSchedulers), "LCMScheduler", "TCDScheduler")

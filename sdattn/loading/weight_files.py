@@ -20,8 +20,7 @@ _SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale")  # scales of 8-bit we
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor in a file's header: safetensors' name for its dtype, ``"F16"``, and shape, () for a
-    scalar."""
+    """A tensor in a file's header: safetensors' name for its dtype, ``"F16"``, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]

@@ -88,8 +88,7 @@ class FoldedMaps:
     n_text = n_keys
 
     def layer_maps(self, preset: Preset) -> LayerMaps:
-        """Return the maps of each layer as a preset reads them; raise CaptureError if it needs
-        more."""
+        """Return each layer's maps as a preset reads them; raise CaptureError if it needs more."""
         self._check(preset)
         found = {
             f"{place}_cross[{i}]": self._layer(place, maps, preset)
@@ -157,8 +156,7 @@ def folded_maps(
     latent_size: tuple[int, int] | None = None,
     steps: StepChoice | None = None,
 ) -> FoldedMaps:
-    """Read maps that :func:`sdattn.heatmaps` was given in place of a ``MapStore``; errors as
-    there."""
+    """Read maps that :func:`sdattn.heatmaps` got in place of a ``MapStore``."""
     name, passes = f"a {type(x).__name__} of maps", None
     by_place: Mapping[str, Sequence[Tensor]]
     if isinstance(x, StepStore):

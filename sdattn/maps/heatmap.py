@@ -73,8 +73,7 @@ class Heatmap:
         return found if self.crop is None else found.within(self.crop.parts)
 
     def resize(self, size: tuple[int, int]) -> Tensor:
-        """Return the values at (height, width) pixels, float32 ``[(frames,) height, width]``,
-        bilinear."""
+        """Return float32 ``[(frames,) height, width]`` at (height, width) pixels, bilinear."""
         return self._laid(self._seen(self.values, size), size)
 
     def _seen(self, values: Tensor, size: tuple[int, int] | None) -> Tensor:

@@ -187,8 +187,7 @@ def read_passes(store: CapturedMaps, preset: Preset) -> list[int]:
 
 
 def over_steps(store: CapturedMaps, name: str, maps: Tensor, preset: Preset) -> Tensor:
-    """Average maps ``[images, steps, ...]`` over steps; raise CaptureError if none of the preset's
-    ran."""
+    """Average maps ``[images, steps, ...]`` over steps; raise CaptureError if none ran."""
     if not store.keep.steps.each:
         return maps
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]

@@ -15,8 +15,7 @@ _MOST = 2048  # cells of the longer side of a whole image
 
 
 def cut(maps: Tensor, crop: Crop | None) -> Tensor:
-    """Keep the part of maps ``[..., rows, cols]`` of the latent that the crop's box shows: usually
-    all."""
+    """Keep the part of maps ``[..., rows, cols]`` that the crop's box shows: usually all."""
     if crop is None or crop.kept == (1.0, 1.0):
         return maps
     along = []
@@ -47,8 +46,7 @@ def inside(
 
 
 def laid(part: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
-    """Place :func:`inside`, or a mask of it, in the image: ``[..., height, width]``, 0 or False
-    outside."""
+    """Place :func:`inside`, or its mask, in the image: ``[..., height, width]``, 0 outside."""
     (down, _), (across, _) = _pixels(crop, size)
     whole = part.new_zeros(*part.shape[:-2], *size)
     whole[..., down, across] = part

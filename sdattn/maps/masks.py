@@ -197,8 +197,7 @@ def _roots(count: int, first: Index, second: Index) -> Index:
 
 
 def largest_component(mask: Tensor) -> Tensor:
-    """Return the largest of the :func:`components` of a mask, bool ``[rows, cols]``; the first of
-    equals."""
+    """Return a mask's largest component, bool ``[rows, cols]``; the first of equals."""
     labels = components(mask)
     sizes = torch.bincount(labels[mask], minlength=2)  # size 0 for label 0, then the parts
     return labels == sizes[1:].argmax() + 1

@@ -10,8 +10,7 @@ from .render import FAINT, INK, PAPER, caption, enlarge, fit, font_of
 
 
 def grid(image: Image.Image, overlays: Sequence[Image.Image], title: str = "") -> Image.Image:
-    """Arrange the image, with ``title`` below, and its words' overlays, with captions, row by
-    row."""
+    """Arrange the image, with ``title`` below, and its words' captioned overlays, row by row."""
     tiles = [caption(enlarge(image), title or "image"), *overlays]
     across = min(len(tiles), max(1, round(math.sqrt(len(tiles) * 1.6))))
     return _sheet([tiles[i : i + across] for i in range(0, len(tiles), across)])

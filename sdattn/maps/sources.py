@@ -11,8 +11,7 @@ from .presets import Preset
 
 
 class Source(Protocol):
-    """Maps of a run and the texts of their columns: a :class:`sdattn.MapStore`, or an attached
-    store's."""
+    """Maps of a run and their texts: a :class:`sdattn.MapStore`, or an attached store's."""
 
     @property
     def drawn(self) -> DrawnPrompts | None: ...

@@ -124,8 +124,7 @@ def _rounded(value: Any) -> Any:
 
 
 def correlation(a: Tensor, b: Tensor) -> float | None:
-    """Return Pearson's correlation of two maps of one size, in [-1, 1], or None if a map is
-    flat."""
+    """Return Pearson's correlation of two maps of one size, or None if a map is flat."""
     if any(bool(values.min() == values.max()) for values in (a, b)):
         return None
     a, b = (values.double() - values.double().mean() for values in (a, b))
@@ -133,8 +132,7 @@ def correlation(a: Tensor, b: Tensor) -> float | None:
 
 
 def to_dataframe(rows: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
-    """Return a pandas table, read one row at a time, with the columns ``labels`` and
-    ``NUMBERS``."""
+    """Return a pandas table, read row by row, with the columns ``labels`` and ``NUMBERS``."""
     table, nan = library("pandas").DataFrame, float("nan")
     held: dict[str, list[Any]] = {name: [] for name in labels}
     numbers = {name: array("d") for name in NUMBERS}

@@ -53,8 +53,7 @@ class CacheContexts:
         self._stand_ins = [_StandIn.of(model) for model in models]
 
     def order(self) -> Order | None:
-        """Return the branch of the call that runs now in this thread, or None if no name tells
-        it."""
+        """Return the branch of this thread's running call, or None if no name tells it."""
         names = (stand_in.name() for stand_in in self._stand_ins)
         return next((BRANCHES[name] for name in names if name in BRANCHES), None)
 

@@ -147,8 +147,7 @@ def _is_other_pipeline(frame: FrameType, pipeline: Pipeline) -> bool:
 
 
 def _is_discarded(site: FrameType) -> bool:
-    """Check whether the calling code throws the result away, as ``unet(...)`` or ``_ =
-    unet(...)``."""
+    """Check whether the calling code discards the result, as ``unet(...)`` or ``_ = unet(...)``."""
     code, at = site.f_code.co_code, site.f_lasti + 2
     while at < len(code) and opcode.opname[code[at]] in _LOOKING:
         at += 2

@@ -46,8 +46,7 @@ class BatchDrawer:
         self.drawn = 0  # batches
 
     def draw(self, batch: Sequence[Job], wanted: Container[str]) -> None:
-        """Draw the ``wanted`` items of a batch together with the others: bit for bit as in a full
-        batch."""
+        """Draw a batch's ``wanted`` items with the others: bit for bit as in a full batch."""
         self.drawn += 1
         if self.drawn % _TRIM_EVERY == 0:
             trim_heap()

@@ -92,8 +92,7 @@ def _cards(settings: BatchSettings) -> dict[str, Any]:
 
 
 def _compact(row: Mapping[str, Any]) -> list[Any]:
-    """Return a row as gallery.js unpacks it; the seed is text, since JavaScript's numbers end at
-    2**53."""
+    """Return a row for gallery.js; the seed is text: JavaScript's integers end at 2**53."""
     seen = row["id"], row["place"], row["prompt"], str(row["seed"]), row["words"]
     size, blanked = (row["width"], row["height"]), int(row.get("blanked", False))
     edited = [row["source_prompt"]] if "source_prompt" in row else []

@@ -136,8 +136,7 @@ class Bucket:
         return self._group(group).get(item, {})
 
     def _group(self, group: str) -> dict[str, dict[str, int]]:
-        """Return the bytes of every object of a thousand items, by item and name, as last
-        listed."""
+        """Return the bytes of a thousand items' objects, by item and name, as last listed."""
         if (known := self._groups.get(group)) is None:
             known = {}
             for path, size in inside(self.root, group).sizes().items():

@@ -17,8 +17,7 @@ from .locks import FolderLock, Ownership
 
 
 class Disk:
-    """A disk: everything is written in ``.batch/tmp`` and renamed to its place once the disk holds
-    it."""
+    """A disk: all is written in ``.batch/tmp`` and renamed to its place once the disk holds it."""
 
     is_remote = False
 

@@ -28,8 +28,7 @@ class Ownership(ABC):
 
     @property
     def holder(self) -> dict[str, Any]:
-        """Who took it last: job, user, host, process and since when; empty if free or not yet
-        noted."""
+        """Who took it last: job, user, host, process and time; empty if free or not yet noted."""
         try:
             found = json.loads(self.note.read_bytes())
         except (self._unknown, ValueError):

@@ -69,8 +69,7 @@ class BatchInput(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Record):
-    """A folder when its run ended: the number of whole items, and the checksums of its other
-    files."""
+    """A folder when its run ended: the number of whole items, and its other files' checksums."""
 
     whole: int
     files: dict[str, str]

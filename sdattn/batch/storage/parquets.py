@@ -100,8 +100,7 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _schema(there: set[str], further: Iterable[str]) -> Any:
-    """Return the columns, without files that are not ``there``, with the list's ``further``
-    ones."""
+    """Return the columns: those files that are ``there``, and the list's ``further`` ones."""
     import pyarrow as pa
 
     text, texts, whole = pa.string(), pa.list_(pa.string()), pa.int64()

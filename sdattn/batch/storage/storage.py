@@ -60,8 +60,7 @@ class Storage(Protocol):
         """Write a folder, completely or not at all."""
 
     def link_folder(self, folder: str, other: Storage, source: str) -> bool:
-        """Write a folder with another one's files, if possible without copies; return False if
-        not."""
+        """Write a folder with another one's files without copies; return False if impossible."""
 
     def delete_folder(self, folder: str) -> None: ...
 

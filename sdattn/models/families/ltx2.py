@@ -43,8 +43,7 @@ def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
-    """Refuse prompts whose masks ``encode_prompt`` repeats in another order than the text
-    states."""
+    """Refuse prompts whose masks ``encode_prompt`` repeats in another order than its states."""
     number = call.options.get("num_videos_per_prompt") or 1
     if number > 1 and len({len(prompt.tokens) for prompt in prompts}) > 1:
         texts = [prompt.text for prompt in prompts]

@@ -89,8 +89,7 @@ def cells(_model: Model, given: Given) -> tuple[int, ...]:
 
 
 def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
-    """Encode to ``z * scale``, or ``(z - mean) / std * scale``, as the image-to-image pipelines
-    do."""
+    """Encode to ``z * scale`` or ``(z - mean) / std * scale``, as image-to-image pipelines do."""
     latents, config = vae_latents(pipe.vae, pixels), pipe.vae.config
     if getattr(config, "latents_mean", None) is not None:
         known = latents.new_tensor([config.latents_mean, config.latents_std])

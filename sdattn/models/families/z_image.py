@@ -39,8 +39,7 @@ def _filled(tokens: int) -> int:
 
 
 def _grid(_model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of latents ``[C, frames, rows, cols]``, one per row; refuse several per
-    row."""
+    """Return the grid of latents ``[C, frames, rows, cols]``, one per row; refuse several."""
     if isinstance(given["x"][0], list):
         raise InvalidTypeError(
             "Z-Image Omni puts captions, several images and SigLIP's view of them after "
