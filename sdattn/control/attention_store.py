@@ -63,8 +63,11 @@ class AttentionStore(StepMaps):
     Attributes:
         num_att_layers: calls per pass; -1 for a store that is alone, 0 for one that was detached.
         cur_att_layer: calls in the running step.
-        latent_size, levels, images, drawn, crop: latent's (rows, cols), model's resolutions, rows
-            kept, prompts, and part of the image drawn; None if not known.
+        latent_size: (rows, cols) of the latent; None if not known.
+        levels: number of the model's resolutions; None if not known.
+        images: rows of the batch that are kept; None if not known.
+        drawn: prompts of the run; None if not known.
+        crop: part of the image that was drawn (``padding_mask_crop``); None for all of it.
         texts: numbers of the texts that the steps were drawn from.
         curr_step_index: for callers' own count.
 

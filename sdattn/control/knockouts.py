@@ -1,5 +1,4 @@
-"""Causes, not correlations: the part of an image that is lost when the model may not look at a
-word."""
+"""Causes, not correlations: what an image loses when the model may not look at a word."""
 
 from __future__ import annotations
 
