@@ -40,7 +40,7 @@ def _literal(text: str) -> str:
 
 
 class _Command(_Literal, TyperCommand):
-    def parse_args(self, ctx: typer.Context, args: list[str]) -> list[str]:
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
