@@ -6,8 +6,7 @@
         print(error)
 
 Messages name options and functions between backticks, as Python writes them: `force=True`,
-`folder`, `generate()`. The command line and the live page put their own names there, see
-:func:`reworded`. Other exceptions that are bugs keep their traceback, see :func:`is_bug`.
+`folder`, `generate()`. The command line and the live page put their own names there.
 """
 
 import ast
@@ -23,10 +22,9 @@ from typing import Any
 
 
 class SdattnError(Exception):
-    """Something that sdattn refuses, or could not do: its message says what was asked, what was
-    found and what to do. Each kind is also the builtin exception that it is like."""
+    """Something that sdattn refuses, or could not do. Each kind is also a builtin exception."""
 
-    def __str__(self) -> str:  # of a KeyError Python would show the repr
+    def __str__(self) -> str:  # Python would show a KeyError's repr
         return str(self.args[0]) if self.args else ""
 
 
@@ -35,15 +33,10 @@ class InvalidValueError(SdattnError, ValueError):
 
 
 class OptionError(InvalidValueError):
-    """An option with a value that cannot be.
+    """An option with a value that cannot be; ``advice`` is what to do.
 
-    Args:
-        option: its name in Python.
-        value: what it was given.
-        advice: what to do.
-
-    >>> print(OptionError("guidance_scale", 0.5, "pass a number above 1, or `null_text=False`."))
-    `guidance_scale=0.5`: pass a number above 1, or `null_text=False`.
+    >>> print(OptionError("guidance_scale", 0.5, "pass a number above 1."))
+    `guidance_scale=0.5`: pass a number above 1.
     """
 
     def __init__(self, option: str, value: object, advice: str):
@@ -54,18 +47,13 @@ class OptionError(InvalidValueError):
         held = dict(vars(self))
         try:
             pickle.dumps(self.value)
-        except Exception:  # of any kind: it is the value's own code
+        except Exception:  # any error: it is the value's own code
             held["value"] = repr(self.value)
         return type(self).__new__, (type(self), *self.args), held
 
 
 def refuse(option: str, value: object, known: str | Iterable[object]) -> OptionError:
-    """Return the error for a value that an option does not take.
-
-    Args:
-        option: its name in Python.
-        value: what it was given.
-        known: what it takes, in words, or the values that it knows; of these the nearest is named.
+    """Return the error for a value that an option does not take; ``known`` is what it takes.
 
     >>> print(refuse("seed", -1, "a whole number from 0"))
     `seed=-1`: pass a whole number from 0.
@@ -82,8 +70,7 @@ def refuse(option: str, value: object, known: str | Iterable[object]) -> OptionE
 
 
 class NotInCallError(InvalidValueError, AttributeError):
-    """A call of a pipeline's model outside of the pipeline's own call, which alone knows whether it
-    is guided."""
+    """A call of a pipeline's model outside the pipeline's own call, which knows about guidance."""
 
 
 class InvalidTypeError(SdattnError, TypeError):
@@ -142,11 +129,8 @@ _BETWEEN = {
 
 
 def warn(text: str, category: type[SdattnWarning]) -> None:
-    """Warn at the user's line: the nearest call from outside sdattn and what runs its code.
-
-    Python's own ``skip_file_prefixes`` does the same from 3.12 on. In a thread or a command, where
-    every frame is inside, the warning is at the outermost.
-    """
+    """Warn at the user's line: the nearest call from outside sdattn and what runs its code; in a
+    thread or a command, where every frame is inside, at the outermost."""
     frame = sys._getframe(1)
     while _package(frame) in _BETWEEN and frame.f_back is not None:
         frame = frame.f_back
@@ -166,12 +150,9 @@ _FULL = ("out of memory", "can't allocate memory")  # how torch says so in a pla
 
 
 def is_bug(error: BaseException) -> bool:
-    """Check whether an error is a fault of sdattn or of a library that it uses, so that its
-    traceback is worth more than its message.
-
-    Not bugs are: sdattn's own refusals; errors of disks, networks and storages; too little memory;
-    missing packages; and what diffusers and transformers say about a wrong value.
-    """
+    """Check whether an error is a fault of sdattn or of a library, so that its traceback is worth
+    more than its message: no refusal, no disk, network or memory, no value that diffusers
+    refuses."""
     if isinstance(error, (SdattnError, OSError, MemoryError)) or not isinstance(error, Exception):
         return False
     if isinstance(error, ImportError):
@@ -188,7 +169,6 @@ def is_bug(error: BaseException) -> bool:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """Check whether an error, of Python or torch, says that memory is too small."""
     said = isinstance(error, RuntimeError) and any(text in str(error) for text in _FULL)
     return isinstance(error, MemoryError) or said
 
@@ -205,11 +185,7 @@ def _package(frame: FrameType) -> str:
 
 
 def option_names(names: Iterable[str]) -> str:
-    """Return options as a message has them.
-
-    >>> option_names(["seed", "width"])
-    '`seed`, `width`'
-    """
+    """Return options as messages have them, between backticks."""
     return ", ".join(f"`{name}`" for name in names)
 
 
@@ -233,11 +209,8 @@ _NAMED = re.compile(  # `name`, `name()` or `name=value`; a value may have backt
 def reworded(text: str, word: Callable[..., str | None]) -> str:
     """Return a message with other names for its options and functions.
 
-    Args:
-        text: what was said, with names between backticks.
-        word: called as ``word(name)`` or ``word(name, value)``; a value that is no literal of
-            Python comes as its text. What it gives stands for the name and its backticks; None
-            leaves them.
+    ``word(name)`` or ``word(name, value)`` returns the text for a name between backticks, without
+    them, or None to leave it. A value that is no literal of Python comes as its text.
     """
 
     def other(found: re.Match[str]) -> str:

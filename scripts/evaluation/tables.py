@@ -107,7 +107,7 @@ def table(by_variant: Figures, names: Iterable[str], measures: Mapping[str, str]
 
 
 def _ahead(figures: Figures) -> str:
-    lines = _head("of", "in", *MEASURES.values())
+    lines = _head("ahead of", "images", *MEASURES.values())
     for name in [one for one in PEERS if one != DEFAULT]:
         for way in TITLES:
             entry = reported(figures, way, "noun").get(name)

@@ -1,5 +1,3 @@
-"""The live page: type a prompt, see where its words went. Needs ``sdattn[app]``."""
-
 import os
 import signal
 from collections.abc import Iterator
@@ -25,7 +23,7 @@ from .server import import_gradio, launch_settings
 
 gradio: Any = import_gradio()
 
-_STOPPED = "Stopped: no image is being drawn for this page."
+_STOPPED = "Stopped. No image is being drawn for this page."
 _MOST_RUNS = 10  # offered to a browser
 _EXAMPLES = {
     "demo": ["a cat left of a pizza", "a red umbrella above a dog on grass"],
@@ -46,9 +44,8 @@ _BUG = (
 def serve(
     pipe: Any, host: str = "127.0.0.1", port: int | None = None, *, browser: bool = False
 ) -> None:
-    """Serve :func:`build_app` until it is interrupted, then delete its runs; raise OSError if the
-    port is taken. By default only this machine can reach it, at the first free port from 7860; the
-    host ``"0.0.0.0"`` admits everyone who can reach it."""
+    """Serve :func:`build_app`, by default to this machine only, until it is interrupted, then
+    delete its runs; raise OSError if the port is taken (default: the first free one from 7860)."""
     with own_folder() as folder:
         served = folder / "served"
         os.environ["GRADIO_TEMP_DIR"] = str(served)  # gradio serves the files in it
@@ -61,8 +58,7 @@ def serve(
 
 
 def build_app(pipe: Any, kept: RecentRuns) -> Any:
-    """Return a gradio app that draws with a loaded pipeline, one image at a time, and keeps its
-    runs."""
+    """Return a gradio app that draws with a loaded pipeline, one image at a time."""
     with gradio.Blocks(title="sdattn", analytics_enabled=False, fill_width=True) as app:
         live = _Live(pipe, kept, app)
         gradio.Markdown("# sdattn: where each word went")
@@ -149,7 +145,7 @@ def _settings(pipe: Any) -> list[Any]:
             ]
         with gradio.Row():
             preset = gradio.Dropdown(list(PRESETS), value="default", label="Preset")
-            each_step = gradio.Checkbox(False, label="Keep each step")
+            each_step = gradio.Checkbox(False, label="Keep every step")
     return [negative, *numbers, preset, each_step]
 
 
@@ -159,10 +155,8 @@ def _defaults(pipe: Any) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class _Live:
-    """Actions of the page. Arguments and results are values of components; the results are the
-    line above the page, the page's file, the run's, the page, the keys of the last runs, their
-    images.
-    """
+    """Actions of the page, from and to values of its components: the line above the page, the
+    page's file, the run's, the page, the keys of the last runs, their images."""
 
     pipe: Any
     kept: RecentRuns
@@ -209,11 +203,9 @@ class _Live:
         return [None, *self._viewed(key), *self.recall([key, *seen])]
 
     def show(self, seen: list[str], event: gradio.SelectData) -> list[Any]:
-        """Show one of the last runs again."""
         return self._viewed(seen[event.index])
 
     def recall(self, seen: list[str]) -> list[Any]:
-        """Return the last runs that are still here."""
         known = list(self.kept.known(seen))[:_MOST_RUNS]
         images = [(kept.small, kept.title) for _, kept in known]
         return [[key for key, _ in known], gradio.Gallery(images, visible=bool(known))]
@@ -237,8 +229,7 @@ def _refusal(message: str) -> Exception:
 
 @contextmanager
 def _refused() -> Iterator[None]:
-    """Show errors on the page, with the page's names for options; the server prints the traceback
-    of a bug."""
+    """Show errors on the page in its own words; the server prints the traceback of a bug."""
     try:
         yield
     except gradio.Error:
@@ -255,8 +246,8 @@ def _labelled(name: str, *value: Any) -> str | None:
 
 @contextmanager
 def _progress_of(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
-    """Move the bar of ``progress`` at each call of the model, and stop the run if nobody waits for
-    the image any more."""
+    """Move ``progress``'s bar at each call of the model; stop a run that nobody waits for any
+    more."""
     calls = 0
 
     def count(*_: Any) -> None:
@@ -274,11 +265,10 @@ def _progress_of(pipe: Any, progress: Any, app: Any) -> Iterator[None]:
 
 
 def _check_awaited(app: Any) -> None:
-    """Raise unless somebody waits for this thread's job: the page is open and was not stopped,
-    which removes the job from the queue's."""
+    """Raise if this thread's job was stopped or its page closed, so that the queue dropped it."""
     from gradio.context import LocalContext
 
     event = LocalContext.event_id.get(None)
     jobs = [job for group in app._queue.active_jobs for job in group or ()]
     if event is not None and not any(job._id == event and job.alive for job in jobs):
-        raise _refusal("The page that asked for this image was closed or stopped.")
+        raise _refusal("The page that asked for this image was closed, or its Stop was pressed.")

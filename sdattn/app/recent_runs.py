@@ -21,8 +21,8 @@ _PREFIX, _LOCK = "sdattn-app-", "lock"
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
-    """Yield a temporary folder that is deleted at the end. Folders left by killed processes are
-    deleted first: a process in use of one holds its lock, where the system has locks."""
+    """Yield a temporary folder that is deleted at the end; first delete the ones that
+    killed processes left."""
     for left in Path(gettempdir()).glob(f"{_PREFIX}*"):
         with suppress(OSError):  # another user's
             path = left / _LOCK
@@ -43,8 +43,7 @@ def own_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class RecentRun:
-    """Files of a run: its page, a small version of its first image, and a zip of all that
-    :meth:`sdattn.Run.save` writes."""
+    """Files of a run: its page, a small version of its first image, and a zip of the saved run."""
 
     title: str
     page: Path
@@ -62,7 +61,6 @@ class RecentRuns:
     _runs: dict[str, RecentRun] = field(default_factory=dict)
 
     def keep(self, run: Run) -> str:
-        """Store a run's files and return its key."""
         key, settings = secrets.token_urlsafe(16), run[0].settings
         run_folder, name = self.folder / key, f"{file_name(settings.prompt)}-{settings.seed}"
         kept = RecentRun(

@@ -63,8 +63,8 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
 
 
 class OwnPages:
-    """ASGI middleware for gradio that answers a request only if it was sent to this machine by its
-    own page, or by no page.
+    """ASGI middleware that answers a request only if it was sent to this machine by its own page,
+    or by no page.
 
     Otherwise a page of another site could draw and upload here, and, with a name of its own that
     leads to this machine (DNS rebinding), read the results.

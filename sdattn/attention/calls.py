@@ -1,5 +1,3 @@
-"""`AttentionCall`: what one call of an attention layer computed, whichever way it was seen."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -12,28 +10,27 @@ from .device_copies import chosen
 
 Rows = slice | tuple[int, ...]  # of the batch
 ALL = slice(None)
-UNKNOWN: Any = None  # in place of a tensor that a way of seeing does not show
+UNKNOWN: Any = None  # in place of a tensor that was not seen
 
 
 @dataclass(eq=False)
 class AttentionCall:
-    """One call of an attention layer: what it was given and what it computed.
+    """One call of an attention layer: its inputs and what it computed, as far as seen.
 
     Unknown values are None. A kernel shows everything but ``probs``; a layer's projections show
     only query and key; a product with the values shows everything but query and key.
 
     Attributes:
-        query: ``[B, heads, N, d]``, normed and rotated; a kernel's call may have further axes
-            before the last two, see :meth:`by_head`.
+        query: ``[B, heads, N, d]``, normed and rotated; a kernel's may have further axes before the
+            last two.
         key, value: ``[B, heads, T, d]``.
-        mask: None, or as torch takes it: added to the scores, or bool where True takes part.
-        scale: scale of the scores, or None for ``1 / sqrt(d)``.
-        logsumexp: ``[B, heads, N]`` of the scaled scores, or None if the kernel did not give it
-            exactly enough.
-        probs: ``[B, heads, N, T]``, which made the output, or None if only the kernel knew them.
+        mask: as torch takes it: added to the scores, or bool where True takes part.
+        scale: factor of the scores, or None for ``1 / sqrt(d)``.
+        logsumexp: ``[B, heads, N]`` of the scaled scores; None if the kernel's is not exact enough.
+        probs: ``[B, heads, N, T]``, which made the output.
         output: ``[B, heads, N, d]``, before the output projection.
         text: position of the text among the T tokens of joint attention, if the layer says it.
-        dropout, causal: whether there was any; a causal mask comes in addition to ``mask``.
+        causal: a causal mask comes in addition to ``mask``.
     """
 
     query: Tensor = UNKNOWN
@@ -50,20 +47,17 @@ class AttentionCall:
 
     @property
     def given(self) -> tuple[Tensor, Tensor, Tensor]:
-        """Query, key and value, as a kernel gets them."""
         return self.query, self.key, self.value
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """(batch, heads, queries, keys), where heads are an axis of their own."""
         if self.probs is not None:
             return tuple(self.probs.shape)
         return (*self.query.shape[:-1], self.key.shape[-2])
 
     def by_head(self, batch: int, heads: int) -> AttentionCall | None:
-        """Return a kernel's call with the axes ``[batch, heads, ...]``, whichever ones it was
-        handed: heads folded into the batch, keys or a mask that stand for several rows or heads, a
-        causal mask. None where it was not for so many rows and heads."""
+        """Return a kernel's call with the axes ``[batch, heads, ...]``, whatever it folded or
+        shared; None if it was not for that many rows and heads."""
         shape = (batch, heads)
         if self.query.shape[:-2] == self.key.shape[:-2] == shape and not self.causal:
             return None if self.dropout else self
@@ -89,7 +83,7 @@ class AttentionCall:
         return call
 
     def of(self, rows: Rows) -> AttentionCall:
-        """Return what the probabilities of some rows of the batch follow from."""
+        """Return the inputs of the probabilities for some rows of the batch."""
         if self.probs is not None:
             return AttentionCall(probs=chosen_rows(self.probs, rows))
         mask, logsumexp = four_axes(self.mask), self.logsumexp
@@ -101,8 +95,7 @@ class AttentionCall:
         return AttentionCall(query, key, mask=mask, scale=self.scale, logsumexp=logsumexp)
 
     def between(self, queries: slice, keys: slice = ALL) -> AttentionCall:
-        """Return what the probabilities of some queries follow from, where some keys alone take
-        part in the softmax."""
+        """Return the same for some queries, with some keys alone in the softmax."""
         if queries == keys == ALL and self.mask is None:
             return self
         if self.probs is not None:
@@ -117,16 +110,14 @@ class AttentionCall:
 
 
 def four_axes(mask: Tensor | None) -> Tensor | None:
-    """Return a mask with the axes ``[B or 1, heads or 1, N or 1, T]``."""
     return mask if mask is None else mask[(None,) * (4 - mask.ndim)]
 
 
 def row_index(rows: tuple[int, ...]) -> Rows:
-    """Return rows of a batch as a slice if they follow each other: what it picks is a view."""
+    """Return rows of a batch, as a slice (which gives a view) if they follow each other."""
     first, last = rows[0], rows[-1]
     return slice(first, last + 1) if rows == tuple(range(first, last + 1)) else rows
 
 
 def chosen_rows(tensor: Tensor, rows: Rows) -> Tensor:
-    """Return some rows of the batch of ``[B, ...]``."""
     return tensor[rows] if isinstance(rows, slice) else chosen(tensor, 0, rows)

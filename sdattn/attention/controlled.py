@@ -25,8 +25,9 @@ class Controller(Protocol):
 class LayerController(Protocol):
     """A controller that may know the layers that call it."""
 
-    def show(self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str) -> Any:
-        """Do what a :class:`Controller` does; without ``place`` the layer decides it."""
+    def show(
+        self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str
+    ) -> Any: ...
 
     def joint_spans(self, layer: nn.Module) -> Spans | None:
         """Return where image and text are in a layer of joint attention, or None if unknown."""
@@ -36,14 +37,11 @@ class LayerController(Protocol):
 
 
 class ControlledProcessor:
-    """A processor that computes its probabilities, and has a controller read or edit them;
-    arguments as for :class:`sdattn.TorchAttnProcessor`.
+    """A processor that computes its probabilities and has a controller read or edit them.
 
     Attributes:
         asks: whether the controller is asked now; otherwise the attention is plain.
-        has_asked: whether it ever was asked.
-        watchers: callables that get the :class:`sdattn.attention.calls.AttentionCall` of each
-            call, after any edit.
+        watchers: called with each :class:`sdattn.attention.calls.AttentionCall`, after any edit.
     """
 
     def __init__(self, controller: Controller | None = None, place: str = ""):
@@ -77,7 +75,6 @@ class ControlledProcessor:
         return edited
 
     def _controlled(self, attn: Any, probs: Tensor, is_cross: bool) -> Tensor:
-        """Return ``[B, heads, N, T]`` as the controller leaves it."""
         if self.controller is None or not self.asks:
             return probs
         folded = fold_heads(probs).contiguous()  # [B*heads, N, T]
@@ -86,8 +83,7 @@ class ControlledProcessor:
 
 
 def check_controller(controller: Any) -> None:
-    """Raise TypeError for a controller that cannot be called as ``controller(probs, is_cross,
-    place)``."""
+    """Raise TypeError unless it can be called as ``controller(probs, is_cross, place)``."""
     if controller is None:
         return
     takes = inspect.Signature()  # for an object that cannot be called
@@ -135,7 +131,6 @@ def mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
 
 
 def projected_out(to_out: Any, hidden_states: Tensor) -> Tensor:
-    """Apply a layer's output projection: a module, or a list of modules in sequence."""
     layers = to_out if isinstance(to_out, nn.ModuleList) else [to_out]
     for layer in layers:  # a linear projection and, in diffusers, a dropout
         hidden_states = layer(hidden_states)

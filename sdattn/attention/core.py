@@ -1,7 +1,4 @@
-"""The core math of attention: heads, masks, probabilities and the query grid. Torch only, no state.
-
-Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1 and section 3.2.2.
-"""
+"""The core math of attention: heads, masks, probabilities and the query grid; torch only."""
 
 import math
 from collections.abc import Sequence
@@ -35,8 +32,7 @@ def split_heads(x: Tensor, heads: int) -> Tensor:
 
 
 def heads_of(x: Tensor, heads: int, norm: Any) -> Tensor:
-    """Split ``[B, N, heads*d]`` to ``[B, heads, N, d]``, normed: each head by itself or, if the
-    norm is as wide as all of them, across them."""
+    """Split ``[B, N, heads*d]`` to ``[B, heads, N, d]``, normed by head or, if wide, across."""
     if norm is None:
         return split_heads(x, heads)
     # diffusers' RMSNorm calls its width dim
@@ -89,10 +85,8 @@ def causal_mask(n_queries: int, n_keys: int, device: torch.device | None = None)
 
 
 def padding_mask(keep: Tensor) -> Tensor:
-    """Convert a tokenizer's mask ``[B, T]`` (1 token, 0 padding) to bool ``[B, 1, T]``.
-
-    Add one more axis (``[:, None]``) if the queries have a head axis.
-    """
+    """Convert a tokenizer's mask ``[B, T]`` (1 token, 0 padding) to bool ``[B, 1, T]``; add one
+    more axis (``[:, None]``) if the queries have a head axis."""
     if keep.ndim != 2:
         raise InvalidValueError(f"padding_mask takes [batch, tokens], found {list(keep.shape)}.")
     return keep.bool().unsqueeze(1)
@@ -121,7 +115,7 @@ def attention_probs(
 
     Raises:
         ValueError: widths differ, or the mask does not broadcast.
-        TypeError: the mask has an integer dtype (0/1 could mean either kind of mask).
+        TypeError: an integer mask (0/1 could mean either kind).
     """
     if query.shape[-1] != key.shape[-1]:
         raise InvalidValueError(
@@ -145,7 +139,7 @@ def attention_probs(
 def _apply_mask(scores: Tensor, mask: Tensor) -> Tensor:
     if mask.dtype != torch.bool and not mask.is_floating_point():
         raise InvalidTypeError(
-            f"The mask is of dtype {mask.dtype}. Pass a boolean mask (True takes part; see "
+            f"The mask has dtype {mask.dtype}. Pass a boolean mask (True takes part; see "
             "padding_mask) or a floating one that is added to the scores."
         )
     try:
@@ -222,8 +216,7 @@ def level_grids(latent_size: tuple[int, ...], n_levels: int = 4) -> list[tuple[i
 def query_grid(n_queries: int, latent_size: tuple[int, ...], n_levels: int = 4) -> tuple[int, ...]:
     """Recover the (rows, cols) of a flattened query axis.
 
-    The number of queries identifies the level of :func:`level_grids`. Nothing assumes a square
-    image.
+    The number of queries identifies the level of :func:`level_grids`.
 
     Args:
         n_queries: length of the query axis in one attention call.

@@ -1,9 +1,5 @@
 """Copies between the host and a device that nobody waits for.
 
-    chosen(tensor, dim, numbers)    entries of an axis, by index
-    DeviceCopies(tensor).on(device) a host tensor on a device, copied there once
-    HostCopy()                      GPU tensors on the host, while the GPU goes on working
-
 A list or CPU tensor that indexes a GPU tensor is copied to the GPU at every use.
 """
 
@@ -15,7 +11,7 @@ from torch import Tensor
 
 
 def chosen(tensor: Tensor, dim: int, numbers: tuple[int, ...]) -> Tensor:
-    """Return the entries of an axis at these indices, in that order, as a new tensor."""
+    """Return the entries of an axis at these indices, in that order."""
     return tensor.index_select(dim, index_on(tensor.device, numbers))
 
 
@@ -29,15 +25,13 @@ def index_on(
 
 
 class DeviceCopies:
-    """A tensor and its copies on other devices or in other dtypes, each made once, and again after
-    a write to the tensor."""
+    """A tensor and its copies on other devices or in other dtypes, each made once per version."""
 
     def __init__(self, own: Tensor):
         self.own = own
         self._held: dict[tuple[torch.device, torch.dtype], tuple[int, Tensor]] = {}
 
     def on(self, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-        """Return the tensor on a device, in its own dtype by default."""
         own, dtype = self.own, dtype or self.own.dtype
         if own.requires_grad or (own.device, own.dtype) == (device, dtype):
             return own.to(device, dtype)
@@ -50,27 +44,22 @@ class DeviceCopies:
 
 
 def travels(tensor: Tensor, device: torch.device | str | None) -> bool:
-    """Check whether a tensor to be held on ``device`` is copied there by :class:`HostCopy`."""
     return tensor.is_cuda and device is not None and torch.device(device).type == "cpu"
 
 
 class HostCopy:
     """One tensor at a time, copied to pinned memory on a stream of its own.
 
-    copy.send(tensor)      returns at once; the stream of the model goes on as well
-    copy.take()            what was sent last, on the host; None where nothing was
-
-    Between the two the host does something else, the rest of a pass say, so that ``take`` waits for
-    what was done long ago. A tensor that is on no GPU is handed on as it is.
+    ``send(tensor)`` returns at once; ``take()`` waits and returns it on the host (None if nothing
+    was sent). Do something else between the two. A tensor that is on no GPU is handed on as it is.
     """
 
     def __init__(self) -> None:
         self._stream: torch.cuda.Stream | None = None
         self._done: Any = None  # an event of that stream
-        self._sent: Tensor | None = None  # the buffer in pinned memory, where it came from a GPU
+        self._sent: Tensor | None = None  # the buffer in pinned memory, if it came from a GPU
 
     def send(self, tensor: Tensor) -> None:
-        """Begin to copy; what was sent before must have been taken."""
         if not tensor.is_cuda:
             self._sent = tensor
             return
@@ -80,13 +69,12 @@ class HostCopy:
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
             buffer.copy_(tensor, non_blocking=True)
-            tensor.record_stream(self._stream)  # its memory is not given away before that
+            tensor.record_stream(self._stream)  # its memory is not reused before that
             self._done.record(self._stream)
         self._sent = buffer
 
     def take(self) -> Tensor | None:
-        """Wait for the last copy and return it, or None. A copied tensor lies in a pinned buffer,
-        which is reused for the next copies once nobody holds the tensor."""
+        """Wait for the last copy, in a pinned buffer that is reused once nobody holds it."""
         sent, self._sent = self._sent, None
         if sent is not None and self._done is not None:
             self._done.synchronize()

@@ -1,13 +1,10 @@
 """The query, key and value of a layer of joint attention: projected, normed, joined and rotated.
 
 A two-stream layer (double) gets image and text separately and projects each with its own weights; a
-one-stream layer (single) gets them joined. Everything is read off the layer itself; unknown layers
-are refused by name.
+one-stream layer (single) gets them joined.
 
-Source: the processors of diffusers 0.42: ``JointAttnProcessor2_0`` (attention_processor.py),
-``FluxAttnProcessor`` (transformer_flux.py), ``Flux2AttnProcessor`` and
-``Flux2ParallelSelfAttnProcessor`` (transformer_flux2.py), ``QwenDoubleStreamAttnProcessor2_0``
-(transformer_qwenimage.py); Su et al. 2021, "RoFormer", for rotary embeddings.
+Source: the processors of diffusers 0.42 for SD3, FLUX.1, FLUX.2 and Qwen-Image; Su et al. 2021,
+"RoFormer", for rotary embeddings.
 """
 
 from __future__ import annotations
@@ -32,7 +29,7 @@ class Joined(NamedTuple):
     """Inputs of the softmax in a layer of joint attention.
 
     Attributes:
-        query, key, value: ``[B, heads, S, d]``, for all S tokens of text and image.
+        query, key, value: ``[B, heads, S, d]``,  for text and image.
         text: position of the text among them; None if the layer got them joined already.
         mlp: MLP input that a parallel block carries along, ``[B, S, width]``; else None.
     """
@@ -45,8 +42,7 @@ class Joined(NamedTuple):
 
 
 def check_layer(attn: Any) -> None:
-    """Raise TypeError unless it is a joint or self-attention layer of SD3, FLUX, FLUX.2 or
-    Qwen-Image."""
+    """Raise TypeError unless it is joint or self-attention of SD3, FLUX, FLUX.2 or Qwen-Image."""
     held = next((name for name in UNKNOWN_PARTS if getattr(attn, name, None)), None)
     if held is not None:
         raise unknown_layer(attn, f"has {held}")
@@ -67,17 +63,16 @@ def unknown_layer(attn: Any, found: str) -> InvalidTypeError:
 def joined(
     attn: Any, hidden_states: Tensor, text_states: Tensor | None, rotary: Any = None
 ) -> Joined:
-    """Project, norm, join and rotate.
+    """Project, norm, join and rotate; raise TypeError for another kind of layer or embeddings.
 
-    The text comes first if there are rotary embeddings. Without them the softmax has no order, and
-    the image comes first, as in SD3. Raises TypeError for a layer or embeddings of another kind.
+    The text comes first if there are rotary embeddings; without them the image, as in SD3.
 
     Args:
         attn: the layer.
         hidden_states: ``[B, N, C]`` of the image, or of text and image in one.
         text_states: ``[B, T, C_text]``, or None if the layer gets no separate text.
-        rotary: (cos, sin), real ``[S, d]``, over all tokens, the text first; (image, text),
-            complex ``[N, d/2]`` and ``[T, d/2]``; or None.
+        rotary: (cos, sin), real ``[S, d]``, over all tokens, the text first; (image, text), complex
+            ``[N, d/2]`` and ``[T, d/2]``; or None.
     """
     check_layer(attn)
     if hasattr(attn, FUSED_WITH_MLP):
@@ -107,7 +102,6 @@ Three = tuple[Tensor, Tensor, Tensor]  # query, key and value, [B, heads, S, d] 
 
 
 def _parallel(attn: Any, hidden_states: Tensor, rotary: Any) -> Joined:
-    """Join a block that makes query, key, value and the MLP's input by one projection."""
     made = getattr(attn, FUSED_WITH_MLP)(hidden_states)
     width = 3 * attn.inner_dim
     qkv, mlp = made[..., :width], made[..., width:]
@@ -165,14 +159,12 @@ def _rotated_pair(attn: Any, three: Three, turns: Tensor) -> Three:
 
 
 def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-    """Rotate features 2i and 2i+1 of ``[B, heads, S, d]`` by the angle whose cosine and sine are
-    ``[S, d]``, in float32; returned in the dtype of ``x``."""
+    """Rotate features 2i and 2i+1 of ``[B, heads, S, d]`` in float32, by cos and sin ``[S, d]``."""
     real, imaginary = x.unflatten(-1, (-1, 2)).unbind(-1)  # [B, heads, S, d/2] each
     turned = torch.stack([-imaginary, real], dim=-1).flatten(3)
     return (x.float() * cos.to(x.device) + turned.float() * sin.to(x.device)).to(x.dtype)
 
 
 def rotate_complex(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotate likewise by complex numbers of length 1, ``[S, d/2]``."""
     pairs = torch.view_as_complex(x.float().unflatten(-1, (-1, 2)).contiguous())
     return torch.view_as_real(pairs * turns.to(x.device)).flatten(3).to(x.dtype)

@@ -1,7 +1,7 @@
-"""`TorchJointProcessor`: joint attention in pure torch, one softmax over text and image.
+"""Joint attention in pure torch, one softmax over text and image.
 
 Source: Esser et al. 2024, "Scaling Rectified Flow Transformers for High-Resolution Image
-Synthesis", section 4, for joint attention.
+Synthesis", section 4.
 """
 
 from __future__ import annotations
@@ -29,16 +29,15 @@ Queries = Literal["image", "all"]
 
 
 class TorchJointProcessor(ControlledProcessor):
-    """Joint attention in pure torch, open to a controller that reads or edits the probabilities.
+    """Joint attention in pure torch, open to a controller that reads or edits the probabilities .
 
         pipe.transformer.set_attn_processor(sdattn.TorchJointProcessor())
         store = sdattn.AttentionStore(pipeline=pipe)
         pipe.transformer.set_attn_processor(sdattn.TorchJointProcessor(store))
 
     It imports no diffusers and computes the layers of Stable Diffusion 3 and 3.5 (including the
-    self-attention of 3.5), FLUX.1, FLUX.2 and Qwen-Image, two-stream and one-stream. Its output
-    agrees with diffusers' processors up to rounding. It builds the whole matrix
-    ``[B, heads, S, S]`` of text and image.
+    self-attention of 3.5), FLUX.1, FLUX.2 and Qwen-Image . Its output agrees with diffusers'
+    processors up to rounding. It builds the whole matrix ``[B, heads, S, S]`` of text and image.
 
     The controller gets a block of the softmax over all keys, so rows over the text's keys sum to
     less than 1. After an edit, the row is divided by its new sum:
@@ -54,9 +53,9 @@ class TorchJointProcessor(ControlledProcessor):
     Args:
         controller: called as ``controller(probs, is_cross, place)``; None for plain attention,
             which needs no position of the text. Once per call of the layer with ``is_cross=True``
-            and the attention of the image's queries to the text's keys, contiguous
-            ``[B*heads, N, T]``, row ``batch * heads + head``. A returned tensor is used; if it
-            returns None, ``probs`` is used as it is then, so an edit in place counts.
+            and the attention of the image's queries to the text's keys, contiguous ``[B*heads, N,
+            T]``, row ``batch * heads + head``. A returned tensor is used; if it returns None,
+            ``probs`` is used as it is then, so an edit in place counts.
         place: ``"double"`` or ``"single"``, passed to the controller. An attached
             :class:`sdattn.AttentionStore` finds it from the layer.
         spans: function called at each call of the layer that returns the positions of the image's
@@ -138,8 +137,8 @@ class TorchJointProcessor(ControlledProcessor):
         return _split(attn, parts, merge_heads(output))
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:
-        """Return ``[B, heads, S, S]`` as the controller leaves them; ``own`` is the text's position
-        if the layer knows it."""
+        """Return ``[B, heads, S, S]`` as the controller leaves them; ``own`` is the text's
+        place."""
         if self.controller is None or not self.asks:
             return probs
         where = self._where(attn, probs.shape[-1], own)
@@ -151,8 +150,7 @@ class TorchJointProcessor(ControlledProcessor):
         return self._edited_blocks(attn, probs, image, text)
 
     def _where(self, attn: Any, length: int, own: slice | None) -> Spans | None:
-        """Return the spans of image and text, as told or else as the layer has them; None if a
-        store does not know them."""
+        """Return the spans of image and text, as told or as the layer has them; None if unknown."""
         told, controller = None if self.spans is None else self.spans(), self.controller
         if told is None and isinstance(controller, LayerController):
             told = controller.joint_spans(attn)
@@ -204,8 +202,7 @@ class TorchJointProcessor(ControlledProcessor):
         return probs
 
     def _edited_block(self, attn: Any, block: Tensor, is_cross: bool) -> Tensor | None:
-        """Edit a block in place; return the tensor that the controller got and that will hold the
-        final values, or None if it returned another one or a graph goes through it."""
+        """Edit a block in place; return the tensor that will hold the final values, or None."""
         shown = fold_heads(block).clone(memory_format=torch.contiguous_format)  # [B*heads, N, T]
         edited = self._edited(attn, shown, len(block), is_cross)
         block.copy_(edited.clamp_min(0).view_as(block))
@@ -238,8 +235,7 @@ def _joint_mask(
 
 
 def _split(attn: Any, parts: Joined, output: Tensor) -> Tensor | tuple[Tensor, Tensor]:
-    """Apply the output projections to ``[B, S, heads*d]``, separately for image and text if the
-    layer got them separately."""
+    """Apply the output projections to ``[B, S, heads*d]``, separately for image and text."""
     if parts.mlp is not None:
         whole = torch.cat([output, attn.mlp_act_fn(parts.mlp)], dim=-1)
         return projected_out(attn.to_out, whole)

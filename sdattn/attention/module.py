@@ -1,5 +1,3 @@
-"""`MultiHeadAttention`: the attention of the paper as a module, self or cross, with its weights."""
-
 from typing import Any
 
 import torch
@@ -79,7 +77,6 @@ class MultiHeadAttention(nn.Module):
         self.watchers: list[Any] = []  # as those of a ControlledProcessor
 
     def set_processor(self, processor: Any) -> None:
-        """Set the processor that computes the attention."""
         if isinstance(self.processor, nn.Module) and not isinstance(processor, nn.Module):
             del self.processor  # a module may not be overwritten by a plain object
         self.processor = processor

@@ -1,6 +1,4 @@
-"""Attention summed over heads, and its logsumexp, in plain torch operations, on any device.
-
-The sums are computed in the dtype of ``total``.
+"""Attention summed over heads (in the dtype of ``total``) and its logsumexp, in plain torch.
 
 Source: Dao et al. 2022, "FlashAttention", algorithm 1, for the logsumexp.
 """
@@ -26,7 +24,6 @@ def add_softmax(
     scale: float,
     columns: Sequence[int] | None = None,
 ) -> None:
-    """Do as :func:`sdattn.attention.recording.record_softmax`."""
     sums = total if columns is None else total.new_zeros(*total.shape[:2], key.shape[2])
     for scores, _ in _parts(query, key, mask, scale, sums.dtype):
         shut = None if mask is None else scores.amax(-1, keepdim=True) == -math.inf
@@ -45,7 +42,6 @@ def add_share(
     logsumexp: Tensor,
     columns: Sequence[int] | None = None,
 ) -> None:
-    """Do as :func:`sdattn.attention.recording.record_share`."""
     if columns is not None:
         key = chosen(key, 2, tuple(columns))
         mask = mask if mask is None else chosen(mask, -1, tuple(columns))
@@ -56,10 +52,8 @@ def add_share(
 
 
 def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Return the logsumexp of each query's scores over all keys, a slice of queries at a time:
-    ``[B, heads, N]``, float32, or float64 for float64 inputs. Arguments as for
-    :func:`sdattn.attention.recording.record_softmax`; for a gradient, the scores of a slice are
-    recomputed, not kept."""
+    """Return :func:`sdattn.attention.recording.logsumexp`, a slice of queries at a time, in float64
+    for float64 inputs; for a gradient, a slice's scores are recomputed, not kept."""
     images, heads, n, _ = query.shape
     step = max(1, SLICE // (images * heads * key.shape[-2]))
     dtype = torch.promote_types(query.dtype, torch.float32)
@@ -103,7 +97,6 @@ def _parts(
 
 
 def _folded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Fold to ``[B*heads, ...]``; a view for one image in the same dtype."""
     if len(x) == 1:
         return x[0].to(dtype)
     return x.to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)

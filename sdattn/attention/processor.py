@@ -1,9 +1,9 @@
-"""`TorchAttnProcessor`: attention in pure torch, in layers of diffusers or any like them.
+"""Attention in pure torch, in layers of diffusers or any like them.
 
-A processor is called by its attention layer as
-``processor(attn, hidden_states, encoder_hidden_states, attention_mask, temb)`` with
-``hidden_states`` ``[B, N, C]`` (or ``[B, C, rows, cols]``) and the text states ``[B, T, C_text]``,
-or None for self-attention. It returns the shape of ``hidden_states``.
+Their processors are called as ``processor(attn, hidden_states, encoder_hidden_states,
+attention_mask, temb)`` with ``hidden_states`` ``[B, N, C]`` (or ``[B, C, rows, cols]``) and the
+text states ``[B, T, C_text]``, or None for self-attention. They return the shape of
+``hidden_states``.
 """
 
 from typing import Any

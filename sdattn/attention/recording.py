@@ -30,17 +30,14 @@ def record_softmax(
     scale: float,
     columns: Sequence[int] | None = None,
 ) -> None:
-    """Add ``softmax(scale * query @ key.T + mask)``, summed over heads, to ``total`` in place.
-
-    It has no gradient.
+    """Add ``softmax(scale * query @ key.T + mask)``, summed over heads, to ``total``; no gradient.
 
     Args:
         total: float32 ``[B, N, T]``, or only ``columns`` of it if given.
         query: ``[B, heads, N, d]``, any floating dtype and strides.
         key: ``[B, heads, T, d]``.
-        mask: None or the addend to the scores, ``[B or 1, heads or 1, N or 1, T]``, a floating
-            dtype. A row that may attend to nothing adds nothing.
-        scale: factor of the scores.
+        mask: None or the addend to the scores, ``[B or 1, heads or 1, N or 1, T]``, floating. A row
+            that may attend to nothing adds nothing.
         columns: keys to add; the softmax is over all keys.
     """
     torch.ops.sdattn.record_softmax.default(total, query, key, mask, scale, columns)
@@ -63,14 +60,8 @@ def record_share(
 ) -> None:
     """Add ``exp(scale * query @ key.T + mask - logsumexp)``, summed over heads, to ``total``.
 
-    Args:
-        total: float32 ``[B, N, T]``, or only ``columns`` of it if given.
-        query: ``[B, heads, N, d]``, any floating dtype and strides.
-        key: ``[B, heads, T, d]``, some of the keys that the softmax is over.
-        mask: for these keys, as in :func:`record_softmax`.
-        scale: factor of the scores.
-        logsumexp: float32 ``[B, heads, N]``, over the scores of all keys.
-        columns: keys to add, among these.
+    The keys are some of a softmax's; ``logsumexp``, float32 ``[B, heads, N]``, is over all of them.
+    Other arguments as in :func:`record_softmax`.
     """
     torch.ops.sdattn.record_share.default(total, query, key, mask, scale, logsumexp, columns)
 
@@ -85,8 +76,7 @@ def _fake_logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: floa
     return query.new_empty(query.shape[:3], dtype=torch.float32)
 
 
-def _nothing(*_: object) -> None:
-    """Record nothing: fake tensors have no values."""
+def _nothing(*_: object) -> None: ...
 
 
 _CALL = "Tensor query, Tensor key, Tensor? mask, float scale"

@@ -40,7 +40,6 @@ def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
 
 
 def describe_input(request: Request, jobs: Sequence[Job], items: int, bad_lines: int) -> BatchInput:
-    """Return a run's input for ``batch.json``; ``items`` is the number in its part."""
     return BatchInput(
         source=str(request.source),
         digest=digest_inputs(jobs),
@@ -54,16 +53,11 @@ def describe_input(request: Request, jobs: Sequence[Job], items: int, bad_lines:
 
 @dataclass(frozen=True)
 class Claim:
-    """A run that asks for a folder.
+    """A run that asks for a folder, open and locked.
 
-    Attributes:
-        folder: the folder, open and locked.
-        request: the request. With ``force``, if the folder has another input, model or setting,
-            the items that differ are removed and the others kept.
-        settings: see :func:`settings_of`.
-        input: see :func:`describe_input`.
-        batch_size: items that run together; another number does not make it another run.
-        fingerprints: fingerprint of each item of the run, by id.
+    With ``force``, if the folder has another input, model or setting, the items that differ are
+    removed and the others kept. Another ``batch_size`` does not make it another run.
+    ``fingerprints`` are by item id.
     """
 
     folder: BatchFolder
@@ -74,8 +68,8 @@ class Claim:
     fingerprints: Mapping[str, str]
 
     def make(self, ids: Iterable[str]) -> set[str]:
-        """Take the folder and bring it in order, given the ids of the whole input; return the run's
-        items that are whole in it. Raise ValueError if it has another input, model or setting."""
+        """Take the folder and bring it in order; return the run's items that are whole in it. Raise
+        ValueError if it has another input, model or setting."""
         folder = self.folder
         if not folder.is_new:
             self._check_video_format(folder.manifest)
@@ -90,8 +84,8 @@ class Claim:
         # Items with this run's ids that were made from something else.
         if stale and not self.request.force:
             raise InvalidValueError(
-                f"{folder.root} holds {len(stale)} item(s) of other settings, {min(stale)} for "
-                "one. Choose another `folder`, or pass `force=True` to make them anew."
+                f"{folder.root} holds {len(stale)} item(s) made with other settings, e.g. "
+                f"{min(stale)}. Choose another `folder`, or pass `force=True` to draw them again."
             )
         if stale:
             folder.layout.discard(stale)
@@ -113,7 +107,7 @@ class Claim:
         if differences and not self.request.force:
             raise InvalidValueError(
                 f"{root} belongs to another run: {'; '.join(differences)}. Choose another "
-                "`folder`, or pass `force=True` to make anew what differs and keep the rest."
+                "`folder`, or pass `force=True` to draw again what differs."
             )
         if manifest.settings.format != self.settings.format:
             raise InvalidValueError(
@@ -146,7 +140,7 @@ class Claim:
             do = "Go on where PyAV (av) is not installed."
         raise InvalidValueError(
             f"{self.folder.root} has videos as {old}, and this machine writes {new}. {do} Or "
-            "choose another `folder`, or pass `force=True` to make all videos anew."
+            "choose another `folder`, or pass `force=True` to draw all videos again."
         )
 
 

@@ -1,5 +1,3 @@
-"""Merging several runs' folders: the parts of an input, or the disks of several machines."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -20,14 +18,8 @@ from .storage.whole import settle, whole_items
 
 @dataclass(frozen=True)
 class Merged:
-    """The result of a merge.
-
-    Attributes:
-        items: number of items in ``out`` now.
-        wanted: number of items in the runs' input.
-        missing: ids of items that are in none of the runs, in the order of the input; for runs
-            whose ids.txt is gone only items that have a row.
-    """
+    """The number of ``items`` in ``out`` now and ``wanted`` by the runs' input, and the ids
+    ``missing`` in all runs; if ids.txt is gone only those that have a row."""
 
     items: int
     wanted: int
@@ -35,16 +27,14 @@ class Merged:
 
     @property
     def lacks(self) -> int:
-        """Number of missing items, named or not."""
         return len(self.missing) or max(0, self.wanted - self.items)
 
 
 def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
     """Bring the items of several batch runs into one folder.
 
-    If the runs drew parts of one input, the folder is for the whole input: the command without
-    ``part`` goes on in it. Items are linked if the disk allows it, else copied; the runs do not
-    change. The same call again adds what is missing.
+    If the runs drew parts of one input, the command without ``part`` goes on in ``out``. Items are
+    linked if the disk allows it, else copied. The same call again adds what is missing.
 
     Args:
         roots: folders of batch runs, of one model, with the same settings.
@@ -56,9 +46,8 @@ def merge(roots: Sequence[str | Path], out: str | Path) -> tuple[int, int]:
     Raises:
         ValueError: the runs differ in model or settings, two different items have one id, or
             ``out`` belongs to other runs.
-        FileExistsError: ``out`` is one of the runs, contains one or is inside one.
-        FileNotFoundError: as :func:`sdattn.batch.reading.open_batch`.
-        OSError: one of the runs is being written, or ``out`` cannot be.
+        FileExistsError: ``out`` is one of the runs, contains one or is inside one. OSError: one of
+            the runs is being written, or ``out`` cannot be.
     """
     made = merge_runs(roots, out)
     return made.items, made.wanted
@@ -96,8 +85,7 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
 
 
 class _Source:
-    """A run to merge, with its whole ``items`` by id, and the ids ``lost``: a row but no whole
-    item."""
+    """A run to merge, with its whole ``items`` by id, and the ids ``lost``: rows without one."""
 
     def __init__(self, root: str | Path):
         self.root, self.folder = path_of(root), BatchFolder(root)

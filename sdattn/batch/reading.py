@@ -1,5 +1,3 @@
-"""Reading a batch run's folder: its items, its progress, and whether it is unchanged."""
-
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
@@ -65,22 +63,14 @@ class SavedBatch(Mapping[str, SavedRun]):
         return len(self._locations)
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Return the words' statistics of all items as a pandas table: one row per word, in the
-        order of the input and of the prompt.
+        """Return a pandas table of all items' words, in the order of the input and of the prompt.
 
-        Its columns are ``id``, ``prompt`` and ``seed`` of the item; ``word`` and ``occurrence``,
-        0 for the first in its prompt, so that ``batch[id].heatmaps.find(word)[occurrence]`` is its
+        Its columns are ``id``, ``prompt`` and ``seed`` of the item; ``word`` and ``occurrence``, 0
+        for the first in its prompt, so that ``batch[id].heatmaps.find(word)[occurrence]`` is its
         heatmap; the list's columns that the run kept, as text; and the numbers of
-        :class:`sdattn.maps.statistics.WordStatistics`, float64, to six significant digits:
-        ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``, ``entropy``. Centre
-        and entropy of an all-zero map are NaN.
-
-        They come from the rows of ``metadata.jsonl``, which are read one at a time: no item is
-        opened, items saved without maps are included, and memory holds the table and the position
-        of each row.
-
-        Raises:
-            ImportError: pandas is not installed.
+        :class:`sdattn.maps.statistics.WordStatistics`, float64, to six significant digits, as in
+        :meth:`sdattn.Heatmaps.to_dataframe`. They come from ``metadata.jsonl``: no item is opened,
+        and items saved without maps are included.
         """
         rows = sorted(self._folder.journals.rows().values(), key=lambda row: row[:2])
         columns = self._manifest.input.columns or ()
@@ -103,8 +93,8 @@ class Status:
 
     Attributes:
         items: number of items in its input.
-        whole: items whose files all exist with their sizes; after ``force`` with another input
-            more than ``items``.
+        whole: items whose files all exist with their sizes; after ``force`` with another input more
+            than ``items``.
         failed: items that could not be drawn the last time.
         bad_lines: number of bad lines in its input.
         running: description of the process at work, or None.
@@ -138,10 +128,7 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
         not on the right grid; a row that disagrees with ``run.json``; a row without an item or an
         item without a row; lost items; unfinished files.
 
-    Raises:
-        FileNotFoundError: no such folder, or it is not a batch run's.
-        ValueError: ``batch.json`` is unreadable or of another version. One that is readable but
-            altered is reported as a problem.
+    Raises as :func:`open_batch`, but an altered ``batch.json`` is reported as a problem.
     """
     folder, problems, manifest = BatchFolder(root), list[str](), None
     try:

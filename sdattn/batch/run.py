@@ -1,5 +1,3 @@
-"""`run_batch()`: read the input, distribute it, draw what is missing, write it, report."""
-
 import errno
 import itertools
 import sys
@@ -32,11 +30,8 @@ def run_batch(request: Request) -> Outcome | None:
     """Draw every item of an input that the folder does not hold yet.
 
     Run it in one process, or in each of many that ``accelerate launch`` starts, or, for the engine
-    ``"ray"``, in one that can reach Ray. An item's files are written completely or not at all; the
-    same call again, with either engine, does only what is missing.
-
-    Returns:
-        The outcome; None in all processes but the first.
+    ``"ray"``, in one that can reach Ray. The same call again does only what is missing. Only the
+    first process gets the outcome, the others None.
 
     Raises:
         ValueError: an invalid request, an input without an item or (``strict``) with bad lines, or
@@ -112,7 +107,6 @@ class _BatchRun:
         return [], jobs, bad
 
     def _report(self, good: Sequence[object], bad: list[BadLine]) -> None:
-        """Print bad lines. They end the run if there are no others, or with ``strict``."""
         reasons = {line.reason for line in bad}
         if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
             raise InvalidValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
@@ -162,8 +156,7 @@ class _BatchRun:
     def _claim(
         self, loaded: Loaded, jobs: list[Job], bad: list[BadLine]
     ) -> tuple[list[list[Job]], set[str]]:
-        """Take the folder for this run; return the batches that are not whole, for all processes,
-        and the ids of missing items."""
+        """Take the folder; return, for all processes, batches to draw and ids of missing items."""
         request, team = self.request, self.team
         # Batches depend on the input alone: the same run on other processes has the same batches,
         # and so the same bits.

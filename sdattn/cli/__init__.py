@@ -1,4 +1,5 @@
-"""The command line: one module per command, see ``sdattn --help``.
+"""The command line: one module per command, see ``sdattn --help``. To add a command, add a module
+and name it here.
 
 Commands import torch and diffusers only when they run, so that help, the version and completion
 come at once. `options` holds options of several commands, `common_options` options of all commands,

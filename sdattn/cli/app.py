@@ -16,7 +16,7 @@ def app(
         str, typer.Option(help="Address; 0.0.0.0 is open to everyone who can reach this machine.")
     ] = "127.0.0.1",
     port: Annotated[
-        int | None, typer.Option(min=1, max=65535, help="The first free one from 7860 by default.")
+        int | None, typer.Option(min=1, max=65535, help="Default: the first free one from 7860.")
     ] = None,
     browser: Annotated[bool, typer.Option("--browser", help="Open a browser.")] = False,
 ) -> None:

@@ -60,7 +60,7 @@ def batch(
         ),
     ] = "folder",
     shard_mb: Annotated[
-        int, typer.Option(min=1, help="A file's size in MB, where it holds many items.")
+        int, typer.Option(min=1, help="Size in MB of each tar or Parquet file.")
     ] = 256,
     save: Annotated[
         str | None,
@@ -85,14 +85,14 @@ def batch(
     input_format: Annotated[
         Literal["jsonl", "json", "csv", "tsv", "txt", "parquet"] | None,
         typer.Option(
-            help="Input format. Default: from the file extension; for stdin, from how it begins."
+            help="Input format. Default: from the file extension; for stdin, from its first line."
         ),
     ] = None,
     prompt_column: Annotated[
         str | None,
         typer.Option(
             help="The column that holds the prompt. Default: prompt, Prompt, Prompts, caption or "
-            "text, whichever is there."
+            "text, whichever exists."
         ),
     ] = None,
     keep_columns: Annotated[
@@ -120,7 +120,7 @@ def batch(
         Path | None, typer.Option(help="Only print this run's progress.", metavar="RUN")
     ] = None,
     verify: Annotated[
-        Path | None, typer.Option(help="Only read this run again and check it.", metavar="RUN")
+        Path | None, typer.Option(help="Only read this run again and verify it.", metavar="RUN")
     ] = None,
 ) -> None:
     """Draw every prompt in a file and map each of its words. Run the same command again to draw
@@ -193,7 +193,7 @@ def _run(output: Output, request: Any) -> None:
         request.check()
     except InvalidValueError as error:
         raise typer.BadParameter(in_options(error)) from error
-    # What the request itself says wrong is a usage error, exit code 2; what the run finds is 1.
+    # A wrong request is a usage error, exit code 2; a wrong input is 1.
     outcome = run_batch(request)
     if outcome is not None:  # the first process reports
         _print_outcome(output, outcome, path_of(request.out))
@@ -201,8 +201,8 @@ def _run(output: Output, request: Any) -> None:
 
 
 def _exit_code(outcome: Any) -> int:
-    """Return the exit code for an outcome. Launchers take any code but 0 for a crash, so they get 0
-    once everything that can be drawn is drawn."""
+    """Return the exit code; 0 under a launcher, for which any other is a crash, once all that can
+    be drawn is."""
     is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
     return 0 if is_all and not _LAUNCHED.isdisjoint(os.environ) else outcome.exit_code
 

@@ -15,7 +15,7 @@ _Config = Annotated[
     Path | None,
     typer.Option(
         callback=use,
-        is_eager=True,  # what it says is the default of the others
+        is_eager=True,  # its entries are the defaults of the others
         help="Default values: a .toml file with this command's options, or the run.json of a run "
         "to repeat.",
     ),

@@ -13,11 +13,7 @@ _NOT_SET = ("config", "help")
 
 
 def use(context: typer.Context, config: Path | None) -> Path | None:
-    """Read the file of --config; typer calls this before it reads the other options.
-
-    Raises:
-        typer.BadParameter: the file is neither format, or has an entry that the command lacks.
-    """
+    """Read --config's file before typer reads other options; raise BadParameter for a bad one."""
     if config is None or context.resilient_parsing:
         return config
     command = str(context.info_name)
@@ -32,7 +28,6 @@ def use(context: typer.Context, config: Path | None) -> Path | None:
 
 
 def _called(param: Any) -> str:
-    """Return an option's long name, or an argument's own."""
     return str(max([*param.opts, param.name], key=len) if param.opts else param.name).strip("-_")
 
 
@@ -114,8 +109,7 @@ def _of_run(path: Path, data: bytes, document: Any) -> tuple[str, dict[str, Any]
 
 
 def _beside(path: Path, name: str | None) -> str | None:
-    """Find an image by the name that a run records: in the run's folder, its parent folder, or
-    here."""
+    """Find an image by the name that a run records: in its folder, its parent folder, or here."""
     if name is None:
         return None
     candidates = (folder / Path(name).name for folder in (path.parent, path.parent.parent, Path()))

@@ -20,12 +20,12 @@ def diff(
         ),
     ],
     run_b: Annotated[
-        str | None, typer.Argument(help="The other one; with --lora the first of the words.")
+        str | None, typer.Argument(help="The other run; with --lora the first word.")
     ] = None,
     words: options.Words = None,
     item: Annotated[
         list[str] | None,
-        typer.Option(help="The id of an item of both batch runs; twice: of A, then of B."),
+        typer.Option(help="An item's id in both batch runs; given twice, in A and in B."),
     ] = None,
     model: Annotated[
         str | None, typer.Option(help="With --lora: the model, as for generate (default: demo).")
@@ -123,7 +123,7 @@ def _with_and_without(
     checks.of_call(model, loading, [prompt], seed, given)
     checks.refuse()
     without = {name: value for name, value in loading.items() if name != "lora"}
-    # The LoRA first: whether it fits the model shows when it is loaded.
+    # The LoRA first: loading it shows whether it fits the model.
     runs = []
     for how in (loading, without):
         pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)

@@ -25,7 +25,7 @@ def explain(
     seed: options.Seed = 0,
     steps: Annotated[
         int | None,
-        typer.Option(min=1, help="With --invert (default: 20 for the demo, else 50)."),
+        typer.Option(min=1, help="Steps with --invert (default: 20 for the demo, else 50)."),
     ] = None,
     preset: options.Preset = "default",
     refine: options.Refine = None,
@@ -37,7 +37,7 @@ def explain(
     out: Annotated[Path | None, options.folder_named("IMAGE-explained-SEED")] = None,
     force: options.Force = False,
 ) -> None:
-    """Show where each word of PROMPT goes in the image IMAGE.
+    """Show where each word of PROMPT went in an existing image.
 
     Examples:
       sdattn explain photo.jpg "a cat on a sofa" --model owner/name

@@ -39,7 +39,7 @@ def generate(
     keep: Annotated[
         str | None,
         typer.Option(
-            help="steps, heads or both with a comma: each by itself, for --figure.",
+            help="steps, heads or steps,heads: keep every one of them, for --figure.",
             autocompletion=options.list_of(*_KEPT),
         ),
     ] = None,
@@ -83,7 +83,6 @@ def generate(
 
 
 def _kept(keep: str | None) -> dict[str, str]:
-    """Return the capture options for --keep."""
     names = [] if keep is None else [name.strip() for name in keep.split(",")]
     if unknown := [name for name in names if name not in _KEPT]:
         raise typer.BadParameter(f"{unknown[0]!r} is neither steps nor heads.", param_hint="--keep")

@@ -1,5 +1,4 @@
-"""``sdattn info``: a model's attention layers, and the features of sdattn that do not work with
-it."""
+"""``sdattn info``: a model's attention layers, and the features that do not work with it."""
 
 from itertools import groupby
 from typing import Annotated, Any
@@ -13,13 +12,13 @@ from .output import Output
 
 def info(
     output: Output,
-    model: Annotated[str, typer.Argument(help="As --model of generate.")] = "demo",
+    model: Annotated[str, typer.Argument(help="As for generate --model.")] = "demo",
     device: Device = "cpu",
     dtype: Dtype = None,
     loading: Loading = None,
 ) -> None:
-    """List a model's attention layers, how much memory capture would hold, and what of sdattn
-    does not apply to the model.
+    """List a model's attention layers, the memory that capture would hold, and the features
+    that do not work with the model.
 
     Examples:
       sdattn info
@@ -61,8 +60,7 @@ def info(
 
 
 def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> None:
-    """Print one line per layer below its place: layer names are long, and must stay whole to be
-    copied."""
+    """Print one line per layer below its place, so that names stay whole, to be copied."""
     from rich.table import Table
 
     table = Table(box=None, padding=(0, 1), collapse_padding=True, pad_edge=False)

@@ -16,9 +16,7 @@ _KINDS: dict[str, Any] = {
         str | None,
         typer.Option(help="Variant of weight files, e.g. fp16 for model.fp16.safetensors."),
     ],
-    "revision": Annotated[
-        str | None, typer.Option(help="A branch, tag or commit of a model of the hub.")
-    ],
+    "revision": Annotated[str | None, typer.Option(help="A branch, tag or commit on the hub.")],
     "lora": Annotated[
         list[str] | None,
         typer.Option(
@@ -49,9 +47,7 @@ _KINDS: dict[str, Any] = {
     ],
     "single_file_config": Annotated[
         str | None,
-        typer.Option(
-            help="For a single file: a diffusers folder or hub id of the same family, for settings."
-        ),
+        typer.Option(help="For a single file: its settings, from a diffusers folder or hub id."),
     ],
 }
 _OPTIONS = [
@@ -61,8 +57,7 @@ _OPTIONS = [
 
 
 def with_loading_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command the loading options in place of its argument ``loading``, a dictionary with
-    the given arguments of :class:`sdattn.loading.options.LoadingOptions`."""
+    """Give a command the loading options in place of its argument ``loading``, a dictionary."""
     signature = inspect.signature(command)
     own = [*signature.parameters.values()]
     place = next((i for i, one in enumerate(own) if one.name == "loading"), None)

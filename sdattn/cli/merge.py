@@ -16,12 +16,12 @@ def merge(
     runs: Annotated[list[Path], typer.Argument(help="Folders that sdattn batch made.")],
     out: Annotated[Path, typer.Option(help="Folder for the merged run.")],
     partial: Annotated[
-        bool, typer.Option("--partial", help="Exit with 0 also where items are missing.")
+        bool, typer.Option("--partial", help="Exit with 0 even if items are missing.")
     ] = False,
 ) -> None:
     """Bring several batch runs into one folder: the parts of an input, or of several machines.
 
-    Exit code: 0; 1 if items of the input are in none of the runs, which are then named.
+    Exit code: 0; 1 if items of the input are missing from all runs; they are named.
 
     Examples:
       sdattn merge RUN-1 RUN-2 --out RUN

@@ -13,7 +13,7 @@ from ..errors import SdattnError, SdattnWarning, is_bug, reworded, size_text
 from ..files.terminal import visible
 from ..runs.option_names import LOADING, PIPELINE
 
-_FLAGS = {  # by what they are called in Python; others stay as Python has them
+_FLAGS = {  # by their names in Python; others stay as in Python
     **{name: f"--{option}" for name, option in {**PIPELINE, **LOADING}.items()},
     **{
         name: f"--{name.replace('_', '-')}"
@@ -30,7 +30,7 @@ _FLAGS = {  # by what they are called in Python; others stay as Python has them
     "weights": "--weight",
     "capture_options": "--keep",
 }
-_SET = (  # what the pipeline takes and has no option of its own
+_SET = (  # the pipeline's arguments without an option of their own
     *("max_sequence_length", "true_cfg_scale", "clean_caption", "use_resolution_binning"),
     *("num_images_per_prompt", "num_videos_per_prompt", "frame_rate"),
 )

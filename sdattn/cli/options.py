@@ -128,7 +128,7 @@ def folder_named(name: str) -> Any:
 
 # Formats to open: other readers of Pillow start programs, Ghostscript for EPS
 PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
-_WITH_OPTION = {  # what --set does not set: options and arguments of the commands and of generate()
+_WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
     "max_bytes",
     *PIPELINE,
@@ -190,7 +190,6 @@ def budget(number: int | None) -> Any:
 
 
 def dtype_of(name: str | None) -> Any:
-    """Return the torch.dtype for a name; None for None."""
     import torch
 
     return None if name is None else getattr(torch, name)

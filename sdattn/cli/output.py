@@ -25,7 +25,6 @@ class Output:
         self._document: dict[str, Any] = {}
 
     def answer(self, document: dict[str, Any]) -> None:
-        """Add entries to the object of --json."""
         self._document |= document
 
     def note(self, text: str) -> None:
@@ -44,7 +43,6 @@ class Output:
             console.print(shown)
 
     def print_text(self, text: str) -> None:
-        """Print lines on stdout unchanged, to be copied."""
         if not (self.as_json or self.quiet):
             print(visible(text), end="")
 

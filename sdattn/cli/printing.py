@@ -66,7 +66,7 @@ def print_folder(output: Output, folder: Path, **more: str) -> dict[str, Any]:
     names = sorted(f"{path.name}/" if path.is_dir() else path.name for path in folder.iterdir())
     opened = next((name for name in _OPENED if name in names), None)
     others = ", ".join(name for name in names if name != opened)
-    rows = {"open": str(folder / (opened or "")), **more, "beside it": others}
+    rows = {"open": str(folder / (opened or "")), **more, "other files": others}
     print_rows(output, rows)
     found = {"folder": str(folder), "open": rows["open"]}
     info = folder / "run.json"

@@ -35,12 +35,12 @@ def show(
         typer.Option(
             "--out",
             "-o",
-            help="The folder to draw into, the run's by default; with --figure a .pdf, .svg or "
+            help="Folder to draw into (default: the run's); with --figure a .pdf, .svg or "
             ".png file, with --animate a .gif or .webp file.",
         ),
     ] = None,
     force: Annotated[
-        bool, typer.Option("--force", help="Replace files that are in --out already.")
+        bool, typer.Option("--force", help="Replace existing files in --out.")
     ] = False,
 ) -> None:
     """Draw the heatmaps of a saved run again, without the model.
@@ -167,7 +167,7 @@ def _check_free(folder: Path, names: Collection[str], force: bool) -> None:
     if taken and not force:
         raise ExistsError(
             f"{folder} has {', '.join(taken[:3])} already. Choose another --out, or --force to "
-            "replace what is drawn anew."
+            "replace what is drawn again."
         )
 
 

@@ -1,8 +1,7 @@
-"""Alignment of a source prompt's token columns with those of an edited prompt.
+"""Alignment of a source prompt's token columns with an edited prompt's.
 
 Source: Hertz et al. 2022, section 3.2, "Word Swap" and "Adding a New Phrase". The paper aligns
-tokens; here words are aligned, with their columns from the tokenizer's offsets, so that a word of
-several pieces is never torn apart.
+tokens; here words are aligned, so that a word of several pieces is never torn apart.
 """
 
 from collections.abc import Sequence
@@ -17,19 +16,13 @@ from ..prompts.tokens import Prompt, Word
 
 
 def swap(source: Prompt, target: Prompt) -> Tensor:
-    """Return how each source column's attention is shared out among the target's columns.
+    """Return each source column's shares of the target's columns, float32 ``[T, T]``; rows sum to
+    1.
 
-    The n-th word goes to the n-th word: column to column if both have the same number, otherwise in
-    equal parts to all of them. Start, end, padding and a chat template's text before and after the
-    prompt go to their counterparts, any surplus to the last of these. Columns without a counterpart
-    go to the target's last padding, or to its end.
-
-    Returns:
-        float32 ``[T, T]``, source column by target column. Rows sum to 1, so attention is neither
-        made nor lost; the identity if the prompts are the same.
-
-    Raises:
-        ValueError: the prompts have different numbers of words or columns.
+    The n-th word goes to the n-th word: column to column if both have the same number, else in
+    equal parts to all of them. Start, end, padding and a chat template's text go to their
+    counterparts, any surplus to the last of these; columns without a counterpart go to the target's
+    last padding, or to its end. Raise ValueError for another number of words or columns.
     """
     _check_columns(source, target)
     if len(source.words) != len(target.words):
@@ -44,28 +37,23 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
     dealt = torch.zeros(len(source.tokens), len(target.tokens))
     for ours, theirs in pairs:
         _deal(dealt, ours, theirs)
-    # All others column by column, and what is too many to the last of its like.
+    # Then all others, column by column; a surplus goes to the last of its kind.
     for ours, theirs in _around(source, target):
         for place, column in enumerate(ours if theirs else ()):
             dealt[column, theirs[min(place, len(theirs) - 1)]] = 1
     last = _special(target, PAD)[-1:] or _special(target, EOS) or (len(target.tokens) - 1,)
-    left_over = dealt.sum(1) == 0  # padding, and words of which the target's encoder saw nothing
+    left_over = dealt.sum(1) == 0  # padding, and words that the target's encoder did not see
     dealt[left_over, last[0]] = 1
     return dealt / dealt.sum(1, keepdim=True)  # a token may belong to two words
 
 
 def refine(source: Prompt, target: Prompt) -> Tensor:
-    """Return the source column that each target column takes its attention from.
+    """Return the source column of each target column's attention, int64 ``[T]``; -1 for something
+    new.
 
     Words are aligned so that as many as possible match in order (Needleman and Wunsch 1970, with 1
-    for a match and 0 for a gap). Start and end match; padding matches by its place after the end,
-    and a chat template's text by its place before or after the prompt.
-
-    Returns:
-        int64 ``[T]``; -1 where the target has something new.
-
-    Raises:
-        ValueError: the prompts have different numbers of columns.
+    for a match and 0 for a gap). Start and end match; padding and a chat template's text match by
+    place. Raise ValueError for another number of columns.
     """
     _check_columns(source, target)
     taken = torch.full((len(target.tokens),), -1)
@@ -77,8 +65,7 @@ def refine(source: Prompt, target: Prompt) -> Tensor:
 
 
 def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
-    """Return (source word, target word) for the longest sequence of words that both prompts
-    share."""
+    """Return (source word, target word) for the longest sequence that both prompts share."""
     ours, theirs = _spelled(source.words), _spelled(target.words)
     # best[i][j]: how many words match at most from source word i and target word j on.
     best = [[0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
@@ -88,8 +75,7 @@ def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
             best[i][j] = max(met, best[i + 1][j], best[i][j + 1])
     found = []
     i = j = 0
-    # Forward along a way that keeps that number; of two such ways the source's word is passed over
-    # first.
+    # Go forward along a path with that number; if there are two, skip the source's word first.
     while i < len(ours) and j < len(theirs):
         if ours[i] == theirs[j] and best[i][j] == best[i + 1][j + 1] + 1:
             found.append((i, j))
@@ -104,19 +90,17 @@ def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
 def linked(
     source: Prompt, target: Prompt, *, in_place: bool = False
 ) -> list[tuple[int | None, int | None]]:
-    """Return the pairs of source and target words that correspond for a reader.
+    """Return (source word, target word) pairs that correspond for a reader, None for no
+    counterpart.
 
     Shared words correspond; so do, in order, the words between them if both sides have the same
     number. With ``in_place`` the n-th word corresponds to the n-th, as in :func:`swap`.
-
-    Returns:
-        (source word, target word) pairs in order; None for a word without a counterpart.
     """
     ends = [] if in_place else matches(source, target)
     found: list[tuple[int | None, int | None]] = []
     i = j = 0
     for x, y in [*ends, (len(source.words), len(target.words))]:
-        # Between two matches: as many words on both sides stand for each other in order.
+        # Between two matches, equally many words on both sides correspond in order.
         if x - i == y - j:
             found += zip(range(i, x), range(j, y), strict=True)
         else:
@@ -136,12 +120,8 @@ def is_swap(source: Prompt, target: Prompt) -> bool:
 
 
 def edited_words(prompts: Sequence[Prompt], index: int, weighted: Sequence[str] = ()) -> list[str]:
-    """Return the words that an edit from ``prompts[0]`` to the others is about, for one of the
-    prompts.
-
-    First words that the source does not share with the target (for the source itself: with all
-    targets), then its words among ``weighted``.
-    """
+    """Return, for one of the prompts, the words that an edit from ``prompts[0]`` is about: first
+    words that the source and the target do not share, then its words among ``weighted``."""
     source, *targets = prompts
     if index:
         shared = {j for _, j in matches(source, prompts[index])}
@@ -152,12 +132,8 @@ def edited_words(prompts: Sequence[Prompt], index: int, weighted: Sequence[str] 
 
 
 def blended_words(prompts: Sequence[Prompt], words: str | Sequence[str]) -> list[list[str]]:
-    """Return each prompt's words among ``words``; for a word that it lacks, the word in its place.
-
-    Raises:
-        KeyError: a word that is in no prompt; a prompt with none of them, nor a word in the place
-            of one.
-    """
+    """Return each prompt's words among ``words``, or the word in the place of one that it lacks;
+    raise KeyError for a word that is in no prompt, or a prompt with none of them."""
     words = [words] if isinstance(words, str) else list(words)
     for word in words:
         if not any(_has(prompt, word) for prompt in prompts):
@@ -186,8 +162,7 @@ def _has(prompt: Prompt, word: str) -> bool:
 
 
 def _twin(prompts: Sequence[Prompt], prompt: Prompt, word: str) -> str | None:
-    """Return the word of ``prompt`` in the place of ``word`` in another prompt that it is a swap
-    of."""
+    """Return the word of ``prompt`` in the place of ``word`` in a prompt that it is a swap of."""
     for other in prompts:
         spelled = _spelled(other.words)
         if word.casefold() in spelled and is_swap(other, prompt):
@@ -209,10 +184,10 @@ def _spelled(words: Sequence[Word]) -> list[str]:
 
 def _around(source: Prompt, target: Prompt) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
     """Return corresponding columns of both prompts that belong to no word, in order: start, end,
-    each encoder's padding, and a template's text before the first word and after the last."""
+    each encoder's padding, and a template's text on either side."""
     ends = [(_special(source, name), _special(target, name)) for name in (SOS, EOS)]
     padding = [_runs(_special(prompt, PAD)) for prompt in (source, target)]
-    if len(padding[0]) != len(padding[1]):  # an encoder without any in one of them
+    if len(padding[0]) != len(padding[1]):  # an encoder that has none in one of the prompts
         padding = [[tuple(chain(*runs))] for runs in padding]
     templates = zip(_template(source), _template(target), strict=True)
     return [*ends, *zip(*padding, strict=True), *templates]

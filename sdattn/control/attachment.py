@@ -1,5 +1,3 @@
-"""`Attachment`: the link between a store and the model whose layers call it."""
-
 from __future__ import annotations
 
 import weakref
@@ -38,15 +36,11 @@ class _Layer(NamedTuple):
 
 
 class Attachment:
-    """Hooks before and after a model's forward, which tell a store of each pass.
+    """The link between a store and the model whose layers call it: hooks before and after its
+    forward.
 
     Nothing of the model is replaced. The hooks go with :meth:`close` or with the store, whichever
-    is first; the model is held weakly.
-
-    Args:
-        target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet
-            or transformer.
-        store: the :class:`sdattn.AttentionStore`, held weakly.
+    is first; both ends are held weakly.
 
     Attributes:
         in_pass: True between the two hooks.
@@ -54,8 +48,7 @@ class Attachment:
 
     Raises:
         TypeError: a model whose layers' places are not known.
-        ValueError: the guidance of this pipeline is not known, or contradicts the store's
-            ``guidance``.
+        ValueError: unknown guidance, or guidance that contradicts the store's.
     """
 
     def __init__(self, target: Pipeline | nn.Module, store: FollowingStore):
@@ -89,19 +82,17 @@ class Attachment:
         return len(self._layers)
 
     def forget(self) -> None:
-        """Forget the passes so far."""
         self._n_missed, self._n_seen = 0, 0  # passes of this run
         self._n_calls: int | None = None  # in the first pass of the run
 
     def place(self, layer: nn.Module) -> Place | None:
-        """Return ``"down"``, ``"mid"``, ``"up"``, ``"double"`` or ``"single"``, or None for a layer
-        of another model."""
+        """Return a layer's place, such as ``"down"`` or ``"double"``; None for another model's."""
         known = self._layers.get(layer)
         return None if known is None else known.place
 
     def joint_spans(self, layer: nn.Module) -> Spans | None:
-        """Return the places of image and text in a layer's running call, or None if not known.
-        Self-attention has no text, ``slice(0, 0)``."""
+        """Return the places of image and text in a layer's running call, ``slice(0, 0)`` for no
+        text, or None if not known."""
         known = self._layers.get(layer)
         if known is not None and known.kind != "joint":
             return slice(0, 0), slice(0, 0)
@@ -172,7 +163,7 @@ class Attachment:
         self._error = ""
         try:
             found = self._found = self._passes.read(model, args, kwargs)
-        except Exception as error:  # of any kind: the model is to run
+        except Exception as error:  # any error: the model must go on
             self._error = f"a pass could not be read ({type(error).__name__}: {error})"
             return
         if found.stray:
@@ -185,8 +176,7 @@ class Attachment:
             store.repeats.note(call)
 
     def _begins(self) -> bool:
-        """Begin a pass when its first layer calls: by then, the model's hooks that set processors
-        have run."""
+        """Begin a pass when its first layer calls: by then, hooks that set processors have run."""
         store, found = self._store(), self._found
         self.rests = is_suspended(self._layers, store)
         if store is None or self.rests:
@@ -203,7 +193,7 @@ class Attachment:
         if found.of_no_prompt:
             return False
         prompts = self._rows(store, found)
-        # where every row is kept, the first may be those of the negative prompts
+        # if every row is kept, the first may be the negative prompts'
         is_known = store.guidance is not None or prompts == slice(0, found.batch)
         if not store.cur_step:
             store.drawn = self._prompts.drawn() if is_known else None
@@ -245,7 +235,7 @@ class Attachment:
             self._n_missed += not (rests or (store.cur_step and is_taken(self._layers)))
         elif self._looks:
             self._n_seen += 1
-            if self._passes.schedule is None:  # no runs that a pass could be missing in
+            if self._passes.schedule is None:  # a bare model has no runs, so no pass can be missing
                 self._n_missed = 0
             self._check_calls(store)
             store.end_pass(self._calls.total())
@@ -262,12 +252,12 @@ class Attachment:
         joint = self.n_layers - self._kinds[True]
         if calls < expected:
             store.note(
-                f"a pass should have {expected} calls, and {calls} came. Turn off anything that "
+                f"a pass should have {expected} calls, but {calls} came. Turn off anything that "
                 "skips layers (a cache?), or let only the other layers call the store."
             )
         elif text > joint or more > self._kinds[True] + joint:
             store.note(
-                f"{calls} calls came in one pass of {self.n_layers} layers: some ran twice. Have "
+                f"{calls} calls came in one pass of {self.n_layers} layers: some ran twice. Let "
                 "only the others call the store."
             )
         elif calls != first:

@@ -1,5 +1,3 @@
-"""`AttentionStore`, the store of prompt-to-prompt code: maps by place, summed over steps."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
@@ -36,23 +34,21 @@ class AttentionStore(StepMaps):
 
     Anyone may call it: our processors, a class of your own, code that patches ``forward``. Each
     call, ``store(probs, is_cross=True, place_in_unet="down")``, appends one map ``[images*heads, N,
-    T]`` to the list ``"down_cross"``, in call order. Joint attention has the places ``"double"``
-    and ``"single"``, and the kinds ``"cross"`` (image to text) and ``"self"`` (image to image).
-    Entries are views of the live tensor: a later edit in place is what ends up stored. To edit,
-    override :meth:`forward`. A step ends
+    T]`` to ``"down_cross"``. Joint attention has the places ``"double"`` and ``"single"``, and the
+    kinds ``"cross"`` (image to text) and ``"self"`` (image to image). Entries are views of the live
+    tensor: a later edit in place is what ends up stored. To edit, override :meth:`forward`. A step
+    ends
 
-    - never, while the store is alone: ``step_store`` fills with every map until :meth:`reset`;
+    - never, while the store is alone: ``step_store`` fills until :meth:`reset`;
     - with each pass of the model that the store is attached to (``pipeline=``, :meth:`attach`);
     - after ``num_att_layers`` calls, once prompt-to-prompt code has set that number
       (:func:`sdattn.edit.register_attention_control`, or another project's).
 
-    A store never makes a call of the pipeline fail. It remembers what it could not see whole
-    (replaced processors, skipped layers), and reading its maps then raises
-    :class:`sdattn.CaptureError`. :class:`sdattn.control.step_maps.StepMaps` lists the contents of
-    each attribute.
+    A store never makes a call of the pipeline fail. What it could not see whole (replaced
+    processors, skipped layers) raises :class:`sdattn.CaptureError` when its maps are read.
+    :class:`sdattn.control.step_maps.StepMaps` lists its attributes.
 
-    Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control",
-    google/prompt-to-prompt, for names, order and step counting.
+    Source: Hertz et al. 2022, google/prompt-to-prompt, for names, order and step counting.
 
     Args:
         pipeline: pipeline to attach the store to, see :meth:`attach`.
@@ -73,7 +69,7 @@ class AttentionStore(StepMaps):
         drawn: prompts of the run; None if not known.
         crop: part of the image that was drawn (``padding_mask_crop``); None for all of it.
         texts: numbers of the texts that the steps were drawn from.
-        curr_step_index: for callers that keep their own count, never changed here.
+        curr_step_index: for callers' own count.
 
     Raises:
         TypeError: a positional argument, or another project's.
@@ -116,8 +112,8 @@ class AttentionStore(StepMaps):
         self.crop: Crop | None = None
         self.texts = TextsOfRun()
         self._batch: int | None = None  # rows of the pass
-        self._prompts: slice | None = None  # rows of it that are the prompts'
-        self._guess: str | None = None  # what to warn of; empty once it was
+        self._prompts: slice | None = None  # the prompts' among them
+        self._guess: str | None = None  # warning still to be given
         self._is_second_pass = False
         if self.attachment is not None:
             self.attachment.forget()
@@ -125,38 +121,33 @@ class AttentionStore(StepMaps):
     def attach(self, target: Pipeline | nn.Module) -> None:
         """Follow a model, whose passes are the store's steps from now on.
 
-        The store then knows each layer's place, the size of the latent and, from a pipeline, the
-        prompts' rows of the batch. The model keeps its processors: make them call the store with
-        ``set_attn_processor(sdattn.TorchAttnProcessor(store))``, in all layers or in some, before
-        or after. A new run of the pipeline begins with an empty store. A bare UNet has no runs:
-        call :meth:`reset` between them, and pass ``guidance=`` if its batch is even.
+        The model keeps its processors: make them call the store with
+        ``set_attn_processor(sdattn.TorchAttnProcessor(store))``, in all layers or in some. A new
+        run of the pipeline begins with an empty store. A bare UNet has no runs: call :meth:`reset`
+        between them, and pass ``guidance=`` if its batch is even.
 
         Args:
             target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its
-                UNet or transformer (which takes :class:`sdattn.TorchJointProcessor`). A model
-                attached before is detached.
+                UNet or transformer (which takes :class:`sdattn.TorchJointProcessor`).
 
         Raises:
             TypeError: a model whose layers' places are not known.
-            ValueError: the guidance of this pipeline is not known, or contradicts ``guidance``.
+            ValueError: unknown guidance, or guidance that contradicts ``guidance``.
         """
         attachment = Attachment(target, self)
         self.detach()
         self.attachment, self.num_att_layers = attachment, attachment.n_layers
 
     def detach(self) -> None:
-        """Detach from the model. The maps stay; later calls are ignored until :meth:`reset`,
-        :meth:`attach` or a registration."""
+        """Detach from the model. The maps stay; later calls are ignored until a reset or the next
+        model."""
         if self.attachment is not None:
             self.attachment.close()
             self.attachment, self.num_att_layers = None, 0
 
     def remove(self) -> None:
-        """Put back the processors that the model held when the store was attached, and detach.
-
-        Warns:
-            CaptureWarning: some layers keep the store's processor, which was there before.
-        """
+        """Put back the processors from before :meth:`attach`, and detach; warn if layers keep the
+        store's."""
         if self.attachment is not None:
             self.note(self.attachment.problem(self))
             if left := self.attachment.restore(self):
@@ -192,8 +183,8 @@ class AttentionStore(StepMaps):
         return self(attn, is_cross, place or known or "")
 
     def joint_spans(self, layer: nn.Module) -> Spans | None:
-        """Return the places of image and text in a layer that is about to call, or None if not
-        known."""
+        """Return the places of image and text in a layer that is about to call, or None if
+        unknown."""
         return None if self.attachment is None else self.attachment.joint_spans(layer)
 
     def __call__(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
@@ -201,10 +192,8 @@ class AttentionStore(StepMaps):
 
         The result of :meth:`forward` is written into it, in place. The store ignores layers that
         run again for a gradient (checkpointing), passes for the negative prompt alone, and passes
-        in which other layers have lost the store's processor for a while (a knockout).
-
-        Raises:
-            RuntimeError: a call is ignored, and :meth:`forward` may edit.
+        in which a knockout has replaced processors. Raise RuntimeError for such a call if
+        :meth:`forward` may edit.
         """
         attachment = self.attachment
         if self.num_att_layers == 0:
@@ -239,15 +228,8 @@ class AttentionStore(StepMaps):
         prompts: slice | None = None,
         places: Sequence[Place] = PLACES,
     ) -> None:
-        """Begin a pass of the model, before its layers call.
-
-        Args:
-            batch: rows of the batch.
-            latent_size: (rows, cols) of the latent.
-            levels: number of the model's resolutions.
-            prompts: the prompts' rows, if a pipeline knows them.
-            places: places of the model's layers.
-        """
+        """Begin a pass of the model, with a latent of (rows, cols), before its layers call;
+        ``prompts`` are the prompts' rows, if a pipeline knows them."""
         before, size = self.latent_size, (latent_size[0], latent_size[1])
         if self.cur_step and before not in (None, size):
             self.reset()
@@ -257,19 +239,18 @@ class AttentionStore(StepMaps):
             )
         self.latent_size, self.levels, self.places = size, levels, tuple(places)
         self._batch, self._prompts = batch, prompts
-        if not self._is_second_pass:  # a pass before may have broken off
+        if not self._is_second_pass:  # an earlier pass may have broken off
             self.cur_att_layer = 0 if self.attachment is not None else self.cur_att_layer
             self.empty_step()
 
     def end_pass(self, calls: int) -> None:
-        """End a pass of the attached model, and the step of which it is the whole or the second
-        half."""
+        """End a pass of the attached model, and the step of which it is the last."""
         self.num_att_layers = calls
         if self.num_uncond_att_layers and not self._is_second_pass:
             self._is_second_pass = True
             return
         self._end_step()
-        self.step_store.update(self._last_step)  # as a store that is alone has it
+        self.step_store.update(self._last_step)  # as in a store that is alone
 
     def step_callback(self, x_t: Tensor) -> Tensor:
         """Return the latents unchanged; editing loops pass them after each step."""
@@ -301,15 +282,14 @@ class AttentionStore(StepMaps):
             self._guess = ""
 
     def pass_over(self, why: str) -> None:
-        """Remember a call that cannot be looked at. Raise RuntimeError if :meth:`forward` may edit:
-        the image would lack the edit."""
+        """Remember a call that cannot be looked at; raise RuntimeError if :meth:`forward` may
+        edit."""
         self.note(why)
         self._refuse_edits(why)
 
     def _refuse_edits(self, why: str) -> None:
-        """Raise RuntimeError for an ignored call if :meth:`forward` may edit."""
         if getattr(self.forward, "__func__", None) is not AttentionStore.forward:
-            raise RunError(f"A {type(self).__name__} may edit attention, and cannot here: {why}")
+            raise RunError(f"A {type(self).__name__} may edit attention, but cannot here: {why}")
 
     def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:
         """Call :meth:`forward` with the kept rows, and write its result back."""

@@ -1,5 +1,3 @@
-"""`LocalBlend`: limits an edit to the places of chosen words."""
-
 import math
 from collections.abc import Mapping, Sequence
 
@@ -17,8 +15,8 @@ class LocalBlend:
     """Blend that keeps the source's latents except where some words are, in the source or in the
     target.
 
-    The maps of ``words``, averaged over heads and layers of one resolution and spread by a 3x3
-    maximum, make a mask where they exceed ``threshold`` times their peak.
+    The mask is where the words' maps of one resolution, spread by a 3x3 maximum, exceed
+    ``threshold`` times their peak.
 
     Source: Hertz et al. 2022, section 3.2, "Local editing"; google/prompt-to-prompt.
 
@@ -29,13 +27,12 @@ class LocalBlend:
         subtract: words, given likewise, whose own (unspread) mask is subtracted.
         start: part of the run after which blending begins.
         threshold: share of the peak, in [0, 1].
-        grid: (rows, cols) of the layers to use. Default: the stored grid whose number of cells is
-            nearest, in ratio, to a sixteenth of the latent's or to 16x16 if that is more; the
-            paper's code takes 16x16 for 64x64 latents.
+        grid: (rows, cols) of the layers to use (default: the stored grid nearest, in ratio, to a
+            sixteenth of the latent's cells or to 16x16 if that is more).
 
     Raises:
         KeyError: a word that is not in its prompt.
-        ValueError: the number of choices differs from that of prompts, or a number outside [0, 1].
+        ValueError: another number of choices than of prompts, or a number outside [0, 1].
     """
 
     def __init__(
@@ -63,11 +60,8 @@ class LocalBlend:
         self.counter = 0
 
     def __call__(self, x_t: Tensor, attention_store: Mapping[str, list[Tensor]]) -> Tensor:
-        """Blend latents ``[prompts, C, rows, cols]`` by the summed maps of a store.
-
-        Raises:
-            ValueError: the latents are not one per prompt; no layer of the grid is stored.
-        """
+        """Blend latents ``[prompts, C, rows, cols]`` by the summed maps of a store; raise
+        ValueError if no layer of the grid is stored."""
         self.counter += 1
         n_prompts = len(self.alpha.own)
         if len(x_t) != n_prompts:

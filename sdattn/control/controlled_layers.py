@@ -1,5 +1,3 @@
-"""Models whose layers can call a controller."""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
@@ -20,12 +18,8 @@ from ..models.pipeline import Pipeline
 
 
 def controlled_layers(target: Pipeline | nn.Module) -> tuple[Denoiser, list[AttentionLayer]]:
-    """Return a model whose layers can call a controller, and its layers in execution order. It is a
-    UNet with self- and cross-attention, or a transformer with joint attention.
-
-    Raises:
-        TypeError: ``target`` is no such model.
-    """
+    """Return a model whose layers can call a controller, and its layers in execution order: a UNet
+    with self- and cross-attention, or a transformer with joint attention (else TypeError)."""
     denoiser = find_denoiser(target)
     layers = denoiser.layers
     kinds = {layer.kind for layer in layers}
@@ -34,31 +28,26 @@ def controlled_layers(target: Pipeline | nn.Module) -> tuple[Denoiser, list[Atte
     elif not kinds <= {"cross", "self"} or not is_unet(denoiser.model):
         strange = sorted(kinds - {"cross", "self"})
         raise InvalidTypeError(
-            f"A {type(denoiser.model).__name__} is no UNet of Stable Diffusion and has no joint "
-            f"attention alone, but {' and '.join(strange) or 'other'} attention in other places, "
-            "which the controllers of prompt-to-prompt do not know. Pass a pipeline of SD 1.x, "
+            f"A {type(denoiser.model).__name__} has {' and '.join(strange) or 'other'} attention "
+            "in places that prompt-to-prompt's controllers do not know: it is neither a UNet of "
+            "Stable Diffusion nor a model with joint attention alone. Pass a pipeline of SD 1.x, "
             "2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet or transformer."
         )
     return denoiser, layers
 
 
 def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
-    """Refuse joint attention that :class:`sdattn.TorchJointProcessor` cannot compute, before the
-    model is changed.
-
-    Raises:
-        TypeError: an unknown order, layer or place of the text.
-    """
+    """Raise TypeError for joint attention that our processor cannot compute."""
     joint_order(denoiser)
     if denoiser.family.video:
         raise InvalidTypeError(
-            f"A {type(denoiser.model).__name__} makes videos, and controllers and knockouts are of "
-            "images. capture() can watch it."
+            f"A {type(denoiser.model).__name__} makes videos; controllers and knockouts work "
+            "with images only. capture() can watch it."
         )
     if denoiser.family.spans is not None:
         raise InvalidTypeError(
-            f"A {type(denoiser.model).__name__} has its text elsewhere in each row of a batch, "
-            "or with extra tokens around it, which controllers and knockouts do not support. "
+            f"A {type(denoiser.model).__name__} places its text differently in each row of a "
+            "batch, or puts extra tokens around it: controllers and knockouts do not support that. "
             "capture() can watch it."
         )
     for layer in layers:
@@ -69,11 +58,7 @@ def check_joint(denoiser: Denoiser, layers: Sequence[AttentionLayer]) -> None:
 
 
 def check_weights(layers: Iterable[AttentionLayer]) -> None:
-    """Refuse processors with weights of their own, which a controller's processor would ignore.
-
-    Raises:
-        ValueError: a layer has one.
-    """
+    """Raise ValueError for processors with weights of their own, which ours would ignore."""
     for layer in layers:
         processor = layer.module.processor
         if isinstance(processor, nn.Module) and list(processor.parameters()):
@@ -84,11 +69,7 @@ def check_weights(layers: Iterable[AttentionLayer]) -> None:
 
 
 def check_guidance(passes: PassReader, controller: object) -> None:
-    """Refuse a controller whose ``guidance`` contradicts the pipeline's layout.
-
-    Raises:
-        ValueError: it does.
-    """
+    """Raise ValueError if a controller's ``guidance`` contradicts the pipeline's layout."""
     in_turn = passes.watch is not None and passes.watch.in_turn
     if in_turn and getattr(controller, "guidance", None) == "passes":
         raise InvalidValueError(

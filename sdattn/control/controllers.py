@@ -1,11 +1,10 @@
 """Prompt-to-prompt's controllers: one source prompt and its edits, side by side in one batch.
 
 The batch is ``[source, target, ...]`` with the same noise in each row. With guidance, the same
-number of unconditional rows comes first. Edits are in place; run under torch.no_grad(), as
-diffusers' pipelines do.
+number of unconditional rows comes first. Edits are in place; run under torch.no_grad().
 
-Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control", section
-3.2; google/prompt-to-prompt and diffusers' community pipeline for what the paper leaves open.
+Source: Hertz et al. 2022, section 3.2; google/prompt-to-prompt and diffusers' community pipeline
+for what the paper leaves open.
 """
 
 import math
@@ -48,8 +47,8 @@ class AttentionControlEdit(AttentionStore):
         self_replace_steps: part of the run in which self-attention is the source's.
         local_blend: keeps the image outside some words; applied by :meth:`step_callback`.
         max_self_queries: largest number of queries at which self-attention is edited.
-        store_options: ``guidance``, ``max_queries`` and ``kinds`` of
-            :class:`sdattn.AttentionStore`. ``guidance`` is ``"batch"`` by default.
+        store_options: options of :class:`sdattn.AttentionStore`; ``guidance`` is ``"batch"`` by
+            default.
 
     Raises:
         ValueError: fewer than two prompts, a part outside [0, 1], prompts that cannot be aligned.
@@ -96,20 +95,20 @@ class AttentionControlEdit(AttentionStore):
         if self.cur_step >= self.num_steps:
             raise InvalidValueError(
                 f"This {type(self).__name__} was made for {self.num_steps} passes of the model, "
-                "and another one came. Give it len(scheduler.timesteps), or reset() before a "
+                "and the model ran again. Give it len(scheduler.timesteps), or reset() before a "
                 "second run."
             )
         if len(attn) % len(self.prompts):
             raise InvalidValueError(
                 f"The {len(attn)} rows of attention do not divide among {len(self.prompts)} "
-                "prompts. Run the pipeline on the very prompts that the controller was made for."
+                "prompts. Run the pipeline on the prompts that the controller was made for."
             )
         # The processor goes on with the tensor as edited in place.
         by_prompt = attn.unflatten(0, (len(self.prompts), -1))  # [prompts, heads, N, T], a view
         source, targets = by_prompt[0], by_prompt[1:]
         if is_cross:
             self._check_columns(attn)
-            # On the CPU first: where nothing is edited in this step the device is not waited for.
+            # On the CPU first: if nothing is edited in this step, nobody waits for the device.
             chosen = self.cross_replace[self.cur_step] & self.edits.view(-1, 1, 1, 1)
             if chosen.any():
                 edited = self.replace_cross_attention(source, targets)
@@ -123,24 +122,16 @@ class AttentionControlEdit(AttentionStore):
         return attn
 
     def _on(self, device: torch.device, own: Tensor, dtype: torch.dtype | None = None) -> Tensor:
-        """Return a device copy of one of this controller's tensors."""
         return self._copies.setdefault(id(own), DeviceCopies(own)).on(device, dtype)
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
-        """Return the edited maps.
-
-        Args:
-            attn_base: the source's maps, ``[heads, N, T]``.
-            attn_replace: the targets' own maps, ``[targets, heads, N, T]``.
-
-        Returns:
-            ``[targets, heads, N, T]`` in their dtype.
-        """
+        """Return the edited maps ``[targets, heads, N, T]``, given the source's ``[heads, N, T]``
+        and the targets' own."""
         raise NotImplementedError
 
     def step_callback(self, x_t: Tensor) -> Tensor:
-        """Blend the latents after a step: ``[prompts, C, rows, cols]``, or packed as ``[prompts, N,
-        C]``, the channels of each query."""
+        """Blend latents after a step, ``[prompts, C, rows, cols]`` or packed ``[prompts, N,
+        C]``."""
         if self.local_blend is None:
             return x_t
         if is_packed := x_t.ndim == 3:
@@ -160,10 +151,8 @@ class AttentionControlEdit(AttentionStore):
 
 
 class AttentionReplace(AttentionControlEdit):
-    """Word swap: the n-th word of a target attends where the n-th word of the source does.
-
-    Arguments are those of :class:`AttentionControlEdit`. Prompts need the same number of words.
-    """
+    """Word swap, for prompts with the same number of words: the n-th word of a target attends where
+    the n-th word of the source does. Arguments as for :class:`AttentionControlEdit`."""
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
         super().__init__(prompts, num_steps, *args, **options)
@@ -177,10 +166,8 @@ class AttentionReplace(AttentionControlEdit):
 
 
 class AttentionRefine(AttentionControlEdit):
-    """Added or removed phrase: words that both prompts share attend where the source's do.
-
-    Arguments are those of :class:`AttentionControlEdit`. New words keep their own attention.
-    """
+    """Added or removed phrase: words that both prompts share attend where the source's do, new
+    words keep their own attention. Arguments as for :class:`AttentionControlEdit`."""
 
     def __init__(self, prompts: Sequence[Prompt], num_steps: int, *args: Any, **options: Any):
         super().__init__(prompts, num_steps, *args, **options)
@@ -202,8 +189,8 @@ class AttentionReweight(AttentionControlEdit):
         controller: an :class:`AttentionReplace` or :class:`AttentionRefine` of the same prompts,
             whose edit comes first. Without it the targets must be the source's own text.
 
-    The other arguments are those of :class:`AttentionControlEdit`. Rows of the edited attention no
-    longer sum to 1, as in the paper.
+    Other arguments as for :class:`AttentionControlEdit`. Edited rows no longer sum to 1, as in the
+    paper.
 
     Raises:
         KeyError: a word that is in no target.
@@ -270,11 +257,7 @@ def _equalizer(targets: Sequence[Prompt], weights: Mapping[str, float]) -> Tenso
 
 
 def _found(prompts: Sequence[Prompt], word: str) -> list[tuple[int, list[int]]]:
-    """Return (prompt, columns) for each prompt with the word.
-
-    Raises:
-        KeyError: no prompt has it.
-    """
+    """Return (prompt, columns) for each prompt with the word; raise KeyError if there is none."""
     found, missing = [], []
     for i, prompt in enumerate(prompts):
         try:

@@ -1,5 +1,4 @@
-"""Arguments of other projects' attention stores, refused with an explanation of their meaning
-there."""
+"""Other projects' arguments for attention stores, refused with an explanation."""
 
 from __future__ import annotations
 
@@ -25,11 +24,7 @@ _NAMES = {
 
 
 def refuse_foreign(name: str, given: Sequence[object], others: Mapping[str, object]) -> None:
-    """Refuse a store's positional arguments, and options that it does not have.
-
-    Raises:
-        TypeError: there are any; the message names the signatures that may have been meant.
-    """
+    """Raise TypeError for positional or unknown arguments; name signatures that may be meant."""
     if given:
         raise InvalidTypeError(
             f"{name}({', '.join(map(repr, given))}): in first place this may be "

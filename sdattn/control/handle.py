@@ -1,5 +1,3 @@
-"""`ControlHandle`: a controller registered in a model's attention."""
-
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
@@ -21,15 +19,9 @@ from .registered import check_batch, refuse_broken_step, registered
 
 
 class ControlHandle:
-    """Registered controller; see :func:`sdattn.edit.register_attention_control`.
-
-    Args:
-        denoiser, layers, controller: as found there; :meth:`put` takes further layers.
-        passes: reader of the model's calls.
-        begin_pass: function called before each pass that belongs to the run. The default tells a
-            store of it.
-        by_size: function from a latent's size to its layers, if they depend on it.
-    """
+    """A controller registered in a model's attention by
+    :func:`sdattn.edit.register_attention_control`; ``by_size`` maps a latent's size to its layers,
+    if they depend on it."""
 
     def __init__(
         self,
@@ -60,8 +52,7 @@ class ControlHandle:
             undo.pop_all()
 
     def put(self, layers: Iterable[AttentionLayer], **joint: Any) -> None:
-        """Make layers call the controller; ``joint`` has options for processors of joint
-        attention."""
+        """Make layers call the controller; ``joint`` has options for joint attention."""
         for layer in layers:
             self._processors[layer] = registered(self, layer, **joint)
             self._installed.put(layer, self._processors[layer])
@@ -78,13 +69,10 @@ class ControlHandle:
             self._warn_if_unused()
 
     def remove(self) -> None:
-        """Put the previous processors back. A second call has no effect.
+        """Put the previous processors back; a second call has no effect.
 
         Raises:
             RuntimeError: processors were set since. They stay, the others are put back.
-
-        Warns:
-            CaptureWarning: the model never ran, or blending never began.
         """
         if not self._active:
             return
@@ -101,11 +89,7 @@ class ControlHandle:
         self._warn_if_unused()
 
     def supersede(self) -> None:
-        """Make room for another controller.
-
-        Raises:
-            RuntimeError: this one's ``with`` block is still open.
-        """
+        """Make room for another controller; raise RuntimeError if a ``with`` block is open."""
         if self._entered:
             raise RunError(
                 f"A {type(self.controller).__name__} is registered in this model already, in a "
@@ -114,7 +98,6 @@ class ControlHandle:
         self.restore()
 
     def restore(self) -> None:
-        """Put the previous processors back, whatever was set since."""
         self._active = self._entered = False
         self._installed.remove()
 
@@ -155,8 +138,8 @@ class ControlHandle:
         if is_compiled(model):
             raise CaptureError(
                 f"The {type(unwrapped(model)).__name__} was compiled while the "
-                f"{type(self.controller).__name__} was registered, and what is compiled may call "
-                "it otherwise. Compile the model first: with a controller it then runs eagerly."
+                f"{type(self.controller).__name__} was registered, so the compiled code may call "
+                "it differently. Compile the model first: with a controller it then runs eagerly."
             )
         if is_shown:
             check_batch(self.controller, found, is_unet(model))
@@ -218,7 +201,6 @@ class ControlHandle:
 
 
 def count_calls(controller: Controller | None, layers: Sequence[AttentionLayer]) -> None:
-    """Tell a controller the number of its calls per pass."""
     with suppress(AttributeError):  # a bound method counts no layers
         calls = sum(2 if layer.kind == "joint" else 1 for layer in layers)
         controller.num_att_layers = calls  # type: ignore[union-attr]

@@ -59,7 +59,6 @@ def is_suspended(layers: Iterable[nn.Module], controller: object) -> bool:
 
 
 def is_taken(layers: Iterable[nn.Module]) -> bool:
-    """Check whether every layer calls some controller."""
     held = (getattr(innermost(layer.processor), "controller", None) for layer in layers)
     return all(controller is not None for controller in held)
 
@@ -71,9 +70,8 @@ def standing(layers: Iterable[nn.Module], controller: object) -> str:
 
 
 def calls_in_a_pass(processor: object, kind: Kind, controller: object) -> int:
-    """Return how often one of our processors calls a controller in a layer of this kind: in joint
-    attention twice if it shows image-to-image attention. It is 0 for other code's processors, which
-    may call or not."""
+    """Return how often one of our processors calls a controller in a layer of this kind: twice if
+    it shows image-to-image attention too; 0 for other code's, which may call or not."""
     if not isinstance(processor, ControlledProcessor) or processor.controller is not controller:
         return 0
     return 2 if kind == "joint" and getattr(processor, "shows_image", False) else 1

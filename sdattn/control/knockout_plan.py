@@ -1,5 +1,3 @@
-"""Checked request of a knockout, and the drawing of one batch of it."""
-
 from __future__ import annotations
 
 from collections.abc import Sequence
@@ -33,8 +31,6 @@ from .removal import Columns, Removal, check_removal
 
 @dataclass(frozen=True)
 class KnockoutPlan:
-    """Checked settings that all batches share."""
-
     pipe: Pipeline
     prompt: Prompt
     seed: int
@@ -56,7 +52,7 @@ def prepare(
     """Check everything that :func:`knockouts` can refuse before the run; see there."""
     if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
         raise InvalidTypeError(
-            f"A knockout draws images of one prompt, and was given a {type(pipe).__name__} and a "
+            f"A knockout draws images of one prompt, but was given a {type(pipe).__name__} and a "
             f"{type(prompt).__name__}. Pass a pipeline, not its model, and one text."
         )
     options = checked_options(pipe, options)
@@ -69,7 +65,7 @@ def prepare(
         raise OptionError("padding_mask_crop", options["padding_mask_crop"], text)
     if (made := images_a_prompt(pipe, options)) != 1:
         raise InvalidValueError(
-            f"This run makes {made} images of a prompt, and a knockout is about one. Leave out "
+            f"This run makes {made} images per prompt, but a knockout compares one. Leave out "
             "num_images_per_prompt and call it once for each seed; videos are not supported."
         )
     [read] = read_prompts(pipe, prompt, **options)
@@ -79,11 +75,8 @@ def prepare(
 
 
 def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], Size]:
-    """Draw one batch, each row with its own columns removed, and restore the processors.
-
-    Returns:
-        the images, and (rows, cols) of the latent cells.
-    """
+    """Draw one batch, each row without its own columns; return images, and the latent's (rows,
+    cols)."""
     n_text = len(plan.prompt.tokens)
     removal = Removal(plan.pipe, rows, n_text, plan.layers, plan.steps, plan.queries)
     options = {name: _for_each(name, option, len(rows)) for name, option in plan.options.items()}
@@ -99,18 +92,15 @@ def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image]
 
 
 def _for_each(name: str, value: Any, rows: int) -> Any:
-    """Return an option for a batch: a value for one image is repeated for each row.
-
-    Pipelines share a lone image by themselves, but not always well: inpainting takes its noise from
-    the first row's generator alone, so the rows would differ from there on.
-    """
+    """Return an option for a batch: a value for one image is repeated for each row. Pipelines do so
+    too, but inpainting would take its noise from the first row's generator alone."""
     if not is_of_images(name):
         return value
     if isinstance(value, (np.ndarray, Tensor)) and value.ndim == 4 and len(value) == 1:
         return value.repeat(rows, 0) if isinstance(value, np.ndarray) else torch.cat([value] * rows)
     if isinstance(value, list) and len(value) > 1:
         raise InvalidValueError(
-            f"{name} has {len(value)} entries, and a knockout is about one image. Pass its own."
+            f"{name} has {len(value)} entries, but a knockout draws one image. Pass a single one."
         )
     if isinstance(value, list) and len(value) == 1:
         [value] = value

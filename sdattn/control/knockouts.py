@@ -1,9 +1,4 @@
-"""Causes, not correlations: the part of an image that is lost when the model may not look at a
-word.
-
-A heatmap shows where a word was looked at. It does not show that the image depends on it; only
-removing the word's attention does.
-"""
+"""Causes, not correlations: what an image loses when the model may not look at a word."""
 
 from __future__ import annotations
 
@@ -43,9 +38,8 @@ class Knockout:
         seed: seed of both images.
         image: PIL image with full attention.
         without: PIL image from the same noise, with the word's attention removed.
-        heatmap: where the two differ. Its values are float32 ``[rows, cols]`` at latent cells, in
-            [0, 1]: the mean absolute difference of red, green and blue in a cell; 1 is the
-            difference between black and white.
+        heatmap: where the two differ, float32 ``[rows, cols]`` at latent cells, in [0, 1]: the mean
+            absolute difference of RGB; 1 is the difference between black and white.
     """
 
     prompt: str
@@ -63,7 +57,7 @@ class Knockout:
         return f"Knockout({self.word!r} of {prompt!r}, seed {self.seed}, {change})"
 
     def _repr_html_(self) -> str:
-        low, high = self.heatmap.range  # from 0: a word that changed nothing is not to glow
+        low, high = self.heatmap.range  # from 0: a word that changed nothing must not glow
         apart = render.overlay(self.image, self.heatmap.values.numpy(), scale=(0.0, high))
         drawn = [
             (self.image, "with everything", f"seed {self.seed}"),
@@ -90,24 +84,19 @@ def knockout(
         found = sdattn.knockout(pipe, "a cat left of a pizza", "cat")
         found.heatmap.overlay(found.image)
 
-    In the chosen layers and steps the word's columns of the attention are set to zero and the rest
-    of each row is divided by its sum, which is the same as masking these keys out of the softmax.
-    In joint attention the rest includes the image. Both images are rows of one batch, go through
-    the same processors and share their noise, so they differ only by the removal.
+    In the chosen layers and steps the word's keys are masked out of the softmax. Both images are
+    rows of one batch and share their noise, so they differ only by the removal.
 
     This removes the attention to the word's own columns, not the word. The text encoder has read
     the whole prompt before: the columns after the word, "<eos>" and the padding among them, carry
     information about it (and the columns before it too, if the encoder is not causal, as T5).
     SDXL's pooled text embedding still holds it, and a ControlNet has its own cross-attention. So a
-    small change means that the image does not need these columns; not that the word had no part in
-    it.
+    small change means only that the image does not need these columns.
 
-    The map shows what is gone and what was drawn instead. An image that never saw a word may have
-    another composition, and then changes all over; with ``steps=(0.5, 1.0)`` the layout mostly
-    stays, and the map shows what the word does there.
+    The map shows what is gone and what was drawn instead. Without a word the composition may change
+    all over; with ``steps=(0.5, 1.0)`` it mostly stays.
 
-    Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control", for
-    the edit of the probabilities during sampling.
+    Source: Hertz et al. 2022, for the edit of the probabilities during sampling.
 
     Args:
         pipe: a pipeline whose denoiser has cross-attention (Stable Diffusion 1, 2 and XL with their
@@ -121,12 +110,9 @@ def knockout(
         steps: part of the run, 0.5 for the first half, ``(0.5, 1.0)`` for the second; counted in
             the model's calls for the prompt. With an odd number the middle one is in both halves.
         queries: for joint attention, which queries may not look at the word: ``"all"`` (the
-            default) or the ``"image"`` alone. With ``"image"`` the words of the prompt go on
-            reading each other in every block, and the image reads the word from them.
+            default) or the ``"image"`` alone, which can still read the word from the prompt's other
+            words.
         options: further options of the pipeline, as for :func:`sdattn.generate`.
-
-    Returns:
-        Knockout: both images and the map.
 
     Raises:
         KeyError: the word is empty, not in the prompt, or was cut off.
@@ -164,22 +150,16 @@ def knockouts(
     batch_size: int = 4,
     **options: Any,
 ) -> list[Knockout]:
-    """Run :func:`knockout` for several words, each removed alone; the full image is drawn once.
+    """Return :func:`knockout` for each of several words; the full image is drawn once.
 
-    Memory is that of a run of ``batch_size`` images, for any number of words and steps, plus one
-    image and one map per word. On a device that rounds batches of different sizes differently, a
-    word that shares no batch with the full image differs from it by that rounding too.
+    It takes the memory of a run of ``batch_size`` images plus one image and one map per word. On a
+    device that rounds batches of different sizes differently, images of other batches differ by
+    that too.
 
     Args:
         words: words and phrases, in any order.
         batch_size: images drawn at once, 1 or more.
         pipe, prompt, seed, layers, steps, queries, options: as for :func:`knockout`.
-
-    Returns:
-        One :class:`Knockout` per word, in the order of ``words``.
-
-    Raises:
-        As :func:`knockout`.
     """
     if isinstance(words, str) or not words or batch_size < 1:
         raise InvalidValueError(
@@ -191,9 +171,8 @@ def knockouts(
 
 
 def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) -> list[Knockout]:
-    """Run the :func:`knockouts` of a checked plan."""
     columns = [tuple(columns_of([word], [plan.prompt])) for word in words]
-    rows = [(), *columns]  # of the first, nothing is removed
+    rows = [(), *columns]  # the first loses nothing
     images: list[Image.Image] = []
     for start in range(0, len(rows), batch_size):
         drawn, grid = draw(plan, rows[start : start + batch_size])
@@ -214,16 +193,9 @@ def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) 
 
 
 def change(image: Image.Image, other: Image.Image, grid: tuple[int, ...]) -> Tensor:
-    """Return a map of where two images differ.
-
-    Args:
-        image, other: PIL images of the same size.
-        grid: (rows, cols).
-
-    Returns:
-        float32 ``[rows, cols]`` in [0, 1]: absolute differences of RGB, averaged over the three
-        channels and the pixels of a cell. If a size does not divide evenly, cells overlap.
-    """
+    """Return where two images differ: float32 ``[rows, cols]`` in [0, 1], absolute differences of
+    RGB, averaged over channels and a cell's pixels; cells overlap if a size does not divide
+    evenly."""
     pair = [np.asarray(one.convert("RGB"), dtype=np.float32) for one in (image, other)]
     difference = torch.from_numpy(abs(pair[0] - pair[1])).mean(-1) / 255  # [height, width]
     return torch.nn.functional.adaptive_avg_pool2d(difference[None], (grid[0], grid[1]))[0]

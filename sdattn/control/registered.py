@@ -32,8 +32,7 @@ class _Registered(TorchAttnProcessor):
 
 
 class _RegisteredJoint(TorchJointProcessor):
-    """Processor for joint attention. It shows both of its blocks unless ``options`` say
-    otherwise."""
+    """Processor for joint attention, which shows both of its blocks by default."""
 
     def __init__(self, handle: Handle, place: str, **options: Any):
         super().__init__(handle.controller, place, spans=handle.spans, **{"image": True, **options})
@@ -54,7 +53,7 @@ def passes_of(denoiser: Denoiser, controller: Controller | None) -> PassReader:
     if is_unet(denoiser.model):
         try:
             return PassReader(denoiser)
-        except ValueError:  # how its pipeline lays out guidance is not known: every call counts
+        except ValueError:  # unknown guidance layout: every call counts
             return PassReader(replace(denoiser, pipeline=None))
     try:
         passes = PassReader(denoiser)
@@ -78,8 +77,7 @@ def refuse_broken_step(controller: Controller | None) -> None:
 
 
 def check_batch(controller: Controller | None, found: Pass, in_unet: bool) -> None:
-    """Raise ValueError if a run and its controller differ in guidance, or in the number of
-    prompts."""
+    """Raise ValueError if a run and its controller differ in guidance or number of prompts."""
     guidance, batch, order = getattr(controller, "guidance", None), found.batch, found.order
     # Where the pipeline says that every row is a prompt's, there is no half to leave out.
     in_batch = guidance in ("auto", "batch") and (in_unet or order != ("conditional",))
@@ -103,6 +101,6 @@ def check_batch(controller: Controller | None, found: Pass, in_unet: bool) -> No
     if rest or not images or (images > 1 and getattr(controller, "local_blend", None)):
         raise InvalidValueError(
             f"The controller was made for {len(prompts)} prompts and the batch has "
-            f"{batch // 2 if in_batch else batch} images. Run the pipeline on those "
-            "very prompts; with a LocalBlend, num_images_per_prompt=1."
+            f"{batch // 2 if in_batch else batch} images. Run the pipeline on exactly "
+            "those prompts; with a LocalBlend, num_images_per_prompt=1."
         )

@@ -1,5 +1,3 @@
-"""Registration of a prompt-to-prompt controller, ours or another's, in a model's attention."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -31,30 +29,26 @@ def register_attention_control(
     calls twice: with ``is_cross=False`` for image-to-image attention, ``[B*heads, N, N]``, then
     with ``is_cross=True`` for image-to-text attention, in the places ``"double"`` and ``"single"``.
 
-    If the controller returns a tensor, that is used. If it returns None, ``probs`` is used as it
-    left it, so edits in place count. Without gradients ``probs`` may be written to; with them it is
-    part of the live graph.
+    A returned tensor is used; after None, ``probs`` is, so edits in place count. With gradients
+    ``probs`` is part of the live graph.
 
     Source: the contract of google/prompt-to-prompt, of the community pipeline in diffusers and of
-    Attend-and-Excite; controllers written for any of them run here. For a transformer they may need
-    two changes: keys ``double_cross``, ``double_self`` (and ``single_…``) in their stores, and the
-    number of its text columns instead of a fixed 77.
+    Attend-and-Excite; their controllers run here. A transformer needs keys ``double_cross``,
+    ``double_self`` (and ``single_…``) in their stores, and its number of text columns instead of
+    77.
 
     Args:
         target: a pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3, FLUX or Qwen-Image, or its UNet
-            or transformer. A transformer's passes that belong to no prompt (the negative prompt's
-            if guidance runs in turn, or passes with skipped layers) are not shown.
+            or transformer. A transformer's passes for no prompt are not shown.
         controller: its ``num_att_layers`` is set to the number of calls per pass. None for plain
             attention in pure torch. It replaces one that a plain call registered before.
         layers: layers that call it, see :func:`sdattn.models.layers.select_layers`; the others keep
             their processors. Default: all.
 
     Returns:
-        A handle whose ``remove()`` puts the previous processors back. As a context manager it does
-        so at the end of the block.
-
-    A compiled model runs eagerly meanwhile, with a warning; one that is compiled after the
-    registration is refused when it runs.
+        A handle whose ``remove()``, or the end of its ``with`` block, puts the previous processors
+        back. A compiled model runs eagerly meanwhile, with a warning; one compiled later is
+        refused.
 
     Raises:
         TypeError: ``target`` is no model that sdattn knows; ``controller`` takes other arguments.
@@ -79,11 +73,8 @@ def register_attention_control(
 
 
 def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
-    """Return a ``callback_on_step_end`` for diffusers' pipelines, for controllers that change the
-    latents.
-
-    It calls ``controller.step_callback(latents)`` after each step of the scheduler.
-    """
+    """Return a ``callback_on_step_end`` for diffusers' pipelines that calls
+    ``controller.step_callback(latents)`` after each step of the scheduler."""
 
     def callback(
         _pipe: object, _step: int, _timestep: object, tensors: dict[str, Any]

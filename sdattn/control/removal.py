@@ -3,11 +3,7 @@
     with Removal(pipe, [(), (3,)], 77):           row 0 keeps all, row 1 loses column 3
         pipe([prompt] * 2, generator=[...])
 
-In cross-attention and in joint attention alike, removing a column means masking this key out of the
-softmax. In joint attention the text has queries too, see ``queries``.
-
-Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control", section
-3.2, for the edit of probabilities while an image is made.
+Removing a column means masking this key out of the softmax.
 """
 
 from __future__ import annotations
@@ -42,12 +38,9 @@ Columns = tuple[int, ...]
 
 
 def without_columns(probs: Tensor, columns: Columns) -> Tensor:
-    """Return probabilities ``[..., T]`` with these keys masked out of the softmax.
-
-    Returns:
-        the same shape and dtype. Rows sum to 1; rows in which nothing is left are zero.
-    """
-    # To mask keys out of a softmax is to take their shares away and divide what is left by its sum.
+    """Return probabilities ``[..., T]`` with these keys masked out; rows without a rest are
+    zero."""
+    # Masking keys out of a softmax removes their shares and divides the rest by its sum.
     kept = probs.float().index_fill(-1, index_on(probs.device, columns), 0.0)
     left = kept.sum(-1, keepdim=True)
     return (kept / left.clamp_min(torch.finfo(kept.dtype).tiny)).to(probs.dtype)
@@ -56,24 +49,21 @@ def without_columns(probs: Tensor, columns: Columns) -> Tensor:
 class Removal:
     """One run of a pipeline, in a ``with`` block that restores the processors however it ends.
 
-    The chosen layers get a :class:`sdattn.TorchAttnProcessor`, or for joint attention a
-    :class:`sdattn.TorchJointProcessor`, for all rows of the batch; the others keep their own. Only
-    rows that read the prompt are edited, never the negative prompt's.
+    The chosen layers get our processors, for all rows of the batch; the others keep their own. Only
+    rows that read the prompt are edited, never the negative prompt's. ``layers``, ``steps`` and
+    ``queries`` are as for :func:`sdattn.knockout`.
 
     Args:
-        pipe: a pipeline whose guidance layout is known.
         rows: columns to remove for each prompt of the run; the prompts are all the same.
         n_text: token columns of the prompt.
-        layers, steps, queries: as for :func:`sdattn.knockout`.
 
     Attributes:
         grid: (rows, cols) of the latent cells, once the run has begun.
 
     Raises:
         TypeError: joint attention that :class:`sdattn.TorchJointProcessor` does not know.
-        ValueError: the guidance layout is not known; a layer that does not exist; a processor with
-            weights of its own. Before the first step of the run: a resolution that no layer has, an
-            impossible part of the run, another number of token columns.
+        ValueError: unknown guidance; a layer that does not exist; a processor with weights of its
+            own; before the first step, an option that does not fit the run.
         CaptureError: the rows start from different noise; a processor was replaced during the run;
             the run ended early.
     """
@@ -116,8 +106,7 @@ class Removal:
             self._handle.tell_strays()
 
     def __call__(self, probs: Tensor, _is_cross: bool, place: str) -> None:
-        """Edit ``[B*heads, N, T]`` in place. In joint attention these are a part of the softmax,
-        and the processor divides the whole row by the remaining sum."""
+        """Edit ``[B*heads, N, T]`` in place, in joint attention a part of the softmax."""
         by_row = probs.unflatten(0, (self._batch, -1))  # [B, heads, N, T], a view
         for row, columns in self._edits.items():
             if place in ("double", "single"):
@@ -130,7 +119,7 @@ class Removal:
         if found.skips_layers:
             text = "skip-layer guidance runs the prompt once more, with the word. Leave it out."
             raise OptionError("skip_guidance_layers", True, text)
-        # A pass of the negative prompt alone is one of a guidance that runs in turn.
+        # A pass for the negative prompt alone: the guidance runs its branches in turn.
         if order is None or found.of_no_prompt:
             return
         if not self._passes:
@@ -139,15 +128,14 @@ class Removal:
             self.grid = cast(Size, found.latent_size)
             chosen = select_layers(self._denoiser.layers, self.layers, TEXT_KINDS, self.grid)
             self._handle.put(chosen, queries=self.queries, image=False)
-        # Asked anew in each pass, since guidance may end in the middle of a run.
+        # Asked in each pass, since guidance may end in the middle of a run.
         if self._passes in self._during:
             self._edits = self._edits_of(order)
         self._passes += 1
 
     def _edits_of(self, order: Order) -> dict[int, Columns]:
-        """Return the columns removed from each row of the batch. PAG's perturbed copy loses them
-        too: it reads the prompt, and would push the image away from the word if it alone went on
-        seeing it."""
+        """Return the columns removed from each row of the batch, PAG's perturbed copy among them:
+        it would push the image away from the word if it alone went on seeing it."""
         perturbed = getattr(self.pipe, "do_perturbed_attention_guidance", False)
         reading = [name == "conditional" or (name is None and perturbed) for name in order]
         by_row = [columns if reads else () for reads in reading for columns in self.rows]
@@ -175,7 +163,7 @@ class Removal:
             )
 
     def _plan_passes(self) -> None:
-        # what is left of the schedule where a run starts from an image
+        # the rest of the schedule if a run starts from an image
         self._expected = getattr(self.pipe, "num_timesteps", len(self.pipe.scheduler.timesteps))
         self._during = self.steps.passes(self._expected)
         if not self._during:
@@ -188,8 +176,7 @@ class Removal:
 def check_removal(
     pipe: Pipeline, layers: LayerSelection, steps: Span, queries: Queries | None = None
 ) -> RunPart:
-    """Return the checked part of the run; refuse everything that :class:`Removal` refuses before a
-    run."""
+    """Return the checked part of the run; refuse all that :class:`Removal` refuses before it."""
     guided_order(pipe)
     denoiser = find_denoiser(pipe)
     chosen = select_layers(denoiser.layers, layers, TEXT_KINDS)
@@ -211,7 +198,7 @@ def check_removal(
         if layer.kind == "cross" and own and not is_plain(layer.module, processor):
             raise InvalidTypeError(
                 f"{layer.name} has a {type(processor).__name__}, which does more than a plain "
-                "attention (rotary embeddings, say), and without that a knockout would change more "
+                "attention, such as rotary embeddings: without it a knockout would change more "
                 "than its word. capture() can watch it."
             )
     return RunPart.of(steps)

@@ -1,5 +1,3 @@
-"""`StepMaps`: maps of a run's steps, their sums and means."""
-
 from __future__ import annotations
 
 import logging
@@ -43,22 +41,16 @@ class StepMaps:
 
     For SD 1.x at 512x512 and one image, the maps of any size are ``[8, n, 77]``, with n in
     ``down_cross`` 4096 x2, 1024 x2, 256 x2, in ``mid_cross`` 64, in ``up_cross`` 256 x3, 1024 x3,
-    4096 x3: 66 MB in float32. The others have self-attention as well and leave out the 4096, since
-    editing code picks maps by their position after that filter.
-
-    Source: ``save_global_store`` as in Chefer et al. 2023, "Attend-and-Excite",
-    yuval-alaluf/Attend-and-Excite.
+    4096 x3: 66 MB in float32. The others leave out the 4096: editing code picks maps by position
+    after that.
 
     Args:
-        max_queries: limit of ``step_store`` and ``attention_store``; no limit while a store is
-            alone.
-        kinds: ``"cross"`` and/or ``"self"``, the kinds to keep; None for controllers that only
-            edit.
-        keep_steps: True keeps each step in ``steps``. A run that will hold more than 1 GB logs a
-            warning.
-        save_global_store: None sums over steps. True or False, as in Attend-and-Excite:
-            ``attention_store`` is the last step alone, with its graph; with True ``global_store``
-            holds the detached sums.
+        max_queries: limit of ``step_store`` and ``attention_store``; none while a store is alone.
+        kinds: ``"cross"`` and/or ``"self"``; None for controllers that only edit.
+        keep_steps: keep each step in ``steps``; a run that will hold more than 1 GB logs a warning.
+        save_global_store: None sums over steps. True or False, as in Chefer et al. 2023,
+            yuval-alaluf/Attend-and-Excite: ``attention_store`` is the last step alone, with its
+            graph; with True ``global_store`` holds the detached sums.
 
     Attributes:
         cur_step: number of finished steps; one per pass of the model (one per two with
@@ -107,10 +99,7 @@ class StepMaps:
         self._full_step: Maps = {f"{place}_cross": [] for place in self.places}
 
     def forward(self, attn: Tensor, is_cross: bool, place_in_unet: str) -> Tensor:
-        """Append ``attn``, the rows to keep, to its list without a copy.
-
-        An override may edit ``attn`` in place, or return a tensor of its shape.
-        """
+        """Append ``attn``, the kept rows, to its list; an override may edit or replace it."""
         kind = "cross" if is_cross else "self"
         if kind in self.kinds:
             key, is_alone = f"{place_in_unet}_{kind}", self.num_att_layers < 1
@@ -121,7 +110,6 @@ class StepMaps:
         return attn
 
     def between_steps(self) -> None:
-        """Add the finished step to the sums."""
         self.add(self.step_store, self._full_step)
 
     def note(self, problem: str) -> None:
@@ -175,22 +163,15 @@ class StepMaps:
         latent_size: tuple[int, int] | None = None,
         images: int | None = None,
     ) -> LayerMaps:
-        """Return the map of each layer that sees the text, as a preset reads them.
-
-        Args:
-            preset, steps, latent_size: as for :func:`sdattn.heatmaps`.
-            images: number of images that share the rows, if the store does not know it.
-
-        Raises:
-            CaptureError: the preset, or its refining, needs maps that the store does not hold.
-        """
+        """Return the map of each layer that sees the text; arguments and errors as for
+        :func:`sdattn.heatmaps`."""
         preset = preset_of(preset)
         found = folded_maps(self, preset, latent_size, steps)  # type: ignore[arg-type]
         return found.of_images(images).layer_maps(preset)
 
     def get_average_attention(self) -> Maps:
-        """Return the mean of each map over the finished steps; the last step alone if
-        ``save_global_store`` is set.
+        """Return the mean of each map over the finished steps, or with ``save_global_store`` the
+        last step.
 
         Raises:
             CaptureError: the store did not see the whole run.
@@ -203,11 +184,7 @@ class StepMaps:
         return self._average(self.full_attention_store)
 
     def get_average_global_attention(self) -> Maps:
-        """Return the mean of ``global_store`` over the finished steps.
-
-        Raises:
-            RuntimeError: no step has finished, or ``save_global_store`` is not True.
-        """
+        """Return the mean of ``global_store``; raise RuntimeError if there is none."""
         self.check_finished()
         if not self.save_global_store:
             raise RunError(
@@ -224,12 +201,8 @@ class StepMaps:
         select: int = 0,
         prompts: int | str | Sequence[str] | None = None,
     ) -> Tensor:
-        """Return :func:`sdattn.aggregate_attention` on the maps' device, with their graph, as the
-        method of diffusers' Attend-and-Excite does.
-
-        ``res`` is a quarter of the latent's sides by default. With ``save_global_store`` set, all
-        rows count as one image if their number is not known, as in Attend-and-Excite.
-        """
+        """Return :func:`sdattn.aggregate_attention` on the maps' device, with their graph; ``res``
+        is a quarter of the latent's sides by default."""
         rows, cols = self.latent_size or (64, 64)
         if prompts is None and self.images is None and self.save_global_store is not None:
             prompts = 1
@@ -237,11 +210,7 @@ class StepMaps:
         return aggregated(self, res, from_where, is_cross, select, prompts)
 
     def step_maps(self, steps: StepChoice) -> tuple[Maps, int]:
-        """Return the mean maps of some steps, and the number of these steps.
-
-        Args:
-            steps: ``"mean"``, ``"last"``, the number of a step, or a part of the run.
-        """
+        """Return mean maps of ``"mean"``, ``"last"``, a step or a part, and their number."""
         self.check_finished()
         if steps == "mean":
             selfs = self.get_average_attention().items()

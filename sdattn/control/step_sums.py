@@ -12,11 +12,8 @@ from ..models.values import whole
 
 
 def chosen(kept: Sequence[Maps], steps: StepChoice) -> tuple[Maps, int]:
-    """Return the mean of chosen steps among those kept one by one, and their number.
-
-    Raises:
-        ValueError: ``steps`` is neither a step's number nor a part of the run.
-    """
+    """Return the mean of chosen steps among those kept one by one, and their number; raise
+    ValueError for neither a step's number nor a part of the run."""
     numbers: list[int] = []
     if (step := whole(steps)) is not None:
         numbers = [step] if -len(kept) <= step < len(kept) else []
@@ -52,11 +49,9 @@ def detached(step: Maps) -> Maps:
 
 @torch.no_grad()
 def averaged(sums: Maps, steps: int) -> Maps:
-    """Return sums over ``steps`` steps, divided by that number."""
     return {key: [total / steps for total in kept] for key, kept in sums.items()}
 
 
 @torch.no_grad()
 def _mean(steps: Sequence[Sequence[Tensor]]) -> list[Tensor]:
-    """Return the mean of each map over the steps."""
     return [torch.stack(list(maps)).mean(0) for maps in zip(*steps, strict=True)]

@@ -1,5 +1,3 @@
-"""Edit in one call: check the request, make a controller, draw both images."""
-
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
@@ -58,8 +56,7 @@ def edit(
     """Draw a prompt and its edited versions from the same noise, and keep the layout.
 
     Args:
-        pipe: a text-to-image pipeline of a family that has :class:`sdattn.models.Edits`: SD 1.x,
-            2.x, SDXL, Stable Diffusion 3, FLUX.1.
+        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3 or FLUX.1.
         source: prompt whose image is kept.
         target: the edited prompt, or several, which run in one batch.
         seed: seed of the noise that all images share; drawn on the CPU.
@@ -69,8 +66,7 @@ def edit(
         cross_replace_steps: part of the run that uses the source's cross-attention (in joint
             attention, from image to text): 0.8, ``(0.2, 0.8)``, or by word ``{"default_": 0.8,
             "star": 0.4}``. Default: measured best for the family.
-        self_replace_steps: part of the run that uses the source's self-attention (in joint
-            attention, from image to image). Default: likewise.
+        self_replace_steps: the same for self-attention (in joint attention, from image to image).
         blend: a word or several; the image changes only where they are. Each prompt must have one
             of them, or a word in the place of one of them.
         weights: factor of words of the targets, in addition to any mode.
@@ -78,8 +74,7 @@ def edit(
             UNet: at a quarter of the latent's sides, 16x16 for 64x64.
         inversion: result of :func:`invert` for a real image and ``source``. The first image is then
             that image, reconstructed; steps, guidance and size are the inversion's.
-        preset, refine: as for :func:`sdattn.generate`.
-        options: further options of the pipeline, as for :func:`sdattn.generate`.
+        preset, refine, options: as for :func:`sdattn.generate`.
 
     Returns:
         EditRun: images, and heatmaps of the attention as it was used, edits included.
@@ -105,7 +100,7 @@ def edit(
     edited = plan.edited
     own: dict[str, Any] = {}
     if inversion:
-        # How near the first image came back to the image says what the edits can be trusted with.
+        # How close the first image came to the user's says how far the edits can be trusted.
         near = min(psnr(inversion.image, run.images[0]), 99.0)
         edited = replace(edited, reconstruction_psnr=near)
         own = {"seed": None}  # the noise is the image's own
@@ -120,8 +115,6 @@ edit_image = edit
 
 @dataclass(frozen=True)
 class EditOptions:
-    """Options of an edit; see :func:`edit`."""
-
     mode: str = "auto"
     cross_replace_steps: Span | Mapping[str, Span] | None = None
     self_replace_steps: Span | None = None
@@ -182,7 +175,7 @@ def _of_inversion(source: str, inversion: Inversion | None, options: Options) ->
     fixed = inversion.options()
     if refused := sorted({*fixed, "negative_prompt", "eta"} & set(options)):
         raise InvalidValueError(
-            f"The inversion decides on {option_names(refused)}. Invert again with other settings."
+            f"The inversion sets {option_names(refused)}. Invert again with other settings."
         )
     del fixed["latents"]  # one of them for each prompt
     return fixed
@@ -196,8 +189,7 @@ def _own_options(options: Options) -> Options:
     schedule = {"timesteps", "sigmas", "denoising_end"}
     if refused := sorted((ours | schedule) & set(options)):
         raise InvalidValueError(
-            f"`edit_image()` sees to {option_names(refused)} itself. Use "
-            "register_attention_control()."
+            f"`edit_image()` sets {option_names(refused)} itself. Use register_attention_control()."
         )
     return options
 
@@ -207,7 +199,7 @@ def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | N
     if mode not in modes:
         raise refuse("mode", mode, modes)
     if mode == "reweight" and not weights:
-        text = "`mode='reweight'` needs a factor for a word, `weights={'cat': 2.0}` say."
+        text = "`mode='reweight'` needs a factor for a word, e.g. `weights={'cat': 2.0}`."
         raise InvalidValueError(text)
     source, *targets = prompts
     if mode != "auto" or not targets:  # without a target the controller says what is wrong

@@ -60,19 +60,16 @@ def figure(
     kept step, at most 8, evenly spaced, including the first and the last; steps are counted from 1.
     ``"layers"``: one column per group of layers, by place and grid (rows x cols), in the order in
     which they run. ``"heads"``: one row per word and layer (the preset's layers on their finest
-    grid), one column per head; heads and layers have the model's numbers, from 0, so that
-    ``up 3.0.1`` is the ``attn2`` of ``up_blocks.3.attentions.0.transformer_blocks.1``.
-    ``"frames"``, for a video: one column per frame, at most 8, evenly spaced, including the first
-    and the last, counted from 1; one row for the video, then one per word. All other figures show
-    the middle frame of a video; for another pass ``run.frame(number)``.
+    grid), one column per head; heads and layers have the model's numbers, from 0: ``up 3.0.1`` is
+    ``up_blocks.3.attentions.0.transformer_blocks.1.attn2``. ``"frames"``, for a video: one column
+    per frame, chosen likewise; one row for the video, then one per word. All other figures show its
+    middle frame; for another pass ``run.frame(number)``.
 
-    A cell has one colour, as it was measured. The first colour is the smallest value of all panels,
-    the last one the largest, so panels of one figure can be compared. Text has the fonts and sizes
-    of the user's rcParams, else 8 points.
+    The first colour is the smallest value of all panels, the last one the largest. Text has the
+    fonts and sizes of the user's rcParams, else 8 points.
 
     Args:
         run: from :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`.
-        kind: which figure.
         words: words or phrases, each occurrence by itself (default: all words).
         axes: axes from ``plt.subplots()``, one per panel, row after row, to draw into instead of a
             new figure. Their figure keeps its size and layout, and all rcParams are the user's.
@@ -81,8 +78,8 @@ def figure(
         The figure of ``axes``, or one at 300 dpi without pyplot; its last axes are the colour bar.
 
     Raises:
-        ValueError: no such kind, the run has not kept what it shows, frames of an image, more
-            panels than fit on a page, or not as many as ``axes``.
+        ValueError: no such kind, the run has not kept what it shows, frames of an image , too many
+            panels for a page, or not as many as ``axes``.
         KeyError: a word that is not in the prompt.
     """
     if kind not in KINDS:
@@ -98,14 +95,10 @@ def figure(
 
 
 def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure as ``.pdf``, ``.svg`` or ``.png`` (300 dpi), by the file's extension.
+    """Write a figure as ``.pdf``, ``.svg`` or ``.png`` (300 dpi), by the file's extension; raise
+    ValueError for another format.
 
-    The same figure gives the same bytes. Text stays text. An existing file is replaced once the
-    new one is complete.
-
-    Raises:
-        ValueError: another format.
-        OSError: it cannot be written.
+    The same figure gives the same bytes; text stays text.
     """
     kind = format_of(path, FORMATS)
     held = io.BytesIO()

@@ -1,5 +1,3 @@
-"""The maps of one image's run over its steps, as an animation."""
-
 from __future__ import annotations
 
 import io
@@ -28,15 +26,13 @@ def animate(
     """Return a frame for each kept step: the image with the step's number and timestep, and each
     word in colour over it.
 
-    All words share one scale in all frames, from 0 to the highest value of a content word in any
-    step, so that the same colour is the same number. A video is shown by its middle frame; for
-    another pass ``run.frame(number)``.
+    All words share one scale, from 0 to the highest value of a content word in any step. A video is
+    shown by its middle frame; for another pass ``run.frame(number)``.
 
     Args:
         run: from :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`, with its steps.
         words: words or phrases, each occurrence by itself (default: all words).
-        size: maximum pixels of a frame's longer side. A word's image has 256 pixels on its shorter
-            side if there is room for all.
+        size: maximum pixels of a frame's longer side.
 
     Returns:
         RGB, all of one size, in the order in which the steps ran.
@@ -63,20 +59,16 @@ def animate(
 def save_animation(
     frames: Sequence[Image.Image], path: str | Path, *, milliseconds: int = 200
 ) -> None:
-    """Write frames as ``.gif`` or ``.webp``, by the file's extension, playing in a loop.
+    """Write frames as ``.gif`` or ``.webp``, by the file's extension, playing in a loop; raise
+    ValueError for another format, or a duration out of range.
 
-    An existing file is replaced once the new one is complete. A GIF has 256 colours for all frames
-    together, a WebP all of them.
+    A GIF has 256 colours for all frames together.
 
     Args:
         frames: RGB, all of one size.
         path: file to write.
         milliseconds: duration of each frame, in a GIF to the nearest ten; the last one stays for
             ``HOLD`` or longer.
-
-    Raises:
-        ValueError: another format, or a duration out of range.
-        OSError: it cannot be written.
     """
     kind = format_of(path, FORMATS)
     most = _MOST[kind] // len(frames)  # together no longer than one frame can be

@@ -12,8 +12,8 @@ from .panels import Lines
 
 
 def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
-    """Return the maps of words or phrases, each occurrence by itself, or of all words; raise
-    ValueError for one text instead of a list, and if no word has a map."""
+    """Return the maps of words or phrases, each occurrence by itself, or of all; raise ValueError
+    for one text instead of a list, and if no word has a map."""
     if isinstance(words, str):
         raise refuse("words", words, "a list of words and phrases")
     found = [heatmap for word in words or () for heatmap in heatmaps.find(word)]
@@ -26,7 +26,6 @@ def chosen(heatmaps: Heatmaps, words: Sequence[str] | None) -> list[Heatmap]:
 
 
 def kept_steps(run: ImageRun) -> list[tuple[Lines, Heatmaps]]:
-    """Return each kept step's number (from 1), timestep and heatmaps; raise ValueError if none."""
     found = step_heatmaps(run)
     if not found:
         raise not_kept("steps")

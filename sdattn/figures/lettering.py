@@ -25,12 +25,8 @@ _SETTINGS: dict[str, Any] = {
 
 @contextmanager
 def settings() -> Iterator[None]:
-    """Apply matplotlib's defaults and the settings of figures inside the block; the user's fonts
-    and text sizes are kept if they differ from matplotlib's.
-
-    The warning of glyphs that no installed font has is hidden, because nothing can be done about
-    it: a box takes the letter's place, and PDF and SVG hold the letter itself.
-    """
+    """Apply matplotlib's defaults and the settings of figures inside the block, but keep fonts and
+    text sizes that the user has set; hide the warning of glyphs that no installed font has."""
     from matplotlib import rcParams, rcParamsDefault, style
 
     sizes: Any = rcParams.find_all(r"^font\.|\.(title|label)size$")
@@ -47,14 +43,12 @@ def plain(text: str) -> str:
 
 
 def unit() -> float:
-    """Return the text size of the settings as a multiple of 8 points."""
     from matplotlib import rcParams
 
     return float(rcParams["font.size"]) / 8
 
 
 def width(text: str, fonts: list[str]) -> float:
-    """Return the width of one line at the text size of the settings, in inches."""
     from matplotlib.font_manager import FontProperties
     from matplotlib.textpath import text_to_path
 
@@ -73,9 +67,8 @@ def fit(text: str, inches: float, fonts: list[str]) -> str:
 
 
 def fonts_for(text: str) -> list[str]:
-    """Return the font families that have the glyphs of a text: the font of the settings (DejaVu
-    Sans by default), then installed fonts for its missing glyphs. The first draws a box for a
-    letter that none of them has."""
+    """Return the font families for a text: the settings' (DejaVu Sans by default), then installed
+    fonts for its missing glyphs. The first draws a box for a letter that none of them has."""
     from matplotlib import font_manager
 
     first = font_manager.findfont(font_manager.FontProperties())

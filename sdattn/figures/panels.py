@@ -1,7 +1,6 @@
 """Small multiples on a page: panels of one size, one scale, one colour bar.
 
-Rows, columns and the figure's size are chosen here; matplotlib's constrained layout places the
-rest. Lengths are in inches, text lengths at 8 points. pyplot is not used: it keeps its figures.
+Lengths are in inches, text lengths at 8 points. pyplot is not used: it keeps its figures.
 """
 
 from __future__ import annotations
@@ -41,8 +40,7 @@ _SHORTEST, _LONGEST, _THICK = 0.9, 3.0, 0.1  # the colour bar
 
 @dataclass(frozen=True)
 class Panel:
-    """Values ``[rows, cols]`` or an image, uint8 ``[rows, cols, 3]``, with the lines of its title
-    (or its column's) and of its row's label (equally many in all rows)."""
+    """Values ``[rows, cols]`` or an image, uint8 ``[rows, cols, 3]``, with title and label."""
 
     values: np.ndarray
     title: Lines
@@ -51,13 +49,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Page:
-    """Settings shared by the panels of a figure.
-
-    Attributes:
-        size: (width, height) of the image in pixels, the unit of each panel's axes.
-        scale: the values of the first and of the last colour.
-        note: unit of the values, next to the colour bar.
-    """
+    """Settings shared by a figure's panels; ``size`` is the image's (width, height) in pixels."""
 
     size: tuple[int, int]
     scale: tuple[float, float]
@@ -65,7 +57,6 @@ class Page:
 
     @property
     def aspect(self) -> float:
-        """Height divided by width."""
         return self.size[1] / self.size[0]
 
     def room(self, down: int, across: int, labels: float = 0, titles: float = 0) -> float:
@@ -76,8 +67,7 @@ class Page:
 
 
 def flow(panels: Sequence[Panel], page: Page) -> Figure:
-    """Draw panels with their titles above, five per row, or more if they do not fit otherwise;
-    raise ValueError if they do not fit on a page."""
+    """Draw panels with titles, at least five per row; raise ValueError if they do not fit."""
     number = len(panels)
 
     def room(across: int) -> float:
@@ -91,8 +81,7 @@ def flow(panels: Sequence[Panel], page: Page) -> Figure:
 
 
 def table(rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
-    """Draw panels in rows and columns; many rows wrap into blocks, at most eight side by side.
-    Raise ValueError if they do not fit on a page."""
+    """Draw rows and columns, many rows in blocks; raise ValueError if they do not fit on a page."""
     across, lines = max(map(len, rows)), {line for row in rows for line in row[0].label}
     fonts = fonts_for("".join(lines))
     label = min(max(width(line, fonts) for line in lines), _LABEL * unit()) + 0.3 * unit()
@@ -106,8 +95,7 @@ def table(rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
 
 
 def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
-    """Draw panels, row after row, in as many existing axes (else ValueError); their figure keeps
-    its size and layout."""
+    """Draw panels, row after row, in as many existing axes; else raise ValueError."""
     drawn = [*np.ravel(np.array(axes, dtype=object))]
     cells = [(i, j) for i, row in enumerate(rows) for j in range(len(row))]
     if len(drawn) != len(cells):
@@ -124,8 +112,7 @@ def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], pag
 @dataclass(frozen=True)
 class _Sheet:
     """A figure to be drawn: blocks of ``down`` rows next to each other, panels about ``width``
-    wide; ``what`` names them in errors, and with ``each`` every panel has a title, not just a
-    column's first."""
+    wide; with ``each`` every panel has a title, not just a column's first."""
 
     rows: Sequence[Sequence[Panel]]
     page: Page
@@ -136,13 +123,11 @@ class _Sheet:
 
     @cached_property
     def fonts(self) -> list[str]:
-        """Font families for titles and labels."""
         panels = [panel for row in self.rows for panel in row]
         return fonts_for("".join("".join(panel.title + panel.label) for panel in panels))
 
     @cached_property
     def upright(self) -> bool:
-        """True if column titles are rotated upright, in one line."""
         lines = {line for row in self.rows for panel in row for line in panel.title}
         return not self.each and max(width(line, self.fonts) for line in lines) > _SURE * self.width
 
@@ -176,7 +161,6 @@ class _Sheet:
         return figure
 
     def show(self, axes: Axes, row: int, column: int) -> None:
-        """Draw a panel with its title and label."""
         panel, (wide, high) = self.rows[row][column], self.page.size
         options: dict[str, Any] = {"extent": (0, wide, high, 0), "origin": "upper"}
         if panel.values.ndim == 2:  # a cell is a square of one colour: it was measured once
@@ -197,7 +181,6 @@ class _Sheet:
             axes.set_ylabel(label, rotation=0, ha="right", va="center", **text)
 
     def bar(self, axes: Sequence[Axes], note: str, **options: Any) -> Colorbar:
-        """Draw one colour bar for all panels."""
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 
@@ -231,8 +214,7 @@ class _Sheet:
             axes.set_aspect("equal")
 
     def _resized(self, figure: Figure, shape: np.ndarray) -> tuple[float, float]:
-        """Enlarge panels as far as a page allows, in the image's proportions, but leave the colour
-        bar its shortest length; return their (width, height)."""
+        """Enlarge panels as far as page and colour bar allow; return their (width, height)."""
         cast("LayoutEngine", figure.get_layout_engine()).execute(figure)
         size = figure.get_size_inches()
         # The text around the panels takes the same room at any panel size.
@@ -244,8 +226,7 @@ class _Sheet:
         return wide, high
 
     def _bar_beside(self, panels: Sequence[Axes], wide: float, high: float) -> Colorbar:
-        """Draw the colour bar, no longer than the panels together, its note wrapped to fit; it
-        spans only the outer columns, which is quicker to lay out."""
+        """Draw the colour bar; it spans only the outer columns, which is quicker to lay out."""
         length = min(high, _LONGEST * unit())
         note = "\n".join(wrap(self.page.note, int(15 * length / unit())))
         sides = {"shrink": length / high, "aspect": length / _THICK, "pad": _THICK / wide}

@@ -1,5 +1,3 @@
-"""Saving figures: the format from the file name, and files that are complete or not there."""
-
 from collections.abc import Collection
 from pathlib import Path
 

@@ -40,13 +40,8 @@ def is_address(where: str | Path) -> bool:
 
 
 def path_of(where: str | Path | Address) -> Path | Address:
-    """Return a local path, or an address in a storage, without contacting the storage.
-
-    Raises:
-        ValueError: fsspec knows no such storage.
-        ImportError: a package that reaches it is not installed.
-        OSError: it cannot be reached with the configuration here.
-    """
+    """Return a local path, or an address in a storage, without contacting the storage; raise
+    ValueError if fsspec knows no such storage, ImportError if a package is missing."""
     found = None if isinstance(where, Address) else _ADDRESS.fullmatch(str(where))
     if found is None:
         return where if isinstance(where, Address) else Path(where)
@@ -80,12 +75,8 @@ class Address:
     """An object in a storage, or its prefix, with as much of pathlib's Path as runs need.
 
     Failed calls are retried: repeating a put that in fact succeeded does no harm. All methods raise
-    OSError when the storage cannot be reached or refuses.
-
-    Args:
-        files: filesystem of fsspec, without a cache of listings.
-        path: path as ``files`` writes it.
-        scheme: scheme as the user wrote it.
+    OSError when the storage cannot be reached or refuses. ``files`` is a filesystem of fsspec
+    without a cache of listings, ``path`` as it writes it, ``scheme`` as the user wrote it.
     """
 
     def __init__(self, files: Any, path: str, scheme: str):
@@ -151,7 +142,6 @@ class Address:
         return self
 
     def iterdir(self) -> Iterator[Address]:
-        """Yield the direct children, by name."""
         try:
             found = self._ask(self.files.ls, self.path, detail=False)
         except FileNotFoundError:
@@ -160,7 +150,6 @@ class Address:
         yield from (self / name for name in sorted(names))
 
     def glob(self, pattern: str) -> Iterator[Address]:
-        """Yield the direct children whose name matches."""
         return (found for found in self.iterdir() if fnmatchcase(found.name, pattern))
 
     def sizes(self) -> dict[str, int]:
@@ -181,11 +170,9 @@ class Address:
         return self.read_bytes().decode()
 
     def open(self, mode: str = "rb") -> Any:
-        """Open the file for reading and seeking."""
         return self._ask(self.files.open, self.path, mode)
 
     def fetch(self, path: Path) -> None:
-        """Copy the object to a local path."""
         self._ask(self.files.get_file, self.path, str(path))
 
     def write_bytes(self, data: bytes) -> None:
@@ -195,7 +182,6 @@ class Address:
         self.write_bytes(text.encode())
 
     def write_parts(self, parts: Iterable[bytes]) -> None:
-        """Write an object that may be larger than the memory."""
         with tempfile.NamedTemporaryFile() as file:
             file.writelines(parts)
             file.flush()
@@ -205,8 +191,7 @@ class Address:
                 self.write_bytes(Path(file.name).read_bytes())
 
     def create(self, data: bytes) -> None:
-        """Write an object if there is none; raise FileExistsError if there is one, where the
-        storage can tell."""
+        """Write an object; raise FileExistsError if there is one, where the storage can tell."""
         try:
             self._ask(self.files.pipe_file, self.path, data, mode="create")
         except FileExistsError:
@@ -262,7 +247,6 @@ AnyPath = Path | Address
 
 
 def at_once(call: Callable[[Address], T], addresses: Iterable[Address]) -> list[T]:
-    """Return the results of a call for each address, many in parallel: a storage is slow."""
     with ThreadPoolExecutor(_TOGETHER) as pool:
         return list(pool.map(call, addresses))
 

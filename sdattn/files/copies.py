@@ -1,5 +1,3 @@
-"""Objects of a storage as local files, for code that reads them by path."""
-
 import shutil
 import tempfile
 import threading
@@ -12,8 +10,7 @@ from .addresses import Address, at_once
 
 
 class Copies:
-    """Local copies of objects, fetched on first use, and again after they have changed. The
-    ``most`` latest used are kept (default: all), until this object is deleted."""
+    """Local copies of the ``most`` latest used objects (default: all), renewed after a change."""
 
     def __init__(self, most: int | None = None):
         self.most = most
@@ -22,9 +19,8 @@ class Copies:
         self._lock = threading.Lock()
 
     def of(self, address: Address, key: str | None = None) -> Path:
-        """Return the path of the object's copy, which stays the same when the object changes, or a
-        path without a file if there is no object; ``key`` is a text that changes with the content
-        (default: ask the storage)."""
+        """Return the path of the object's copy, or one without a file if there is no object;
+        ``key`` is a text that changes with the content (default: ask the storage)."""
         key = f"{address} {address.key() if key is None else key}"
         with self._lock:
             path = self._made.pop(key, None)
@@ -45,7 +41,6 @@ class Copies:
         return path
 
     def of_all(self, addresses: Iterable[Address]) -> list[Path]:
-        """Return :meth:`of` for each address, in parallel."""
         return at_once(self.of, addresses)
 
     def _new(self) -> Path:

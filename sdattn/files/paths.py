@@ -11,9 +11,8 @@ P = TypeVar("P", bound=AnyPath)
 
 
 def inside(folder: P, name: str) -> P:
-    """Return the path of a relative name, with ``/`` between its parts, in an untrusted folder,
-    never outside it. Raise ValueError if it is absolute or goes up, or it, or a folder on the way
-    to it, is a link."""
+    """Return the path of a relative name in an untrusted folder. Raise ValueError if it is absolute
+    or goes up, or it, or a folder on the way to it, is a link."""
     parts = PurePosixPath(name).parts
     elsewhere = PurePosixPath(name).is_absolute() or PureWindowsPath(name).anchor
     if elsewhere or not parts or ".." in PureWindowsPath(name).parts or "\0" in name:
@@ -46,8 +45,7 @@ def check_writable(folder: AnyPath) -> None:
 
 
 def check_local(path: Path) -> None:
-    """Raise OSError for an address, ``s3://bucket/run``: as a path it would create the folder
-    ``s3:``."""
+    """Raise OSError for an address: the path ``s3://bucket/run`` would create a folder ``s3:``."""
     if is_address(path):
         address = path.as_posix().replace(":/", "://", 1)
         raise AccessError(
@@ -57,8 +55,7 @@ def check_local(path: Path) -> None:
 
 
 def check_apart(out: AnyPath, *inputs: AnyPath) -> None:
-    """Raise FileExistsError for an output that is an input, contains one or is inside one, links
-    resolved."""
+    """Raise FileExistsError for an output that is, contains or is inside an input, by any link."""
     for path in inputs:
         if _same(out, path):
             how = f"is the input {path}"

@@ -1,5 +1,3 @@
-"""Records: dataclasses written as JSON, and read back with checks."""
-
 import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
@@ -12,8 +10,8 @@ from .terminal import shorter
 
 
 class Record:
-    """A dataclass written as a JSON object, its entries in the order of the fields; an entry whose
-    default is None is left out while it is None."""
+    """A dataclass written as a JSON object in the order of its fields; an entry whose default is
+    None is left out while it is None."""
 
     def to_json(self) -> dict[str, Any]:
         """Return it as JSON has it: lists, no tuples; Python's own numbers."""
@@ -25,7 +23,6 @@ class Record:
 
 
 def plain(value: Any) -> Any:
-    """Convert records, tuples and numpy's numbers in a value to JSON types."""
     if hasattr(value, "to_json"):
         return plain(value.to_json())
     if is_dataclass(value):
@@ -54,11 +51,11 @@ def _kinds(record: type) -> dict[str, Any]:
 
 
 def read_record(kind: Any, value: Mapping[str, Any], at: str = "") -> Any:
-    """Return a dataclass from a JSON object, at the place ``at`` in its document. Raise RecordError
+    """Return a dataclass from a JSON object, at the place ``at`` in its document; raise RecordError
     if an entry is missing or does not fit its annotation, or the class refuses it.
 
-    Entries may be missing if their field has a default, except an empty text, which is always
-    written. The document itself may have unknown entries; the objects in it may not.
+    A field with a default may be missing, except an empty text. The document itself may have
+    unknown entries; the objects in it may not.
     """
     begins = f"{at}." if at else ""
     held = {}

@@ -28,9 +28,8 @@ def library(name: str) -> Any:
 def labelled(
     values: np.ndarray, axes: Mapping[str, Sequence[Any] | None], **attrs: str
 ) -> xr.DataArray:
-    """Return an xarray of values of any shape, not copied, with the coordinates of each axis by
-    name. ``"row"`` and ``"col"`` get the centres of the cells as fractions of the image, from the
-    top and the left, or of (start, stop) if given."""
+    """Return an xarray of values, not copied, with coordinates by axis; ``"row"`` and ``"col"`` get
+    the centres of cells as fractions of the image, from top and left, or of (start, stop)."""
     coords: dict[str, Any] = {dim: list(held) for dim, held in axes.items() if held is not None}
     for dim, size in zip(axes, values.shape, strict=True):
         if dim in ("row", "col"):
@@ -41,8 +40,7 @@ def labelled(
 
 
 def along(arrays: Iterable[xr.DataArray], dim: str, labels: Sequence[Any]) -> xr.DataArray:
-    """Concatenate arrays of the same axes along a new last one. An axis with different coordinates
-    gets all of them, with NaN for missing values."""
+    """Concatenate arrays along a new last axis, on all coordinates, with NaN if missing."""
     held = list(arrays)
     options = {"coords": "minimal", "compat": "override", "join": "outer"}
     found = library("xarray").concat(held, dim, combine_attrs="override", **options)

@@ -1,9 +1,4 @@
-"""Text from elsewhere, made safe to print.
-
-visible("a \\x1b[2Jcat")    ->  "a \\\\x1b[2Jcat"
-shorter("a red cat", 6)    ->  "a red…"
-shown(["a red cat"], 6)    ->  "['a re…"
-"""
+"""Text from elsewhere, made safe to print."""
 
 import re
 from typing import Any
@@ -13,11 +8,10 @@ _OBEYED = re.compile("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\ud8
 
 
 def visible(text: str) -> str:
-    """Return the text with all that a terminal would obey, or cannot print, escaped as in Python;
-    line feeds and tabs stay.
+    r"""Return the text with all that a terminal would obey, or cannot print, escaped as in Python.
 
-    >>> visible("a \\x1b]0;title\\x07red\\r\\ncat")
-    'a \\\\x1b]0;title\\\\x07red\\\\r\\ncat'
+    >>> visible("a \x1b]0;title\x07red\r\ncat")
+    'a \\x1b]0;title\\x07red\\r\ncat'
     """
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
 

@@ -1,9 +1,4 @@
-"""Video files: MP4 (H.264, by PyAV), or animated WebP if PyAV is not installed.
-
-best_format()                    "mp4" or "webp", whichever this machine can write
-write_video(frames, 8, "mp4")     the file's bytes
-Video(frames, rate), read_video    a video in memory, and one that is read on first use
-"""
+"""Video files: MP4 (H.264, by PyAV), or animated WebP if PyAV is not installed."""
 
 from __future__ import annotations
 
@@ -54,7 +49,6 @@ class Video(Sequence["Image.Image"]):
         return len(self) // 2
 
     def key_frames(self, most: int = 6) -> list[int]:
-        """Return the numbers of key frames, see :func:`key_frames`."""
         return key_frames(len(self), most)
 
     def __len__(self) -> int:
@@ -89,8 +83,7 @@ def _played(rate: Any) -> Any:
 
 
 def best_format() -> Format:
-    """Return the format for videos: MP4 if PyAV is installed and can encode H.264, which some
-    builds cannot, else animated WebP."""
+    """Return ``"mp4"`` if PyAV is installed and can encode H.264, else ``"webp"``."""
     try:
         return "mp4" if _CODEC in pyav("A video as MP4").codecs_available else "webp"
     except MissingPackageError:
@@ -103,16 +96,14 @@ def write_video(
     """Return a video file's bytes; the same frames give the same bytes.
 
     Args:
-        frames: RGB or grey, all of one size; read one by one. MP4 needs an even number of rows and
-            columns: the last ones are repeated if necessary.
+        frames: RGB or grey, all of one size; read one by one. In MP4 an odd last row or column is
+            repeated.
         rate: frames per second, at least 0.01; above 1000 the file plays at 1000. A WebP's frames
             begin at the nearest millisecond.
-        kind: ``"mp4"`` for H.264, which every player and browser shows; ``"webp"`` for an animated
-            WebP, which browsers play in a loop.
+        kind: ``"mp4"`` (H.264) or ``"webp"``, which browsers play in a loop.
         lossless: keep every value, in WebP.
 
     Raises:
-        ImportError: MP4, and PyAV is not installed.
         ValueError: no frames; a rate that the format cannot hold.
     """
     rate = _played(rate)
@@ -133,15 +124,13 @@ def write_video(
 
 
 def smaller(frame: Image.Image) -> Image.Image:
-    """Reduce a frame for a gallery: at most ``PREVIEW`` pixels a side."""
     small = frame.convert("RGB")
     small.thumbnail((PREVIEW, PREVIEW))
     return small
 
 
 def preview(video: Video) -> bytes:
-    """Return a small animated WebP of a few frames, evenly from a video's first to its last, with
-    the video's duration."""
+    """Return a small animated WebP of a few frames, evenly spaced, with the video's duration."""
     numbers = video.key_frames(_PREVIEW_FRAMES)
     frames = (smaller(video[i]) for i in numbers)
     return write_video(frames, max(RATES[0], len(numbers) * video.rate / len(video)), "webp")
@@ -150,16 +139,11 @@ def preview(video: Video) -> bytes:
 def read_video(
     data: bytes, kind: Format, where: str, number: int | None = None, rate: float = 1.0
 ) -> list[Image.Image]:
-    """Return the frames of a file that :func:`write_video` made; RGB, with the codec's losses.
+    """Return the frames of :func:`write_video`'s file, RGB; raise ValueError if it is no such
+    video.
 
-    Args:
-        data, kind: the file and its format.
-        where: origin of the file, for errors.
-        number, rate: frames that were written, and their rate. A WebP stores equal frames once,
-            with their total duration; without ``number`` they are read that way.
-
-    Raises:
-        ValueError: it is no such video.
+    A WebP stores equal frames once; with the ``number`` written they are read one by one. ``where``
+    is the origin of the file, for errors.
     """
     from PIL import Image
 

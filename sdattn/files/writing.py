@@ -27,8 +27,7 @@ def sha256(data: bytes) -> str:
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files at their paths below ``folder``; existing ones are replaced. If one is a link, or
-    a folder on the way, raise ValueError and write none, see :func:`inside`."""
+    """Write files at their paths below ``folder``; raise ValueError for a link."""
     paths = {name: inside(folder, name) for name in files}
     for name, path in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -37,9 +36,8 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
 
 
 def write_whole(path: AnyPath, parts: Iterable[bytes], temporary: AnyPath | None = None) -> None:
-    """Write a file in parts, completely or not at all: after an error the previous one is still
-    there. Its folder must exist; ``temporary`` is the path of the incomplete file, on the same disk
-    (default: next to the file)."""
+    """Write a file in parts, completely or not at all; ``temporary`` is the path of the incomplete
+    file, on the same disk (default: next to the file)."""
     if isinstance(path, Address):
         path.write_parts(parts)
         return
@@ -60,9 +58,8 @@ def write_whole(path: AnyPath, parts: Iterable[bytes], temporary: AnyPath | None
 def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     """Yield a temporary folder next to ``folder`` that takes its place when the block succeeds.
 
-    After an error or Ctrl-C nothing is left; leftovers of a kill are cleared when the next folder
-    is made at this place. Afterwards the contents of ``folder`` are on the disk, even if the
-    machine then loses power. An existing folder is replaced, or else an OSError is raised.
+    After an error or Ctrl-C nothing is left; leftovers of a kill are cleared next time. The
+    contents survive a loss of power. An existing folder is replaced, or else an OSError is raised.
     """
     name = working_name(folder)
     temporary, old = folder.parent / f"{name}.tmp", folder.parent / f"{name}.old"
@@ -84,7 +81,6 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
 
 
 def flush_tree(folder: Path) -> None:
-    """Flush a folder and everything in it to the disk."""
     for parent, _, names in os.walk(folder):
         for name in names:
             flush(Path(parent, name))
@@ -92,7 +88,6 @@ def flush_tree(folder: Path) -> None:
 
 
 def flush(path: Path) -> None:
-    """Flush a file, or a folder's list of names, to the disk."""
     if path.is_dir() and os.name == "nt":
         return  # Windows cannot open folders
     descriptor = os.open(path, os.O_RDONLY if path.is_dir() else os.O_RDWR)
@@ -103,8 +98,7 @@ def flush(path: Path) -> None:
 
 
 def working_name(folder: Path) -> str:
-    """Return the name, without extension, of the temporary folders next to ``folder``: known by
-    its name and this machine."""
+    """Return how names of temporary folders next to ``folder`` begin on this machine."""
     return f"{_begins(folder)}{uuid.uuid4().hex[:8]}"
 
 
@@ -128,8 +122,7 @@ def at_work(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """Return a descriptor that holds the folder's lock, or None if another process holds it or
-    that cannot be known."""
+    """Return a descriptor that holds the folder's lock, or None if that cannot be had."""
     try:
         import fcntl
     except ImportError:  # Windows
@@ -144,11 +137,8 @@ def _lock(folder: Path) -> int | None:
 
 
 def clear_leftovers(folder: Path) -> None:
-    """Clear the leftovers next to ``folder`` of dead processes on this machine.
-
-    An incomplete new folder is removed. A complete one, whose process died after moving the old one
-    away, takes its place.
-    """
+    """Remove incomplete folders of dead processes on this machine next to ``folder``; a complete
+    one, whose process died after moving the old one away, takes its place."""
     name = re.compile(re.escape(_begins(folder)) + r"[0-9a-f]{8}\.(tmp|old)")
     found = folder.parent.glob(glob.escape(_begins(folder)) + "*")
     for left in sorted(path for path in found if name.fullmatch(path.name)):

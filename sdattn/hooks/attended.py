@@ -1,7 +1,6 @@
-"""`Attended`: what one call of an attention layer attended to, computed when it is asked for.
+"""`Attended`: what one call of an attention layer attended to, computed on demand.
 
-A faster kernel is one more subclass, with ``of`` and ``probs``, and an ``add_to`` of its own where
-it needs no heads for their sum.
+A faster kernel is one more subclass, with ``of``, ``probs`` and perhaps an ``add_to`` of its own.
 """
 
 from __future__ import annotations
@@ -19,20 +18,13 @@ from ..attention.calls import ALL, AttentionCall, Rows, chosen_rows, row_index
 from ..attention.device_copies import DeviceCopies, chosen
 from ..attention.recording import add_softmax, logsumexp, record_share
 
-Columns = Sequence[int] | None  # of the keys; None for all
-PART = 1 << 23  # probabilities that are computed at a time: all heads of SD 1.x, some of SD3
-FEW = 512  # keys, of which a softmax is made at once where the kernel gives no logsumexp
+Columns = Sequence[int] | None  # keys; None for all
+PART = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
+FEW = 512  # keys up to which one softmax is made if the kernel gives no logsumexp
 
 
 class Attended(ABC):
-    """The attention of one call of one layer.
-
-    Attributes:
-        batch: rows of the batch.
-        heads: heads of the layer.
-        cells: N, the queries.
-        keys: T, the key columns.
-    """
+    """The attention of one call of one layer: its rows, heads, N queries and T key columns."""
 
     def __init__(self, batch: int, heads: int, cells: int, keys: int):
         self.batch, self.heads, self.cells, self.keys = batch, heads, cells, keys
@@ -44,7 +36,7 @@ class Attended(ABC):
     @abstractmethod
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         """Return the probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, in
-        a new tensor. The softmax is over all keys."""
+        a new tensor; the softmax is over all keys."""
 
     def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
         """Return the same attention among some keys of each image only: bool ``kept`` ``[B, 1, 1,
@@ -52,7 +44,6 @@ class Attended(ABC):
         return AmongKeys(self, kept)
 
     def every_head(self, columns: Columns) -> Tensor:
-        """Return the probabilities of all heads."""
         first, *more = self._parts(columns)
         return torch.cat([first, *more], dim=1) if more else first
 
@@ -63,7 +54,7 @@ class Attended(ABC):
 
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
         """Add the sum over heads to ``total`` in place, float32 ``[batch, N, T]``, without
-        gradient, and return it; if it is None, return a new tensor."""
+        gradient, and return it; None makes a new tensor."""
         for part in self.head_sums(columns):
             total = part if total is None else total.add_(part)
         assert total is not None
@@ -76,7 +67,6 @@ class Attended(ABC):
 
 
 def chosen_columns(probs: Tensor, columns: Columns, dim: int = -1) -> Tensor:
-    """Return some of the keys of ``[..., T]``, None for all."""
     return probs if columns is None else chosen(probs, dim, tuple(columns))
 
 
@@ -109,12 +99,8 @@ class GivenProbs(Attended):
 
 
 class Softmax(Attended):
-    """The softmax that follows from a call's query and key.
-
-    Args:
-        call: ``[B, heads, ...]``, with a mask of four axes; its queries are those that are shown.
-        keys: those that are shown. The softmax is over all of them.
-    """
+    """The softmax of a call's query and key, ``[B, heads, ...]`` with a mask of four axes; ``keys``
+    are the ones shown, out of all that it is over."""
 
     def __init__(self, call: AttentionCall, keys: slice = ALL):
         batch, heads, cells, every = call.shape
@@ -133,7 +119,7 @@ class Softmax(Attended):
         if call.logsumexp is None and self._shows_all:
             probs = attention_probs(query, key.float(), mask, scale=self.scale)
             return chosen_columns(probs, columns)
-        # The operation behind _of_rows has no gradient; where one is wanted torch's own does it.
+        # The operation in _of_rows has no gradient; if one is wanted, torch's own computes it.
         if call.logsumexp is None and self._has_graph:
             of_rows = plain.logsumexp(query, key, mask, self.scale)
         else:
@@ -147,21 +133,21 @@ class Softmax(Attended):
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
         call, mask = self.call, addend(self.call.mask)
         total = new_sums(self, call.query, columns) if total is None else total
-        # One softmax over all keys is cheaper than a logsumexp first, and a share of each.
+        # One softmax over all keys is cheaper than a logsumexp and then each share.
         if call.logsumexp is None and (self._shows_all or call.key.shape[2] <= FEW):
             if not self._shows_all:  # columns of the keys that are shown
                 shown = range(self.shown.start, self.shown.stop)
                 columns = list(shown) if columns is None else [shown[c] for c in columns]
             add_softmax(total, call.query, call.key, mask, self.scale, columns)
             return total
-        # Many: exp(scores - logsumexp) of the keys that are shown, and of no others.
+        # Many: exp(scores - logsumexp) for the shown keys only.
         key, mask = call.key[:, :, self.shown], mask if mask is None else mask[..., self.shown]
         record_share(total, call.query, key, mask, self.scale, self._of_rows, columns)
         return total
 
     @cached_property
     def _of_rows(self) -> Tensor:
-        """The logsumexp, computed where the kernel did not give it, ``[B, heads, N]``."""
+        """The logsumexp ``[B, heads, N]``, computed if the kernel did not give it."""
         call = self.call
         if call.logsumexp is not None:
             return call.logsumexp
@@ -174,19 +160,14 @@ class Softmax(Attended):
 
 
 def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> Attended:
-    """Return what some queries of a call paid to some of its keys; the softmax is over all."""
+    """Return the attention of some queries to some keys; the softmax is over all."""
     if call.probs is not None:
         return GivenProbs(call.probs[:, :, queries, keys])
     return Softmax(call.between(queries), keys)
 
 
 class SideBySide(Attended):
-    """Several attentions of the same queries, their keys one after the other.
-
-    Args:
-        first: at least one.
-        others: the others; an int n means n keys with zero attention.
-    """
+    """Several attentions of the same queries, key after key; n means n keys with zero attention."""
 
     def __init__(self, first: Attended, others: Sequence[Attended | int]):
         more = sum(other if isinstance(other, int) else other.keys for other in others)
@@ -207,19 +188,14 @@ class SideBySide(Attended):
         return chosen_columns(torch.cat(parts, dim=-1), columns)
 
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
-        # Where the words of a prompt alone are kept, nothing need be put together.
+        # If only a prompt's words are kept, nothing need be joined.
         if columns is not None and all(column < self.first.keys for column in columns):
             return self.first.add_to(total, columns)
         return super().add_to(total, columns)
 
 
 class FramesTogether(Attended):
-    """A video whose frames are rows of the batch one after the other, in one row: its cells, frame
-    by frame.
-
-    Args:
-        single: the frames, ``frames`` rows for each video.
-    """
+    """A video whose ``frames`` are rows of the batch, as one row: its cells, frame by frame."""
 
     def __init__(self, single: Attended, frames: int):
         super().__init__(single.batch // frames, single.heads, frames * single.cells, single.keys)
@@ -244,18 +220,12 @@ class FramesTogether(Attended):
         return self._together(self.single.add_to(total, columns))
 
     def _together(self, sums: Tensor) -> Tensor:
-        """Return ``[videos*frames, N, T]`` as a view ``[videos, frames*N, T]``."""
         return sums.view(self.batch, self.cells, -1)
 
 
 class AmongKeys(Attended):
-    """The softmax over some of the text's keys: the probabilities of the others taken away and what
-    is left divided by its sum. Those of image prompts have a softmax of their own and stay.
-
-    Args:
-        whole: with the softmax over all keys.
-        kept: bool ``[B, 1, 1, T]``, of the T keys of the text, which come first.
-    """
+    """The softmax over the text's ``kept`` keys, bool ``[B, 1, 1, T]``: the others' probabilities
+    are removed and the rest is divided by its sum. Image prompts stay."""
 
     def __init__(self, whole: Attended, kept: DeviceCopies):
         super().__init__(whole.batch, whole.heads, whole.cells, whole.keys)

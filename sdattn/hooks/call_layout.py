@@ -1,5 +1,4 @@
-"""`CallLayout`: the grid of each call's latent, and the places of image and text in its rows, read
-from the device as rarely as possible."""
+"""The grid of each call's latent, and the places of image and text in its rows."""
 
 from __future__ import annotations
 
@@ -14,23 +13,15 @@ from ..models.denoiser_call import DenoiserCall, Size
 
 
 class CallLayout:
-    """Layout of calls, for one model and its calls one after the other.
-
-    In some models it depends on values on the device, which waits when they are read: ids (FLUX),
-    masks (HunyuanVideo). They are read again only when they change.
-    """
+    """Layout of one model's calls. Values on the device (ids in FLUX, masks in HunyuanVideo) are
+    read again only when they change, since the device waits for that."""
 
     def __init__(self) -> None:
         self._sizes, self._spans = _ReadOnce(), _ReadOnce()
 
     def size(self, call: DenoiserCall, in_run: bool) -> Size | None:
-        """Return (rows, cols) of a call's queries.
-
-        Args:
-            call: call that begins now.
-            in_run: True if it belongs to the same run as the previous call. The image keeps its
-                shape then, so ids of the same shape are not read again.
-        """
+        """Return (rows, cols) of a call's queries. ``in_run``: it belongs to the same run as the
+        previous call, so ids of the same shape are not read again."""
         if call.grid_ids is None:
             return call.latent_size
         return self._sizes.of((call.grid_ids,), lambda: call.latent_size, trusts_shape=in_run)
@@ -39,8 +30,7 @@ class CallLayout:
         self, call: DenoiserCall, size: Size | None, rows: Sequence[int]
     ) -> Sequence[Spans] | None:
         """Return the places of the image's cells, a grid of ``size``, and of the text: one pair if
-        all kept rows share it, else one per row of the batch. Return None if the order of both is
-        enough."""
+        all kept rows share it, else one per row; None if their order is enough."""
         found = None if size is None else self._read_spans(call, math.prod(size))
         if found is None:
             return None
@@ -71,8 +61,7 @@ class _ReadOnce:
         about: Any = None,
         trusts_shape: bool = False,
     ) -> Any:
-        """Return the result of the last reading if these very tensors were not written to since;
-        otherwise read again.
+        """Return the last result if these tensors were not written to since; otherwise read again.
 
         Args:
             about: anything else that the result depends on.

@@ -1,5 +1,4 @@
-"""Warnings of a capture: when it begins to watch a model, and when the run is over, which may have
-been stopped before its last step (`Stopped`)."""
+"""Warnings of a capture: at its beginning, and when the run is over or was stopped (`Stopped`)."""
 
 from __future__ import annotations
 
@@ -17,12 +16,7 @@ from .text_watch import RepeatedCalls
 
 
 class RunWarnings:
-    """Doubts noted while the model runs, and reported at the end, when timesteps can be read
-    without waiting for the device.
-
-    Attributes:
-        strays: calls of the model that did not belong to the run.
-    """
+    """Doubts noted while the model runs, and reported at the end, when reading is free."""
 
     def __init__(self, denoiser: Denoiser, branch: str):
         self.strays = Strays(denoiser.model)
@@ -96,14 +90,8 @@ def warn_of_running_eagerly(model: Any) -> None:
 
 @dataclass(frozen=True)
 class Stopped(Record):
-    """Early end of a run (``pipe._interrupt = True``): the pipelines of diffusers skip the
-    remaining steps and decode what they have.
-
-    Attributes:
-        after: number of steps that ran, in calls of the model.
-        steps: number of steps of the full run.
-        kept: steps in the maps, counted from 0.
-    """
+    """Early end of a run (``pipe._interrupt = True``): diffusers skips the remaining steps and
+    decodes what exists. ``after`` of ``steps`` model calls ran; ``kept`` ones are in the maps."""
 
     after: int
     steps: int
@@ -131,18 +119,12 @@ class Stopped(Record):
 
 
 def may_stop(pipeline: Any) -> bool:
-    """Check, in a pass of a model, that its pipeline can be stopped and was not stopped yet. Each
-    call resets the flag, so a flag that is set belongs to another call."""
+    """Check, in a pass, that the pipeline can be stopped and was not; each call resets the flag."""
     return getattr(pipeline, "_interrupt", None) is False
 
 
 def stopped_of(pipeline: Any, store: Any) -> Stopped | None:
-    """Return where a captured run was stopped, or None if it ran to its end.
-
-    Args:
-        pipeline: pipeline after the run, in whose first pass :func:`may_stop` was true.
-        store: the run's :class:`sdattn.MapStore`.
-    """
+    """Return where a captured run was stopped, or None if it ran to its end."""
     if getattr(pipeline, "_interrupt", None) is not True:
         return None
     timesteps = getattr(getattr(pipeline, "scheduler", None), "timesteps", ())

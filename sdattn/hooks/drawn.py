@@ -57,8 +57,7 @@ class DrawnPrompts:
 
         Args:
             branches: guidance branch of each image.
-            prompts: prompts, each for the same number of consecutive images. Labels, which no
-                tokenizer read, are not checked.
+            prompts: each for the same number of consecutive images; labels are not checked.
 
         Raises:
             ValueError: a text encoder got other tokens than the prompt of an image has.
@@ -75,23 +74,17 @@ class DrawnPrompts:
                 f"The {_NAMES[branch]} {prompts[i].text!r} was drawn, but read with this pipeline "
                 f"and these options it becomes other tokens than {' and '.join(got)} got. Pass the "
                 "pipeline that ran and the options of its call that change what is read, or "
-                "labels, {'cat': [2]} say."
+                "labels, e.g. {'cat': [2]}."
             )
 
     def check_texts(self, branches: Sequence[Branch], texts: Sequence[Any]) -> None:
-        """Refuse texts that could not be read, if other texts were drawn: that is the likely
-        reason.
-
-        Raises:
-            ValueError: other texts were drawn.
-        """
+        """Raise ValueError for texts that could not be read, if other texts were drawn."""
         for i, branch, number in self._pairs(branches, len(texts)):
             if isinstance(texts[i], str):
                 self._refuse_another(texts[i], branch, number)
 
     def _pairs(self, branches: Sequence[Branch], prompts: int) -> list[tuple[int, Branch, int]]:
-        """Return triples: number of a prompt, branch, and number of the branch's text that it must
-        match."""
+        """Return (number of a prompt, branch, number of the text that it must match)."""
         each, pairs = len(branches) // prompts, set()
         for branch, texts in self.texts.items():
             images = [i for i, side in enumerate(branches) if side == branch]
@@ -130,25 +123,20 @@ class _Heard:
 class PromptWatch:
     """Listener to a pipeline's text encoders, which knows the prompts of a run.
 
-    Prompts are known for a run from text. They are not if text states were passed
-    (``prompt_embeds``), if a pipeline calls its encoders in its own way, or for a bare model.
-
-    Args:
-        denoiser: denoiser of the pipeline, which is held weakly.
-        installed: installation that removes the hooks.
+    They are unknown if text states were passed (``prompt_embeds``), if a pipeline calls its
+    encoders in its own way, or for a bare model.
     """
 
     def __init__(self, denoiser: Denoiser, installed: Installation):
         pipeline, family = denoiser.pipeline, denoiser.family
         self._pipeline: Callable[[], Any] = _gone if pipeline is None else weakref.ref(pipeline)
         self._argument, self._options = family.text_argument, family.text_options
-        self._heard: dict[int, _Heard] = {}  # by thread, of its last call
+        self._heard: dict[int, _Heard] = {}  # by thread, for its last call
         for name, encoder in _text_encoders(pipeline):
             installed.watch(encoder, self._listener(name))
 
     def drawn(self) -> DrawnPrompts | None:
-        """Return the prompts of the running call, asked before a pass of the denoiser; None if they
-        are not known."""
+        """Return the prompts of the running call, or None if unknown; ask before a pass."""
         pipeline, heard = self._pipeline(), self._heard.get(get_ident())
         variables = running_variables(pipeline)
         if heard is None or variables is None or heard.call is not running_call(pipeline):
@@ -165,7 +153,7 @@ class PromptWatch:
         # Prompt and negative prompt, a call of each encoder for either. More calls are chunks of a
         # long prompt, or something else of the pipeline's own.
         if any(len(calls) > len(given) for calls in heard.ids.values()):
-            return None  # which of them was of which text is not known
+            return None  # which call had which text is not known
         texts, ids = {}, {}
         most = max(map(len, heard.ids.values()), default=0)
         for number, (branch, text) in enumerate(islice(given.items(), most)):
@@ -180,7 +168,6 @@ class PromptWatch:
         return DrawnPrompts(texts, ids, options, self._pipeline) if texts else None
 
     def crop(self) -> Crop | None:
-        """Return the part of the image that the call draws, or None for all of it."""
         return running_crop(self._pipeline())
 
     def _listener(self, encoder: str) -> Callable[..., None]:
@@ -204,8 +191,7 @@ def running_crop(pipeline: Any) -> Crop | None:
 
 
 def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
-    """Return the text encoders with their names, in order. One that is compiled as a whole is left
-    out: a hook would compile it once more."""
+    """Return the text encoders with their names, in order, but none that a hook would recompile."""
     parts = getattr(pipeline, "__dict__", {}).items()
     return sorted(
         (name, part)
@@ -217,7 +203,7 @@ def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
 
 
 def _first_text(variables: Mapping[str, Any], *names: str) -> Any:
-    """Return the first of these variables that holds text, or the last one's value if none does."""
+    """Return the first of these variables that holds text, else the last one's value."""
     values = [variables.get(name) for name in names]
     return next((v for v in values if isinstance(v, (str, list, tuple)) and v), values[-1])
 

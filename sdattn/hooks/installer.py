@@ -25,11 +25,10 @@ class _Place:
     ours: list[Any] = field(default_factory=list)
 
     def put_back(self) -> None:
-        """Give the layer its previous processor back. If another installation's observer has
-        wrapped ours since, only take ours out from under it."""
+        """Give the layer its previous processor back, even if another installation wrapped ours."""
         ours = self.ours[-1] if self.ours else None
         before = self.before
-        while hasattr(before, "stands_for"):  # of an installation that has ended meanwhile
+        while hasattr(before, "stands_for"):  # from an installation that has ended
             before = before.stands_for
         # Whoever still holds one of ours as its `before` is sent on to what was there before
         # that.
@@ -39,7 +38,7 @@ class _Place:
             if outer is ours or not getattr(outer, "is_observer", False):
                 break
             if ours is None:
-                return  # of another installation, which puts it back
+                return  # another installation's, which puts it back
             if outer.inner is ours:
                 _put_under(outer, before)
                 return
@@ -50,12 +49,8 @@ class _Place:
 class Installation:
     """Processors in some layers, and hooks on the model; :meth:`remove` takes them out.
 
-    Each layer then holds the very object that it held before, whatever was set in the meantime and
-    in whichever order the installations of one model end. The model is not held.
-
-    Args:
-        layers: layers whose processors are restored, even if someone other than :meth:`put`
-            replaced them.
+    Each of the ``layers`` then holds the very object that it held before, whatever was set in the
+    meantime, and in whichever order installations end. The model is not held.
     """
 
     def __init__(self, layers: Sequence[AttentionLayer] = ()):
@@ -80,8 +75,8 @@ class Installation:
     def watch(
         self, model: Any, before: Callable[..., None], after: Callable[..., None] | None = None
     ) -> None:
-        """Call ``before(model, args, kwargs)`` before each call of a model, ``after(model, args,
-        output)`` after it. A compiled model leaves its graph for them."""
+        """Call ``before(model, args, kwargs)`` and ``after(model, args, output)`` around each call
+        of a model. A compiled model leaves its graph for them."""
         hook = model.register_forward_pre_hook(torch.compiler.disable(before), with_kwargs=True)
         self._undo.callback(hook.remove)
         if after is not None:
@@ -98,13 +93,9 @@ class Installation:
         self._undo.callback(callback)
 
     def run_eagerly(self, model: Any) -> bool:
-        """Bypass the compiled parts of a model. :meth:`remove` restores them with all their graphs,
-        unless they were compiled anew.
-
-        Returns:
-            True if there were any.
-        """
-        # What was compiled lies in attributes; without them the module's own forward runs.
+        """Bypass the compiled parts of a model, and return True if there were any; :meth:`remove`
+        restores them with their graphs, unless they were compiled again."""
+        # The compiled code is in attributes; without them the module's own forward runs.
         parts = list(compiled_parts(model))
         for module, name in parts:
             eager = module._orig_mod.__call__ if name == "forward" else None
@@ -113,8 +104,7 @@ class Installation:
         return bool(parts)
 
     def replaced(self) -> list[tuple[AttentionLayer, Any]]:
-        """Return the layers whose last installed processor is no longer in use, with the one in
-        use."""
+        """Return the layers whose last installed processor is out of use, with the one in use."""
         return [
             (place.layer, innermost(place.layer.module.processor))
             for place in self._places.values()
@@ -149,16 +139,9 @@ class Installation:
 
 
 class PassHooks:
-    """Hooks before and after each pass of a model, and of ``unet.forward(...)`` too, which called
-    directly runs only the hooks of the UNet's parts.
-
-    Args:
-        installed: installation that removes the hooks.
-        model: model, held weakly.
-        before: called with (model, args, kwargs).
-        after: called when the pass has ended.
-        direct: called in place of ``before`` for ``unet.forward(...)``.
-    """
+    """Hooks before and after each pass of a model, held weakly: ``before(model, args, kwargs)``,
+    ``after()``, and ``direct`` in place of ``before`` for ``unet.forward(...)``, which would run
+    only the hooks of the UNet's parts."""
 
     def __init__(
         self,
@@ -229,7 +212,6 @@ def _put_under(observer: Any, processor: Any) -> None:
 
 
 def _wrapped(processor: Any) -> Iterator[Any]:
-    """Yield a processor and, if it observes, the ones it wraps, from the outside in."""
     yield processor
     while getattr(processor, "is_observer", False):
         processor = processor.inner

@@ -1,5 +1,4 @@
-"""Joint attention observed: what the image's queries pay to the text, without the ``[N, N]``
-matrix of text and image together.
+"""Joint attention observed: the image's attention to the text, without the ``[N, N]`` matrix.
 
 Source: Esser et al. 2024, "Scaling Rectified Flow Transformers", for joint attention.
 """
@@ -39,28 +38,26 @@ from .sources import shown
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
 
-# Once the layer has run: for all rows in one, or for each, None where the call is not kept.
+# Once the layer has run: one for all rows or one per row; None if the call is not kept.
 RowSpans = Callable[[], Sequence[Spans] | None]
 Seen = tuple[Any, AttentionCall]  # a processor's output, and the call for all its tokens
 
 
 class JointLook:
-    """See what the image's queries pay to the text in one layer of joint attention.
+    """See the attention of the image's queries to the text in one layer of joint attention.
 
     What a processor attends to is seen where it calls torch's ``scaled_dot_product_attention``:
-    normed, rotated and joined. The output is that of the very kernel that torch would choose. A
-    :class:`sdattn.TorchJointProcessor` shows what it used itself, as a controller left it. A user's
-    own processor may also multiply the values by its probabilities; what reaches the output
-    projection is compared, see :mod:`sdattn.hooks.unknown_processors`. What is shown is the text's
-    part of the joint softmax, so a row sums to less than 1.
+    normed, rotated and joined. The output comes from the kernel that torch would choose. A
+    :class:`sdattn.TorchJointProcessor` shows its own call, as a controller left it. A user's
+    processor may also multiply the values by its probabilities: what reaches the output projection
+    is compared, see :mod:`sdattn.hooks.unknown_processors`. Rows are the text's part of the joint
+    softmax and sum to less than 1.
 
     Args:
-        spans: where the image's queries and the text's keys are, a pair for all rows of the batch
-            or for each.
-        spreading: of a capture whose maps are spread along the image's own attention, see
-            :mod:`sdattn.hooks.refined`; None for maps as they are.
+        spans: places of the image's queries and the text's keys, one pair or one per row.
+        spreading: for maps that are spread along the image's own attention, else None.
         space: ``"attention"``, or one of :mod:`sdattn.hooks.output_space`.
-        frames: says how many frames the pass that runs now has.
+        frames: function that returns the number of frames in the running pass.
 
     Raises (when called):
         RuntimeError: the processor did not call ``scaled_dot_product_attention`` just once for text
@@ -76,8 +73,8 @@ class JointLook:
     ):
         self.spans, self.spreading, self.space = spans, spreading, space
         self.frames = frames
-        self.checked = False  # where the text's values are, which is read back from the device
-        self._order: RowOrder | None = None  # of rows that differ, as of the call before
+        self.checked = False  # whether the text's values were found, which reads from the device
+        self._order: RowOrder | None = None  # for rows that differ; the previous call's
 
     def __call__(
         self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
@@ -103,8 +100,7 @@ class JointLook:
     def _see_dispatched(
         self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
     ) -> Seen:
-        """Run a diffusers processor. If it makes several calls (SD3.5 has self-attention as well),
-        the one over all tokens is the joint one."""
+        """Run a diffusers processor; of several calls (SD3.5), the one over all tokens is joint."""
         calls: list[AttentionCall] = []
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
         with observer.projected(attn, *names) as projected:
@@ -115,15 +111,14 @@ class JointLook:
         rows = self.spans()
         if not self.checked and rows is not None and len(rows) == 1:
             self.checked = True
-            # Once a layer: the text's values must lie where its keys are said to.
+            # Once per layer: the text's values must be where its keys are said to be.
             check_order(call, *rows[0], attn, projected, name)
         return output, call
 
     def _see_unknown(
         self, observer: ObservingProcessor, inner: Any, attn: Any, *args: Any, **kwargs: Any
     ) -> Seen:
-        """Run a user's own processor: its call is the product with the values, or torch's
-        attention, whose image part reached the output projection."""
+        """Run a user's processor, whose call is a product with the values or torch's attention."""
         calls: list[AttentionCall] = []
         to_out = output_projection(attn)
         with observer.projections.during([(ARRIVED, to_out)]) as seen:
@@ -148,11 +143,10 @@ class JointLook:
         spans: Spans,
         arrived: Sequence[Tensor],
     ) -> None:
-        """Refuse a call that did not make what reached the output projection, or made it of text
-        and image in another order."""
+        """Refuse a call that did not make the output projection's input, in this order."""
         predicted, first = merge_heads(call.output), spans[0].start  # [B, S, heads*d]
         cells, length = arrived[-1].shape[1], predicted.shape[1]
-        # Reference images, which follow the one that is made, reach the projection with it.
+        # Reference images follow the generated one and reach the projection with it.
         own = predicted[:, first : first + cells]
         if not self.checked and cells < length:
             self.checked = True
@@ -162,8 +156,7 @@ class JointLook:
         observer.check(own if cells < length else predicted, *arrived)
 
     def _shown(self, call: AttentionCall, rows: Sequence[Spans], inner: Any) -> Attended:
-        """Return what is shown of one call for text and image together, and where in it each of
-        them is."""
+        """Return what is shown of one call for text and image, and where each of them is."""
         (image, text), kept = rows[0], None
         if len(rows) > 1:
             if call.probs is not None:

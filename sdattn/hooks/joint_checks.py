@@ -1,5 +1,4 @@
-"""Checks on a layer of joint attention, so that what was seen is known to be what the image pays to
-its text."""
+"""Checks that what was seen in a layer of joint attention is the image's attention to its text."""
 
 from __future__ import annotations
 
@@ -21,17 +20,13 @@ from .row_orders import RowCalls
 from .unknown_processors import maker_in, misfit, unknown_use
 
 DISPATCH = "diffusers.models.attention_dispatch"
-# Of its backends those that call torch's scaled_dot_product_attention, so that they can be seen.
+# Its backends that call torch's scaled_dot_product_attention, so that they can be seen.
 SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
 
 
 def check_backends(layers: Sequence[AttentionLayer]) -> None:
-    """Refuse joint attention whose backend hides its query and key, before the model runs.
-
-    Raises:
-        RuntimeError: a backend of diffusers' own that does not call torch's attention, or attention
-            that is spread over several devices.
-    """
+    """Raise RuntimeError, before the model runs, for a backend of joint attention that hides its
+    query and key, or spreads them over several devices."""
     for layer in layers:
         inner = innermost(layer.module.processor)
         if layer.kind != "joint" or (chosen := _backend_of(inner)) is None:
@@ -49,8 +44,7 @@ def check_backends(layers: Sequence[AttentionLayer]) -> None:
 
 
 def _backend_of(processor: Any) -> tuple[str, bool] | None:
-    """Return which of the dispatcher's backends a processor uses, and whether it is diffusers' own;
-    None for one that has no choice."""
+    """Return a processor's backend, and whether it is diffusers' own; None without a choice."""
     dispatch = sys.modules.get(DISPATCH)
     if dispatch is None or not hasattr(processor, "_attention_backend"):
         return None
@@ -62,8 +56,7 @@ def _backend_of(processor: Any) -> tuple[str, bool] | None:
 
 
 def is_diffusers_own(processor: Any) -> bool:
-    """Check that all between a processor's query and its output is diffusers', with its dispatcher
-    and a backend of its own."""
+    """Check that a processor, its dispatcher and its backend are all diffusers' own."""
     call, chosen = unwrap(type(processor).__call__), _backend_of(processor)
     dispatcher = getattr(call.__globals__.get("dispatch_attention_fn"), "__module__", DISPATCH)
     own = dispatcher == DISPATCH and (chosen is None or chosen[1])
@@ -73,19 +66,11 @@ def is_diffusers_own(processor: Any) -> bool:
 def check_ways(
     denoiser: Denoiser, layers: Sequence[AttentionLayer], refine: str | None, space: Space
 ) -> None:
-    """Refuse, before the model runs, what is looked at in joint attention alone.
-
-    Args:
-        layers: those that were chosen.
-        refine, space: as of :func:`sdattn.capture`.
-
-    Raises:
-        ValueError: none of the layers is of joint attention; heads that tell frames apart were
-            asked for of a model that makes images.
-    """
+    """Refuse, before the model runs, ``refine`` and ``space`` (see :func:`sdattn.capture`) without
+    joint attention, and heads that tell frames apart in a model that makes images."""
     kind = type(denoiser.model).__name__
     if any(layer.kind == "joint" for layer in layers):
-        joint_spans(denoiser, 1, 1)  # refused now where it is not known
+        joint_spans(denoiser, 1, 1)  # refused now if it is not known
         if space == "imap" and not denoiser.family.video:
             text = (
                 f"it takes the heads that tell a video's frames apart, and a {kind} makes images. "
@@ -133,7 +118,7 @@ def whole_call(calls: Sequence[AttentionCall], length: int, name: str) -> Attent
 def check_exact(call: AttentionCall) -> None:
     if call.dropout:
         raise RunError(
-            "A joint attention with dropout is not known. Leave this layer out (layers=...)."
+            "Joint attention with dropout is not supported. Leave this layer out (layers=...)."
         )
 
 
@@ -144,12 +129,8 @@ def made_by(
     given: dict[str, Any],
     inner: Any,
 ) -> AttentionCall:
-    """Return the call for all tokens that may have made what reached the output projection.
-
-    Args:
-        arrived: ``[B, N, heads*d]``, a tensor a call of the projection.
-        given: the processor's arguments by name.
-    """
+    """Return the call for all tokens that may have made what reached the output projection,
+    ``arrived`` ``[B, N, heads*d]``; ``given`` are the processor's arguments by name."""
     heads = head_count(attn)
     if arrived:
         features = arrived[-1].shape[-1] // heads
@@ -187,8 +168,8 @@ def check_order(
     """Refuse a layer that did not put the text's values where its keys are said to be.
 
     Values are neither normed nor rotated. Layers that get text and image joined already project
-    both at once; their order is that of the earlier layers. In some models the text stream has
-    tokens around the prompt that belong to no word, or tokens that take no part.
+    both at once; their order is the earlier layers'. In some models the text stream has extra
+    tokens.
     """
     own = projected.get("add_v_proj")
     if own is None and "to_added_qkv" in projected:
@@ -199,7 +180,7 @@ def check_order(
     if text.stop - text.start < expected.shape[2]:
         first = 0 if text.start < image.start else seen.shape[3] - expected.shape[2]
         expected = expected[:, :, text.start - first : text.stop - first]
-    if isinstance(seen, RowCalls):  # which has only the tokens that take part
+    if isinstance(seen, RowCalls):  # it has only the tokens that take part
         expected = expected * seen.taken[:, None, text, None]
     if not torch.equal(seen.value[:, :, text], expected):
         raise RunError(otherwise_joined(name, text))

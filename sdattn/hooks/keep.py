@@ -188,7 +188,7 @@ class Keep:
         if not dtype.is_floating_point:
             raise InvalidValueError(
                 f"dtype={dtype}: maps are shares in [0, 1], which it cannot hold. Pass a floating "
-                "dtype, torch.float16 say."
+                "dtype, e.g. torch.float16."
             )
         if refine not in (None, "self"):
             raise refuse("refine", refine, "'self', or None for the maps as they are")

@@ -26,10 +26,10 @@ from torch import Tensor
 from ..attention import HALF_TYPES, plain
 from ..attention.calls import AttentionCall
 
-FLASH, EFFICIENT, CUDNN = 1, 2, 3  # of SDPBackend, what torch._fused_sdp_choice answers
-EXACT = 16  # of a larger logsumexp float32 holds too few digits for probabilities within 1e-5
-ALLOWED = 5e-3  # of a logsumexp in half types: half a percent of a probability
-DIGITS = 1e-6  # of a logsumexp, relative to its size: what float32 holds
+FLASH, EFFICIENT, CUDNN = 1, 2, 3  # in SDPBackend, as torch._fused_sdp_choice answers
+EXACT = 16  # beyond this float32 has too few digits for probabilities within 1e-5
+ALLOWED = 5e-3  # error of a logsumexp in half types: half a percent of a probability
+DIGITS = 1e-6  # relative error of a logsumexp in float32
 SAMPLE = 64  # queries at either end that are compared with float64
 
 # Kernel, device and layout of each comparison in this process -> why the kernel's logsumexp is not
@@ -37,14 +37,14 @@ SAMPLE = 64  # queries at either end that are compared with float64
 CHECKED: dict[str, str] = {}
 
 WithLogsumexp = tuple[Tensor, Tensor | None]  # an output, and its rows' logsumexp [B, heads, N]
-Kernel = Callable[[AttentionCall], WithLogsumexp]  # of calls without mask or dropout
+Kernel = Callable[[AttentionCall], WithLogsumexp]  # for calls without mask or dropout
 
 
 def backend_with_logsumexp(call: AttentionCall) -> int:
-    """Return the kernel that torch would run, if it gives the logsumexp; 0 if it does not.
+    """Return the kernel that torch would run, if it gives the logsumexp, or 0.
 
-    Under autocast it would not run without casting; with a graph the logsumexp has no gradient.
-    The kernels take four axes and no empty ones, whichever of them torch says it would choose.
+    Under autocast it would not run without casting; with a graph the logsumexp has no gradient. The
+    kernels take four axes, none of them empty.
     """
     device, given = call.query.device.type, call.given
     if any(tensor.ndim != 4 or not tensor.numel() for tensor in given):
@@ -65,8 +65,7 @@ def backend_with_logsumexp(call: AttentionCall) -> int:
 def attend_with_logsumexp(
     attend: Callable[[], Tensor], backend: int, call: AttentionCall
 ) -> WithLogsumexp:
-    """Return the output of the very kernel that ``attend`` would run, and its logsumexp if that is
-    exact enough."""
+    """Return the output of ``attend``'s kernel, and its logsumexp if that is exact enough."""
     if call.query.device.type == "cpu":
         output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
             *call.given, 0.0, False, scale=call.scale
@@ -80,9 +79,9 @@ def used_if_equal(
     attend: Callable[[], Tensor],
     call: AttentionCall,
 ) -> WithLogsumexp:
-    """Return the results of ``kernel`` if its output equals that of ``attend`` bit by bit and its
+    """Return the results of ``kernel`` if its output equals ``attend``'s bit by bit and its
     logsumexp is exact; else the output of ``attend`` alone. Each layout is checked once, which
-    reads from the device; later calls read nothing."""
+    reads from the device."""
     case = _case(kernel.__name__, call)
     if case not in CHECKED:
         # A CUDA graph that is being captured cannot be read from, so nothing new is tried in it.

@@ -37,8 +37,7 @@ Calls = list[AttentionCall]
 def observing(
     inner: Any, observe: Observe, look: Look | None = None, wanted: Wanted | None = None
 ) -> ObservingProcessor:
-    """Return an observer of ``inner``. It is a module if ``inner`` is one, so that its weights move
-    with the model."""
+    """Return an observer of ``inner``, a module if ``inner`` is one, so that weights move along."""
     kind = ObservingModule if isinstance(inner, nn.Module) else ObservingProcessor
     return kind(inner, observe, look, wanted)
 
@@ -53,21 +52,19 @@ def _of_innermost(name: str) -> property:
 class ObservingProcessor:
     """Let ``inner`` make the output; hand the probabilities it used to ``observe``.
 
-    The output is the very tensor that ``inner`` returned. Where what it attended to comes from is
-    described in :mod:`sdattn.hooks.sources`.
-
-    Calls of other threads than the one that made it go to ``inner`` unobserved.
+    The output is the very tensor that ``inner`` returned. Calls from other threads are not
+    observed.
 
     Args:
-        inner: the processor that is watched; see :func:`observing` for one that has weights.
-        observe: is handed what each call attended to.
-        look: sees that in another way than :func:`sdattn.hooks.sources.see`.
-        wanted: says, before a call, whether anybody would look; the call is else ``inner``'s alone.
+        inner: the watched processor; see :func:`observing` for one that has weights.
+        observe: function that gets what each call attended to.
+        look: another way to see that than :func:`sdattn.hooks.sources.see`.
+        wanted: function that tells, before a call, whether anybody would look.
 
     Attributes:
-        noted: what may be wrong with what was shown, as a message, and by how much at most in any
-            call: a tensor on its device, above 1 where it is wrong.
-        stream: of another text, whose runs of the blocks are looked at in place of the model's.
+        noted: messages of what may be wrong, each with the largest error of any call: a tensor on
+            its device, above 1 if it is wrong.
+        stream: stream of another text, observed in place of the model's own runs.
 
     Raises (when called):
         RuntimeError: what ``inner`` used is unknown: it called none of these projections, or made
@@ -103,8 +100,8 @@ class ObservingProcessor:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        """The class of the processor that is watched: diffusers looks processors up by it, to skip
-        their attention in a pass of perturbed guidance. ``type()`` gives the observer's own."""
+        """The watched processor's class, by which diffusers finds processors to skip in perturbed
+        guidance; ``type()`` gives the observer's own."""
         held = {**vars(self), **vars(self).get("_modules", {})}
         return type(innermost(self)) if "inner" in held else type(self)
 
@@ -134,7 +131,7 @@ class ObservingProcessor:
 
     def check(self, predicted: Tensor, *arrived: Tensor) -> None:
         """Refuse what did not make the output, see :meth:`note`."""
-        # What was found is right if it turns the values into what reached the output projection.
+        # The attention is right if it turns the values into the output projection's input.
         fits = len(arrived) == 1 and arrived[0].shape == predicted.shape
         problem = unknown_use(innermost(self))
         if not fits:
@@ -142,8 +139,8 @@ class ObservingProcessor:
         self.note(problem, misfit(predicted, arrived[0]))
 
     def note(self, problem: str, found: Tensor) -> None:
-        """Refuse what is wrong, ``found`` above 1: in the first call at once; later ones are noted,
-        so that the device need not wait."""
+        """Refuse what is wrong, ``found`` above 1: in the first call at once, later ones at the
+        end, so that the device need not wait."""
         before = self.noted.get(problem)
         self.noted[problem] = found if before is None else before.fmax(found)
         if self.is_first and found.device.type != "meta" and found > 1:
@@ -151,18 +148,17 @@ class ObservingProcessor:
 
     @contextmanager
     def projected(self, attn: Any, *names: str) -> Iterator[dict[str, Tensor]]:
-        """Yield a dict that has, after the block, what the layer's projections gave in this thread,
-        by name; of one that was called more than once, the first."""
+        """Yield a dict that has, after the block, the outputs of the layer's projections in this
+        thread, by name; the first of several."""
         first: dict[str, Tensor] = {}
         with self.projections.during(named(attn, names)) as seen:
             yield first
         first.update((name, calls[0]) for name, calls in seen.items())
 
     def watched(self, calls: Calls, kind: type[SdpaWatch], *args: Any, **kwargs: Any) -> Any:
-        """Return the output of ``inner``; ``calls`` takes what was handed to torch's attention,
-        which the innermost of nested observers sees."""
+        """Return the output of ``inner``; ``calls`` takes what was handed to torch's attention."""
         first = nested = self
-        # Of captures inside each other the innermost watches torch's calls and tells the others.
+        # Among nested captures the innermost watches torch's calls and tells the others.
         while isinstance(nested.inner, ObservingProcessor):
             nested = nested.inner
             first = nested if nested.looks() else first

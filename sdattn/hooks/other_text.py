@@ -1,15 +1,14 @@
-"""What an image would attend to in another text than its prompt.
+"""Attention of the image to another text than its prompt.
 
 In cross-attention a layer's own projection makes keys of it (`OtherTextLook`). A block of joint
-attention carries the text on as it carries the image, in a stream of its own. So once the model has
-run a block, it is run again here with the image that came in and the other text in place of the
-prompt: the text that comes out goes to the next block, the image is thrown away (`TextStream`). The
-maps then show what the image would pay to that text, which is read as a prompt is.
+attention carries the text on in its own stream. So once the model has run a block, it is run again
+here with the image that came in and the other text in place of the prompt: the text that comes out
+goes to the next block, the image is thrown away (`TextStream`).
 
 Sources: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token Optimization for
 Semantic Segmentation in Diffusion Models", section 3.2. Helbling et al. 2025, "ConceptAttention"
-(arXiv:2502.04320), for a stream of concepts beside that of the prompt; there a concept is one token
-without its sentence.
+(arXiv:2502.04320), for a stream of concepts next to the prompt's, each one token without a
+sentence.
 """
 
 from __future__ import annotations
@@ -49,11 +48,7 @@ def asked_layers(
 ) -> Callable[[AttentionLayer], bool]:
     """Return a check for layers that can be asked about another text: cross-attention that takes
     the text encoder's states as they are, and joint attention in blocks with a stream for text.
-
-    Raises:
-        TypeError: the model has neither.
-        ValueError: the states are not ``[1 or images, T, width]``, or these are not of ``kinds``.
-    """
+    Raise TypeError if there are none, ValueError for states that do not fit."""
     kind, width = _asked_kind(denoiser)
     widths = {width} if isinstance(width, int) else set(width)
     if text_states.ndim != 3 or text_states.shape[-1] not in widths:
@@ -62,7 +57,7 @@ def asked_layers(
             f"{' or '.join(map(str, sorted(widths)))}]. Encode the text with its own pipeline."
         )
     if kind not in kinds:
-        raise InvalidValueError(f"kinds={kinds!r}: text_states are about {kind} attention.")
+        raise InvalidValueError(f"kinds={kinds!r}: text_states work with {kind} attention.")
     return lambda layer: layer.kind == kind and layer.place != "single"
 
 
@@ -81,15 +76,9 @@ def _asked_kind(denoiser: Denoiser) -> tuple[str, Any]:
 
 
 def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) -> Tensor:
-    """Return what the pipeline hands to the model for a prompt, ``[1, T, width]``.
-
-    Args:
-        options: of the pipeline's call; ``clip_skip``, ``max_sequence_length`` and the LoRA's scale
-            are used.
-
-    Raises:
-        TypeError: the model cannot be asked, or the pipeline has no ``encode_prompt``.
-    """
+    """Return the model's input for a prompt, ``[1, T, width]``, by the pipeline's ``encode_prompt``
+    (TypeError without one) with its options ``clip_skip``, ``max_sequence_length`` and LoRA
+    scale."""
     _asked_kind(find_denoiser(pipe))
     if not hasattr(pipe, "encode_prompt"):
         raise InvalidTypeError(
@@ -99,7 +88,7 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
     given = options or {}
     scale = (given.get("cross_attention_kwargs") or {}).get("scale")
     known, length = inspect.signature(pipe.encode_prompt).parameters, "max_sequence_length"
-    # it may be of more columns by itself than the pipeline's call asks it for
+    # its own default may be more columns than the pipeline asks for
     if length in known and length in call_options(pipe):
         given = {length: option_of(pipe, given, length), **given}
     named = {**given, "lora_scale": scale}
@@ -114,17 +103,12 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
 
 
 class OtherTextLook:
-    """See what the queries of a processor would attend to in another text.
+    """See what the queries of a processor would attend to in another text, ``[1 or images, T,
+    width]``.
 
-    The keys are the layer's own projection of ``text_states``, so LoRA and whatever else acts on
-    it count. The image does not depend on them.
-
-    Args:
-        text_states: ``[1 or images, T, width]``.
-        frame_rows: says how many rows of the batch an image has in the pass that runs now.
-
-    Raises (when called):
-        RuntimeError: the processor did not call the layer's own ``to_q``.
+    The keys are the layer's own projection, so LoRA and whatever else acts on it count. The image
+    does not depend on them. Raise RuntimeError, when called, if the processor did not call
+    ``to_q``.
     """
 
     def __init__(self, text_states: DeviceCopies, frame_rows: Callable[[], int] = lambda: 1):
@@ -145,8 +129,7 @@ class OtherTextLook:
 
 
 class _OtherText(Attended):
-    """A layer's query ``[B, N, heads*d]``, ``frame_rows`` rows an image, whose keys are made of
-    another text once its rows are chosen, since only these have a text each."""
+    """A layer's query ``[B, N, heads*d]``, with keys made of another text for the chosen rows."""
 
     def __init__(self, attn: Any, query: Tensor, text_states: DeviceCopies, frame_rows: int):
         super().__init__(len(query), attn.heads, query.shape[1], text_states.own.shape[1])
@@ -162,7 +145,7 @@ class _OtherText(Attended):
         images = len(query) // self.frame_rows
         if len(key) not in (1, images):
             raise InvalidValueError(
-                f"text_states are of {len(key)} texts and the run has {images} images. Pass one "
+                f"text_states hold {len(key)} texts and the run has {images} images. Pass one "
                 "for all, or one for each."
             )
         if len(key) > 1:
@@ -178,9 +161,7 @@ class TextStream:
 
     Args:
         denoiser: model of a family that says how text enters its stream.
-        text_states: ``[1 or images, T, width]``, the input that the model's call would get for that
-            text; T must equal the run's, so that rotary embeddings fit.
-        grad: whether to keep the graph.
+        text_states: ``[1 or images, T, width]``; T must equal the run's, for the rotary embeddings.
 
     Raises (when the model runs):
         ValueError: the number of columns or texts differs from the run's.
@@ -191,21 +172,18 @@ class TextStream:
         self.model, self.enter = unwrapped(denoiser.model), denoiser.family.text_stream
         self.text_states, self.grad = text_states, grad
         self.thread = get_ident()
-        self.rows: tuple[int, ...] | None = None  # of the batch that is watched; None for no pass
+        self.rows: tuple[int, ...] | None = None  # watched rows of the batch; None for no pass
         self.now: Tensor | None = None  # what goes into the next block
 
     def follow(self, installed: Installation, layers: list[AttentionLayer]) -> None:
-        """Run each block of these layers again after itself.
-
-        Raises:
-            RuntimeError: hooks of diffusers keep state in a block, which a second run would change.
-        """
+        """Run each block of these layers again after itself; raise RuntimeError for hooks of
+        diffusers that keep state in a block."""
         for layer in layers:
             block = self.model.get_submodule(layer.name.rpartition(".")[0])
             if held := getattr(getattr(block, "_diffusers_hook", None), "hooks", None):
                 raise RunError(
                     f"Asked about another text, for which each block runs twice, and {layer.name} "
-                    f"has hooks of diffusers that would count that ({', '.join(held)}). Take out "
+                    f"has hooks of diffusers that would count both ({', '.join(held)}). Take out "
                     "caching and group offloading first, model.disable_cache()."
                 )
             installed.follow(block, self.run_again)
@@ -245,7 +223,7 @@ class TextStream:
         states = self.text_states.on(prompt.device, prompt.dtype)
         if states.shape[1] != prompt.shape[1] or len(states) not in (1, len(self.rows)):
             raise InvalidValueError(
-                f"text_states are of {len(states)} text(s) and {states.shape[1]} columns, and the "
+                f"text_states hold {len(states)} text(s) of {states.shape[1]} columns, and the "
                 f"run has {len(self.rows)} image(s) and {prompt.shape[1]} columns. Encode the text "
                 "as the pipeline does the prompt, one for all images or one for each."
             )

@@ -1,13 +1,11 @@
-"""How alike the attention's outputs of text and image are, in place of what one pays the other.
+"""Similarity of the attention's outputs for text and image, in place of attention.
 
-Joint attention makes an output for each token of the text as for each cell of the image. Before
-the output projection they lie in one space, so that their product says how much a cell came to be
-like a token (`OutputSpace`); the kernel has made both already. Or a cell is compared with the cell
-of its own frame that a token is looked for by (`GramCol`).
+Joint attention makes an output for each token and each cell. Before the output projection they lie
+in one space, so their product says how similar a cell has become to a token (`OutputSpace`). Or a
+cell is compared with the cell of its frame that matches a token best (`GramCol`).
 
-Source: Helbling et al. 2025, "ConceptAttention" (arXiv:2502.04320), whose concepts are tokens
-beside the prompt; here they are the prompt's own, or those of another text
-(:mod:`sdattn.hooks.other_text`).
+Source: Helbling et al. 2025, "ConceptAttention" (arXiv:2502.04320), whose concepts are tokens next
+to the prompt; here they are the prompt's own, or another text's (:mod:`sdattn.hooks.other_text`).
 
 GramCol and IMAP: for a head, with ``q`` and ``k`` as they are handed to torch's attention, ``o``
 its output before the output projection, ``p`` a cell of frame ``f`` and ``t`` a token of the text:
@@ -23,9 +21,9 @@ tell the frames apart best, by the Calinski-Harabasz index of ``o`` with the fra
 Source: Jun et al. 2026, "I'm a Map! Interpretable Motion-Attentive Maps" (arXiv:2603.02919), for
 the argmax, the column, z-scores over words and the five heads. From the authors' code
 (youngjun-jun/IMAP): the argmax and the heads are chosen anew in each call of each layer; the
-deviation is that of a sample (divided by one less than the number of words), plus 1e-6; z-scores
-come before any mean; calls and layers are averaged. There a word is, by default, the first token of
-a text of its own in a stream beside the prompt's; GramCol is the sum over heads, and the layers of
+deviation is a sample's (divided by one less than the number of words), plus 1e-6; z-scores come
+before any mean; calls and layers are averaged. There a word is, by default, the first token of a
+text of its own in a stream next to the prompt's; GramCol is the sum over heads, and the layers of
 both are listed for each model. Our reading: the words are the prompt's own, which that code knows
 as well, with padding; z-scores are over the columns that ``capture(among=)`` names, for which the
 presets name the tokens of the prompt's words alone; a word of several tokens is their mean; all
@@ -55,14 +53,9 @@ EPSILON = 1e-6
 
 
 class OutputSpace(Attended):
-    """The product ``o_t . o_x / d`` of each head, of any sign. The mean over heads is the product
-    over concatenated heads divided by their number of features, so wider models do not get more of
-    it.
-
-    Args:
-        image: outputs of the cells before the output projection, ``[B, heads, N, d]``.
-        text: outputs of the tokens, ``[B, heads, T, d]``.
-    """
+    """The product ``o_t . o_x / d`` for each head, of any sign, of cells ``[B, heads, N, d]`` and
+    tokens ``[B, heads, T, d]`` before the output projection. The mean over heads does not grow with
+    their number."""
 
     def __init__(self, image: Tensor, text: Tensor):
         batch, heads, cells, _ = image.shape
@@ -94,9 +87,8 @@ class GramCol(Attended):
         key: keys of the text, ``[B, heads, T, d]``.
         output: outputs of the image before the output projection, ``[B, heads, N, d]``.
         frames: F, which divides ``N``; 1 for an image.
-        best: number of heads that tell the frames apart best, whose mean replaces the mean over all
-            heads: other heads are 0, and these are ``z`` times ``heads / best``. None for all
-            heads.
+        best: number of heads to use, the ones that tell the frames apart best; they are ``z`` times
+            ``heads / best``, the others 0. None for all heads.
         kept: bool ``[B, 1, 1, T]``, keys that the z-score is over, at least two; other keys are 0.
             None for all.
     """
@@ -136,7 +128,7 @@ class GramCol(Attended):
         if list(asked) == list(compared):
             return found
         place = {column: i for i, column in enumerate(compared)}
-        found = pad(found, (0, 1))  # of all that are not compared
+        found = pad(found, (0, 1))  # zeros for the others
         return chosen_columns(found, [place.get(column, len(compared)) for column in asked])
 
     def _scores(self, heads: slice) -> Tensor:
@@ -151,7 +143,7 @@ class GramCol(Attended):
         else:
             is_kept = chosen_columns(self.kept.on(key.device), columns)  # [B, 1, 1, T]
         kept = is_kept[..., None].float()
-        number = kept.sum(3, keepdim=True).clamp_min(1)  # of words
+        number = kept.sum(3, keepdim=True).clamp_min(1)  # words
         # M is linear in o[p*], so that its mean over words is taken away there: of large products
         # that are nearly alike few digits would be left.
         found = output.take_along_dim(peaks[..., None], 3)  # [B, heads, F, T, d]
@@ -176,15 +168,8 @@ class GramCol(Attended):
 
 
 def separability(output: Tensor, frames: int) -> Tensor:
-    """Return the Calinski-Harabasz index of cells with their frames as clusters: the spread of
-    frames' means over the spread of cells around their frame's mean.
-
-    Args:
-        output: ``[B, heads, N, d]``, frame by frame, with ``N > frames > 1``.
-
-    Returns:
-        float32 ``[B, heads]``, >= 0.
-    """
+    """Return the Calinski-Harabasz index of ``[B, heads, N, d]`` with frames as clusters, float32
+    ``[B, heads]``: the spread of frames' means over the spread of cells around them."""
     cells = output.float().unflatten(2, (frames, -1))  # [B, heads, F, P, d]
     each, (number, of_frame) = cells.mean(3), cells.shape[2:4]
     between = of_frame * ((each - each.mean(2, keepdim=True)) ** 2).sum((2, 3))
@@ -194,14 +179,8 @@ def separability(output: Tensor, frames: int) -> Tensor:
 
 
 def check_frames(space: Space, size: Size | None) -> None:
-    """Refuse to choose heads by frames if there are not two frames of several cells.
-
-    Args:
-        size: (frames, rows, cols) of the grid.
-
-    Raises:
-        CaptureError: there are not, and ``space`` is ``"imap"``.
-    """
+    """Raise CaptureError for ``"imap"`` if a grid (frames, rows, cols) has not two frames of
+    several cells."""
     if space != "imap" or (size and len(size) == 3 and size[0] > 1 < size[1] * size[2]):
         return
     raise CaptureError(

@@ -24,11 +24,7 @@ TOLD: dict[str | None, tuple[Order, ...]] = {
 def check_options(
     denoiser: Denoiser, branch: str, guidance: str | None, latent_size: tuple[int, int] | None
 ) -> None:
-    """Refuse options of a capture that do not fit its model.
-
-    Raises:
-        ValueError: one does not fit, or this process has only a part of the model.
-    """
+    """Raise ValueError for options of a capture that do not fit its model."""
     if guidance not in ("auto", *TOLD):
         raise refuse("guidance", guidance, ("auto", *TOLD))
     if latent_size is not None and not _needs_size(denoiser):
@@ -46,11 +42,7 @@ def check_options(
 
 
 def refuse_both_in_turn(denoiser: Denoiser) -> None:
-    """Refuse to keep both branches if each has its own passes.
-
-    Raises:
-        ValueError: always.
-    """
+    """Raise ValueError for both branches if each has its own passes."""
     kind = type(denoiser.pipeline or denoiser.model).__name__
     text = (
         f"a {kind} runs the prompt and the negative prompt in turn. Nest two captures, one with "
@@ -60,7 +52,6 @@ def refuse_both_in_turn(denoiser: Denoiser) -> None:
 
 
 def _needs_size(denoiser: Denoiser) -> bool:
-    """Check whether the caller must pass latent_size."""
     model = unwrapped(denoiser.model)
     if denoiser.family.grid_argument is not None:  # in values, which the meta device has none of
         return any(part.is_meta for part in model.parameters())

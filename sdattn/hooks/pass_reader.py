@@ -1,9 +1,8 @@
-"""`PassReader` tells which call of a model is running; all code that watches or edits attention
-asks it.
+"""`PassReader` tells which call of a model is running; all that watches or edits attention asks it.
 
-A call of a model is a pass of a run if the pipeline's own call made it, and if it is the next one
-of its schedule for its branch of the guidance. Other calls are strays: from a callback, a reference
-pass or another pipeline. They run untouched and are not counted.
+A call is a pass of a run if the pipeline's own call made it, and if it is the next one of its
+schedule for its branch of the guidance. Other calls are strays: from a callback, a reference pass
+or another pipeline. They run untouched and are not counted.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class PassReader:
         pipeline = denoiser.pipeline
         if branch is not None:
             check_options(denoiser, branch, guidance, latent_size)
-        self._told = TOLD.get(guidance)  # of "auto" None: the pipeline is asked
+        self._told = TOLD.get(guidance)  # None for "auto": the pipeline is asked
         self._pipeline: Callable[[], Any]
         self._pipeline = (lambda: None) if pipeline is None else weakref.ref(pipeline)
         self._family, self._joined = denoiser.family, None
@@ -80,8 +79,8 @@ class PassReader:
         self._branch, self._latent_size = branch, latent_size
         self._counts_gradients, self._frames = counts_gradients, frames
         self.call: DenoiserCall | None = None
-        self._size: Size | None = None  # of the pass that runs now
-        self._spans: Sequence[Spans] | None = None  # of that pass, for all rows or for each
+        self._size: Size | None = None  # in the running pass
+        self._spans: Sequence[Spans] | None = None  # in that pass, one pair or one per row
         self.schedule: Schedule | None = None
         self.runs = 0
         self._run: tuple[Any, RunningCall | None] = (None, None)  # its timesteps, and its call
@@ -100,11 +99,7 @@ class PassReader:
 
     def read(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pass:
         """Return the pass that begins now; :attr:`Pass.stray` is set if it does not belong to the
-        run.
-
-        Raises:
-            ValueError: the branches of its rows are not known.
-        """
+        run. Raise ValueError if the branches of its rows are unknown."""
         self.call, pipeline = None, self.pipeline
         caller = None if pipeline is None else caller_of(pipeline)
         if caller is not None and self._is_beside(model, caller):
@@ -116,7 +111,7 @@ class PassReader:
         if own is not None and own.discards and not self._is_for_gradient(call):
             found.stray = Stray(f"{own.name}, which throws the result away")
             return found
-        # Whose rows it has, and which entry of the schedule it is.
+        # Find its rows, and its entry in the schedule.
         found.begins_run = self._begins(pipeline, None if own is None else own.call)
         found.order = self._order(model, caller)
         found.schedule = self.schedule
@@ -152,9 +147,8 @@ class PassReader:
         return 1 if self._size is None or len(self._size) < 3 else self._size[0]
 
     def spans(self) -> Sequence[Spans] | None:
-        """Return the places of the image's queries and the text's keys in the running pass's joint
-        attention: one pair for all rows of the batch, or one per row. Return None if the pass is
-        not kept."""
+        """Return the places of the image's queries and the text's keys in the running pass: one
+        pair for all rows, or one per row; None if the pass is not kept."""
         if self.call is None or self._size is None or self._joined is None:
             return None
         if self._spans is None:
@@ -168,18 +162,17 @@ class PassReader:
         return None if spans is None else spans[0]
 
     def _is_beside(self, model: Any, caller: Caller) -> bool:
-        """Check whether a model is called outside its pipeline's call. A user's own loop is not
-        outside if the branches of its rows are known."""
+        """Check for a call outside the pipeline's, other than a user's loop with known branches."""
         if caller.kind != "loop":
             return caller.kind == "stray"
         is_known = self._branch is None or self._told is not None
         return not is_known and (self.watch is None or self.watch.named(model) is None)
 
     def _begins(self, pipeline: Any, call: RunningCall | None) -> bool:
-        """Check whether a pass is the first of a run. Ask once per pass.
+        """Check whether a pass is the first of a run; ask once per pass.
 
-        Each call of the pipeline is a run, and each schedule is one: FreeInit goes through several
-        in one call, and a user's own loop has schedules and no call.
+        Each call of the pipeline is a run, and so is each schedule (FreeInit has several in one
+        call).
         """
         timesteps = getattr(getattr(pipeline, "scheduler", None), "timesteps", None)
         before, last = self._run
@@ -223,8 +216,7 @@ class PassReader:
         return came
 
     def _kept(self, found: Pass) -> list[tuple[int, Branch]] | None:
-        """Return the kept rows of the batch with their branch, or None if it holds only another
-        branch."""
+        """Return the kept rows with their branch, or None if the batch has only another one."""
         if self._branch is None or found.order is None or found.skips_layers:
             return None
         rows, every = branch_rows(found.order, found.batch), range(found.batch)
@@ -234,15 +226,14 @@ class PassReader:
         return [(row, name) for name in wanted for row in every[rows[name]]]
 
     def _lay_out(self, found: Pass, call: DenoiserCall, in_run: bool) -> None:
-        """Find the grid, the text's columns, and whether the text changed since the previous
-        pass."""
+        """Find the grid, the text's columns, and whether the text changed since the last pass."""
         self.call, rows = call, found.rows or tuple(range(call.batch))
         found.latent_size = self._size = self._latent_size or self._layout.size(call, in_run)
         self._spans = self._layout.spans(call, self._size, rows)
         found.n_text = call.n_text
-        if self._spans is not None:  # of rows that differ the longest counts
+        if self._spans is not None:  # if rows differ, the longest counts
             found.n_text = max(text.stop - text.start for _, text in self._spans)
-        with suppress(InvalidValueError):  # a controller may be shown what divides into no chunks
+        with suppress(InvalidValueError):  # controllers may see batches without chunks
             own = found.rows or self._rows_of(found.prompts)
             if own:
                 verdicts = self._texts.note(call.text, own, call.frame_rows)

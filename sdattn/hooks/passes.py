@@ -1,5 +1,4 @@
-"""`Pass`: one call of a model, as captures and controllers know it; its place in the `Schedule` of
-a run; and `Strays`, calls that belong to no run."""
+"""`Pass`: one call of a model; its place in the `Schedule` of a run; `Strays` of no run."""
 
 from __future__ import annotations
 
@@ -26,20 +25,14 @@ class CaptureWarning(SdattnWarning):
 
 
 class Stray(NamedTuple):
-    """Call of a model that does not belong to the watched run.
-
-    Attributes:
-        who: its caller, for messages.
-        call: call of another pipeline, if that was the caller.
-    """
+    """Call of a model outside the watched run: its caller, and another pipeline's call."""
 
     who: str
     call: RunningCall | None = None
 
 
 class Strays:
-    """Number of calls of a model outside its run, by caller; reported once, when the run is
-    over."""
+    """Number of calls of a model outside its run, by caller; reported once, at the end."""
 
     def __init__(self, model: Any):
         self._kind = type(unwrapped(model)).__name__
@@ -65,18 +58,13 @@ class Strays:
         )
 
     def tell(self) -> None:
-        """Warn about them, once."""
         if text := str(self):
             warn(text, CaptureWarning)
         self.forget()
 
 
 class Schedule:
-    """Timesteps of one run, and a pass's place among them.
-
-    Args:
-        timesteps: timesteps as the scheduler holds them.
-    """
+    """Timesteps of one run, as the scheduler holds them, and a pass's place among them."""
 
     def __init__(self, timesteps: Any):
         self.timesteps = timesteps
@@ -93,9 +81,8 @@ class Schedule:
     def index(self, timestep: float | Timestep, scheduler: Any) -> int | None:
         """Return the index of a pass's entry, or None if the host does not know it.
 
-        The model may have got a view of that entry. If the pipeline computed with it (FLUX, Sana),
-        it is the scheduler's current entry, which moves on between steps only, however often the
-        model is called in one.
+        If the pipeline computed with the entry (FLUX, Sana), it is the scheduler's current one,
+        which moves on between steps only.
         """
         found = timestep.index_in(self.timesteps) if isinstance(timestep, Timestep) else None
         if found is None:
@@ -104,8 +91,8 @@ class Schedule:
         return found
 
     def position(self, index: int | None, timestep: float | Timestep) -> float:
-        """Return the middle of a pass's part of the run: for entry ``index``, or else for the entry
-        nearest to its timestep. Equal entries (second order) count as the first of them."""
+        """Return the middle of a pass's part of the run: for entry ``index``, or the entry nearest
+        to its timestep. Equal entries (second order) count as the first of them."""
         values = self._values
         if index is None:
             at = float(timestep)
@@ -154,14 +141,13 @@ class Pass:
 
     @cached_property
     def timestep(self) -> float:
-        """Timestep in the scheduler's unit (the batch's first, if rows differ). Reading it waits
-        for its device."""
+        """Timestep in the scheduler's unit (the batch's first); reading it waits for its device."""
         return float(self.given)
 
     @cached_property
     def position(self) -> float | None:
-        """Position in the run, in [0, 1]: the middle of its part of the schedule; None if no
-        schedule is known. The first reading in a run may wait for the device."""
+        """Position in the run, in [0, 1]: the middle of its part of the schedule; None if unknown.
+        The first reading in a run may wait for the device."""
         return None if self.schedule is None else self.schedule.position(self.index, self.given)
 
     @cached_property
@@ -177,11 +163,7 @@ class Pass:
 
     @property
     def prompts(self) -> slice | None:
-        """Rows of the prompts, or None if unknown or if there are none.
-
-        Raises:
-            ValueError: the batch does not divide into the chunks of its guidance.
-        """
+        """Rows of the prompts, or None if unknown or if there are none."""
         if self.order is None or self.of_no_prompt:
             return None
         return branch_rows(self.order, self.batch)["conditional"]

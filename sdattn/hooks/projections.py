@@ -19,7 +19,7 @@ Projection = tuple[str, nn.Module | None]  # a projection by its name
 
 def named(attn: Any, names: Sequence[str]) -> list[Projection]:
     """Return projections of an attention layer, None for those that it lacks."""
-    modules = attn._modules  # to ask the module for each costs more
+    modules = attn._modules  # asking the module for each costs more
     return [(name, modules.get(name)) for name in names]
 
 
@@ -29,11 +29,8 @@ def output_projection(attn: Any) -> nn.Module | None:
 
 
 def query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Tensor]:
-    """Return a layer's query and key ``[B, N or T, heads*d]`` from what its projections gave.
-
-    Raises:
-        RuntimeError: the processor ``inner`` called none that they follow from.
-    """
+    """Return a layer's query and key ``[B, N or T, heads*d]`` from its projections' outputs; raise
+    RuntimeError if the processor ``inner`` called none of them."""
     if "to_qkv" in seen:
         query, key, _ = seen["to_qkv"][0].chunk(3, dim=-1)
         return query, key
@@ -51,15 +48,8 @@ def query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Te
 def projected_call(
     attn: Any, query: Tensor, key: Tensor, mask: Tensor | None = None, norm_k: str = "norm_k"
 ) -> AttentionCall:
-    """Return the call of a layer by what its projections gave.
-
-    Args:
-        attn: the layer; its ``heads`` and norms are used.
-        query: ``[B, N, heads*d]``, any floating dtype.
-        key: ``[B, T, heads*d]``.
-        mask: the layer's ``attention_mask``, in any of the shapes that diffusers hands on.
-        norm_k: name of the norm of this key.
-    """
+    """Return the call of a layer by its projections' outputs, ``[B, N, heads*d]`` and ``[B, T,
+    heads*d]``; ``norm_k`` names the norm of this key."""
     query = heads_of(query, attn.heads, getattr(attn, "norm_q", None))
     key = heads_of(key, attn.heads, getattr(attn, norm_k, None))
     if mask is not None:
@@ -68,24 +58,20 @@ def projected_call(
 
 
 class Projections:
-    """The outputs of some projections of one layer in the thread that made this, and the input of
-    its output projection.
-
-    The hooks are made at the first call and stay until :meth:`remove`. They are made anew where a
-    projection is another module than before (LoRA that was loaded, fused projections), or where a
-    user's hook has come behind them and may change what they saw.
-    """
+    """The outputs of a layer's projections in this thread, and the input of its output projection.
+    The hooks stay from the first call until :meth:`remove`. They are made again if a projection was
+    replaced (LoRA, fused projections), or a user's hook follows them and may change the output."""
 
     def __init__(self) -> None:
         self._thread = get_ident()
         self._parts: Sequence[Projection] = ()
         self._hooks: list[_Hook] = []
-        self._seen: dict[str, list[Tensor]] | None = None  # of the call that runs now
+        self._seen: dict[str, list[Tensor]] | None = None  # in the running call
 
     @contextmanager
     def during(self, parts: Sequence[Projection]) -> Iterator[dict[str, list[Tensor]]]:
         """Yield what these projections give in the block, by name, each call of them in order."""
-        # The usual call finds its hooks in place: to register them costs more than a small layer.
+        # The usual call finds its hooks in place: registering them costs more than a small layer.
         if parts != self._parts or not all(hook.is_last() for hook in self._hooks):
             self.remove()
             self._parts = parts
@@ -140,10 +126,9 @@ def _nothing(*_: Any) -> None:
 
 
 def by_name(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return the arguments that a layer hands to its processor ``inner``, after itself, by
-    diffusers' names; if the processor has other names for them, by their places."""
+    """Return a processor's arguments, after the layer, by diffusers' names or else by position."""
     names = ["hidden_states", "encoder_hidden_states", "attention_mask"]
-    if len(args) > 1:  # not the usual call; to ask for names costs more than a small layer
+    if len(args) > 1:  # not the usual call; asking for names costs more than a small layer
         given = inspect.signature(inner.__call__).parameters.values()
         own = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
         names = own if len(own) >= len(args) and names[0] in own else names

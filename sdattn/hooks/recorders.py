@@ -33,8 +33,8 @@ from .unknown_processors import TRACED, is_plain
 
 
 def can_record(model: Any, layers: Sequence[AttentionLayer], keep: Keep) -> bool:
-    """Check whether what is kept of these layers can be recorded in a graph: means over heads, in
-    cross- and self-attention of a UNet that calls torch's attention, without gradient."""
+    """Check whether these layers can be recorded in a graph: means over heads, in cross- and
+    self-attention of a UNet that calls torch's attention, without gradient."""
     if keep.grad or keep.heads.each or keep.among is not None or not is_unet(model):
         return False
     return all(_is_traced(layer) for layer in layers)
@@ -51,11 +51,10 @@ def _is_traced(layer: AttentionLayer) -> bool:
 class Recorder:
     """Let ``inner`` make the output, and add what it attended to, summed over heads, to a tensor.
 
-    torch's compiler puts all of it into the layer's graph, and needs no other graph where the
-    tensors are others of the same shapes.
+    torch's compiler puts all of it into the layer's graph, once for all tensors of these shapes.
 
     Attributes:
-        sums: float32 ``[images, N, T]``; None where nothing is recorded.
+        sums: float32 ``[images, N, T]``; None if nothing is recorded.
         rows: int64 ``[images]``, which rows of the batch those are.
     """
 
@@ -126,7 +125,6 @@ class Recorders:
         self._disturbed = False
 
     def put(self, installed: Installation, layers: Sequence[AttentionLayer]) -> None:
-        """Put a recorder into each layer."""
         for layer in layers:
             self._of[layer.name] = Recorder(layer.module.processor)
             installed.put(layer, self._of[layer.name])
@@ -136,12 +134,8 @@ class Recorders:
         self._of.pop(layer.name, None)
 
     def begin(self, layers: Sequence[AttentionLayer], found: Pass, device: torch.device) -> None:
-        """Begin a pass with nothing recorded. Refuse an attention that no graph shows.
-
-        Args:
-            layers: layers of the chosen resolutions.
-            device: device they run on.
-        """
+        """Begin a pass with nothing recorded, for ``layers`` of the chosen resolutions; refuse an
+        attention that no graph shows."""
         if self._of and (by := replacement()) is not None:
             raise CaptureError(f"Inside capture() of a compiled model, {no_softmax(by)}")
         for layer, recorder in self._held(layers):
@@ -158,7 +152,7 @@ class Recorders:
     def end(self, store: CapturedMaps) -> None:
         """End a pass: hand what was recorded to the store; refuse a layer that ran twice."""
         held = list(self._held(store.layers))
-        # How often a layer ran can be seen of its sums alone: a row of each head adds 1 a call. It
+        # The sums show how often a layer ran: a row adds 1 per head and call. It
         # is read in the first pass only, since the device is waited for.
         if self._ran is None:  # read back once
             sums = {layer: r.sums for layer, r in held if r.sums is not None}
@@ -181,11 +175,7 @@ class Recorders:
         self._disturbed = bool(self._of)
 
     def check(self) -> None:
-        """Refuse what was recorded of two threads.
-
-        Raises:
-            CaptureError: another thread called the model.
-        """
+        """Raise CaptureError if another thread called the model."""
         if self._disturbed:
             raise CaptureError(
                 "Another thread called this compiled model inside capture(), and what it attended "

@@ -1,11 +1,9 @@
 """Text columns spread along the image's own self-attention, while the model runs.
 
-Cells that attend to each other belong together. Where text and image share one softmax, the
-image's part of it is there beside the text's, so that a map can be spread at once, and no
-``[N, N]`` matrix is made or kept: ``S m`` is one more attention, whose values are the maps.
-
-Each block sees other things in the image. So what a call spreads is the mean over all blocks, of
-the pass before, since that of its own pass is not there yet.
+Cells that attend to each other belong together. If text and image share one softmax, a map can be
+spread at once without an ``[N, N]`` matrix: ``S m`` is one more attention, whose values are the
+maps. Each block sees something else in the image, so a call spreads the mean over all blocks of the
+previous pass.
 
 Source: GoCA (arXiv:2603.06178), for two products with the image's self-attention.
 """
@@ -27,7 +25,7 @@ from .sdpa import TORCHS
 
 
 class Spreading:
-    """What the layers of a capture spread: means over the layers of the last pass that was kept.
+    """Maps that a capture's layers spread: means over the layers of the last pass that was kept.
 
     Let ``m_l`` be the attention of cells to text in layer ``l`` and ``S_l`` their attention to each
     other, both means over heads. Pass ``t`` has the maps ``m_t = mean_l m_l``, ``s_t = mean_l S_l
@@ -37,7 +35,7 @@ class Spreading:
 
     def __init__(self) -> None:
         self.before: tuple[Tensor, Tensor] | None = None  # (m, s) of a pass, [images, N, T] each
-        self._sums: tuple[Tensor, Tensor] | None = None  # of the pass that runs, over its layers
+        self._sums: tuple[Tensor, Tensor] | None = None  # over the layers of the running pass
         self._layers = 0
 
     def begin_pass(self) -> None:
@@ -48,7 +46,7 @@ class Spreading:
         self._sums, self._layers = None, 0
 
     def add(self, text: Tensor, spread: Tensor) -> None:
-        """Take in what one layer of the pass that runs made, ``[images, N, T]`` each."""
+        """Take in one layer's results in the running pass, ``[images, N, T]`` each."""
         new, sums = (text.detach(), spread.detach()), self._sums
         if sums is not None:  # layers of one model may lie on several devices
             new = sums[0] + new[0].to(sums[0].device), sums[1] + new[1].to(sums[1].device)
@@ -64,7 +62,7 @@ class Refined(Attended):
 
     Args:
         text: attention of the image's queries to the text.
-        spreading: what the layers of all passes spread.
+        spreading: the maps that all layers spread.
         image: the call between the image's queries and keys only; its softmax is ``S``.
     """
 
@@ -84,7 +82,7 @@ class Refined(Attended):
         return self.every_head(columns)[:, heads]
 
     def _parts(self, columns: Columns) -> Iterator[Tensor]:
-        # All heads at once: what each of them spreads is the mean of all.
+        # All heads at once: each spreads the mean of all.
         if torch.is_grad_enabled():  # add_to() has no graph
             summed = reduce(torch.add, self.text.head_sums(columns))
         else:
@@ -103,11 +101,11 @@ class Refined(Attended):
         """Return ``[B, N, T]`` as each head spreads it, ``[B, heads, N, T]``."""
         if self.image.probs is not None:
             shares = self.image.probs.float()
-            tiny = torch.finfo(shares.dtype).tiny  # of a row that pays nothing to the image
+            tiny = torch.finfo(shares.dtype).tiny  # for a row without attention to the image
             return shares / shares.sum(-1, keepdim=True).clamp_min(tiny) @ maps[:, None]
         query, key = self.image.query.float(), self.image.key.float()
         mask, scale = addend(self.image.mask), self.image.scale
-        # Kernels that make no matrix want values as wide as keys: so many columns at a time.
+        # Kernels that make no matrix want values as wide as keys, so columns go in such groups.
         width = query.shape[-1]
         found = []
         for some in maps.split(width, dim=-1):

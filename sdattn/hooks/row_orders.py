@@ -1,11 +1,10 @@
 """Joint attention whose rows have texts of their own lengths, shown in one order for all rows.
 
-Some models join each row's text to its image without padding between them, so that the same token
-is elsewhere in each row. `RowOrder` puts the tokens of all rows in one order, which a softmax does
-not mind: the image, the text filled up to the longest, then all that is neither.
+Some models join each row's text to its image without padding, so the same token is at another
+position in each row. `RowOrder` puts all rows in one order: the image, the text filled up to the
+longest, then the rest.
 
-Mochi calls its kernel for one row of the batch at a time, with the row's video and what the mask
-leaves of its text, joined without padding. `RowCalls` shows them as one call.
+Mochi calls its kernel for each row of the batch. `RowCalls` shows these calls as one.
 """
 
 from __future__ import annotations
@@ -52,7 +51,7 @@ class RowOrder:
             rows.append([*numbers[image], *numbers[text], *fill, *rest])
         most = max(map(len, rows))
         index = torch.tensor([row + [-1] * (most - len(row)) for row in rows])
-        # what stands for no token gets no attention
+        # padding gets no attention
         self._index = DeviceCopies(index.clamp_min(0))
         self._is_token = DeviceCopies(index >= 0)
 
@@ -68,8 +67,7 @@ class RowOrder:
         return ordered
 
     def _masked(self, mask: Tensor | None, index: Tensor, is_token: Tensor) -> Tensor:
-        """Return the mask, ``[B, heads or 1, N or 1, S']``, with everything masked that is no
-        token."""
+        """Return the mask, ``[B, heads or 1, N or 1, S']``, with everything but tokens masked."""
         if mask is None:
             return is_token
         mask = _taken(mask[(None,) * (4 - mask.ndim)].expand(len(index), -1, -1, -1), index, 3)
@@ -90,7 +88,7 @@ def _taken(part: Tensor, index: Tensor, dim: int) -> Tensor:
 
 class RowCalls(AttentionCall):
     """Calls for one row each, as one call of the batch: the image, then the whole text. Tokens that
-    a row left out are masked, and their output is 0.
+    a row left out are masked.
 
     Args:
         calls: for each row its own tokens ``[1, heads, cells + words, d]`` in this order.
@@ -106,12 +104,12 @@ class RowCalls(AttentionCall):
         device = calls[0].query.device
         taken = mask.to(device) != 0
         image = torch.arange(cells, device=device).expand(len(calls), -1)
-        # where each token is among its row's; one that was left out stands for another, masked
+        # each token's position in its row; one that was left out points to another, masked
         text = cells - 1 + taken.cumsum(1)
         self._index = torch.cat([image, text], dim=1)  # [B, S]
         self.taken = torch.cat([image >= 0, taken], dim=1)
         super().__init__(self._all("query"), self._all("key"))
-        del self.value, self.output  # made when they are asked for: maps of attention need neither
+        del self.value, self.output  # made on demand: maps of attention need neither
         self.mask, self.scale = self.taken[:, None, None], calls[0].scale
         self.dropout = any(call.dropout or call.causal for call in calls)
         if all(call.logsumexp is not None for call in calls):
@@ -132,12 +130,7 @@ class RowCalls(AttentionCall):
 
 
 def as_one_call(calls: Sequence[AttentionCall], given: dict[str, Any]) -> Sequence[AttentionCall]:
-    """Return a processor's calls as one call if it attended to one row at a time.
-
-    Args:
-        calls: calls of torch's attention, in order, and other products.
-        given: the processor's arguments by name.
-    """
+    """Return a processor's calls as one call if it attended to one row at a time."""
     image, text = given["hidden_states"], given.get("encoder_hidden_states")
     mask = given.get("attention_mask")
     if text is None or text is image or mask is None or mask.shape != text.shape[:2]:

@@ -56,12 +56,8 @@ class RunningSum:
         return self.running is not None
 
     def take(self, attended: Attended) -> None:
-        """Add the attention of one call of the layer, in the running pass.
-
-        Raises:
-            CaptureError: the call has other rows than the pass, or other cells than the layer, or
-                is the second one of the pass; or it lacks columns or heads that were asked for.
-        """
+        """Add the attention of one call of the layer, in the running pass; raise CaptureError for
+        other rows or cells, a second call, or missing columns or heads."""
         running = cast(Pass, self.running)
         if attended.batch != running.batch:
             raise CaptureError(
@@ -96,8 +92,7 @@ class RunningSum:
 
     def _check_call(self, cells: int, running: Pass) -> None:
         """Refuse a call whose queries are not the cells of the layer's grid, or a second one in a
-        pass. If the text's length is not known in advance (custom model), one module may be several
-        layers."""
+        pass. In a custom model, one module may be several layers."""
         if running.n_text and self.seen and self.seen[-1] is running:
             raise CaptureError(called_twice(self.layer.name))
         size = running.latent_size
@@ -154,7 +149,7 @@ class RunningSum:
 
     def _add_apart(self, attended: Attended, columns: Columns) -> None:
         """Hold a call's maps one by one, or add them on another device or in another dtype."""
-        # The call's maps are made first, all heads or their sum a few heads at a time,
+        # First make the call's maps, all heads or their sum, a few heads at a time,
         pieces: Iterable[Tensor]  # to be summed, [images, (heads,) N, tokens]
         if self.keep.heads.each:
             pieces = [self._chosen_heads(attended.every_head(columns))]
@@ -199,7 +194,6 @@ class RunningSum:
 
     @cached_property
     def _in_place(self) -> bool:
-        """True if heads are summed where they are computed, in the running sum."""
         keep = self.keep
         moved = keep.device is not None or keep.held_dtype != torch.float32
         apart = moved or keep.frames is not None
@@ -215,11 +209,7 @@ class RunningSum:
         return held.to(self.keep.dtype).unflatten(-2, cast(Size, self.grid))
 
     def _among(self, attended: Attended, n_text: int) -> Attended:
-        """Return the softmax, or the z-score, over the keys chosen for each image.
-
-        Raises:
-            CaptureError: the keys are for another number of images, or beyond the text.
-        """
+        """Return the softmax, or the z-score, over each image's chosen keys."""
         shape = attended.batch, 1, 1, n_text
         if self._kept is None or self._kept.own.shape != shape:
             self._kept = DeviceCopies(self._among_mask(attended.batch, n_text))
@@ -269,7 +259,7 @@ class MapsByLayer(Mapping[str, Tensor]):
         self._sums = sums
 
     def __getitem__(self, name: str) -> Tensor:
-        if name not in self:  # which asks that layer alone
+        if name not in self:  # asks that layer only
             raise NotFoundError(
                 f"No map of a layer {name!r}. The store has: {', '.join(self) or 'none yet'}."
             )

@@ -1,10 +1,9 @@
 """Torch's ``scaled_dot_product_attention`` seen at work, and what answers in its place.
 
-A mode of torch's sees the calls of its own function. What somebody set in the place of that
-function (SageAttention is used so) is spied on: it attends to the softmax of the query and key that
-it is handed, provided that it returns what torch's own function makes of them. The output is that
-of the very kernel that would have run; where it gives the logsumexp as well, see
-:mod:`sdattn.hooks.kernel_logsumexp`, that is taken over.
+A mode of torch's sees the calls of its own function. A replacement of that function (such as
+SageAttention) is spied on: it attends to the softmax of its query and key, provided that it returns
+what torch's own function makes of them. The output comes from the kernel that would have run, with
+its logsumexp if it gives one, see :mod:`sdattn.hooks.kernel_logsumexp`.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ def outer_mode() -> Any | None:
 @contextmanager
 def spied(see: Callable[..., Tensor]) -> Iterator[None]:
     """Hand this thread's calls of a replacement to ``see(call, by, *args, **kwargs)``, where
-    ``call()`` has the function ``by`` make the output. Calls of other threads go straight to it."""
+    ``call()`` has the function ``by`` make the output."""
     functional: Any = nn.functional
     if functional.scaled_dot_product_attention is TORCHS:
         yield
@@ -81,12 +80,8 @@ class _Spy:
 
 @torch.no_grad()
 def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
-    """Compare an output with what torch's own function makes of the same arguments in float32.
-
-    Returns:
-        float32, 0-d, on the device: the largest error of a head, relative to its largest value, as
-        a multiple of what rounding explains; above 1 where the function is another one.
-    """
+    """Return the largest error of a head's output, by torch's own function in float32, relative to
+    its largest value, as a multiple of what rounding explains: float32, 0-d, on the device."""
 
     def wide(given: Any) -> Any:
         return given.float() if isinstance(given, Tensor) and given.is_floating_point() else given
@@ -97,7 +92,7 @@ def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
     try:
         with torch._C.DisableTorchFunction(), as_given:
             exact = TORCHS(*map(wide, args), **{name: wide(one) for name, one in kwargs.items()})
-    except TypeError:  # it was given what torch's does not take
+    except TypeError:  # it got arguments that torch's does not take
         return torch.tensor(torch.inf)
     if output.shape != exact.shape or not exact.numel():
         return torch.tensor(torch.inf if output.shape != exact.shape else 0.0)
@@ -123,12 +118,11 @@ def no_softmax(by: Any) -> str:
 class SdpaWatch(TorchFunctionMode):
     """See the calls of ``scaled_dot_product_attention`` in a block of code, in this thread only.
 
-    Each output comes from the very kernel that torch would choose.
+    Each output comes from the kernel that torch would choose.
 
     Attributes:
         calls: the calls in order.
-        unlike: for each call that something else than torch's function answered, what it was and
-            how far its output is from torch's, see :func:`unlike_torchs`.
+        unlike: each replacement that answered a call, and its :func:`unlike_torchs`.
     """
 
     def __init__(self) -> None:
@@ -158,8 +152,7 @@ class SdpaWatch(TorchFunctionMode):
         enable_gqa: bool = False,
         **unknown: Any,
     ) -> Tensor:
-        """Make the output by ``attend``, from the arguments that follow ``by``, and note the
-        call."""
+        """Make the output by ``attend``, from the arguments after ``by``, and note the call."""
         call, inside = AttentionCall(query, key, value, attn_mask, scale), len(self.calls)
         call.dropout, call.causal = bool(dropout_p), is_causal
         plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa or unknown)
@@ -168,7 +161,7 @@ class SdpaWatch(TorchFunctionMode):
         else:
             call.output = attend()
         if by is not None:
-            del self.calls[inside:]  # it is judged by what it was given, not by what it calls
+            del self.calls[inside:]  # it is judged by its input, not by its own calls
             unlike = torch.tensor(math.inf)  # with dropout, which would draw random numbers again
             if not dropout_p:
                 unlike = unlike_torchs(call.output, attend.args, attend.keywords)
@@ -178,8 +171,7 @@ class SdpaWatch(TorchFunctionMode):
 
 
 class ProductWatch(SdpaWatch):
-    """See the products of two matrices as well, among the ``calls``: the first factor may be the
-    probabilities. It is the very tensor, so it is read as an edit in place left it."""
+    """See products of two matrices too, among the ``calls``: one factor may be probabilities."""
 
     def __torch_function__(
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None

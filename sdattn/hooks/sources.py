@@ -50,7 +50,7 @@ QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are
 # Projections of a layer's keys and values of an image; the last is a fused one
 IMAGE = ("add_k_proj", "add_v_proj", "to_added_kv")
 LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
-Seen = Mapping[str, Sequence[Tensor]]  # what the layer's projections gave, by name, a tensor a call
+Seen = Mapping[str, Sequence[Tensor]]  # projections' outputs, by name, a tensor per call
 Used = tuple[Attended, Tensor]  # an attention, and what it makes of the values, [B, N, heads*d]
 
 
@@ -113,7 +113,7 @@ def followed(
     calls: list[AttentionCall] = []
     with observer.projections.during([*named(attn, QUERY_KEY), *adapters]) as seen:
         is_large = hidden.device.type == "cpu" and hidden.numel() >= LARGE
-        if is_large or replacement() is not None:  # which has to be seen at work
+        if is_large or replacement() is not None:  # it must be seen at work
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
         else:
             output = observer.inner(attn, *args, **kwargs)
@@ -148,10 +148,7 @@ def witnessed(
 
 
 def _exact(calls: Sequence[AttentionCall], shape: tuple[int, ...]) -> AttentionCall | None:
-    """Return the call, if there was one only, of this shape, and its kernel gave the logsumexp.
-
-    In half types the kernel gives it with less precision than a softmax here has.
-    """
+    """Return the only call, if its shape fits and its logsumexp is exact (no half type)."""
     if len(calls) != 1 or calls[0].shape != shape or calls[0].query.dtype in HALF_TYPES:
         return None
     return calls[0] if calls[0].logsumexp is not None else None
@@ -177,19 +174,16 @@ def _beside_images(
     adapters: Sequence[Projection],
     seen: Seen,
 ) -> Attended:
-    """Return the image columns that come after the text's; an adapter that is switched off gets
-    zero.
+    """Return the image columns that follow the text's; an adapter that is switched off gets zero.
 
     Args:
-        states: the layer's text input: ``(text states, [image states [B, images, tokens, width] of
-            each adapter])`` if there are image prompts.
-        adapters: result of :func:`image_projections`.
-        seen: outputs of each of them, ``[B, (images,) tokens, heads*d]`` per call.
+        states: ``(text states, [image states [B, images, tokens, width] of each adapter])``.
+        seen: outputs of each adapter's projections, ``[B, (images,) tokens, heads*d]`` per call.
     """
     others: list[Attended | int] = []
     given = states[1] if isinstance(states, tuple) else ()
     for (name, _), images in zip(adapters, given, strict=False):
-        # One call of the projection is one softmax; an adapter with masks makes one an image.
+        # One call of the projection is one softmax; an adapter with masks has one per image.
         keys = [key.flatten(1, -2) for key in seen.get(name, ())]  # [B, tokens, width]
         columns = images.shape[1] * images.shape[2]
         others += [softmax_of(projected_call(attn, query, key)) for key in keys] or [columns]
@@ -199,13 +193,9 @@ def _beside_images(
 def _used_in(attn: Any, calls: Sequence[AttentionCall], arrived: Tensor, seen: Seen) -> Used | None:
     """Return the attention whose product with the values reached the output projection.
 
-    In a layer that attends to an image too: what it pays to both, and the sum of what both make;
-    None where these are not two calls of torch's attention, the text's last, as far as their
-    numbers of keys tell.
-
-    Args:
-        calls: kernels' calls and products, in order.
-        arrived: ``[B, N, heads*d]``, the input of the output projection.
+    In a layer that attends to an image too: both attentions, and the sum of what they make; None
+    unless they are two calls of torch's attention, the text's last. ``arrived`` is ``[B, N,
+    heads*d]``.
     """
     (batch, cells, width), heads = arrived.shape, head_count(attn)
     shape = batch, heads, cells, width // heads
@@ -224,8 +214,7 @@ def _used_in(attn: Any, calls: Sequence[AttentionCall], arrived: Tensor, seen: S
 
 
 def _reproduced(attn: Any, seen: dict[str, list[Tensor]], mask: Tensor | None, inner: Any) -> Used:
-    """Return the softmax of the query and key of a layer, and what it makes of the values; of an
-    image that it attends to as well the same."""
+    """Return the softmax of a layer's query and key (and its image's), and what it makes."""
     query, key = query_and_key(seen, inner)
     joined = seen.get("to_kv", seen.get("to_qkv"))
     values = seen.get("to_v") if joined is None else [joined[0][..., -key.shape[-1] :]]
@@ -245,14 +234,13 @@ def _reproduced(attn: Any, seen: dict[str, list[Tensor]], mask: Tensor | None, i
 
 
 def _both(text: Attended, image: Attended) -> Attended:
-    """Return the image's columns behind the text's; a bare transformer may be given none."""
+    """Return the text's columns and the image's, if any."""
     return SideBySide(text, [image]) if image.keys else text
 
 
 @torch.no_grad()
 def _product(attended: Attended, values: Tensor) -> Tensor:
-    """Return what an attention makes of values ``[B, T, heads*d]``: a head at a time, since an
-    unseen kernel may be in use to avoid holding ``[N, T]``."""
+    """Return what an attention makes of values ``[B, T, heads*d]``, a head at a time."""
     value = split_heads(values, attended.heads).float()
     heads = [slice(head, head + 1) for head in range(attended.heads)]
     made = torch.cat([attended.probs(head, None) @ value[:, head] for head in heads], dim=1)

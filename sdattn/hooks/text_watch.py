@@ -1,5 +1,5 @@
-"""Text states that change inside a run, `TextWatch`, or from call to call of a bare model,
-`RepeatedCalls`; noticed without reading from the device."""
+"""Text states that change inside a run (`TextWatch`), or between calls of a bare model
+(`RepeatedCalls`), noticed without reading from the device."""
 
 from __future__ import annotations
 
@@ -10,32 +10,23 @@ from torch import Tensor
 
 from ..models.denoiser_call import DenoiserCall, Timestep
 
-Verdict = bool | Tensor  # a bool on the device, to be read when somebody asks
+Verdict = bool | Tensor  # a bool on the device, read on demand
 
 
 class TextWatch:
-    """Text states of one run's images, pass by pass.
-
-    Args:
-        frames: frames of a video that are kept; None for all.
-    """
+    """Text states of one run's images, pass by pass."""
 
     def __init__(self, frames: Sequence[int] | None = None):
         self._frames = frames
-        self._given: tuple[Tensor, int] | None = None  # as the last pass got them, and its version
+        self._given: tuple[Tensor, int] | None = None  # from the last pass, and its version
         self._kept: Tensor | None = None  # a copy of the rows that were kept
         self._by_frame: Verdict = False
 
     def note(
         self, text: Tensor | None, rows: Sequence[int], frame_rows: int
     ) -> tuple[Verdict, Verdict]:
-        """Return two flags: True if the kept rows have other states than in the previous pass, and
-        True if a video's frames, which are rows of the batch, have states of their own.
-
-        Args:
-            text: ``[B, T, width]``; None if each row has states of its own.
-            rows: rows kept, ``frame_rows`` per video.
-        """
+        """Return two flags: the kept rows have other states ``[B, T, width]`` than in the previous
+        pass, and a video's frames, ``frame_rows`` rows each, have states of their own."""
         if text is None or text.is_meta or len(text) <= max(rows, default=0):
             return False, False
         version, before = 0 if text.is_inference() else text._version, self._kept
@@ -53,12 +44,7 @@ class TextWatch:
 
 
 def differs_by_frame(text: Tensor, frame_rows: int, frames: Sequence[int] | None) -> Verdict:
-    """Check whether frames have other text states than the first kept one.
-
-    Args:
-        text: ``[videos * frame_rows, T, width]``.
-        frames: frames kept; None for all.
-    """
+    """Check whether frames of ``[videos * frame_rows, T, width]`` differ from the first kept."""
     if frame_rows < 2 or len(text) % frame_rows:
         return False
     each = text.unflatten(0, (-1, frame_rows))
@@ -77,8 +63,7 @@ class TextsOfRun:
         self._verdicts.append((changed, by_frame))
 
     def of(self, passes: Iterable[int]) -> list[int]:
-        """Return the numbers of the texts that some passes were drawn from, each once. Reading them
-        waits for the device."""
+        """Return the numbers of the texts of some passes, each once; this waits for the device."""
         numbers = list(accumulate(bool(changed) for changed, _ in self._verdicts))
         return sorted({numbers[i] for i in passes if i < len(numbers)})
 
@@ -101,13 +86,12 @@ class RepeatedCalls:
     def note(self, call: DenoiserCall) -> None:
         """Note a call that begins now."""
         before, self._last = self._last, (call.timestep, call.text)
-        # Compared at the end: to read a timestep now would be to wait for the device.
+        # Compared at the end: reading a timestep now would wait for the device.
         if before is not None and before[1] is not call.text:
             self._doubtful.append((before[0], call.timestep))
 
     def found(self) -> float | None:
-        """Return the first timestep at which the model ran twice, or None; each is returned
-        once."""
+        """Return the first timestep at which the model ran twice, or None; each only once."""
         doubtful, self._doubtful = self._doubtful, []
         same = (float(one) for before, one in doubtful if float(before) == float(one))
         return next(same, None)

@@ -1,4 +1,4 @@
-"""What an unknown processor attended to, seen while it runs.
+"""The attention of an unknown processor, seen while it runs.
 
 A processor may edit its probabilities, by a controller (Hertz et al. 2022, "Prompt-to-Prompt Image
 Editing with Cross Attention Control"), a temperature or anything else. In the end it multiplies
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from ..attention import HALF_TYPES
 from ..attention.calls import AttentionCall
 
-# Those of diffusers whose formula is known.
+# Processors of diffusers whose formula is known.
 PLAIN = frozenset(
     {
         "AttnProcessor",
@@ -27,7 +27,7 @@ PLAIN = frozenset(
         "IPAdapterAttnProcessor",
         "IPAdapterAttnProcessor2_0",
         "IPAdapterXFormersAttnProcessor",
-        "JointAttnProcessor2_0",  # of the self-attention of SD3.5
+        "JointAttnProcessor2_0",  # for SD3.5's self-attention
         "PAGCFGIdentitySelfAttnProcessor2_0",
         "PAGIdentitySelfAttnProcessor2_0",
         "SanaAttnProcessor2_0",
@@ -44,8 +44,8 @@ GATES = "to_gate_logits"  # the projection of layers that weigh each head's outp
 def is_plain(attn: Any, processor: Any) -> bool:
     """Check whether a processor in this layer uses ``softmax(q k^T / sqrt(d))``, and nothing else.
 
-    A layer whose ``scale`` or ``get_attention_scores`` is not diffusers' own has none that does,
-    nor has a module of diffusers whose ``F`` is not torch's.
+    No processor does so in a layer with its own ``scale`` or ``get_attention_scores``, or in a
+    module of diffusers whose ``F`` is not torch's.
     """
     home = _home_if_known(type(processor).__call__)
     if home is None or "get_attention_scores" in vars(attn):
@@ -65,14 +65,9 @@ def _home_if_known(call: Any) -> dict[str, Any] | None:
 
 
 def gated(made: Tensor, logits: Sequence[Tensor]) -> Tensor:
-    """Return what a layer's gates leave of what its attention made, ``[B, N, heads*d]``: all of it
-    in a layer without :data:`GATES`.
-
-    Args:
-        made: ``[B, N, heads*d]``.
-        logits: what :data:`GATES` gave, ``[B, N, heads]``; empty without gates. Source:
-            transformer_ltx2.py, ``LTX2AudioVideoAttnProcessor.__call__``.
-    """
+    """Return the part of an attention's result ``[B, N, heads*d]`` that passes a layer's gates,
+    ``logits`` ``[B, N, heads]`` if it has :data:`GATES` (transformer_ltx2.py,
+    ``LTX2AudioVideoAttnProcessor.__call__``)."""
     if len(logits) != 1:
         return made
     weights = 2.0 * torch.sigmoid(logits[0])
@@ -82,17 +77,13 @@ def gated(made: Tensor, logits: Sequence[Tensor]) -> Tensor:
 def maker_in(
     calls: Sequence[AttentionCall], batch: int, heads: int, cells: int, features: int
 ) -> AttentionCall | None:
-    """Return the last call that made ``[batch, heads, cells, features]``, by head, or None.
-
-    Args:
-        calls: calls of kernels, and products seen by :class:`sdattn.hooks.sdpa.ProductWatch`. Heads
-            that were computed in slices are joined.
-    """
+    """Return the last call that made ``[batch, heads, cells, features]``, by head, or None; heads
+    that were computed in slices are joined."""
     # Only products of the values' shape can have made the output; the last of them did.
     fitting = [call for call in calls if call.output.shape[-2:] == (cells, features)]
     if fitting and (call := fitting[-1]).probs is None:
         if call.query.dtype in HALF_TYPES:
-            call.logsumexp = None  # of less precision than a softmax here has
+            call.logsumexp = None  # less precise than a softmax here
         return call.by_head(batch, heads)
     # Heads in slices: from the last product back until there are all of them, and no more.
     parts: list[AttentionCall] = []
@@ -117,11 +108,8 @@ def _joined(parts: Sequence[AttentionCall], batch: int, heads: int) -> Attention
 
 @torch.no_grad()
 def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
-    """Return the error of what was predicted, as a multiple of what rounding explains.
-
-    Returns:
-        float32, 0-d, on their device: above 1 where they are two things.
-    """
+    """Return the error of a prediction as a multiple of what rounding explains, float32, 0-d, on
+    its device: above 1 if it is wrong."""
     halves = {predicted.dtype, arrived.dtype}.intersection(HALF_TYPES)
     largest = predicted.float().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
     error = (predicted.float() - arrived.float()).abs().max() / largest

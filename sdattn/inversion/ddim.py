@@ -9,8 +9,7 @@ from ..models.pipeline import Pipeline
 
 
 class DDIM:
-    """DDIM steps for a pipeline whose model removes noise from latents; only the betas of its
-    scheduler are used."""
+    """DDIM steps for a model that removes noise; only the betas of the scheduler are used."""
 
     null_text, refinements = True, 3
 
@@ -25,7 +24,6 @@ class DDIM:
         return DDIMScheduler.from_config(self.config, clip_sample=False, thresholding=False)
 
     def timesteps(self, at: list[int]) -> Tensor:
-        """Return timesteps as the model gets them."""
         return torch.tensor(at)
 
     def mix(self, latents: Tensor, noise: Tensor, at: int) -> Tensor:

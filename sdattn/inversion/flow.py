@@ -13,8 +13,7 @@ from ..models.pipeline import Pipeline
 
 
 class Flow:
-    """Euler steps for a pipeline whose model was trained by flow matching; only the schedule shift
-    of its scheduler is used."""
+    """Euler steps for a model trained by flow matching; only its scheduler's shift is used."""
 
     null_text, refinements = False, 1
 
@@ -28,18 +27,14 @@ class Flow:
         return FlowMatchEulerDiscreteScheduler.from_config(self.config, stochastic_sampling=False)
 
     def timesteps(self, at: list[int]) -> Tensor:
-        """Return timesteps as the model gets them."""
         return torch.tensor(at, dtype=torch.float32)
 
     def mix(self, latents: Tensor, noise: Tensor, at: int) -> Tensor:
-        """Return ``(1 - sigma) x0 + sigma eps`` for the model's timestep ``at``, float32. The
-        shift of a schedule chooses timesteps but does not change them."""
+        """Return ``(1 - sigma) x0 + sigma eps`` for the model's timestep ``at``, float32."""
         sigma = at / self.config.num_train_timesteps
         return (1 - sigma) * latents + sigma * noise
 
     @staticmethod
     def factors(down: Any, timestep: Tensor) -> tuple[float, Tensor]:
-        """Return a and b of the step from a timestep, see
-        :class:`sdattn.inversion.stand_ins.Upwards`."""
         index = int((down.timesteps - timestep).abs().argmin())
         return 1.0, down.sigmas[index + 1] - down.sigmas[index]

@@ -19,10 +19,10 @@ LONGEST_SIDE = 1536  # pixels of an image kept for display
 
 
 def fit(pipe: Pipeline, image: Any) -> Image.Image:
-    """Return the image upright by its EXIF tag, RGB (transparency is dropped), scaled in proportion
-    to about as many pixels as the pipeline makes by default, and cropped evenly to the nearest
-    sides that the pipeline can make. Raise TypeError unless it is a PIL image, ValueError if it has
-    no pixels, or a mode without a known white."""
+    """Return the image upright by its EXIF tag, RGB (transparency is dropped), in proportion at
+    about as many pixels as the pipeline makes by default, cropped evenly to sides that it can make.
+    Raise TypeError unless it is a PIL image, ValueError if it is empty or its mode has no known
+    white."""
     if not isinstance(image, Image.Image):
         raise InvalidTypeError(
             f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path)."
@@ -38,13 +38,12 @@ def fit(pipe: Pipeline, image: Any) -> Image.Image:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    """Return the image upright by its EXIF tag, RGB."""
     return _rgb(ImageOps.exif_transpose(image))
 
 
 def at_own_size(image: Image.Image, fitted: Image.Image) -> Image.Image:
-    """Return the part of an image that :func:`fit` used, at its original resolution: in the
-    proportions of ``fitted``, at least its size, and at most ``LONGEST_SIDE`` pixels long."""
+    """Return the part of an image that :func:`fit` used, at its original resolution: at least the
+    size of ``fitted`` and at most ``LONGEST_SIDE`` pixels long."""
     image = upright(image)
     held = min(image.width / fitted.width, image.height / fitted.height)
     scale = max(1.0, min(held, LONGEST_SIDE / max(fitted.size)))
@@ -65,9 +64,8 @@ def _rgb(image: Image.Image) -> Image.Image:
 
 @torch.no_grad()
 def encode(pipe: Pipeline, images: Sequence[Image.Image]) -> Tensor:
-    """Return the latents that a text-to-image pipeline decodes to the images, all of one size:
-    float32 ``[B, C, rows, cols]`` or packed ``[B, patches, C]``, as the pipeline's call takes
-    them."""
+    """Return the latents that the pipeline decodes to the images, all of one size: float32 ``[B, C,
+    rows, cols]`` or packed ``[B, patches, C]``, as its call takes them."""
     vae, dtype, encoded = pipe.vae, pipe.vae.dtype, image_latents_of(pipe).encode
     with ExitStack() as undo:
         if dtype != torch.float32:  # SDXL's overflows in float16

@@ -4,10 +4,8 @@
     with inversion.replay(pipe):
         image, edit = pipe([inversion.prompt, "a dog"], **inversion.options(2)).images
 
-DDIM run upwards finds noise that leads back to the image without guidance (Song et al. 2020);
-null-text optimisation finds unconditional text states that also lead back under guidance
-(Mokady et al. 2022, "Null-text Inversion for Editing Real Images using Guided Diffusion Models").
-Stable Diffusion 3 uses Euler steps along the flow, without null-text optimisation.
+DDIM run upwards finds noise that leads back to the image without guidance (Song et al. 2020), Euler
+steps do so for Stable Diffusion 3; see :mod:`sdattn.inversion.nulltext` for guidance.
 """
 
 import math
@@ -43,12 +41,12 @@ class Inversion:
     Attributes:
         prompt: the description of the image.
         image: the image as the pipeline saw it: RGB, at a size that the pipeline can make.
-        trajectory: ``[steps + 1, C, rows, cols]``, dtype and device as in the pipeline. Index 0
-            is the image's latent, the last one its noise.
+        trajectory: ``[steps + 1, C, rows, cols]``, dtype and device as in the pipeline. Index 0 is
+            the image's latent, the last one its noise.
         null_states: float32 ``[steps, T, width]``, the unconditional text states in the order of
             sampling (the noisiest step first); None without null-text optimisation.
         guidance_scale, num_inference_steps: settings of the replay.
-        call: further arguments of the pipeline's call, for example ``{"max_sequence_length": 8}``.
+        call: further arguments of the pipeline's call.
     """
 
     prompt: str
@@ -77,12 +75,11 @@ class Inversion:
 
         Inside the block the pipeline has the scheduler whose steps were inverted. With null-text
         optimisation the unconditional rows of each UNet call hold the null-text state of that step,
-        so a negative prompt has no effect. On exit, also after an error, the pipeline gets its
-        scheduler back.
+        so a negative prompt has no effect. On exit the pipeline gets its scheduler back.
 
         Raises:
-            ValueError: before the first step: no guidance, or text states of another shape than
-                in the pipeline that was inverted.
+            ValueError: before the first step: no guidance, or text states of another shape than in
+                the pipeline that was inverted.
             RuntimeError: another number of steps, or a second run; on leaving, no run at all.
         """
         calls = 0
@@ -134,7 +131,7 @@ def invert(
 ) -> Inversion:
     """Find the noise of an image and, with ``null_text``, the states that lead back to it.
 
-    To see what the words attend to in the image, capture its replay, not the inversion.
+    To see what the words attend to, capture the replay, not the inversion.
 
     Args:
         pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL or SD3. With any scheduler, inversion
@@ -143,14 +140,14 @@ def invert(
         prompt: description of the image, with the words to be edited.
         num_inference_steps, guidance_scale: settings of the replay; there is no guidance on the way
             up. The default scale is 7.5, or 1 (no guidance) without null-text states (SD3).
-        null_text: whether to optimise null-text states (default: yes for UNets; joint attention
-            has none).
+        null_text: whether to optimise null-text states (default: yes for UNets; joint attention has
+            none).
         inner_steps: maximum optimiser steps per step; each costs a pass with gradients.
-        learning_rate: Adam's in the first step, falling to half. The default is the paper's, for
-            50 steps; fewer steps need more: 5e-2 for the demo model's 20.
+        learning_rate: Adam's in the first step, falling to half. The default is the paper's, for 50
+            steps; fewer steps need more: 5e-2 for the demo model's 20.
         refinements: further passes in each step up, which make it the exact inverse of the step
-            down. 0 is plain DDIM inversion, whose noise is less accurate with fewer steps.
-            Default: 3, or 1 for SD3, where more drift apart in the noisiest steps.
+            down. 0 is plain DDIM inversion, whose noise is less accurate with fewer steps. Default:
+            3, or 1 for SD3, where more drift apart in the noisiest steps.
         options: arguments for the pipeline on the way up and in the replay, for example
             ``max_sequence_length``; a demo model has its own defaults.
 
@@ -211,17 +208,17 @@ def _check(pipe: Pipeline, steps: int, guidance: float, null_text: bool, inner: 
 
 
 def _checked_call(pipe: Pipeline, options: Kwargs) -> Kwargs:
-    """Return the checked further arguments of the pipeline's call, with a demo model's own."""
+    """Return the checked arguments of the pipeline's call, with a demo model's own."""
     decided = {"latents", "height", "width", "sigmas", "num_images_per_prompt"}
     if taken := sorted(name for name in options if name in decided or name.startswith("negative_")):
-        raise InvalidValueError(f"The inversion decides on {option_names(taken)}. Leave it out.")
+        raise InvalidValueError(f"The inversion sets {option_names(taken)} itself. Leave it out.")
     # A demo model's own options are among these, also those that the inversion was asked for.
     own = ("num_inference_steps", "guidance_scale")
     return {name: one for name, one in checked_options(pipe, options).items() if name not in own}
 
 
 def _climb(pipe: Pipeline, found: Inversion, refinements: int) -> Tensor:
-    """Run the pipeline from the image's latent to noise; return ``[steps + 1, C, rows, cols]``."""
+    """Run the pipeline from latent to noise; return ``[steps + 1, C, rows, cols]``."""
     schedule, family = schedule_of(pipe), find_denoiser(pipe).family
     trajectory, scheduler = [found.noise], Upwards(schedule.down(), schedule.factors)
 

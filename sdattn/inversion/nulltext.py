@@ -1,7 +1,7 @@
 """Null-text optimisation: unconditional text states that lead back to an image under guidance.
 
-Source: Mokady et al. 2022, "Null-text Inversion for Editing Real Images using Guided Diffusion
-Models", section 3.2 and algorithm 1; google/prompt-to-prompt for the optimiser's settings.
+Source: Mokady et al. 2022, "Null-text Inversion", section 3.2 and algorithm 1;
+google/prompt-to-prompt for the optimiser's settings.
 """
 
 import math
@@ -33,10 +33,9 @@ def optimise(
     inner_steps: int,
     learning_rate: float,
 ) -> Tensor:
-    """Run algorithm 1 of Mokady et al. 2022 inside one guided run; float32 ``[steps, T, width]``.
+    """Run algorithm 1 inside one guided run; return float32 ``[steps, T, width]``.
 
-    Before each call of the UNet the unconditional state is moved until the step lands on the
-    trajectory; the run goes on with that state.
+    Before each UNet call the unconditional state is moved until the step lands on the trajectory.
     """
     states: list[Tensor] = []
 
@@ -66,8 +65,7 @@ def optimise(
 def _landing(
     pipe: Pipeline, unet: Model, args: tuple[Any, ...], kwargs: Kwargs, rows: dict[Branch, slice]
 ) -> Landing:
-    """Return the landing point of the guided step, float32, as a function of the unconditional
-    text state."""
+    """Return the landing point of the guided step, float32, as a function of unconditional text."""
     latents, timestep = args
 
     def predict(branch: Branch, **changed: Tensor) -> Tensor:  # forward() skips the hooks
@@ -85,7 +83,7 @@ def _landing(
 
 
 def _descend(landing: Landing, target: Tensor, state: Tensor, steps: int, rate: float) -> Tensor:
-    """Return Adam's best state; it stops early at a mean squared error below ENOUGH."""
+    """Return Adam's best state; stop early at a mean squared error below ENOUGH."""
     state = state.clone().requires_grad_()
     adam = torch.optim.Adam([state], lr=rate)
     best, least = state.detach().clone(), math.inf
@@ -113,7 +111,6 @@ def guided_rows(pipe: Pipeline, batch: int) -> dict[Branch, slice]:
 
 
 def _rows_of(value: Any, rows: slice, batch: int) -> Any:
-    """Return the chosen rows of all tensors that have one for each row of the batch."""
     if isinstance(value, dict):
         return {name: _rows_of(held, rows, batch) for name, held in value.items()}
     has_rows = isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch

@@ -1,8 +1,4 @@
-"""Schedulers that replace a pipeline's own for one run.
-
-with in_place(pipe, scheduler, before_pass):    sets the scheduler, and a hook on the model
-    pipe(...)
-"""
+"""Schedulers that replace a pipeline's own for one run, see :func:`in_place`."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
@@ -35,8 +31,7 @@ def in_place(
 
 
 class StandIn:
-    """Scheduler interface that pipelines of any family call, with the configuration of the
-    scheduler that it replaces."""
+    """A scheduler that any pipeline can call, configured as the one that it replaces."""
 
     order, init_noise_sigma = 1, 1.0
     timesteps: Tensor
@@ -116,14 +111,11 @@ def noised(pipe: Pipeline, scheduler: Noised) -> Iterator[None]:
 class Upwards(StandIn):
     """A scheduler that takes another's steps backwards, from the image to the noise.
 
-    A step down is ``x_prev = a x + b f(x)``, linear in the model's output ``f``, so that ``x`` is
+    A step down is ``x_prev = a x + b f(x)``, linear in the model's output ``f``, so ``x`` is
     ``(x_prev - b f(x)) / a``. Using ``f(x_prev)`` for ``f(x)`` is plain inversion (DDIM: Song et
     al. 2020, eq. 12); iterated, it is exact (Pan et al. 2023, "Effective Real Image Editing with
-    Accelerated Iterative Diffusion Inversion").
-
-    Args:
-        down: the scheduler to invert.
-        factors: function that returns a and b of ``down``'s step from a timestep.
+    Accelerated Iterative Diffusion Inversion"). ``factors`` gives a and b of ``down``'s step at a
+    timestep.
     """
 
     def __init__(self, down: Any, factors: Callable[[Any, Tensor], tuple[Tensor | float, Tensor]]):

@@ -7,13 +7,11 @@ from ..models.pipeline import Pipeline
 
 
 def best_device() -> str:
-    """Return ``"cuda"``, ``"mps"`` or ``"cpu"``, the first that this machine has."""
     return next((kind for kind, number in _gpus().items() if number), "cpu")
 
 
 def checked_device(device: str | torch.device | None) -> torch.device:
-    """Return the requested device, or the best one for None; raise ValueError if this machine's
-    torch does not know it or cannot use it."""
+    """Return the requested or the best device; raise ValueError if torch here cannot use it."""
     try:
         found = torch.device(device or best_device())
     except RuntimeError:
@@ -31,9 +29,8 @@ def device_of(pipe: Pipeline) -> torch.device:
 
 
 def place(pipe: Pipeline, device: torch.device, offload: str | None) -> Pipeline:
-    """Move the pipeline to a device; with ``offload`` its weights stay in the CPU's memory and move
-    when needed: ``"model"`` one model at a time, ``"sequential"`` and ``"group"`` one layer, by
-    hooks of accelerate or of diffusers."""
+    """Move the pipeline to a device; with ``offload`` its weights stay on the CPU and move when
+    needed: ``"model"`` one model at a time, ``"sequential"`` and ``"group"`` one layer."""
     if offload is None:
         return pipe.to(device)
     if offload == "model":

@@ -1,5 +1,3 @@
-"""`PipelineFolder`: a folder that diffusers saved, checked before anything in it is loaded."""
-
 import inspect
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,15 +34,13 @@ class PipelineFolder:
 
     @property
     def kind(self) -> Any:
-        """Class of the pipeline."""
         import diffusers
 
         return getattr(diffusers, self.index["_class_name"])
 
     def parts(self) -> dict[str, Any]:
-        """Return the parts to pass to ``from_pretrained`` instead of files: the scheduler, if
-        another is requested (ValueError if it does not fit), and None for parts that the pipeline
-        was saved without, which diffusers would miss (SD 3's T5)."""
+        """Return the parts to pass to ``from_pretrained``: another scheduler (ValueError if it does
+        not fit), and None for parts that the pipeline was saved without (SD 3's T5)."""
         taken = inspect.signature(self.kind).parameters
         found: dict[str, Any] = {n: None for n in taken if self.index.get(n) == [None, None]}
         if (name := self.options.scheduler) is not None:
@@ -53,14 +49,13 @@ class PipelineFolder:
         return found
 
     def dtype(self, asked: torch.dtype | None, half: bool) -> torch.dtype:
-        """Return the dtype of the weights: the requested one, else float32, or with ``half`` the
-        half type that the family's authors use. Raise TypeError for an unknown denoiser."""
+        """Return the dtype to load: the requested one, else float32, or with ``half`` the family's
+        own. Raise TypeError for an unknown denoiser."""
         family = self._family()
         return asked or (getattr(torch, family.half) if half and family else torch.float32)
 
     def _family(self) -> Family | None:
-        """Return the denoiser's family, before its weights are read, which takes long, or None if
-        the index names no denoiser of diffusers."""
+        """Return the denoiser's family, without its weights, or None if it is not diffusers'."""
         import diffusers
 
         for name in ("unet", "transformer"):

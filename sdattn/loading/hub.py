@@ -29,8 +29,7 @@ _REASONS = {  # the first whose class is in the chain of causes counts
 
 @contextmanager
 def needs_the_hub(what: str) -> Iterator[None]:
-    """Turn any error into an OSError that says why ``what`` could not be loaded from the hub, and
-    what to do if the reason is known."""
+    """Turn any error into an OSError that says why ``what`` cannot be fetched, and what to do."""
     try:
         yield
     except Exception as error:  # from httpx, the hub and the OS alike: it cannot be fetched

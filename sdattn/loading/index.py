@@ -29,8 +29,8 @@ _PICKLES = {".bin", ".ckpt", ".pt", ".pth", ".pkl", ".pickle"}
 
 
 def read_index(folder: Path) -> dict[str, Any]:
-    """Return a pipeline folder's ``model_index.json``; raise ValueError if it is not an index,
-    names classes from elsewhere than diffusers and transformers, or a part has weights only in
+    """Return a pipeline folder's ``model_index.json``; raise ValueError if it is none, names
+    classes from elsewhere than diffusers and transformers, or a part has weights only in
     pickles."""
     index = _object(folder / "model_index.json")
     _check_pipeline(folder, index.get("_class_name"))
@@ -71,19 +71,18 @@ def as_dtype(dtype: object) -> dict[str, object]:
 
 
 def check_whole(folder: Path, models: "Mapping[str, Module]") -> None:
-    """Raise ValueError, naming the first weight, for models that have no values for some
-    weights."""
+    """Raise ValueError, naming the first weight, for models that have no values for some."""
     for name, model in models.items():
         if lost := [key for key, value in model.state_dict().items() if value.is_meta]:
             raise InvalidValueError(
-                f"The files of {folder / name} lack {len(lost)} of its weights, {lost[0]} for one. "
+                f"The files of {folder / name} lack {len(lost)} of its weights, e.g. {lost[0]}. "
                 f"{_ANEW}"
             )
 
 
 def without_weights(cls: Any, folder: Path, device: str = "meta") -> Any | None:
-    """Return a model of diffusers or transformers from its ``config.json``, with random weights on
-    any device but meta, or None for a class that holds several models and has no config."""
+    """Return a model from its ``config.json``, with random weights on any device but meta, or None
+    for a class that holds several models and has no config."""
     import torch
 
     if hasattr(cls, "config_class"):  # from transformers
@@ -172,8 +171,7 @@ def _home(library: str) -> ModuleType | None:
 
 
 def _check_configs(part: Path) -> None:
-    """Refuse a kernel from the hub, which is code, and a text encoder that is an adapter to another
-    model, fetched from wherever that names."""
+    """Refuse a kernel from the hub, which is code, and a text encoder that adapts another model."""
     if (part / "adapter_config.json").exists():
         raise InvalidValueError(
             f"{part} holds an adapter (adapter_config.json), which names another model to load. "

@@ -28,5 +28,5 @@ def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
         # the files have a text encoder's prefix; transformers 5 dropped it for some
         names |= {name: before for name in names if (before := f"text_model.{name}") in weights}
         model.load_state_dict({name: weights[saved] for name, saved in names.items()})
-        found[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own warns
+        found[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own method warns
     return found

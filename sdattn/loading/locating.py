@@ -11,8 +11,8 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 
 def find_model(model: str | Path) -> Path | None:
-    """Return the folder or file of a model as :func:`load_pipeline` takes it; None for a hub id.
-    Raise FileNotFoundError if it is neither, and ValueError if a folder holds no pipeline."""
+    """Return the folder or file of a model, None for a hub id; raise FileNotFoundError if it is
+    neither, ValueError if a folder holds no pipeline."""
     path = DEMOS.get(str(model)) or Path(model).expanduser()
     if path.is_dir() and not (path / "model_index.json").is_file():
         raise InvalidValueError(
@@ -30,8 +30,7 @@ def find_model(model: str | Path) -> Path | None:
 
 
 def find_lora(name: str) -> Path:
-    """Return the path where a LoRA would be on this machine: the demo model's by its name, others
-    by their path."""
+    """Return a LoRA's path on this machine: the demo's by its name, others by their path."""
     return LORAS.get(name) or Path(name).expanduser()
 
 
@@ -41,8 +40,8 @@ def is_hub_id(name: str) -> bool:
 
 
 def download(name: str, *, variant: str | None = None, revision: str | None = None) -> Path:
-    """Return the folder of a hub model, ``"owner/name"``, fetched if necessary, without its
-    pickles; raise OSError if it cannot be fetched, or has Python of its own to run."""
+    """Return the folder of a hub model, fetched if necessary, without its pickles; raise OSError if
+    it cannot be fetched, or has Python of its own to run."""
     from diffusers import DiffusionPipeline
 
     which = {"variant": variant, "revision": revision}

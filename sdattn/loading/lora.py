@@ -18,8 +18,7 @@ from .weight_files import said_by
 
 @dataclass(frozen=True)
 class Lora:
-    """A LoRA whose file has been checked: path as the user wrote it, scale, file, and the name of
-    each layer's first matrix."""
+    """A checked LoRA: path as written, scale, file, and the name of each layer's first matrix."""
 
     path: str
     scale: float
@@ -35,7 +34,6 @@ def check_takes_lora(kind: type, options: LoadingOptions) -> None:
 
 
 def read_loras(options: LoadingOptions) -> list[Lora]:
-    """Return the requested LoRAs, after checking their files."""
     found = []
     for path, scale in options.adapters():
         file = lora_file(path)
@@ -79,7 +77,7 @@ def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage
         return warned
     except (SdattnError, ImportError, MemoryError):
         raise
-    except Exception as error:  # of any kind: another model's sizes, or unknown names
+    except Exception as error:  # any error: another model's sizes, or unknown names
         if is_out_of_memory(error):
             raise
         found = f"it does not fit a {type(pipe).__name__}: {said_by(error)}."
@@ -96,8 +94,8 @@ def _adapted(pipe: Pipeline, *names: str) -> Iterator[tuple[nn.Module, nn.Module
 
 
 def _refuse_rest(pipe: Pipeline, lora: Lora, held: list[Any], name: str) -> None:
-    """Raise ValueError for a LoRA with layers that this pipeline does not have, naming one found by
-    its values, since diffusers changes names."""
+    """Raise ValueError for a LoRA with layers that this pipeline lacks; find one by its values,
+    since diffusers changes names."""
     from safetensors import safe_open
 
     downs = [part.lora_A[name].weight for part in held if name in getattr(part, "lora_A", ())]

@@ -32,8 +32,8 @@ _TOLD += ["base_model_name_or_path", "auto_mapping"]
 
 
 def lora_file(path: str) -> Path:
-    """Return the file of a LoRA that is a file, a folder, or on the hub (then it is fetched); raise
-    ValueError if there is no file, or several and none has diffusers' name."""
+    """Return the file of a LoRA that is a file, a folder, or on the hub; raise ValueError if there
+    is none, or several and none has diffusers' name."""
     here = find_lora(path)
     if here.is_file():
         return here
@@ -50,9 +50,8 @@ def lora_file(path: str) -> Path:
 
 
 def read_lora(file: Path) -> list[str]:
-    """Return the names of a LoRA's first matrices, one per layer. Raise ValueError if the file is
-    broken or holds something else, the two matrices of a layer do not match, a number is not
-    finite, or the metadata are not a LoRA's configuration."""
+    """Return the names of a LoRA's first matrices, one per layer; raise ValueError if the file is
+    broken, holds something else, or its matrices, numbers or metadata are not a LoRA's."""
     weights = read_weights(file)
     for name in weights.entries:
         if not _NAME.fullmatch(name) or _LARGE.search(name):
@@ -79,8 +78,7 @@ def _one_of(path: str, names: list[str]) -> str:
 
 
 def _pairs(weights: WeightFile) -> Iterator[str]:
-    """Yield the first matrix of each layer; raise ValueError if the second is missing or has
-    another rank."""
+    """Yield each layer's first matrix; raise ValueError if the second one does not match."""
     for name, entry in weights.entries.items():
         if not name.endswith(".weight") or not (found := _DOWN.search(name) or _UP.search(name)):
             continue
@@ -147,8 +145,7 @@ def _are(check: Callable[[Any], bool], value: object) -> bool:
 
 
 def _is_pattern(value: object) -> bool:
-    """Check a regular expression that peft would match with the name of each layer: it must be
-    quick."""
+    """Check a regular expression that peft would match with each layer's name: it must be quick."""
     if not isinstance(value, str) or len(value) > 1000:
         return False
     try:

@@ -1,11 +1,8 @@
-"""`LoadingOptions`: how a model is loaded, apart from its name, its device and its dtype.
+"""How a model is loaded, apart from its name, its device and its dtype.
 
-    options = LoadingOptions(lora="style.safetensors:0.8", scheduler="EulerDiscreteScheduler")
-    options.check("owner/name", device)       # before any weights are read
-    options_of(pipe)                          # the options that a pipeline was loaded with
-
-One object is passed from the command line to the loader, to the workers of a batch and into a
-run's ``run.json``.
+options = LoadingOptions(lora="style.safetensors:0.8", scheduler="EulerDiscreteScheduler")
+options.check("owner/name", device)       # before any weights are read
+options_of(pipe)                          # the options that a pipeline was loaded with
 """
 
 from __future__ import annotations
@@ -34,22 +31,8 @@ _PACKAGES = {"8bit": "bitsandbytes", "4bit": "bitsandbytes", GGUF: "gguf"}
 
 @dataclass(frozen=True, kw_only=True)
 class LoadingOptions(Record):
-    """How a model is loaded. None means the default.
-
-    Attributes:
-        variant: variant of the weight files, ``"fp16"`` for ``model.fp16.safetensors``.
-        revision: a branch, a tag or a commit of a hub model.
-        lora: ``"PATH"`` or ``"PATH:SCALE"`` each: a ``.safetensors`` file, a folder with one, a hub
-            id, or ``"demo-lora"``; the default scale is 1.
-        quantization: ``"8bit"``, ``"4bit"`` or ``"gguf:FILE"``.
-        offload: one of :data:`OFFLOADS`.
-        scheduler: name of a diffusers class.
-        tokenizer: for a single file, the folder of its tokenizer.
-        config: for a single file, a diffusers folder or a hub id with its settings.
-
-    Raises:
-        ValueError: an invalid value.
-    """
+    """How a model is loaded, see :func:`sdattn.load_pipeline`; None means the default. Raise
+    ValueError for an invalid value."""
 
     variant: str | None = None
     revision: str | None = None
@@ -85,7 +68,6 @@ class LoadingOptions(Record):
         return ", ".join(parts)
 
     def arguments(self) -> dict[str, Any]:
-        """Return the arguments for :func:`sdattn.load_pipeline` that are set."""
         return {e.name: value for e in fields(self) if (value := getattr(self, e.name)) is not None}
 
     @property
@@ -171,8 +153,7 @@ class LoadingOptions(Record):
 
 
 def options_of(pipe: Pipeline) -> LoadingOptions | None:
-    """Return the options that :func:`sdattn.load_pipeline` loaded a pipeline with, or None if there
-    were none or they are unknown."""
+    """Return the options that :func:`sdattn.load_pipeline` loaded a pipeline with, or None."""
     return getattr(pipe, "sdattn_loading", None)
 
 

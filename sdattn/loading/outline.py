@@ -1,9 +1,4 @@
-"""The outline of a model: its pipeline without the weights, to check prompts and options against.
-
-pipe = outline("demo")                                  # quick, and with little memory
-options = checked_options(pipe, {"height": 512})
-prompts = read_prompts(pipe, lines, **options)
-"""
+"""A model's outline: its pipeline without weights, to check prompts and options against."""
 
 import sys
 from collections.abc import Mapping
@@ -24,27 +19,14 @@ _NO_OPTIONS = LoadingOptions()
 
 
 def outline(model: str | Path = "demo", options: LoadingOptions = _NO_OPTIONS) -> Pipeline | None:
-    """Return a model's pipeline without its weights.
+    """Return a model's pipeline without its weights, which cannot be run.
 
-    It has the pipeline's own class, tokenizers, scheduler and processors; its models have their
-    own classes, configured by ``config.json``, on torch's meta device. So everything that needs
-    only classes, configurations and tokens gives the same answers as for the loaded pipeline:
-    :func:`sdattn.models.pipeline_call.checked_options`, :func:`sdattn.read_prompts`,
-    :mod:`sdattn.models.sizes` and :mod:`sdattn.models.call_facts`. It cannot be run.
-
-    Args:
-        model: as :func:`sdattn.load_pipeline` takes it. All files of a hub model are fetched, which
-            the load would do anyway.
-        options: options for loading the model; only the scheduler becomes part of an outline.
-
-    Returns:
-        The diffusers pipeline, or None for models without an outline that may still load: a single
-        ``.safetensors`` file, and a pipeline with several models in one part, such as two
-        ControlNets.
-
-    Raises:
-        FileNotFoundError, ValueError, OSError, TypeError: as :func:`sdattn.load_pipeline`. Missing
-            or broken weights are not noticed.
+    It has the pipeline's own class, tokenizers, scheduler and processors; its models are on torch's
+    meta device. So everything that needs only classes, configurations and tokens gives the same
+    answers. It is None for models without an outline that may still load: a single ``.safetensors``
+    file, and a pipeline with several models in one part, such as two ControlNets. All files of a
+    hub model are fetched. Errors are :func:`sdattn.load_pipeline`'s, but for missing or broken
+    weights.
     """
     path = find_model(model)
     if path is None:
@@ -88,8 +70,7 @@ def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _with_motion(parts: Mapping[str, object]) -> dict[str, object]:
-    """Build the UNet that AnimateDiff's pipelines make from an image UNet and motion modules; they
-    would make it on the CPU."""
+    """Build AnimateDiff's UNet from an image UNet and motion modules, off the CPU."""
     from diffusers import UNet2DConditionModel, UNetMotionModel
 
     unet, adapter = parts.get("unet"), parts.get("motion_adapter")

@@ -1,5 +1,3 @@
-"""Load a pipeline, including the demo models."""
-
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -53,25 +51,20 @@ def load_pipeline(
         quantization: ``"8bit"`` or ``"4bit"`` (NF4), by bitsandbytes on a GPU: the denoiser, and
             text encoders larger than CLIP. ``"gguf:FILE"``: the denoiser from a GGUF file.
         offload: keep weights in the CPU's memory until they are needed: ``"model"``, whole models;
-            ``"sequential"`` or ``"group"``, one layer at a time, by hooks of accelerate or of
-            diffusers.
-        scheduler: name of a scheduler class in diffusers; it gets the settings of the pipeline's
-            own.
+            ``"sequential"`` (accelerate) or ``"group"`` (diffusers), one layer at a time.
+        scheduler: a diffusers scheduler class; it gets the settings of the pipeline's own.
         tokenizer: for a single file, a folder with CLIP's vocabulary (``tokenizer.json``, or
             ``vocab.json`` and ``merges.txt``) instead of the one in ``config``.
         config: for a single file, which contains no settings: the diffusers folder of a model of
-            the same family, with or without weights, or its hub id (default: the hub id that
-            diffusers names for such a file, from the hub or its cache).
-
-    Returns:
-        The diffusers pipeline, on ``device``.
+            the same family, with or without weights, or a hub id (default: the one that diffusers
+            names).
 
     Raises:
         FileNotFoundError: no such folder or file.
-        ValueError: this machine has no such device; the folder holds no pipeline, asks for code
-            of its own or has only pickles, see :func:`sdattn.loading.index.read_index`; the file
-            is not a whole checkpoint, or not of the family of ``config``; a LoRA is broken or of
-            another model; or an option does not fit the model or the device.
+        ValueError: this machine has no such device; the folder holds no pipeline, asks for code of
+            its own or has only pickles; the file is not a whole checkpoint of the family of
+            ``config``; a LoRA is broken or of another model; an option does not fit the model or
+            the device.
         OSError: the hub cannot be reached or has no such model.
         TypeError: the pipeline's denoiser is unknown.
         ImportError: an option needs a package that is not installed.

@@ -1,5 +1,4 @@
-"""Weights in few bits, by the backends of diffusers: bitsandbytes (Dettmers et al. 2022, 2023), and
-GGUF files."""
+"""Weights in few bits: bitsandbytes (Dettmers et al. 2022, 2023) and GGUF files."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,7 +14,7 @@ from .weight_files import loading_errors
 
 
 def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
-    """Return arguments for ``from_pretrained``: a loaded denoiser, or how to load parts. Raise
+    """Return arguments for ``from_pretrained``: a loaded denoiser, or how to load parts; raise
     ValueError for a GGUF file that is broken or of another model."""
     options, index = folder.options, folder.index
     if options.gguf is not None:
@@ -36,7 +35,7 @@ def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
 
 
 def _large(index: Mapping[str, Any]) -> list[str]:
-    """Return the large parts: the denoiser, and text encoders that are larger than CLIP."""
+    """Return the denoiser, and text encoders that are larger than CLIP."""
     found = [name for name in ("unet", "transformer") if name in index]
     for name, entry in index.items():
         match entry:

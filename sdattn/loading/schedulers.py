@@ -1,5 +1,3 @@
-"""Replacing the scheduler that a pipeline was saved with."""
-
 from typing import Any
 
 from ..errors import OptionError
@@ -8,8 +6,7 @@ _FLOW = "FlowMatch"  # prefix of all flow-matching schedulers
 
 
 def fitting_scheduler(name: str, own: str) -> Any:
-    """Return the class of that name, if it can replace a scheduler of the class ``own``; otherwise
-    raise ValueError, listing the choices."""
+    """Return the class of that name; raise ValueError if it cannot replace ``own``."""
     import diffusers
 
     kinds = _diffusion(), tuple(each for each in dir(diffusers) if each.startswith(_FLOW))
@@ -22,8 +19,7 @@ def fitting_scheduler(name: str, own: str) -> Any:
 
 
 def _diffusion() -> tuple[str, ...]:
-    """Return the schedulers that diffusers lists as exchangeable, and two for distilled models that
-    take the same settings."""
+    """Return diffusers' exchangeable schedulers, and two for distilled models."""
     from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
 
     return (*(each.name for each in KarrasDiffusionSchedulers), "LCMScheduler", "TCDScheduler")

@@ -30,9 +30,9 @@ _ADVICE = (
 
 
 def settings_folder(file: WeightFile, config: str | None) -> Path:
-    """Return the folder with the settings for a checkpoint, fetched if it is the hub's: ``config``,
-    or by default the one that diffusers names. Raise ValueError if the file is not a checkpoint or
-    there are no settings, OSError if ``config`` cannot be fetched."""
+    """Return the folder with the settings for a checkpoint: ``config``, or the one that diffusers
+    names, fetched. Raise ValueError if the file is not a checkpoint or there are no settings,
+    OSError if ``config`` cannot be fetched."""
     _check_kind(file)
     if config is not None:
         here = Path(config).expanduser()
@@ -41,16 +41,15 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
         return _fetched(_repository(file))
     except AccessError as error:
         raise InvalidValueError(
-            f"{file.path} has no settings for its models in it, and those that diffusers names for "
-            f"it cannot be had. {error} Pass `config`: the folder of a model of the same "
+            f"{file.path} holds no settings for its models, and the ones that diffusers names for "
+            f"it cannot be fetched. {error} Pass `config`: the folder of a model of the same "
             "family that diffusers saved (its weights are not needed), or its hub id."
         ) from error
 
 
 def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtype) -> Pipeline:
-    """Return the pipeline of a checkpoint, on the CPU. Raise ValueError if diffusers cannot read
-    the file with the folder's settings, a weight is missing or not finite, or the tokenizer has
-    another vocabulary."""
+    """Return the pipeline of a checkpoint, on the CPU; raise ValueError if diffusers cannot read
+    it, a weight is missing or not finite, or the tokenizer has another vocabulary."""
     kind = folder.kind
     if not hasattr(kind, "from_single_file"):
         text = (
@@ -140,8 +139,8 @@ def _check_finite(path: Path, models: Mapping[str, nn.Module], dtype: torch.dtyp
 
 
 def _exchange_tokenizers(pipe: Pipeline, folder: str) -> None:
-    """Give CLIP's text encoders the vocabulary of a folder, with their own padding and length;
-    raise ValueError if it is missing or its size differs from the text encoder's."""
+    """Give CLIP's text encoders a folder's vocabulary, with their own padding and length; raise
+    ValueError if it is missing or of another size."""
     path = Path(folder).expanduser()
     path = path / "tokenizer" if (path / "tokenizer").is_dir() else path
     if not any((path / name).is_file() for name in _VOCABULARIES):

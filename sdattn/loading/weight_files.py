@@ -1,9 +1,4 @@
-"""The header of a ``.safetensors`` file, checked before anything is made from its tensors.
-
-weights = read_weights(path)                 # names, dtypes and shapes; no tensor is read
-with loading_errors(path, "a LoRA"):         # library errors become errors that name the file
-    ...
-"""
+"""The header of a ``.safetensors`` file, checked before anything is made from its tensors."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -25,8 +20,7 @@ _SCALES = ("scaled_fp8", ".scale_weight", ".weight_scale")  # scales of 8-bit we
 
 @dataclass(frozen=True)
 class Entry:
-    """A tensor as the header of its file describes it: safetensors' name for the dtype, ``"F16"``,
-    and the shape, () for a scalar."""
+    """A tensor in a file's header: safetensors' name for its dtype, ``"F16"``, and its shape."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -52,8 +46,8 @@ class WeightFile:
 
 
 def read_weights(path: Path) -> WeightFile:
-    """Read the header of a file; raise ValueError if it is not a ``.safetensors`` file, is cut off,
-    or has more tensors than any model, or an unsupported dtype."""
+    """Read the header; raise ValueError if the file is not a whole ``.safetensors`` file, or has
+    more tensors than any model, or an unsupported dtype."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -81,14 +75,13 @@ def read_weights(path: Path) -> WeightFile:
 
 @contextmanager
 def loading_errors(path: str | Path, what: str, advice: str) -> Iterator[None]:
-    """Turn library errors over a file's content into a ValueError that says what it was to be
-    loaded as, ``"a StableDiffusionPipeline"``, and what to do. sdattn's own errors, missing
-    packages and lack of memory pass through."""
+    """Turn library errors over a file's content into a ValueError that says what it was loaded as,
+    ``"a StableDiffusionPipeline"``, and what to do; other errors pass through."""
     try:
         yield
     except (SdattnError, ImportError, MemoryError, Warning):
         raise
-    except Exception as error:  # of any kind, including IndexError, TypeError and torch's
+    except Exception as error:  # any error, including IndexError, TypeError and torch's
         if is_out_of_memory(error):
             raise
         said = said_by(error)
@@ -117,7 +110,7 @@ def _check_kinds(found: WeightFile) -> None:
     if len(blocks) > _MOST_BLOCKS:
         raise InvalidValueError(
             f"{found.path} names {len(blocks):,} blocks, more than any model has "
-            f"({shown(names[-1])} for one). Get the file again, or pass another one."
+            f"(e.g. {shown(names[-1])}). Get the file again, or pass another one."
         )
     for name, entry in found.entries.items():
         if not entry.is_float and (entry.dtype not in _WHOLE or name.endswith(_WEIGHTS)):

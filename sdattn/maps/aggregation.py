@@ -30,13 +30,9 @@ PLACE = "up"
 
 
 def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
-    """Resize the layers that a preset reads to the finest grid among them and add them up:
-    ``sum_l w_l R(A_l) / W``, with resizing ``R`` and the weights of :func:`_weights`.
-
-    Returns:
-        float32 ``[images, (frames,) rows, cols, tokens]``, >= 0: probabilities in the default
-        preset, sums of them in presets that sum over heads, layers or steps.
-    """
+    """Resize the layers that a preset reads to the finest grid among them and add them up: ``sum_l
+    w_l R(A_l) / W``, with resizing ``R`` and the weights of :func:`_weights`. Return float32
+    ``[images, (frames,) rows, cols, tokens]``: probabilities, or sums of them."""
     # Layers of one resolution are added up before resizing, so there is one resize per
     # resolution. DAAM resizes each head: bicubic with a cut at 0 is not linear.
     layers = list(read_by(maps, preset).values())
@@ -59,8 +55,8 @@ def aggregate(maps: LayerMaps, preset: Preset) -> Tensor:
 
 
 def read_by(maps: LayerMaps, preset: Preset) -> dict[str, LayerMap]:
-    """Return the layers that a preset reads, by name, in the order in which they run; raise
-    CaptureError if there are none."""
+    """Return the layers that a preset reads, in running order; raise CaptureError if there are
+    none."""
     every = maps.layers
     chosen = {
         name: layer for name, layer in every.items() if preset.reads(layer.place, layer.level)
@@ -98,14 +94,13 @@ def _resized(maps: Tensor, size: tuple[int, int], mode: str) -> Tensor:
 
 
 def contrast(maps: Tensor, columns: Sequence[int], factor: float) -> Tensor:
-    """Return the softmax of ``factor`` times the maps ``[rows, cols, tokens]`` over some columns:
-    ``[rows, cols, len(columns)]``."""
+    """Return the softmax of ``factor`` times maps ``[rows, cols, tokens]`` over some columns."""
     return (factor * maps[..., list(columns)]).softmax(-1)
 
 
 def rescaled(maps: Tensor, prompt: Prompt) -> Tensor:
-    """Divide maps of all columns ``[(frames,) rows, cols, T]``, cell by cell, by the start token's
-    map, or the end token's if the text has no start; raise CaptureError if it has neither."""
+    """Divide maps ``[(frames,) rows, cols, T]``, cell by cell, by the start token's map, or the end
+    token's if the text has no start; raise CaptureError if it has neither."""
     for kind in (SOS, EOS):
         for column, token in enumerate(prompt.tokens):
             if token.special == kind:
@@ -118,7 +113,7 @@ def rescaled(maps: Tensor, prompt: Prompt) -> Tensor:
 
 def sharpened(maps: Tensor, power: float) -> Tensor:
     """Return each map ``[(frames,) rows, cols, T]`` as ``b ((m - a) / (b - a))^power``, with its
-    lowest value ``a`` and highest ``b`` over all frames: in [0, b], and 0 for a flat map."""
+    lowest value ``a`` and highest ``b`` over all frames; 0 for a flat map."""
     cells = maps.flatten(0, -2)
     low, high = cells.amin(0), cells.amax(0)
     apart = (high - low).clamp(min=torch.finfo(maps.dtype).tiny)
@@ -126,16 +121,15 @@ def sharpened(maps: Tensor, power: float) -> Tensor:
 
 
 def refines_itself(target: Any) -> bool:
-    """Check whether ``capture(refine="self")`` can spread the model's maps while it runs, as with
-    joint attention."""
+    """Check whether ``capture(refine="self")`` can spread the model's maps, as with joint
+    attention."""
     return find_denoiser(target).family.joined is not None
 
 
 def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], bool]:
-    """Return the layers for refined maps, for ``capture(pipe, kinds=("cross", "self"),
-    layers=...)``: all that see the text, and the self-attention of the way up on the finest grid of
-    at most ``MOST_CELLS`` cells (or the coarsest, if all have more), 12.6 MB per image (or frame)
-    for SD 1.x at 512x512. Raise TypeError if the model has none."""
+    """Return the layers for refined maps: all that see the text, and the self-attention of the way
+    up on the finest grid of at most ``MOST_CELLS`` cells (or the coarsest, if all have more), 12.6
+    MB per image (or frame) for SD 1.x at 512x512. Raise TypeError if the model has none."""
     denoiser = find_denoiser(target)
     found = [la for la in denoiser.layers if la.kind == "self" and la.place == PLACE]
     if not found:
@@ -157,8 +151,7 @@ def refining(target: Any) -> Callable[[AttentionLayer, tuple[int, int] | None], 
 
 def spread(maps: Tensor, layers: LayerMaps) -> Tensor:
     """Return ``affinity @ maps``, computed on the affinity's grid and resized back to the shape
-    ``[images, (frames,) rows, cols, tokens]``. Rows of the affinity sum to 1, so sums over tokens
-    are unchanged."""
+    ``[images, (frames,) rows, cols, tokens]``; sums over tokens are unchanged."""
     assert layers.affinity is not None and layers.affinity_grid is not None
     affinity, grid = layers.affinity.float(), layers.affinity_grid
     if affinity.ndim == 4:  # each frame along its own

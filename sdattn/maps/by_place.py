@@ -1,6 +1,3 @@
-"""`aggregate_attention()`: the mean map of the layers of one resolution, as prompt-to-prompt code
-has it."""
-
 from collections.abc import Sequence
 from numbers import Integral
 from typing import Any
@@ -20,24 +17,21 @@ def aggregate_attention(
     prompts: int | str | Sequence[str] | None = None,
 ) -> Tensor:
     """Return the mean map of the layers of one resolution, over their heads, as
-    ``aggregate_attention`` in the notebooks of google/prompt-to-prompt does.
+    ``aggregate_attention`` in the notebooks of google/prompt-to-prompt does; raise ValueError if
+    these places have none (``max_queries`` leaves out larger ones), or the images cannot be told
+    apart.
 
     Args:
         store: after a run; its means over the steps are read. Any store with
             ``get_average_attention()`` will do.
         res: side of the grid, 16 for 16x16 cells, or (rows, cols).
-        from_where: of ``"down"``, ``"mid"`` and ``"up"``.
+        from_where: some of ``"down"``, ``"mid"`` and ``"up"``.
         is_cross: cross-attention, or self-attention.
         select: the image, counted from 0.
-        prompts: the prompts of the images, or their number, if the store does not know it (in the
-            notebooks a global of this name).
+        prompts: the prompts of the images, or their number, if the store does not know it.
 
     Returns:
         float ``[rows, cols, T]`` on the CPU, probabilities.
-
-    Raises:
-        ValueError: no map of that size from these places (``max_queries`` leaves out larger ones),
-            rows that do not divide among the images, or an unknown number of images.
     """
     return aggregated(store, res, from_where, is_cross, select, prompts).cpu()
 
@@ -50,7 +44,6 @@ def aggregated(
     select: int,
     prompts: int | str | Sequence[str] | None = None,
 ) -> Tensor:
-    """Return :func:`aggregate_attention` on the maps' device."""
     rows, cols = (res, res) if isinstance(res, (int, Integral)) else res
     kind = "cross" if is_cross else "self"
     average = store.get_average_attention()

@@ -26,31 +26,26 @@ class MapStore(CapturedMaps):
     Attributes:
         layers: the watched attention layers.
         sums: what is held for each layer, by name.
-        passes: one :class:`Pass` for each model call for these images, in order, whether its maps
-            are kept or not.
-        texts: the text that each pass was drawn from.
+        passes: one :class:`Pass` for each model call for these images, in order, kept or not.
         stopped: where the run was stopped (``pipe._interrupt = True``), or None.
         has_no_guidance: guidance was on but acted in no step of the run (Z-Image's truncation), so
-            the negative prompt has no images; a warning says so.
-        checks_itself: whether the capture checks the run at its end and warns if it was stopped;
-            else its caller does.
-        keep: what is kept: steps, heads and columns.
-        steps, heads, frames: the same, as they were asked for.
-        skipped: calls of the model that are not captured: the other branch's, in pipelines that
-            run the two in turn, and skip-layer guidance's.
+            the negative prompt has no images.
+        checks_itself: whether the capture, not its caller, checks the run at its end.
+        keep: the steps, heads and columns that are kept; ``steps``, ``heads``, ``frames`` as asked.
+        skipped: calls of the model that are not captured: the other branch's, in pipelines that run
+            the two in turn, and skip-layer guidance's.
         tokens: key columns kept, or None for all.
-        crop: the part of the image that the run draws (``padding_mask_crop``) and the maps cover;
-            None for all of it.
-        drawn: the prompts of the run, or None if they are unknown: for a bare model, for text
-            states passed instead of prompts, and before the model runs.
-        expected_nbytes: upper limit of the bytes held at the end of the run; None before it. For a
-            model without its pipeline (number of calls unknown), the bytes after one call.
+        crop: the part of the image that the maps cover (``padding_mask_crop``); None for all of it.
+        drawn: the prompts of the run; None if unknown (a bare model, text states) or before it
+            runs.
+        expected_nbytes: upper limit of the bytes held at the end of the run; for a bare model,
+            whose number of calls is unknown, after one call. None before the run.
         maps: a mapping, layer name to ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``,
             without layers that have not run yet. Video models have a frames axis; ``steps="all"``
-            or a list gives a steps axis, and heads likewise. Values are probabilities in [0, 1].
-            In float32 (the default) and with all tokens kept, cross- and self-attention sum to 1
-            over the last axis (the text and each image prompt separately), joint attention to
-            less: the rest goes to the image.
+            or a list gives a steps axis, and heads likewise. Values are probabilities in [0, 1]. In
+            float32 (the default) and with all tokens kept, cross- and self-attention sum to 1 over
+            the last axis (the text and each image prompt separately), joint attention to less: the
+            rest goes to the image.
     """
 
     def heatmaps(self, tokenizer: Any = None, prompt: Any = None, **options: Any) -> list[Heatmaps]:
@@ -67,8 +62,7 @@ class MapStore(CapturedMaps):
     def layer_maps(
         self, preset: str | Preset = "default", self_attention: CapturedMaps | None = None
     ) -> LayerMaps:
-        """Return the map of each layer that sees the text, as a preset reads it, see
-        :func:`sdattn.maps.layermaps.layer_maps`."""
+        """Return :func:`sdattn.maps.layermaps.layer_maps` of this store."""
         return layer_maps(self, preset_of(preset), self_attention)
 
     def read_passes(self, preset: Preset) -> list[int]:
@@ -103,21 +97,21 @@ def capture(
             image = pipe("a cat left of a pizza").images[0]
         store.maps["mid_block.attentions.0.transformer_blocks.0.attn2"]  # [1, rows, cols, tokens]
 
-    Each layer's own processor still computes the output, and every layer gets its processor back
-    on exit, also after an error. One ``with`` holds one run; captures may be nested. A compiled
-    UNet stays compiled if means over heads are kept; otherwise it runs eagerly, with a warning.
+    Each layer's own processor computes the output, and gets its place back on exit, also after an
+    error. One ``with`` holds one run; captures may be nested. A compiled UNet stays compiled if
+    means over heads are kept; otherwise it runs eagerly, with a warning.
 
     Args:
         target: a pipeline, or its UNet or transformer; also any model of yours whose attention is
-            all :class:`sdattn.attention.MultiHeadAttention`. A bare model has no known guidance,
-            so every batch row counts as an image. Calls of a pipeline's model that are not passes
-            of its run (a callback's, a reference pass's, another pipeline's) run untouched, are
-            not counted, and are named in a warning.
+            all :class:`sdattn.attention.MultiHeadAttention`. A bare model has no known guidance, so
+            every batch row counts as an image. Calls of a pipeline's model that are not passes of
+            its run (a callback's, a reference pass's, another pipeline's) run untouched, are not
+            counted, and are named in a warning.
         layers: names, places, resolutions or a predicate, see
             :func:`sdattn.models.layers.select_layers`.
         kinds: any of ``"cross"``, ``"joint"`` and ``"self"`` (default: the two that see the text).
-            Joint attention (SD3, FLUX, Qwen-Image) keeps the text's columns, which sum to less
-            than 1: the rest goes to the image. Self-attention keeps a column for every cell.
+            Joint attention (SD3, FLUX, Qwen-Image) keeps the text's columns, which sum to less than
+            1: the rest goes to the image. Self-attention keeps a column for every cell.
         branch: ``"conditional"`` (the prompt), ``"unconditional"`` (the negative prompt), or
             ``"both"``: first the unconditional images, then the conditional ones. Pipelines that
             run the two in turn (FLUX, Qwen-Image) show one of them to one capture; nest two.
@@ -132,9 +126,9 @@ def capture(
         among: key columns that the softmax, or the z-score of ``space``, is taken over instead of
             all, for each image or once for all. Not for self-attention.
         text_states: ``[1 or images, T, width]``, states of another text (or of the prompt): the
-            maps show what the image would attend to in it. For UNets' cross-attention, see
-            :class:`sdattn.hooks.other_text.OtherTextLook`, and for the joint attention of SD3 and
-            FLUX, where each block runs twice, see :mod:`sdattn.hooks.other_text`.
+            maps show what the image would attend to in it. For UNets' cross-attention, and the
+            joint attention of SD3 and FLUX, where each block runs twice; see
+            :mod:`sdattn.hooks.other_text`.
         device: where to hold the maps (default: where they are computed).
         dtype: dtype of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
@@ -158,8 +152,8 @@ def capture(
             Default: no limit, and a warning is logged above 1 GB.
 
     Returns:
-        A context manager that gives a :class:`MapStore`, see its ``maps``; with the defaults its
-        size does not grow with the number of steps.
+        A context manager that gives a :class:`MapStore`. By default it does not grow with the
+        steps.
 
     Raises:
         TypeError: sdattn does not know the model.

@@ -1,5 +1,3 @@
-"""Maps of single steps and heads that a run kept, for the columns of its prompt's words."""
-
 from __future__ import annotations
 
 from collections.abc import Callable
@@ -23,9 +21,8 @@ class Details:
             images), the mean over heads; None if only a mean over steps was kept.
         calls: calls of the model, counted from 0, that the steps are.
         heads: maps of each layer ``[1, heads, (frames,) rows, cols, columns]``, the mean over the
-            steps that the preset reads; None if only a mean over heads was kept, or if the maps
-            of the run already have their heads.
-        head_numbers: heads kept in each layer.
+            preset's steps; None if only a mean over heads was kept, or the run's maps have their
+            heads.
     """
 
     steps: LayerMaps | None = None
@@ -34,16 +31,13 @@ class Details:
     head_numbers: Literal["all"] | tuple[int, ...] = "all"
 
     def frame(self, number: int) -> Details:
-        """Return the details of one frame of a video's latent, as for an image."""
         steps, heads = (held and held.frame(number) for held in (self.steps, self.heads))
         return replace(self, steps=steps, heads=heads)
 
 
 def details_of(store: CapturedMaps, number: int, heatmaps: Heatmaps) -> Details:
-    """Return what a store kept for single steps and heads of one of its images.
-
-    A layer that ran in fewer steps than the model is left out of the steps.
-    """
+    """Return what a store kept for single steps and heads of one of its images; a layer that ran in
+    fewer steps than the model is left out of the steps."""
     preset = heatmaps.preset
     held = store.tokens or tuple(range(store.n_keys or 0))
     words = {column for word in heatmaps.prompt.seen for column in word.columns}

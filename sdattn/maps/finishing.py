@@ -1,5 +1,3 @@
-"""`finish()`: aggregated maps of one image -> its heatmaps, as a preset has them."""
-
 from collections.abc import Sequence
 
 from torch import Tensor
@@ -21,13 +19,8 @@ def finish(
     frames: Sequence[int] | None = None,
     crop: Crop | None = None,
 ) -> Heatmaps:
-    """Return the heatmaps of one image's aggregated maps.
-
-    Args:
-        maps: ``[(frames,) rows, cols, columns]``.
-        columns, frames: the token columns and the frames that there are; None for all.
-        crop: the part of the image that was drawn.
-    """
+    """Return the heatmaps of one image from its aggregated maps ``[(frames,) rows, cols,
+    columns]``; ``columns`` and ``frames`` are the ones that there are, None for all."""
     maps = cut(maps.movedim(-1, 0), crop).movedim(0, -1)
     if preset.contrast:
         columns = [i for i, token in enumerate(prompt.tokens) if not token.special]

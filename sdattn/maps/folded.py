@@ -25,8 +25,6 @@ StepChoice = str | int | tuple[float, float]
 
 @runtime_checkable
 class StepStore(Protocol):
-    """A store of prompt-to-prompt code that knows its run: :class:`sdattn.AttentionStore`."""
-
     latent_size: tuple[int, int] | None
     levels: int | None
     images: int | None
@@ -38,8 +36,7 @@ class StepStore(Protocol):
     def check_finished(self) -> None:
         """Raise RuntimeError if it holds no step of a run, or has not seen the whole run."""
 
-    def step_maps(self, steps: StepChoice) -> tuple[Maps, int]:
-        """Return the maps of some steps, and the number of steps averaged."""
+    def step_maps(self, steps: StepChoice) -> tuple[Maps, int]: ...
 
 
 # a store, one of its dictionaries, maps of some layers, or of one
@@ -51,13 +48,10 @@ class FoldedMaps:
     """Maps ``[images*heads, N, T]``, row ``image * heads + head``.
 
     Attributes:
-        cross, self_attention: (place, map) of each layer, in the order in which they run.
-        images: number of images that share the rows, or None if unknown.
-        latent_size: (rows, cols) of the latent.
-        levels: number of the model's resolutions.
-        passes: number of steps averaged, or None if unknown.
+        cross, self_attention: (place, map) of each layer, in running order.
+        images, passes: images that share the rows, and steps averaged; None if unknown.
+        latent_size: (rows, cols) of the latent, with ``levels`` resolutions.
         name: what they are, for messages.
-        crop: the part of the image that they cover; None for all of it.
         steps: steps of the run that were averaged, counted from 0.
     """
 
@@ -77,7 +71,6 @@ class FoldedMaps:
 
     @property
     def branches(self) -> tuple[Branch, ...]:
-        """``conditional`` for every image: there are only the prompts' rows."""
         branch: Branch = "conditional"
         return (branch,) * (self.images or 1)
 
@@ -90,14 +83,12 @@ class FoldedMaps:
 
     @property
     def n_keys(self) -> int:
-        """T, the number of token columns."""
         return self.cross[0][1].shape[-1]
 
     n_text = n_keys
 
     def layer_maps(self, preset: Preset) -> LayerMaps:
-        """Return the maps of each layer as a preset reads them; raise CaptureError if it needs
-        more."""
+        """Return each layer's maps as a preset reads them; raise CaptureError if it needs more."""
         self._check(preset)
         found = {
             f"{place}_cross[{i}]": self._layer(place, maps, preset)
@@ -165,8 +156,7 @@ def folded_maps(
     latent_size: tuple[int, int] | None = None,
     steps: StepChoice | None = None,
 ) -> FoldedMaps:
-    """Read maps that :func:`sdattn.heatmaps` was given in place of a ``MapStore``; arguments and
-    errors as there. A preset that reads only the last step sets the default of ``steps``."""
+    """Read maps that :func:`sdattn.heatmaps` got in place of a ``MapStore``."""
     name, passes = f"a {type(x).__name__} of maps", None
     by_place: Mapping[str, Sequence[Tensor]]
     if isinstance(x, StepStore):

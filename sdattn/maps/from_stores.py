@@ -1,5 +1,3 @@
-"""Maps of layers and tokens -> one heatmap for each word of each image."""
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
@@ -36,18 +34,16 @@ def heatmaps(
 ) -> list[Heatmaps]:
     """Return the heatmaps of each image of a run, from maps that were captured or stored.
 
-        sdattn.heatmaps(store)                # of the prompt that was drawn, by its own pipeline
-        sdattn.heatmaps(store, pipe, prompt)  # wherever that is not known
+        sdattn.heatmaps(store)                # of the prompt that was drawn
+        sdattn.heatmaps(store, pipe, prompt)  # if that is not known
 
-    The first form works for what captured a pipeline that ran on a text, and for an
-    ``AttentionStore`` attached to one. A prompt that is passed is compared with what the text
-    encoders got.
+    The first form works if a pipeline ran on a text; a prompt that is passed is compared with what
+    the text encoders got.
 
-    The layers that the preset reads are averaged over steps and heads, resized to the finest grid
-    among them (bilinear, which keeps the columns' sum) and averaged. The default preset reads the
-    up blocks of a UNet, on grids of 16 cells and more, and all layers of a transformer, over the
-    steps that the store kept. It works best over the second half of the steps,
-    ``capture(steps=(0.5, 1.0))``, which is what :func:`sdattn.generate` keeps.
+    The layers that the preset reads are averaged over steps and heads, resized to their finest grid
+    (bilinear) and averaged. The default preset reads the up blocks of a UNet, on grids of 16 cells
+    and more, and all layers of a transformer, over the steps that the store kept. It works best
+    over ``capture(steps=(0.5, 1.0))``, as :func:`sdattn.generate` keeps them.
 
     Args:
         store: the result of ``capture()``; or an :class:`sdattn.AttentionStore`, one of its
@@ -61,16 +57,14 @@ def heatmaps(
             instead of a prompt: labels, ``{"cat": [2], "red dog": [4, 5]}``.
         preset: a name in :data:`sdattn.maps.presets.PRESETS`, or a preset of your own.
         refine: ``"self"`` spreads each map along the image's self-attention, which the store must
-            hold, see :mod:`sdattn.maps.aggregation`. Joint attention is refined while it is
-            captured, see :func:`sdattn.capture`.
+            hold. Joint attention is refined while it is captured, see :func:`sdattn.capture`.
         latent_size: (rows, cols) of the latent, for maps that do not know it: the image's height
             and width divided by the VAE's scale factor. An attached store knows.
         steps: for an ``AttentionStore``: ``"mean"`` over its steps; ``"last"``, the default for
-            presets that read only the last; or, if steps were kept one by one
-            (``keep_steps=True``), a number or a part of the run. ``capture()`` has chosen its steps
-            already.
-        options: options of the pipeline's call that change what the text encoder reads, see
-            :func:`sdattn.read_prompts`. Default: the run's, if known.
+            presets that read only the last; or, with ``keep_steps=True``, a number or a part of the
+            run. ``capture()`` chose its own.
+        options: options of the pipeline's call that change what the text encoder reads (default:
+            the run's).
 
     Returns:
         One :class:`Heatmaps` per image; none for the negative prompt of guidance that never acted.
@@ -101,11 +95,8 @@ def heatmaps(
 
 
 def drawn_in(store: Source, passes: Sequence[int], prompt: Any) -> DrawnPrompts | None:
-    """Return what some passes of a store's run were drawn from, as far as it is known.
-
-    Raises:
-        ValueError: they were drawn from several texts, whose columns are other words.
-    """
+    """Return what some passes of a run were drawn from, as far as known; raise ValueError for
+    several texts, whose columns are other words."""
     numbers, drawn = store.texts.of(passes), store.drawn
     given = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [None])
     if not all(isinstance(one, Mapping) for one in given):
@@ -115,11 +106,7 @@ def drawn_in(store: Source, passes: Sequence[int], prompt: Any) -> DrawnPrompts 
 
 
 def check_texts(store: Source, preset: Preset) -> None:
-    """Refuse a run whose maps are not of the prompt that it began with.
-
-    Raises:
-        ValueError: a callback, or whatever else, set other text states inside the run.
-    """
+    """Raise ValueError if a callback, or whatever else, set other text states inside the run."""
     passes = store.read_passes(preset)
     _refuse_texts(store, passes, store.texts.of(passes) not in ([], [0]))
 
@@ -131,7 +118,7 @@ def _refuse_texts(store: Source, passes: Sequence[int], changed: bool) -> None:
         why = "The frames of this video were drawn from texts of their own"
     if changed or by_frame:
         raise InvalidValueError(
-            f"{why}, so these maps have the words of no one prompt. Run the pipeline inside "
+            f"{why}, so these maps do not belong to one prompt. Run the pipeline inside "
             "`capture()` for a part that was drawn from one text, steps=(0.5, 1.0) or "
             "frames=range(8), and pass its prompt, heatmaps(store, pipe, prompt), or labels, "
             "{'cat': [2]}."
@@ -141,21 +128,14 @@ def _refuse_texts(store: Source, passes: Sequence[int], changed: bool) -> None:
 def _refuse_for_captured(**options: Any) -> None:
     if given := [name for name, value in options.items() if value is not None]:
         raise InvalidValueError(
-            f"{' and '.join(given)}: what capture() gave has a size and steps of its own. Choose "
+            f"{' and '.join(given)}: maps from capture() have their own size and steps. Choose "
             "them there, capture(steps=...), and leave them out here."
         )
 
 
 @dataclass
 class _Reading:
-    """The prompts of a store's images, as given or drawn, and how to read them.
-
-    Attributes:
-        given: the prompts, one for each group of consecutive images.
-        tokenizer: the pipeline or a tokenizer.
-        options: options of the pipeline's call.
-        drawn: what the run was drawn from, or None if unknown.
-    """
+    """The prompts of a store's images, given or drawn, one for each group of consecutive images."""
 
     given: list[Any]
     tokenizer: Any
@@ -181,8 +161,8 @@ class _Reading:
             texts = {} if drawn is None else drawn.texts
             if drawn is None or not branches or not set(branches) <= set(texts):
                 raise InvalidValueError(
-                    "The prompt of these maps is not known: it is of a pipeline that ran on a text "
-                    "inside capture(pipe), or with an AttentionStore attached to it. Pass it, "
+                    "The prompt of these maps is not known: sdattn knows it only if a pipeline ran "
+                    "on a text, inside capture(pipe) or with an AttentionStore attached. Pass it, "
                     "sdattn.heatmaps(store, pipe, prompt), or labels for text states of your own."
                 )
             prompt = [text for branch in dict.fromkeys(branches) for text in texts[branch]]
@@ -191,17 +171,14 @@ class _Reading:
             tokenizer = None if drawn is None else drawn.pipeline
             if tokenizer is None:
                 raise InvalidValueError(
-                    f"What reads {given[0]!r} is not known, or is gone: a store does not keep its "
-                    "pipeline alive. Pass the pipeline that ran, sdattn.heatmaps(store, pipe)."
+                    f"The pipeline that read {given[0]!r} is not known, or is gone: a store does "
+                    "not keep it alive. Pass the pipeline that ran, sdattn.heatmaps(store, pipe)."
                 )
         return cls(given, tokenizer, options, drawn)
 
     def prompts(self, store: Source) -> list[Prompt]:
-        """Read, each for the branch of its images.
-
-        Raises:
-            ValueError: another prompt than was drawn, or one that cannot be read.
-        """
+        """Read each for the branch of its images; raise ValueError for another prompt than was
+        drawn."""
         each = _images_each(store, len(self.given))
         branches = store.branches[::each]
         read: list[Prompt | None] = [None] * len(self.given)
@@ -257,12 +234,7 @@ def _images_each(store: Source, prompts: int) -> int:
 def heatmaps_of(
     store: Source, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
 ) -> list[Heatmaps]:
-    """:func:`heatmaps` of a store's layers, averaged, and of prompts that have been read.
-
-    Raises:
-        ValueError: prompts of other token columns than the model saw, or too many or too few.
-        CaptureError: there is no layer that the preset reads.
-    """
+    """Return :func:`heatmaps` of a store's averaged layers and of prompts that have been read."""
     each = _images_each(store, len(prompts))
     for prompt in prompts:
         if len(prompt.tokens) != store.n_text:
@@ -279,7 +251,7 @@ def heatmaps_of(
 
 
 def _with_images(prompt: Prompt, columns: int) -> Prompt:
-    """The prompt with the columns of image prompts behind its own."""
+    """The prompt, its columns followed by image prompts'."""
     names = [f"<image {number}>" for number in range(1, columns + 1)]
     images = tuple(Token(-1, name, 0, 0, name) for name in names)
     return replace(prompt, tokens=prompt.tokens + images)

@@ -1,5 +1,3 @@
-"""One word's map in one image: as values, a mask, numbers, or in colour over it."""
-
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
@@ -28,22 +26,19 @@ class Heatmap:
 
     Attributes:
         label: word, phrase or token shown, as written in the prompt.
-        values: float32 ``[rows, cols]`` in cells of the finest attention read, row 0 at the top,
-            >= 0; ``[frames, rows, cols]`` with the latent's frames for a video. In the default
-            preset the share of a cell's attention that goes to the columns, in [0, 1]: the columns
-            of a prompt sum to 1 in cross-attention, and to less in joint attention, where the rest
-            goes to the image; an image prompt's columns sum to 1 by themselves. Presets that sum
-            over steps, heads or layers give sums of shares; ``gramcol`` and ``imap`` z-scores among
-            the words; a knockout the change of the image.
+        values: float32 ``[rows, cols]`` in cells of the finest attention read, row 0 at the top, >=
+            0; ``[frames, rows, cols]`` with the latent's frames for a video. By default the share
+            of a cell's attention that goes to the columns, in [0, 1]: a prompt's columns sum to 1
+            in cross-attention, to less in joint attention, whose rest goes to the image; an image
+            prompt's sum to 1 by themselves. Presets that sum give sums of shares; ``gramcol`` and
+            ``imap`` z-scores among the words; a knockout the change of the image.
         map: ``values``, or for a crop the map of the whole image, in cells of about the same size,
             0 outside the crop.
         columns: the token columns that it comes from.
-        top: the highest value that a content word of the same prompt reaches, see
-            :attr:`sdattn.Heatmaps.top`, or None if unknown.
+        top: the highest value in a content word's map, see :attr:`sdattn.Heatmaps.top`, or None.
         frames: numbers, in a video's latent, of the frames kept; None for all.
-        crop: the part of the image that was drawn, and that the cells of ``values`` cover;
-            None for all of it. The part outside has no attention: it is in no statistics, and 0 or
-            False in a map, a mask or an overlay.
+        crop: the part of the image that was drawn, and that ``values`` cover; None for all of it.
+            The part outside is in no statistics, and 0 or False in a map, a mask or an overlay.
     """
 
     label: str
@@ -63,8 +58,7 @@ class Heatmap:
 
     @property
     def range(self) -> tuple[float, float]:
-        """(smallest, largest) value, in the unit of the values: a share of attention, a sum of
-        shares, or a change of colour."""
+        """(smallest, largest) value, in the unit of the values."""
         return float(self.values.min()), float(self.values.max())
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -74,13 +68,12 @@ class Heatmap:
         return np.asarray(values, dtype) if copy is None else np.array(values, dtype, copy=copy)
 
     def statistics(self) -> WordStatistics:
-        """Return peak, mean, mass, centre, area and entropy; raises as that class does."""
+        """Return peak, mean, mass, centre, area and entropy; raise as that class does."""
         found = WordStatistics.of(self.label, self.values, self.columns)
         return found if self.crop is None else found.within(self.crop.parts)
 
     def resize(self, size: tuple[int, int]) -> Tensor:
-        """Return the values at ``size`` = (height, width) in pixels: float32 ``[(frames,) height,
-        width]``, bilinear between cells."""
+        """Return float32 ``[(frames,) height, width]`` at (height, width) pixels, bilinear."""
         return self._laid(self._seen(self.values, size), size)
 
     def _seen(self, values: Tensor, size: tuple[int, int] | None) -> Tensor:
@@ -111,7 +104,8 @@ class Heatmap:
         largest: bool = False,
         sigma: float = 0.0,
     ) -> Tensor:
-        """Return a mask of the cells where the map is high.
+        """Return a mask of the cells where the map is high; raise ValueError for a value out of
+        range, or both a threshold and a quantile.
 
         Args:
             size: (height, width) in pixels (default: the cells of :attr:`map`).
@@ -122,34 +116,23 @@ class Heatmap:
             sigma: standard deviation, in cells, of a Gaussian blur applied first.
 
         Returns:
-            bool ``[(frames,) height, width]``; all False for a flat map. All frames of a video
-            have the same level; ``largest`` is applied to each frame.
-
-        Raises:
-            ValueError: a threshold, quantile or sigma out of range, or both of the first two.
+            bool ``[(frames,) height, width]``; all False for a flat map. A video's frames share one
+            level; ``largest`` is applied to each.
         """
         seen = self._seen(smooth(self.values, sigma), size)
         mask = mask_of(seen, threshold, quantile=quantile, largest=largest)
         return self._laid(mask, size)
 
     def frame(self, number: int) -> Heatmap:
-        """Return the map of one frame that was kept of a video's latent, counted from 0, with the
-        colour scale of the video.
-
-        Raises:
-            ValueError: it shows an image, or there is no such frame.
-        """
+        """Return the map of one frame of a video's latent, counted from 0, with the video's colour
+        scale; raise ValueError for an image, or if the frame was not kept."""
         check_frame(len(self.values) if self.values.ndim == 3 else 0, number, repr(self))
         return replace(self, values=self.values[number], top=self.full, frames=None)
 
     def of_frames(self, number: int) -> Tensor:
-        """Return the values for each of a video's ``number`` frames: float32 ``[number, rows,
-        cols]``, see :func:`latent_frames`.
-
-        Raises:
-            ValueError: it shows an image, no video of ``number`` frames has such a latent, or some
-                of the latent's frames were not kept.
-        """
+        """Return the values for each of a video's ``number`` frames, float32 ``[number, rows,
+        cols]``; raise ValueError for an image, for a number that no such latent makes (see
+        :func:`latent_frames`), or if frames were not kept."""
         if self.values.ndim != 3:
             raise InvalidValueError(f"{self!r} shows an image, which has no frames.")
         if self.frames is not None:
@@ -163,8 +146,8 @@ class Heatmap:
     def overlay(self, image: Image.Image, **options: Any) -> Image.Image:
         """Draw the map in colour over the image, see :func:`sdattn.maps.render.overlay`.
 
-        All words of a prompt share one scale, from 0 to ``top``: where a word gets little
-        attention the image stays bare. ``stretch=True`` shows the shape of a weak map.
+        All words of a prompt share one scale, from 0 to ``top``; ``stretch=True`` shows the shape
+        of a weak map.
         """
         from .render import overlay  # pillow is loaded only when something is drawn
 
@@ -177,10 +160,9 @@ class Heatmap:
         """Draw the map with matplotlib, one colour per cell, its label above.
 
         Args:
-            ax: axes to draw into (default: those of a new figure).
-            options: arguments of ``Axes.imshow``: ``vmin`` and ``vmax`` are 0 and ``top`` by
-                default, so that the words of a prompt share one scale; over an image of (width,
-                height) already on the axes pass ``extent=(0, width, height, 0), alpha=0.7``.
+            ax: axes to draw into (default: a new figure's).
+            options: arguments of ``Axes.imshow`` (default: ``vmin=0, vmax=top``); over an image of
+                (width, height) on the axes pass ``extent=(0, width, height, 0), alpha=0.7``.
 
         Returns:
             The axes. For a colour bar call ``ax.figure.colorbar(ax.images[-1])``.
@@ -229,10 +211,9 @@ def latent_frames(latent: int, frames: int) -> list[int]:
     """Return the latent frame, from 0, that each of a video's ``frames`` frames comes from.
 
     A VAE of videos codes the first frame alone and then an even number at a time (Wan,
-    HunyuanVideo, CogVideoX four: 81 frames are 21 of the latent; Mochi six, LTX eight). If the
-    numbers do not fit that, every latent frame codes equally many (Allegro four, CogVideoX with an
-    even latent). CogVideoX 1.5 makes one latent frame of two and pads an odd latent at the
-    beginning. Frames that are a batch map to themselves.
+    HunyuanVideo, CogVideoX four: 81 frames are 21 of the latent; Mochi six, LTX eight) or, if that
+    does not fit, equally many always (Allegro four). CogVideoX 1.5 makes one latent frame of two
+    and pads an odd latent at the beginning. Frames that are a batch map to themselves.
 
     >>> latent_frames(3, 9)
     [0, 1, 1, 1, 1, 2, 2, 2, 2]
@@ -244,7 +225,7 @@ def latent_frames(latent: int, frames: int) -> list[int]:
         return [0, *(1 + frame // each for frame in range(frames - 1))]
     if not 1 <= latent <= frames or frames % latent or is_shorter:
         raise InvalidValueError(
-            f"A video of {frames} frames has no latent of {latent}: its first frame codes one "
-            "frame, the others equally many each. Pass the number of frames of this very run."
+            f"A video of {frames} frames has no latent of {latent} frames: the first stands for "
+            "one frame, the others for equally many each. Pass this run's number of frames."
         )
     return [frame // (frames // latent) for frame in range(frames)]

@@ -1,5 +1,3 @@
-"""The heatmaps of one image, by word."""
-
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,8 +35,8 @@ class Heatmaps(Mapping[str, Heatmap]):
         hm["a cat"]            a phrase: words that follow each other
         hm.find("a")           each occurrence on its own, a tuple
         hm["<sos>"], hm["<eos>"], hm["<pad>"], hm["<template>"]
-        hm["<image 1>"]        the first column of the image prompts (IP-Adapter), one by one:
-                               an adapter's columns sum to 1, whatever its masks
+        hm["<image 1>"]        first column of the image prompts (IP-Adapter);
+                               an adapter's columns sum to 1
         hm[3]                  token column 3
 
     As in any mapping, ``hm.values()`` is a method and gives the :class:`Heatmap` of each word; the
@@ -46,11 +44,9 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     Attributes:
         prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
-        maps: float32 ``[(frames,) rows, cols, columns kept]``.
+        maps: float32 ``[(frames,) rows, cols, columns kept]``, with ``frames`` and ``crop`` as in
+            :class:`Heatmap`.
         preset: the preset that made them.
-        frames: numbers, in a video's latent, of the frames kept; None for all.
-        crop: the part of the image that was drawn, and that the cells of ``maps`` cover; None
-            for all of it.
     """
 
     def __init__(
@@ -68,7 +64,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         if len(kept) != maps.shape[-1]:
             raise InvalidValueError(
                 f"The maps have {maps.shape[-1]} token columns and the prompt {prompt.text!r} "
-                f"has {len(kept)}. Pass the prompt and the tokenizer of this very run."
+                f"has {len(kept)}. Pass the prompt and the tokenizer of this run."
             )
         self.prompt = prompt
         self.maps = maps
@@ -76,7 +72,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         self.crop = crop
         self.frames = None if frames is None else tuple(frames)
         self._place = {column: i for i, column in enumerate(kept)}
-        self._top = top  # of the video, if these are one of its frames
+        self._top = top  # the video's, if these are one of its frames
 
     def __repr__(self) -> str:
         grid = grid_text(self.maps.shape[:-1])
@@ -96,15 +92,12 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     @property
     def held(self) -> list[Word]:
-        """The words of the prompt that have a map, in prompt order, as in :meth:`occurrences`."""
+        """The words of :meth:`occurrences`."""
         return [word for word in self.prompt.seen if self._holds(word.columns)]
 
     def find(self, phrase: str) -> tuple[Heatmap, ...]:
-        """Return one heatmap for each occurrence of a word or phrase, in prompt order.
-
-        Raises:
-            KeyError: it is not in the prompt, was cut off, or its columns were not captured.
-        """
+        """Return one heatmap for each occurrence of a word or phrase, in prompt order; raise
+        KeyError if it is not in the prompt, was cut off, or was not captured."""
         found = self.prompt.find(phrase)
         held = [columns for columns in found if self._holds(columns)]
         if not held:
@@ -115,11 +108,8 @@ class Heatmaps(Mapping[str, Heatmap]):
         return tuple(self._of(phrase, columns) for columns in held)
 
     def token(self, column: int) -> Heatmap:
-        """Return the heatmap of one token column.
-
-        Raises:
-            KeyError: no such column, or it was not captured.
-        """
+        """Return the heatmap of one token column; raise KeyError if it does not exist or was not
+        captured."""
         number = whole(column)
         if number is None or not self._holds((number,)):
             raise NotFoundError(
@@ -147,8 +137,8 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     @cached_property
     def top(self) -> float:
-        """The highest value in any content word's map, or any word's if there are none
-        (see :func:`sdattn.prompts.words.is_content_word`): it is drawn at full strength."""
+        """The highest value in the map of a content word (of any word if there are none): full
+        strength."""
         if self._top is not None:
             return self._top
         held = self.held
@@ -156,18 +146,14 @@ class Heatmaps(Mapping[str, Heatmap]):
         return max((float(self._values(word.columns).max()) for word in content), default=0.0)
 
     def frame(self, number: int) -> Heatmaps:
-        """Return the heatmaps of one frame that was kept of a video's latent, counted from 0, with
-        the colour scale of the video; raises as :meth:`Heatmap.frame` does."""
+        """Return the heatmaps of one frame, as :meth:`Heatmap.frame` does."""
         check_frame(len(self.maps) if self.maps.ndim == 4 else 0, number, repr(self))
         held = self.prompt, self.maps[number], self.columns
         return Heatmaps(*held, preset=self.preset, top=self.top, crop=self.crop)
 
     def keep(self, columns: Sequence[int]) -> Heatmaps:
-        """Return the heatmaps of some token columns.
-
-        Raises:
-            KeyError: a column was not captured, or the preset leaves it out.
-        """
+        """Return the heatmaps of some token columns; raise KeyError for one that there is no map
+        of."""
         if missing := [column for column in columns if not self._holds((column,))]:
             raise NotFoundError(
                 f"There are no maps of token columns {missing}. There are: {self.columns}."
@@ -185,24 +171,18 @@ class Heatmaps(Mapping[str, Heatmap]):
         sigma: float = 0.0,
         **options: Any,
     ) -> Tensor:
-        """Return which of several words each pixel belongs to.
-
-        A pixel belongs to a word whose mask holds it; if several do, to the one whose map is
-        highest there relative to its own range.
+        """Return which of several words each pixel belongs to; raise KeyError for an unknown word.
+        It belongs to the word whose mask holds it and, if several do, whose map is highest there
+        relative to its own range.
 
         Args:
-            words: words or phrases, each with all its occurrences; for one occurrence use
-                :meth:`find` and :meth:`Heatmap.mask`.
+            words: words or phrases, each with all its occurrences.
             size: (height, width) in pixels (default: the cells of :attr:`Heatmap.map`).
             threshold, sigma, options: as for :meth:`Heatmap.mask`.
 
         Returns:
-            int64 ``[(frames,) height, width]``: 0 for no word, else the number of the word in
-            ``words``, counted from 1.
-
-        Raises:
-            KeyError: a word that is not in the prompt.
-            ValueError: no words, or one text instead of a list.
+            int64 ``[(frames,) height, width]``: 0 for no word, else its number in ``words``, from
+            1.
         """
         if isinstance(words, str) or not words:
             raise refuse("words", words, "a list of words and phrases")
@@ -212,22 +192,17 @@ class Heatmaps(Mapping[str, Heatmap]):
         return maps[0]._laid(label_map(torch.stack(values), torch.stack(masks)), size)
 
     def statistics(self) -> list[WordStatistics]:
-        """Return the statistics of each word that has a map, in prompt order, repeats included;
-        raises as :meth:`WordStatistics.of` does."""
+        """Return the statistics of :meth:`occurrences`; raise as :meth:`WordStatistics.of` does."""
         return [heatmap.statistics() for heatmap in self.occurrences()]
 
     def to_dataframe(self) -> pd.DataFrame:
-        """Return the words' statistics as a pandas table: one row per word, in prompt order,
-        repeats included.
+        """Return a pandas table of :meth:`statistics`; raise ValueError for values that are not
+        finite.
 
         Columns, see :class:`sdattn.maps.statistics.WordStatistics`: ``word``, ``columns``,
         ``peak``, ``mean``, ``mass``, ``centre_row``, ``centre_col``, ``area``, ``entropy``.
-        Centres count from the top and from the left; they and the area are fractions of the image.
-        Centre and entropy of an all-zero map are NaN.
-
-        Raises:
-            ImportError: pandas is not installed.
-            ValueError: a map holds values that are not finite.
+        Centres, from the top and from the left, and the area are fractions of the image. None
+        becomes NaN.
         """
         rows = ({**found.flat(), "columns": found.columns} for found in self.statistics())
         return to_dataframe(rows, ("word", "columns"))
@@ -235,13 +210,10 @@ class Heatmaps(Mapping[str, Heatmap]):
     def to_xarray(self) -> xr.DataArray:
         """Return the words' maps as an xarray array, float32 ``(word, [frame,] row, col)``.
 
-        ``word`` lists the words in prompt order, repeats included: ``sel(word="a")`` gives every
-        "a" of the prompt, along ``word`` if there are several. ``row`` and ``col`` are the centres
-        of the cells as fractions of the image, from the top and from the left; pass
-        ``yincrease=False`` to plot it upright. The attributes name prompt, preset and unit.
-
-        Raises:
-            ImportError: xarray is not installed.
+        ``sel(word="a")`` gives every "a" of the prompt, along ``word`` if there are several.
+        ``row`` and ``col`` are the centres of the cells as fractions of the image, from the top and
+        from the left; pass ``yincrease=False`` to plot it upright. The attributes name prompt,
+        preset and unit.
         """
         maps = self.occurrences()
         values = np.zeros((len(maps), *self.maps.shape[:-1]), np.float32)

@@ -1,5 +1,3 @@
-"""One map per layer that sees the text, read from a store as a preset says."""
-
 from __future__ import annotations
 
 import math
@@ -23,11 +21,8 @@ class LayerMap:
 
     Attributes:
         place, level: position in the model, see :class:`sdattn.models.layers.AttentionLayer`.
-        heads: number of heads kept.
         maps: float32 ``[images, (heads,) (frames,) rows, cols, tokens]`` on the CPU, probabilities;
-            the mean over the kept steps, with its graph if the store has one. There is a heads
-            axis if the preset reads each head.
-        is_video: whether there are frames.
+            the mean over the kept steps, with its graph if the store has one.
     """
 
     place: str
@@ -38,7 +33,6 @@ class LayerMap:
 
     @property
     def size(self) -> tuple[int, int]:
-        """(rows, cols)."""
         return self.maps.shape[-3], self.maps.shape[-2]
 
     @property
@@ -52,17 +46,14 @@ class LayerMaps:
     """The maps of a run's layers, in the order in which they run.
 
     Attributes:
-        layers: name to :class:`LayerMap`, for all layers that see the text, even if the preset
-            does not read them.
-        columns: the maps' token columns.
+        layers: name to :class:`LayerMap`, for all layers that see the text, read or not.
         passes: number of model calls averaged.
         affinity: float32 ``[images, N, N]``, the mean of the self-attention layers that a refining
             preset reads; ``[images, frames, N, N]`` for videos whose frames attend only to
-            themselves (AnimateDiff); None for other presets, and for maps that were spread while
-            the model ran. Row ``i`` is what cell ``i`` attends to; it sums to 1.
+            themselves (AnimateDiff); else None. Row ``i`` is what cell ``i`` attends to; it sums to
+            1.
         affinity_grid: (rows, cols) with ``rows * cols = N``; (frames, rows, cols) for videos whose
             cells attend to all frames.
-        crop: the part of the image that the maps cover; None for all of it.
     """
 
     layers: Mapping[str, LayerMap]
@@ -73,15 +64,13 @@ class LayerMaps:
     crop: Crop | None = None
 
     def image(self, number: int) -> LayerMaps:
-        """Return the maps of one image of a batch."""
         some = slice(number, number + 1)
         affinity = None if self.affinity is None else self.affinity[some]
         kept = {name: replace(layer, maps=layer.maps[some]) for name, layer in self.layers.items()}
         return replace(self, layers=kept, affinity=affinity)
 
     def frame(self, number: int) -> LayerMaps:
-        """Return the maps of one frame of a video's latent, as for an image; an affinity over all
-        frames is dropped."""
+        """Return the maps of one frame of a video's latent, without an affinity over all frames."""
         kept = {
             name: replace(layer, maps=layer.maps.select(-4, number), is_video=False)
             for name, layer in self.layers.items()
@@ -96,7 +85,6 @@ class LayerMaps:
         return self.affinity_grid is not None and len(self.affinity_grid) == 3
 
     def keep(self, columns: Sequence[int]) -> LayerMaps:
-        """Return the maps of some token columns."""
         positions = [self.columns.index(column) for column in columns]
         kept = {
             n: replace(layer, maps=layer.maps[..., positions]) for n, layer in self.layers.items()
@@ -104,7 +92,6 @@ class LayerMaps:
         return replace(self, layers=kept, columns=tuple(columns))
 
     def as_saved(self) -> LayerMaps:
-        """Return the maps in float16, as a file holds them."""
         kept = {n: replace(layer, maps=halved(layer.maps)) for n, layer in self.layers.items()}
         affinity = None if self.affinity is None else halved(self.affinity)
         return replace(self, layers=kept, affinity=affinity)
@@ -120,8 +107,7 @@ def layer_maps(
 ) -> LayerMaps:
     """Return the maps of a store's layers, averaged over heads and steps as the preset says;
     ``self_attention`` is the store for refining, by default the same. Raise CaptureError if it
-    holds no layer that sees the text, or has averaged over steps or heads that the preset reads one
-    by one."""
+    holds no layer that sees the text, or only means of what the preset reads one by one."""
     _check_kept(store, preset)
     ran = [layer for layer in store.layers if layer.name in store.maps]
     texts = [layer for layer in ran if layer.kind in TEXT_KINDS]
@@ -161,8 +147,8 @@ def _check_kept(store: CapturedMaps, preset: Preset) -> None:
         missing.append(f"space={preset.space!r}")
     if preset.steps == "sum" and (uneven := store.uneven()):
         raise CaptureError(
-            f"The preset {preset.name!r} adds up steps, and {len(uneven)} layers ran in other "
-            f"numbers of them than the model, {uneven[0]} for one. Disable the cache that skips it."
+            f"The preset {preset.name!r} adds up steps, but {len(uneven)} layers did not "
+            f"run in all of them, for example {uneven[0]}. Disable the cache that skips it."
         )
     if missing:
         raise CaptureError(
@@ -181,8 +167,7 @@ def _of_layer(store: CapturedMaps, layer: AttentionLayer, preset: Preset) -> Lay
 
 
 def read_steps(store: CapturedMaps, preset: Preset) -> list[int]:
-    """Return the positions on the steps axis (or the passes, if there is none) that a preset
-    reads."""
+    """Return the positions on the steps axis (or the passes) that a preset reads."""
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]
     if store.keep.steps.last or preset.steps == "last":
         return [len(kept) - 1]
@@ -202,8 +187,7 @@ def read_passes(store: CapturedMaps, preset: Preset) -> list[int]:
 
 
 def over_steps(store: CapturedMaps, name: str, maps: Tensor, preset: Preset) -> Tensor:
-    """Average a layer's maps ``[images, steps, ...]`` over steps, if there are steps; raise
-    CaptureError if the layer ran in none of the steps that the preset reads."""
+    """Average maps ``[images, steps, ...]`` over steps; raise CaptureError if none ran."""
     if not store.keep.steps.each:
         return maps
     kept = [i for i in range(len(store.passes)) if store.keeps(i)]

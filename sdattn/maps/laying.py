@@ -15,10 +15,7 @@ _MOST = 2048  # cells of the longer side of a whole image
 
 
 def cut(maps: Tensor, crop: Crop | None) -> Tensor:
-    """Keep the part of maps ``[..., rows, cols]`` of the latent that the crop's box shows.
-
-    Maps are unchanged if the box has the proportions that were drawn, which is the usual case.
-    """
+    """Keep the part of maps ``[..., rows, cols]`` that the crop's box shows: usually all."""
     if crop is None or crop.kept == (1.0, 1.0):
         return maps
     along = []
@@ -29,7 +26,7 @@ def cut(maps: Tensor, crop: Crop | None) -> Tensor:
 
 
 def grid_of(shape: tuple[int, int], crop: Crop) -> tuple[int, int]:
-    """Return (rows, cols) of a whole image in cells no larger than those of its crop's map."""
+    """Return (rows, cols) of a whole image in cells no larger than its crop's."""
     left, top, right, bottom = crop.parts
     rows, cols = math.ceil(shape[0] / (bottom - top)), math.ceil(shape[1] / (right - left))
     scale = min(1.0, _MOST / max(rows, cols))
@@ -42,16 +39,14 @@ def inside(
     size: tuple[int, int],
     mode: Literal["bilinear", "nearest"] = "bilinear",
 ) -> Tensor:
-    """Sample a crop's maps ``[..., rows, cols]`` at the pixels of an image of ``size`` = (height,
-    width) whose middles lie in the box: ``[..., pixels down, pixels across]``, at least one either
-    way."""
+    """Sample a crop's maps ``[..., rows, cols]`` at the pixels in the box of an image of ``size`` =
+    (height, width): ``[..., pixels down, pixels across]``, at least one either way."""
     down, across = _pixels(crop, size)
     return _sampled(values, down[1], across[1], mode)
 
 
 def laid(part: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
-    """Place the result of :func:`inside`, or a mask of it, in the image: ``[..., height, width]``,
-    0 or False outside."""
+    """Place :func:`inside`, or its mask, in the image: ``[..., height, width]``, 0 outside."""
     (down, _), (across, _) = _pixels(crop, size)
     whole = part.new_zeros(*part.shape[:-2], *size)
     whole[..., down, across] = part

@@ -1,5 +1,3 @@
-"""Maps -> masks: smoothing, thresholds, connected components and label maps."""
-
 import math
 from typing import Literal
 
@@ -16,16 +14,15 @@ Index = NDArray[np.intp]
 def smooth(maps: Tensor, sigma: float, radius: int | None = None) -> Tensor:
     """Blur floating point maps ``[..., rows, cols]`` with a Gaussian, reflected at the border.
 
-    The border cell is the mirror and is not repeated: ``c b | a b c | b a``. A window wider than
-    the grid is reflected repeatedly, so any radius works on any grid; an axis of one cell does not
-    change. Gradients pass through.
+     a b c  | a b c | b a``. A window wider than the grid is reflected repeatedly, so any radius
+    works on any grid; an axis of one cell does not change. Gradients pass through.
 
     Args:
         sigma: standard deviation of the Gaussian, in cells; 0 changes nothing.
         radius: number of cells used on each side (default: ``ceil(3 * sigma)``), with weights that
-            sum to 1. ``smooth(maps, 0.5**0.5, radius=1)`` is what Attend-and-Excite does (Chefer
-            et al. 2023, yuval-alaluf/Attend-and-Excite): its "sigma 0.5" divides by
-            ``(2 * sigma) ** 2`` where a Gaussian has ``2 * sigma**2``.
+            sum to 1. ``smooth(maps, 0.5**0.5, radius=1)`` is what Attend-and-Excite does (Chefer et
+            al. 2023, yuval-alaluf/Attend-and-Excite): its "sigma 0.5" divides by ``(2 * sigma) **
+            2`` where a Gaussian has ``2 * sigma**2``.
     """
     if maps.ndim < 2 or not maps.is_floating_point():
         raise InvalidValueError(
@@ -58,12 +55,11 @@ def _blur_of(n_cells: int, weights: Tensor) -> Tensor:
 
 
 def otsu(values: Tensor) -> float:
-    """Return the smallest value of the upper of the two most different classes; ``inf`` if all
-    values are equal. Raise ValueError if there is no value, or one is NaN or infinite.
+    """Return the smallest value of the upper of the two most different classes; ``inf`` if all are
+    equal. Raise ValueError if there is no value, or one is not finite.
 
-    Otsu 1979, "A threshold selection method from gray-level histograms": the cut with the largest
-    variance between the classes, hence the smallest within them. Every cut of the sorted values is
-    tried, in float64, without histogram bins; among equally good cuts the lowest wins.
+    Otsu 1979, "A threshold selection method from gray-level histograms": the lowest cut with the
+    largest variance between the classes, over all cuts of the values, in float64.
     """
     _check_finite(values)
     ordered = values.detach().flatten().double().sort().values
@@ -77,9 +73,8 @@ def otsu(values: Tensor) -> float:
 
 
 def threshold_level(values: Tensor, threshold: float | Literal["otsu"]) -> float:
-    """Return the level that a threshold stands for, see :func:`mask_of`; ``inf``, which no value
-    reaches, if all values are equal. Raise ValueError for an unknown threshold, and as
-    :func:`otsu`."""
+    """Return the level that a threshold stands for, ``inf`` if all values are equal; raise
+    ValueError for an unknown threshold, and as :func:`otsu`."""
     if threshold == "otsu":
         return otsu(values)
     if isinstance(threshold, str) or not 0 <= threshold <= 1:
@@ -93,9 +88,7 @@ def threshold_level(values: Tensor, threshold: float | Literal["otsu"]) -> float
 def quantile_level(values: Tensor, quantile: float) -> float:
     """Return the smallest value at or above a quantile in [0, 1); ``inf`` if all are equal.
 
-    A quantile usually lies between two values (type 7 of Hyndman & Fan 1996, "Sample quantiles in
-    statistical packages", as ``numpy.quantile``); the upper of the two splits the values the same
-    way.
+    The quantile is type 7 of Hyndman & Fan 1996, as ``numpy.quantile``.
     """
     if not 0 <= quantile < 1:
         raise refuse("quantile", quantile, "the share to leave out, from 0 to below 1")
@@ -120,17 +113,14 @@ def mask_of(
             one level for all frames.
         threshold: a share of the range from the lowest value to the highest, in [0, 1], or
             ``"otsu"``, see :func:`otsu` (default: 0.5).
-        quantile: in [0, 1), instead of ``threshold``: keep the values at or above this quantile,
-            about ``1 - quantile`` of the cells, or more if many are equal to it.
-        largest: keep only the largest connected part, see :func:`largest_component`; in a video,
-            each frame's.
+        quantile: in [0, 1), instead of ``threshold``: keep the values at or above this quantile.
+        largest: keep only the largest connected part, in a video each frame's.
 
     Returns:
-        bool, shaped like ``values``; all False for a flat map, in which nothing stands out.
+        bool, shaped like ``values``; all False for a flat map.
 
     Raises:
-        ValueError: a threshold or quantile out of range, or both; a map that is empty, holds NaN
-            or infinity or, with ``largest``, is not ``[(frames,) rows, cols]``.
+        ValueError: a threshold or quantile out of range, or both; an empty or not finite map.
     """
     if quantile is None:
         level = threshold_level(values, 0.5 if threshold is None else threshold)
@@ -148,16 +138,13 @@ def mask_of(
 
 
 def components(mask: Tensor) -> Tensor:
-    """Label the connected parts of a mask, bool ``[rows, cols]``; cells touch by sides and by
-    corners.
+    """Label the connected parts of a mask, bool ``[rows, cols]``, that touch by sides or corners.
 
-    Neighbouring cells of a row form a run. Runs that touch are linked, and each takes the lowest
-    name that it can reach: the hooking and pointer jumping of Shiloach & Vishkin 1982, over runs
-    instead of cells. The number of rounds is logarithmic in the number of runs, even for a spiral.
+    Runs of a row that touch are linked, and each takes the lowest name that it can reach: the
+    hooking and pointer jumping of Shiloach & Vishkin 1982, logarithmic even for a spiral.
 
     Returns:
-        int64 ``[rows, cols]`` on the mask's device: 0 outside, and 1, 2, ... in the parts, in the
-        order of their first cells, row by row.
+        int64 ``[rows, cols]``: 0 outside, and 1, 2, ... by the parts' first cells, row by row.
     """
     if mask.ndim != 2 or mask.dtype != torch.bool:
         raise InvalidValueError(
@@ -175,10 +162,8 @@ def components(mask: Tensor) -> Tensor:
 
 
 def _runs(cells: NDArray[np.bool_]) -> tuple[Index, Index, int]:
-    """Return start and end of each run, row by row, as positions in rows of ``width`` cells.
-
-    Rows are one cell wider than the mask, which separates one row's end from the next one's start.
-    """
+    """Return start and end of each run, row by row, as positions in rows of ``width`` cells: one
+    wider than the mask, which separates one row's end from the next one's start."""
     changes = np.diff(np.pad(cells, ((0, 0), (1, 1))), axis=1)  # [rows, cols + 1]
     borders = np.flatnonzero(changes)  # a start, an end, a start, ...
     return borders[::2], borders[1::2], changes.shape[1]
@@ -212,8 +197,7 @@ def _roots(count: int, first: Index, second: Index) -> Index:
 
 
 def largest_component(mask: Tensor) -> Tensor:
-    """Return the largest connected part of a mask, bool ``[rows, cols]`` (see :func:`components`);
-    ties go to the part whose first cell comes first, row by row. All False stays all False."""
+    """Return a mask's largest component, bool ``[rows, cols]``; the first of equals."""
     labels = components(mask)
     sizes = torch.bincount(labels[mask], minlength=2)  # size 0 for label 0, then the parts
     return labels == sizes[1:].argmax() + 1
@@ -223,8 +207,8 @@ def label_map(values: Tensor, masks: Tensor) -> Tensor:
     """Return, for each cell, the number of the strongest word among those whose mask holds it:
     int64 ``[(frames,) rows, cols]``, 0 for none, 1 for the first word; ties go to the first.
 
-    Strength is the position of the value in the word's own range, from 0 to 1; 0 for a flat map.
-    Values and bool masks are ``[words, (frames,) rows, cols]``, at least one word.
+    Strength is the value's position in the word's own range, from 0 to 1. Values and bool masks are
+    ``[words, (frames,) rows, cols]``.
     """
     if values.ndim not in (3, 4) or values.shape != masks.shape or masks.dtype != torch.bool:
         raise InvalidValueError(

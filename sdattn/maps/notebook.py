@@ -14,8 +14,7 @@ _SIDE = 160  # pixels of a still's longer side
 
 
 def png(label: str, values: np.ndarray, top: float) -> bytes:
-    """Return a PNG file of a map ``[rows, cols]`` in colour without its image, from 0 to ``top``,
-    with its label and its highest value below."""
+    """Return a PNG of a map ``[rows, cols]`` from 0 to ``top``, label and highest value below."""
     image = render.enlarge(Image.fromarray(render.colorize(values, (0.0, top))))
     buffer = io.BytesIO()
     render.caption(image, label, f"peak {values.max():.2g}").save(buffer, "PNG")
@@ -25,13 +24,8 @@ def png(label: str, values: np.ndarray, top: float) -> bytes:
 def stills(
     maps: Iterable[tuple[str, np.ndarray]], top: float, image: Image.Image | None = None
 ) -> str:
-    """Return maps in colour next to each other, on one scale, each with label and highest value.
-
-    Args:
-        maps: (label, values ``[rows, cols]``) of each.
-        top: the value of the last colour; the first is 0.
-        image: the image that they belong to; it comes first, and the maps lie over it.
-    """
+    """Return maps, (label, values ``[rows, cols]``) each, in colour next to each other, from 0 to
+    ``top``; an ``image`` comes first, and the maps lie over it."""
     found: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
     for label, values in maps:
         found.append((_in_colour(values, top, image), label, f"peak {values.max():.2g}"))
@@ -43,14 +37,8 @@ def video_stills(
     top: float,
     frames: Sequence[tuple[str, int, Image.Image | None]],
 ) -> str:
-    """Return key frames of a video's maps next to each other, on one scale, one row per word.
-
-    Args:
-        maps: (label, values ``[frames, rows, cols]``) of each word.
-        top: the value of the last colour; the first is 0.
-        frames: name, number in the maps, and image of each key frame. Images come first, and the
-            maps lie over them; None for maps alone.
-    """
+    """Return key frames of a video's maps, (label, values ``[frames, rows, cols]``) each, one row
+    per word, from 0 to ``top``; ``frames`` are (name, number, image), to lie over the images."""
     rows = [[(image, name, "") for name, _, image in frames if image is not None]]
     for label, values in maps:
         rows.append(
@@ -75,8 +63,7 @@ def figures_of(parts: Iterable[tuple[Image.Image, str, str]]) -> str:
 
 
 def whole(image: Image.Image, label: str) -> str:
-    """Return an image in its own size, or as wide as there is room; ``label`` is its alt text,
-    escaped."""
+    """Return an image in its own size, or as wide as there is room, with ``label`` as alt text."""
     width, height = image.size
     return (
         f'<img src="{_data(image)}" alt="{escape(label)}" width="{width}" height="{height}" '
@@ -85,7 +72,7 @@ def whole(image: Image.Image, label: str) -> str:
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """Return a table of texts, which are escaped; the first of each row is its header."""
+    """Return a table of texts, escaped here; the first of each row is its header."""
     top = "".join(f'<th scope="col">{escape(text)}</th>' for text in head)
     body = "".join(
         f'<tr><th scope="row"><bdi>{escape(first)}</bdi></th>'

@@ -42,16 +42,14 @@ _LIKENESS: dict[Space, str] = {
 
 @dataclass(frozen=True)
 class Preset:
-    """A way from the maps of layers ``A_l[step, head, cell, token]`` to one map per token.
+    """A way from the maps of layers ``A_l[step, head, cell, token]`` to one map per token; raise
+    ValueError for a value that is none of these.
 
     Attributes:
-        name: the preset's name.
         places: places of the layers to read.
         or_all: read all layers if there are none at these places.
-        cells: read only the grid whose shorter side is nearest to this number of cells (as a
-            ratio).
-        least_cells: leave out grids with a shorter side of fewer cells; if all are smaller, keep
-            only the finest.
+        cells: read only the grid whose shorter side is nearest to this number (as a ratio).
+        least_cells: leave out grids with a shorter side of fewer cells, but not the finest.
         deepest: leave out layers below this level; level 3 is an eighth of the latent's side.
         steps: ``"mean"`` or ``"sum"`` over the model calls that were kept; ``"last"``, only the
             last call; a part of the schedule, to average.
@@ -65,20 +63,15 @@ class Preset:
         sigma: standard deviation, in cells, of a final Gaussian blur over 3x3 cells; 0 for none.
         words: a word of several columns is their ``"sum"`` or their ``"mean"``.
         depth: read only the block at this position, a share in [0, 1) of all blocks; None for all.
-        rescale: divide a map, cell by cell, by the start token's map, which takes what a cell
-            has to give away, or by the end token's if a text has no start (T5).
+        rescale: divide a map, cell by cell, by the start token's, or the end token's without a
+            start (T5).
         space: ``"attention"``, or for joint attention: ``"output"``, the similarity of a word's and
-            a cell's outputs, see :mod:`sdattn.hooks.output_space` (needs ``contrast``);
-            ``"gramcol"`` or ``"imap"``, the similarity to the word's best cell as a z-score across
-            words, see :mod:`sdattn.hooks.output_space`. Without ``contrast`` such a map is cut off
-            at 0, the mean of the words.
+            a cell's outputs, which needs ``contrast``; ``"gramcol"`` or ``"imap"``, the similarity
+            to the word's best cell as a z-score across words, cut off at 0 without ``contrast``.
+            See :mod:`sdattn.hooks.output_space`.
         refine: ``"self"``: spread along the image's self-attention, see
             :mod:`sdattn.maps.aggregation`; None: unchanged.
-        sharpen: exponent for each map, scaled so that its lowest value becomes 0 and its highest
-            keeps its value; 1 for none.
-
-    Raises:
-        ValueError: a value that is none of these.
+        sharpen: exponent for each map, between 0 for its lowest value and its highest; 1 for none.
     """
 
     name: str
@@ -125,7 +118,6 @@ class Preset:
 
     @property
     def title(self) -> str:
-        """The name, with ", refined" if its maps are refined."""
         return f"{self.name}, refined" if self.refine else self.name
 
     @property
@@ -167,16 +159,11 @@ class Preset:
         return place in self.places and (self.deepest is None or level <= self.deepest)
 
     def to_json(self) -> dict[str, Any]:
-        """Return its attributes as JSON can hold them."""
         return asdict(self)
 
     @classmethod
     def from_json(cls, held: dict[str, Any]) -> Preset:
-        """Return the preset that :meth:`to_json` saved.
-
-        Raises:
-            ValueError: it has other attributes.
-        """
+        """Return the preset that :meth:`to_json` saved; raise ValueError for other attributes."""
         tuples: dict[str, Any] = {
             name: tuple(value) if isinstance(value, list) else value for name, value in held.items()
         }
@@ -239,8 +226,8 @@ def nothing_read(preset: Preset, found: Iterable[tuple[str, int]]) -> str:
 
 
 def preset_of(preset: str | Preset, refine: str | None = None, default: str = "default") -> Preset:
-    """Return a preset by its name (``default`` for ``"default"``), or as it is, with ``refine`` if
-    given; raise ValueError for an unknown name."""
+    """Return a preset by its name, or as it is, with ``refine`` if given; raise ValueError for an
+    unknown name."""
     if refine not in (None, "self"):
         raise refuse("refine", refine, "'self', or None for the maps as they are")
     if not isinstance(preset, Preset):
@@ -253,6 +240,6 @@ def preset_of(preset: str | Preset, refine: str | None = None, default: str = "d
 
 
 def preset_for(target: Any, preset: str | Preset, refine: str | None = None) -> Preset:
-    """Return :func:`preset_of` for a run of a pipeline: ``"default"`` is the most accurate preset
-    for models of its family."""
+    """Return :func:`preset_of`; ``"default"`` is the most accurate preset for the pipeline's
+    family."""
     return preset_of(preset, refine, find_denoiser(target).family.preset)

@@ -22,9 +22,9 @@ INK, FAINT, PAPER = (235, 235, 235), (170, 170, 170), (20, 20, 20)
 def colorize(
     values: np.ndarray, scale: tuple[float, float] | None = None, colormap: str = COLORMAP
 ) -> np.ndarray:
-    """Map values ``[rows, cols]`` to colours, uint8 ``[rows, cols, 3]``. ``scale`` has the values
-    of the first and the last colour (default: the smallest and the largest); a flat map gets the
-    first. Raise ValueError for values that are not finite."""
+    """Map values ``[rows, cols]`` to colours, uint8 ``[rows, cols, 3]``, from the first colour to
+    the last on ``scale`` (default: the values' range). Raise ValueError for values that are not
+    finite."""
     table = _table(colormap)
     shades = (_normalise(values, scale) * len(table)).astype(np.int32)
     return table[np.minimum(shades, len(table) - 1)]
@@ -32,7 +32,6 @@ def colorize(
 
 @cache
 def _table(colormap: str) -> np.ndarray:
-    """Return the colours of a colour map, uint8 ``[colours, 3]``."""
     import matplotlib  # heavy, and needed only here
 
     colours = matplotlib.colormaps[colormap]
@@ -49,8 +48,8 @@ def _normalise(values: np.ndarray, scale: tuple[float, float] | None) -> np.ndar
 
 def colorize_signed(values: np.ndarray, most: float | None = None) -> np.ndarray:
     """Map values ``[rows, cols]`` of both signs to colours, uint8 ``[rows, cols, 3]``: blue below
-    zero, red above, zero neutral, on a scale from ``-most`` to ``most`` (default: the largest
-    size). Raise ValueError for values that are not finite."""
+    zero, red above, from ``-most`` to ``most`` (default: the largest size). Raise ValueError for
+    values that are not finite."""
     import matplotlib
 
     most = float(np.abs(values).max()) if most is None else most
@@ -62,16 +61,8 @@ def colorize_signed(values: np.ndarray, most: float | None = None) -> np.ndarray
 def signed(
     values: np.ndarray, size: tuple[int, int], label: str = "", most: float | None = None
 ) -> Image.Image:
-    """Draw a map of differences, as :func:`colorize_signed` colours it, with a caption below.
-
-    There is no image under it: a colour is a value, and the neutral colour is no difference.
-
-    Args:
-        values: ``[rows, cols]``, resized to ``size`` bilinearly.
-        size: (width, height) in pixels.
-        label: written below, next to the scale; "" leaves the caption out.
-        most: as in :func:`colorize_signed`.
-    """
+    """Draw a map of differences ``[rows, cols]``, as :func:`colorize_signed`, at (width, height)
+    pixels, with ``label`` and scale below ("" for none). The neutral colour is no difference."""
     values = np.asarray(values, dtype=np.float32)
     most = float(np.abs(values).max()) if most is None else most
     fine = Image.fromarray(values).resize(size, Image.Resampling.BILINEAR)
@@ -91,29 +82,22 @@ def overlay(
     colormap: str = COLORMAP,
     crop: Crop | None = None,
 ) -> Image.Image:
-    """Draw a heatmap in colour over its image, with a caption below.
+    """Draw a heatmap in colour over its image, with a caption below; raise ValueError if they
+    differ in proportions, or for both ``stretch`` and ``scale``.
 
-    The higher the value, the more opaque the colour; where there is no attention the image, in
-    grey, is bare.
+    The higher the value, the more opaque the colour over the image, in grey.
 
     Args:
-        image: the generated image.
         values: ``[rows, cols]``, resized to the image bilinearly.
         label: written below, next to the highest value; "" leaves the caption out.
         opacity: opacity of the last colour, in [0, 1]; the others are in proportion.
         scale: the values of the first and the last colour (default: 0 and the highest).
-        stretch: scale from the smallest to the largest value, all colours equally opaque: shows
-            the shape of a map, however weak, and hides how weak it is.
-        colormap: as in :func:`colorize`.
+        stretch: scale from the smallest to the largest value, equally opaque: shows the shape of a
+            weak map.
         crop: the part of the image that the values cover; the rest is bare.
 
     Returns:
-        RGB, the image's size (enlarged by a whole number if its shorter side is under
-        ``SHORTEST_SIDE`` pixels, see :func:`enlarge`) plus the caption.
-
-    Raises:
-        TypeError: the image is not a PIL image.
-        ValueError: map and image differ in proportions, or both ``stretch`` and ``scale``.
+        RGB, the size of the image, enlarged as :func:`enlarge` does, plus the caption.
     """
     if stretch and scale:
         raise InvalidValueError(
@@ -178,7 +162,6 @@ def enlarge(image: Image.Image) -> Image.Image:
 
 
 def caption(image: Image.Image, label: str, note: str = "") -> Image.Image:
-    """Return the image with a text strip below: ``label`` on the left, ``note`` on the right."""
     size = max(12, min(image.width // 20, image.height // 4))
     font = font_of(size)
     strip = round(size * 1.7)
@@ -202,7 +185,6 @@ def fit(text: str, font: ImageFont.FreeTypeFont, width: float) -> str:
 
 
 def font_of(size: int) -> ImageFont.FreeTypeFont:
-    """Return the captions' font, ``size`` pixels high."""
     import matplotlib
 
     return ImageFont.truetype(f"{matplotlib.get_data_path()}/fonts/ttf/DejaVuSans.ttf", size)

@@ -24,7 +24,7 @@ def checked_capture(
     branches: Sequence[str] = ("conditional", "both"),
 ) -> dict[str, Any]:
     """Return checked options of :func:`sdattn.capture`, with the token columns of ``words``; raise
-    ValueError if the prompt would get no heatmaps or ``words`` is not a list of words."""
+    ValueError if the prompt would get no heatmaps or ``words`` is not a list."""
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
     ours = {"text_states", "among", "refine", "space"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
@@ -52,13 +52,8 @@ def capture_settings(
     options: Mapping[str, Any],
     chosen: Mapping[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """Return what :func:`sdattn.capture` must keep for a preset, with the ``chosen`` options.
-
-    Raises:
-        ValueError: ``chosen`` conflicts with the preset, or has no layer that it reads; the run
-            lacks the steps that it reads.
-        TypeError: the model cannot be refined, or has no word outputs.
-    """
+    """Return what :func:`sdattn.capture` must keep for a preset, with the ``chosen`` options; raise
+    ValueError if they conflict, or the run lacks what the preset reads."""
     needs: dict[str, Any] = _of_joint_attention(pipe, preset, options)
     _check_layers(pipe, preset, chosen or {})
     # What the preset reads must be kept; so is what the user chose, unless it rules that out.
@@ -77,7 +72,7 @@ def capture_settings(
     if clash := sorted(needs.keys() & chosen.keys() - every):
         names = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
         raise InvalidValueError(
-            f"The preset {preset.name!r} decides on {names} of the capture itself. Leave that out, "
+            f"The preset {preset.name!r} sets {names} of the capture itself. Leave that out, "
             "or choose another preset."
         )
     if preset.part is not None and options.get("denoising_end") is None:
@@ -106,7 +101,6 @@ def _check_part(pipe: Any, preset: Preset, part: RunPart, options: Mapping[str, 
 
 
 def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options that joint attention needs while it runs."""
     needs: dict[str, Any] = {}
     is_joint = refines_itself(pipe)
     if preset.space != "attention":
@@ -127,10 +121,10 @@ def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -
 
 
 def _check_video(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> None:
-    """Refuse to choose heads by how well they distinguish frames if there are no frames."""
+    """Refuse a preset that chooses heads by how well they distinguish frames, without frames."""
     if not makes_videos(pipe):
         raise InvalidTypeError(
-            f"The preset {preset.name!r} takes the heads that tell a video's frames apart, and a "
+            f"The preset {preset.name!r} takes the heads that tell a video's frames apart, but a "
             f"{type(pipe).__name__} makes images. Choose 'gramcol', which takes all heads."
         )
     if (options.get("num_frames") or default_frames(pipe)) == 1:
@@ -151,8 +145,8 @@ def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
 
 
 def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
-    """Return the token columns of words and phrases in any of the prompts, in order; raise KeyError
-    for a word that is in none of them."""
+    """Return the token columns of words and phrases in any of the prompts; raise KeyError for a
+    word that is in none."""
     columns: set[int] = set()
     for word in words:
         errors = []
@@ -167,8 +161,8 @@ def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
 
 
 def columns_among(preset: Preset, prompt: Prompt) -> list[int]:
-    """Return the columns of a prompt that a preset compares: its words'; for a softmax over them
-    also the special tokens' around them. Raise ValueError for z-scores with one word."""
+    """Return the columns that a preset compares: words', for a softmax also the special tokens'
+    around them. Raise ValueError for z-scores with one word."""
     if not preset.compares_words:
         return columns_around(prompt)
     if len(prompt.seen) < 2:
@@ -180,8 +174,8 @@ def columns_among(preset: Preset, prompt: Prompt) -> list[int]:
 
 
 def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> list[int] | None:
-    """Return the columns that a run keeps for a preset; None for all. ``refined`` maps are spread
-    while the model runs, which costs time per column."""
+    """Return the columns to keep for a preset, None for all; ``refined`` maps cost time per
+    column."""
     if not prompts or preset.needs_all_columns or not (refined or preset.compares_words):
         return None
     if preset.compares_words:
@@ -190,7 +184,7 @@ def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> li
 
 
 def columns_around(*prompts: Prompt) -> list[int]:
-    """Return the columns of the prompts' words and of the special tokens around them, without
-    columns that are padding in all."""
+    """Return the columns of words and special tokens, without those that are padding in all
+    prompts."""
     found = {i for one in prompts for i, token in enumerate(one.tokens) if token.special != PAD}
     return sorted(found)

@@ -10,8 +10,7 @@ from .render import FAINT, INK, PAPER, caption, enlarge, fit, font_of
 
 
 def grid(image: Image.Image, overlays: Sequence[Image.Image], title: str = "") -> Image.Image:
-    """Arrange the image, with ``title`` (usually the prompt) below, and its words' overlays, with
-    captions, side by side, row by row, in the order given."""
+    """Arrange the image, with ``title`` below, and its words' captioned overlays, row by row."""
     tiles = [caption(enlarge(image), title or "image"), *overlays]
     across = min(len(tiles), max(1, round(math.sqrt(len(tiles) * 1.6))))
     return _sheet([tiles[i : i + across] for i in range(0, len(tiles), across)])
@@ -26,7 +25,6 @@ def columns(parts: Sequence[tuple[Image.Image, str, Sequence[Image.Image]]]) -> 
 
 
 def _sheet(rows: Sequence[Sequence[Image.Image]]) -> Image.Image:
-    """Arrange tiles of one size in rows."""
     gap = 6
     width, height = (side + gap for side in rows[0][0].size)
     size = max(map(len, rows)) * width + gap, len(rows) * height + gap
@@ -42,8 +40,8 @@ def bands(
     rows: Sequence[Sequence[Image.Image]],
     lines: Mapping[str, str] | None = None,
 ) -> Image.Image:
-    """Arrange rows of tiles of one size below a head row, which is repeated if many rows wrap into
-    further columns; ``lines`` of text by name go above all, each wrapped to three rows at most."""
+    """Arrange rows of tiles of one size below a head row, repeated if many rows wrap into further
+    columns; ``lines`` of text by name go above all, each wrapped to three rows at most."""
     width, height = head[0].size
     across = 1
     # Columns are added until the sheet is at most about two and a half times as high as wide.
@@ -60,7 +58,6 @@ def bands(
 
 
 def _headed(body: Image.Image, lines: Mapping[str, str]) -> Image.Image:
-    """Put lines of text above an image, each with its name on the left."""
     size = min(36, max(14, body.width // 64))
     font = font_of(size)
     left = round(max(map(font.getlength, lines))) + 2 * size

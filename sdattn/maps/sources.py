@@ -1,4 +1,4 @@
-"""`Source`: the maps that heatmaps are made from."""
+"""`Source`: what heatmaps are made from."""
 
 from collections.abc import Sequence
 from typing import Protocol
@@ -11,8 +11,7 @@ from .presets import Preset
 
 
 class Source(Protocol):
-    """Maps of a run and the texts of their columns: a :class:`sdattn.MapStore`, or the maps of a
-    :class:`sdattn.AttentionStore`."""
+    """Maps of a run and their texts: a :class:`sdattn.MapStore`, or an attached store's."""
 
     @property
     def drawn(self) -> DrawnPrompts | None: ...

@@ -28,13 +28,10 @@ class WordStatistics(Record):
     """Statistics of a heatmap's values ``v[r, c]`` with ``R`` rows and ``C`` columns; for a video
     with ``F`` frames ``v[f, r, c]``, summed over frames too.
 
-    All sums are over the cells, in float64 and in numpy's order, so that they do not depend on the
-    number of threads. Peak, mean and mass have the unit of the values, by default a share of the
-    cell's attention. The centre and the area are fractions of the image, so they do not depend on
-    the grid.
+    Sums are over cells, in float64, and do not depend on the number of threads. Peak, mean and mass
+    have the unit of the values, by default a share of the cell's attention.
 
     Attributes:
-        word: label of the map.
         columns: the token columns that it comes from.
         peak: the largest value.
         mean: ``sum v / (R C)``, for a video ``sum v / (F R C)``.
@@ -45,8 +42,8 @@ class WordStatistics(Record):
             None for an all-zero map.
         area: share of the cells above half of the range, as in :meth:`Heatmap.mask`, in [0, 1]; 0
             for a flat map.
-        entropy: ``-sum p ln p`` with ``p = v / sum v``, in nats, from 0 for a single cell to
-            ``ln(R C)`` for a flat map, ``ln(F R C)`` for a video; None for an all-zero map.
+        entropy: ``-sum p ln p`` with ``p = v / sum v``, in nats, from 0 for a single cell to ``ln(R
+            C)`` for a flat map, ``ln(F R C)`` for a video; None for an all-zero map.
         frames: mass of each frame of a video; None for an image.
     """
 
@@ -62,16 +59,13 @@ class WordStatistics(Record):
 
     @classmethod
     def of(cls, word: str, values: Tensor, columns: Sequence[int]) -> WordStatistics:
-        """Return the statistics of a map ``[rows, cols]`` or ``[frames, rows, cols]``.
-
-        Raises:
-            ValueError: a value that is not finite, or below 0.
-        """
+        """Return the statistics of a map ``[rows, cols]`` or ``[frames, rows, cols]``; raise
+        ValueError for a value that is not finite, or below 0."""
         area = float(mask_of(values.detach()).double().mean())  # refuses what is not finite
         held = np.ascontiguousarray(values.detach().cpu().double())
         if (lowest := float(held.min())) < 0:
             raise InvalidValueError(
-                f"The map of {word!r} has values below 0, the least {lowest:.3g}. Statistics need "
+                f"The map of {word!r} has values below 0, down to {lowest:.3g}. Statistics need "
                 "maps of attention or of change, which have none."
             )
         mass = float(held.sum())
@@ -88,8 +82,8 @@ class WordStatistics(Record):
         )
 
     def within(self, parts: tuple[float, float, float, float]) -> WordStatistics:
-        """Return the statistics for a map that covers a part of the image, (left, top, right,
-        bottom): centre and area become fractions of the whole, the others are unchanged."""
+        """Return them for a map that covers the part (left, top, right, bottom) of an image: centre
+        and area become fractions of the whole."""
         left, top, right, bottom = parts
         centre = None
         if self.centre is not None:
@@ -119,7 +113,6 @@ def _centre(values: np.ndarray, axis: int) -> float:
 
 
 def _entropy(shares: np.ndarray) -> float:
-    """Return the entropy in nats; ``0 ln 0`` is 0."""
     some = shares[shares > 0]
     return abs(float((some * np.log(some)).sum()))
 
@@ -131,8 +124,7 @@ def _rounded(value: Any) -> Any:
 
 
 def correlation(a: Tensor, b: Tensor) -> float | None:
-    """Return Pearson's correlation of two maps of one size cell by cell, in [-1, 1], computed in
-    float64, or None if a map is flat."""
+    """Return Pearson's correlation of two maps of one size, or None if a map is flat."""
     if any(bool(values.min() == values.max()) for values in (a, b)):
         return None
     a, b = (values.double() - values.double().mean() for values in (a, b))
@@ -140,8 +132,7 @@ def correlation(a: Tensor, b: Tensor) -> float | None:
 
 
 def to_dataframe(rows: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
-    """Return a pandas table, read one row at a time, with the columns ``labels`` and then
-    ``NUMBERS`` as float64, with NaN for None."""
+    """Return a pandas table, read row by row, with the columns ``labels`` and ``NUMBERS``."""
     table, nan = library("pandas").DataFrame, float("nan")
     held: dict[str, list[Any]] = {name: [] for name in labels}
     numbers = {name: array("d") for name in NUMBERS}

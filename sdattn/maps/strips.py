@@ -12,15 +12,15 @@ _ROW, _GAP, _LABEL, _WIDTH, _NOTE = 28, 6, 150, 640, 110  # pixels
 
 
 def frame_means(heatmap: Heatmap, frames: int) -> np.ndarray:
-    """Return the mean of a word's map in each frame of a video: float64 ``[frames]``, in the unit
-    of the map; a latent frame counts for each video frame that it codes."""
+    """Return the mean of a word's map in each frame of a video, float64 ``[frames]``; a latent
+    frame counts for each video frame that it codes."""
     values = heatmap.values.detach().double().mean((1, 2)).numpy()
     return np.asarray(values[latent_frames(len(values), frames)])
 
 
 def strips(maps: Sequence[Heatmap], frames: int) -> Image.Image:
     """Draw one strip per word of a video, its colour from 0 to the highest mean of any word in any
-    frame; on the left the word, on the right its highest mean and that frame, counted from 1."""
+    frame; left the word, right its highest mean and that frame, counted from 1."""
     means = [frame_means(heatmap, frames) for heatmap in maps]
     top = max((float(mean.max()) for mean in means), default=0.0)
     wide = max(_WIDTH // frames, 1) * frames

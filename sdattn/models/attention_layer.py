@@ -12,9 +12,9 @@ Kind = Literal[
     "cross", "joint", "self", "text", "temporal", "linear", "audio", "grounded", "control"
 ]
 PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
-KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # those that can be captured
-TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # those with a column for each token of the text
-# Where FLUX and what grew out of it have their layers: blocks of two streams, then of one.
+KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # kinds that can be captured
+TEXT_KINDS: tuple[Kind, ...] = ("cross", "joint")  # kinds with a column per text token
+# Places of the layers in FLUX and its descendants: two-stream blocks, then one-stream ones.
 DOUBLE_THEN_SINGLE: Mapping[str, tuple[Place, Kind]] = {
     "transformer_blocks.*.attn": ("double", "joint"),
     "single_transformer_blocks.*.attn": ("single", "joint"),

@@ -21,7 +21,7 @@ from .family import Order
 from .pipeline import Model, Pipeline
 
 _METHOD = "cache_context"
-_changing = Lock()  # of a model's stand-in
+_changing = Lock()  # for changes to a model's stand-in
 # The names in the pipelines of diffusers 0.42 and, from "pred_cond" on, of its guiders. A name that
 # is missing ("cond_uncond", of a batch) does not say the branch.
 BRANCHES: dict[str, Order] = {
@@ -29,7 +29,7 @@ BRANCHES: dict[str, Order] = {
     "uncond": ("unconditional",),
     "pred_cond": ("conditional",),
     "pred_uncond": ("unconditional",),
-    # more calls, of a model that is perturbed: neither branch
+    # further calls of a perturbed model: neither branch
     "uncond_stg": (None,),
     "uncond_modality": (None,),
     "pred_cond_stg": (None,),
@@ -53,8 +53,7 @@ class CacheContexts:
         self._stand_ins = [_StandIn.of(model) for model in models]
 
     def order(self) -> Order | None:
-        """Return the branch of the call that runs now in this thread, or None if no name tells
-        it."""
+        """Return the branch of this thread's running call, or None if no name tells it."""
         names = (stand_in.name() for stand_in in self._stand_ins)
         return next((BRANCHES[name] for name in names if name in BRANCHES), None)
 
@@ -76,7 +75,6 @@ class _StandIn:
 
     @classmethod
     def of(cls, model: Model) -> _StandIn:
-        """Return the model's stand-in, made if it has none."""
         with _changing:
             held = vars(model).get(_METHOD)
             stand_in = held if isinstance(held, cls) else cls(model)
@@ -95,7 +93,6 @@ class _StandIn:
             names.pop()
 
     def name(self) -> str | None:
-        """Return the name of the innermost context that this thread is in."""
         names = self._names.get(get_ident())
         return names[-1] if names else None
 
@@ -112,5 +109,4 @@ class _StandIn:
         return self._own(memo.get(id(self._model())))
 
     def _own(self, model: object) -> Any:
-        """Return the model's method as it is without this stand-in."""
         return self._before.get(_METHOD) or MethodType(getattr(type(model), _METHOD), model)

@@ -63,7 +63,6 @@ def setting_of(pipe: Pipeline, *names: str) -> Any:
 
 
 def _blocks(block: Any) -> Iterator[Any]:
-    """Yield a block and all blocks inside it."""
     yield block
     for inner in getattr(block, "sub_blocks", {}).values():
         yield from _blocks(inner)

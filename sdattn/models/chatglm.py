@@ -23,8 +23,7 @@ def read_chatglm(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 class _Marked:
-    """Tokenizer that marks special tokens: ChatGLM's own mask knows neither its padding nor its
-    start tokens."""
+    """Tokenizer that marks special tokens: ChatGLM's own mask knows no padding and no start."""
 
     def __init__(self, tokenizer: Any):
         self._tokenizer = tokenizer

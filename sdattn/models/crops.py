@@ -15,7 +15,7 @@ from ..errors import InvalidValueError
 from ..files.records import Record
 from .pipeline import Given, Pipeline
 
-_PASTES = "apply_overlay"  # of the image processor; without it the crop itself is the image
+_PASTES = "apply_overlay"  # the image processor's; without it the crop itself is the image
 
 
 @dataclass(frozen=True)

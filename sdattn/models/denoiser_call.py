@@ -147,8 +147,7 @@ def _names_all(signature: inspect.Signature) -> bool:
 
 
 def grid_of_patches(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, C, rows, cols]`` that the model cuts into patches
-    itself."""
+    """Return the grid of a latent ``[B, C, rows, cols]`` that the model cuts into patches."""
     rows, cols = given["hidden_states"].shape[-2:]
     return rows // model.config.patch_size, cols // model.config.patch_size
 
@@ -214,8 +213,7 @@ def unwrapped(model: object) -> Any:
 
 
 def is_compiled(model: Model) -> bool:
-    """Check whether the model or a part of it was compiled, by ``torch.compile`` or
-    ``.compile()``."""
+    """Check whether a model or a part of it was compiled, by ``torch.compile`` or ``compile()``."""
     return any(compiled_parts(model))
 
 

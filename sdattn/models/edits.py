@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from .attention_layer import AttentionLayer
 
-Part = tuple[float, float]  # of a run or of the depth of a model, in [0, 1]
+Part = tuple[float, float]  # part of a run or of a model's depth, in [0, 1]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -149,8 +149,8 @@ def rendered(text: str, render: Callable[[str], str]) -> Source:
     Raises:
         ValueError: the template rewrites the prompt.
     """
-    # What the template puts around a private character it puts around the prompt as well, which is
-    # checked: templates may rewrite what they get.
+    # The template puts the same around a private character as around the prompt, which is
+    # checked: templates may rewrite their input.
     before, _, after = render(PLACEHOLDER).partition(PLACEHOLDER)
     source, found = Source.of(text), render(text)
     for inner in (source, source.strip()):

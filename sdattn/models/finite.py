@@ -27,8 +27,8 @@ _NAMES = {
     LATENTS: "The latents of the image are",
     IMAGE: "The latents are finite (up to {:.3g}), but the image that the VAE makes of them is",
 }
-Largest = dict[str, list[Tensor]]  # on the device, of each call
-_MUCH = 20  # a guidance scale above which it is the likely cause
+Largest = dict[str, list[Tensor]]  # on the device, for each call
+_MUCH = 20  # a guidance scale above this is the likely cause
 
 
 @contextmanager
@@ -51,7 +51,7 @@ def watch_finite(pipe: Pipeline, options: Options) -> Iterator[None]:
     found = _read(largest)
     if math.isfinite(found[LATENTS]) and math.isfinite(found[IMAGE]):
         return
-    # In the order in which they are made: what is not finite first made the rest so.
+    # In the order in which they are made: the first that is not finite spoiled the rest.
     first = next(what for what, number in found.items() if not math.isfinite(number))
     raise NotFiniteError(
         f"{_NAMES[first].format(found[LATENTS])} not finite, so there is no image. "
@@ -105,7 +105,7 @@ def _note(largest: list[Tensor], made: object) -> None:
 
 
 def _read(largest: Largest) -> dict[str, float]:
-    """Return the largest number of each kind, 0 if none was seen; waits for the device once."""
+    """Return the largest number of each kind, 0 if none was seen; wait for the device once."""
     zero = torch.zeros(())  # amax keeps NaN, where there is one
     device = next((seen[-1].device for seen in reversed(largest.values()) if seen), zero.device)
     tops = [torch.stack([x.to(device) for x in (zero, *seen)]).amax() for seen in largest.values()]

@@ -54,9 +54,8 @@ def read_with_glyphs(
     number = call.options.get(several) or 1
     if len(n_glyphs) > 1 and number > 1:
         text = (
-            f"a {type(pipe).__name__} gives images of prompts whose quoted texts differ in length, "
-            f"as those of {texts}, each other's columns. Draw one image a prompt, or each prompt "
-            "by itself."
+            f"a {type(pipe).__name__} mixes up the columns of prompts whose quoted texts differ in "
+            f"length, such as {texts}. Draw one image per prompt, or each prompt by itself."
         )
         raise OptionError(several, number, text)
     return read

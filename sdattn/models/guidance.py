@@ -65,11 +65,11 @@ class GuidanceWatch:
         self._known_by = self._layout.known_by
         self._contexts: CacheContexts | None = None  # while it listens
         self._guider = GuiderWatch()
-        self._is_named = False  # of the last call: whether the pipeline named its branch
+        self._is_named = False  # whether the pipeline named the last call's branch
         self._step: object = None
         self._calls = 0  # within this step
-        self._progress: tuple[object, list[float]] | None = None  # of a schedule: it, each step's
-        self._is_extra = False  # of the last call: whether it is a further one of its step
+        self._progress: tuple[object, list[float]] | None = None  # a schedule, and each step's
+        self._is_extra = False  # whether the last call is a further one in its step
 
     def listen(self) -> None:
         """Follow the names that the pipeline gives its calls, until :meth:`close`."""
@@ -125,7 +125,7 @@ class GuidanceWatch:
                 "pipeline's own call, so whether its batch is guided is not known. Capture its "
                 "UNet or transformer instead."
             )
-        # of pipelines that call the model again in a step; a run has steps of its own
+        # a pipeline may call the model again in a step; a run has its own steps
         step = running_call(self.pipeline), variables.get("i")
         self._is_extra = self._layout.once and step == self._step
         self._step = step

@@ -79,7 +79,6 @@ def makes_negative(guider: Any) -> bool:
 
 
 def _predictions(guider: Any) -> list[str]:
-    """Return the names of a step's predictions, in order."""
-    # of a copy: some guiders begin their momentum anew when they are asked
+    # from a copy: some guiders restart their momentum when they are asked
     batches = copy.copy(guider).prepare_inputs({})
     return [getattr(batch, guider._identifier_key) for batch in batches]

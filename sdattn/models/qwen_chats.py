@@ -74,8 +74,7 @@ def read_edit_plus(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _option(call: TextCall, texts: list[str], *names: str) -> Any:
-    """Return a call's images: its argument, or the running call's variable that the text encoder's
-    processor got."""
+    """Return a call's images: its argument, or the running call's variable of that name."""
     given = next((call.options[name] for name in names if call.options.get(name) is not None), None)
     if given is None:
         raise InvalidValueError(
@@ -87,23 +86,23 @@ def _option(call: TextCall, texts: list[str], *names: str) -> Any:
 
 
 def _resized(size: tuple[int, int], area: int) -> tuple[int, int]:
-    """Return (width, height) of an image that a pipeline resizes to about ``area`` pixels. Source:
-    pipeline_qwenimage_edit.py, ``calculate_dimensions``."""
+    """Return the (width, height) to which an image is resized, about ``area`` pixels
+    (``calculate_dimensions`` of pipeline_qwenimage_edit.py)."""
     ratio = size[0] / size[1]
     width = math.sqrt(area * ratio)
     return round(width / 32) * 32, round(width / ratio / 32) * 32
 
 
 def _tokens(call: TextCall, size: tuple[int, int]) -> int:
-    """Return the number of tokens for an image of (width, height). Source: transformers,
-    processing_qwen2_5_vl.py, ``replace_image_token``."""
+    """Return the number of tokens for (width, height) (processing_qwen2_5_vl.py,
+    ``replace_image_token``)."""
     processor = call.pipe.processor.image_processor
     patches = processor.get_number_of_image_patches(size[1], size[0], {})
     return int(patches // processor.merge_size**2)
 
 
 def _of_template(read: list[Prompt]) -> list[Prompt]:
-    """Mark the images' tokens, which a tokenizer takes for end tokens, as part of the template."""
+    """Mark the images' tokens as part of the template; a tokenizer takes them for end tokens."""
     return [replace(prompt, tokens=tuple(map(_named, prompt.tokens))) for prompt in read]
 
 

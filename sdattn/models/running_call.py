@@ -48,7 +48,7 @@ def running_call(pipeline: Pipeline) -> RunningCall | None:
 
 def _mark(frame: FrameType) -> RunningCall:
     # The next call may have its frame at the same address, so an address proves nothing.
-    # What lies among a frame's variables goes with them.
+    # What is stored among a frame's variables is freed with them.
     found: RunningCall = frame.f_locals.setdefault(_MARK, RunningCall())
     return found
 
@@ -147,8 +147,7 @@ def _is_other_pipeline(frame: FrameType, pipeline: Pipeline) -> bool:
 
 
 def _is_discarded(site: FrameType) -> bool:
-    """Check whether the calling code throws the result away: ``unet(...)``, ``unet(...)[0]`` or ``_
-    = unet(...)``, as code does that only wants side effects."""
+    """Check whether the calling code discards the result, as ``unet(...)`` or ``_ = unet(...)``."""
     code, at = site.f_code.co_code, site.f_lasti + 2
     while at < len(code) and opcode.opname[code[at]] in _LOOKING:
         at += 2

@@ -16,15 +16,13 @@ _FACTORS = (
 
 
 def cell_size(pipe: Pipeline) -> int:
-    """Return the pixels per side of the maps' finest cell: a latent cell, or a transformer's
-    patch."""
+    """Return the pixels per side of the maps' finest cell: a latent cell or a patch."""
     denoiser = find_denoiser(pipe)
     return int(_latent_cell(pipe) * denoiser.family.cell(denoiser.model))
 
 
 def _latent_cell(pipe: Pipeline) -> int:
-    """Return the pixels per side of a latent cell, by any of the names that pipelines have for
-    it."""
+    """Return the pixels per side of a latent cell, by any name that pipelines have for it."""
     return next(int(getattr(pipe, name)) for name in _FACTORS if hasattr(pipe, name))
 
 
@@ -54,8 +52,8 @@ def default_size(pipe: Pipeline) -> tuple[int, int]:
 
 
 def latent_size(pipe: Pipeline, options: Options | None = None) -> tuple[int, int]:
-    """Return (rows, cols) of the finest cells for these options, or by default; per frame for a
-    video."""
+    """Return (rows, cols) of the finest cells for these options or by default; a video's per
+    frame."""
     height, width = default_size(pipe)
     if options and "height" in options:
         height, width = options["height"], options["width"]

@@ -2,8 +2,8 @@
 
     read_long_prompt(tokenizer, prompt, 154)  ->  Prompt with 154 columns
 
-CLIP reads 77 tokens, including a start and an end. Encoders for longer prompts cut the text's
-tokens into chunks of up to 75, encode each by itself and concatenate the states:
+CLIP reads 77 tokens. Encoders for longer prompts cut the text's tokens into chunks of up to 75,
+encode each by itself and concatenate the states:
 
     77 columns per chunk, each with its own start, end and padding: Compel with
     ``truncate_long_prompts=False``, sd_embed, code like A1111's.
@@ -41,21 +41,17 @@ def read_long_prompt(
     Args:
         tokenizer: CLIP's, or another that puts a start and an end around a text.
         prompt: the text, without weights or other syntax.
-        n_columns: token columns of the text states.
+        n_columns: token columns of the text states, and of the returned :class:`Prompt`.
         split: where a chunk of 77 columns ends: ``"tokens"``, after 75 (sd_embed; compel with
             ``SplitLongTextMode.BRUTAL``), or after the last of the ``"sentences"`` (compel's
             default), ``"phrases"`` or ``"words"`` that fits. Default: tokens or sentences,
             whichever fits the number of columns, if they agree where both do.
 
-    Returns:
-        Prompt: with ``n_columns`` tokens.
-
     Raises:
         ValueError: the prompt has no word; the number of columns fits no layout; tokens and
             sentences both fit and put words into different columns; no such split.
 
-    Warns:
-        TruncationWarning: words were cut off; the message names them.
+    Warns with :class:`TruncationWarning` of words that were cut off.
     """
     source = with_vectors(tokenizer, Source.of(prompt))
     read = read_chunks(tokenizer, source, n_columns, split)
@@ -64,7 +60,7 @@ def read_long_prompt(
 
 
 def read_chunks(tokenizer: Any, source: Source, n_columns: int, split: str | None) -> Prompt:
-    """Do as :func:`read_long_prompt` for a text that has been rewritten, without a warning."""
+    """Read likewise a text that has been rewritten, without a warning."""
     if split not in (None, *SPLITS):
         raise refuse("split", split, SPLITS)
     most = tokenizer.model_max_length
@@ -109,7 +105,6 @@ def _separate(
 
 
 def _cut(pieces: Sequence[Token], room: int, split: str) -> list[list[Token]]:
-    """Cut the text's tokens into chunks of at most ``room``."""
     ways = list(_ENDS)[SPLITS.index(split) - 1 :] if split in _ENDS else []
     chunks, rest = [], list(pieces)
     while len(rest) > room:
@@ -128,11 +123,8 @@ def _capped(tokenizer: Any, chunk: list[Token], room: int) -> list[Token]:
 
 
 def _in_a_row(tokenizer: Any, pieces: list[Token], n_columns: int) -> list[Token]:
-    """Lay out the whole text between one start and one end.
-
-    Source: lpw_stable_diffusion.py, ``pad_tokens_and_weights``: the end comes last, after the
-    padding; if both are the same token (SD 1.x, SDXL) the first of them ends the text.
-    """
+    """Lay out the whole text between one start and one end, which comes after the padding
+    (lpw_stable_diffusion.py, ``pad_tokens_and_weights``)."""
     start, end, pad = _specials(tokenizer)
     pieces = pieces[: n_columns - 2]
     padding = [pad] * (n_columns - 2 - len(pieces))

@@ -1,5 +1,3 @@
-"""Tokens of a text from any tokenizer of transformers, with their positions in the prompt."""
-
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,8 +19,8 @@ class Token:
         id: number in the vocabulary; -1 if there is no token.
         text: spelling in the vocabulary, ``"cat</w>"``.
         start, end: character span in the prompt; equal for special tokens.
-        special: ``"<sos>"``, ``"<eos>"``, ``"<pad>"``, ``"<template>"`` for a piece of the text
-            around the prompt, or ``""`` for a piece of the prompt.
+        special: ``"<sos>"``, ``"<eos>"``, ``"<pad>"``, ``"<template>"`` for the text around the
+            prompt, or ``""`` for a piece of the prompt.
     """
 
     id: int
@@ -36,9 +34,8 @@ def tokenize(tokenizer: Any, source: Source, **options: Any) -> list[Token]:
     """Return the tokens of a text, with their spans in the prompt and the special ones marked;
     ``options`` are the tokenizer's: ``padding``, ``max_length``, ``truncation`` and so on.
 
-    Tokens outside the attention mask are padding, on either side. Among the tokens that the
-    tokenizer adds, those before the text are its start and those after it its end. Raises
-    ValueError for a slow tokenizer whose tokens for a word depend on the next words.
+    Added tokens before the text are its start, those after it its end; tokens outside the attention
+    mask are padding. Raise ValueError for a slow tokenizer whose tokens depend on the next words.
     """
     fast = getattr(tokenizer, "is_fast", False)
     asked = {"return_special_tokens_mask": True, "return_attention_mask": True}
@@ -62,7 +59,6 @@ def tokenize(tokenizer: Any, source: Source, **options: Any) -> list[Token]:
 
 
 def filled(max_length: int) -> dict[str, Any]:
-    """Return a tokenizer's options for exactly ``max_length`` columns."""
     if max_length >= NO_LIMIT:
         return {}
     return {"padding": "max_length", "max_length": max_length, "truncation": True}
@@ -71,9 +67,8 @@ def filled(max_length: int) -> dict[str, Any]:
 def with_vectors(tokenizer: Any, source: Source) -> Source:
     """Write out the vectors of textual inversion, as diffusers does before it tokenizes.
 
-    An embedding of several vectors is several added tokens: "<cat-toy>" becomes "<cat-toy>
-    <cat-toy>_1 <cat-toy>_2". Source: diffusers, loaders/textual_inversion.py,
-    ``TextualInversionLoaderMixin.maybe_convert_prompt``.
+    "<cat-toy>" becomes "<cat-toy> <cat-toy>_1 <cat-toy>_2". Source: diffusers,
+    loaders/textual_inversion.py, ``maybe_convert_prompt``.
     """
     added = tokenizer.get_added_vocab()
     for token in set(tokenizer.tokenize(source.text)):
@@ -111,11 +106,8 @@ def _added_spans(tokenizer: Any, text: str) -> list[tuple[int, int]]:
 def _slow_spans(
     tokenizer: Any, source: Source, ids: Sequence[int], content: Sequence[int]
 ) -> list[tuple[int, int]]:
-    """Return the spans in the text, word by word, for a tokenizer that gives none.
-
-    It counts the tokens of the text up to the end of each word. That is exact as long as they do
-    not change with the text after them, which is checked.
-    """
+    """Return the spans in the text for a tokenizer that gives none, by counting the tokens up to
+    the end of each word; check that they do not change with the text after them."""
     text, added = source.text, _added_spans(tokenizer, source.text)
     ends = {end for _, _, end in split_words(text, added)} | {i for span in added for i in span}
     spans = [(0, 0)] * len(ids)

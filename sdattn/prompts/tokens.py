@@ -1,8 +1,4 @@
-"""A prompt's words and the token columns they own. No torch, and no pipeline.
-
-The columns are what the denoiser gets from the text encoder. Words are found in the prompt
-itself; the tokenizer's character offsets assign tokens to words.
-"""
+"""A prompt's words and the token columns that the denoiser gets for them."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -42,9 +38,8 @@ class Prompt:
         text: the prompt.
         words: its words, in order, including truncated ones.
         tokens: the token columns, in order.
-        encoded: for each text encoder, in the pipeline's order, the ids of all tokens that it
-            gets, even if they become no column; padding at the end may be left out. Empty if the
-            text was read in chunks or without a tokenizer.
+        encoded: for each text encoder the ids of all tokens that it gets, perhaps without padding
+            at the end; empty if the text was read in chunks or without a tokenizer.
     """
 
     text: str
@@ -65,9 +60,9 @@ class Prompt:
     def find(self, phrase: str) -> list[tuple[int, ...]]:
         """Return the token columns of each occurrence of a word or phrase, in prompt order.
 
-        Letter case and the spaces between words do not matter. ``"<sos>"``, ``"<eos>"``,
-        ``"<pad>"`` and ``"<template>"`` name the special columns, as does the tokenizer's own
-        spelling of the first two.
+        Letter case and spaces do not matter. ``"<sos>"``, ``"<eos>"``, ``"<pad>"`` and
+        ``"<template>"`` name the special columns, as does the tokenizer's own spelling of the first
+        two.
 
         Raises:
             KeyError: the phrase is empty, not in the prompt, or was cut off.
@@ -107,8 +102,8 @@ class Prompt:
         return found
 
     def _special(self, name: str) -> tuple[int, ...]:
-        """Return the columns of a special name. CLIP pads with its end token, so the spelling
-        ``<|endoftext|>`` names only the end."""
+        """Return the columns of a special name; CLIP's end token names only the end, not the
+        padding."""
         return tuple(
             i
             for i, token in enumerate(self.tokens)
@@ -125,20 +120,14 @@ def read_prompt(tokenizer: Any, prompt: str, *, max_length: int | None = None) -
     """Tokenize a prompt as Stable Diffusion pipelines do and find its words.
 
     Args:
-        tokenizer: any tokenizer of transformers, fast or slow. A token that was added to it is
-            one word, ``"<cat-toy>"``, even if it has several vectors, ``"<cat-toy>_1"`` and so on.
+        tokenizer: any tokenizer of transformers, fast or slow. A token that was added to it is one
+            word, ``"<cat-toy>"``, even if it has several vectors, ``"<cat-toy>_1"`` and so on.
         prompt: the text.
         max_length: token columns, including special tokens and padding (default:
             ``tokenizer.model_max_length``).
 
-    Returns:
-        Prompt: with ``max_length`` tokens.
-
-    Raises:
-        ValueError: the prompt has no word in it.
-
-    Warns:
-        TruncationWarning: words were cut off; the message names them.
+    Raise ValueError if the prompt has no word; warn with :class:`TruncationWarning` of words cut
+    off.
     """
     source = with_vectors(tokenizer, Source.of(prompt))
     read = read_source(tokenizer, source, **filled(max_length or tokenizer.model_max_length))
@@ -147,7 +136,7 @@ def read_prompt(tokenizer: Any, prompt: str, *, max_length: int | None = None) -
 
 
 def warn_of_truncation(prompt: Prompt) -> None:
-    """Warn of the words that were cut off, if any, with a :class:`TruncationWarning`."""
+    """Warn with :class:`TruncationWarning` of the words that were cut off, if any."""
     if prompt.truncated:
         lost = ", ".join(word.text for word in prompt.truncated)
         warn(
@@ -164,9 +153,8 @@ def read_source(
     keep: Callable[[int], Sequence[int]] | None = None,
     **options: Any,
 ) -> Prompt:
-    """Tokenize a text that contains a prompt and find the prompt's words, without a warning; raise
-    ValueError if it has none. ``keep(n)`` returns which of ``n`` tokens become columns (default:
-    all); ``options`` are the tokenizer's."""
+    """Tokenize a text that contains a prompt and find the prompt's words; raise ValueError if it
+    has none. ``keep(n)`` returns which of ``n`` tokens become columns (default: all)."""
     tokens = tokenize(tokenizer, source, **options)
     encoded = tuple(token.id for token in tokens)
     if keep is not None:
@@ -175,8 +163,8 @@ def read_source(
 
 
 def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prompt:
-    """Place the prompt's words on its token columns: a word owns the tokens that share a character
-    with it, spaces excepted."""
+    """Place a prompt's words on its columns: a word owns the tokens that share a character with
+    it."""
     words = split_words(source.prompt, added_words(tokenizer, source))
     if not words:
         raise empty_prompt(source.prompt)
@@ -199,17 +187,9 @@ def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prom
 def read_labels(labels: Mapping[str, Sequence[int]], n_columns: int) -> Prompt:
     """Return a prompt known only by its columns, for text states that were made elsewhere.
 
-    Args:
-        labels: token columns by name, counted from 0.
-        n_columns: total number of token columns.
+    ``labels`` are token columns by name, counted from 0, of ``n_columns`` in all.
 
-    Returns:
-        Prompt: each label is a word, the text is the labels in order. Its tokens have no id, and
-        none of them is special.
-
-    Raises:
-        ValueError: no label, a label without a letter or without a column, a column that is not
-            a whole number from 0 to ``n_columns - 1``.
+    Each label is a word. Raise ValueError for none, or one without a letter or with a bad column.
 
     >>> read_labels({"cat": [2], "red dog": [4, 5]}, 77).find("red dog")
     [(4, 5)]
@@ -248,8 +228,7 @@ def join_prompts(parts: Sequence[Prompt]) -> Prompt:
     """Join readings of one text that follow each other on the token axis, without a warning; raise
     ValueError if the texts differ.
 
-    SD3's text states are 77 columns of CLIP and then 256 of T5: a word owns columns of both. A
-    single word in any reading is a single word in the result, truncated if no part saw any of it.
+    SD3's text states are 77 columns of CLIP and then 256 of T5: a word owns columns of both.
     """
     texts = list(dict.fromkeys(part.text for part in parts))
     if len(texts) != 1:

@@ -13,8 +13,7 @@ _TYPED = re.compile(
 
 
 def refuse_weights(text: str) -> None:
-    """Raise ValueError if a text for text states contains weights: their signs are not tokens, so
-    words would get each other's columns."""
+    """Raise ValueError if a text for text states contains weights: their signs are not tokens."""
     found = _TYPED.search(text)
     if found is not None:
         around = text[max(found.start() - 12, 0) : found.end()]

@@ -44,7 +44,6 @@ class Source:
 
     @classmethod
     def of(cls, prompt: str) -> Source:
-        """Return the source of a prompt that goes to the tokenizer as it is."""
         return cls(prompt, prompt, tuple(range(len(prompt))))
 
     def lower(self) -> Source:
@@ -55,7 +54,6 @@ class Source:
         return Source(self.prompt, self.text.lower(), origins)
 
     def strip(self) -> Source:
-        """Return it without the white space at both ends."""
         start = len(self.text) - len(self.text.lstrip())
         text = self.text.strip()
         return Source(self.prompt, text, self.origins[start : start + len(text)])
@@ -73,7 +71,6 @@ class Source:
         return Source(self.prompt, self.text.replace(old, new), tuple(origins))
 
     def within(self, before: str, after: str) -> Source:
-        """Return it with a text before and a text after it."""
         around = (-1,) * len(before), (-1,) * len(after)
         origins = around[0] + self.origins + around[1]
         return Source(self.prompt, before + self.text + after, origins)
@@ -85,8 +82,8 @@ class Source:
 
 
 def is_content_word(text: str) -> bool:
-    """Check whether a word names something: it has a letter or a digit and is not one of
-    :data:`FUNCTION_WORDS`. Words of languages other than English all count.
+    """Check whether a word has a letter or a digit and is not one of :data:`FUNCTION_WORDS`
+    (English).
 
     >>> [word for word in ("A", "cat", ",", "of", "8k") if is_content_word(word)]
     ['cat', '8k']
@@ -97,9 +94,8 @@ def is_content_word(text: str) -> bool:
 def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[str, int, int]]:
     """Return the words of a text with their character spans, ``(word, start, end)``.
 
-    A word is a run of letters and digits, with apostrophes and hyphens inside it; a run of other
-    signs is a word too; each ideograph is a word by itself. ``whole`` spans, end exclusive, are one
-    word whatever they contain; letters adjoining a span belong to the word.
+    A word is a run of letters and digits, with apostrophes and hyphens inside it, a run of other
+    signs, an ideograph, or one of the ``whole`` spans with the letters adjoining it.
 
     >>> [word for word, _, _ in split_words("a girl's red-haired cat, 8k!")]
     ['a', "girl's", 'red-haired', 'cat', ',', '8k', '!']

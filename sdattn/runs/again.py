@@ -104,7 +104,7 @@ def _refuse(names: Collection[str]) -> None:
 def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[str, object]:
     captured = settings.captured
     kept = [name for name in ("steps", "heads") if captured and getattr(captured, name) == "all"]
-    if preset.each_head:  # which keeps the heads itself
+    if preset.each_head:  # it keeps the heads itself
         kept = [name for name in kept if name != "heads"]
     flags = {option: True for name, option in FURTHER.items() if name in more}
     return {"keep": ",".join(kept) or None, **flags}
@@ -112,7 +112,7 @@ def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[
 
 def _maps(settings: RunSettings, preset: Preset) -> dict[str, object]:
     known = PRESETS.get(preset.name)
-    if known and settings.explained:  # which reads the timesteps that were chosen
+    if known and settings.explained:  # it reads the chosen timesteps
         known = replace(known, steps=preset.steps)
     if known is None or replace(known, refine=None) != replace(preset, refine=None):
         raise InvalidValueError(f"The preset {preset.name!r} was made in Python.")

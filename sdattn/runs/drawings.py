@@ -95,7 +95,6 @@ def _video_drawings(
 def _over(
     video: Video, heatmap: Heatmap, scale: Scale, numbers: Sequence[int] | None = None
 ) -> Iterator[Image.Image]:
-    """Yield a map over frames of a video, by default all of them."""
     shown = latent_frames(len(heatmap.values), len(video))
     numbers = range(len(video)) if numbers is None else numbers
     return (heatmap.frame(shown[i]).overlay(video[i], scale=scale) for i in numbers)

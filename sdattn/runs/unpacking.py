@@ -54,9 +54,9 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
             {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info.more},
             video=_unpack_video(files, info, where),
         )
-    except Exception as error:  # whatever a document of someone else's making leads to
+    except Exception as error:  # any error from a document that someone else made
         raise InvalidValueError(
-            f"{where}: its maps are not those that its run.json names "
+            f"{where}: its maps differ from its run.json "
             f"({type(error).__name__}: {error}). Restore the folder or generate the run again."
         ) from error
 
@@ -67,14 +67,12 @@ def _open_png(data: bytes, where: str) -> Image.Image:
         return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidValueError(
-            f"{where} is no PNG image that can be read: {error}. Restore it or generate the run "
-            "again."
+            f"{where} is not a readable PNG image: {error}. Restore it or generate the run again."
         ) from error
 
 
 def _unpack_video(files: Mapping[str, bytes], info: RunInfo, where: str) -> Video | None:
-    """Return the video, which is read when it is first looked at; refuse then if it was not
-    saved."""
+    """Return the video, read when it is first looked at; refuse then if it was not saved."""
     if info.frames is None:
         return None
     rate, number = info.frame_rate or 1.0, info.frames
@@ -180,6 +178,6 @@ def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:
     if info.self_attention is None:
         return shapes
     cells = math.prod(info.self_attention)
-    # of videos whose frames attend to themselves alone each has its own
+    # if frames attend only to themselves, each has its own
     frames = next(iter(info.layers.values())).grid[:-2] if len(info.self_attention) == 2 else ()
     return {**shapes, AFFINITY: (*frames, cells, cells)}

@@ -276,7 +276,7 @@ def test_stop_ends_a_drawing_and_those_who_wait_see_their_place(open_app):
     other.get_by_role("button", name="Draw").click()
     other.get_by_text("queue: 1/1").wait_for()
     page.get_by_role("button", name="Stop").click()
-    page.get_by_text("Stopped: no image").wait_for()
+    page.get_by_text("Stopped. No image").wait_for()
     shown(other, "a red dog")
     page.get_by_text("of 1000").wait_for(state="hidden")
     page.get_by_label("Steps", exact=True).fill("1")

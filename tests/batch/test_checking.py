@@ -91,12 +91,12 @@ DAMAGES = {  # of item b, whose folder is given
         [
             "b: metadata.jsonl names items/0000/b, where it is not",
             "x: metadata.jsonl has no row",
-            "x: run.json is that of item 'b'",
+            "x: run.json names item 'b'",
         ],
     ),
     "another item's files": (
         lambda b: [shutil.rmtree(b), shutil.copytree(b.parent / "a", b)],
-        ["b: run.json is that of item 'a'"],
+        ["b: run.json names item 'a'"],
     ),
     "a copy": (
         lambda b: shutil.copytree(b, b.parents[1] / "0001" / "b"),
@@ -132,7 +132,7 @@ def test_verify_finds_what_is_wrong(tmp_path, damage):
     ("tamper", "problem"),
     [
         (with_nan, "b: maps.safetensors holds values that are not finite, in up.b"),
-        (lambda b: pack("other"), "b: run.json is that of item 'other'"),
+        (lambda b: pack("other"), "b: run.json names item 'other'"),
         (lambda b: changed(b, "image.png", b["image.png"][:-200]), "b: image.png does not open"),
         (
             lambda b: changed(

@@ -136,7 +136,7 @@ def test_a_video_is_one_of_an_item():
     assert (len(jobs), bad) == (2, [])
     jobs, bad = check_items(animatediff(), items_of("a cat"), {"num_videos_per_prompt": 2})
     assert jobs == []
-    assert "makes 2 of an item" in bad[0].reason
+    assert "makes 2 per item" in bad[0].reason
 
 
 @pytest.mark.slow

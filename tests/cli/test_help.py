@@ -116,3 +116,4 @@ def test_a_wrong_choice_names_the_others(invoke, arguments):
     code, _, err = invoke(*arguments)
     assert code == 2
     assert "daam" in err or "heads" in err or "reweight" in err or "webdataset" in err
+    assert "Value error" not in err  # pydantic's words

@@ -179,7 +179,7 @@ def test_layers_that_a_pass_skips_or_repeats_are_named():
     forward = block.forward
     block.forward = lambda hidden_states, *_, **__: (hidden_states,)
     unet(*inputs)
-    told(store, "should have 32 calls, and 30 came.*cache")
+    told(store, "should have 32 calls, but 30 came.*cache")
     store.reset()
 
     def twice(*args, **kwargs):

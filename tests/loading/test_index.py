@@ -197,5 +197,5 @@ def test_weights_that_are_missing_are_named(folder):
     del weights["conv_out.weight"]
     file.unlink()
     save_file(weights, file)
-    with pytest.raises(ValueError, match=r"unet lack 1 of its weights, conv_out\.weight for one"):
+    with pytest.raises(ValueError, match=r"unet lack 1 of its weights, e.g. conv_out\.weight"):
         load_pipeline(folder, device="cpu")

@@ -81,7 +81,7 @@ def test_a_unet_has_no_such_blocks(name):
 @pytest.mark.parametrize("name", ["output", "rescaled"])
 def test_words_alone_are_too_few_columns(name):
     pipe = sd3()
-    with pytest.raises(ValueError, match=r"decides on words \(tokens\)"):
+    with pytest.raises(ValueError, match=r"sets words \(tokens\)"):
         generate(pipe, PROMPT, preset=name, words=["cat"], **STEPS)
     with capture(pipe, tokens=[1, 2], space=PRESETS[name].space) as store:
         pipe(PROMPT, **STEPS)

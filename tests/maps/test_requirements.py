@@ -15,8 +15,8 @@ SMALL = {"num_inference_steps": 4, "height": 64, "width": 96}
     ("options", "message"),
     [
         ({"preset": "daam", "capture_options": {"heads": [0]}}, "'daam'.*heads"),
-        ({"preset": "attend-and-excite", "capture_options": {"steps": [0]}}, "decides on steps"),
-        ({"preset": "attend-and-excite", "words": ["cat"]}, "decides on words"),
+        ({"preset": "attend-and-excite", "capture_options": {"steps": [0]}}, "sets steps"),
+        ({"preset": "attend-and-excite", "words": ["cat"]}, "sets words"),
         ({"capture_options": {"among": [[0, 1]]}}, "words of the prompt"),
     ],
 )

@@ -1,7 +1,5 @@
 """Drawing a run: by processes that accelerate started, or by actors of Ray.
 
 `local_engine` and `ray_engine` are the two kinds of `engine.Engine`; both have `worker.Worker`s,
-which draw with `drawing.BatchDrawer` while a `Writer` writes. `process_group` connects local
-processes, `sizing` finds how many items fit, `progress` reports, `raydata` is the class for Ray
-Data.
+which draw with `drawing.BatchDrawer` while a `Writer` writes.
 """

@@ -1,5 +1,4 @@
-"""Drawing one batch at a time: batches that do not fit are halved, and one item's failure does not
-affect others; threads encode and write while the model runs."""
+"""Drawing one batch at a time, while threads encode and write."""
 
 from __future__ import annotations
 
@@ -27,11 +26,11 @@ _TRIM_EVERY = 16  # batches
 
 
 class BatchDrawer:
-    """Draws batches with a loaded pipeline.
+    """Draws batches with a loaded pipeline; batches that do not fit are halved, and one item's
+    failure does not affect others.
 
-    ``store`` is called with each item that was drawn, the run of its image and, for an edit, the
-    edit, which includes the source's run; ``fail`` with each that could not be drawn, the reason in
-    one line, and the traceback.
+    ``store`` is called with each item, the run of its image and, for an edit, the edit; ``fail``
+    with each that could not be drawn, the reason in one line, and the traceback.
     """
 
     def __init__(
@@ -47,8 +46,7 @@ class BatchDrawer:
         self.drawn = 0  # batches
 
     def draw(self, batch: Sequence[Job], wanted: Container[str]) -> None:
-        """Draw a batch's items whose ids are ``wanted``, together with the others, so that they are
-        bit for bit what they are in a full batch."""
+        """Draw a batch's ``wanted`` items with the others: bit for bit as in a full batch."""
         self.drawn += 1
         if self.drawn % _TRIM_EVERY == 0:
             trim_heap()

@@ -1,5 +1,3 @@
-"""`Engine`: the interface of local processes and of Ray's workers."""
-
 from collections.abc import Mapping, Sequence
 from typing import Protocol
 
@@ -9,13 +7,11 @@ from .worker import Loaded
 
 
 class Engine(Protocol):
-    """Processes or workers that draw a run's batches; ``lost`` tells that one of them ended
-    meanwhile."""
+    """Processes or workers that draw a run's batches; ``lost`` tells that one of them ended."""
 
     lost: bool
 
-    def load(self) -> Loaded:
-        """Load the pipeline."""
+    def load(self) -> Loaded: ...
 
     def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
         """Do as :func:`sdattn.batch.engines.worker.check`, with the loaded pipeline."""
@@ -27,5 +23,4 @@ class Engine(Protocol):
         """Draw the ``wanted`` items, id to fingerprint, of batches that are the same in all
         processes, until none is left or the folder is stopped; ``deal`` is a new name."""
 
-    def close(self) -> None:
-        """Release the pipeline."""
+    def close(self) -> None: ...

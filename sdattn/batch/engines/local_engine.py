@@ -1,5 +1,3 @@
-"""The local engine: each process of a team holds the pipeline and draws the batches it gets."""
-
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
@@ -16,7 +14,7 @@ from .worker import Loaded, Worker, check, load
 
 
 class LocalEngine:
-    """An :class:`sdattn.batch.engines.engine.Engine`, seen from each process."""
+    """Processes that accelerate started, each with the pipeline, seen from each of them."""
 
     lost = False  # the team notices that
 

@@ -1,5 +1,4 @@
-"""The processes of a run, as accelerate started them: one, or many on many machines; and the
-signals that stop them."""
+"""The processes of a run, as accelerate started them, and the signals that stop them."""
 
 import atexit
 import os
@@ -36,14 +35,7 @@ _ECHO = 3.0  # seconds in which a launcher may repeat a signal that its processe
 
 
 class ProcessGroup:
-    """The processes of one run.
-
-    Attributes:
-        rank, size: this process's number, and the number of processes.
-        first: whether this is the first of all.
-        first_here: whether it is the first on its machine.
-        device: this process's device.
-    """
+    """The processes of one run; ``first`` is the first of all, ``first_here`` on its machine."""
 
     def __init__(self, device: str | None = None):
         from accelerate import PartialState
@@ -96,15 +88,14 @@ class ProcessGroup:
         return made  # type: ignore[return-value]
 
     def all_gather(self, value: T) -> list[T]:
-        """Return the values of all processes, by rank."""
         found = self.gather_living(value)
         if len(found) < self.size:
             raise RunError(_GONE)
         return list(found.values())
 
     def gather_living(self, value: T) -> dict[int, T]:
-        """Wait until all living processes are here, and return the values of all, by rank; signals
-        are heard. Raise RuntimeError if the first process has ended: the others need it."""
+        """Wait until all living processes are here, and return their values by rank; signals are
+        heard. Raise RuntimeError if the first process has ended: the others need it."""
         if self.size == 1:
             return {0: value}
         answer = SimpleQueue[tuple[Exception | None, dict[int, T] | None]]()
@@ -140,8 +131,7 @@ class ProcessGroup:
 
     def shared_queue(self, items: Sequence[T], name: str) -> Iterator[T]:
         """Yield the items that this process draws, from a list that is the same in all: each goes
-        to the process that asks next, by a counter in torch.distributed's store. ``name`` is the
-        same in all processes and new."""
+        to the process that asks next. ``name`` is the same in all processes and new."""
         if self.size == 1:
             yield from items
             return
@@ -195,7 +185,7 @@ def _sendable(error: Exception) -> Exception:
 @contextmanager
 def heard(stop: Callable[[str], None]) -> Iterator[None]:
     """Make the first SIGINT or SIGTERM in the block call ``stop`` with its name; another one, some
-    seconds later, does what it always does. Only the main thread can hear signals."""
+    seconds later, does what it always does."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

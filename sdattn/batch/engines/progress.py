@@ -21,7 +21,6 @@ class Tally:
         self._lock = threading.Lock()
 
     def count(self, kind: str) -> int:
-        """Return the number of rows of a kind, ``"done"`` or ``"failed"``."""
         with self._lock:
             with suppress(OSError):  # they are counted next time; a writer raises it as well
                 self._read_new(kind)
@@ -41,8 +40,7 @@ class Tally:
 
 
 class Progress:
-    """Shows, inside its block, how many of ``total`` items are whole; ``before`` were already
-    there."""
+    """Shows, inside its block, how many of ``total`` items are whole, and ``before`` it began."""
 
     def __init__(self, storage: Storage, total: int, before: int):
         self.tally, self.total, self.before = Tally(storage), total, before
@@ -98,11 +96,7 @@ class Progress:
 
 
 def clock(seconds: float) -> str:
-    """Return a duration in a readable form.
-
-    >>> clock(25), clock(3725), clock(200_000)
-    ('0:25', '1:02:05', '2 days 7:33:20')
-    """
+    """Return a duration in a readable form, ``0:25``, ``1:02:05`` or ``2 days 7:33:20``."""
     minutes, second = divmod(round(seconds), 60)
     hours, minute = divmod(minutes, 60)
     days, hour = divmod(hours, 24)

@@ -1,9 +1,7 @@
-"""The Ray engine: actors that each hold the pipeline; a free one draws the next batch, and a lost
-one is replaced.
+"""The Ray engine: actors that each hold the pipeline; a lost one is replaced.
 
-Ray places, starts and watches them, on whichever machines it has. They are plain actors: with Ray
-Data, a batch given to an actor waits until that one is back, batches held in its memory are lost
-silently, and the model's checksum would need another copy of it.
+They are plain actors: with Ray Data, a batch given to an actor waits until that one is back,
+batches held in its memory are lost silently, and the model's checksum would need another copy.
 """
 
 from __future__ import annotations
@@ -38,8 +36,8 @@ _PATIENCE = 30.0  # seconds without a worker until that is reported
 
 
 class RayActor:
-    """An actor of Ray: a worker that makes its pipeline and folder on its own machine. It shares
-    the job's lock, and relative paths start from ``cwd`` if this machine has it."""
+    """A worker that makes its pipeline and folder on its own machine. It shares the job's lock, and
+    relative paths start from ``cwd`` if this machine has it."""
 
     def __init__(self, request: Request, job: str, cwd: str):
         with suppress(OSError):
@@ -86,8 +84,6 @@ class _Call(NamedTuple):
 
 
 class RayEngine:
-    """An :class:`sdattn.batch.engines.engine.Engine`, seen from the command."""
-
     def __init__(self, request: Request, folder: BatchFolder, job: str):
         self.request = replace(request, out=str(path_of(request.out).resolve()))
         self.folder, self.job, self.lost = folder, job, False
@@ -151,7 +147,6 @@ class RayEngine:
     # Ray
 
     def _connect(self) -> None:
-        """Connect to Ray, or start it on this machine."""
         import ray
 
         self.began = not ray.is_initialized()
@@ -201,7 +196,6 @@ class RayEngine:
         return any(call.method == method for call in self.calls.values())
 
     def _await(self) -> None:
-        """Wait for an answer."""
         import ray
         from ray.exceptions import RayError, RayTaskError
 
@@ -226,8 +220,8 @@ class RayEngine:
         self.free.append(call.actor)
 
     def _replace(self, call: _Call, gone: Exception) -> None:
-        """Start another worker instead of a lost one. Its items are found missing once all is
-        drawn; a batch that ends every worker is given up."""
+        """Start another worker instead of a lost one, whose items are found missing once all is
+        drawn; give up a batch that ends every worker."""
         import ray
 
         self.lost = True

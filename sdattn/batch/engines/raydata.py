@@ -1,5 +1,3 @@
-"""`Draw`: rows of prompts to rows of images and maps, for Ray Data's `map_batches`."""
-
 from __future__ import annotations
 
 import math
@@ -41,15 +39,11 @@ class Draw:
 
     Args:
         model, device, dtype, loading: arguments for :func:`sdattn.load_pipeline`, ``loading``
-            holding the others; Ray lets each actor see its own GPUs.
+            holding the others.
         preset: preset of the heatmaps, or its name.
-        options: arguments of the pipeline's call, for rows that do not have them.
-        seed: seed of rows that have none.
+        options, seed: arguments of the pipeline's call, and the seed, for rows that have none.
         save: columns to add: ``"image"``, ``"heatmaps"``, ``"maps"`` and, for models that make
             videos, ``"video"``.
-
-    Raises:
-        ValueError: no such preset, or no such part; also as :func:`sdattn.load_pipeline`.
     """
 
     def __init__(
@@ -87,11 +81,11 @@ class Draw:
 
         Returns:
             The batch's columns, and for each row: ``words`` that have a map, in the prompt's order;
-            ``truncated`` words; ``blanked``, whether the pipeline's safety checker blanked the
-            image; ``statistics``, a mapping per word, see :meth:`WordStatistics.flat`; ``image``,
-            uint8 ``[rows, cols, 3]``, a video's middle frame, and, if a row of the batch has
-            ``edit_to``, ``source_image``, None in rows without it; ``heatmaps``, float32 ``[words,
-            (frames,) rows, cols]``, from float16 maps as files hold them; ``maps``, the bytes of
+            ``truncated`` words; ``blanked``, whether the safety checker blanked it; ``statistics``,
+            a mapping per word, see :meth:`WordStatistics.flat`; ``image``, uint8 ``[rows, cols,
+            3]``, a video's middle frame, and, if a row of the batch has ``edit_to``,
+            ``source_image``, None in rows without it; ``heatmaps``, float32 ``[words, (frames,)
+            rows, cols]``, from float16 maps as files hold them; ``maps``, the bytes of
             ``maps.safetensors``, float16 ``[(frames,) rows, cols, tokens]`` per layer; ``video``,
             uint8 ``[frames, rows, cols, 3]``.
 

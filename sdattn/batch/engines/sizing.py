@@ -24,9 +24,8 @@ _WORTH = 0.95  # a larger batch must take at most this share of the time per ite
 def find_batch_size(pipe: Pipeline, jobs: Sequence[Job], preset: Preset, share: int) -> int:
     """Return the batch size, a power of two, that takes the least time per item.
 
-    Two steps of the largest image of the ``jobs``, at least one of each shape, are drawn in ever
-    larger batches until the memory is full, the time per item falls no more, or the batch exceeds
-    a process's ``share`` of items.
+    Two steps of the largest image of the ``jobs`` are drawn in ever larger batches until the memory
+    is full, the time per item falls no more, or the batch exceeds a process's ``share`` of items.
     """
     most = min(_MOST, max(1, share))
     best, least, size = 1, float("inf"), 1
@@ -49,7 +48,7 @@ def find_batch_size(pipe: Pipeline, jobs: Sequence[Job], preset: Preset, share: 
 
 
 def _largest(pipe: Pipeline, jobs: Sequence[Job], preset: Preset) -> Job | None:
-    """Return a job of the largest image or video that can be drawn alone, or None; one job per
+    """Return a job of the largest image or video that can be drawn alone, or None. One job per
     shape is tried, which also makes the first, slow call of the model."""
     usual = default_size(pipe)
     frames = default_frames(pipe) if makes_videos(pipe) else 1
@@ -69,7 +68,6 @@ def _largest(pipe: Pipeline, jobs: Sequence[Job], preset: Preset) -> Job | None:
 
 
 def _time(pipe: Pipeline, job: Job, preset: Preset, size: int) -> float:
-    """Return the seconds per item for two steps."""
     options = {**job.options, "num_inference_steps": 2}
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -92,8 +90,7 @@ def release_memory() -> None:
 
 
 def trim_heap() -> None:
-    """Return freed memory to the system. glibc keeps it in gaps between used blocks, and ever more
-    of it if threads allocate and free at once; other allocators need no call."""
+    """Return freed memory to the system: glibc keeps it in gaps, ever more with many threads."""
     libc = ctypes.CDLL(None)
     if hasattr(libc, "malloc_trim"):
         libc.malloc_trim(0)

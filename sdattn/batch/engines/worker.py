@@ -1,5 +1,4 @@
-"""A pipeline at work for a batch run, in any process: its identity, its checks, and the items that
-it draws into the run's folder."""
+"""A pipeline at work for a batch run, in any process."""
 
 from __future__ import annotations
 
@@ -33,9 +32,8 @@ _LOOKS = 8  # tries to see another machine's lock, before the disk counts as a s
 
 
 class Loaded(NamedTuple):
-    """Facts of a run's pipeline: a checksum of its weights and configurations, the name of its
-    class, its dtype, the name of its family's default preset, and, if it makes videos, the format
-    in which this machine writes them."""
+    """Facts of a run's pipeline: a checksum of weights and configurations, its class, its dtype,
+    its default preset, and the format in which this machine writes videos, if it makes any."""
 
     weights: str
     pipeline: str
@@ -76,8 +74,8 @@ def of_words(item: Item, run: ImageRun) -> ImageRun:
 
 
 def _beside_video(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:
-    """Return a video's files for a gallery: ``preview.webp``, and the overlays of its middle frame,
-    on the scale of the whole video; no files for an image."""
+    """Return a video's files for a gallery, none for an image: ``preview.webp``, and the overlays
+    of its middle frame, on the scale of the whole video."""
     if run.video is None:
         return {}
     files = {"preview.webp": preview(run.video)} if "video" in parts else {}
@@ -90,8 +88,7 @@ def _beside_video(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:
 
 
 def join_lock(lock: Ownership, job: str) -> bool:
-    """Share the lock that the job's first process took, perhaps on another machine; return False if
-    it is not visible here."""
+    """Share the lock that the job's first process took; return False if it is not visible here."""
     for _ in range(_LOOKS):
         if lock.join(job):
             return True
@@ -128,7 +125,6 @@ class Worker:
             self.folder.storage.close()  # the files are removed when they are gathered
 
     def draw(self, batch: Sequence[Job], wanted: Mapping[str, str]) -> None:
-        """Draw a batch's items that are wanted: id to fingerprint."""
         self.wanted = wanted
         self.drawer.draw(batch, wanted)
 

@@ -1,10 +1,7 @@
 """``index.html`` of a batch run: its items to browse, each linked to its report.
 
-    index.html  index-2.html ...      one page per ``EACH`` items, in the order of the input
-
-Pages are made from ``metadata.jsonl`` and ``errors.jsonl``; the run's settings tell the contents of
-an item's folder, so no item is opened. They contain neither the folder's name nor the time: the
-same run gives the same bytes anywhere.
+Pages, one per ``EACH`` items, are made from ``metadata.jsonl`` and ``errors.jsonl`` alone: no item
+is opened, and the same run gives the same bytes anywhere.
 """
 
 import re
@@ -29,7 +26,7 @@ _NEAR = 2  # linked pages on either side
 
 
 class _Span(NamedTuple):
-    """A page's items: their number, and the first and the last one's line in the input."""
+    """A page's items: their number, and the lines of the first and the last."""
 
     items: int
     first: int
@@ -37,11 +34,8 @@ class _Span(NamedTuple):
 
 
 def write_gallery(folder: BatchFolder) -> None:
-    """Write ``index.html``, and ``index-2.html`` and so on if one page cannot hold all items.
-
-    The folder is open, its rows and errors are gathered. Each page is written completely or not at
-    all, with its rows in memory; pages left by an earlier, larger run are removed.
-    """
+    """Write ``index.html``, and ``index-2.html`` and so on if one page cannot hold all items;
+    remove pages of an earlier, larger run."""
     path, manifest = folder.root / "metadata.jsonl", folder.manifest
     spans = list(_spans(path)) or [_Span(0, 0, 0)]
     total = sum(span.items for span in spans)
@@ -98,8 +92,7 @@ def _cards(settings: BatchSettings) -> dict[str, Any]:
 
 
 def _compact(row: Mapping[str, Any]) -> list[Any]:
-    """Return a row of ``metadata.jsonl`` as gallery.js unpacks it. The seed is text: JavaScript's
-    numbers are exact only up to 2**53."""
+    """Return a row for gallery.js; the seed is text: JavaScript's integers end at 2**53."""
     seen = row["id"], row["place"], row["prompt"], str(row["seed"]), row["words"]
     size, blanked = (row["width"], row["height"]), int(row.get("blanked", False))
     edited = [row["source_prompt"]] if "source_prompt" in row else []
@@ -107,8 +100,7 @@ def _compact(row: Mapping[str, Any]) -> list[Any]:
 
 
 def _files(words: Iterable[str]) -> dict[str, str]:
-    """Return the spelling of words in the names of their overlays, if it differs, see
-    :func:`sdattn.runs.drawings.named`."""
+    """Return the spelling of words in the names of their overlays, if it differs."""
     names = {word: file_name(word) for word in words}
     return {word: name for word, name in names.items() if name != word}
 

@@ -1,5 +1,4 @@
-"""Columns of a list of prompts: the prompt's, those kept in the rows, and other programs' names for
-ours."""
+"""Columns of a list of prompts, and other programs' names for ours."""
 
 import re
 from collections.abc import Collection, Iterable, Sequence
@@ -43,9 +42,8 @@ class Columns:
 
     Attributes:
         prompt: the column that holds the prompt; None: the only one of :data:`PROMPTS`.
-        keep: columns to keep as text in the rows of the items: their names, or ``"all"``, all that
-            are neither ours nor an option of the pipeline. Named columns are never read as
-            options.
+        keep: columns to keep as text in the items' rows, never read as options: their names, or
+            ``"all"`` that are neither ours nor an option of the pipeline.
     """
 
     prompt: str | None = None
@@ -71,7 +69,6 @@ class Columns:
 
     @property
     def named(self) -> Sequence[str]:
-        """Columns that are kept by name."""
         return () if self.keep == ALL else self.keep
 
     def read(self, fields: Fields) -> tuple[dict[str, object], dict[str, str]]:

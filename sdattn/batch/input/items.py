@@ -29,15 +29,11 @@ class Item:
 
     Attributes:
         id: name of its folder, unique even if letter case is ignored.
-        line: its line in the input, from 1.
         prompt: at least one word.
         seed: 0 to 2**63 - 1.
-        negative_prompt: as given.
         words: words and phrases to keep, from the prompt or, for an edit, from ``edit_to``; None
             for all.
-        options: the pipeline's other keywords, as given; never None as a value.
         edit_to: the prompt of the image, which is then an edit of :attr:`prompt`'s.
-        edit: arguments given for :func:`sdattn.edit.edit`.
         columns: further columns of the list, name to text, for the item's row.
         foreign: treatment of options that the pipeline does not have: :data:`REFUSED`,
             :data:`LEFT_OUT`, or :data:`KEPT` as columns, which hold all of them until then.
@@ -57,14 +53,12 @@ class Item:
 
     @property
     def text(self) -> str:
-        """The prompt of the item's image."""
         return self.edit_to or self.prompt
 
 
 @dataclass(frozen=True, slots=True)
 class BadLine:
-    """A line that is not an item: its number from 1 (the first of a row that spans lines), the
-    reason in one line, and its start, at most 200 characters, with unprintable ones escaped."""
+    """A line that is not an item: its number, from 1, the reason, and its start, made printable."""
 
     line: int
     reason: str
@@ -74,14 +68,13 @@ class BadLine:
 def read_items(
     data: bytes, kind: str, *, seed: int = 0, columns: Columns | None = None
 ) -> tuple[list[Item], list[BadLine]]:
-    """Return the items and the bad lines of a batch, each in the order of the input.
+    r"""Return the items and the bad lines of a batch, each in the order of the input.
 
     An item without a seed has ``seed + line - 1``, one without an id its line's number as six
-    digits. A line with the id of an earlier one is bad. Raises as
-    :func:`sdattn.batch.input.lines.open_lines`, which reads ``data`` of a ``kind``, and ValueError
-    for an invalid seed or a column to keep that is missing.
+    digits. A line with the id of an earlier one is bad. Raise ValueError for a missing column to
+    keep.
 
-    >>> items, bad = read_items(b'{"prompt": "a cat", "width": 512}\\n{"prompt": 5}', "jsonl")
+    >>> items, bad = read_items(b'{"prompt": "a cat", "width": 512}\n{"prompt": 5}', "jsonl")
     >>> items[0].id, items[0].seed, items[0].options
     ('000001', 0, {'width': 512})
     >>> bad[0].line, bad[0].reason
@@ -127,8 +120,7 @@ def item_of(
     columns: Mapping[str, str] = _NO_OPTIONS,
     foreign: str = REFUSED,
 ) -> Item:
-    """Return the item for a line's fields, ignoring None, with ``defaults`` for ``id`` and
-    ``seed``; raise ValueError for an invalid field."""
+    """Return the item for a line's fields, ignoring None; raise ValueError for an invalid field."""
     found = {name: value for name, value in fields.items() if value is not None}
     if "prompt" not in found:
         raise InvalidValueError(f"the prompt is missing; found {shown([*found])}. Write one.")

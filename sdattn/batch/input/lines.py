@@ -38,17 +38,16 @@ def kind_of(name: str) -> str:
     except KeyError:
         raise InvalidValueError(
             f"Asked for the prompts in {name!r}. Pass a file that ends in .jsonl or .ndjson (a "
-            "JSON object a line), .csv or .tsv (a header, then rows), .txt (a prompt a line), "
-            ".json (an array, or captions of COCO) or .parquet, a folder of this machine that "
-            "datasets reads, or - for standard input."
+            "JSON object per line), .csv or .tsv (a header, then rows), .txt (a prompt per line), "
+            ".json (an array, or COCO captions) or .parquet, a local folder that datasets reads, "
+            "or - for standard input."
         ) from None
 
 
 def open_lines(
     data: bytes, kind: str, columns: Columns | None = None
 ) -> tuple[Numbered, Callable[[bytes], Fields | None]]:
-    """Return the numbered lines of an input, or its rows, and a function that returns the fields of
-    one, None if it is blank, and raises ValueError if it cannot be read.
+    """Return the numbered lines of an input, and a function that returns the fields of one or None.
 
     Args:
         data: the whole input, UTF-8, or UTF-16 with a byte order mark. Lines end with a line feed,
@@ -56,11 +55,10 @@ def open_lines(
         kind: see :func:`kind_of`. ``"rows"``: lines of JSON that were the rows of a table.
             ``"auto"``: JSON if it begins so, a table if the first line that is not blank is a
             header, else text.
-        columns: names the prompt's column.
 
     Raises:
-        ValueError: another kind, a header that cannot be read, broken UTF-16, JSON that is not a
-            list, or a text whose first line is a header.
+        ValueError: a header that cannot be read, broken UTF-16, JSON that is not a list, or a text
+            whose first line is a header.
     """
     data = _as_utf8(data)
     if kind in ("auto", "txt"):
@@ -72,8 +70,8 @@ def open_lines(
     if kind == "json":
         if (found := _rows_of_json(data)) is None:
             raise InvalidValueError(
-                "The input is no JSON document that is a list. Write an array of objects, or, in "
-                "a .jsonl file, an object a line."
+                "The input is not a JSON list. Write an array of objects, or, in a .jsonl file, "
+                "one object per line."
             )
         lines = [json.dumps(row).encode() for row in found]
     if kind == "txt":
@@ -107,7 +105,7 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
         return "jsonl"
     elif kind == "auto" and _ARRAY.match(text):
         raise InvalidValueError(
-            "The input begins as a JSON array and is none that can be read. Mend it, or, if these "
+            "The input begins like a JSON array but cannot be read as one. Correct it or, if these "
             "are prompts, pass `input_format='txt'`."
         )
     else:
@@ -119,11 +117,11 @@ def _kind_by_looks(data: bytes, kind: str) -> str:
     if kind == "auto" or found == kind:
         return found
     advice = f"Name the file .{found} or pass `input_format={found!r}`."
-    raise InvalidValueError(f"The input is {what}, no list of prompts. {advice}")
+    raise InvalidValueError(f"The input is {what}, not a list of prompts. {advice}")
 
 
 def _rows_of_json(data: bytes) -> list[object] | None:
-    """Return the rows of a JSON document, an array or COCO captions; None if it is neither."""
+    """Return the rows of a JSON array or of COCO captions, else None."""
     try:
         found = json.loads(data) if data.lstrip()[:1] in (b"[", b"{") else None
     except (ValueError, RecursionError):

@@ -32,14 +32,8 @@ _BLOCK = 2**22  # numbers added up at a time
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An item that the pipeline can draw.
-
-    Attributes:
-        item: the item.
-        options: arguments of the pipeline's call without the negative prompt; items with the same
-            options share one mapping.
-        shape: items of one shape can run in one batch.
-    """
+    """An item that the pipeline can draw, and its ``options`` without the negative prompt; items of
+    one ``shape`` can run in one batch."""
 
     item: Item
     options: Options
@@ -49,8 +43,8 @@ class Job:
 def check_items(
     pipe: Pipeline, items: Iterable[Item], defaults: Options
 ) -> tuple[list[Job], list[BadLine]]:
-    """Return the jobs and the items that cannot be drawn, checked against a pipeline or its
-    outline, with ``defaults`` for options that an item does not have."""
+    """Return the jobs, and the items that a pipeline or its outline cannot draw; ``defaults`` are
+    for options that an item does not have."""
     checks = _Checks(pipe, defaults)
     jobs, bad = [], []
     for item in items:
@@ -147,7 +141,7 @@ class _Checks:
                 if images_a_prompt(self.pipe, found) != 1:
                     raise InvalidValueError(
                         f"A {type(self.pipe).__name__} makes {images_a_prompt(self.pipe, found)} "
-                        "of an item. A batch takes pipelines that make one."
+                        "per item. A batch takes pipelines that make one."
                     )
                 found.pop("negative_prompt", None)
                 self.checked[key] = found
@@ -167,11 +161,8 @@ def _columns(pipe: Pipeline, text: str) -> int:
 
 
 def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
-    """Return batches of jobs of one shape, ``size`` together, in the order of the input.
-
-    They depend only on the jobs and the size, so a run that is resumed on other machines makes the
-    same batches, and from them the same bits.
-    """
+    """Return batches of jobs of one shape, ``size`` together, in the order of the input: they
+    depend on nothing else, so a run that is resumed anywhere makes the same bits."""
     # Items of one shape, wherever they are in the input; then batches in the order of their first
     # lines.
     by_shape: dict[int, list[Job]] = {}
@@ -186,7 +177,6 @@ def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
 
 
 def digest(value: object) -> str:
-    """Return a short checksum of anything that JSON can hold."""
     text = json.dumps(value, sort_keys=True, ensure_ascii=True, default=list)
     return sha256(text.encode())[:16]
 
@@ -201,7 +191,6 @@ def fingerprint(job: Job, settings: str) -> str:
 
 
 def digest_inputs(jobs: Iterable[Job]) -> str:
-    """Return a checksum of a whole input, including ids and lines."""
     found = hashlib.sha256()
     for job in jobs:
         found.update(f"{job.item.id}\n{job.item.line}\n{fingerprint(job, '')}\n".encode())
@@ -211,8 +200,7 @@ def digest_inputs(jobs: Iterable[Job]) -> str:
 def digest_model(pipe: Pipeline) -> str:
     """Return a checksum of a loaded pipeline: its parts' configurations and every weight.
 
-    Bit patterns of weights are summed as integers along the rows and the columns of each tensor:
-    the sums are the same on every device and take two passes over the memory.
+    Bit patterns of weights are summed along rows and columns: the same on every device.
     """
     parts: dict[str, list[object]] = {"": [type(pipe).__name__, _config(pipe)]}
     for name, part in pipe.components.items():
@@ -242,7 +230,6 @@ def _is_scaled(module: torch.nn.Module) -> bool:
 
 
 def _config(part: object) -> dict[str, object]:
-    """Return a configuration without its origin and version."""
     config = getattr(part, "config", {})
     found = config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config)
     apart = ("transformers_version", "dtype", "torch_dtype")

@@ -1,5 +1,3 @@
-"""The request for a batch run, and its outcome."""
-
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -40,20 +38,16 @@ class Request:
             :meth:`parts`).
         part: (number, count), to divide an input between independent runs.
         strict: stop if a line cannot be read.
-        force: continue in a folder that another input, model or setting made, making again the
-            items that differ.
-        prompt_column: the list's column that holds the prompt; None: found by its name.
-        keep_columns: further columns to keep in the items' rows, or ``"all"``; see
-            :class:`sdattn.batch.input.columns.Columns`.
-        input_format: one of :data:`sdattn.batch.input.lines.KINDS` (default: from the source's
-            name).
+        force: go on in a folder that another input, model or setting made, and draw again the items
+            that differ.
+        prompt_column: the list's column that holds the prompt (default: found by its name).
+        keep_columns: further columns to keep in the items' rows, or ``"all"``.
+        input_format: one of :data:`sdattn.batch.input.lines.KINDS` (default: by the source's name).
         max_errors: number of failed items at which to stop.
-        progress: show the run's progress on stderr.
-        engine: ``"local"``, this process or ``accelerate launch``'s; or ``"ray"``, actors of
-            Ray, which needs ray.
+        engine: ``"local"``, this process or ``accelerate launch``'s; or ``"ray"``, actors of Ray,
+            which needs ray.
         workers: Ray workers (at least, at most): drawing begins with the minimum, and others join
             when Ray finds room. Default: one per GPU, and drawing begins with the first.
-        loading: how to load the model, apart from its device and dtype.
     """
 
     source: str | Path
@@ -106,13 +100,12 @@ class Request:
         return Columns(self.prompt_column, self.keep_columns)
 
     def parts(self, *, videos: bool) -> Sequence[str]:
-        """Return the parts to save of each item, for a model that makes ``videos`` or images; raise
-        ValueError for videos of images."""
+        """Return the parts to save of each item; raise ValueError for videos of images."""
         if self.save is None:
             return USUAL if videos else USUAL_OF_IMAGES
         if "video" in self.save and not videos:
             raise InvalidValueError(
-                f"`model={str(self.model)!r}` makes images, and there is no video of one to save. "
+                f"`model={str(self.model)!r}` makes images, so there is no video to save. "
                 f"Leave video out of `save={','.join(self.save)!r}`, or choose a model that makes "
                 "videos."
             )

@@ -12,7 +12,7 @@ from .lines import kind_of
 
 
 def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
-    """Return a whole input and its kind, see :func:`sdattn.batch.input.lines.open_lines`.
+    """Return a whole input and its kind; rows of Parquet and of data sets become lines of JSON.
 
     Args:
         source: a file, ``"-"`` for standard input, a folder that datasets reads, saved by
@@ -20,12 +20,8 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
             ``hf://datasets/OWNER/NAME/FILE``.
         kind: one of :data:`sdattn.batch.input.lines.KINDS` (default: from the name).
 
-    Returns:
-        Rows of Parquet and of data sets become lines of JSON, of the kind ``"rows"``.
-
     Raises:
         ValueError: another extension, unreadable Parquet, a data set of several splits.
-        OSError: it cannot be read or reached.
         ImportError: pyarrow, datasets or a storage's package is needed and not installed.
     """
     path = path_of(source)

@@ -20,8 +20,7 @@ def open_table(
     lines: Sequence[bytes], kind: str, columns: Columns
 ) -> tuple[Numbered, Callable[[str], Fields]]:
     """Return the numbered rows of a table, and a function that returns the fields of one; raise
-    ValueError for a bad header. ``kind``, ``"csv"`` or ``"tsv"``, is the delimiter if the header
-    does not show it."""
+    ValueError for a bad header. ``kind`` is the delimiter if the header does not show it."""
     at = next((i for i, line in enumerate(lines) if line.strip()), None)
     if at is None:
         return iter(()), lambda _: Fields({})
@@ -74,7 +73,6 @@ def _cells(text: str, delimiter: str) -> list[str]:
 
 
 def _cells_of_line(text: str, delimiter: str) -> list[str]:
-    """Return the cells of a line that is a row, without the quotes around a cell."""
     try:
         return _cells(text, delimiter)
     except InvalidValueError:
@@ -87,8 +85,8 @@ def _of_row(
     cells = cells_of(text)
     if len(cells) != len(names):
         raise InvalidValueError(
-            f"found {len(cells)} cells below a header of {len(names)}. Write one for each, empty "
-            "where there is nothing to say, and put quotes around a cell with a separator in it."
+            f"found {len(cells)} cells below a header of {len(names)}. Write one per column, "
+            "empty if there is no value, and put quotes around a cell with a separator in it."
         )
     texts = {name: cell for name, cell in zip(names, cells, strict=True) if name}
     found = {

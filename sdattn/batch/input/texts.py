@@ -45,8 +45,7 @@ _COMMON = re.compile(
 def text_lines(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
     """Yield the lines of a text, each with its number, from 1.
 
-    An image's settings, as AUTOMATIC1111 writes them, are joined with the lines above them, its
-    prompt, up to a blank line or the settings of another image.
+    An image's settings, as AUTOMATIC1111 writes them, are joined with its prompt above them.
     """
     start, settings = 0, False
     for end, raw in enumerate([*lines, b""], 1):
@@ -63,7 +62,6 @@ def text_lines(lines: Sequence[bytes]) -> Iterator[tuple[int, bytes]]:
 
 
 def _is_settings(text: str) -> bool:
-    """Check for two settings of an image: Steps, Sampler and the like."""
     return len({*_SETTING.findall(text)}) > 1
 
 
@@ -73,7 +71,7 @@ def of_text(text: str) -> Fields:
     text = text.rstrip("\r\n")
     if _is_row(text):
         raise InvalidValueError(
-            "it is a JSON object that names prompt. If the other lines are such, too, name the "
+            "it is a JSON object that names prompt. If the other lines are too, name the "
             "file .jsonl or say that the input format is jsonl; or write the prompt alone."
         )
     if ":" in text and (_is_settings(text) or any(map(_NEGATIVE.match, text.splitlines()))):
@@ -125,8 +123,7 @@ def _of_options(text: str) -> Fields:
 
 
 def header_delimiter(lines: Sequence[str]) -> str | None:
-    """Return the delimiter of a table, or None if the first line is not a header; ``lines`` are the
-    lines that are not blank."""
+    """Return the delimiter of a table, or None if the first line that is not blank is no header."""
     first = lines[0].strip("\r\n") if lines else ""
     for delimiter in DELIMITERS:
         names = [name.strip('" ') for name in first.split(delimiter)]

@@ -16,8 +16,8 @@ _EXACT = 2**53  # a larger float may have been rounded
 
 
 class Fields(dict[str, Any]):
-    """The fields of a line; ``texts`` holds the original cells, if any. Unknown fields are left out
-    if it is a row ``of_table``, else refused."""
+    """The fields of a line; ``texts`` holds the original cells, if any. Unknown fields are refused
+    unless it is a row ``of_table``."""
 
     def __init__(
         self,
@@ -29,7 +29,6 @@ class Fields(dict[str, Any]):
         self.texts, self.of_table = texts, of_table
 
     def text(self, name: str) -> str:
-        """Return a field as text, empty if it is missing."""
         value = self.get(name) if self.texts is None else self.texts.get(name)
         if value is None or isinstance(value, str):
             return value or ""
@@ -37,13 +36,8 @@ class Fields(dict[str, Any]):
 
 
 def number(value: Any, *, whole: bool) -> Any:
-    """Return the number that a text or a float stands for; any other value as it is.
-
-    >>> number("7", whole=True), number(7.0, whole=True), number("+07.5", whole=False)
-    (7, 7, 7.5)
-    >>> number(7.5, whole=True), number("many", whole=True)
-    (7.5, 'many')
-    """
+    """Return the number that a text or a float stands for, ``7`` for ``7.0`` and ``"7"`` if
+    ``whole``; any other value as it is."""
     if isinstance(value, str) and (found := _NUMBER.fullmatch(value)):
         try:
             value = parsed(found[1] + found[2])
@@ -54,7 +48,6 @@ def number(value: Any, *, whole: bool) -> Any:
 
 
 def decoded(raw: bytes) -> str:
-    """Return a line's text; raise ValueError if it is not UTF-8."""
     try:
         text = raw.decode()
     except UnicodeDecodeError as error:
@@ -68,8 +61,8 @@ def decoded(raw: bytes) -> str:
 
 
 def parsed(text: str) -> Any:
-    """Return a JSON value that can be written again; raise ValueError for NaN, infinity, lone
-    surrogates, and json.JSONDecodeError for other text."""
+    """Return a JSON value that can be written again: raise ValueError for NaN, infinity, lone
+    surrogates, json.JSONDecodeError for other text."""
     try:
         value = _JSON.decode(text)
         _check(value)
@@ -107,9 +100,7 @@ def _whole(digits: str) -> int:
 
 def _finite(digits: str) -> float:
     if not math.isfinite(float(digits)):
-        raise InvalidValueError(
-            f"{shown(digits)} is beyond any number there is. Write a finite one."
-        )
+        raise InvalidValueError(f"{shown(digits)} is too large for a number. Write a finite one.")
     return float(digits)
 
 

@@ -36,7 +36,7 @@ _SLOW = {"hf": 60.0}  # every write is a commit there
 
 @dataclass
 class _Part:
-    """The current object of a kind: its contents, and how much of them has been written."""
+    """The current object of a kind, and how much of it has been written."""
 
     name: str
     rows: bytearray = field(default_factory=bytearray)
@@ -44,11 +44,9 @@ class _Part:
 
 
 class Bucket:
-    """See :class:`sdattn.batch.storage.storage.Storage`.
-
-    Failures are written at once; rows of items after a second, together with later ones, or at
-    ``flush``. An item whose row was lost in a kill is drawn again, or found by its ``run.json``.
-    """
+    """A bucket. Failures are written at once; rows of items after a second, together with later
+    ones, or at ``flush``. An item whose row was lost is drawn again, or found by its
+    ``run.json``."""
 
     is_remote = True
 
@@ -138,8 +136,7 @@ class Bucket:
         return self._group(group).get(item, {})
 
     def _group(self, group: str) -> dict[str, dict[str, int]]:
-        """Return the bytes of every object of a thousand items, by item and name, as last
-        listed."""
+        """Return the bytes of a thousand items' objects, by item and name, as last listed."""
         if (known := self._groups.get(group)) is None:
             known = {}
             for path, size in inside(self.root, group).sizes().items():

@@ -1,5 +1,3 @@
-"""Reading one item of a batch run completely and comparing it with what was written."""
-
 import io
 import json
 from collections.abc import Collection, Iterator, Mapping
@@ -19,9 +17,8 @@ _FILES = {"image": "image.png", "grid": "grid.png", "report": "report.html", "ma
 def check_item(
     layout: Layout, item: str, location: str, row: bytes | None, save: Collection[str]
 ) -> list[str]:
-    """Return an item's problems, a line each; none if every bit is as it was written. ``row`` is
-    its line of ``metadata.jsonl``, if any, with the checksum of ``run.json``; ``save`` are the
-    parts that the run saves of each item."""
+    """Return an item's problems, a line each; none if every bit is as written. ``row`` is its line
+    of ``metadata.jsonl``, if any; ``save`` are the parts that the run saves."""
     problems: list[str] = []
     try:
         problems.extend(_problems(layout, item, location, row, save))
@@ -38,7 +35,7 @@ def _problems(
     files = layout.read(item, location)
     info = read_info(files, location)
     if info.id != item:
-        yield f"run.json is that of item {info.id!r}"
+        yield f"run.json names item {info.id!r}"
     elif row is not None:
         yield from _compare_row(layout, row, info, files, location)
     for name in (_FILES[part] for part in save if part in _FILES):

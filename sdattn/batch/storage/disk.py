@@ -1,5 +1,3 @@
-"""A run's folder on a disk, which has locks and renames whole folders at once."""
-
 from __future__ import annotations
 
 import errno
@@ -19,10 +17,7 @@ from .locks import FolderLock, Ownership
 
 
 class Disk:
-    """See :class:`sdattn.batch.storage.storage.Storage`.
-
-    Everything is written in ``.batch/tmp`` and renamed to its place once the disk holds it.
-    """
+    """A disk: all is written in ``.batch/tmp`` and renamed to its place once the disk holds it."""
 
     is_remote = False
 

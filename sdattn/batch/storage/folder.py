@@ -35,18 +35,8 @@ _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", 
 
 
 class BatchFolder:
-    """A batch run's folder.
-
-    Attributes:
-        storage: the storage that it is in.
-        root: the folder.
-        hidden, temporary: folders in it, for work in progress.
-        lock: claims it for a job.
-        journals: the rows of its items.
-        manifest: contents of ``batch.json``.
-        layout: layout of its items.
-        trusts_rows: whether ``metadata.jsonl`` is what the last run wrote.
-    """
+    """A batch run's folder, with ``hidden`` and ``temporary`` folders for work in progress;
+    ``trusts_rows`` says that ``metadata.jsonl`` is what the last run wrote."""
 
     def __init__(self, root: str | Path):
         self.storage = storage_at(root)
@@ -58,7 +48,6 @@ class BatchFolder:
 
     @property
     def is_new(self) -> bool:
-        """True if there is no ``batch.json`` yet."""
         return not (self.root / "batch.json").exists()
 
     @property
@@ -112,7 +101,6 @@ class BatchFolder:
             (self.hidden / name).mkdir(exist_ok=True)
 
     def close(self) -> None:
-        """Close the notes, and let other jobs write here."""
         self.storage.close()
         self.lock.release()
 
@@ -122,7 +110,6 @@ class BatchFolder:
 
     @property
     def stopped(self) -> str | None:
-        """Why the run is to stop, or None."""
         if self.lock.lost:
             return self.lock.lost
         path = self.hidden / "stop"
@@ -139,7 +126,7 @@ class BatchFolder:
         self.write_manifest(replace(manifest, ended=None))
 
     def seal(self, whole: int) -> None:
-        """Record that a run has ended, with the number of whole items and the files' checksums."""
+        """Record that a run has ended, with its whole items and the files' checksums."""
         files = {name: _sha256(self.root / name) for name in self._top()}
         self.write_manifest(replace(self.manifest, ended=Ended(whole=whole, files=files)))
 
@@ -158,19 +145,17 @@ class BatchFolder:
         return path.read_text().split("\n")[:-1] if path.is_file() else []
 
     def write_manifest(self, manifest: Manifest) -> None:
-        """Write ``batch.json`` with its checksum."""
         self.write("batch.json", [manifest.sealed()])
         self._layout = None
 
     def write(self, name: str, parts: Iterable[bytes]) -> None:
-        """Write a file of the folder, completely or not at all."""
         self.storage.write(name, parts)
 
     def note_whole(
         self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None
     ) -> None:
-        """Note a whole item. ``files`` holds at least ``run.json``, which is read unless ``info``
-        is passed (ValueError if damaged); the other files are on the disk."""
+        """Note a whole item; ``files`` holds at least ``run.json``, unless ``info`` is passed
+        (ValueError if damaged)."""
         info = info or read_info(files, location)
         names = ["run.json", *info.files]
         sizes = {name: len(files[name]) for name in names if name in files}

@@ -10,8 +10,6 @@ from .tars import Tars
 
 
 class Format(NamedTuple):
-    """A layout, and the files in which datasets finds the rows."""
-
     layout: type[Layout]
     data: str
 

@@ -24,8 +24,7 @@ class Journals:
         self.storage.append(kind, writer, line_of(row))
 
     def files(self) -> list[Path]:
-        """Return the files with rows of whole items: ``metadata.jsonl``, then the notes made since
-        it was gathered."""
+        """Return the files with rows of whole items: ``metadata.jsonl``, then later notes."""
         return self.storage.copies(["metadata.jsonl", *self.storage.appended("done")])
 
     def rows(self) -> dict[str, NotedRow]:
@@ -40,8 +39,7 @@ class Journals:
 
     def gather(self, there: Mapping[str, str] | None = None) -> int:
         """Write ``metadata.jsonl`` from the rows of all processes, in the order of the input, for
-        the items ``there``, id to location (default: all that were noted). Return the number of
-        rows."""
+        the items ``there`` (default: all that were noted); return the number of rows."""
         noted = self.storage.appended("done")
         rows = self.rows()
         if there is not None:
@@ -57,8 +55,8 @@ class Journals:
         whole: Container[str],
         items: Container[str] | None = None,
     ) -> int:
-        """Write ``errors.jsonl``: unreadable lines and the items (of ``items``, default all) that
-        failed and are still not whole. Return the number of items."""
+        """Write ``errors.jsonl``: unreadable lines, and ``items`` (default: all) that failed and
+        are still not whole; return their number."""
         noted = self.storage.appended("failed")
         failed = [
             row

@@ -1,8 +1,7 @@
 """Layouts of items in a batch run's folder: one folder each, or many in a shard.
 
-All layouts keep an item's files, name to bytes, as :func:`sdattn.runs.folder.pack_with_page` makes
-them, completely or not at all. A location is a path in the run's folder: ``items/0000/000012`` or
-``shards/NAME.tar``.
+All keep an item's files, name to bytes, completely or not at all. A location is a path in the run's
+folder: ``items/0000/000012`` or ``shards/NAME.tar``.
 """
 
 from __future__ import annotations
@@ -19,19 +18,18 @@ _EACH = 1000  # items per folder of folders
 
 
 class Layout(ABC):
-    """A layout of items in a storage; many threads may call ``add`` and ``flush``. A file of many
-    items is written once it has ``nbytes``."""
+    """A layout of items; many threads may call ``add``, which writes a file once it has
+    ``nbytes``."""
 
     def __init__(self, storage: Storage, nbytes: int = 0):
         self.storage, self.nbytes = storage, nbytes
 
     @abstractmethod
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
-        """Take an item's files; ``whole(id, location, files)`` is called once they are finally
-        written, at the latest at ``flush``."""
+        """Take an item's files; call ``whole(id, location, files)`` once written, at the latest in
+        ``flush``."""
 
     def flush(self) -> None:
-        """Write the items held back."""
         self.storage.flush()
 
     @abstractmethod
@@ -75,8 +73,8 @@ class Layout(ABC):
 
     @abstractmethod
     def discard(self, stale: Mapping[str, str]) -> None:
-        """Remove items, id to location; if no run wrote some of the files, remove nothing and raise
-        ValueError."""
+        """Remove items, id to location; raise ValueError, and remove none, if no run wrote some
+        files."""
 
 
 class Folders(Layout):

@@ -20,9 +20,8 @@ _NOT_MINE = "another job has taken {}, since this one gave no sign of life for t
 
 
 class StorageLease(Ownership):
-    """One job at a time, as far as a storage can tell: its first process takes the lease and shows
-    that it lives, the others join it. A killed process's lease is recognized by its unchanging
-    beat, so no clocks are compared."""
+    """One job at a time: its first process takes the lease, the others join it. A killed process is
+    recognized by its unchanging beat, so no clocks are compared."""
 
     def __init__(self, path: Address, what: Address):
         super().__init__(path, what)
@@ -42,8 +41,8 @@ class StorageLease(Ownership):
         return self._lost
 
     def take(self, job: str) -> None:
-        """Take the lease for a job, and keep it until :meth:`release`. If another job has not given
-        it back, wait to see whether that one lives; if so, raise OSError."""
+        """Take the lease for a job, and keep it until :meth:`release`; raise OSError if another job
+        has it and lives, which takes a while to see."""
         self._wait_for(self.holder)
         self._joined, self._mine = None, owner(job)
         # Write, wait, and see who wrote last: a storage has no other way to let one of two win.
@@ -62,8 +61,7 @@ class StorageLease(Ownership):
         return found
 
     def free(self, *, unknown: bool = True) -> bool:
-        """Check that nobody has the lease, by the clocks of both; a killed job still has it for
-        some beats."""
+        """Check that nobody has the lease; a killed job still has it for some beats."""
         alive = self.holder.get("alive")
         return not isinstance(alive, float) or time.time() - alive > _MISSED * self.beat
 

@@ -1,4 +1,4 @@
-"""A lock on a run's folder that its job's processes share and that dies with the last of them."""
+"""A lock on a run's folder, shared by its job's processes, that dies with the last of them."""
 
 import errno
 import getpass
@@ -19,7 +19,7 @@ _TRIES = 5
 
 class Ownership(ABC):
     """A job's claim to a run: its first process takes it, the others join. The file ``note`` names
-    the holder, and ``what`` the thing owned, for messages."""
+    the holder, and ``what`` the thing owned."""
 
     _unknown: type[OSError] = FileNotFoundError  # when reading the note; other errors are raised
 
@@ -28,8 +28,7 @@ class Ownership(ABC):
 
     @property
     def holder(self) -> dict[str, Any]:
-        """Who took it last: job, user, host, process and since when; empty if it was given back, or
-        its note is invalid or not yet written."""
+        """Who took it last: job, user, host, process and time; empty if free or not yet noted."""
         try:
             found = json.loads(self.note.read_bytes())
         except (self._unknown, ValueError):
@@ -54,8 +53,7 @@ class Ownership(ABC):
         """Check that no job has it; ``unknown`` is the answer if that cannot be known."""
 
     @abstractmethod
-    def release(self) -> None:
-        """Give it back."""
+    def release(self) -> None: ...
 
     def describe_holder(self) -> str:
         """Return ``ada on node7 (process 4711, since 2030-01-01T12:00:00+00:00)``."""
@@ -82,11 +80,8 @@ def owner(job: str) -> dict[str, Any]:
 
 
 class FolderLock(Ownership):
-    """One job at a time, on a disk; ``NAME.json`` next to the lock names the holder.
-
-    The kernel holds the lock (``flock``), so a killed process leaves none, not even on another
-    machine that shares the disk.
-    """
+    """One job at a time, on a disk; ``NAME.json`` next to the lock names the holder. The kernel
+    holds the lock, so a killed process leaves none, not even on a machine that shares the disk."""
 
     _unknown = OSError  # including another user's note
 

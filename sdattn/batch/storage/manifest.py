@@ -22,13 +22,7 @@ class BatchSettings(Record):
     """Settings common to all items of a run.
 
     Attributes:
-        model: as the user wrote it.
         weights: a checksum of the model's weights and configurations, including LoRAs.
-        loading: loading options of the model, or None.
-        pipeline, dtype: names of its class and dtype.
-        save: parts of each item, some of :data:`sdattn.runs.drawings.PARTS`.
-        preset: preset of the heatmaps, as JSON.
-        options: arguments of the pipeline's call, for items that do not have them.
         format, shard_bytes: layout of the items, see :mod:`sdattn.batch.storage.formats`.
         video_format: ``"mp4"`` or ``"webp"``; None for images.
         fingerprint: differs for settings that give different files.
@@ -53,12 +47,10 @@ class BatchInput(Record):
     """The input of a run.
 
     Attributes:
-        source: as the user wrote it.
         digest: a checksum of all its items.
         part: ``"1/1"``, or the first of two, ``"1/2"``.
         items: number of items in this part.
         all_items: number of items in the whole input.
-        bad_lines: number of lines that could not be read.
         columns: further columns of the list that the rows have; None if none were kept.
     """
 
@@ -71,15 +63,13 @@ class BatchInput(Record):
     columns: list[str] | None = None
 
     def share_of(self, ids: Sequence[T]) -> Sequence[T]:
-        """Return the items of this part, given the whole input's."""
         which, of = map(int, self.part.split("/"))
         return ids[which - 1 :: of]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ended(Record):
-    """The state of a folder when its run ended: the number of whole items, and the checksums of the
-    folder's other files."""
+    """A folder when its run ended: the number of whole items, and its other files' checksums."""
 
     whole: int
     files: dict[str, str]
@@ -87,14 +77,7 @@ class Ended(Record):
 
 @dataclass(frozen=True, kw_only=True)
 class Manifest(Record):
-    """``batch.json``.
-
-    Attributes:
-        settings, input: settings and input of the run.
-        batch_size: items that run together.
-        versions: versions of the packages.
-        ended: None while it runs, and for a run that was killed.
-    """
+    """``batch.json``; ``ended`` is None while the run goes on, and for one that was killed."""
 
     settings: BatchSettings
     input: BatchInput
@@ -103,13 +86,11 @@ class Manifest(Record):
     ended: Ended | None = None
 
     def sealed(self) -> bytes:
-        """Return ``batch.json``, with the checksum of the rest."""
         return sealed({"format": FORMAT, **self.to_json()})
 
 
 def read_manifest(root: AnyPath) -> Manifest:
-    """Read ``batch.json``; raise FileNotFoundError if there is none, ValueError if it is of another
-    version or not what was written."""
+    """Read ``batch.json``; raise FileNotFoundError, or ValueError if it is not what was written."""
     path = inside(root, "batch.json")
     if not path.is_file():
         raise MissingFileError(
@@ -145,6 +126,5 @@ def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
 
 
 def sealed(document: Mapping[str, object]) -> bytes:
-    """Return a document with the checksum of the rest at its end."""
     rest = {name: value for name, value in document.items() if name != "digest"}
     return to_json({**rest, "digest": sha256(to_json(rest))})

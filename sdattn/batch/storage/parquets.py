@@ -38,7 +38,7 @@ _COLUMNS = {
 
 
 class Parquets(Shards):
-    """See :class:`sdattn.batch.storage.shards.Shards`; needs pyarrow."""
+    """Shards as Parquet files."""
 
     ending = ".parquet"
 
@@ -81,7 +81,6 @@ class Parquets(Shards):
 
 
 def require_pyarrow() -> None:
-    """Raise ImportError, with advice, if pyarrow is not installed."""
     try:
         import pyarrow.parquet  # noqa: F401
     except ModuleNotFoundError as error:
@@ -90,7 +89,6 @@ def require_pyarrow() -> None:
 
 @contextmanager
 def _open(path: Path) -> Iterator[Any]:
-    """Open a Parquet file; raise ValueError if it cannot be read."""
     require_pyarrow()
     from pyarrow import ArrowException, parquet
 
@@ -102,8 +100,7 @@ def _open(path: Path) -> Iterator[Any]:
 
 
 def _schema(there: set[str], further: Iterable[str]) -> Any:
-    """Return the columns, without columns of files that are not ``there``, with ``further`` ones
-    of the items' list."""
+    """Return the columns: those files that are ``there``, and the list's ``further`` ones."""
     import pyarrow as pa
 
     text, texts, whole = pa.string(), pa.list_(pa.string()), pa.int64()

@@ -1,5 +1,3 @@
-"""The rows of ``metadata.jsonl``: their contents, and reading them again."""
-
 import json
 import sys
 from collections import Counter
@@ -38,10 +36,8 @@ class NotedRow(NamedTuple):
 def row_of(
     info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]
 ) -> dict[str, object]:
-    """Return the row of ``metadata.jsonl`` for an item. Its ``statistics`` list
-    :meth:`WordStatistics.flat` of each of the ``words``; ``checksum`` is ``run.json``'s,
-    which holds the other files' checksums. Raise ValueError if ``run.json`` lacks something for the
-    row."""
+    """Return the row of ``metadata.jsonl`` for an item, with :meth:`WordStatistics.flat` of the
+    ``words`` and ``run.json``'s ``checksum``; raise ValueError if ``run.json`` lacks something."""
     try:
         row = _said(info, location)
     except (TypeError, ValueError) as error:
@@ -53,7 +49,6 @@ def row_of(
 
 
 def line_of(row: Mapping[str, object]) -> bytes:
-    """Return a row as a line of its file."""
     return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
@@ -106,8 +101,8 @@ def rows_in(path: AnyPath) -> Iterator[dict[str, Any]]:
 
 
 def word_rows(rows: Iterable[NotedRow], columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
-    """Yield the words of items, one after the other, as rows of a table with :data:`WORD_LABELS`,
-    the list's ``columns`` and the numbers of :class:`sdattn.maps.statistics.WordStatistics`."""
+    """Yield the words of items as rows of a table: :data:`WORD_LABELS`, ``columns`` and the numbers
+    of :class:`sdattn.maps.statistics.WordStatistics`."""
     for line in copies_of(rows):
         row, seen = json.loads(line), Counter[str]()
         item = {name: row[name] for name in ("id", "prompt", "seed")}

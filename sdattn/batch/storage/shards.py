@@ -1,7 +1,4 @@
-"""The items of a batch run in shards, many in a file: ``shards/CHECKSUM.tar`` and the like.
-
-:mod:`sdattn.batch.storage.tars` and :mod:`sdattn.batch.storage.parquets` know the file formats.
-"""
+"""The items of a batch run in shards, many in a file: ``shards/CHECKSUM.tar`` and the like."""
 
 import threading
 from abc import abstractmethod
@@ -31,11 +28,8 @@ Index = Mapping[str, Mapping[str, FileSpan]]  # item to file name to position
 
 
 class Shards(Layout):
-    """Many items in a file named by the checksum of its bytes; in memory until it is written.
-
-    In a remote storage, rows are trusted to name the items of a shard, so that it is read only when
-    an item is.
-    """
+    """Many items in a file named by its checksum; in memory until it is written. In a remote
+    storage, rows are trusted to name a shard's items."""
 
     ending: ClassVar[str]
 
@@ -56,8 +50,7 @@ class Shards(Layout):
         """Return a shard's contents; raise ValueError if it is not whole or not a run's."""
 
     @abstractmethod
-    def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]:
-        """Return these files of an item; raise ValueError if they cannot be read."""
+    def _read(self, path: Path, item: str, held: Mapping[str, FileSpan]) -> dict[str, bytes]: ...
 
     def add(self, item: str, line: int, files: Files, whole: Whole) -> None:
         with self._lock:

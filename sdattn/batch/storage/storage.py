@@ -1,9 +1,3 @@
-"""`Storage`: what differs between a disk and a bucket. Everything else is written on top of it.
-
-storage_at("RUN")             ->  a Disk
-storage_at("s3://bucket/run") ->  a Bucket
-"""
-
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -20,16 +14,11 @@ Files = Mapping[str, bytes]
 
 
 class Storage(Protocol):
-    """A run's folder, on a :class:`Disk` or in a :class:`Bucket`. Names are paths in it.
+    """The methods in which :class:`Disk` and :class:`Bucket` differ; names are paths in a run's
+    folder.
 
-    All methods raise OSError if the disk or the bucket fails, and ValueError for a name that leads
-    out of the folder.
-
-    Attributes:
-        root: the folder: a Path, or an Address, which reads and writes single files as a Path does.
-        lock: claims the folder for one job.
-        is_remote: whether requests are slow and listings may be late, so that rows are trusted
-            without looking at the items.
+    All methods raise OSError if the storage fails, and ValueError for a name that leads out. If it
+    ``is_remote``, requests are slow, and rows are trusted without looking at the items.
     """
 
     root: Any
@@ -71,8 +60,7 @@ class Storage(Protocol):
         """Write a folder, completely or not at all."""
 
     def link_folder(self, folder: str, other: Storage, source: str) -> bool:
-        """Write a folder with the files of another one, without copies if possible; return False if
-        that cannot be done here."""
+        """Write a folder with another one's files without copies; return False if impossible."""
 
     def delete_folder(self, folder: str) -> None: ...
 
@@ -90,14 +78,12 @@ class Storage(Protocol):
     def together(self) -> AbstractContextManager[None]:
         """Return a block that writes the rows appended in it at its end, all or none of a kind."""
 
-    def flush(self) -> None:
-        """Write what has been appended."""
+    def flush(self) -> None: ...
 
     def close(self) -> None:
         """Write what has been appended, and close this process's files."""
 
 
 def storage_at(root: str | Path) -> Storage:
-    """Return the disk or the bucket of a path or an address."""
     path = path_of(root)
     return Disk(path) if isinstance(path, Path) else Bucket(path)

@@ -22,7 +22,7 @@ _LONG = {short: name for name, short in _SHORT.items()}
 
 
 class Tars(Shards):
-    """See :class:`sdattn.batch.storage.shards.Shards`; members have no owner and no time."""
+    """Shards as tar files, whose members have no owner and no time."""
 
     ending = ".tar"
 
@@ -71,16 +71,11 @@ class Tars(Shards):
 
 
 def _up(number: int, step: int) -> int:
-    """Return the next multiple of a step."""
     return -(-number // step) * step
 
 
 def _member(item: str, name: str) -> str:
-    """Return the name of an item's file in a tar.
-
-    >>> _member("a.b", "heatmaps/01-cat.png")
-    'a%2Eb.heatmaps.01-cat.png'
-    """
+    """Return the name of an item's file in a tar."""
     return f"{item.replace('.', '%2E')}.{_SHORT.get(name, name.replace('/', '.'))}"
 
 

@@ -1,8 +1,4 @@
-"""Finding the whole items of a batch run's folder: those with all files, at their sizes.
-
-Rows repeat the contents of the items, with the checksum of ``run.json`` and the size of each file:
-rows lost in a crash are read from the items.
-"""
+"""Finding the whole items of a batch run's folder: those with all files, at their sizes."""
 
 import sys
 from collections.abc import Container, Mapping, Sequence
@@ -28,7 +24,7 @@ class WholeItem(NamedTuple):
 
 
 class _Seen(NamedTuple):
-    """An item's location, and the files it lacks according to its row; None: it has no row."""
+    """An item's location, and the files it lacks by its row; None without one."""
 
     location: str
     lacking: Sequence[str] | None
@@ -38,8 +34,8 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
     """Bring ``metadata.jsonl`` of an open folder into agreement with the items; return the rows, by
     id.
 
-    Remains of items that are not whole are removed if they are ``redrawn``. Others are named on
-    stderr, and stay, with their rows.
+    Rows lost in a crash are read from the items. Remains of items are removed if they are
+    ``redrawn``; others stay, and are named on stderr.
     """
     layout, seen = folder.layout, _survey(folder)
     layout.clear_unfinished()
@@ -67,14 +63,12 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
 
 
 def find_whole(folder: BatchFolder) -> set[str]:
-    """Return the items whose files all exist at their sizes, and those without a row, which may be
-    another process's."""
+    """Return the items whose files all exist at their sizes, and those without a row."""
     return {item for item, (_, lacking) in _survey(folder).items() if not lacking}
 
 
 def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
-    """Return the whole items, by id, with or without a row, and the ids of items that have a
-    row but are not whole. It only reads."""
+    """Return the whole items, by id, and the ids of items that have a row but are not whole."""
     rows, found = folder.journals.rows(), dict[str, WholeItem]()
     for item, (location, lacking) in _survey(folder).items():
         row = rows.get(item)
@@ -103,8 +97,7 @@ def _survey(folder: BatchFolder) -> dict[str, _Seen]:
 
 
 def _note_unnoted(folder: BatchFolder, seen: Mapping[str, _Seen]) -> dict[str, str]:
-    """Note the items that have no row, or a damaged one; return the problems of items that are not
-    whole, by id."""
+    """Note the items without a good row; return the problems of items that are not whole, by id."""
     writer, damage = f"settled-{uuid4().hex[:12]}", dict[str, str]()
     for item, (location, lacking) in seen.items():
         if lacking:

@@ -134,7 +134,6 @@ def closest(kind: type) -> Family | None:
 
 
 def _words(kind: type | str) -> tuple[str, ...]:
-    """Return the words in a class name, without words that most models have."""
     name = kind if isinstance(kind, str) else kind.__name__
     rest = re.sub(r"Transformer|Condition|Model|\dD", "", name)
     return tuple(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|\d+", rest))
@@ -207,7 +206,6 @@ def edits_of(pipe: Pipeline) -> Edits:
 
 
 def _known_of(pipe: Pipeline, known: Mapping[str, Fact]) -> Fact:
-    """Return the entry for a pipeline's class or its nearest base."""
     for cls in type(pipe).__mro__:
         if cls.__name__ in known:
             return known[cls.__name__]

@@ -31,7 +31,7 @@ def read_auraflow(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _spans(model: Model, given: Given, cells: int) -> Sequence[Spans]:
-    """Return the spans: the blocks get registers and text as one stream."""
+    """Return the spans: registers, then text, as one stream."""
     states = given["encoder_hidden_states"]
     n_text = unwrapped(model).register_tokens.shape[1] + states.shape[1]
     return [(slice(n_text, n_text + cells), slice(0, n_text))] * len(states)

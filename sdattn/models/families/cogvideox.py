@@ -6,8 +6,7 @@ from ..pipeline import Given, Model
 
 
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, frames, C, rows, cols]``, which the model cuts into
-    patches, in CogVideoX 1.5 over several frames."""
+    """Return the grid of a latent ``[B, frames, C, rows, cols]``; CogVideoX 1.5 joins frames."""
     frames, _, rows, cols = given["hidden_states"].shape[1:]
     config = model.config
     return (
@@ -18,8 +17,7 @@ def _grid(model: Model, given: Given) -> tuple[int, ...]:
 
 
 def _fps(model: Model) -> int:
-    """Return the frame rate; only CogVideoX 1.5 cuts patches over several frames. Source: model
-    cards."""
+    """Return the frame rate of CogVideoX 1.5 or of 1.0 (source: model cards)."""
     return 16 if model.config.patch_size_t else 8
 
 

@@ -47,8 +47,8 @@ def read_flux2(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
-    """Encode to patches of 2x2 cells as channels, ``[B, 4 C, rows / 2, cols / 2]``, normalised by
-    the VAE's batch norm statistics. Source: pipeline_flux2.py, ``_encode_vae_image``."""
+    """Encode to patches of 2x2 cells, ``[B, 4 C, rows / 2, cols / 2]``, normalised by the VAE's
+    batch norm (pipeline_flux2.py, ``_encode_vae_image``)."""
     latents, norm = pipe._patchify_latents(vae_latents(pipe.vae, pixels)), pipe.vae.bn
     mean, variance = (one[:, None, None] for one in (norm.running_mean, norm.running_var))
     return (latents - mean) / (variance + pipe.vae.config.batch_norm_eps).sqrt()

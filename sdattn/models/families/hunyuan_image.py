@@ -40,7 +40,6 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of latents ``[B, C, (frames,) rows, cols]``."""
     sizes, patches = given["hidden_states"].shape[2:], model.config.patch_size
     return tuple(size // patch for size, patch in zip(sizes, patches, strict=True))
 

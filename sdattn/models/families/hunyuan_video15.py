@@ -37,7 +37,6 @@ def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _quoted(text: str) -> Source | None:
-    """Return each quoted text once."""
     found: dict[str, re.Match[str]] = {}
     for one in re.finditer(_QUOTED, text):
         found.setdefault(one[1] or one[2] or "", one)
@@ -45,8 +44,7 @@ def _quoted(text: str) -> Source | None:
 
 
 def _spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
-    """Return the spans: the video, its image for image-to-video, then both texts without masked
-    tokens."""
+    """Return the spans: the video, for image-to-video its image, then both texts' real tokens."""
     image = given["image_embeds"]
     start = cells + (image.shape[1] if image.any() else 0)
     masks = given["encoder_attention_mask"], given["encoder_attention_mask_2"]

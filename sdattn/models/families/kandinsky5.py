@@ -36,8 +36,7 @@ def read_kandinsky5(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _cleaned(text: str) -> Source:
-    """Return the prompt with single spaces, as ``prompt_clean`` leaves it if it changes nothing
-    else."""
+    """Return the prompt with single spaces; refuse it if ``prompt_clean`` would change more."""
     from diffusers.pipelines.kandinsky5.pipeline_kandinsky_t2i import prompt_clean
 
     source = Source.of(text).strip()

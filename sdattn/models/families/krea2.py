@@ -30,8 +30,7 @@ def read_krea2(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid from ``position_ids`` ``[T + N, (0, row, col)]``, the image after the
-    text."""
+    """Return the grid from ``position_ids`` ``[T + N, (0, row, col)]``, the text first."""
     n_text = given["encoder_hidden_states"].shape[1]
     return grid_of_ids(model, {"img_ids": given["position_ids"][n_text:]})
 

@@ -9,12 +9,8 @@ from ..pipeline import Given, Model
 
 
 def _grid(_model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a sequence of latents, from its sizes or from its cells' positions, ``[B,
-    3, N]``.
-
-    Raises:
-        ValueError: the sequence begins with frames that the video continues from.
-    """
+    """Return the grid of a sequence of latents, from its sizes or its cells' positions ``[B, 3,
+    N]``; raise ValueError if it begins with frames that the video continues from."""
     coordinates = given.get("video_coords")
     if coordinates is None:
         return given["num_frames"], given["height"], given["width"]

@@ -43,8 +43,7 @@ def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
-    """Refuse prompts whose masks ``encode_prompt`` repeats in another order than the text states,
-    since the connectors move the columns by the masks."""
+    """Refuse prompts whose masks ``encode_prompt`` repeats in another order than its states."""
     number = call.options.get("num_videos_per_prompt") or 1
     if number > 1 and len({len(prompt.tokens) for prompt in prompts}) > 1:
         texts = [prompt.text for prompt in prompts]
@@ -56,11 +55,8 @@ def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
 
 
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of packed latents ``[B, frames * rows * cols, C]``.
-
-    Raises:
-        ValueError: the number of tokens is not that of a video of this size.
-    """
+    """Return the grid of packed latents ``[B, frames * rows * cols, C]``; raise ValueError if it is
+    not a video of this size."""
     sizes = [given.get(name) for name in ("num_frames", "height", "width")]
     patches = model.config.patch_size_t, model.config.patch_size, model.config.patch_size
     grid = [(size or 0) // patch for size, patch in zip(sizes, patches, strict=True)]
@@ -95,7 +91,7 @@ FAMILY = Family(
         # of a video that begins with an image, the timesteps of this image's tokens are 0; sigma
         # is the step's. Source: pipeline_ltx2_image2video.py, __call__
         timestep=("sigma", "timestep"),
-        # of passes without some of the layers, which guidance compares with
+        # guidance compares with passes without some of the layers
         skips=("spatio_temporal_guidance_blocks", "isolate_modalities"),
     ),
     readers={

@@ -23,15 +23,15 @@ def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _grid_of_shapes(_model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of packed patches from ``img_shapes``, which holds for each row of the batch
-    the (frames, rows, cols) of its images, the generated one first, or of that one alone."""
+    """Return the grid from ``img_shapes``: per row the (frames, rows, cols) of its images, the
+    generated one first, or of that one alone."""
     shape = given["img_shapes"][0]
     return tuple(shape if isinstance(shape[0], int) else shape[0])
 
 
 def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
-    """Encode to one frame of a video VAE, ``(z - mean) / std`` per channel, packed. Source:
-    pipeline_qwenimage_img2img.py, ``_encode_vae_image``."""
+    """Encode to one frame of a video VAE, packed (pipeline_qwenimage_img2img.py,
+    ``_encode_vae_image``)."""
     latents, config = vae_latents(pipe.vae, pixels[:, :, None])[:, :, 0], pipe.vae.config
     known = latents.new_tensor([config.latents_mean, config.latents_std])
     mean, std = known[..., None, None]  # [C, 1, 1] each

@@ -39,7 +39,7 @@ class UNets(Family):
     def describe(self, model: Model, name: str, module: Module) -> AttentionLayer:
         place = next((place for place in PLACES if name.startswith(place)), None)
         if getattr(module, "add_k_proj", None) is not None:
-            why = "its keys are those of text and image, its queries the image's alone"
+            why = "its keys belong to text and image, its queries to the image alone"
             raise self.unknown_layer(name, module, f"{why} (as in DeepFloyd IF and Kandinsky 2)")
         if place is None or not hasattr(module, "to_q"):
             raise self.unknown_layer(name, module)
@@ -69,14 +69,13 @@ class UNets(Family):
 
 
 def _image_columns(model: Model, images: Sequence[list[Tensor]], added: Given) -> int:
-    """Return the number of columns of all image prompts: per adapter, tokens per image times
-    images."""
+    """Return the number of columns of all image prompts: tokens per image times images."""
     if images:  # a bare UNet that was given them beside the text, [B, images, tokens, width] each
         return sum(states.shape[1] * states.shape[2] for states in images[0])
     embeds = added.get("image_embeds")  # [B, images, ...] of each adapter
     if embeds is None:
         return 0
-    # of the first layer that has some, since a walk through the whole model at each call is slow
+    # the first layer with some: a walk through the whole model at each call is slow
     inner = (innermost(getattr(part, "processor", None)) for part in unwrapped(model).modules())
     tokens = next((found.num_tokens for found in inner if hasattr(found, "num_tokens")), ())
     several = isinstance(embeds, (list, tuple))
@@ -90,8 +89,7 @@ def cells(_model: Model, given: Given) -> tuple[int, ...]:
 
 
 def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
-    """Encode to ``z * scale``, or ``(z - mean) / std * scale`` if the VAE has a mean and deviation.
-    Source: ``prepare_latents`` of the image-to-image pipelines."""
+    """Encode to ``z * scale`` or ``(z - mean) / std * scale``, as image-to-image pipelines do."""
     latents, config = vae_latents(pipe.vae, pixels), pipe.vae.config
     if getattr(config, "latents_mean", None) is not None:
         known = latents.new_tensor([config.latents_mean, config.latents_std])
@@ -117,7 +115,7 @@ LatentConsistencyModelPipeline LatentConsistencyModelImg2ImgPipeline KolorsPipel
 KolorsImg2ImgPipeline StableDiffusionLDM3DPipeline StableDiffusionControlNetXSPipeline
 StableDiffusionXLControlNetXSPipeline PAGMixin
 """  # PAGMixin: also of the PAG pipelines of transformers
-# Those that make their image of noise and prompts alone.
+# Pipelines that make their image from noise and prompts alone.
 TEXT_TO_IMAGE = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 # Those that keep to their call whether they are guided
 _IN_CALL = """

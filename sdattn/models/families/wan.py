@@ -31,13 +31,8 @@ def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _check_image(call: TextCall, length: int) -> None:
-    """Refuse videos from an image that would fail or not be videos.
-
-    Raises:
-        ValueError: where layers attend to an image as well, texts of another length than diffusers
-            expects, or several videos per prompt; where each token has its own timestep, videos of
-            the given image alone.
-    """
+    """Refuse videos from an image that would fail (texts of another length than diffusers expects,
+    several videos per prompt) or be that image alone."""
     pipe, kind = call.pipe, type(call.pipe).__name__
     transformer = getattr(pipe, "transformer", None)
     if transformer is not None and _attends_to_image(transformer):
@@ -47,14 +42,14 @@ def _check_image(call: TextCall, length: int) -> None:
         if videos > 1:
             text = (
                 f"a {kind} gives the image to the first video of a prompt alone, and fails. Pass "
-                "the prompt as often as there are to be videos of it."
+                "the prompt once per video."
             )
             raise OptionError("num_videos_per_prompt", videos, text)
     frames, from_image = call.options.get("num_frames"), call.options.get("image") is not None
     if frames == 1 and from_image and getattr(pipe.config, "expand_timesteps", False):
         text = (
             f"a {kind} of this model gives back the image as the first frame. Pass "
-            f"{1 + pipe.vae_scale_factor_temporal}, say."
+            f"{1 + pipe.vae_scale_factor_temporal}, for example."
         )
         raise OptionError("num_frames", frames, text)
 
@@ -62,7 +57,7 @@ def _check_image(call: TextCall, length: int) -> None:
 def _cleaned(call: TextCall, text: str) -> Source:
     """Return the prompt as the pipeline leaves it, if it only strips spaces at the ends."""
     names = [cls.__module__ for cls in type(call.pipe).__mro__]
-    names += [f"{name.rpartition('.')[0]}.encoders" for name in names]  # of modular pipelines
+    names += [f"{name.rpartition('.')[0]}.encoders" for name in names]  # in modular pipelines
     modules = [sys.modules[name] for name in names if name in sys.modules]
     clean = next(one.prompt_clean for one in modules if hasattr(one, "prompt_clean"))
     try:
@@ -80,8 +75,7 @@ def _cleaned(call: TextCall, text: str) -> Source:
 
 
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, C, frames, rows, cols]``, which the model cuts into
-    patches."""
+    """Return the grid of a latent ``[B, C, frames, rows, cols]``, cut into patches by the model."""
     sizes = zip(given["hidden_states"].shape[2:], model.config.patch_size, strict=True)
     return tuple(cells // patch for cells, patch in sizes)
 
@@ -114,7 +108,7 @@ class _Wan(Family):
         n_text = given[self.names.text].shape[1]
         if n_text != _TEXT_BESIDE_IMAGE:
             raise OptionError("max_sequence_length", n_text, _advice(model))
-        # of a first and a last image, which are rows of their own, each video has both
+        # a first and a last image are separate rows, and each video has both
         return 0 if image is None else len(image) * image.shape[1] // batch
 
 

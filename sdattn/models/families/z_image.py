@@ -21,7 +21,7 @@ def read_z_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     tokenizer, most = call.pipe.tokenizer, call.option("max_sequence_length")
     inside = in_chat(tokenizer, enable_thinking=True)
     before, _, after = inside(PLACEHOLDER).text.partition(PLACEHOLDER)
-    # Of prompts in a list the pipeline leaves what it rendered in their place.
+    # The pipeline replaces prompts in a list by their rendered form.
     bare = [text.removeprefix(before).removesuffix(after) for text in texts]
     read = read_inside(tokenizer, map(inside, bare), truncation=True, max_length=most)
     longest = max(_filled(len(prompt.tokens)) for prompt in read)
@@ -39,14 +39,10 @@ def _filled(tokens: int) -> int:
 
 
 def _grid(_model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of latents ``[C, frames, rows, cols]``, one per row of the batch.
-
-    Raises:
-        TypeError: each row has several images.
-    """
+    """Return the grid of latents ``[C, frames, rows, cols]``, one per row; refuse several."""
     if isinstance(given["x"][0], list):
         raise InvalidTypeError(
-            "Z-Image Omni puts captions, several images and what SigLIP saw of them behind "
+            "Z-Image Omni puts captions, several images and SigLIP's view of them after "
             "each other in a row, and which tokens are the words' is not known. Text-to-image "
             "pipelines of Z-Image can be watched."
         )

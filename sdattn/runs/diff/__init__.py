@@ -97,7 +97,7 @@ def _check(a: ImageRun, b: ImageRun) -> None:
     """Refuse runs that cannot be compared; warn where their layers differ."""
     if a.video is not None or b.video is not None:
         raise InvalidTypeError(
-            "Comparisons are of images, and these are videos. Compare one frame of each, "
+            "Comparisons work on images, but these are videos. Compare one frame of each, "
             "diff(load_run(A).frame(0), load_run(B).frame(0))."
         )
     # Values are compared, so they must be values of one thing: one preset, as many steps where
@@ -113,14 +113,14 @@ def _check(a: ImageRun, b: ImageRun) -> None:
         passes = f"{a.layers.passes} and {b.layers.passes}"
         raise InvalidValueError(
             f"The maps are sums over {passes} steps, so their values cannot be "
-            "compared. Make both runs with one number of steps, or with another preset."
+            "compared. Make both runs with the same steps, or with another preset."
         )
     ratios = [side.image.width / side.image.height for side in (a, b)]
     if max(ratios) > 1.01 * min(ratios):
         sizes = [f"{side.image.width}x{side.image.height}" for side in (a, b)]
         raise InvalidValueError(
-            f"The image of A has {sizes[0]} pixels and that of B {sizes[1]} (width x height), "
-            "which are other proportions. Make both runs with one width and height."
+            f"A's image has {sizes[0]} pixels and B's {sizes[1]} (width x height), which are "
+            "other proportions. Make both runs with the same size."
         )
     for name, side in (("A", a), ("B", b)):
         if not torch.isfinite(side.heatmaps.maps).all():
@@ -132,8 +132,7 @@ def _check(a: ImageRun, b: ImageRun) -> None:
 
 
 def _in_unit(preset: Preset) -> Preset:
-    """Return the part of a preset that decides its unit: a mean over other steps counts as a mean,
-    so a drawn run can be compared with an explained image."""
+    """Return the part of a preset that decides its unit: means over any steps are comparable."""
     return preset if preset.part is None else replace(preset, steps="mean")
 
 
@@ -163,7 +162,6 @@ def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
 
 
 def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[object, object]]:
-    """Return the settings that differ, name to (A's, B's)."""
     of_a, of_b = _settings(a.settings), _settings(b.settings)
     names = [name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name)]
     return {name: (of_a.get(name), of_b.get(name)) for name in names}

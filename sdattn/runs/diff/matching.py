@@ -30,8 +30,7 @@ class WordDifference:
 
     @cached_property
     def _pair(self) -> tuple[Tensor, Tensor] | None:
-        """Return both maps on the finer grid, float32 ``[rows, cols]``, bilinear; crops are
-        extended to the whole image."""
+        """Return both maps on the finer grid, float32 ``[rows, cols]``, bilinear, without crops."""
         if self.a is None or self.b is None:
             return None
         finer = max((self.a.map, self.b.map), key=Tensor.numel)

@@ -38,7 +38,7 @@ _SAME_PLACE = 0.5  # maps of the first view are less alike
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     """Return the HTML page of one image's run.
 
-    The words of the prompt show their maps, pointing at the image lists the words that act there,
+    The words of the prompt show their maps, pointing at the image lists the words at that spot,
     and the layers and steps that the run kept can be chosen. The page is under 3 MB, whatever the
     run: maps are stored in 256 shades of their range, coarser where there are very many, and an
     image of more than 0.4 MB or 1536 pixels is shown smaller or as WebP.

@@ -158,7 +158,7 @@ function pin(word) {
   $("full").textContent = "";
   if (at >= 0) state.pinned.splice(at, 1);
   else if (state.pinned.length < pinColours.length) state.pinned.push(word);
-  else $("full").textContent = `${pinColours.length} words can be told apart by colour; unpin one first.`;
+  else $("full").textContent = `Only ${pinColours.length} words can be told apart by colour: unpin one first.`;
   keepBare(false);
 }
 

@@ -17,10 +17,10 @@ COLORMAPS = (render.COLORMAP, "viridis", "cividis")  # all readable to colour-bl
 PIN_COLORS = ("#e69f00", "#56b4e9", "#009e73", "#f0e442", "#0072b2", "#d55e00", "#cc79a7")
 MOST_PINS = 3  # words of a page's first view
 LARGEST = 420_000  # bytes of an image
-LARGEST_VIDEO = 3_600_000  # of all frames of a video
+LARGEST_VIDEO = 3_600_000  # bytes of all frames of a video
 _TRIED, _NEAR = 6, 1.05  # frames that tell how large a video is, and how nearly
 _SIDES = (1536, 768, 384)  # pixels of its longer side at most, the first that does it
-_SMALL_SIDES = (256, 160)  # of a very long video
+_SMALL_SIDES = (256, 160)  # for a very long video
 _KINDS: list[tuple[str, dict[str, int]]] = [
     ("png", {}),
     *(("webp", {"quality": quality, "method": 2}) for quality in (90, 75, 50, 25)),

@@ -89,7 +89,7 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         looks, left_out = [], [*left_out, "steps"]
     if run.video and not _has_room([m for _, head in heads for m in _values(head)], "heads"):
         heads, left_out = [], [*left_out, "heads"]
-    # Of a thousand steps a page has room for some, even where their maps are coarsest.
+    # A page has room for some of a thousand steps, even with the coarsest maps.
     calls = _evenly(run.details.calls if looks else (), _most(looks))
     looks = _evenly(looks, _most(looks))
     parts = {
@@ -139,7 +139,6 @@ def _has_room(maps: Sequence[Tensor], part: str) -> bool:
 
 
 def _evenly(items: Sequence[_Item], most: int) -> list[_Item]:
-    """Return all items, or ``count`` of them from the first to the last."""
     number = min(len(items), most)
     return [items[round(i * (len(items) - 1) / max(number - 1, 1))] for i in range(number)]
 
@@ -156,7 +155,7 @@ def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
     for values in maps:
         frames, (rows, cols) = values.shape[:-2], values.shape[-2:]
         size = math.ceil(rows / factor), math.ceil(cols / factor)
-        # frames stand where the layer of torch has channels, which it does not mix
+        # frames are in place of channels, which torch's layer does not mix
         pooled = adaptive_avg_pool2d(values.reshape(-1, rows, cols), size)
         coarse.append(pooled.reshape(*frames, *size))
     return coarse

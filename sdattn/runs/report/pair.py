@@ -113,8 +113,7 @@ def _sides(shown: Sequence[Side]) -> list[dict[str, object]]:
 
 
 def _shown(side: Side, largest: int) -> dict[str, object]:
-    """Return an image's data for the template; ``more`` are words that the text does not
-    contain."""
+    """Return an image's data for the template; ``more`` are words from outside its text."""
     spans = indices_by_span(side.prompt, side.maps)
     apart = sorted({*range(len(side.maps))}.difference(spans.values()))
     return {

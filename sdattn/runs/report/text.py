@@ -7,7 +7,7 @@ from typing import NamedTuple
 from ...maps.heatmap import Heatmap
 from ...prompts.tokens import Prompt
 
-MOST_CUT_OFF = 100  # words behind the last that was seen; the others are one piece
+MOST_CUT_OFF = 100  # words after the last one seen; the others are one piece
 
 
 class Piece(NamedTuple):
