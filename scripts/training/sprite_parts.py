@@ -35,7 +35,7 @@ from .stages import Recipe
 
 TOKENS = 77  # of a prompt, as Stable Diffusion 1.x has
 WIDTHS = (64, 80, 96, 64)
-SETTINGS = {"num_inference_steps": 20, "guidance_scale": 3.0}
+SETTINGS = {"num_inference_steps": 20, "guidance_scale": 7.5}
 WORDS = {
     "nouns": nouns(),
     "colours": tuple(COLOURS),
