@@ -60,8 +60,9 @@ def is_plain(attn: Any, processor: Any) -> bool:
 def _home_if_known(call: Any) -> dict[str, Any] | None:
     """Return the names in the module of a plain processor's call, or None for any other."""
     call = unwrap(call)
+    names: dict[str, Any] = call.__globals__
     is_known = call.__module__ in HOMES and call.__qualname__.split(".")[0] in PLAIN
-    return call.__globals__ if is_known else None
+    return names if is_known else None
 
 
 def gated(made: Tensor, logits: Sequence[Tensor]) -> Tensor:
