@@ -71,8 +71,8 @@ def generate(
             where it changes, see :func:`sdattn.knockout`; one more image per word.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
-        max_bytes: bytes that the maps may take while the pipeline runs, those of all texts
-            together. A run whose maps would take more is refused before its first step; the message
+        max_bytes: bytes that the maps of all texts may take together while the pipeline
+            runs. A run whose maps would take more is refused before its first step; the message
             says what holds less. Default: no limit.
         options: options for the pipeline: ``num_inference_steps``, ``guidance_scale``,
             ``negative_prompt``, ``height``, ``width``, ``num_images_per_prompt`` and so on.
