@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from typing import Any
 
 import numpy as np
@@ -77,7 +77,11 @@ def _best(ious: Floats) -> int:
 
 
 def read_image(
-    sample: Sample, setting: str, records: Records, both: Collection[str] = tuple(PEERS)
+    sample: Sample,
+    setting: str,
+    records: Records,
+    both: Collection[str] = tuple(PEERS),
+    scored: Callable[[Floats, NDArray[np.bool_]], dict[str, Floats]] = score,
 ) -> None:
     """Score every variant's maps of the words of the objects; colours in ``both`` only."""
     right = np.array([float(sample.masks is not None)])
@@ -88,7 +92,7 @@ def read_image(
         for kind in ("shape", "colour") if variant in both else ("shape",):
             key, number = (setting, kind, variant), sample.number
             maps = np.stack([_at_side(one) for one in words_of(sample.scene, heatmaps, kind)])
-            for measure, values in score(maps, sample.masks).items():
+            for measure, values in scored(maps, sample.masks).items():
                 records.add((*key, measure), number, values)
             if len(maps) == 2:
                 records.add((*key, "own"), number, lands_on_own(maps, sample.masks))

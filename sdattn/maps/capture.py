@@ -94,6 +94,7 @@ def capture(
     refine: Literal["self"] | None = None,
     space: Space = "attention",
     frames: Sequence[int] | None = None,
+    depth: tuple[float, float] | None = None,
 ) -> AbstractContextManager[MapStore]:
     """Watch the attention of a model while it runs; its output stays the same, bit for bit.
 
@@ -151,6 +152,9 @@ def capture(
             :mod:`sdattn.hooks.output_space`.
         frames: frames of a video's latent to keep, counted from 0; None for all. A latent frame
             may stand for several video frames, see :meth:`sdattn.Heatmap.of_frames`.
+        depth: with ``refine="self"``, the part of the depth whose blocks spread maps and have one,
+            ``(0.5, 1.0)`` for the second half of the blocks, at least one block; the others hand
+            in only what they pay to the text. None for all.
 
     Returns:
         A context manager that gives a :class:`MapStore`, see its ``maps``; with the defaults its
@@ -166,7 +170,7 @@ def capture(
     return watch_model(
         target,
         MapStore,
-        Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space, frames),
+        Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space, frames, depth),
         layers=layers,
         kinds=kinds,
         branch=branch,

@@ -47,7 +47,8 @@ def heatmaps(
     among them (bilinear, which keeps the columns' sum) and averaged. The default preset reads the
     up blocks of a UNet, on grids of 16 cells and more, and all layers of a transformer, over the
     steps that the store kept. It works best over the second half of the steps,
-    ``capture(steps=(0.5, 1.0))``, which is what :func:`sdattn.generate` keeps.
+    ``capture(steps=(0.5, 1.0))``, which is what :func:`sdattn.generate` keeps. For joint attention
+    it keeps ``capture(steps=(0.75, 1.0), refine="self", depth=(0.5, 1.0))``.
 
     Args:
         store: the result of ``capture()``; or an :class:`sdattn.AttentionStore`, one of its
