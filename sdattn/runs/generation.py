@@ -58,7 +58,8 @@ def generate(
             on the CPU, so it does not depend on the device.
         words: keep the maps of these words and phrases only.
         preset: a name in :data:`sdattn.maps.presets.PRESETS`, or a preset of your own. It decides
-            what is captured: by default the mean over the second half of the steps.
+            what is captured: by default the mean over the second half of the steps, for joint
+            attention over the last quarter.
         refine: ``"self"``: sharper maps, see :mod:`sdattn.maps.aggregation`. Takes 12.6 MB more per
             image for SD 1.x at 512x512, nothing more for joint attention.
         ask: another text, e.g. ``"wheel, hat"``: where the image would attend to its words,
