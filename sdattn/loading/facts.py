@@ -1,4 +1,4 @@
-"""What the files of a model's folder say about its call, before anything is loaded. No torch."""
+"""Facts about a model's call that the files of its folder tell, before anything is loaded. No torch."""
 
 import json
 import math
