@@ -1,4 +1,4 @@
-"""Facts about a model's call that the files of its folder tell, before anything is loaded. No torch."""
+"""Facts that the files of a model tell about its call, before anything is loaded. No torch."""
 
 import json
 import math
