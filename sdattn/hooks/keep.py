@@ -215,8 +215,8 @@ class Keep:
         columns = None if tokens is None else _columns(tokens)
         chosen = Steps.of(steps), Heads.of(heads)
         held = None if frames is None else _indices("frames", frames)
-        given = columns, lists, device, dtype, grad
-        return cls(*chosen, *given, refine is not None, space, held, part)
+        spread = refine is not None
+        return cls(*chosen, columns, lists, device, dtype, grad, spread, space, held, part)
 
     @cached_property
     def held_dtype(self) -> torch.dtype:
