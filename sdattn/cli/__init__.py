@@ -48,7 +48,8 @@ class _Command(_Literal, TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            error.message = with_nearest(error.message)
+            said = error.message.removeprefix("Value error, ")  # pydantic's, in new typers
+            error.message = with_nearest(said)
             raise
 
 

@@ -89,7 +89,7 @@ def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(invoke, model, mo
         (("edit", "a cat", "a cat"), "Change a word, or pass --weight word=2.0."),
         (
             ("edit", "a cat", "a cat", "--mode", "reweight"),
-            "--mode reweight needs a factor for a word, --weight cat=2.0",
+            "--mode reweight needs a factor for a word, e.g. --weight cat=2.0",
         ),
         (("generate", "a cat", "--steps", "5000"), "--steps 5000: pass 1 to 1000"),
         (("generate", "a cat", "--negative-maps"), "--negative-maps shows the words of"),
