@@ -71,7 +71,5 @@ def test_what_does_not_go_together_is_refused_by_its_option(invoke, arguments, s
 def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch):
     drawn = "diffusers.AnimateDiffPipeline.__call__"
     monkeypatch.setattr(drawn, lambda *_, **__: pytest.fail("a video was drawn"))
-    code, _, err = invoke(
-        "diff", "a red circle", "--model", "demo-video", "--lora", "demo-lora", *FEW
-    )
+    code, _, err = invoke("diff", "a red circle", "a star", "--model", "demo-video", *FEW)
     assert code == 1 and "AnimateDiffPipeline makes videos, but edits, knockouts, comp" in err

@@ -346,7 +346,7 @@ def test_the_command_line_writes_and_tells(invoke, folders):
     assert (code, err) == (0, "")
     rows = [line.split() for line in out.splitlines()]
     assert ["open", "outputs/run-0-vs-run-1/diff.html"] in rows
-    assert ["beside", "it", "diff.png,", "run.json"] in rows
+    assert ["other", "files", "diff.png,", "run.json"] in rows
     assert sorted(os.listdir("outputs/run-0-vs-run-1")) == ["diff.html", "diff.png", "run.json"]
     for text in (f"a green star left of a blue {OTHER}", "seed   │ 3", "correlation", THING):
         assert text in out

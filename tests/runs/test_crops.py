@@ -105,7 +105,8 @@ def test_maps_lie_where_the_pipeline_pastes(name, tmp_path):
     assert crop == Crop(box, SIZE, drawn) and crop == run[0].settings.crop
     heat = heatmaps["cat"].resize(SIZE[::-1])
     left, top, right, bottom = box
-    assert (heat[top:bottom, left:right] > 0).all()
+    inside = heat[top:bottom, left:right] > 0  # up to each edge; a sharpened map's lowest is 0
+    assert inside.any(0).all() and inside.any(1).all() and inside.double().mean() > 0.99
     heat[top:bottom, left:right] = 0
     assert not heat.any()
     # what was drawn and pasted is in the box
