@@ -5,6 +5,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from safetensors.torch import save_file
 
 from sdattn import generate, load_pipeline
 from sdattn.models.demos import DEMO_LORA
@@ -68,8 +70,15 @@ def test_what_does_not_go_together_is_refused_by_its_option(invoke, arguments, s
     assert not list(Path().rglob("*.html"))
 
 
-def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch):
+def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch, tmp_path):
+    layer = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_q"
+    fits = {
+        f"{layer}.lora_A.weight": torch.zeros(1, 32),
+        f"{layer}.lora_B.weight": torch.ones(32, 1),
+    }
+    save_file(fits, tmp_path / "fits.safetensors")
     drawn = "diffusers.AnimateDiffPipeline.__call__"
     monkeypatch.setattr(drawn, lambda *_, **__: pytest.fail("a video was drawn"))
-    code, _, err = invoke("diff", "a red circle", "a star", "--model", "demo-video", *FEW)
+    lora = ["--lora", str(tmp_path / "fits.safetensors")]
+    code, _, err = invoke("diff", "a red circle", "--model", "demo-video", *lora, *FEW)
     assert code == 1 and "AnimateDiffPipeline makes videos, but edits, knockouts, comp" in err
