@@ -223,9 +223,12 @@ def plot(points: Sequence[Point], path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(2, len(WAYS), figsize=(15, 6), layout="constrained")
+    measured = {axis: ways for axis, ways in WAYS.items() if axis in {one.axis for one in points}}
+    figure, panels = pyplot.subplots(
+        2, len(measured), figsize=(3 * len(measured), 6), layout="constrained", squeeze=False
+    )
     colours = dict(zip(THEORY, ("C0", "C2", "C1", "C3", "C4"), strict=True))
-    for column, (axis, ways) in enumerate(WAYS.items()):
+    for column, (axis, ways) in enumerate(measured.items()):
         for way in ways:
             own = [one for one in points if (one.axis, one.way) == (axis, way)]
             sizes = [getattr(one.shape, axis) for one in own]

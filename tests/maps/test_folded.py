@@ -133,7 +133,9 @@ def test_what_maps_do_not_tell_is_refused(kept_steps):
     refused(ValueError, "384 queries fit no level of a 20x20", average, latent_size=(20, 20))
     refused(ValueError, r"shape \[3, 384, 77\] is not", torch.full((3, 384, 77), 1 / 77), **size)
     refused(TypeError, "a int", 3)
-    refused(ValueError, "latent_size and steps: what capture", maps, latent_size=(1, 1), steps=1)
+    refused(
+        ValueError, "latent_size and steps: maps from capture", maps, latent_size=(1, 1), steps=1
+    )
     refused(CaptureError, "softmax over the words alone", store, preset="ovam")
     refused(CaptureError, "the number of steps", average, preset="daam", **size)
     refused(CaptureError, "the last step", store, preset="attend-and-excite", steps="mean")

@@ -167,7 +167,7 @@ def test_every_noun_hand_colour_and_ground_comes_up():
     many = [random_scene(rng) for _ in range(3000)]
     things = [thing for scene in many for thing in scene.objects]
     assert {(thing.noun, thing.hand) for thing in things} == {
-        (noun, hand) for noun, drawn in hands().items() for hand in drawn
+        (noun, hand) for noun in nouns() for hand in hands()[noun]
     }
     assert {thing.colour for thing in things} == {None, *COLOURS}
     assert {scene.background for scene in many} == set(GROUNDS)
