@@ -78,14 +78,14 @@ def drawn(subject: Subject, asked: Sequence[Asked], seed: int) -> Iterator[Sampl
         spread: dict[str, Any] = {"tokens": columns_around(*read), "refine": "self"}
         states = torch.cat([encode_text(pipe, text, settings) for text in texts])
         asked_spread = {"tokens": columns_around(*others), "refine": "self"}
-        part_of_run: dict[str, Any] = {"steps": (0.5, 1.0)}
+        own: dict[str, Any] = {"steps": OWN_WAY.steps, "depth": OWN_WAY.depth}
         options = {
-            "default": {**spread, **part_of_run},
+            "default": {**spread, **own},
             "plain": {"steps": "all"},
             "spread": {**spread, "steps": "all"},
             "output": {"space": "output"},
-            "asked": {"text_states": states, **asked_spread, **part_of_run},
-            "asked plain": {"text_states": states, **part_of_run},
+            "asked": {"text_states": states, **asked_spread, **own},
+            "asked plain": {"text_states": states, "steps": COLUMNS.steps},
         }
         with ExitStack() as captures:
             stores = {

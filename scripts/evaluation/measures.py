@@ -1,6 +1,6 @@
 """How well maps point at objects: measures against masks, agreement of maps, and intervals.
 
-    score(maps, masks)              a dict of arrays, one value a map
+    pointed, score (maps, masks)    a dict of arrays, one value a map
     lands_on_own(maps, own, other)  whether each word is higher on its own object
     shares(maps, masks)             how much of each map is on each mask
     rank_correlation(a, b)          Spearman's, with ties
@@ -22,29 +22,40 @@ LEVELS = np.linspace(0.05, 0.95, 19).round(2)  # of a map's range, from its lowe
 FIXED = 0.5
 
 
-def score(maps: NDArray[np.floating], masks: NDArray[np.bool_]) -> dict[str, Floats]:
+def pointed(maps: NDArray[np.floating], masks: NDArray[np.bool_]) -> dict[str, Floats]:
     """Each map against the mask of its object.
 
     Returns:
         ``"ious"`` ``[maps, levels]``: intersection over union of the mask and what lies above each
-        of ``LEVELS``; ``"fixed"``: the same above half of the range; ``"otsu"``: above Otsu's
-        threshold; ``"pointing"``: 1 where the highest cell is on the object (Zhang et al. 2016);
-        ``"precision"``: average precision of the cells ranked by the map, those of one value
-        together.
+        of ``LEVELS``; ``"fixed"``: the same above half of the range; ``"pointing"``: 1 where the
+        highest cell is on the object (Zhang et al. 2016).
     """
-    flat = np.asarray(maps, dtype=np.float64).reshape(len(maps), -1)
-    truth = masks.reshape(len(masks), -1)
-    low, high = flat.min(1, keepdims=True), flat.max(1, keepdims=True)
-    scaled = (flat - low) / np.maximum(high - low, np.finfo(np.float64).tiny)
+    flat, scaled, truth = _flat(maps, masks)
     ious = np.stack([_iou(scaled >= level, truth) for level in LEVELS], axis=1)
+    on_object = truth[np.arange(len(flat)), flat.argmax(1)].astype(np.float64)
+    return {"ious": ious, "fixed": _iou(scaled >= FIXED, truth), "pointing": on_object}
+
+
+def score(maps: NDArray[np.floating], masks: NDArray[np.bool_]) -> dict[str, Floats]:
+    """:func:`pointed`, and ``"otsu"``: IoU above Otsu's threshold; ``"precision"``: average
+    precision of the cells ranked by the map, those of one value together."""
+    flat, scaled, truth = _flat(maps, masks)
     cuts = [otsu(torch.from_numpy(one)) for one in scaled]
     return {
-        "ious": ious,
-        "fixed": _iou(scaled >= FIXED, truth),
+        **pointed(maps, masks),
         "otsu": _iou(scaled >= np.array(cuts)[:, None], truth),
-        "pointing": truth[np.arange(len(flat)), flat.argmax(1)].astype(np.float64),
         "precision": np.array([average_precision(*one) for one in zip(flat, truth, strict=True)]),
     }
+
+
+def _flat(
+    maps: NDArray[np.floating], masks: NDArray[np.bool_]
+) -> tuple[Floats, Floats, NDArray[np.bool_]]:
+    """Maps, maps scaled to [0, 1] and masks, ``[maps, cells]`` each."""
+    flat = np.asarray(maps, dtype=np.float64).reshape(len(maps), -1)
+    low, high = flat.min(1, keepdims=True), flat.max(1, keepdims=True)
+    scaled = (flat - low) / np.maximum(high - low, np.finfo(np.float64).tiny)
+    return flat, scaled, masks.reshape(len(masks), -1)
 
 
 def _iou(found: NDArray[np.bool_], truth: NDArray[np.bool_]) -> Floats:

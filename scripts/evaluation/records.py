@@ -128,7 +128,12 @@ def split_of(number: int) -> str:
     return [*SPLITS][number % 2]
 
 
-def read_image(sample: Sample, setting: str, records: Records) -> None:
+def read_image(
+    sample: Sample,
+    setting: str,
+    records: Records,
+    scored: Callable[[Floats, NDArray[np.bool_]], dict[str, Floats]] = score,
+) -> None:
     """Score every variant's maps of the words that are about a part of the image."""
     number, masks = sample.number, sample.masks
     records.add((setting, "image", DEFAULT, "right"), number, np.array([float(masks is not None)]))
@@ -144,7 +149,7 @@ def read_image(sample: Sample, setting: str, records: Records) -> None:
                 continue
             some, owners = maps[chosen], [words[i].owner for i in chosen]
             key = (setting, kind, variant)
-            for measure, values in score(some, truth[owners]).items():
+            for measure, values in scored(some, truth[owners]).items():
                 records.add((*key, measure), number, values)
             if kind != "ground" and len(masks) > 1:
                 others = np.stack([np.delete(masks, owner, axis=0).any(0) for owner in owners])

@@ -61,6 +61,7 @@ def explain(
     checks.run(check_apart, out, image)
     checks.run(check_target, out, force=force)
     checks.refuse()
+    assert opened is not None  # or refused
     pipe = options.load(model, device, dtype, loading, output)
     from ..runs.explaining import explain
     from .printing import print_rows, print_run

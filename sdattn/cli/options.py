@@ -143,7 +143,7 @@ def pipeline_options(
     height: int | None = None,
     frames: int | None = None,
 ) -> dict[str, Any]:
-    """Return the given options of the pipeline's call; those of --set come from `setting`."""
+    """Return the given options of the pipeline's call; --set has its own, `setting`."""
     values = (steps, guidance, negative, width, height, frames)
     options = dict(zip(PIPELINE, values, strict=True))
     return {name: value for name, value in options.items() if value is not None}

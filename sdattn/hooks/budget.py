@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 
 from ..errors import OptionError, refuse, size_text
 from ..models.denoiser_call import Size
-from ..models.pipeline_call import whole
+from ..models.values import whole
 from .expected import Expected, change, total
 from .keep import MUCH, Keep
 

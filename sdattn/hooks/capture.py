@@ -42,7 +42,7 @@ from .pass_options import Guidance
 from .pass_reader import PassReader
 from .passes import CaptureError, CaptureWarning, Pass
 from .recorders import Recorders, can_record
-from .refined import Spreading
+from .refined import Spreading, spreading_layers
 
 if TYPE_CHECKING:
     from .observers import Look, ObservingProcessor
@@ -86,7 +86,7 @@ def watch_model(
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)
     check_ways(denoiser, chosen, "self" if keep.refine else None, keep.space)
-    store = store_class(chosen, keep)
+    store = store_class(spreading_layers(chosen, keep.depth), keep)
     reader = PassReader(denoiser, branch, guidance, latent_size, keep.grad, keep.frames)
     other = denoiser.stands_in
     twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
@@ -100,11 +100,13 @@ def watch_model(
         if asked is not None and any(layer.kind == "joint" for layer in found):
             watch.stream = TextStream(denoiser, asked, keep.grad)
             watch.stream.follow(installed, found)
-        watch.spreading = Spreading() if keep.refine else None
+        if keep.refine:
+            watch.spreading = Spreading(is_part=len(store.layers) < len(chosen))
+            store.watch_text(chosen, watch.spreading)
         if budget is not None:
             budget.stores.append(watch.expected)
         with closing(watch):
-            watch.begin(denoiser.model, store.layers)
+            watch.begin(denoiser.model, chosen)
             if other is not None:
                 names = {layer.name for layer in chosen}
                 watch.begin(other, [twin for twin in twins if twin.name in names])
@@ -164,7 +166,8 @@ class _Watch:
         look: Look | None = None
         if layer.kind == "joint":
             passes, space = self.passes, self.store.keep.space
-            look = JointLook(passes.spans, self.spreading, space, passes.frames)
+            spreading = None if layer in self.store.text_only else self.spreading
+            look = JointLook(passes.spans, spreading, space, passes.frames)
         elif self.text_states is not None:
             look = OtherTextLook(self.text_states, self.passes.frame_rows)
         observer = observing(inner, held.take, look, held.wanted)
@@ -224,7 +227,7 @@ class _Watch:
 
     def _look_at_the_run(self) -> None:
         """Read, in a first pass, the pipeline's facts about the whole run."""
-        check_backends(self.store.layers)  # one may have been chosen inside
+        check_backends(self.store.watched)  # one may have been chosen inside
         if self.prompts is not None:
             self.store.drawn = self.prompts.drawn()
         pipeline = self.passes.pipeline
@@ -234,7 +237,7 @@ class _Watch:
         check_frames(self.store.keep.space, found.latent_size)
         is_first, call = not self.store.passes, self.passes.call
         if is_first:  # resolutions are known only now
-            self.store.layers = select_layers(self.store.layers, *self.selection, found.latent_size)
+            self.store.choose(self.selection, found.latent_size)
         self.store.begin_pass(found)
         if self.spreading is not None:
             self.spreading.begin_pass()
@@ -287,7 +290,7 @@ class _Watch:
         )
 
     def _notice_swaps(self) -> None:
-        found = [pair for pair in self.installed.replaced() if pair[0] in self.store.layers]
+        found = [pair for pair in self.installed.replaced() if pair[0] in self.store.watched]
         for layer, _ in found:
             self.install(layer)
         if found:

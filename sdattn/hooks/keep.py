@@ -145,6 +145,7 @@ class Keep:
         dtype: dtype of the maps.
         grad: True keeps their graph.
         refine: True spreads joint layers' maps along the image's self-attention.
+        depth: part of the depth whose blocks spread them; None for all.
         space: ``"attention"``; ``"output"`` for products of joint layers' outputs; ``"gramcol"`` or
             ``"imap"`` for products with the outputs of single cells.
         frames: frames of a video's grid, counted from 0; None for all.
@@ -160,6 +161,7 @@ class Keep:
     refine: bool = False
     space: Space = "attention"
     frames: tuple[int, ...] | None = None
+    depth: RunPart | None = None
 
     @classmethod
     def of(
@@ -174,6 +176,7 @@ class Keep:
         refine: str | None = None,
         space: Space = "attention",
         frames: Sequence[int] | None = None,
+        depth: tuple[float, float] | None = None,
     ) -> Keep:
         """Read the options of :func:`sdattn.capture`; see there.
 
@@ -206,10 +209,14 @@ class Keep:
                 "spread by then, or that space='output' has without a softmax. Leave one of them "
                 "out."
             )
+        part = None if depth is None else RunPart.between(depth)
+        if depth is not None and not (refine and part and part.first < part.last):
+            raise refuse("depth", depth, "with refine='self', a part of the depth, (0.5, 1.0)")
         columns = None if tokens is None else _columns(tokens)
         chosen = Steps.of(steps), Heads.of(heads)
         held = None if frames is None else _indices("frames", frames)
-        return cls(*chosen, columns, lists, device, dtype, grad, refine is not None, space, held)
+        spread = refine is not None
+        return cls(*chosen, columns, lists, device, dtype, grad, spread, space, held, part)
 
     @cached_property
     def held_dtype(self) -> torch.dtype:

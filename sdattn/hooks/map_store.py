@@ -11,12 +11,13 @@ from ..errors import warn
 from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.guidance import Branch
-from ..models.layers import AttentionLayer
+from ..models.layers import AttentionLayer, LayerSelection, select_layers
 from .capture_warnings import Stopped
 from .drawn import DrawnPrompts
 from .expected import Expected
 from .keep import Keep, Selection
 from .passes import CaptureError, CaptureWarning, Pass
+from .refined import Spreading, TextOnly
 from .running_sums import MapsByLayer, RunningSum
 from .store_views import as_text, as_xarray
 from .text_watch import TextsOfRun
@@ -33,6 +34,7 @@ class CapturedMaps:
 
     def __init__(self, layers: Sequence[AttentionLayer], keep: Keep):
         self.layers, self.keep = list(layers), keep
+        self.text_only: list[AttentionLayer] = []  # watched for layers that spread their maps
         self.sums = {layer.name: RunningSum(layer, keep) for layer in layers}
         self.passes: list[Pass] = []
         self.texts = TextsOfRun()
@@ -50,6 +52,22 @@ class CapturedMaps:
             f"{len(self.passes)} steps run, kept: steps {self.steps}, heads {self.heads}, "
             f"{self.nbytes / 1e6:.2f} MB)"
         )
+
+    def watch_text(self, layers: Sequence[AttentionLayer], spreading: Spreading) -> None:
+        """Watch further layers, whose text other layers spread and of which no map is held."""
+        self.text_only = [layer for layer in layers if layer.name not in self.sums]
+        self.sums |= {la.name: TextOnly(la, self.keep, spreading) for la in self.text_only}
+
+    def choose(self, selection: tuple[LayerSelection, Sequence[str]], size: Size | None) -> None:
+        """Watch only layers of the chosen resolutions, which are known in the first pass."""
+        chosen = select_layers(self.watched, *selection, size)
+        self.text_only = [layer for layer in self.text_only if layer in chosen]
+        self.layers = [layer for layer in self.layers if layer in chosen]
+
+    @property
+    def watched(self) -> list[AttentionLayer]:
+        """Watched layers; :attr:`layers` come last."""
+        return [*self.text_only, *self.layers]
 
     @property
     def maps(self) -> Mapping[str, Tensor]:
@@ -157,7 +175,7 @@ class CapturedMaps:
         self.passes.append(new)
         self.texts.add(new.text_changed, new.text_by_frame)
         if self.keeps(len(self.passes) - 1):
-            for layer in self.layers:
+            for layer in self.watched:
                 self.sums[layer.name].running = new
 
     def end_pass(self) -> None:

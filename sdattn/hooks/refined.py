@@ -11,8 +11,10 @@ Source: GoCA (arXiv:2603.06178), for two products with the image's self-attentio
 from __future__ import annotations
 
 import copy
+import math
 from collections.abc import Iterator, Sequence
 from functools import reduce
+from typing import cast
 
 import torch
 from torch import Tensor
@@ -20,7 +22,12 @@ from torch.nn.functional import pad
 
 from ..attention.calls import AttentionCall, Rows
 from ..attention.device_copies import DeviceCopies
+from ..models.layers import AttentionLayer
 from .attended import Attended, Columns, addend
+from .keep import Keep
+from .passes import Pass
+from .run_part import RunPart
+from .running_sums import RunningSum
 from .sdpa import TORCHS
 
 
@@ -31,27 +38,89 @@ class Spreading:
     other, both means over heads. Pass ``t`` has the maps ``m_t = mean_l m_l``, ``s_t = mean_l S_l
     m_(t-1)`` and, in each layer, ``S_l s_(t-1)``, which is the result. In the first pass a layer
     spreads its own map, ``S_l (S_l m_l)``.
+
+    Most of the price is ``S_l``. If only a part of the layers spreads, the mean ``m_t`` is still
+    over all, and in the first pass over those that ran before and the layer itself.
+
+    Args:
+        is_part: True if further layers hand in what they pay to the text, and spread nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_part: bool = False) -> None:
+        self.is_part = is_part
         self.before: tuple[Tensor, Tensor] | None = None  # (m, s) of a pass, [images, N, T] each
-        self._sums: tuple[Tensor, Tensor] | None = None  # over the layers of the running pass
-        self._layers = 0
+        self._text, self._spread = _Mean(), _Mean()  # of the pass that runs, over its layers
 
     def begin_pass(self) -> None:
         """Make the pass that ends now the previous one, if any of it was kept."""
-        if self._sums is not None:
-            text, spread = self._sums
-            self.before = text / self._layers, spread / self._layers
-        self._sums, self._layers = None, 0
+        if self._text.total is not None and self._spread.total is not None:
+            self.before = self._text.value(), self._spread.value()
+        self._text, self._spread = _Mean(), _Mean()
 
-    def add(self, text: Tensor, spread: Tensor) -> None:
-        """Take in one layer's results in the running pass, ``[images, N, T]`` each."""
-        new, sums = (text.detach(), spread.detach()), self._sums
-        if sums is not None:  # layers of one model may lie on several devices
-            new = sums[0] + new[0].to(sums[0].device), sums[1] + new[1].to(sums[1].device)
-        self._sums = new
-        self._layers += 1
+    def add_text(self, text: Tensor) -> None:
+        """Take in what one layer of the pass that runs pays to the text, ``[images, N, T]``."""
+        self._text.add(text)
+
+    def add_spread(self, spread: Tensor) -> None:
+        """Take in what one layer of the pass that runs made of a map, ``[images, N, T]``."""
+        self._spread.add(spread)
+
+    def first(self, own: Tensor) -> Tensor:
+        """Return the map that a layer spreads in the first pass, which pays ``own`` itself."""
+        return self._text.value_with(own) if self.is_part else own
+
+
+class TextOnly(RunningSum):
+    """Hand what one layer pays to the text to the layers that spread it, and hold nothing.
+
+    Args:
+        spreading: shared by all layers of the capture.
+    """
+
+    def __init__(self, layer: AttentionLayer, keep: Keep, spreading: Spreading):
+        super().__init__(layer, keep)
+        self.spreading = spreading
+
+    def add(self, attended: Attended) -> None:
+        running = cast(Pass, self.running)
+        self._check_call(attended.cells, running)
+        columns = self._columns(attended)
+        self.spreading.add_text(attended.add_to(None, columns) / attended.heads)
+        self.seen.append(running)
+
+
+class _Mean:
+    """Mean over the layers of a pass."""
+
+    def __init__(self) -> None:
+        self.total: Tensor | None = None
+        self.number = 0
+
+    def add(self, one: Tensor) -> None:
+        self.total, self.number = self._with(one.detach()), self.number + 1
+
+    def value(self) -> Tensor:
+        assert self.total is not None
+        return self.total / self.number
+
+    def value_with(self, one: Tensor) -> Tensor:
+        return self._with(one) / (self.number + 1)
+
+    def _with(self, one: Tensor) -> Tensor:
+        # layers of one model may lie on several devices
+        return one if self.total is None else self.total.to(one.device) + one
+
+
+def spreading_layers(
+    layers: Sequence[AttentionLayer], part: RunPart | None
+) -> Sequence[AttentionLayer]:
+    """Return the layers, leaving out joint attention outside a part of the depth; at least one
+    joint layer stays."""
+    if part is None:
+        return layers
+    joint = [layer for layer in layers if layer.kind == "joint"]
+    first, last = int(part.first * len(joint)), math.ceil(part.last * len(joint))
+    return [layer for layer in layers if layer.kind != "joint" or layer in joint[first:last]]
 
 
 class Refined(Attended):
@@ -89,12 +158,13 @@ class Refined(Attended):
             summed = self.text.add_to(None, columns)
         own = summed / self.heads  # [B, N, T]
         if self.spreading.before is None:
-            once = self._spread(own)
+            once = self._spread(self.spreading.first(own))
             twice = self._spread(once.mean(1))
         else:
             both = torch.cat(self.spreading.before, dim=-1).to(own.device)
             once, twice = self._spread(both).split(own.shape[-1], dim=-1)
-        self.spreading.add(own, once.mean(1))
+        self.spreading.add_text(own)
+        self.spreading.add_spread(once.mean(1))
         yield twice
 
     def _spread(self, maps: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""What the files of a model's folder say about its call, before anything is loaded. No torch."""
+"""Facts that the files of a model tell about its call, before anything is loaded. No torch."""
 
 import json
 import math

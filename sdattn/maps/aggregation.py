@@ -63,8 +63,9 @@ def read_by(maps: LayerMaps, preset: Preset) -> dict[str, LayerMap]:
     }
     if preset.or_all:
         chosen = chosen or dict(every)
-    if preset.depth is not None and chosen:  # blocks in the order in which they run
-        names = [*chosen]
+    # Of a part of the depth these are the blocks: no other was spread along.
+    if preset.depth is not None and not isinstance(preset.depth, tuple) and chosen:
+        names = [*chosen]  # blocks in the order in which they run
         chosen = {name: chosen[name] for name in [names[int(preset.depth * len(names))]]}
     if not chosen:
         raise CaptureError(

@@ -89,6 +89,7 @@ def capture(
     refine: Literal["self"] | None = None,
     space: Space = "attention",
     frames: Sequence[int] | None = None,
+    depth: tuple[float, float] | None = None,
     max_bytes: int | Budget | None = None,
 ) -> AbstractContextManager[MapStore]:
     """Watch the attention of a model while it runs; its output stays the same, bit for bit.
@@ -147,6 +148,9 @@ def capture(
             :mod:`sdattn.hooks.output_space`.
         frames: frames of a video's latent to keep, counted from 0; None for all. A latent frame
             may stand for several video frames, see :meth:`sdattn.Heatmap.of_frames`.
+        depth: with ``refine="self"``, the part of the depth whose blocks spread maps and have one,
+            ``(0.5, 1.0)`` for the second half of the blocks, at least one block; the others hand
+            in only what they pay to the text. None for all.
         max_bytes: bytes that the maps may take at most. A run whose maps would take more is refused
             at its first call of the model, before that runs; the message says what holds less.
             Default: no limit, and a warning is logged above 1 GB.
@@ -166,7 +170,7 @@ def capture(
     return watch_model(
         target,
         MapStore,
-        Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space, frames),
+        Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space, frames, depth),
         layers=layers,
         kinds=kinds,
         branch=branch,

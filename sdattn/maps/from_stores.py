@@ -44,6 +44,7 @@ def heatmaps(
     (bilinear) and averaged. The default preset reads the up blocks of a UNet, on grids of 16 cells
     and more, and all layers of a transformer, over the steps that the store kept. It works best
     over ``capture(steps=(0.5, 1.0))``, as :func:`sdattn.generate` keeps them.
+    For joint attention that is ``capture(steps=(0.75, 1.0), refine="self", depth=(0.5, 1.0))``.
 
     Args:
         store: the result of ``capture()``; or an :class:`sdattn.AttentionStore`, one of its

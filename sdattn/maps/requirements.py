@@ -26,7 +26,7 @@ def checked_capture(
     """Return checked options of :func:`sdattn.capture`, with the token columns of ``words``; raise
     ValueError if the prompt would get no heatmaps or ``words`` is not a list."""
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
-    ours = {"text_states", "among", "refine", "space"} & set(settings)
+    ours = {"text_states", "among", "refine", "depth", "space"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
         text = (
             "this shows where the words of the prompt go. For anything else use `capture()` around "
@@ -76,28 +76,40 @@ def capture_settings(
             "or choose another preset."
         )
     if preset.part is not None and options.get("denoising_end") is None:
-        needs["steps"] = astuple(preset.part)  # a run that ends early may have no such part
-        _check_part(pipe, preset, preset.part, options)
+        # a run that ends early may have no such part
+        needs["steps"] = _steps_of_part(pipe, preset, preset.part, options)
     if kept := kept_columns(preset, prompts, "refine" in needs):
         needs["tokens"] = kept
     return {**needs, **chosen}
 
 
-def _check_part(pipe: Any, preset: Preset, part: RunPart, options: Mapping[str, Any]) -> None:
-    """Refuse a run so short that none of its steps is in the part that a preset reads."""
-    known = call_options(pipe)
-    chosen = {"timesteps", "sigmas", "strength"}  # with these a run may have other steps
-    if "num_inference_steps" not in known or any(options.get(name) for name in chosen):
-        return
-    steps = option_of(pipe, options, "num_inference_steps")
+def _steps_of_part(
+    pipe: Any, preset: Preset, part: RunPart, options: Mapping[str, Any]
+) -> tuple[float, float]:
+    """Return the part of the run to keep: the last step's if a preset reads the end of the run, and
+    the run is too short for that. Refuse any other part that has no step in it."""
+    begin, end = astuple(part)
+    steps = _known_steps(pipe, options)
     # a second-order scheduler calls the model twice per step, except the last
-    if steps and not (part.passes(steps) or part.passes(2 * steps - 1)):
-        begin, end = astuple(part)
-        text = (
-            f"the preset {preset.name!r} reads the part of the run from {begin:.3g} to {end:.3g}, "
-            "in which none of so few steps has its middle. Take more, or another preset."
-        )
-        raise OptionError("num_inference_steps", steps, text)
+    if not steps or part.passes(steps) or part.passes(2 * steps - 1):
+        return begin, end
+    if end == 1:
+        return 1 - 1 / steps, 1.0
+    text = (
+        f"the preset {preset.name!r} reads the part of the run from {begin:.3g} to {end:.3g}, "
+        "in which none of so few steps has its middle. Take more, or another preset."
+    )
+    raise OptionError("num_inference_steps", steps, text)
+
+
+def _known_steps(pipe: Any, options: Mapping[str, Any]) -> int | None:
+    """Return how many steps a run will have; None if its options do not say."""
+    if "num_inference_steps" not in call_options(pipe) or options.get("strength"):
+        return None
+    for name in ("timesteps", "sigmas"):  # of the user's own
+        if own := options.get(name):
+            return len(own)
+    return option_of(pipe, options, "num_inference_steps")
 
 
 def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> dict[str, Any]:
@@ -115,6 +127,8 @@ def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -
         _check_video(pipe, preset, options)
     if preset.refine and is_joint:
         needs["refine"] = "self"
+        if isinstance(preset.depth, tuple):
+            needs["depth"] = preset.depth
     elif preset.refine:
         refining(pipe)  # or refuse
     return needs

@@ -58,7 +58,8 @@ def generate(
             on the CPU, so it does not depend on the device.
         words: keep the maps of these words and phrases only.
         preset: a name in :data:`sdattn.maps.presets.PRESETS`, or a preset of your own. It decides
-            what is captured: by default the mean over the second half of the steps.
+            what is captured: by default the mean over the second half of the steps, for joint
+            attention over the last quarter.
         refine: ``"self"``: sharper maps, see :mod:`sdattn.maps.aggregation`. Takes 12.6 MB more per
             image for SD 1.x at 512x512, nothing more for joint attention.
         ask: another text, e.g. ``"wheel, hat"``: where the image would attend to its words,
@@ -71,8 +72,8 @@ def generate(
             where it changes, see :func:`sdattn.knockout`; one more image per word.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
-        max_bytes: bytes that the maps may take while the pipeline runs, those of all texts
-            together. A run whose maps would take more is refused before its first step; the message
+        max_bytes: bytes that the maps of all texts may take together while the pipeline
+            runs. A run whose maps would take more is refused before its first step; the message
             says what holds less. Default: no limit.
         options: options for the pipeline: ``num_inference_steps``, ``guidance_scale``,
             ``negative_prompt``, ``height``, ``width``, ``num_images_per_prompt`` and so on.

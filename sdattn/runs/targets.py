@@ -1,4 +1,4 @@
-"""Where a run may be written: checks of a folder before any work. No torch."""
+"""Checks of a run's folder before any work. No torch."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""The captures of a run: the prompt's, and those of further texts and of what refines."""
+"""The captures of a run: of the prompt, of further texts, and of what refines the maps."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
     settings, preset = dict(settings), order.preset
     both = settings.pop("branch", "conditional") == "both"
     found = {"prompt": settings}
-    # The columns of self-attention are the image's own cells: those of words do not apply.
+    # The columns of self-attention are the image's own cells: a word's do not apply.
     if preset.refine and "refine" not in settings:
         kept = ("steps", "dtype", "device")
         alike = {name: settings[name] for name in kept if name in settings}

@@ -130,9 +130,7 @@ def test_maps_beyond_max_memory_are_refused_in_the_words_that_are_typed(invoke, 
     assert "dtype" not in message and "`" not in message
     assert not os.listdir("outputs")
     more = ("--negative", "dog", "--negative-maps", "--refine", "self", "--ask", "cow")
-    code, _, err = generate(
-        invoke, model, *more, "--max-memory", "1MB", "--set", "guidance_scale=4"
-    )
+    code, _, err = generate(invoke, model, *more, "--max-memory", "1MB", "--guidance", "4")
     assert code == 1
     assert "leave out --negative-maps" in err and "leave out --ask" in err
     assert generate(invoke, model, "--max-memory", "1mb")[0] == 0

@@ -92,6 +92,26 @@ def test_a_later_pass_spreads_the_mean_over_layers_of_the_one_before(kind):
             assert (alone[:, [5, 0]] - wanted).abs().max() > 1e-3  # what it would be confused with
 
 
+@pytest.mark.parametrize("kind", MODELS)
+@torch.no_grad()
+def test_a_part_of_the_blocks_spreads_what_all_blocks_pay_to_the_text(kind):
+    model = MODELS[kind]().transformer
+    given = inputs(kind, model)
+    calls = [given, {**given, "hidden_states": -given["hidden_states"]}]
+    with capture(model, refine="self", steps="all", tokens=[5, 0], depth=(0.999, 1.0)) as store:
+        for one in calls:
+            model(**one)
+    first, second = (parts(kind, model, one) for one in calls)
+    mean = sum(maps for maps, _ in first) / len(first)  # all have run when the last one does
+    along = [layers[-1][1].mean(0) for layers in (first, second)]
+    once = along[0] @ mean
+    [name] = store.maps
+    assert name == store.layers[-1].name and len(first) > 1
+    for step, wanted in enumerate((along[0] @ once, along[1] @ once)):
+        found = store.maps[name][0, step].flatten(0, 1).double()
+        torch.testing.assert_close(found, wanted[:, [5, 0]], atol=1e-6, rtol=1e-5)
+
+
 @pytest.mark.parametrize("shape", [(1, 1, 1), (2, 1, 1), (1, 3, 6), (2, 3, 6)], ids=str)
 def test_a_mask_of_the_cells_counts(shape):
     generator = torch.Generator().manual_seed(0)
@@ -215,7 +235,8 @@ def test_the_negative_prompt_is_refined_too():
     pipe, ways = sd3(), {"capture_options": {"branch": "both"}, "negative_prompt": "a blue dog"}
     [run] = generate(pipe, PROMPT, seed=1, refine="self", guidance_scale=3.0, **ways, **SHORT)
     negative = run.texts["negative"]
-    with capture(pipe, steps=(0.5, 1.0), refine="self", branch="unconditional") as store:
+    kept = {"steps": (0.75, 1.0), "refine": "self", "depth": (0.5, 1.0)}
+    with capture(pipe, branch="unconditional", **kept) as store:
         pipe(
             PROMPT,
             negative_prompt="a blue dog",
@@ -233,6 +254,8 @@ def test_the_negative_prompt_is_refined_too():
     [
         ({"refine": "cross"}, "refine='cross'"),
         ({"refine": "self", "among": [[0, 1]]}, "among=.*one of them"),
+        ({"depth": (0.5, 1.0)}, "depth"),
+        ({"refine": "self", "depth": (1.0, 0.5)}, "depth"),
     ],
 )
 def test_what_cannot_be_refined_is_refused(options, message):

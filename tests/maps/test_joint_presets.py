@@ -94,7 +94,8 @@ def test_the_default_of_joint_attention_is_refined_and_sharpened(make):
     pipe = make()
     [found] = generate(pipe, PROMPT, seed=1, **STEPS).heatmaps
     assert found.preset == PRESETS["joint"] and found.preset.unit == "share of attention, sharpened"
-    with capture(pipe, steps=(0.5, 1.0), refine="self", tokens=found.columns) as store:
+    kept = {"steps": (0.75, 1.0), "refine": "self", "depth": (0.5, 1.0), "tokens": found.columns}
+    with capture(pipe, **kept) as store:
         generate(pipe, PROMPT, seed=1, preset="columns", **STEPS)
     spread = torch.stack([maps[0].double() for maps in store.maps.values()]).mean(0)
     for column in range(spread.shape[-1]):
@@ -142,9 +143,27 @@ def test_prompts_drawn_together_have_the_columns_that_each_has_alone():
     torch.testing.assert_close(cat, own, atol=0.02 * float(own.max()), rtol=0)
 
 
+def test_the_default_watches_no_early_step_and_spreads_along_no_early_block():
+    run = generate(sd3(), PROMPT, seed=1, **STEPS)
+    assert list(run[0].layers.layers) == ["transformer_blocks.1.attn", "transformer_blocks.2.attn"]
+    assert run[0].layers.passes == 2 and run.store.keep.depth is not None  # of 9 steps
+
+
+@pytest.mark.parametrize("options", [{"num_inference_steps": 1}, {"sigmas": [1.0]}], ids=str)
+def test_a_run_that_is_too_short_for_the_default_has_the_maps_of_its_last_step(options):
+    options = {**{k: v for k, v in STEPS.items() if k != "num_inference_steps"}, **options}
+    [found] = generate(sd3(), PROMPT, seed=1, **options).heatmaps
+    assert found.preset == PRESETS["joint"] and bool(found["cat"].values.max() > 0)
+
+
+def test_asking_reads_the_same_part_of_the_blocks_with_a_stream_for_text():
+    run = generate(flux(), PROMPT, seed=1, ask="dog", **STEPS)
+    assert bool(run[0].texts["asked"]["dog"].values.max() > 0)
+
+
 def test_a_depth_that_is_none_is_refused():
-    for depth in (1.0, -0.1):
-        with pytest.raises(ValueError, match=f"depth={depth}.*0"):
+    for depth in (1.0, -0.1, (0.5, 0.5), (0.5, 1.5)):
+        with pytest.raises(ValueError, match="depth"):
             replace(PRESETS["seg4diff"], depth=depth)
 
 
