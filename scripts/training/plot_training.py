@@ -21,6 +21,10 @@ MEASURES = {
     "colour_words": "colour words on their objects",
     "shape_words": "shape words on their objects",
 }
+LOSSES = {  # of models whose images nothing reads while they train
+    "own_prompt": "loss with the scene's own prompt",
+    "others_prompt": "loss with another scene's prompt",
+}
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00")
 
 
@@ -39,7 +43,8 @@ def runs_of(record: dict[str, Any]) -> list[dict[str, Any]]:
 
 def draw_vae(axes: Any, runs: list[dict[str, Any]]) -> None:
     """Of the last run that trained one."""
-    curve = [run["curve"]["vae"] for run in runs if "vae" in run["curve"]][-1]
+    stages = [run["curve"].get("vae") or run["curve"].get("decoder") for run in runs]
+    curve = [stage for stage in stages if stage][-1]
     axes.plot(*points(curve, "decibels"), color="#0072b2", marker=".")
     axes.set(title="autoencoder", xlabel="step", ylabel="PSNR on unseen scenes, dB")
 
@@ -57,7 +62,9 @@ def draw_images(axes: Any, runs: list[dict[str, Any]]) -> None:
         if name in run["curve"]
     ]
     *begins, _ = accumulate((steps for _, steps, _ in stages), initial=0)
-    for (measure, label), colour in zip(MEASURES.items(), COLOURS, strict=True):
+    read = any("relation" in row for _, _, curve in stages for row in curve.values())
+    measures = MEASURES if read else LOSSES
+    for (measure, label), colour in zip(measures.items(), COLOURS, strict=False):
         found = [points(curve, measure) for _, _, curve in stages]
         steps = [
             begin + step for begin, (own, _) in zip(begins, found, strict=True) for step in own
@@ -67,8 +74,9 @@ def draw_images(axes: Any, runs: list[dict[str, Any]]) -> None:
     for begin, (name, _, _) in zip(begins, stages, strict=True):
         axes.axvline(begin, color="0.6", linestyle=":")
         axes.text(begin, 0.02, f" {name}", color="0.3")
-    axes.set(title="images of unseen prompts", xlabel="step", ylim=(0, 1.02))
-    axes.legend(loc="lower right", fontsize=8)
+    title = "images of unseen prompts" if read else "what the prompt tells, at t = 850"
+    axes.set(title=title, xlabel="step", ylim=(0, 1.02 if read else 1.2))
+    axes.legend(loc="lower right" if read else "center right", fontsize=8)
     axes.grid(axis="y", alpha=0.3)
 
 
@@ -86,8 +94,8 @@ def main() -> None:
     figure.savefig(args.out, dpi=110)
     stages = [(name, stage) for run in runs for name, stage in run["stages"].items()]
     for name, stage in stages:
-        print(f"{name:8} {stage['steps']:6} steps {stage['seconds'] / 60:7.0f} minutes")
-    print(f"in all {sum(stage['seconds'] for _, stage in stages) / 3600:.1f} hours")
+        print(f"{name:8} {stage['steps']:6} steps {stage['seconds'] / 60:7.1f} minutes")
+    print(f"in all {sum(stage['seconds'] for _, stage in stages) / 60:.0f} minutes")
 
 
 if __name__ == "__main__":
