@@ -133,7 +133,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--model", default="demo", help="demo, demo-mmdit, or a folder")
+    parser.add_argument("--model", default="demo-mmdit", help="demo, demo-mmdit, or a folder")
     parser.add_argument("--cases", type=int, default=50)
     parser.add_argument("--scene-seed", type=int, default=77, help="which unseen scenes")
     parser.add_argument("--seed", type=int, default=5000, help="of the first image's noise")
