@@ -134,7 +134,7 @@ def test_each_video_may_be_asked_about_a_text_of_its_own():
     for layer, maps in own.maps.items():
         torch.testing.assert_close(asked.maps[layer], maps, atol=1e-6, rtol=0)
         assert (turned.maps[layer] - maps).abs().max() > 1e-3
-    with pytest.raises(ValueError, match="of 6 texts and the run has 2 images"):
+    with pytest.raises(ValueError, match="6 texts and the run has 2 images"):
         called(model, text_states=TEXT.repeat(3, 1, 1))
 
 
