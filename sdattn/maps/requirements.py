@@ -86,15 +86,15 @@ def capture_settings(
 def _steps_of_part(
     pipe: Any, preset: Preset, part: RunPart, options: Mapping[str, Any]
 ) -> tuple[float, float]:
-    """Return the part of the run to keep: the last step's if a preset reads the end of the run, and
-    the run is too short for that. Refuse any other part that has no step in it."""
+    """Return the part of the run to keep: with the last step if a preset reads the end of the run,
+    however short it is. Refuse any other part that has no step in it."""
     begin, end = astuple(part)
     steps = _known_steps(pipe, options)
-    # a second-order scheduler calls the model twice per step, except the last
+    # a second-order scheduler calls the model twice per step, except the first or the last
+    if steps and end == 1:
+        return min(begin, max(0.0, (2 * steps - 2.5) / (2 * steps - 1))), 1.0
     if not steps or part.passes(steps) or part.passes(2 * steps - 1):
         return begin, end
-    if end == 1:
-        return 1 - 1 / steps, 1.0
     text = (
         f"the preset {preset.name!r} reads the part of the run from {begin:.3g} to {end:.3g}, "
         "in which none of so few steps has its middle. Take more, or another preset."

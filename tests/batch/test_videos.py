@@ -151,7 +151,7 @@ def test_lines_that_cannot_be(video_model, tmp_path, capsys, row, reason):
 
 
 def test_a_video_of_a_model_of_images_is_refused(model, tmp_path):
-    with pytest.raises(ValueError, match="makes images, and there is no video"):
+    with pytest.raises(ValueError, match="makes images, so there is no video"):
         draw(model, tmp_path / "run", ["a cat"], save=("video", "maps"))
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="makes images"):

@@ -44,6 +44,7 @@ LIKE = {
 # What is raised in the package and is no refusal: by whom it is caught, or that nobody should.
 OTHERS = {
     ("__init__.py", "AttributeError"),  # of __getattr__, as Python asks for
+    ("models/__init__.py", "AttributeError"),
     ("batch/engines/process_group.py", "SystemExit"),  # a process that leaves without a word
     ("batch/storage/disk.py", "OSError"),  # with errno, as the system would have raised it
     ("control/controllers.py", "NotImplementedError"),  # a method of subclasses
