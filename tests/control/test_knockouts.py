@@ -232,9 +232,7 @@ def test_a_controller_that_is_registered_inside_is_refused():
 
 @needs_sprites
 @pytest.mark.slow
-@pytest.mark.xfail(
-    reason="the demo of sprites keeps a colour that only its second half may not see"
-)
+@pytest.mark.xfail(reason="the demo of sprites keeps a colour if only its second half misses it")
 @pytest.mark.parametrize("seed", range(3))
 def test_the_demo_loses_the_object_whose_words_it_may_not_see(seed):
     """In the second half of the steps, where the layout stands."""
