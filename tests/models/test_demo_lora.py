@@ -37,7 +37,7 @@ def test_every_lora_says_its_word_and_there_are_drawings_of_it():
 
 
 @pytest.mark.slow
-@pytest.mark.xfail(strict=True, reason="after 400 steps its unicorn has the colours, not the shape")
+@pytest.mark.xfail(reason="after 400 steps its unicorn has the colours, not the shape")
 def test_its_word_lands_and_the_others_stay(taught):
     prompt = "a unicorn left of a car on a gray background"
     (with_it,) = generate(taught, prompt, seed=0).images
