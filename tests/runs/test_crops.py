@@ -96,6 +96,7 @@ def test_maps_lie_where_the_pipeline_pastes(name, tmp_path):
         options["control_image"] = options["image"]
     if name == "FLUX.2":  # it draws at the image's size
         del options["height"], options["width"]
+        options["preset"] = "columns"  # the default sharpens, which makes the lowest value 0
     run = generate(pipe, PROMPT, **options)
     [image], [heatmaps] = run.images, run.heatmaps
     assert image.size == SIZE
@@ -105,8 +106,7 @@ def test_maps_lie_where_the_pipeline_pastes(name, tmp_path):
     assert crop == Crop(box, SIZE, drawn) and crop == run[0].settings.crop
     heat = heatmaps["cat"].resize(SIZE[::-1])
     left, top, right, bottom = box
-    inside = heat[top:bottom, left:right] > 0  # up to each edge; a sharpened map's lowest is 0
-    assert inside.any(0).all() and inside.any(1).all() and inside.double().mean() > 0.99
+    assert (heat[top:bottom, left:right] > 0).all()
     heat[top:bottom, left:right] = 0
     assert not heat.any()
     # what was drawn and pasted is in the box
