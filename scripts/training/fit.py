@@ -8,7 +8,7 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -83,13 +83,14 @@ class Fit:
             group["capturable"] = on_gpu
             group["lr"] = torch.tensor(group["peak"], device=self.device)
         share_weights([*self.modules.values(), *self.average.values()])
-        learn = Graphs(self.learn, optimizer) if on_gpu else self.learn
+        step_of: Callable[..., Tensor] = partial(self.learn, optimizer)
+        learn = Graphs(step_of) if on_gpu else step_of
         began = saved = time.time()
         losses: list[Tensor] = []
         for step, shown in enumerate(self.each_shown(start), start):
             for group in optimizer.param_groups:
                 group["lr"].fill_(group["peak"] * rate(step, self.steps, self.flat))
-            losses.append(learn(optimizer, *shown))
+            losses.append(learn(*shown))
             self.follow(step)
             done, now = step + 1, time.time()
             if done % 100 == 0:

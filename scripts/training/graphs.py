@@ -21,17 +21,16 @@ class Graphs:
     """A training step that is recorded once for each shape of what it is shown, then replayed.
 
     Attributes:
-        learn: a step; given the optimizer and tensors, returns the loss. It may ask nothing back
-            from the GPU.
+        learn: a step; given tensors, returns the loss. It may ask nothing back from the GPU.
     """
 
-    def __init__(self, learn: Callable[..., Tensor], optimizer: torch.optim.Optimizer) -> None:
-        self.learn, self.optimizer = learn, optimizer
+    def __init__(self, learn: Callable[..., Tensor]) -> None:
+        self.learn = learn
         self.aside = torch.cuda.Stream()
         self.seen: Counter[Shapes] = Counter()
         self.kept: dict[Shapes, tuple[torch.cuda.CUDAGraph, list[Tensor], Tensor]] = {}
 
-    def __call__(self, optimizer: torch.optim.Optimizer, *shown: Tensor) -> Tensor:
+    def __call__(self, *shown: Tensor) -> Tensor:
         """Take one step; return its loss, on the GPU."""
         shapes = tuple(tuple(one.shape) for one in shown)
         self.seen[shapes] += 1
@@ -49,7 +48,7 @@ class Graphs:
         """Take a step beside the main stream, as one that will be recorded has to."""
         self.aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(self.aside):
-            loss = self.learn(self.optimizer, *shown)
+            loss = self.learn(*shown)
         torch.cuda.current_stream().wait_stream(self.aside)
         return loss
 
@@ -58,5 +57,5 @@ class Graphs:
         nothing is learnt meanwhile."""
         graph, held = torch.cuda.CUDAGraph(), [one.clone() for one in shown]
         with torch.cuda.graph(graph, stream=self.aside, capture_error_mode="thread_local"):
-            loss = self.learn(self.optimizer, *held)
+            loss = self.learn(*held)
         return graph, held, loss

@@ -34,6 +34,7 @@ from sdattn.models.demos import RECORD
 
 from ..scenes.shapes import WORDS, Scene
 from .autoencoder import (
+    UNSEEN_SHAPES,
     even_out,
     make_latents,
     polish_decoder,
@@ -41,7 +42,7 @@ from .autoencoder import (
     train_vae_of,
     vae_psnr,
 )
-from .data import SIZE, make_dataset, make_tokenizer
+from .data import SIZE, SceneMaker, make_dataset, make_tokenizer
 from .fit import rank, say
 from .models import INVERSION, SETTINGS, assemble, new_text_encoder, new_unet
 from .record import begin_sitting, snapshot, write_record
@@ -89,9 +90,11 @@ def train_from(
     return assemble(larger, made.text_encoder, tokenizer, made.unet)
 
 
-def keep(vae: AutoencoderKL, tokenizer: CLIPTokenizer, work: Path) -> None:
+def keep(
+    vae: AutoencoderKL, tokenizer: CLIPTokenizer, work: Path, make: SceneMaker = UNSEEN_SHAPES
+) -> None:
     """Write what snapshots need of both, and say how well the autoencoder does."""
-    say(f"vae: {vae_psnr(vae, seed=7):.2f} dB on unseen scenes")
+    say(f"vae: {vae_psnr(vae, seed=8, count=100, make=make):.2f} dB on unseen scenes")
     if rank() == 0:
         vae.save_pretrained(work / "vae")
         tokenizer.save_pretrained(work / "tokenizer")

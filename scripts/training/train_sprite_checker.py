@@ -88,6 +88,7 @@ def train(work: Path, steps: int, seed: int, unseen_hands: bool, device: torch.d
     segmenter = Segmenter().to(device, memory_format=torch.channels_last)
     weight = torch.ones(len(nouns()) + 1, device=device)
     weight[-1] = GROUND
+    halved = device.type == "cuda" or FAST_HALF
 
     def sample(step: int) -> tuple[Tensor, ...]:
         rng = np.random.default_rng((seed, step, rank()))
@@ -102,7 +103,7 @@ def train(work: Path, steps: int, seed: int, unseen_hands: bool, device: torch.d
         return worn(rng, pixels).contiguous(memory_format=torch.channels_last), truth
 
     def loss(seen: Tensor, truth: Tensor) -> Tensor:
-        with torch.autocast(device.type, torch.bfloat16, enabled=FAST_HALF):
+        with torch.autocast(device.type, torch.bfloat16, enabled=halved):
             scores = segmenter(seen)
         return F.cross_entropy(scores.float(), truth, weight)
 

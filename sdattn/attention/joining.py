@@ -29,7 +29,7 @@ class Joined(NamedTuple):
     """Inputs of the softmax in a layer of joint attention.
 
     Attributes:
-        query, key, value: ``[B, heads, S, d]``,  for text and image.
+        query, key, value: ``[B, heads, S, d]``, for text and image.
         text: position of the text among them; None if the layer got them joined already.
         mlp: MLP input that a parallel block carries along, ``[B, S, width]``; else None.
     """

@@ -36,7 +36,7 @@ class TorchJointProcessor(ControlledProcessor):
         pipe.transformer.set_attn_processor(sdattn.TorchJointProcessor(store))
 
     It imports no diffusers and computes the layers of Stable Diffusion 3 and 3.5 (including the
-    self-attention of 3.5), FLUX.1, FLUX.2 and Qwen-Image . Its output agrees with diffusers'
+    self-attention of 3.5), FLUX.1, FLUX.2 and Qwen-Image. Its output agrees with diffusers'
     processors up to rounding. It builds the whole matrix ``[B, heads, S, S]`` of text and image.
 
     The controller gets a block of the softmax over all keys, so rows over the text's keys sum to

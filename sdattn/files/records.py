@@ -2,11 +2,21 @@ import json
 from collections.abc import Mapping
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
+from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from ..errors import SdattnError
 from .terminal import shorter
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a JSON object; {} if the file holds none, or there is no file."""
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError, RecursionError):
+        return {}
+    return found if isinstance(found, dict) else {}
 
 
 class Record:

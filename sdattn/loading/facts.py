@@ -1,10 +1,10 @@
 """Facts that the files of a model tell about its call, before anything is loaded. No torch."""
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
+from ..files.records import read_object
 from ..models.pipeline import Options
 from ..models.values import check_side, no_videos
 from .locating import find_model
@@ -46,7 +46,9 @@ def _opened(model: str) -> tuple[Path | None, dict[str, Any]]:
     """Return a model's folder and its index, or None and {} for a single file and a hub id."""
     folder = find_model(model)
     return (
-        (folder, _json(folder / "model_index.json")) if folder and folder.is_dir() else (None, {})
+        (folder, read_object(folder / "model_index.json"))
+        if folder and folder.is_dir()
+        else (None, {})
     )
 
 
@@ -61,18 +63,9 @@ def _denoiser(index: dict[str, Any]) -> tuple[str, str]:
 
 def _size_unit(folder: Path, denoiser: str) -> int | None:
     """Return the pixels that sides must be a multiple of, or None if the files do not tell."""
-    vae = _json(folder / "vae" / "config.json")
+    vae = read_object(folder / "vae" / "config.json")
     blocks = vae.get("block_out_channels")
-    patch = _json(folder / denoiser / "config.json").get("patch_size", 1)
+    patch = read_object(folder / denoiser / "config.json").get("patch_size", 1)
     if vae.get("_class_name") != "AutoencoderKL" or not isinstance(blocks, list):
         return None
     return math.lcm(_UNIT, 2 ** (len(blocks) - 1) * patch) if isinstance(patch, int) else None
-
-
-def _json(path: Path) -> dict[str, Any]:
-    """Read a JSON object; {} if there is none: the load says so."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    return found if isinstance(found, dict) else {}

@@ -1,6 +1,5 @@
 """Checks of a run's folder before any work. No torch."""
 
-import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -10,6 +9,7 @@ from typing import Any, Literal
 
 from ..errors import ExistsError
 from ..files.paths import check_writable
+from ..files.records import read_object
 from ..files.writing import clear_leftovers, whole_folder
 
 Kind = Literal["run", "edit", "diff"]
@@ -71,12 +71,8 @@ def run_around(path: Path) -> Path | None:
 
 def _document(path: Path) -> dict[str, Any]:
     """Read a JSON file of ours; {} if it is none."""
-    try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError, RecursionError):
-        return {}
-    is_ours = isinstance(found, dict) and str(found.get("format")).startswith("sdattn-")
-    return found if is_ours else {}
+    found = read_object(path)
+    return found if str(found.get("format")).startswith("sdattn-") else {}
 
 
 def _check_ours(folder: Path, kind: Kind) -> None:

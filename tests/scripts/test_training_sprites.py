@@ -13,7 +13,7 @@ from diffusers import StableDiffusionPipeline
 import sdattn
 from scripts.scenes.emoji import random_scene
 from scripts.scenes.sprites import COLOURS, nouns
-from scripts.training import data, sprite_parts, train_demo_sprites
+from scripts.training import data, sprite_parts, train_demo_model, train_demo_sprites
 from scripts.training.losses import captions, split
 from scripts.training.models import new_text_encoder, new_unet
 from scripts.training.patches import BLOCKS, CHANNELS
@@ -83,7 +83,7 @@ def small(monkeypatch):
     monkeypatch.setattr(train_demo_sprites, "RECIPE", recipe)
     monkeypatch.setattr(sprite_parts, "SETTINGS", {"num_inference_steps": 2})
     few = partial(sprite_parts.vae_psnr, make=sprite_parts.UNSEEN_SPRITES)
-    for module in (train_demo_sprites, sprite_parts):
+    for module in (train_demo_model, sprite_parts):
         monkeypatch.setattr(module, "vae_psnr", lambda vae, **_: few(vae, 7, 2))
     monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a run takes all cores
     return unet
