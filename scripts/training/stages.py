@@ -191,11 +191,12 @@ def refine(
     seed: int,
     again: bool = False,
     recipe: Recipe = SHAPES,
+    rates: tuple[float, float] = (8e-4, 5e-4),
 ) -> StableDiffusionPipeline:
     """Train UNet and text encoder together; returns a pipeline with their running means.
 
     ``again``: the words have found their objects in an earlier run, so prompts are mostly read as
-    they are from the first step, and at half the rates.
+    they are from the first step.
     """
     shown, known = often(scenes), latents.to(recipe.device)
     modules = {"unet": pipe.unet, "text": pipe.text_encoder}
@@ -218,14 +219,13 @@ def refine(
         report_use_of_text(averaged, scenes, latents, "refine", step, work)
         recipe.report(averaged, "refine", step, work)
 
-    rates, flat = (4e-4, 2.5e-4) if again else (8e-4, 5e-4), FLAT["refine"]
     Fit(
         "refine",
         modules,
         rates,
         loss,
         steps,
-        flat,
+        FLAT["refine"],
         mean,
         watch,
         memory=0.998,

@@ -82,7 +82,8 @@ def train_from(
     pipe = assemble(vae, text, tokenizer, unet)
     again = vae.config.sample_size == SIZE  # what this script makes; the first draws 64x64
     steps, seed = args.refine_steps, args.seed + 4
-    made = refine(pipe, scenes, latents, args.work, steps, seed, again)
+    rates = (4e-4, 2.5e-4) if again else (8e-4, 5e-4)
+    made = refine(pipe, scenes, latents, args.work, steps, seed, again, rates=rates)
     if again:
         return made
     larger = train_vae_of(latents, images, args.work, args.vae_steps, args.seed)

@@ -66,7 +66,8 @@ def train(process: int, args: argparse.Namespace) -> None:
     else:
         pipe, latents = train_parts(scenes, images, args, recipe)
     pipe.to(recipe.device)
-    made = refine(pipe, scenes, latents, work, args.refine_steps, seed + 4, recipe=recipe)
+    again = args.start is not None
+    made = refine(pipe, scenes, latents, work, args.refine_steps, seed + 4, again, recipe)
     if rank() == 0:
         write(made, work, args.out)
 
