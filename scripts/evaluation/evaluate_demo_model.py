@@ -12,14 +12,18 @@ goes on where it stopped.
 from __future__ import annotations
 
 import argparse
+import copy
 import json
+import multiprocessing
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from PIL import Image
 
 import sdattn
@@ -28,7 +32,7 @@ from sdattn.models.pipeline_call import call_pipeline, images_of
 from ..training.autoencoder import vae_psnr
 from .images import Asked, Sample, batches, said, samples, seeds_of, unseen_scenes
 from .records import KINDS, Records, claim, kept, read_image
-from .seeing import Subject, accuracy_of, function_peak, subject_of
+from .seeing import Subject, accuracy_of, function_peak, machine, subject_of
 from .variants import DEFAULT
 
 PART = 50  # prompts
@@ -85,22 +89,39 @@ def draw(subject: Subject, asked: list[Asked], seed: int, preset: str) -> Iterat
         yield from samples(subject, part, seeds, run.images, maps)
 
 
-def evaluate(subject: Subject, args: argparse.Namespace) -> Records:
+def evaluate(args: argparse.Namespace) -> Records:
     """Return the records of all prompts and seeds, part by part."""
-    asked, records = unseen_scenes(subject.make, args.prompts, args.scene_seed), Records()
-    for seed in range(args.seed, args.seed + args.seeds):
-        for start in range(0, len(asked), PART):
-            part = asked[start : start + PART]
-
-            def make(part: list[Asked] = part, seed: int = seed) -> Records:
-                made = Records()
-                for sample in draw(subject, part, seed, args.preset):
-                    read_sample(sample, made)
-                return made
-
-            records.add_all(kept(args.work / f"{seed}-{start}-{len(part)}.json", make))
-            print(f"seed {seed}, {start + len(part)} of {len(asked)} prompts", flush=True)
+    seeds = range(args.seed, args.seed + args.seeds)
+    parts = [(seed, at) for seed in seeds for at in range(0, args.prompts, PART)]
+    records, spawn = Records(), multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(args.processes, mp_context=spawn) as pool:
+        for part, done in zip(parts, pool.map(measure, [args] * len(parts), parts), strict=True):
+            records.add_all(done)
+            print(f"seed {part[0]}, prompts from {part[1]}", flush=True)
     return records
+
+
+def measure(args: argparse.Namespace, part: tuple[int, int]) -> Records:
+    """Return the records of a seed's prompts from a first one on, kept in a file."""
+
+    def make() -> Records:
+        torch.set_num_threads(1)
+        subject, made = asked_subject(args), Records()
+        asked = unseen_scenes(subject.make, args.prompts, args.scene_seed)[start : start + PART]
+        for sample in draw(subject, asked, seed, args.preset):
+            read_sample(sample, made)
+        return made
+
+    seed, start = part
+    return kept(args.work / f"{seed}-{start}-{min(PART, args.prompts - start)}.json", make)
+
+
+def asked_subject(args: argparse.Namespace) -> Subject:
+    """Return the model, with the settings that were asked for in place of its own."""
+    subject = subject_of(args.model, args.checker, args.device)
+    asked_for = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
+    chosen = {name: value for name, value in asked_for.items() if value is not None}
+    return replace(subject, settings={**subject.settings, **chosen})
 
 
 def table(figures: Mapping[str, Any]) -> str:
@@ -179,6 +200,8 @@ def options(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--scene-seed", type=int, default=2024, help="which unseen prompts")
     parser.add_argument("--seed", type=int, default=0, help="first seed of noise")
     parser.add_argument("--seeds", type=int, default=2, help="how many seeds of noise")
+    parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="where the model is: cpu, or cuda")
     parser.add_argument("--steps", type=int, help="by default the model's own")
     parser.add_argument("--guidance", type=float, help="by default the model's own")
     parser.add_argument("--preset", default="default", help="of the heatmaps")
@@ -193,21 +216,19 @@ def options(given: list[str] | None) -> argparse.Namespace:
 def main(given: list[str] | None = None) -> None:
     """Measure, print a table and write the figures."""
     args = options(given)
-    subject = subject_of(args.model, args.checker)
-    asked_for = {"num_inference_steps": args.steps, "guidance_scale": args.guidance}
-    chosen = {name: value for name, value in asked_for.items() if value is not None}
-    subject = replace(subject, settings={**subject.settings, **chosen})
+    subject = asked_subject(args)
     if args.sheet:
         sheet(subject, args.scene_seed, args.sheet)
         return
     accuracy = checker_accuracy(subject, args.scene_seed)
     print(f"checker: {accuracy['right']:.1%} of composed scenes are right", flush=True)
     make = subject.make
-    decibels = vae_psnr(subject.pipe.vae, seed=7, count=100, make=make)
+    vae = copy.deepcopy(subject.pipe.vae).cpu()
+    decibels = vae_psnr(vae, seed=7, count=100, make=make)
     print(f"vae: {decibels:.2f} dB on unseen scenes", flush=True)
     named = ("model", "checker", "prompts", "scene_seed", "steps", "guidance", "preset")
     claim(args.work, {name: getattr(args, name) for name in named})
-    records = evaluate(subject, args)
+    records = evaluate(args)
     figures = records.figures()
     print(table(figures))
     print(goals(figures))
@@ -215,6 +236,7 @@ def main(given: list[str] | None = None) -> None:
         "options": {
             name: str(value) for name, value in (vars(args) | dict(subject.settings)).items()
         },
+        "machine": machine(),
         "checker": accuracy,
         "segmenter": accuracy_of(args.checker),
         "vae": decibels,

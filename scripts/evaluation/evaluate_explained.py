@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -30,7 +28,7 @@ from sdattn.maps.aggregation import refines_itself
 
 from .images import Asked, Sample, batches, composed, said, unseen_scenes
 from .records import SPLITS, Records, read_image, split_of
-from .seeing import Subject, as_composed, subject_of
+from .seeing import Subject, as_composed, machine, subject_of
 from .solvers import reconstructions
 from .tables import NAMES, measures_of, table
 from .variants import DEFAULT
@@ -144,7 +142,7 @@ def main(given: list[str] | None = None) -> None:
             print(f"{image.number + 1} of {len(asked)}, {time.time() - began:.0f} s", flush=True)
     document = {
         "options": {name: str(value) for name, value in vars(args).items() if name != "out"},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+        "machine": machine(),
         "seconds": round(time.time() - began),
         "figures": records.figures(),
     }

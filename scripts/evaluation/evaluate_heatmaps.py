@@ -19,8 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing
-import os
-import platform
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -34,7 +32,7 @@ from . import images, joint
 from .causes import causes
 from .leakage import leakage, paired_scenes
 from .records import Records, claim, kept, read_image, split_of
-from .seeing import Subject, accuracy_of, is_joint, subject_of
+from .seeing import Subject, accuracy_of, is_joint, machine, subject_of
 from .tables import all_tables, plot
 from .variants import DEFAULT, PEERS, VARIANTS
 
@@ -64,7 +62,7 @@ def measure(args: argparse.Namespace, part: Part) -> Records:
     def make() -> Records:
         torch.set_num_threads(1)
         began = time.time()
-        records = read_part(subject_of(args.model, args.checker), args, part)
+        records = read_part(subject_of(args.model, args.checker, args.device), args, part)
         records.add(TIME, 0, np.array([time.time() - began]))
         return records
 
@@ -124,6 +122,7 @@ def options(given: list[str] | None) -> argparse.Namespace:
     parser.add_argument("--pairs", type=int, default=80, help="scenes of two, half of them alike")
     parser.add_argument("--seed", type=int, default=2026, help="which unseen scenes")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--device", default="cpu", help="where the model is: cpu, or cuda")
     parser.add_argument("--quick", action="store_true", help="a few scenes of each kind")
     parser.add_argument("--work", type=Path, default=Path("build/heatmaps-evaluation"))
     parser.add_argument("--out", type=Path, default=Path("outputs/heatmaps-evaluation"))
@@ -146,7 +145,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     hidden = ("out", "work")
     return {
         "options": {name: str(value) for name, value in vars(args).items() if name not in hidden},
-        "machine": f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}",
+        "machine": machine(),
         "seconds": round(records.values(TIME).sum()),
         "checker": {} if is_joint(args.model) else accuracy_of(args.checker),
         "figures": records.figures(),
@@ -162,7 +161,7 @@ def main(given: list[str] | None = None) -> None:
     figures, told = document["figures"], document["options"]
     shapes = is_joint(args.model)
     text = joint.tables(figures) if shapes else all_tables(figures, told, document["checker"])
-    text += f"\n{document['seconds']} s of one thread on {document['machine']}\n"
+    text += f"\n{document['seconds']} s of work on {document['machine']}\n"
     print(text)
     (args.out / "tables.md").write_text(text)
     if not shapes:

@@ -9,6 +9,8 @@ function_peak(words, heatmaps)  how high the other words' maps are beside theirs
 from __future__ import annotations
 
 import json
+import os
+import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -76,15 +79,21 @@ class Subject:
 
 
 @cache
-def subject_of(model: str, checker: Path) -> Subject:
+def subject_of(model: str, checker: Path, device: str = "cpu") -> Subject:
     """Return a demo model, or a folder of one: of shapes for joint attention, else of sprites,
     whose images are read by the segmenter in the file ``checker``."""
-    pipe: Any = sdattn.load_pipeline(model, device="cpu")
+    pipe: Any = sdattn.load_pipeline(model, device=device, dtype=torch.float32)
     pipe.set_progress_bar_config(disable=True)
     if is_joint(model):
         return Subject(pipe, own_settings(model), shapes.random_scene, see_shapes)
     see = partial(see_sprites, load_segmenter(checker))
     return Subject(pipe, own_settings(model), emoji.random_scene, see)
+
+
+def machine() -> str:
+    """Return what a run was made on: processor, its cores, torch and the GPU, if there is one."""
+    told = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
+    return f"{told}, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else told
 
 
 def accuracy_of(checker: Path) -> dict[str, Any]:
