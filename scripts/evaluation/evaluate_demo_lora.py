@@ -116,6 +116,7 @@ def main() -> None:
     parser.add_argument("--word", default=TAUGHT[0], choices=TAUGHT)
     parser.add_argument("--prompts", type=int, default=40, help="with the word; as many without")
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1])
+    parser.add_argument("--device", default="cpu", help="cpu, or cuda")
     parser.add_argument("--sheet", type=Path, help="an image file: a row a model and seed")
     parser.add_argument("--out", type=Path, help="a JSON file with the figures")
     args = parser.parse_args()
@@ -129,7 +130,7 @@ def main() -> None:
         figures[f"drawn, {kind}"] = figures_of(scenes, images, args.word)
     rows = []
     for name, lora in (("without", None), ("with", args.lora)):
-        pipe = load_pipeline("demo", device="cpu", lora=lora)
+        pipe = load_pipeline("demo", device=args.device, dtype=torch.float32, lora=lora)
         pipe.set_progress_bar_config(disable=True)
         for seed in args.seeds:
             images = drawn(pipe, said, seed)
