@@ -1,8 +1,8 @@
-"""AnimateDiff's motion modules for the first demo model, which stays as it is.
+"""AnimateDiff's motion modules for the demo model, which stays as it is.
 
 new_adapter()                   the motion modules, untrained, which change nothing
 assemble(demo, adapter)         the pipeline: the demo model with them
-video_latents(...)               latents of videos, worked out once
+video_latents(...)              latents of videos, worked out once
 train_motion(...)               diffusion of videos, the motion modules alone
 snapshot(work, start)           the pipeline as the last checkpoint has it
 """
@@ -10,6 +10,9 @@ snapshot(work, start)           the pipeline as the last checkpoint has it
 from __future__ import annotations
 
 import copy
+import os
+from concurrent.futures import ProcessPoolExecutor
+from itertools import chain
 from pathlib import Path
 
 import numpy as np
@@ -21,6 +24,7 @@ from diffusers import (
     StableDiffusionPipeline,
     UNetMotionModel,
 )
+from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor, nn
 from torch.nn import functional as F
@@ -28,18 +32,17 @@ from torch.nn import functional as F
 from sdattn.loading.quiet import no_notices
 
 from ..moving import FRAMES, MovingScene, goes_right, random_video
-from ..scene_checker import find_objects
-from .data import chunk_seed
+from .autoencoder import as_pixels
+from .data import SIZE, chunk_seed, token_ids
 from .fit import FLAT, Fit, note, rank, world
-from .losses import Caption, noisy_times, text_states
-from .mmdit import mine, scene_latents
-from .models import SETTINGS as OF_IMAGES
+from .losses import noisy_times
+from .mmdit import mine
+from .sprite_parts import SETTINGS as OF_IMAGES
+from .sprite_parts import WIDTHS
 
 LONGEST = 16  # frames that the modules can tell apart
 SETTINGS = {**OF_IMAGES, "num_frames": FRAMES}
-BATCH = 8  # videos a step
 VIDEOS_A_CHUNK = 250
-SIZE = 128  # side of a frame in pixels
 SILENT = 0.1  # of the videos: without a prompt, for guidance
 
 
@@ -48,7 +51,7 @@ def new_adapter() -> MotionAdapter:
     2x2, where there is none. Each begins by adding nothing (Guo et al. 2023), so that the video is
     a row of images of the demo model."""
     adapter = MotionAdapter(
-        block_out_channels=(32, 64, 96, 96),
+        block_out_channels=WIDTHS,
         motion_layers_per_block=2,
         motion_transformer_layers_per_block=(1, 1, 1, 0),
         motion_num_attention_heads=4,
@@ -91,33 +94,52 @@ def adapter_of(unet: UNetMotionModel) -> MotionAdapter:
 
 
 def all_videos(seed: int, chunks: int) -> list[MovingScene]:
-    """The videos of so many chunks."""
-    return [video for at in range(chunks) for video in make_videos(chunk_seed(seed, at))]
+    """Return the videos of so many chunks."""
+    with ProcessPoolExecutor() as pool:
+        return list(chain.from_iterable(pool.map(make_videos, chunk_seeds(seed, chunks))))
+
+
+def chunk_seeds(seed: int, chunks: int) -> list[int]:
+    """Return the seed of each chunk."""
+    return [chunk_seed(seed, at) for at in range(chunks)]
 
 
 def make_videos(seed: int) -> list[MovingScene]:
-    """A chunk of videos of the training part."""
+    """Return a chunk of videos of the training part."""
     rng = np.random.default_rng(seed)
     return [random_video(rng) for _ in range(VIDEOS_A_CHUNK)]
 
 
-def draw_videos(seed: int) -> Tensor:
-    """Return the frames of ``make_videos(seed)``, video by video, uint8 [count, 3, SIZE, SIZE]."""
+def draw_videos(seed: int) -> NDArray[np.uint8]:
+    """Return the frames of ``make_videos(seed)``, video by video, uint8 [count, 3, SIZE, SIZE]: an
+    array, since tensors of another process would fill shared memory."""
     frames = np.concatenate([video.draw(SIZE) for video in make_videos(seed)])
-    return torch.from_numpy(frames).permute(0, 3, 1, 2).contiguous()
+    return np.ascontiguousarray(frames.transpose(0, 3, 1, 2))
 
 
+@torch.no_grad()
 def video_latents(vae: AutoencoderKL, seed: int, chunks: int, work: Path) -> Tensor:
-    """Latents [videos, 4, FRAMES, 16, 16] of ``all_videos(seed, chunks)``."""
-    latents = scene_latents(vae, seed, chunks, work, draw_videos)
-    return latents.unflatten(0, (-1, FRAMES)).transpose(1, 2).contiguous()
+    """Return latents [videos, channels, FRAMES, 16, 16] of ``all_videos(seed, chunks)``, which are
+    worked out once and kept in ``work``."""
+    kept = work / "latents.pt"
+    if not kept.exists():
+        parts = []
+        with ProcessPoolExecutor() as pool:
+            for drawn in pool.map(draw_videos, chunk_seeds(seed, chunks)):
+                for some in torch.from_numpy(drawn).split(100):
+                    found = vae.encode(as_pixels(some.to(vae.device))).latent_dist.mode()
+                    parts.append(vae.config.scaling_factor * found.cpu())
+        latents = torch.cat(parts).unflatten(0, (-1, FRAMES)).transpose(1, 2).contiguous()
+        torch.save(latents, f"{kept}.new")
+        os.replace(f"{kept}.new", kept)
+    return torch.load(kept, mmap=True)
 
 
 def video_loss(
     pipe: AnimateDiffPipeline, latents: Tensor, noise: Tensor, t: Tensor, states: Tensor
 ) -> Tensor:
-    """Squared error of the velocity (Salimans and Ho, 2022) of videos [videos, 4, frames, ...],
-    every frame with its video's prompt and timestep."""
+    """Return the squared error of the velocity (Salimans and Ho, 2022) of videos [videos, channels,
+    frames, ...], every frame with its video's prompt and timestep."""
     noisy = pipe.scheduler.add_noise(latents, noise, t)
     frames = states.repeat_interleave(latents.shape[2], dim=0)
     found = pipe.unet(noisy, t, frames).sample
@@ -131,56 +153,71 @@ def train_motion(
     work: Path,
     steps: int,
     seed: int,
+    batch: int,
 ) -> AnimateDiffPipeline:
-    """Train the motion modules; returns a pipeline with the running mean of their weights."""
-    everything, part_of = torch.arange(len(videos)), slice(rank(), None, world())
+    """Train the motion modules where the pipeline is; returns a pipeline with the running mean of
+    their weights."""
+    known, part_of = latents.to(pipe.device), slice(rank(), None, world())
     averaged = AnimateDiffPipeline(**{**pipe.components, "unet": copy.deepcopy(pipe.unet)})
     averaged.set_progress_bar_config(disable=True)
     modules = {"motion": motion_of(pipe.unet).requires_grad_(True).train()}
 
-    def loss(step: int) -> Tensor:
-        rng, chosen = mine(step, seed, everything, BATCH)
+    def sample(step: int) -> tuple[Tensor, ...]:
+        rng, chosen = mine(step, seed, torch.arange(len(videos)), batch)
         said = [videos[at].caption(rng) if rng.random() >= SILENT else "" for at in chosen]
-        t = torch.from_numpy(rng.permutation(noisy_times(rng, BATCH).numpy()))
-        noise = torch.randn(latents[chosen].shape)
-        captions = [Caption(text, 0, ()) for text in said[part_of]]
+        t = torch.from_numpy(rng.permutation(noisy_times(rng, batch).numpy()))
+        return chosen[part_of], t[part_of], token_ids(pipe.tokenizer, said[part_of])
+
+    def loss(chosen: Tensor, t: Tensor, ids: Tensor) -> Tensor:
+        noise = torch.randn(batch, *known.shape[1:], device=known.device)[part_of]
         with torch.no_grad():
-            states = text_states(pipe.text_encoder, pipe.tokenizer, captions)
-        return video_loss(pipe, *(one[part_of] for one in (latents[chosen], noise, t)), states)
+            states = pipe.text_encoder(ids).last_hidden_state
+        return video_loss(pipe, known[chosen], noise, t, states)
 
-    def watch(step: int) -> None:
-        if step % 500 == 0 or step == steps:
-            report_videos(averaged, step, work)
-
-    mean = {"motion": motion_of(averaged.unet)}
-    Fit("motion", modules, (1e-3,), loss, steps, FLAT["motion"], mean, watch, memory=0.998).run(
-        work
-    )
+    Fit(
+        "motion",
+        modules,
+        (1e-3,),
+        loss,
+        steps,
+        FLAT["motion"],
+        {"motion": motion_of(averaged.unet)},
+        lambda step: report_videos(averaged, step, work),
+        memory=0.998,
+        sample=sample,
+        device=pipe.device,
+    ).run(work)
     return averaged
 
 
 @torch.no_grad()
 def report_videos(pipe: AnimateDiffPipeline, step: int, work: Path, count: int = 12) -> None:
-    """Draw unseen videos with one object in the first process, note how many are of the right
-    object in all frames and how many go to the right, keep a sheet of them, a row a video."""
+    """Draw unseen videos with one object in the first process, note how many go to the right, keep
+    a sheet of them, a row a video, and what they were."""
     if rank() != 0:
         return
     rng = np.random.default_rng(97)
-    asked = [random_video(rng, held_out=True, n_objects=1) for _ in range(count)]
-    prompts = [video.caption(rng) for video in asked]
+    prompts = [random_video(rng, held_out=True, n_objects=1).caption(rng) for _ in range(count)]
     seeds = [torch.Generator().manual_seed(number) for number in range(count)]
     drawn = pipe(prompts, generator=seeds, **SETTINGS).frames
-    right, went = [], []
-    for video, frames in zip(asked, drawn, strict=True):
-        [thing] = video.scene.objects
-        found = [find_objects(frame) for frame in frames]
-        seen = [[(one.colour, one.shape) for one in some] for some in found]
-        right.append(all(some == [(thing.colour, thing.shape)] for some in seen))
-        ends = [some[0].centre for some in (found[0], found[-1]) if some]
-        went.append(len(ends) == 2 and goes_right(ends))
-    note(work, "motion", step, objects=float(np.mean(right)), way=float(np.mean(went)))
-    rows = [np.hstack([np.asarray(frame) for frame in frames]) for frames in drawn]
-    Image.fromarray(np.vstack(rows)).save(work / f"motion-{step:06}.png")
+    videos = [np.stack([np.asarray(frame) for frame in frames]) for frames in drawn]
+    way = np.mean([goes_right(what_moves(frames)) for frames in videos])
+    note(work, "motion", step, way=float(way))
+    sheet = np.vstack([np.hstack(list(frames)) for frames in videos])
+    Image.fromarray(sheet).save(work / f"motion-{step:06}.png")
+    (work / "prompts.txt").write_text("\n".join(prompts) + "\n")
+
+
+def what_moves(frames: NDArray[np.uint8]) -> list[tuple[float, float]]:
+    """Return the middle (x, y) of what differs from the median of all frames [frames, size, size,
+    3], in each of them."""
+    other = abs(frames - np.median(frames, axis=0)).max(-1) > 40
+    places = [np.argwhere(one) for one in other]
+    size = frames.shape[1]
+    return [
+        (float(x), float(y))
+        for y, x in ((at.mean(0) / size if len(at) else (0.5, 0.5)) for at in places)
+    ]
 
 
 def snapshot(work: Path, start: Path) -> AnimateDiffPipeline:

@@ -7,7 +7,7 @@ from .folder import PipelineFolder
 from .index import without_weights
 
 # Parts of a demo, and the folders that hold their weights
-LENT = {"demo-video": {"vae": "demo-mmdit/vae", "text_encoder": "demo-mmdit/text_encoder"}}
+LENT = {"demo-video": {part: f"demo/{part}" for part in ("vae", "text_encoder", "unet")}}
 
 
 def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
