@@ -234,7 +234,9 @@ def main(given: list[str] | None = None) -> None:
     print(goals(figures))
     report = {
         "options": {
-            name: str(value) for name, value in (vars(args) | dict(subject.settings)).items()
+            name: str(value)
+            for name, value in (vars(args) | dict(subject.settings)).items()
+            if name not in ("out", "work")
         },
         "machine": machine(),
         "checker": accuracy,

@@ -157,7 +157,7 @@ def main(given: list[str] | None = None) -> None:
     args = options(given)
     document = run(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "figures.json").write_text(json.dumps(document, indent=1) + "\n")
+    (args.out / "figures.json").write_text(json.dumps(document) + "\n")
     figures, told = document["figures"], document["options"]
     shapes = is_joint(args.model)
     text = joint.tables(figures) if shapes else all_tables(figures, told, document["checker"])

@@ -100,7 +100,8 @@ class Records:
 def _known(values: Floats, scenes: NDArray[np.int64]) -> tuple[float, float, float]:
     """The interval of those that there are: a flat map has no rank correlation."""
     known = np.isfinite(values)
-    return interval(values[known], scenes[known])
+    mean, low, high = interval(values[known], scenes[known])
+    return round(mean, 4), round(low, 4), round(high, 4)
 
 
 def _best(ious: Floats) -> int:
