@@ -17,7 +17,8 @@ def read_pieces(pieces: Sequence[str]) -> Prompt:
     """Return the prompt that a tokenizer's pieces spell, one per token column: CLIP's
     (``"cat</w>"``), SentencePiece's or byte-level ones; without any mark, each is a word.
 
-    Columns from an end token to the next start are padding. Raise ValueError for no word.
+    Columns from an end token to the next start are padding. CLIP's pieces do not tell "8k" from
+    "8 k", which it cuts alike. Raise ValueError for no word.
 
     >>> read_pieces(["<|startoftext|>", "a</w>", "zeb", "ra</w>", "<|endoftext|>"]).find("zebra")
     [(2, 3)]
@@ -31,7 +32,7 @@ def read_pieces(pieces: Sequence[str]) -> Prompt:
         start = end = len(data.decode(errors="ignore"))
         if not special:
             data = (data + _spelled(piece, mark)).lstrip()
-            end = len(data.decode(errors="replace"))
+            end = len(data.decode(errors="replace")) + (piece == "\u2581")  # before its word
         tokens.append(Token(-1, piece, *((0, 0) if special else (start, end)), special))
     return place(data.decode(errors="replace"), tokens)
 

@@ -12,7 +12,8 @@ from sdattn import CaptureError, read_prompt
 from sdattn.comfy import MapRecorder
 
 OVERRIDE = "optimized_attention_override"
-LATENT = (36, 50)  # 36x50, 18x25 and 9x13 cells; 18x25 tokens of FLUX
+LATENT = (10, 14)  # 10x14, 5x7 and 3x4 cells; 5x7 tokens of FLUX
+LARGER = (34, 36)  # two levels of 16 cells and more, which the default preset reads
 WORDS = ["<sos>", "a", "red", "cat", "<eos>", "<pad>", "<pad>"]
 
 
@@ -29,14 +30,16 @@ def two_conds(length=7, dtype=torch.float32, negative=None):
 
 def draw(recorder, model=None, conds=None, **options):
     """Run the double with a recorder; return what its attention calls were handed."""
-    x = comfy.latents(*LATENT, images=options.pop("images", 1))
-    return comfy.sample(watched(model or comfy.UNet(), recorder), x, conds or two_conds(), **options)
+    x = comfy.latents(*options.pop("size", LATENT), images=options.pop("images", 1))
+    return comfy.sample(
+        watched(model or comfy.UNet(), recorder), x, conds or two_conds(), **options
+    )
 
 
 LAYOUTS = {
     "unet": (comfy.UNet(), None),
-    "flux": (comfy.Flux(), (18, 25)),
-    "flux without names": (comfy.Flux(named=False), (18, 25)),
+    "flux": (comfy.Flux(), (5, 7)),
+    "flux without names": (comfy.Flux(named=False), (5, 7)),
 }
 
 
@@ -63,11 +66,11 @@ def test_the_output_is_equal_and_maps_are_the_explicit_softmax(layout, in_turn, 
 def test_heatmaps_are_those_of_the_default_preset(layout):
     model, grid = LAYOUTS[layout]
     recorder = MapRecorder(grid=grid)
-    _, told = draw(recorder, model, images=2)
+    _, told = draw(recorder, model, images=2, steps=2, size=LATENT if grid else LARGER)
     every = comfy.explicit_means(told, 0, grid)
     read = every if grid else every[3:]  # the way up; its grids have 16 cells and more
-    assert [tuple(maps.shape[1:3]) for maps in read] == [grid] * 4 if grid else [(18, 25), LATENT]
-    finest = grid or LATENT
+    finest = grid or LARGER
+    assert [maps.shape[1:3] for maps in read] == ([grid] * 4 if grid else [(17, 18), LARGER])
     for image, heatmaps in enumerate(recorder.heatmaps(WORDS)):
         assert heatmaps.words == ("a", "red", "cat")
         maps = [stretch(layer[image, ..., 3].numpy(), finest) for layer in read]
@@ -76,7 +79,7 @@ def test_heatmaps_are_those_of_the_default_preset(layout):
 
 
 def test_layers_have_the_names_and_places_of_their_blocks():
-    unet, flux, counted = (MapRecorder(grid=(18, 25)) for _ in range(3))
+    unet, flux, counted = (MapRecorder(grid=(5, 7)) for _ in range(3))
     draw(unet)
     draw(flux, comfy.Flux())
     draw(counted, comfy.Flux(named=False))
@@ -224,7 +227,7 @@ def test_several_conditionings_are_refused_where_maps_are_read(in_turn):
 
 
 def test_a_text_that_changes_inside_the_run_is_refused():
-    recorder, patcher = MapRecorder(), None
+    recorder = MapRecorder()
     patcher, x = watched(comfy.UNet(), recorder), comfy.latents(*LATENT)
     comfy.sample(patcher, x, two_conds(), steps=1)
     comfy.sample(patcher, x, two_conds(), steps=1, start=2.0)
@@ -248,11 +251,11 @@ def test_what_was_not_seen_is_said():
 
 
 def test_another_grid_than_was_named_is_refused_and_the_run_goes_on():
-    recorder = MapRecorder(grid=(18, 25))
+    recorder = MapRecorder(grid=(5, 7))
     draw(recorder)
     q, k = torch.randn(1, 99, 16), torch.randn(1, 7, 16)
     options = {"cond_or_uncond": [0], "sigmas": torch.ones(1), "block_type": "block"}
-    other = MapRecorder(grid=(18, 25))
+    other = MapRecorder(grid=(5, 7))
     assert other(comfy.plain, q, k, k, 2, transformer_options=options).shape == q.shape
     with pytest.raises(CaptureError, match="99 queries"):
         other.store()

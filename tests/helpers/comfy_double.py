@@ -87,8 +87,7 @@ class Flux:
                 options["block_type"], options["block_index"] = block_type, index
                 options["total_blocks"] = 2
             q, k, v = (
-                by_head(y, False)
-                for y in (tokens, tokens @ weights(number, dtype=x.dtype), tokens)
+                by_head(y, False) for y in (tokens, tokens @ weights(number, dtype=x.dtype), tokens)
             )
             given = {"skip_reshape": True, "transformer_options": dict(options)}
             tokens = tokens + attention(q, k, v, HEADS, **given)
