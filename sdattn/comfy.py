@@ -24,7 +24,7 @@ from .hooks.running_sums import RunningSum
 from .maps.capture import MapStore
 from .maps.heatmaps import Heatmaps
 from .maps.presets import Preset
-from .models.attention_layer import AttentionLayer, Place
+from .models.attention_layer import AttentionLayer, Kind, Place
 from .models.denoiser_call import Timestep
 from .models.guidance import Branch
 from .prompts.pieces import read_pieces
@@ -66,6 +66,7 @@ class MapRecorder:
         self._stores: dict[Branch, MapStore] = {}
         self._texts: dict[int, object] = {}  # uuid of each branch's conditioning
         self._sigmas: Tensor | None = None  # of this pass
+        self._begun: dict[int, Tensor | None] = {}  # sigmas of each branch's last pass
         self._chunks: list[tuple[int, object]] | None = None  # branch and uuid, of this pass
         self._running: list[MapStore] = []  # in this pass
         self._calls = self._skipped = self._recorded = 0  # the last in this pass
@@ -106,20 +107,25 @@ class MapRecorder:
             self._skipped += 1
         elif not self._problem:
             n_text = cells - math.prod(grid) if is_joint else keys
-            if not self._running:
-                self._begin_pass(len(query), grid, n_text)
             if not skip_reshape:
                 query, key = split_heads(query, heads), split_heads(key, heads)
             mask = mask[:, None] if mask is not None and mask.ndim == 3 else mask
             call = AttentionCall(query, key, mask=four_axes(mask), scale=others.get("scale"))
-            queries = slice(n_text, None) if is_joint else ALL
-            layer = self._layer(transformer_options, grid, heads, is_joint)
-            for store in self._running:
-                if layer.name not in store.sums:
-                    store.layers.append(layer)
-                    store.sums[layer.name] = RunningSum(layer, store.keep)
-                store.sums[layer.name].running = store.passes[-1]
-                store.sums[layer.name].take(softmax_of(call, queries, slice(0, n_text)))
+            self._record(call, transformer_options, grid, n_text, is_joint)
+
+    def _record(
+        self, call: AttentionCall, options: Options, grid: tuple[int, int], n_text: int, joint: bool
+    ) -> None:
+        if not self._running:
+            self._begin_pass(len(call.query), grid, n_text)
+        layer = self._layer(options, grid, call.query.shape[1], "joint" if joint else "cross")
+        attended = softmax_of(call, slice(n_text, None) if joint else ALL, slice(0, n_text))
+        for store in self._running:
+            if layer.name not in store.sums:
+                store.layers.append(layer)
+                store.sums[layer.name] = RunningSum(layer, store.keep)
+            store.sums[layer.name].running = store.passes[-1]
+            store.sums[layer.name].take(attended)
 
     def _follow(self, options: Options) -> None:
         """Notice that another call of the model began, and whether it begins a run."""
@@ -141,11 +147,14 @@ class MapRecorder:
         if rest or not kinds or not {*kinds} <= {0, 1}:
             raise CaptureError(f"cond_or_uncond is {kinds}, for a batch of {batch} rows.")
         texts = [(kind, self._texts.setdefault(kind, text)) for kind, text in chunks]
-        if len({*kinds}) < len(kinds) or texts != chunks:
+        again = any(self._begun.get(kind, ()) is self._sigmas for kind in kinds)
+        if again or len({*kinds}) < len(kinds) or texts != chunks:
             raise CaptureError(
-                "One branch had several conditionings (combined, by area or by time), so which "
-                "text a column belongs to is unknown. Use one for each branch."
+                "One branch had several conditionings (combined, by area or by time) or was drawn "
+                "twice in a step (perturbed-attention guidance), so which text a column belongs to "
+                "is unknown. Draw each branch once, from one conditioning."
             )
+        self._begun |= dict.fromkeys(kinds, self._sigmas)
         for number, branch in enumerate(BRANCHES[kind] for kind in kinds):
             store = self._stores.setdefault(branch, MapStore([], Keep.of(device=self.device)))
             rows = tuple(range(number * images, (number + 1) * images))
@@ -154,7 +163,7 @@ class MapRecorder:
             self._running.append(store)
 
     def _layer(
-        self, options: Options, grid: tuple[int, int], heads: int, is_joint: bool
+        self, options: Options, grid: tuple[int, int], heads: int, attends: Kind
     ) -> AttentionLayer:
         block, number = options.get("block"), options.get("block_index", 0)
         kind = block[0] if block else options.get("block_type")
@@ -164,8 +173,8 @@ class MapRecorder:
         finest = cast(tuple[int, int], self._running[0].latent_size)  # it comes first
         if grid not in (grids := level_grids(finest, 8)):
             raise CaptureError(f"{name} ran on {grid} cells, which is no level of {finest}.")
-        attends, level = "joint" if is_joint else "cross", grids.index(grid)
-        return AttentionLayer(name, _PLACES.get(kind, "block"), attends, level, heads, None)
+        place, level = _PLACES.get(kind, "block"), grids.index(grid)
+        return AttentionLayer(name, place, attends, level, heads, module=None)
 
     def store(self, branch: str = "conditional") -> MapStore:
         """Return the maps of a branch in the last run, ``"conditional"`` for the prompt or

@@ -11,7 +11,7 @@ from torch import Tensor
 import sdattn
 from sdattn.comfy import MapRecorder
 
-TOKEN_PIXELS = 16  # side of an image token in FLUX, Qwen-Image and Z-Image
+TOKEN_PIXELS = 16  # side of an image token in FLUX
 OVERRIDE = "optimized_attention_override"
 _TEXT = ("STRING", {"multiline": True, "tooltip": "The prompt, as in CLIP Text Encode."})
 _READ = {"attention": ("ATTENTION",), "clip": ("CLIP",), "prompt": _TEXT, "image": ("IMAGE",)}
@@ -25,7 +25,7 @@ class WatchAttention:
 
     @classmethod
     def INPUT_TYPES(cls) -> dict[str, Any]:  # noqa: N802
-        told = {"tooltip": "The image's size in pixels, for FLUX and the like; 0 for UNets."}
+        told = {"tooltip": "The image's size in pixels, for FLUX; 0 for UNets."}
         size = ("INT", {"default": 0, "min": 0, "max": 16384, **told})
         return {"required": {"model": ("MODEL",), "width": size, "height": size}}
 

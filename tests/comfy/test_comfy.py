@@ -226,6 +226,15 @@ def test_several_conditionings_are_refused_where_maps_are_read(in_turn):
         recorder.heatmaps(WORDS)
 
 
+@pytest.mark.parametrize("in_turn", [False, True])
+def test_a_second_call_for_a_branch_in_a_step_is_refused(in_turn):
+    """Perturbed-attention guidance calls the model again for the prompt."""
+    recorder = MapRecorder()
+    draw(recorder, in_turn=in_turn, again=True)
+    with pytest.raises(CaptureError, match="twice"):
+        recorder.heatmaps(WORDS)
+
+
 def test_a_text_that_changes_inside_the_run_is_refused():
     recorder = MapRecorder()
     patcher, x = watched(comfy.UNet(), recorder), comfy.latents(*LATENT)

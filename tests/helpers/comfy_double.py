@@ -118,14 +118,17 @@ def states(seed, length, dtype=torch.float32):
     return made.to(dtype)
 
 
-def sample(patcher, x, conds, *, in_turn=False, steps=3, mask=None, start=8.0):
-    """Return the latents, and what each attention call was handed."""
+def sample(patcher, x, conds, *, in_turn=False, steps=3, mask=None, start=8.0, again=False):
+    """Return the latents, and what each attention call was handed; ``again`` calls the model once
+    more for the prompt in each step, which is ``conds[0]``."""
     told, uuids = [], {id(cond): uuid.uuid4() for cond in conds}
     with torch.inference_mode():
         for step in range(steps):
             sigmas = torch.full((len(x),), start / (step + 1))
             now = [cond for cond in conds if step < cond.until]
-            for batch in [[cond] for cond in now] if in_turn else [now[::-1]]:
+            batches = [[cond] for cond in now[::-1]] if in_turn else [now[::-1]]
+            guided = torch.zeros_like(x)
+            for batch in [*batches, now[:1]] if again else batches:
                 length = math.lcm(*(cond.states.shape[1] for cond in batch))
                 texts = [c.states.repeat(len(x), length // c.states.shape[1], 1) for c in batch]
                 options = dict(patcher.model_options["transformer_options"])
@@ -134,7 +137,8 @@ def sample(patcher, x, conds, *, in_turn=False, steps=3, mask=None, start=8.0):
                 options["sigmas"], options["told"] = sigmas, told
                 rows = torch.cat([x] * len(batch))
                 out = patcher.model(rows, torch.cat(texts), options, mask)
-                x = x - 0.1 * out.chunk(len(batch))[0] / out.abs().max()
+                guided = guided + out.chunk(len(batch))[0] / out.abs().max()
+            x = x - 0.1 * guided
     return x, told
 
 
