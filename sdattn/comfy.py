@@ -81,7 +81,7 @@ class MapRecorder:
         try:
             self._see(*args, **kwargs)
         except Exception as error:  # any: an image is worth more than its maps
-            self._problem = self._problem or str(error)
+            self._problem = self._problem or str(error) or repr(error)
         return output
 
     @torch.no_grad()
@@ -139,6 +139,7 @@ class MapRecorder:
         if again and float(Timestep(sigmas)) >= float(Timestep(self._sigmas)):
             self.reset()
         self._sigmas, self._chunks, self._running, self._recorded = sigmas, chunks, [], 0
+        self._texts = {**dict(chunks), **self._texts}
 
     def _begin_pass(self, batch: int, grid: tuple[int, int], n_text: int) -> None:
         chunks = self._chunks or []
@@ -146,9 +147,8 @@ class MapRecorder:
         images, rest = divmod(batch, max(len(kinds), 1))
         if rest or not kinds or not {*kinds} <= {0, 1}:
             raise CaptureError(f"cond_or_uncond is {kinds}, for a batch of {batch} rows.")
-        texts = [(kind, self._texts.setdefault(kind, text)) for kind, text in chunks]
         again = any(self._begun.get(kind, ()) is self._sigmas for kind in kinds)
-        if again or len({*kinds}) < len(kinds) or texts != chunks:
+        if again or len({*kinds}) < len(kinds) or {*chunks} - {*self._texts.items()}:
             raise CaptureError(
                 "One branch had several conditionings (combined, by area or by time) or was drawn "
                 "twice in a step (perturbed-attention guidance), so which text a column belongs to "

@@ -206,6 +206,9 @@ def test_a_run_of_one_step_replaces_the_last(in_turn):
 
 def test_an_error_of_the_last_run_is_gone_with_the_next():
     recorder = MapRecorder()
+    draw(recorder, conds=[comfy.Cond(2, comfy.states(3, 7))])
+    with pytest.raises(CaptureError, match="cond_or_uncond"):
+        recorder.heatmaps(WORDS)
     draw(recorder, conds=[*two_conds(), comfy.Cond(0, comfy.states(3, 7))])
     with pytest.raises(CaptureError, match="conditionings"):
         recorder.heatmaps(WORDS)
