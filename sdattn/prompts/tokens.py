@@ -163,17 +163,22 @@ def read_source(
 
 
 def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prompt:
-    """Place a prompt's words on its columns: a word owns the tokens that share a character with
-    it."""
-    words = split_words(source.prompt, added_words(tokenizer, source))
+    """Place a prompt's words on its columns, see :func:`place`."""
+    return place(source.prompt, tokens, added_words(tokenizer, source))
+
+
+def place(text: str, tokens: Sequence[Token], whole: Sequence[tuple[int, int]] = ()) -> Prompt:
+    """Place a text's words on its columns: a word owns the tokens that share a character with it.
+    ``whole`` are spans that are one word."""
+    words = split_words(text, whole)
     if not words:
-        raise empty_prompt(source.prompt)
+        raise empty_prompt(text)
     # The word of each character; a token belongs to every word that it shares a character with.
     owner = {
         char: i
         for i, (_, start, end) in enumerate(words)
         for char in range(start, end)
-        if not source.prompt[char].isspace()
+        if not text[char].isspace()
     }
     columns: list[list[int]] = [[] for _ in words]
     for column, token in enumerate(tokens):
@@ -181,7 +186,7 @@ def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prom
             for i in {owner[char] for char in range(token.start, token.end) if char in owner}:
                 columns[i].append(column)
     placed = (Word(*word, tuple(own)) for word, own in zip(words, columns, strict=True))
-    return Prompt(source.prompt, tuple(placed), tuple(tokens))
+    return Prompt(text, tuple(placed), tuple(tokens))
 
 
 def read_labels(labels: Mapping[str, Sequence[int]], n_columns: int) -> Prompt:
