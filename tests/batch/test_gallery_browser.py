@@ -277,6 +277,7 @@ def type_word(page, text):
 
 
 SOURCES = "all => all.map((one) => [one.getAttribute('src').split('/').at(-1), one.alt])"
+DIMMED = "all => all.map((one) => getComputedStyle(one.querySelector('img')).opacity < 1)"
 SEEN = "all => all.every((one) => one.naturalWidth > 0)"
 
 
@@ -293,7 +294,8 @@ def test_a_typed_word_shows_its_heatmaps_over_the_items_that_have_it(tmp_path, o
     assert images.evaluate_all(SEEN)
     assert page.inner_text("#shown") == "“CAT” over 2 of 3"
     heat, bare = (images.nth(i).bounding_box() for i in (0, 1))
-    assert heat["height"] > bare["height"]  # with its caption, which has the peak
+    assert heat["height"] == bare["height"]  # cards do not jump
+    assert page.locator(".item").evaluate_all(DIMMED) == [False, True, False]
     type_word(page, "girl's")
     assert images.evaluate_all(SOURCES)[2] == ["02-girl-s.png", "Heatmap of “girl's”"]
     type_word(page, "<")
@@ -308,6 +310,7 @@ def test_a_typed_word_shows_its_heatmaps_over_the_items_that_have_it(tmp_path, o
     assert images.evaluate_all(SEEN)
     left, right = (images.nth(i).bounding_box() for i in (0, 1))
     assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
+    assert page.locator(".heats").bounding_box()["height"] == bare["height"]
     type_word(page, "a dog")  # not beside each other
     assert images.evaluate_all(SOURCES)[1:3] == [
         ["01-a.png", "Heatmap of “a”"],

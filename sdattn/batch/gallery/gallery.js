@@ -110,6 +110,7 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
   const places = placesOf(words);
   if (places.length) item.append(heats(places, place, words, width, height));
   else if (data.has_images) item.append((edited ? pair : thumbnail)(place, width, height));
+  item.classList.toggle("without", asked() !== "" && !places.length);
   const text = make("div", "text");
   const said = make("p", "prompt", edited ? `${source} \u2192 ${prompt}` : prompt);
   said.dir = "auto";
@@ -306,6 +307,7 @@ if (data.rows.length) {
   offer("cut", data.rows.filter((row) => row[7].length).length);
   offer("blanked", data.rows.filter((row) => row[8]).length);
   const shapes = new Set(data.rows.map((row) => row[5] / row[6]));
+  $("cards").classList.toggle("alike", shapes.size === 1);
   if (shapes.size === 1) $("cards").style.setProperty("--ratio", [...shapes][0]);
   listen();
   recall();
