@@ -104,7 +104,7 @@ def pipeline_of(pipe: Any, *others: object) -> Pipeline:
     pipeline."""
     is_swapped = any(held_model(other) is not None for other in others)
     if isinstance(pipe, (str, Path)) and not is_swapped:
-        return load_pipeline(pipe)  # type: ignore[no-any-return]
+        return load_pipeline(pipe)
     found: Pipeline | None = find_denoiser(pipe).pipeline
     if found is None:
         raise InvalidTypeError(

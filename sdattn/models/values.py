@@ -3,7 +3,7 @@ them at once."""
 
 import math
 import secrets
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
@@ -89,7 +89,7 @@ def seeds_of(seed: int | Sequence[int] | None, images: int = 1) -> list[int]:
     """
     if seed is None:
         return checked_seeds(secrets.randbelow(2**32), images)
-    if whole(seed) is not None or isinstance(seed, str) or not hasattr(seed, "__iter__"):
+    if whole(seed) is not None or isinstance(seed, str) or not isinstance(seed, Iterable):
         return checked_seeds(seed, images)
     seeds = [checked for one in seed for checked in checked_seeds(one)]
     if len(seeds) != images:

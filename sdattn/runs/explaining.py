@@ -116,7 +116,8 @@ def explain(
     # As in generate(): all that can be refused is, before the model runs.
     chosen_timesteps = _checked_timesteps(pipe, timesteps, invert)
     prompts = checked_prompts(prompt)
-    given = [as_image(one) for one in (image if isinstance(image, (list, tuple)) else [image])]
+    several: Sequence[Any] = image if isinstance(image, (list, tuple)) else [image]
+    given = [as_image(one) for one in several]
     images = _fitted(pipe, given, prompts)
     options = _checked_options(pipe, options, chosen_timesteps, images[0].size)
     read = read_prompts(pipe, prompts, **options)
