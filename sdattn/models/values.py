@@ -27,12 +27,9 @@ def check_values(options: Options) -> None:
             of steps, images or frames, not whole and above 0, or a text as for `check_text`.
     """
     if taken := sorted(OURS & set(options)):
-        seeds = (
-            "Pass `seed`, which the noise is drawn from, or use" if "generator" in taken else "Use"
-        )
-        text = (
-            f"{option_names(taken)} cannot be chosen here. {seeds} `capture()` around the pipeline."
-        )
+        seeds = ", or pass `seed` for the noise" if "generator" in taken else ""
+        advice = f"Use `capture()` around the pipeline{seeds}."
+        text = f"{option_names(taken)} cannot be chosen here. {advice}"
         raise InvalidValueError(text)
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):

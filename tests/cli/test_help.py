@@ -69,7 +69,7 @@ def test_help_is_shown_as_it_is_written(text, shown):
     ("choice", "values"),
     [
         (options.Preset, tuple(PRESETS)),
-        (options.Dtype, ("float32", "float16", "bfloat16")),
+        (options.Dtype, tuple(DTYPES)),
         (options.Refine, ("self",)),
     ],
 )

@@ -73,7 +73,7 @@ def test_a_reason_is_one_line_with_its_type_where_nobody_worded_it():
 
 def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(invoke, model, monkeypatch):
     """With a fault put into `generate`, which ended as `sdattn: x` once."""
-    monkeypatch.setattr("sdattn.runs.generation.checked_seeds", lambda *_: {}["x"])
+    monkeypatch.setattr("sdattn.runs.generation.seeds_of", lambda *_: {}["x"])
     code, out, err = invoke("generate", "a cat", "--model", model, "--device", "cpu")
     assert (code, out) == (1, "")
     assert "Traceback (most recent call last)" in err and "runs/generation.py" in err
