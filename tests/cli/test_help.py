@@ -13,6 +13,7 @@ from sdattn.cli import options, show
 from sdattn.edit.editing import Mode
 from sdattn.figures import KINDS
 from sdattn.inversion.invert import invert
+from sdattn.loading.devices import DTYPES
 from sdattn.models.demos import DEMOS, demo_named
 from sdattn.runs.drawings import PARTS
 
