@@ -5,12 +5,10 @@ import json
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from ..errors import InvalidValueError
 from ..runs.option_names import PIPELINE
 from .output import Output
 
@@ -48,7 +46,7 @@ Device = Annotated[
     ),
 ]
 Dtype = Annotated[
-    Literal["float32", "float16", "bfloat16"] | None,
+    Literal["float32", "float16", "bfloat16", "fp32", "fp16", "bf16"] | None,
     typer.Option(
         help="Default: on CUDA bfloat16 for FLUX, Qwen-Image and Sana, float16 for others; float32 "
         "elsewhere."
@@ -126,8 +124,6 @@ def folder_named(name: str) -> Any:
     return typer.Option(help=f"Output folder (default: outputs/{name}).")
 
 
-# Formats to open: other readers of Pillow start programs, Ghostscript for EPS
-PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
 _WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
     "max_bytes",
@@ -189,12 +185,6 @@ def budget(number: int | None) -> Any:
     return Budget.of(number, COMMAND)
 
 
-def dtype_of(name: str | None) -> Any:
-    import torch
-
-    return None if name is None else getattr(torch, name)
-
-
 def load(
     model: str,
     device: str | None,
@@ -232,9 +222,8 @@ def _loaded(model: str, device: str | None, dtype: str | None, loading: Loading)
     from ..loading.pipelines import load_pipeline
     from ..loading.quiet import quiet_libraries
 
-    torch_dtype = dtype_of(dtype)
     quiet_libraries()
-    return load_pipeline(model, device=device, dtype=torch_dtype, **(loading or {}))
+    return load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
 
 
 def limit_threads(pipe: Any) -> None:
@@ -250,27 +239,3 @@ def limit_threads(pipe: Any) -> None:
     size = sum(weight.numel() for part in modules for weight in part.parameters())
     if device_of(pipe).type == "cpu" and size < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-
-
-def open_image(path: Path) -> Any:
-    """Read a whole image file as a PIL image.
-
-    Raises:
-        OSError: it cannot be opened.
-        ValueError: it holds no image of :data:`PHOTOS`, or a broken one.
-    """
-    from PIL import Image, UnidentifiedImageError
-
-    Image.init()
-    formats = [name for name in PHOTOS if name in Image.OPEN]  # AVIF is not in every Pillow
-    with open(path, "rb") as file:
-        try:
-            image = Image.open(file, formats=formats)
-            image.load()
-            image.filename = str(path)  # as if it were opened by its name
-        except UnidentifiedImageError as error:
-            choice = f"{', '.join(formats[:-1])} or {formats[-1]}"
-            raise InvalidValueError(f"{path} is not a readable image. Pass {choice}.") from error
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InvalidValueError(f"{path} is not a readable image: {error}") from error
-    return image

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
-from ..errors import InvalidValueError, NotFoundError, SdattnWarning, warn
+from ..errors import InvalidValueError, NotFoundError, SdattnWarning, did_you_mean, warn
 from .tokenizing import EOS, SOS, Token, added_words, filled, tokenize, with_vectors
 from .words import Source, empty_prompt, merge_spans, split_phrase, split_words
 
@@ -75,9 +75,10 @@ class Prompt:
             raise NotFoundError(f"Asked for {phrase!r}, which contains no word.")
         found = self._occurrences(wanted)
         if not found:
+            known = dict.fromkeys(word.text for word in self.words)
             raise NotFoundError(
                 f"{phrase!r} is not in the prompt. Its words are: "
-                f"{', '.join(dict.fromkeys(word.text for word in self.words))}."
+                f"{', '.join(known)}.{did_you_mean(phrase, known)}"
             )
         found = [words for words in found if all(word.columns for word in words)]
         if not found:

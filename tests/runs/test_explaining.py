@@ -293,7 +293,7 @@ def test_images_of_every_mode(pipe, mode):
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"image": "cat.png"}, TypeError, "str.*PIL"),
+        ({"image": "cat.png"}, FileNotFoundError, "no file"),
         ({"image": Image.new("RGB", (0, 4))}, ValueError, r"\(0, 4\) pixels"),
         ({"image": Image.new("F", (8, 8))}, ValueError, "mode F"),
         ({"image": []}, ValueError, r"0 image\(s\) and 1 prompt\(s\)"),
