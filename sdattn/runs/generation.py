@@ -9,7 +9,6 @@ from ..control import knockout_plan, knockouts
 from ..control.knockout_plan import KnockoutPlan
 from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
 from ..hooks.budget import Budget
-from ..loading.options import lora_names, options_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.call_facts import images_a_prompt
@@ -207,7 +206,7 @@ def prepare(
     settings = capture_settings(pipe, chosen, read, options, watch)
     texts = (word.text for prompt in read for word in prompt.words)
     demo = demo_of(pipe)
-    if demo and (warning := demo.unlearnt(texts, lora_names(options_of(pipe)))):
+    if demo and (warning := demo.unlearnt(texts)):
         warn(warning, SdattnWarning)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
     # with a callback the steps before the preset's part would be kept too, in place of all steps
