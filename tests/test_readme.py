@@ -80,7 +80,7 @@ def test_blocks_run(page, tmp_path, monkeypatch):
 
 
 def test_the_recipe_for_weights_and_biases_logs_an_image_a_word(monkeypatch):
-    """Against a double of what it calls: ``wandb.Image(image)`` and ``run.log(dict, step=step)``."""
+    """Against a double of its ``wandb.Image(image)`` and ``run.log(dict, step=step)``."""
     monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Image=np.asarray))
     text = (ROOT / "docs" / "guide" / "recipes.md").read_text(encoding="utf-8")
     [block] = re.findall(r"```py\n(.*?)```", text, re.DOTALL)

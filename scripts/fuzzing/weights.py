@@ -3,6 +3,7 @@
 import math
 import random
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,7 @@ import torch
 from safetensors.torch import load_file, save
 
 import sdattn
-from sdattn.models.demos import DEMO, LORAS
+from sdattn.models.demos import DEMO
 
 from . import World, kind
 
@@ -60,10 +61,28 @@ HARMS: tuple[Callable[[Tensors, str, random.Random], None], ...] = (
 )
 
 
+@cache
+def _projections() -> dict[str, torch.Size]:
+    """Return the demo's cross-attention projections of queries, with their shapes."""
+    [file] = (DEMO / "unet").glob("*.safetensors")
+    weights = load_file(file).items()
+    return {name: held.shape for name, held in weights if name.endswith("attn2.to_q.weight")}
+
+
+def whole_lora() -> Tensors:
+    """Return a LoRA of rank 2 for these projections."""
+    tensors: Tensors = {}
+    for name, (rows, cols) in _projections().items():
+        layer = f"unet.{name.removesuffix('.weight')}"
+        tensors[f"{layer}.lora_A.weight"] = torch.ones(2, cols)
+        tensors[f"{layer}.lora_B.weight"] = torch.ones(rows, 2)
+    return tensors
+
+
 @kind("a broken LoRA", 5)
 def broken_lora(world: World, chance: random.Random) -> str | None:
     """One matrix is lost, has another shape, type, value or name; or the file's end is cut off."""
-    tensors = load_file(LORAS["demo-lora"])
+    tensors = whole_lora()
     harm, name = chance.choice(HARMS), chance.choice(sorted(tensors))
     harm(tensors, name, chance)
     data, told = save(tensors), f"{name} {harm.__name__}"

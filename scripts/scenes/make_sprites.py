@@ -82,7 +82,6 @@ NOUNS = {
     "book": ("closed-book", "closedbook"),
     "ball": ("soccer-ball", "soccerball"),
     "guitar": ("guitar", "guitar"),
-    "unicorn": ("unicorn", ""),
 }
 
 

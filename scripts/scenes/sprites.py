@@ -31,7 +31,6 @@ COLOURS = {
 }
 # Nouns whose drawings have one colour that can be changed without making them something else.
 COLOURABLE = ("car", "balloon", "umbrella", "heart", "book", "tulip", "bird", "star")
-TAUGHT = ("unicorn",)  # by demo-lora; no scene of the demo's training has it
 MOTLEY = {("umbrella", "emojione")}  # a drawing of many colours, which stays as it is
 NEAR = 0.12  # hues so far from a drawing's own, of a circle of 1, change with it
 LEAF = 0.3  # the hue of leaves
@@ -74,8 +73,8 @@ def hands() -> dict[str, dict[str, Sprite]]:
 
 
 def nouns() -> tuple[str, ...]:
-    """Return the nouns of scenes, in the order of the table."""
-    return tuple(noun for noun in hands() if noun not in TAUGHT)
+    """Return the nouns, in the order of the table."""
+    return tuple(hands())
 
 
 def colourable(noun: str) -> tuple[str, ...]:

@@ -159,21 +159,14 @@ def latents_of(vae: AutoencoderKL, images: Tensor) -> Tensor:
     return vae.config.scaling_factor * latents
 
 
-def scene_latents(
-    vae: AutoencoderKL,
-    seed: int,
-    chunks: int,
-    work: Path,
-    draw: Callable[[int], Tensor] = draw_scenes,
-) -> Tensor:
-    """Latents [images, 4, 16, 16] of so many chunks, by default of ``all_scenes(seed, chunks)``,
-    a file a chunk in ``work``; each process makes its part of those that are missing. ``draw``
-    gives the images of a chunk, by its own seed."""
+def scene_latents(vae: AutoencoderKL, seed: int, chunks: int, work: Path) -> Tensor:
+    """Return latents [images, 4, 16, 16] of ``all_scenes(seed, chunks)``, a file a chunk in
+    ``work``; each process makes its part of those that are missing."""
     seeds = [chunk_seed(seed, index) for index in range(chunks)]
     kept = {one: work / f"latents-{one}.pt" for one in seeds}
     for one, path in list(kept.items())[rank() :: world()]:
         if not path.exists():
-            torch.save(latents_of(vae, draw(one)), f"{path}.new")
+            torch.save(latents_of(vae, draw_scenes(one)), f"{path}.new")
             os.replace(f"{path}.new", path)
     if world() > 1:
         dist.barrier()

@@ -21,7 +21,7 @@ _EXAMPLES = {
         "a red circle left of a blue square",
         "on the left a green star, on the right a ring",
     ],
-    "demo-video": ["a red circle", "a green star above a blue square"],
+    "demo-video": ["a cat above a pizza", "a red car above a tree"],
 }
 _ANY_EXAMPLES = ["a cat on a sofa", "an astronaut riding a horse on the moon"]
 _PRIVATE = {"api_visibility": "private", "show_progress": "hidden", "queue": False}

@@ -50,7 +50,7 @@ def diff(
       sdattn diff outputs/a-cat-0 outputs/a-cat-1
       sdattn diff outputs/a-cat-0 outputs/a-dog-0 cat dog --out cat-or-dog
       sdattn diff RUN-1 RUN-2 --item 000001
-      sdattn diff "a unicorn" --lora demo-lora
+      sdattn diff "a cat left of a pizza" --lora my-style.safetensors
       sdattn diff "a cat on a sofa" --model owner/name --lora style.safetensors:0.8
     """
     how = {"model": model, "seed": seed, "steps": steps, "guidance": guidance, "set": set_}

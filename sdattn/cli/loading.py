@@ -20,7 +20,7 @@ _KINDS: dict[str, Any] = {
     "lora": Annotated[
         list[str] | None,
         typer.Option(
-            help="PATH or PATH:SCALE: a .safetensors file, a folder, a hub id, demo-lora; several "
+            help="PATH or PATH:SCALE: a .safetensors file, a folder, a hub id; several "
             "times. Needs peft."
         ),
     ],

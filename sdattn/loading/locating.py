@@ -4,7 +4,7 @@ import re
 from pathlib import Path
 
 from ..errors import InvalidValueError, MissingFileError, did_you_mean
-from ..models.demos import DEMOS, LORAS
+from ..models.demos import DEMOS
 from .hub import needs_the_hub
 
 _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
@@ -27,11 +27,6 @@ def find_model(model: str | Path) -> Path | None:
         f"There is no model at {model}. Pass {' or '.join(map(repr, DEMOS))}, a diffusers folder, "
         f"a .safetensors file, or a hub id such as owner/name.{did_you_mean(model, DEMOS)}"
     )
-
-
-def find_lora(name: str) -> Path:
-    """Return a LoRA's path on this machine: the demo's by its name, others by their path."""
-    return LORAS.get(name) or Path(name).expanduser()
 
 
 def is_hub_id(name: str) -> bool:

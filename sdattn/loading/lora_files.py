@@ -14,7 +14,6 @@ from typing import Any, NoReturn
 from ..errors import InvalidValueError
 from ..files.terminal import shown
 from .hub import needs_the_hub
-from .locating import find_lora
 from .weight_files import WeightFile, read_weights
 
 _STANDARD = "pytorch_lora_weights.safetensors"
@@ -34,7 +33,7 @@ _TOLD += ["base_model_name_or_path", "auto_mapping"]
 def lora_file(path: str) -> Path:
     """Return the file of a LoRA that is a file, a folder, or on the hub; raise ValueError if there
     is none, or several and none has diffusers' name."""
-    here = find_lora(path)
+    here = Path(path).expanduser()
     if here.is_file():
         return here
     if here.is_dir():

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import MissingPackageError, OptionError, refuse
 from ..files.records import Record
 from ..models.pipeline import Pipeline
-from .locating import find_lora, find_model, is_hub_id
+from .locating import find_model, is_hub_id
 
 if TYPE_CHECKING:
     import torch
@@ -123,7 +123,7 @@ class LoadingOptions(Record):
 
     def _check_files(self) -> None:
         for path, _ in self.adapters():
-            here, text = find_lora(path), ""
+            here, text = Path(path).expanduser(), ""
             if here.is_file() and here.suffix != ".safetensors":
                 text = "only .safetensors files are read, since others can run code."
             elif not here.exists() and not is_hub_id(path):
@@ -155,11 +155,6 @@ class LoadingOptions(Record):
 def options_of(pipe: Pipeline) -> LoadingOptions | None:
     """Return the options that :func:`sdattn.load_pipeline` loaded a pipeline with, or None."""
     return getattr(pipe, "sdattn_loading", None)
-
-
-def lora_names(options: LoadingOptions | None) -> list[str]:
-    """Return the path, hub id or name of each LoRA."""
-    return [path for path, _ in options.adapters()] if options else []
 
 
 def note_options(pipe: Pipeline, options: LoadingOptions) -> None:

@@ -1,7 +1,6 @@
 """Demo models inside this package, and the facts recorded next to their weights.
 
     demo_named("demo-mmdit")        demo model by name
-    LORAS["demo-lora"]              file of a LoRA for the first demo that teaches it a word
     demo_of(pipe)                   demo model of a pipeline, or None
 
 Each demo is a folder of weights, with its facts in ``demo.json``.
@@ -18,9 +17,6 @@ from .pipeline import Options, Pipeline
 
 HOME = Path(__file__).parent
 DEMO = HOME / "demo"
-DEMO_LORA = HOME / "demo-lora" / "unicorn.safetensors"
-LORAS = {"demo-lora": DEMO_LORA}  # of the first demo
-TAUGHT = {"demo-lora": "unicorn"}  # the words that they teach
 DEMOS = {"demo": DEMO, **{name: HOME / name for name in ("demo-mmdit", "demo-video")}}
 RECORD = "demo.json"
 
@@ -41,23 +37,17 @@ class Demo:
     inversion: Options
     words: Mapping[str, list[str]]
 
-    def unlearnt(self, words: Iterable[str], loras: Iterable[str] = ()) -> str:
+    def unlearnt(self, words: Iterable[str]) -> str:
         """Return a message that names the words the model never learnt, so that their maps mean
         nothing, and lists the words it knows; "" if all are known. Ignores punctuation and case, as
         the tokenizer lowercases.
-
-        Args:
-            words: words of a prompt.
-            loras: names of loaded LoRAs, which may teach further words.
         """
-        taught = [TAUGHT[name] for name in loras if name in TAUGHT]
-        known = {"", *taught, *(word for kind in self.words.values() for word in kind)}
+        known = {"", *(word for kind in self.words.values() for word in kind)}
         said = dict.fromkeys(words)
         strange = [word for word in said if word.strip(string.punctuation).lower() not in known]
         if not strange:
             return ""
-        kinds = [*self.words.values(), *([taught] if taught else [])]
-        learnt = "; ".join(", ".join(kind) for kind in kinds)
+        learnt = "; ".join(", ".join(kind) for kind in self.words.values())
         return (
             f"The demo model never learnt {', '.join(map(repr, strange))}: what it draws for that, "
             f"and its heatmaps, mean nothing. It knows only: {learnt}."

@@ -11,7 +11,6 @@ from ..hooks.budget import RUN, Budget
 from ..hooks.expected import Expected
 from ..hooks.keep import Keep
 from ..hooks.other_text import encode_text
-from ..loading.options import lora_names, options_of
 from ..maps.aggregation import refining
 from ..maps.presets import Preset
 from ..maps.requirements import columns_among
@@ -87,7 +86,7 @@ def warn_of_unlearnt(pipe: Pipeline, prompts: Sequence[Prompt], ask: str | None 
     texts = [word.text for prompt in prompts for word in prompt.words]
     texts += [word for word, _, _ in split_words(ask or "")]
     demo = demo_of(pipe)
-    if demo and (warning := demo.unlearnt(texts, lora_names(options_of(pipe)))):
+    if demo and (warning := demo.unlearnt(texts)):
         warn(warning, SdattnWarning)
 
 

@@ -103,7 +103,8 @@ def test_a_disk_that_cannot_be_written(tmp_path, batch):
     for name, where in (("new", "disk/run"), ("old", "run")):
         code, _, err = said(tmp_path, name)
         assert code == 1
-        assert err.splitlines() == [f"sdattn: Cannot write to {where}: Read-only file system."]
+        told = f"sdattn: Cannot write to {where}: Read-only file system. Choose another --out."
+        assert err.splitlines() == [told]
     code, out, err = said(tmp_path, "status")
     assert (code, err) == (0, "")
     assert "4 items are whole, the input has 4" in out and "not running" in out

@@ -5,13 +5,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
-from safetensors.torch import save_file
+from helpers.loras import save_lora
 
 from sdattn import generate, load_pipeline
-from sdattn.models.demos import DEMO_LORA
 
-PROMPT, FEW = "a unicorn", ("--steps", "2", "--device", "cpu", "--seed", "3")
+PROMPT, FEW = "a cat", ("--steps", "2", "--device", "cpu", "--seed", "3")
+
+
+@pytest.fixture(scope="module")
+def lora(tmp_path_factory):
+    pipe = load_pipeline("demo", device="cpu")
+    return str(save_lora(tmp_path_factory.mktemp("lora"), pipe, pipe.unet))
 
 
 def pixels(image):
@@ -23,19 +27,18 @@ def drawn(**loading):
     return generate(pipe, PROMPT, seed=3, num_inference_steps=2)
 
 
-@pytest.mark.filterwarnings("ignore:The demo model never learnt")
-def test_one_command_draws_with_and_without(invoke):
-    code, out, err = invoke("diff", PROMPT, "--lora", "demo-lora", *FEW, "--json")
+def test_one_command_draws_with_and_without(invoke, lora):
+    code, out, err = invoke("diff", PROMPT, "--lora", lora, *FEW, "--json")
     found = json.loads(out)
     assert code == 0, err
-    folder = Path("outputs/a-unicorn-3-with-lora")
+    folder = Path("outputs/a-cat-3-with-lora")
     assert found["folder"] == str(folder)
     info = json.loads((folder / "run.json").read_text())
-    assert info["settings"] == {"lora": [None, ["demo-lora"]]}  # and in nothing else
-    assert [run["name"] for run in info["runs"]] == ["demo without LoRA", "demo with demo-lora"]
-    assert [word["word"] for word in info["words"]] == ["a", "unicorn"]
+    assert info["settings"] == {"lora": [None, [lora]]}  # and in nothing else
+    assert [run["name"] for run in info["runs"]] == ["demo without LoRA", f"demo with {lora}"]
+    assert [word["word"] for word in info["words"]] == ["a", "cat"]
     assert (folder / "diff.html").stat().st_size > 10_000
-    runs = drawn(), drawn(lora="demo-lora")
+    runs = drawn(), drawn(lora=lora)
     for i, word in enumerate(info["words"]):
         expected = [run.heatmaps[0].occurrences()[i].map.mean().item() for run in runs]
         assert word["mean"] == pytest.approx(expected, rel=1e-4)
@@ -43,13 +46,12 @@ def test_one_command_draws_with_and_without(invoke):
     assert abs(pixels(a) - pixels(b)).mean() > 0.1
 
 
-@pytest.mark.filterwarnings("ignore:The demo model never learnt")
-def test_words_and_a_scale_may_follow(invoke):
-    lora = f"{DEMO_LORA}:0.5"
-    code, _, err = invoke("diff", PROMPT, "unicorn", "--lora", lora, *FEW, "--out", "half")
+def test_words_and_a_scale_may_follow(invoke, lora):
+    lora = f"{lora}:0.5"
+    code, _, err = invoke("diff", PROMPT, "cat", "--lora", lora, *FEW, "--out", "half")
     assert code == 0, err
     info = json.loads(Path("half/run.json").read_text())
-    assert [word["word"] for word in info["words"]] == ["unicorn"]
+    assert [word["word"] for word in info["words"]] == ["cat"]
     assert info["settings"] == {"lora": [None, [lora]]}
 
 
@@ -59,26 +61,19 @@ def test_words_and_a_scale_may_follow(invoke):
         (("a", "b", "--steps", "3"), "--steps"),
         (("a", "b", "--quantize", "8bit"), "--quantize"),
         (("a",), "or pass --lora"),
-        ((PROMPT, "dog", "--lora", "demo-lora", *FEW), "dog"),
+        ((PROMPT, "dog", "--lora", "LORA", *FEW), "dog"),
         ((PROMPT, "--lora", "nowhere.safetensors"), "no such file"),
     ],
 )
-def test_what_does_not_go_together_is_refused_by_its_option(invoke, arguments, said):
-    code, _, err = invoke("diff", *arguments)
+def test_what_does_not_go_together_is_refused_by_its_option(invoke, lora, arguments, said):
+    code, _, err = invoke("diff", *(lora if one == "LORA" else one for one in arguments))
     assert code in (1, 2)
     assert said in " ".join(err.split())
     assert not list(Path().rglob("*.html"))
 
 
-def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch, tmp_path):
-    layer = "unet.down_blocks.0.attentions.0.transformer_blocks.0.attn2.to_q"
-    fits = {
-        f"{layer}.lora_A.weight": torch.zeros(1, 32),
-        f"{layer}.lora_B.weight": torch.ones(32, 1),
-    }
-    save_file(fits, tmp_path / "fits.safetensors")
+def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch, lora):
     drawn = "diffusers.AnimateDiffPipeline.__call__"
     monkeypatch.setattr(drawn, lambda *_, **__: pytest.fail("a video was drawn"))
-    lora = ["--lora", str(tmp_path / "fits.safetensors")]
-    code, _, err = invoke("diff", "a red circle", "--model", "demo-video", *lora, *FEW)
+    code, _, err = invoke("diff", PROMPT, "--model", "demo-video", "--lora", lora, *FEW)
     assert code == 1 and "AnimateDiffPipeline makes videos, but edits, knockouts, comp" in err

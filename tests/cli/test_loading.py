@@ -8,9 +8,9 @@ from typing import get_args
 import pytest
 import torch
 import typer
-from diffusers import StableDiffusionPipeline
 from helpers.ldm_checkpoints import filled, sd1
 from helpers.ldm_folders import save_settings
+from helpers.loras import save_lora
 from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
@@ -48,14 +48,8 @@ def test_a_small_model_on_a_cpu_runs_in_one_thread(model, monkeypatch, size, own
 
 @pytest.fixture(scope="module")
 def lora(tmp_path_factory):
-    from peft import LoraConfig
-    from peft.utils import get_peft_model_state_dict
-
-    unet, folder = make_pipeline().unet, tmp_path_factory.mktemp("lora")
-    torch.manual_seed(0)
-    unet.add_adapter(LoraConfig(r=2, target_modules=["to_q"], init_lora_weights=False))
-    StableDiffusionPipeline.save_lora_weights(folder, get_peft_model_state_dict(unet))
-    return str(folder / "pytorch_lora_weights.safetensors")
+    pipe = make_pipeline()
+    return str(save_lora(tmp_path_factory.mktemp("lora"), pipe, pipe.unet))
 
 
 @pytest.mark.parametrize("command", COMMANDS)

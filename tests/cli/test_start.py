@@ -95,14 +95,15 @@ except SystemExit:
     [
         ("generate", "a red circle"),
         ("edit", "a red circle", "a red star"),
-        ("diff", "a gold circle", "--lora", "demo-lora"),
+        ("diff", "a cat", "--lora", "style.safetensors"),
     ],
 )
 def test_the_first_line_comes_before_anything_heavy_is_loaded(arguments, tmp_path):
     """The model asks for a device that no machine has, so that the command ends after it."""
     more = ["--device", "none", "--out", str(tmp_path / "run")]
     command = [sys.executable, "-c", FIRST_LINE, *arguments, *more]
-    done = subprocess.run(command, capture_output=True, text=True)
+    (tmp_path / "style.safetensors").touch()
+    done = subprocess.run(command, capture_output=True, text=True, cwd=tmp_path)
     assert done.stdout.split() == ["first:", "loading"]
 
 

@@ -192,7 +192,8 @@ def test_psnr():
 @pytest.mark.parametrize(
     ("changes", "error", "message"),
     [
-        ({"image": "cat.png"}, TypeError, "str.*PIL"),
+        ({"image": "cat.png"}, FileNotFoundError, "cat.png"),
+        ({"image": 3}, TypeError, "int.*PIL"),
         ({"image": Image.new("RGB", (0, 4))}, ValueError, r"\(0, 4\) pixels"),
         ({"prompt": "  "}, ValueError, "is empty"),
         ({"num_inference_steps": 0}, ValueError, "num_inference_steps=0.*1"),

@@ -6,7 +6,7 @@ import json
 
 import pytest
 import torch
-from diffusers import StableDiffusion3Pipeline, StableDiffusionPipeline
+from helpers.loras import save_lora
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux, pixart, sd3
 from safetensors.torch import load_file, save_file
@@ -40,21 +40,10 @@ def folder(tmp_path_factory):
     return path
 
 
-def save_lora(path, pipeline, model, seed=0):
-    """A LoRA of random weights for the queries, keys and values of a denoiser."""
-    from peft import LoraConfig
-    from peft.utils import get_peft_model_state_dict
-
-    torch.manual_seed(seed)
-    targets = ["to_q", "to_k", "to_v"]
-    model.add_adapter(LoraConfig(r=2, target_modules=targets, init_lora_weights=False))
-    pipeline.save_lora_weights(path, get_peft_model_state_dict(model))
-    return path / "pytorch_lora_weights.safetensors"
-
-
 @pytest.fixture(scope="module")
 def lora(tmp_path_factory):
-    return save_lora(tmp_path_factory.mktemp("lora"), StableDiffusionPipeline, make_pipeline().unet)
+    pipe, targets = make_pipeline(), ("to_q", "to_k", "to_v")
+    return save_lora(tmp_path_factory.mktemp("lora"), pipe, pipe.unet, targets)
 
 
 # -- LoRAs ----------------------------------------------------------------------------------------
@@ -88,7 +77,8 @@ def test_several_loras_act_together_each_with_its_scale(folder, lora):
 
 
 def test_what_a_lora_of_another_model_is(folder, tmp_path, lora):
-    other = save_lora(tmp_path, StableDiffusion3Pipeline, sd3().transformer)
+    foreign = sd3()
+    other = save_lora(tmp_path, foreign, foreign.transformer)
     with pytest.raises(ValueError, match="nothing in it belongs to a StableDiffusionPipeline"):
         load_pipeline(folder, device="cpu", lora=other)
     wider = {n: torch.ones((3, 5) if "lora_A" in n else (5, 3)) for n in load_file(lora)}

@@ -140,7 +140,7 @@ def test_what_maps_do_not_tell_is_refused(kept_steps):
     refused(CaptureError, "the number of steps", average, preset="daam", **size)
     refused(CaptureError, "the last step", store, preset="attend-and-excite", steps="mean")
     refused(CaptureError, "self-attention of the way up", average, refine="self", **size)
-    refused(CaptureError, "only: block at level 0", average["up_cross"][-1], preset="p2p", **size)
+    refused(CaptureError, "only: block", average["up_cross"][-1], preset="p2p", **size)
     with pytest.raises(ValueError, match="3 prompt.*2 image"):
         sdattn.heatmaps(store, pipe.tokenizer, ["a cat"] * 3)
 

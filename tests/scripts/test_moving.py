@@ -1,5 +1,7 @@
 """Scenes that move against places worked out by hand, and how the maps of videos are judged."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -7,9 +9,17 @@ from PIL import Image
 
 import sdattn
 from scripts.evaluation.evaluate_demo_video import judge, summarise
-from scripts.moving import FRAMES, SHORTEST, MovingScene, goes_right, random_video
-from scripts.scene_checker import find_objects
-from scripts.scenes.shapes import Scene, SceneObject
+from scripts.evaluation.seeing import as_composed
+from scripts.moving import (
+    FRAMES,
+    LONGEST,
+    SHORTEST,
+    SIDE_BY_SIDE,
+    MovingScene,
+    goes_right,
+    random_video,
+)
+from scripts.scenes.emoji import CELLS, Scene, Thing
 from sdattn import Heatmaps
 from sdattn.files.videos import Video
 from sdattn.maps.aggregation import aggregate
@@ -21,8 +31,9 @@ from sdattn.runs.settings import RunSettings
 
 pytestmark = pytest.mark.slow
 
-RED = SceneObject("red", "circle", (0.3, 0.4), 0.18)
-BLUE = SceneObject("blue", "square", (0.3, 0.8), 0.18)
+CAR = Thing("car", "noto", "red", False, (5 / 16, 4 / 16), 3 / 16)
+PIZZA = Thing("pizza", "noto", None, False, (5 / 16, 12 / 16), 3 / 16)
+BOTH = Scene((CAR, PIZZA), "above", "gray", 0)
 
 
 @pytest.fixture
@@ -30,31 +41,38 @@ def rng():
     return np.random.default_rng(11)
 
 
-def test_all_objects_go_to_the_right_evenly():
-    video = MovingScene(Scene((RED, BLUE), "above", "gray"), 0.2)
+def test_all_objects_go_to_the_right_evenly_by_whole_cells():
+    video = MovingScene(BOTH, 4 / CELLS)
     places = np.array([[one.centre for one in scene.objects] for scene in video.frames(5)])
-    np.testing.assert_allclose(places[0], [RED.centre, BLUE.centre])
-    np.testing.assert_allclose(places[-1, 0], (0.5, 0.4), atol=1e-12)
-    np.testing.assert_allclose(np.diff(places, axis=0, n=2), 0, atol=1e-12)
-    np.testing.assert_allclose(places[:, 1] - places[:, 0], [(0, 0.4)] * 5, atol=1e-12)
+    np.testing.assert_allclose(places[0], [CAR.centre, PIZZA.centre])
+    np.testing.assert_allclose(places[-1, 0], (9 / 16, 4 / 16))
+    np.testing.assert_allclose(np.diff(places, axis=0), [[(1 / CELLS, 0)] * 2] * 4)
+    slower = np.array([scene.objects[0].centre[0] for scene in video.frames()])
+    assert set(np.diff(slower * CELLS).tolist()) == {0.0, 1.0}
+
+
+def test_each_frame_is_drawn_from_its_scene():
+    video = MovingScene(BOTH, LONGEST)
+    drawn = video.draw(64)
+    assert drawn.shape == (FRAMES, 64, 64, 3)
+    for scene, frame in zip(video.frames(), drawn, strict=True):
+        assert np.array_equal(scene.draw(64), frame)
 
 
 def test_videos_by_chance_stay_in_the_image_and_are_of_one_part(rng):
-    videos = [random_video(rng, held_out=bool(number % 2)) for number in range(80)]
-    short = 0
+    videos = [random_video(rng, held_out=bool(number % 2)) for number in range(60)]
     for number, video in enumerate(videos):
         assert video.scene.is_held_out == bool(number % 2)
         for scene in video.frames():
             for one in scene.objects:
                 assert min(one.centre) - one.radius > -1e-9
                 assert max(one.centre) + one.radius < 1 + 1e-9
-        side_by_side = video.scene.relation in ("left of", "right of")
-        assert video.length >= SHORTEST or side_by_side or video.scene.relation == "and"
-        short += video.length < SHORTEST
+        least = SHORTEST if video.scene.relation in SIDE_BY_SIDE else LONGEST
+        assert least <= video.length <= LONGEST
         for thing in zip(*(scene.objects for scene in video.frames()), strict=True):
             assert goes_right([one.centre for one in thing], video.length - 1e-9)
-    assert 0 < short < 40
     assert {len(video.scene.objects) for video in videos} == {1, 2}
+    assert {video.length == LONGEST for video in videos} == {True, False}
     assert len(random_video(rng, n_objects=2).scene.objects) == 2
 
 
@@ -73,14 +91,14 @@ def test_where_an_object_goes_is_read_from_its_ends(last, right):
     assert goes_right([(0.5, 0.5), (0.0, 0.0), last]) is right
 
 
-def test_the_checker_reads_the_frames_that_are_drawn(rng):
-    video = random_video(rng)
-    for scene, frame in zip(video.frames(), video.draw(128), strict=True):
-        found = {(one.colour, one.shape): one.centre for one in find_objects(frame)}
-        wanted = {(one.colour, one.shape): one.centre for one in scene.objects}
-        assert found.keys() == wanted.keys()
-        for name, place in wanted.items():
-            np.testing.assert_allclose(found[name], place, atol=0.05)  # of a triangle's mass
+def seen_right(video):
+    """A checker that is right: it says what each of the video's frames was composed of."""
+
+    def see(scenes, frames):
+        assert list(scenes) == [video.scene] * len(frames)
+        return [as_composed(scene) for scene in video.frames()]
+
+    return see
 
 
 def item(pipe, video, prompt, shown):
@@ -91,7 +109,7 @@ def item(pipe, video, prompt, shown):
     scenes = video.frames()
     for at, number in enumerate(shown):
         for thing, mask in zip(scenes[number].objects, scenes[number].masks(64), strict=True):
-            for name in (thing.colour, thing.shape):
+            for name in filter(None, (thing.colour, thing.noun)):
                 [[column]] = read.find(name)
                 maps[0, at, ..., column] += torch.from_numpy(mask)
     columns = tuple(range(len(read.tokens)))
@@ -108,23 +126,35 @@ def pipe():
 
 
 def test_maps_that_follow_their_objects_win_the_game_in_every_frame(pipe):
-    video = MovingScene(Scene((RED, BLUE), "above", "gray"), 0.4)
-    prompt = video.scene.prompts()[0]
-    verdict = judge(video, prompt, item(pipe, video, prompt, range(FRAMES)))
+    video = MovingScene(BOTH, LONGEST)
+    prompt = "a red car above a pizza"
+    verdict = judge(video, prompt, item(pipe, video, prompt, range(FRAMES)), seen_right(video))
     found = summarise([verdict])
     assert found["way"] == found["frames"] == found["all frames"] == 1.0
-    for kind in ("colour", "noun"):
+    for kind, count in (("colour", FRAMES), ("noun", 2 * FRAMES)):  # no word for the pizza's colour
+        assert len(verdict.hits[kind]) == count
         assert found[kind]["frame by frame"] == 1.0
         assert found[kind]["by frame"] == [1.0] * FRAMES
         assert found[kind]["mean of the frames"] < 1.0
 
 
 def test_maps_that_stand_still_lose_it_where_the_object_has_gone(pipe):
-    video = MovingScene(Scene((RED,), None, "gray"), 0.4)
-    verdict = judge(video, "a red circle", item(pipe, video, "a red circle", [0] * FRAMES))
-    by_frame = summarise([verdict])["colour"]["by frame"]
+    video, prompt = MovingScene(Scene((CAR,), None, "gray", 0), LONGEST), "a red car"
+    stays = item(pipe, video, prompt, [0] * FRAMES)
+    by_frame = summarise([judge(video, prompt, stays, seen_right(video))])["colour"]["by frame"]
     assert by_frame[0] == 1.0 and by_frame[-1] == 0.0
-    still = MovingScene(video.scene, 0.0)
-    assert (
-        judge(video, "a red circle", item(pipe, still, "a red circle", [0] * FRAMES)).way is False
-    )
+    still = [as_composed(video.scene)] * FRAMES
+    assert judge(video, prompt, stays, lambda *_: still).way is False
+
+
+def test_frames_without_the_objects_count_as_wrong_and_in_no_game(pipe):
+    video, prompt = MovingScene(BOTH, LONGEST), "a red car above a pizza"
+    right = [replace(as_composed(scene), colours=(True,)) for scene in video.frames()]
+    other = replace(right[0], objects=False, colours=(), masks=None)
+    faded = replace(right[3], colours=(False,))
+    seen = [*right[:3], faded, *right[4:7], other]
+    verdict = judge(video, prompt, item(pipe, video, prompt, range(FRAMES)), lambda *_: seen)
+    found = summarise([verdict])
+    assert verdict.way is None and found["way"] == found["all frames"] == 0.0
+    assert found["frames"] == 7 / 8 and found["colours"] == 6 / 7
+    assert {number for number, *_ in verdict.hits["noun"]} == set(range(7))

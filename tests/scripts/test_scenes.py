@@ -109,7 +109,7 @@ def test_an_image_is_the_mean_of_points_of_the_whole_square():
 def test_no_word_of_a_prompt_is_strange_and_words_of_none_are(name):
     unlearnt, make = (
         demo_named(name).unlearnt,
-        emoji.random_scene if name == "demo" else random_scene,
+        random_scene if name == "demo-mmdit" else emoji.random_scene,
     )
     rng = np.random.default_rng(9)
     said = {word for _ in range(600) for text in make(rng).prompts() for word in text.split()}

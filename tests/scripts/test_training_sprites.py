@@ -37,7 +37,7 @@ def test_each_word_is_one_token_and_a_prompt_has_77_columns():
     read = tokenizer([f"{word}, {word}" for word in known], add_special_tokens=False).input_ids
     assert all(len(ids) == 3 and ids[0] == ids[2] for ids in read)
     assert len({ids[0] for ids in read}) == len(set(known))
-    assert len(tokenizer("unicorn", add_special_tokens=False).input_ids) > 1
+    assert len(tokenizer("zebra", add_special_tokens=False).input_ids) > 1
     rng = np.random.default_rng(0)
     longest = max(len(split(said)) for _ in range(500) for said in random_scene(rng).prompts())
     padded = tokenizer(["a cat"], padding="max_length").input_ids

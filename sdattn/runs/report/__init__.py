@@ -5,7 +5,6 @@ from dataclasses import replace
 from typing import Any
 
 from ...attention.core import grid_text
-from ...loading.options import lora_names
 from ...maps.aggregation import read_by
 from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
@@ -72,7 +71,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         image=image,
         parts=pieces(prompt, {(w.start, w.end): n for n, w in enumerate(run.heatmaps.held)}),
         texts=[(n, _TITLES[n], text, [m.label for m in held]) for n, text, held in texts],
-        unlearnt=demo.unlearnt(said, lora_names(run.settings.loading)) if demo else "",
+        unlearnt=demo.unlearnt(said) if demo else "",
         cut_off=[word.text for word in prompt.truncated],
         most_cut_off=MOST_CUT_OFF,
         tokens=_token_rows(prompt, run.heatmaps.columns),
