@@ -10,7 +10,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..errors import InvalidValueError
 from ..runs.option_names import PIPELINE
 from .output import Output
 
@@ -126,8 +125,6 @@ def folder_named(name: str) -> Any:
     return typer.Option(help=f"Output folder (default: outputs/{name}).")
 
 
-# Formats to open: other readers of Pillow start programs, Ghostscript for EPS
-PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
 _WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
     "max_bytes",
@@ -257,20 +254,9 @@ def open_image(path: Path) -> Any:
 
     Raises:
         OSError: it cannot be opened.
-        ValueError: it holds no image of :data:`PHOTOS`, or a broken one.
+        ValueError: it holds no readable image, see :func:`sdattn.files.photos.open_photo`.
     """
-    from PIL import Image, UnidentifiedImageError
+    from ..files.photos import open_photo
 
-    Image.init()
-    formats = [name for name in PHOTOS if name in Image.OPEN]  # AVIF is not in every Pillow
     with open(path, "rb") as file:
-        try:
-            image = Image.open(file, formats=formats)
-            image.load()
-            image.filename = str(path)  # as if it were opened by its name
-        except UnidentifiedImageError as error:
-            choice = f"{', '.join(formats[:-1])} or {formats[-1]}"
-            raise InvalidValueError(f"{path} is not a readable image. Pass {choice}.") from error
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InvalidValueError(f"{path} is not a readable image: {error}") from error
-    return image
+        return open_photo(file, str(path))

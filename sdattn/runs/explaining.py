@@ -55,7 +55,7 @@ def explain(
     image: Image.Image | Sequence[Image.Image],
     prompt: str | Sequence[str],
     *,
-    seed: int = 0,
+    seed: int | Sequence[int] = 0,
     timesteps: Sequence[int] | None = None,
     invert: bool = False,
     words: Sequence[str] | None = None,
@@ -80,9 +80,9 @@ def explain(
         image: an image of any size and mode, see :func:`sdattn.inversion.images.fit`; or several
             that are fitted to one size, which run in one batch.
         prompt: a description of the image; one per image.
-        seed: seed of the first image's noise; each later image adds 1. The noise at timestep ``t``
-            is drawn on the CPU with the seed ``seed * T + t``, where ``T`` is the number of
-            training timesteps, so it depends on no other image or timestep.
+        seed: seed of the first image's noise; each later image adds 1. Or a list, one per image.
+            The noise at timestep ``t`` is drawn on the CPU with the seed ``seed * T + t``, where
+            ``T`` is the number of training timesteps, so it depends on no other image or timestep.
         timesteps: timesteps to look at, between 0 (no noise) and ``T`` (default:
             :data:`TIMESTEPS`). With flow matching they are the model's own, whatever the shift of
             its schedule.
@@ -120,7 +120,8 @@ def explain(
         chosen = replace(chosen, steps="mean")
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))
     settings = capture_settings(pipe, chosen, read, options, watch)
-    seeds = checked_seeds(seed, len(read))
+    each = isinstance(seed, (list, tuple)) and len(seed) == len(read)
+    seeds = [checked_seeds(one)[0] for one in seed] if each else checked_seeds(seed, len(read))
     budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, "size")
     if budget and invert:  # which takes longer than the run
         asked = None if ask is None else Asked(pipe, ask, chosen, options)
@@ -147,6 +148,19 @@ def explain(
     scheduler = type(pipe.scheduler).__name__  # whose noise schedule it was
     given = [image] if isinstance(image, Image.Image) else image
     return _told(run, given, images, "inversion" if invert else "noise", scheduler)
+
+
+def check_explained(
+    pipe: Pipeline, size: tuple[int, int], timesteps: Sequence[int] | None = None, **options: Any
+) -> None:
+    """Raise as :func:`explain` does for these options and an image fitted to (width, height)."""
+    image_latents_of(pipe)
+    _checked_options(pipe, options, _checked_timesteps(pipe, timesteps, False), size)
+
+
+def is_decided(name: str) -> bool:
+    """Check whether a pipeline's option is decided by the image and the timesteps."""
+    return name in _DECIDED or name.startswith("negative_")
 
 
 @contextmanager
@@ -263,7 +277,7 @@ def _checked_options(
     height)."""
     if timesteps:
         why = "The image and the timesteps decide on"
-        taken = {name for name in options if name in _DECIDED or name.startswith("negative_")}
+        taken = set(filter(is_decided, options))
     else:
         why = "With `invert=True` only `num_inference_steps` can be chosen, not"
         taken = set(options) - {"num_inference_steps"}
