@@ -120,8 +120,10 @@ def explain(
         chosen = replace(chosen, steps="mean")
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))
     settings = capture_settings(pipe, chosen, read, options, watch)
-    each = isinstance(seed, (list, tuple)) and len(seed) == len(read)
-    seeds = [checked_seeds(one)[0] for one in seed] if each else checked_seeds(seed, len(read))
+    if isinstance(seed, (list, tuple)) and len(seed) == len(read):
+        seeds = [checked_seeds(one)[0] for one in seed]
+    else:
+        seeds = checked_seeds(seed, len(read))
     budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, "size")
     if budget and invert:  # which takes longer than the run
         asked = None if ask is None else Asked(pipe, ask, chosen, options)

@@ -66,7 +66,7 @@ def _rows_of_folder(folder: str) -> Found:
             found = datasets.load_dataset(folder, streaming=True)
         splits = found if isinstance(found, dict) else {"": found}
         if len(splits) == 1:
-            return rows_of(*splits.values(), folder, saved=saved)
+            return rows_of(next(iter(splits.values())), folder, saved=saved)
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())
         raise InvalidValueError(f"datasets cannot read the folder {folder}: {reason}") from error

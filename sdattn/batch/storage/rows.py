@@ -70,8 +70,8 @@ def _said(info: RunInfo, location: str) -> dict[str, object]:
     if "image.png" in info.files and folder:
         image = {"file_name": f"{folder}image.png"}  # the key that imagefolder looks for
     guidance = options.get("guidance_scale")
-    source = {} if info.edited is None else {"source_prompt": info.edited.prompt}
-    source |= {} if info.explained is None else {"source_file": info.explained.file}
+    edited = {} if info.edited is None else {"source_prompt": info.edited.prompt}
+    explained = {} if info.explained is None else {"source_file": info.explained.file}
     # In the order of the words: their names begin with its number
     masks = [f"{folder}{name}" for name in sorted(info.files) if name.startswith("masks/")]
     return {
@@ -79,7 +79,8 @@ def _said(info: RunInfo, location: str) -> dict[str, object]:
         "id": info.id,
         "line": info.line,
         "prompt": info.prompt,
-        **source,
+        **edited,
+        **explained,
         "negative_prompt": options.get("negative_prompt"),
         "seed": info.seed,
         "width": size[0],
