@@ -96,9 +96,9 @@ def _compact(row: Mapping[str, Any]) -> list[Any]:
     seen = row["id"], row["place"], row["prompt"], str(row["seed"]), row["words"]
     size, blanked = (row["width"], row["height"]), int(row.get("blanked", False))
     source = [row["source_prompt"]] if "source_prompt" in row else []
-    if "source_file" in row:  # with the word whose map reaches highest
-        peaks = [word["peak"] for word in row["statistics"]]
-        source = [None, row["source_file"], peaks.index(max(peaks)) if peaks else -1]
+    if "source_file" in row:  # with the word whose map rises highest above its mean
+        rises = [word["peak"] - word["mean"] for word in row["statistics"]]
+        source = [None, row["source_file"], rises.index(max(rises)) if rises else -1]
     return [*seen, *size, row["truncated"], blanked, *source]
 
 

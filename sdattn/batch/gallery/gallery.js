@@ -109,8 +109,9 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
   if (data.opens) item.href = address(place, edited && data.opens === "report.html" ? "edit.html" : data.opens);
   const places = placesOf(words);
   if (explained && !places.length && data.files && strongest >= 0) places.push(strongest);
-  const original = explained && data.has_images ? [thumbnail(place, width, height)] : [];
-  if (places.length) item.append(side([...original, ...heats(places, place, words, width, height)]));
+  const originals = explained && data.has_images ? [thumbnail(place, width, height)] : [];
+  for (const original of originals) original.className = "own";
+  if (places.length) item.append(side([...originals, ...heats(places, place, words, width, height)]));
   else if (data.has_images) item.append((edited ? pair : thumbnail)(place, width, height));
   const text = make("div", "text");
   const said = make("p", "prompt", edited ? `${source} \u2192 ${prompt}` : prompt);
