@@ -34,7 +34,7 @@ def main() -> None:
         page.keyboard.press("Escape")  # unpins what the page opens with
         for word in options.words:
             page.get_by_role("button", name=word, exact=True).first.click()
-        box = page.locator("#stage").bounding_box()
+        box = page.locator("#image").bounding_box()
         x, y = (at * box[side] for at, side in zip(options.spot, ("width", "height"), strict=True))
         page.mouse.click(box["x"] + x, box["y"] + y)
         page.mouse.move(2, 2)

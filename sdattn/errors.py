@@ -11,6 +11,7 @@ Messages name options and functions between backticks, as Python writes them: `f
 
 import ast
 import difflib
+import errno
 import pickle
 import re
 import sys
@@ -64,9 +65,20 @@ def refuse(option: str, value: object, known: str | Iterable[object]) -> OptionE
         return OptionError(option, value, f"pass {known}.")
     known = list(known)
     *names, last = map(repr, known)
-    near = difflib.get_close_matches(str(value), [name for name in known if isinstance(name, str)])
     advice = f"pass {', '.join(names)} or {last}." if names else f"pass {last}."
-    return OptionError(option, value, advice + (f" Did you mean {near[0]!r}?" if near else ""))
+    return OptionError(option, value, advice + did_you_mean(value, known))
+
+
+def did_you_mean(given: object, known: Iterable[object]) -> str:
+    """Return the question that ends a message, with the known name nearest to a given one; "" if
+    none is near.
+
+    >>> did_you_mean("damm", ["default", "daam"]), did_you_mean("xyz", ["default", "daam"])
+    (" Did you mean 'daam'?", '')
+    """
+    names = [name for name in known if isinstance(name, str)]
+    near = difflib.get_close_matches(str(given), names, 1)
+    return f" Did you mean {near[0]!r}?" if near else ""
 
 
 class NotInCallError(InvalidValueError, AttributeError):
@@ -115,6 +127,30 @@ class IsFolderError(AccessError, IsADirectoryError):
 
 class MissingPackageError(SdattnError, ImportError):
     """A package that is needed for what was asked and is not installed."""
+
+
+_SYSTEM: dict[int, tuple[type[AccessError], str]] = {
+    errno.ENOENT: (MissingFileError, "There is no file {}. Check the path."),
+    errno.ENOTDIR: (AccessError, "A part of {} is a file, not a folder. Check the path."),
+    errno.EISDIR: (IsFolderError, "{} is a folder. Name a file."),
+    errno.EACCES: (DeniedError, "{} may not be opened. Check who may read and write it."),
+    **dict.fromkeys(
+        (errno.ENOSPC, errno.EDQUOT),
+        (AccessError, "The disk of {} is full. Free some space, or choose another `folder`."),
+    ),
+}
+
+
+def access_error(error: OSError, path: object = None) -> OSError:
+    """Return an error of the system in words that name the file, or ``path``, and what to do; as it
+    is if there are none."""
+    path = path or error.filename
+    if isinstance(error, SdattnError) or error.errno not in _SYSTEM or path is None:
+        return error
+    kind, text = _SYSTEM[error.errno]
+    told = kind(text.format(path))
+    told.errno = error.errno
+    return told
 
 
 class SdattnWarning(UserWarning):

@@ -65,9 +65,9 @@ def check(row: Row, way: Way, processor: str) -> str:
     pipe = row.make()
     pipe.to(way.dtype)
     PROCESSORS[processor](find_denoiser(pipe).model)
-    plain = row.run(pipe, way)
+    plain = row.run(pipe, way, output_type="np")
     with sdattn.capture(pipe) as store:
-        watched = row.run(pipe, way)
+        watched = row.run(pipe, way, output_type="np")
     if not (plain == watched).all():
         return "the image changed"
     if len(store.maps) != row.layers:

@@ -13,6 +13,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 import sdattn
@@ -78,6 +79,22 @@ def test_blocks_run(page, tmp_path, monkeypatch):
     gc.collect()
 
 
+def test_the_recipe_for_weights_and_biases_logs_an_image_a_word(monkeypatch):
+    """Against a double of what it calls: ``wandb.Image(image)`` and ``run.log(dict, step=step)``."""
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(Image=np.asarray))
+    text = (ROOT / "docs" / "guide" / "recipes.md").read_text(encoding="utf-8")
+    [block] = re.findall(r"```py\n(.*?)```", text, re.DOTALL)
+    names, logged = {"sdattn": sdattn}, []
+    exec(block, names)
+    logger = SimpleNamespace(log=lambda images, step: logged.append((step, images)))
+    pipe = sdattn.load_pipeline("demo", device="cpu")
+    names["log_maps"](logger, pipe, "a cat left of a pizza", 100, num_inference_steps=2)
+    [(step, images)] = logged
+    assert step == 100
+    assert list(images) == ["a", "cat", "left", "of", "pizza", "image"]
+    assert all(one.shape[:2] >= images["image"].shape[:2] for one in images.values())
+
+
 @pytest.mark.skipif(not (ROOT / "outputs").exists(), reason="an sdist has no images")
 @pytest.mark.parametrize("page", PAGES, ids=name_of)
 def test_links_lead_somewhere(page):
@@ -109,7 +126,8 @@ def test_the_api_has_every_public_name(module):
         f"sdattn{module}.{name}" for name in importlib.import_module(f"sdattn{module}").__all__
     }
     pages = {
-        f"sdattn.{room}" for room in ("attention", "batch", "edit", "errors", "figures", "models")
+        f"sdattn.{room}"
+        for room in ("attention", "batch", "comfy", "edit", "errors", "figures", "models")
     }
     # at the top of sdattn as well
     again = {f"sdattn.attention.Torch{kind}Processor" for kind in ("Attn", "Joint")}

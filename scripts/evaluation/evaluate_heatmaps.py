@@ -31,7 +31,7 @@ import torch
 from . import images, joint
 from .causes import causes
 from .leakage import leakage, paired_scenes
-from .records import Records, claim, kept, read_image, split_of
+from .records import Records, claim, kept, read_image, rounded, split_of
 from .seeing import Subject, accuracy_of, is_joint, machine, subject_of
 from .tables import all_tables, plot
 from .variants import DEFAULT, PEERS, VARIANTS
@@ -157,7 +157,7 @@ def main(given: list[str] | None = None) -> None:
     args = options(given)
     document = run(args)
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "figures.json").write_text(json.dumps(document) + "\n")
+    (args.out / "figures.json").write_text(json.dumps(rounded(document)) + "\n")
     figures, told = document["figures"], document["options"]
     shapes = is_joint(args.model)
     text = joint.tables(figures) if shapes else all_tables(figures, told, document["checker"])

@@ -100,8 +100,16 @@ class Records:
 def _known(values: Floats, scenes: NDArray[np.int64]) -> tuple[float, float, float]:
     """The interval of those that there are: a flat map has no rank correlation."""
     known = np.isfinite(values)
-    mean, low, high = interval(values[known], scenes[known])
-    return round(mean, 4), round(low, 4), round(high, 4)
+    return interval(values[known], scenes[known])
+
+
+def rounded(figures: Any) -> Any:
+    """Return figures as they are written: dicts and lists of them, numbers to four places."""
+    if isinstance(figures, dict):
+        return {name: rounded(one) for name, one in figures.items()}
+    if isinstance(figures, list | tuple):
+        return [rounded(one) for one in figures]
+    return round(figures, 4) if isinstance(figures, float) else figures
 
 
 def _best(ious: Floats) -> int:

@@ -3,27 +3,13 @@
 import os
 import socket
 from ipaddress import ip_address
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
 from ..errors import MissingPackageError
 
-# A framed page reports its height, see theme.js; messages from other pages are ignored.
-_FIT = """
-addEventListener("message", ({ source, data }) => {
-  if (!(data?.sdattnHeight > 0)) return;
-  for (const frame of document.querySelectorAll("iframe[title=sdattn]"))
-    if (frame.contentWindow === source)
-      frame.style.height = `${Math.min(data.sdattnHeight, 20000)}px`;
-});
-"""
-# The frame is as wide as its container. The last runs are one strip of small images below their
-# label.
-_STYLE = """
-.html-container:has(iframe) { padding: 0 !important }
-#last-runs .grid-wrap { padding-top: 30px }
-#last-runs .grid-container { grid: 104px / auto-flow 104px !important }
-"""
+_HERE = Path(__file__).parent
 
 
 def import_gradio() -> Any:
@@ -53,8 +39,8 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
         "max_file_size": 1,  # in bytes: the page uploads nothing
         "app_kwargs": {"middleware": [Middleware(OwnPages, host=host)]},
         "footer_links": [],
-        "head": f"<script>{_FIT}</script>",
-        "css": _STYLE,
+        "head": f"<script>{(_HERE / 'page.js').read_text()}</script>",
+        "css": (_HERE / "page.css").read_text(),
         "theme": gradio.themes.Default(font=sans, font_mono=mono).set(  # default fonts are online
             **{f"button_primary_background_fill{mode}": "*primary_700" for mode in ("", "_dark")},
             **{f"button_primary_background_fill_hover{m}": "*primary_800" for m in ("", "_dark")},

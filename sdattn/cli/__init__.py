@@ -23,7 +23,7 @@ from ..files.terminal import visible
 from . import app, batch, diff, edit, explain, generate, info, merge, show
 from .common_options import with_common_options
 from .loading import with_loading_options
-from .messages import failure, in_options, with_nearest
+from .messages import failure, in_options, typed, with_nearest
 
 
 class _Literal:
@@ -50,6 +50,11 @@ class _Command(_Literal, TyperCommand):
         except typer.BadParameter as error:
             said = error.message.removeprefix("Value error, ")  # pydantic's, in new typers
             error.message = with_nearest(said)
+            raise
+        except Exception as error:  # an option that is none: perhaps by its name in Python
+            name = str(getattr(error, "option_name", "")).strip("-").replace("-", "_")
+            if known := typed(name):
+                vars(error)["possibilities"] = [known]
             raise
 
 

@@ -176,7 +176,7 @@ def batch(
         keep_columns=_kept(keep_columns),
         max_errors=max_errors,
         device=device,
-        dtype=options.dtype_of(dtype),
+        dtype=dtype,
         loading=LoadingOptions(**(loading or {})),
         progress=not output.quiet,
         engine=engine,

@@ -9,6 +9,8 @@ from typing import Any
 
 import typer
 
+from ..errors import access_error
+
 _NOT_SET = ("config", "help")
 
 
@@ -57,7 +59,10 @@ def _typed(param: Any, value: Any) -> Any:
 def _entries(path: Path, command: str) -> dict[str, Any]:
     """Return option names and values from a .toml file, or from a run's own options."""
     path = path / "run.json" if path.is_dir() else path
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise _refused(str(access_error(error))) from None
     if path.suffix != ".json":
         return _of_toml(path, data)
     try:

@@ -5,6 +5,7 @@ from typing import Annotated, Any
 
 import typer
 
+from ..files.terminal import two_digits
 from ..runs.option_names import LOADING
 from . import options
 from .checks import Checks
@@ -148,7 +149,7 @@ def _print(output: Output, found: Any, out: Path) -> None:
     words = []
     for word in found.words:
         numbers = (word.mean_a, word.mean_b, word.correlation)
-        texts = ["-" if number is None else f"{number:.2g}" for number in numbers]
+        texts = ["-" if number is None else two_digits(number) for number in numbers]
         words.append((word.label, *texts, *_largest(word, found.image_a.size)))
     columns = ("word", "mean A", "mean B", "correlation", "largest B - A", "at x, y")
     output.print(table(columns, words))
@@ -162,4 +163,4 @@ def _largest(word: Any, size: tuple[int, int]) -> tuple[str, str]:
     value, (row, col) = word.largest
     rows, cols = word.difference.shape
     x, y = (col + 0.5) * size[0] / cols, (row + 0.5) * size[1] / rows
-    return f"{value:+.2g}", f"{x:.0f}, {y:.0f}"
+    return two_digits(value, "+"), f"{x:.0f}, {y:.0f}"

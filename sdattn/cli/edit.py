@@ -64,6 +64,7 @@ def edit(
       sdattn edit "a cat on a sofa" "a dog on a sofa" --model owner/name --blend cat
       sdattn edit "a cat on a sofa" "a cat on a sofa" --weight sofa=0.3 --image photo.jpg
     """
+    from ..files.images import open_image
     from ..files.paths import check_apart, file_name
     from ..runs.targets import check_target
 
@@ -75,7 +76,7 @@ def edit(
     if image:
         checks.run(check_apart, out, image)
     checks.run(check_target, out, force=force, kind="edit")
-    given_image = checks.run(options.open_image, image) if image else None
+    given_image = checks.run(open_image, image) if image else None
     checks.refuse()
     pipe = options.load(model, device, dtype, loading, output)
     from ..edit.editing import EditOptions, edit, prepare

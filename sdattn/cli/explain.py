@@ -43,6 +43,7 @@ def explain(
       sdattn explain photo.jpg "a cat on a sofa" --model owner/name
       sdattn explain photo.jpg "a cat on a sofa" --model owner/name --invert --steps 30
     """
+    from ..files.images import open_image
     from ..files.paths import check_apart, file_name
     from ..runs.targets import check_target
 
@@ -57,7 +58,7 @@ def explain(
     out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
     maps: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask}
     checks.of_call(model, loading, [prompt], seed, {})
-    opened = checks.run(options.open_image, image)
+    opened = checks.run(open_image, image)
     checks.run(check_apart, out, image)
     checks.run(check_target, out, force=force)
     checks.refuse()

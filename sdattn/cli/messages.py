@@ -1,6 +1,5 @@
 """The library's messages in the words of the command line: num_inference_steps=0 is --steps 0."""
 
-import difflib
 import json
 import re
 import shlex
@@ -9,7 +8,17 @@ import traceback
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
-from ..errors import SdattnError, SdattnWarning, is_bug, reworded, size_text
+from ..errors import (
+    RunError,
+    SdattnError,
+    SdattnWarning,
+    access_error,
+    did_you_mean,
+    is_bug,
+    is_out_of_memory,
+    reworded,
+    size_text,
+)
 from ..files.terminal import visible
 from ..runs.option_names import LOADING, PIPELINE
 
@@ -60,9 +69,24 @@ def failure(error: Exception) -> str:
 
 def reason(error: Exception) -> str:
     """Return an error's message in one line, with the type if it was not written for users."""
+    if isinstance(error, OSError):
+        error = access_error(error)
+    elif is_out_of_memory(error):
+        error = _out_of_memory(error)
     text = " ".join(in_options(error).split())
     named = is_bug(error) or isinstance(error, ModuleNotFoundError)
     return f"{type(error).__name__}: {text}" if named or not text else text
+
+
+def _out_of_memory(error: Exception) -> RunError:
+    """Return an allocator's error in words that name the size and say what to do."""
+    found = re.search(r"allocate (\d[\d.]*) ?(bytes|[KMGT]iB)", str(error))
+    scale = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+    more = f" for another {size_text(round(float(found[1]) * scale[found[2]]))}" if found else ""
+    return RunError(
+        f"There is not enough memory{more}. Choose a smaller `width` and `height`, fewer images at "
+        "a time, `dtype='float16'`, or `offload` on a GPU."
+    )
 
 
 def in_options(said: object) -> str:
@@ -81,8 +105,7 @@ def with_nearest(message: str) -> str:
     given, is_choice, choices = message.partition(" is not one of ")
     asked = re.findall(r"'([^']*)'$", given)
     known = re.findall(r"'([^']*)'", choices)
-    near = difflib.get_close_matches(asked[0], known, 1) if is_choice and asked else []
-    return f"{message} Did you mean {near[0]!r}?" if near else message
+    return message + (did_you_mean(asked[0], known) if is_choice and asked else "")
 
 
 def typed(name: str, *value: Any) -> str | None:

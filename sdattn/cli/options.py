@@ -5,7 +5,6 @@ import json
 import os
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
@@ -47,7 +46,7 @@ Device = Annotated[
     ),
 ]
 Dtype = Annotated[
-    Literal["float32", "float16", "bfloat16"] | None,
+    Literal["float32", "float16", "bfloat16", "fp32", "fp16", "bf16"] | None,
     typer.Option(
         help="Default: on CUDA bfloat16 for FLUX, Qwen-Image and Sana, float16 for others; float32 "
         "elsewhere."
@@ -186,12 +185,6 @@ def budget(number: int | None) -> Any:
     return Budget.of(number, COMMAND)
 
 
-def dtype_of(name: str | None) -> Any:
-    import torch
-
-    return None if name is None else getattr(torch, name)
-
-
 def load(
     model: str,
     device: str | None,
@@ -229,9 +222,8 @@ def _loaded(model: str, device: str | None, dtype: str | None, loading: Loading)
     from ..loading.pipelines import load_pipeline
     from ..loading.quiet import quiet_libraries
 
-    torch_dtype = dtype_of(dtype)
     quiet_libraries()
-    return load_pipeline(model, device=device, dtype=torch_dtype, **(loading or {}))
+    return load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
 
 
 def limit_threads(pipe: Any) -> None:
@@ -247,16 +239,3 @@ def limit_threads(pipe: Any) -> None:
     size = sum(weight.numel() for part in modules for weight in part.parameters())
     if device_of(pipe).type == "cpu" and size < SMALL and "OMP_NUM_THREADS" not in os.environ:
         torch.set_num_threads(1)
-
-
-def open_image(path: Path) -> Any:
-    """Read a whole image file as a PIL image.
-
-    Raises:
-        OSError: it cannot be opened.
-        ValueError: it holds no readable image, see :func:`sdattn.files.photos.open_photo`.
-    """
-    from ..files.photos import open_photo
-
-    with open(path, "rb") as file:
-        return open_photo(file, str(path))

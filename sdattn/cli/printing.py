@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from ..files.terminal import two_digits
 from .output import Output
 
 _OPENED = ("report.html", "index.html", "edit.html", "diff.html")  # the first that is there
@@ -42,7 +43,7 @@ def print_words(output: Output, words: Mapping[str, Sequence[Any]]) -> None:
         for heatmap in maps:
             low, high = heatmap.range
             columns = ", ".join(map(str, heatmap.columns))
-            rows.append((heatmap.label, columns, f"{low:.2g}", f"{high:.2g}"))
+            rows.append((heatmap.label, columns, two_digits(low), two_digits(high)))
         title = None if name == "prompt" else name
         output.print(table(("word", "tokens", "lowest", "highest"), rows, title))
 

@@ -24,7 +24,7 @@ from ..models.pipeline_call import (
     named_bar,
 )
 from ..models.reading import read_prompts
-from ..models.values import checked_seeds
+from ..models.values import seeds_of
 from ..prompts.tokens import Prompt
 from .removal import Columns, Removal, check_removal
 
@@ -43,7 +43,7 @@ class KnockoutPlan:
 def prepare(
     pipe: Pipeline,
     prompt: str,
-    seed: int,
+    seed: int | None,
     layers: LayerSelection,
     steps: Span,
     options: dict[str, Any],
@@ -70,7 +70,7 @@ def prepare(
         )
     [read] = read_prompts(pipe, prompt, **options)
     check_removal(pipe, layers, steps, queries)
-    [seed] = checked_seeds(seed)
+    [seed] = seeds_of(seed)
     return KnockoutPlan(pipe, read, seed, layers, steps, options, queries)
 
 

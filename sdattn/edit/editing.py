@@ -2,6 +2,7 @@ import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, Literal
 
 from ..attention import level_grids
@@ -16,8 +17,10 @@ from ..control.controllers import (
 from ..control.registration import register_attention_control, step_end
 from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.records import plain
+from ..hooks.budget import Budget
 from ..hooks.run_part import Span
 from ..inversion.invert import Inversion, psnr
+from ..loading.pipelines import pipeline_of
 from ..maps.presets import Preset, preset_for
 from ..models.call_facts import is_guided, model_passes
 from ..models.families import edits_of
@@ -26,22 +29,25 @@ from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_at_a_time
 from ..models.reading import read_prompts
 from ..models.sizes import latent_size
-from ..models.values import checked_seeds
+from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample
 from ..runs.settings import Edited
+from ..runs.watched import budget_of, warn_of_unlearnt
 
+# Changes that an edit has no option for, so that its budget does not advise them
+_FIXED = ("steps", "fewer steps", "dtype", "branch", "ask", "words", "num_frames")
 Mode = Literal["auto", "replace", "refine", "reweight"]
 
 
 @one_at_a_time
 def edit(
-    pipe: Pipeline,
+    pipe: Pipeline | str | Path,
     source: str,
     target: str | Sequence[str],
     *,
-    seed: int = 0,
+    seed: int | Sequence[int] | None = 0,
     mode: Mode = "auto",
     cross_replace_steps: Span | Mapping[str, Span] | None = None,
     self_replace_steps: Span | None = None,
@@ -51,15 +57,17 @@ def edit(
     inversion: Inversion | None = None,
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
+    max_bytes: int | Budget | None = None,
     **options: Any,
 ) -> EditRun:
     """Draw a prompt and its edited versions from the same noise, and keep the layout.
 
     Args:
-        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3 or FLUX.1.
+        pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL, Stable Diffusion 3 or FLUX.1; or a
+            model to load, ``"demo"``.
         source: prompt whose image is kept.
         target: the edited prompt, or several, which run in one batch.
-        seed: seed of the noise that all images share; drawn on the CPU.
+        seed: seed of the noise that all images share, None for a random one; drawn on the CPU.
         mode: ``"replace"`` swaps words one for one; ``"refine"`` adds or removes words;
             ``"reweight"`` keeps the words and changes their weights. ``"auto"`` takes reweight for
             the same text, replace if the words match best at the same places, else refine.
@@ -74,16 +82,19 @@ def edit(
             UNet: at a quarter of the latent's sides, 16x16 for 64x64.
         inversion: result of :func:`invert` for a real image and ``source``. The first image is then
             that image, reconstructed; steps, guidance and size are the inversion's.
-        preset, refine, options: as for :func:`sdattn.generate`.
+        preset, refine, max_bytes, options: as for :func:`sdattn.generate`.
 
     Returns:
         EditRun: images, and heatmaps of the attention as it was used, edits included.
 
     Raises:
         TypeError: another kind of pipeline.
-        ValueError: prompts that do not fit the mode, or an impossible number.
+        ValueError: prompts that do not fit the mode, an impossible number, or maps beyond
+            ``max_bytes``.
         KeyError: a word that is in none of the prompts. All are raised before the first step.
     """
+    pipe = pipeline_of(pipe, source, target)
+    chosen = preset_for(pipe, preset, refine)
     options = {**options, **_of_inversion(source, inversion, options)}
     asked = EditOptions(
         mode, cross_replace_steps, self_replace_steps, blend, weights, max_self_queries
@@ -94,9 +105,10 @@ def edit(
         read, options = plan.prompts, plan.options
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
+        budget = budget_of(max_bytes, chosen, {"refine": refine}, *_FIXED)
+        seeds = seeds_of(seed) * len(read)
         with register_attention_control(pipe, plan.control, layers=plan.layers):
-            seeds = checked_seeds(seed) * len(read)
-            run = sample(pipe, read, seeds, options, preset=preset_for(pipe, preset, refine))
+            run = sample(pipe, read, seeds, options, preset=chosen, budget=budget)
     edited = plan.edited
     own: dict[str, Any] = {}
     if inversion:
@@ -142,9 +154,10 @@ def prepare(
     options: Options,
 ) -> EditPlan:
     """Check everything that :func:`edit` refuses, before anything runs."""
-    known, texts = edits_of(pipe), [source, *([target] if isinstance(target, str) else target)]
+    known, texts = edits_of(pipe), [source, *checked_prompts(target)]
     checked = checked_options(pipe, _own_options(options), prompts=len(texts))
     read = read_prompts(pipe, texts, **checked)
+    warn_of_unlearnt(pipe, read)
     mode, blend = _mode(read, asked.mode, asked.weights), alignment.blended_words(read, asked.blend)
     cross, self_ = asked.cross_replace_steps, asked.self_replace_steps
     asked = replace(

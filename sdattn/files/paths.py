@@ -41,7 +41,8 @@ def check_writable(folder: AnyPath) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
-        raise AccessError(f"Cannot write to {folder}: {error.strerror}.") from error
+        text = f"Cannot write to {folder}: {error.strerror}. Choose another `folder`."
+        raise AccessError(text) from error
 
 
 def check_local(path: Path) -> None:

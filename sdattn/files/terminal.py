@@ -30,3 +30,12 @@ def shown(value: Any, most: int = 80) -> str:
     """Return a value's repr, shortened, for messages."""
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]}…"
+
+
+def two_digits(value: float, sign: str = "") -> str:
+    """Return a number to two digits; below 1e-9 is rounding, and 0.
+
+    >>> two_digits(0.0814), two_digits(0.5, "+"), two_digits(-4.3e-18, "+")
+    ('0.081', '+0.5', '0')
+    """
+    return "0" if abs(value) < 1e-9 else f"{value:{sign}.2g}"

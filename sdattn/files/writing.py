@@ -1,5 +1,6 @@
 """Files that are written completely or not at all, and their checksums."""
 
+import errno
 import glob
 import hashlib
 import json
@@ -13,6 +14,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ..errors import access_error
 from .addresses import Address, AnyPath
 from .paths import inside
 
@@ -73,6 +75,10 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
                 os.rename(folder, old)
             os.rename(temporary, folder)
             flush(folder.parent)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                raise access_error(error, folder) from error
+            raise
         finally:
             if old.exists() and not folder.exists():
                 os.rename(old, folder)

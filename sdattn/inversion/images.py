@@ -3,14 +3,14 @@
 import math
 from collections.abc import Sequence
 from contextlib import ExitStack
-from typing import Any
 
 import numpy as np
 import torch
 from PIL import Image, ImageOps
 from torch import Tensor
 
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import InvalidValueError
+from ..files.images import AnyImage, as_image
 from ..models.families import image_latents_of
 from ..models.pipeline import Pipeline
 from ..models.sizes import default_size, size_unit
@@ -18,15 +18,12 @@ from ..models.sizes import default_size, size_unit
 LONGEST_SIDE = 1536  # pixels of an image kept for display
 
 
-def fit(pipe: Pipeline, image: Any) -> Image.Image:
+def fit(pipe: Pipeline, image: AnyImage) -> Image.Image:
     """Return the image upright by its EXIF tag, RGB (transparency is dropped), in proportion at
     about as many pixels as the pipeline makes by default, cropped evenly to sides that it can make.
-    Raise TypeError unless it is a PIL image, ValueError if it is empty or its mode has no known
-    white."""
-    if not isinstance(image, Image.Image):
-        raise InvalidTypeError(
-            f"image is a {type(image).__name__}. Pass a PIL image: Image.open(path)."
-        )
+    Raise as :func:`~sdattn.files.images.as_image` does, or ValueError if it is empty or its mode
+    has no known white."""
+    image = as_image(image)
     if not all(image.size):
         raise InvalidValueError(f"The image is {image.size} pixels. Pass one that has some.")
     image = upright(image)

@@ -20,6 +20,7 @@ from PIL import Image
 from torch import Tensor
 
 from ..errors import InvalidValueError, OptionError, RunError, option_names, refuse
+from ..files.images import AnyImage
 from ..models.denoiser_call import arguments
 from ..models.families import image_latents_of, unguided_options
 from ..models.layers import find_denoiser
@@ -118,7 +119,7 @@ class Inversion:
 @torch.inference_mode(False)
 def invert(
     pipe: Pipeline,
-    image: Image.Image,
+    image: AnyImage,
     prompt: str,
     *,
     num_inference_steps: int = STEPS,
@@ -136,7 +137,7 @@ def invert(
     Args:
         pipe: a text-to-image pipeline of SD 1.x, 2.x, SDXL or SD3. With any scheduler, inversion
             takes DDIM steps (Euler steps for SD3) on its noise schedule.
-        image: any size and mode; see :func:`sdattn.inversion.images.fit`.
+        image: any size and mode, or its array or file; see :func:`sdattn.inversion.images.fit`.
         prompt: description of the image, with the words to be edited.
         num_inference_steps, guidance_scale: settings of the replay; there is no guidance on the way
             up. The default scale is 7.5, or 1 (no guidance) without null-text states (SD3).
@@ -152,7 +153,7 @@ def invert(
             ``max_sequence_length``; a demo model has its own defaults.
 
     Raises:
-        TypeError: another kind of pipeline, or ``image`` is not a PIL image.
+        TypeError: another kind of pipeline, or ``image`` is no image.
         ValueError: an empty image or prompt, or a setting out of range.
         RuntimeError: the latents stopped being finite.
     """
@@ -161,10 +162,10 @@ def invert(
     if guidance_scale is None:
         guidance_scale = 7.5 if schedule.null_text else 1.0
     _check(pipe, num_inference_steps, guidance_scale, null_text, inner_steps)
-    image, call = fit(pipe, image), _checked_call(pipe, options)
+    seen, call = fit(pipe, image), _checked_call(pipe, options)
     read_prompts(pipe, prompt, **call)
-    start = encode(pipe, [image]).to(find_denoiser(pipe).model.dtype)
-    found = Inversion(prompt, image, start, None, float(guidance_scale), num_inference_steps, call)
+    start = encode(pipe, [seen]).to(find_denoiser(pipe).model.dtype)
+    found = Inversion(prompt, seen, start, None, float(guidance_scale), num_inference_steps, call)
     if refinements is None:
         refinements = schedule.refinements
     found.trajectory = _climb(pipe, found, refinements)

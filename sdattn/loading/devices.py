@@ -2,8 +2,14 @@
 
 import torch
 
-from ..errors import OptionError
+from ..errors import OptionError, refuse
 from ..models.pipeline import Pipeline
+
+# Dtypes that weights are loaded in, by their names and by short ones
+DTYPES = {
+    **{"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16},
+    **{"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16},
+}
 
 
 def best_device() -> str:
@@ -20,6 +26,14 @@ def checked_device(device: str | torch.device | None) -> torch.device:
     if number is not None and number <= (found.index or 0):
         raise _refusal(device, _why_not(found.type, number))
     return found
+
+
+def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
+    """Return a dtype, also by its name; raise ValueError for any but :data:`DTYPES`."""
+    name = str(dtype).removeprefix("torch.")
+    if dtype is not None and name not in DTYPES:
+        raise refuse("dtype", name, DTYPES)
+    return None if dtype is None else DTYPES[name]
 
 
 def device_of(pipe: Pipeline) -> torch.device:

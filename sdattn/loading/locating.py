@@ -3,7 +3,7 @@
 import re
 from pathlib import Path
 
-from ..errors import InvalidValueError, MissingFileError
+from ..errors import InvalidValueError, MissingFileError, did_you_mean
 from ..models.demos import DEMOS, LORAS
 from .hub import needs_the_hub
 
@@ -25,7 +25,7 @@ def find_model(model: str | Path) -> Path | None:
         return None
     raise MissingFileError(
         f"There is no model at {model}. Pass {' or '.join(map(repr, DEMOS))}, a diffusers folder, "
-        "a .safetensors file, or a hub id such as owner/name."
+        f"a .safetensors file, or a hub id such as owner/name.{did_you_mean(model, DEMOS)}"
     )
 
 

@@ -4,9 +4,10 @@ from typing import Any
 
 import torch
 
-from ..models.layers import find_denoiser
+from ..errors import InvalidTypeError
+from ..models.layers import find_denoiser, held_model
 from ..models.pipeline import Pipeline
-from .devices import checked_device, place
+from .devices import checked_device, checked_dtype, place
 from .folder import PipelineFolder
 from .index import as_dtype, check_whole, named_errors
 from .lent import lent_parts
@@ -24,7 +25,7 @@ def load_pipeline(
     model: str | Path = "demo",
     *,
     device: str | torch.device | None = None,
-    dtype: torch.dtype | None = None,
+    dtype: torch.dtype | str | None = None,
     variant: str | None = None,
     revision: str | None = None,
     lora: str | Path | Sequence[str | Path] | None = None,
@@ -42,8 +43,9 @@ def load_pipeline(
             a single ``.safetensors`` checkpoint, as published for SD 1.x, 2.x and SDXL; or a hub
             id, ``"owner/name"``.
         device: default: CUDA if there is one, else MPS, else the CPU.
-        dtype: default: on CUDA, the half type that the model's authors use (bfloat16 for FLUX,
-            Qwen-Image and Sana, float16 for the others); float32 elsewhere.
+        dtype: ``torch.float16``, or its name, ``"float16"`` or ``"fp16"`` (default: on CUDA, the
+            half type that the model's authors use, bfloat16 for FLUX, Qwen-Image and Sana, float16
+            for the others; float32 elsewhere).
         variant: variant of the weight files, ``"fp16"`` for ``model.fp16.safetensors``.
         revision: a branch, a tag or a commit of a hub model.
         lora: ``"PATH"`` or ``"PATH:SCALE"``, or several: a ``.safetensors`` file, a folder or a hub
@@ -79,7 +81,7 @@ def load_pipeline(
         tokenizer=tokenizer,  # type: ignore[arg-type]
         config=config,  # type: ignore[arg-type]
     )
-    device = checked_device(device)
+    device, dtype = checked_device(device), checked_dtype(dtype)
     options.check(model, device)
     path = find_model(model)
     loras = read_loras(options)  # before the model's weights, which take long
@@ -94,6 +96,22 @@ def load_pipeline(
     load_loras(pipe, loras)
     note_options(pipe, options)
     return place(pipe, device, offload)
+
+
+def pipeline_of(pipe: Any, *others: object) -> Pipeline:
+    """Return a pipeline as it is, or load it by the name that :func:`load_pipeline` takes; raise
+    TypeError for anything else, also where one of ``others``, the further arguments, is the
+    pipeline."""
+    is_swapped = any(held_model(other) is not None for other in others)
+    if isinstance(pipe, (str, Path)) and not is_swapped:
+        return load_pipeline(pipe)
+    found: Pipeline | None = find_denoiser(pipe).pipeline
+    if found is None:
+        raise InvalidTypeError(
+            f"A {type(pipe).__name__} is a pipeline's model alone, which draws nothing by itself. "
+            "Pass the pipeline; `capture()` takes a model too."
+        )
+    return found
 
 
 def _load_file(

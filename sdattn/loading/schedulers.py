@@ -1,6 +1,6 @@
 from typing import Any
 
-from ..errors import OptionError
+from ..errors import OptionError, did_you_mean
 
 _FLOW = "FlowMatch"  # prefix of all flow-matching schedulers
 
@@ -14,7 +14,9 @@ def fitting_scheduler(name: str, own: str) -> Any:
     if name not in fitting:
         known = name.endswith("Scheduler") and hasattr(diffusers, name)
         why = f"does not go with this model, whose own is {own}" if known else "is unknown"
-        raise OptionError("scheduler", name, f"it {why}. Pass one of {', '.join(sorted(fitting))}.")
+        near = did_you_mean(name, fitting)
+        text = f"it {why}. Pass one of {', '.join(sorted(fitting))}.{near}"
+        raise OptionError("scheduler", name, text)
     return getattr(diffusers, name)
 
 

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from PIL import Image
 
+    from ..files.images import AnyImage
+
 
 @dataclass(frozen=True, eq=False, repr=False)
 class Heatmap:
@@ -143,18 +145,56 @@ class Heatmap:
             )
         return self.values[latent_frames(len(self.values), number)]
 
-    def overlay(self, image: Image.Image, **options: Any) -> Image.Image:
-        """Draw the map in colour over the image, see :func:`sdattn.maps.render.overlay`.
+    @property
+    def peak(self) -> float:
+        """The highest value, in the unit of the values."""
+        return self.range[1]
 
-        All words of a prompt share one scale, from 0 to ``top``; ``stretch=True`` shows the shape
-        of a weak map.
+    @property
+    def mean(self) -> float:
+        """The mean of the values, of a crop's inside it."""
+        return float(self.values.mean())
+
+    def overlay(
+        self,
+        image: AnyImage,
+        *,
+        caption: bool = True,
+        colormap: str = "inferno",
+        opacity: float = 0.85,
+        scale: tuple[float, float] | None = None,
+        stretch: bool = False,
+    ) -> Image.Image:
+        """Draw the map in colour over the run's image, in grey; raise ValueError if they differ in
+        proportions or an option cannot be.
+
+        Args:
+            image: a PIL image, an array, or a file's path.
+            caption: write the label and the peak below, and enlarge a small image so that they can
+                be read. Without, the result has the image's own size.
+            colormap: name of a matplotlib colormap.
+            opacity: opacity of the last colour, in [0, 1]; the others are in proportion.
+            scale: the values of the first and the last colour (default: 0 and ``top``, which all
+                words of a prompt share).
+            stretch: scale from the map's smallest to its largest value, which shows the shape of a
+                weak map.
         """
         from .render import overlay  # pillow is loaded only when something is drawn
 
         self._check_image("overlay(image)")
-        if not options.get("stretch") and options.get("scale") is None:
-            options["scale"] = 0.0, self.full
-        return overlay(image, self.values.numpy(), self.label, crop=self.crop, **options)
+        if not stretch and scale is None:
+            scale = 0.0, self.full
+        return overlay(
+            image,
+            self.values.numpy(),
+            self.label if caption else "",
+            opacity=opacity,
+            scale=scale,
+            stretch=stretch,
+            colormap=colormap,
+            crop=self.crop,
+            own_size=not caption,
+        )
 
     def plot(self, ax: Axes | None = None, **options: Any) -> Axes:
         """Draw the map with matplotlib, one colour per cell, its label above.

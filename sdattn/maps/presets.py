@@ -236,11 +236,14 @@ PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset
 
 def nothing_read(preset: Preset, found: Iterable[tuple[str, int]]) -> str:
     """Return the message for a preset that reads none of the layers, (place, level) each."""
-    there = ", ".join(sorted({f"{place} at level {level}" for place, level in found}))
-    levels = "" if preset.deepest is None else f" down to level {preset.deepest}"
+    is_deep, found = preset.deepest is not None, list(found)
+    there = {f"{place} at level {level}" if is_deep else place for place, level in found}
+    levels = f" down to level {preset.deepest}" if is_deep else ""
+    others = [p.name for p in _ALL if p.or_all or any(p.reads(*layer) for layer in found)]
     return (
         f"The preset {preset.name!r} reads layers of the places {', '.join(preset.places)}{levels},"
-        f" and there are only: {there}. Choose other layers, or another preset."
+        f" and there are only: {', '.join(sorted(there))}. Choose other layers, or another preset: "
+        f"{', '.join(others)}."
     )
 
 

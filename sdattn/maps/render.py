@@ -7,7 +7,8 @@ import numpy as np
 import torch
 from PIL import Image, ImageDraw, ImageFont
 
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import InvalidValueError, OptionError, did_you_mean, refuse
+from ..files.images import AnyImage, as_image
 from ..models.crops import Crop
 from .laying import inside, laid
 
@@ -34,6 +35,10 @@ def colorize(
 def _table(colormap: str) -> np.ndarray:
     import matplotlib  # heavy, and needed only here
 
+    if colormap not in matplotlib.colormaps:
+        near = did_you_mean(colormap, matplotlib.colormaps)
+        text = f"pass the name of a colormap of matplotlib, 'viridis' for example.{near}"
+        raise OptionError("colormap", colormap, text)
     colours = matplotlib.colormaps[colormap]
     return (colours(np.arange(colours.N))[:, :3] * 255).astype(np.uint8)
 
@@ -72,7 +77,7 @@ def signed(
 
 
 def overlay(
-    image: Image.Image,
+    image: AnyImage,
     values: np.ndarray,
     label: str = "",
     *,
@@ -81,6 +86,7 @@ def overlay(
     stretch: bool = False,
     colormap: str = COLORMAP,
     crop: Crop | None = None,
+    own_size: bool = False,
 ) -> Image.Image:
     """Draw a heatmap in colour over its image, with a caption below; raise ValueError if they
     differ in proportions, or for both ``stretch`` and ``scale``.
@@ -95,6 +101,7 @@ def overlay(
         stretch: scale from the smallest to the largest value, equally opaque: shows the shape of a
             weak map.
         crop: the part of the image that the values cover; the rest is bare.
+        own_size: leave a small image as it is.
 
     Returns:
         RGB, the size of the image, enlarged as :func:`enlarge` does, plus the caption.
@@ -103,13 +110,13 @@ def overlay(
         raise InvalidValueError(
             f"stretch=True and scale={scale}: both set the scale, leave one out."
         )
-    if not isinstance(image, Image.Image):
-        raise InvalidTypeError(
-            f"image is a {type(image).__name__}. Pass the PIL image of the same run."
-        )
+    if not 0 <= opacity <= 1:
+        raise refuse("opacity", opacity, "a number from 0 to 1")
+    image = as_image(image)
     values = np.asarray(values, dtype=np.float32)
     _check_proportions(image, values.shape, crop)
-    base, (low, high) = enlarge(image), (float(values.min()), float(values.max()))
+    base = image.convert("RGB") if own_size else enlarge(image)
+    low, high = float(values.min()), float(values.max())
     # The map is resized before it is coloured: resizing would mix colours.
     shades = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
     heat, drawn = _on_image(shades, base.size, crop)

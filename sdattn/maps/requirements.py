@@ -2,9 +2,10 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import astuple
+from inspect import signature
 from typing import Any
 
-from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, did_you_mean, refuse
 from ..hooks.keep import Heads, Steps
 from ..hooks.run_part import RunPart
 from ..models.call_facts import images_a_prompt
@@ -14,6 +15,7 @@ from ..models.videos import default_frames, makes_videos
 from ..prompts.tokenizing import PAD
 from ..prompts.tokens import Prompt
 from .aggregation import refines_itself, refining
+from .capture import capture
 from .presets import Preset, nothing_read
 
 
@@ -25,6 +27,13 @@ def checked_capture(
 ) -> dict[str, Any]:
     """Return checked options of :func:`sdattn.capture`, with the token columns of ``words``; raise
     ValueError if the prompt would get no heatmaps or ``words`` is not a list."""
+    if not isinstance(settings, Mapping):
+        raise refuse("capture_options", settings, "a dictionary of options for `capture()`")
+    known = [*signature(capture).parameters][1:]
+    for name in settings:
+        if name not in known:
+            text = f"`capture()` has no option {name!r}.{did_you_mean(name, known)}"
+            raise OptionError("capture_options", dict(settings), text)
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
     ours = {"text_states", "among", "refine", "depth", "space"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:

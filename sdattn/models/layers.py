@@ -70,6 +70,12 @@ def find_denoiser(target: Pipeline | Module) -> Denoiser:
     model = held_model(target)
     # A custom model may have parts named unet or transformer.
     asked = type(unwrapped(target)).__name__
+    is_none = not isinstance(target, Module) and not hasattr(target, "components")
+    if model is None and is_none and claimed(target) is None:
+        raise InvalidTypeError(
+            f"Asked to capture a {asked}. Pass a pipeline first, as sdattn.load_pipeline('demo') "
+            "returns it, or its model."
+        )
     why = f"Asked to capture a {asked}, which {what_it_holds(target, model)}"
     if model is None or claimed(target):
         return Denoiser(target, None, family_of(target, why))

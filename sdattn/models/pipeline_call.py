@@ -1,6 +1,5 @@
 """Call of a pipeline: check its options, seed each image, return its images."""
 
-import difflib
 import functools
 import threading
 import weakref
@@ -12,7 +11,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from ..errors import InvalidValueError, refuse
+from ..errors import InvalidValueError, did_you_mean, refuse
 from .call_facts import check_guidance, images_a_prompt
 from .call_options import call_options, is_modular
 from .demos import demo_settings
@@ -21,9 +20,18 @@ from .guiders import guider_of
 from .layers import held_model
 from .pipeline import Options, Pipeline
 from .sizes import default_size, size_unit
-from .values import EACH, check_side, check_values, checked_seeds, whole
+from .values import EACH, OURS, check_side, check_values, checked_seeds, no_videos, whole
 from .videos import check_frames, check_makes_images, default_frames, frame_rate, makes_videos
 
+# What other programs and the command line call options of the pipelines
+_MEANT = {
+    **{name: "num_inference_steps" for name in ("step", "steps", "num_steps")},
+    **{name: "guidance_scale" for name in ("cfg", "cfg_scale", "guidance", "scale")},
+    **{name: "num_images_per_prompt" for name in ("batch_size", "n", "num_images", "num_samples")},
+    **{"frames": "num_frames", "negative": "negative_prompt", "w": "width", "h": "height"},
+}
+# Options of generate() and others, which a misspelt name may mean
+_CALLERS = ("seed", "words", "preset", "refine", "ask", "capture_options", "max_bytes")
 _BYTES_A_PIXEL = 3 * 4  # of the image that the autoencoder makes, RGB in float32
 
 Given = ParamSpec("Given")
@@ -131,7 +139,7 @@ def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
 def _check_names(pipe: Pipeline, options: Options) -> None:
     """Refuse options that the pipeline does not know; some of diffusers' silently take any
     option."""
-    known = [name for name in call_options(pipe) if name != "prompt"]
+    known = [name for name in call_options(pipe) if name not in {"prompt", *OURS}]
     guider = guider_of(pipe)
     for name in options:
         if name not in known and hasattr(guider, name):
@@ -139,11 +147,13 @@ def _check_names(pipe: Pipeline, options: Options) -> None:
                 f"A {type(pipe).__name__} leaves {name} to its guider, a {type(guider).__name__}. "
                 f"Set pipe.guider.{name} = {options[name]!r} before the call."
             )
+        if name == "num_frames" and name not in known:
+            raise no_videos(options[name], type(pipe).__name__)
         if name not in known:
-            near = difflib.get_close_matches(name, known) or known
-            raise InvalidValueError(
-                f"A {type(pipe).__name__} has no option {name!r}. It has: {', '.join(near)}."
-            )
+            meant = _MEANT.get(name)
+            near = did_you_mean(name, (*known, *_CALLERS)) or f" It has: {', '.join(known)}."
+            near = f" Did you mean `{meant}`?" if meant in known else near
+            raise InvalidValueError(f"A {type(pipe).__name__} has no option {name!r}.{near}")
 
 
 def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:

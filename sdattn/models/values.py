@@ -2,17 +2,21 @@
 them at once."""
 
 import math
+import secrets
+from collections.abc import Iterable, Sequence
 from operator import index
 from typing import Any
 
-from ..errors import InvalidValueError, OptionError, option_names, refuse
+from ..errors import InvalidTypeError, InvalidValueError, OptionError, option_names, refuse
 from .pipeline import Options
 
 LARGEST_SEED = 2**63 - 1  # of a torch.Generator
 LONGEST = 10_000  # characters; no text encoder here reads so many tokens
 # The options that say how many images, or videos, are made of one prompt
 EACH = ("num_images_per_prompt", "num_videos_per_prompt")
-_OURS = {"generator", "output_type", "prompt_embeds", "return_dict"}
+# The options of a pipeline's call that a run sets itself
+OURS = {"generator", "output_type", "prompt_embeds", "return_dict"}
+LARGEST_SIDE = 16_384  # pixels; four times what the largest models here make
 
 
 def check_values(options: Options) -> None:
@@ -22,8 +26,10 @@ def check_values(options: Options) -> None:
         ValueError: an option that the run sets itself, a number that is not finite or, for a number
             of steps, images or frames, not whole and above 0, or a text as for `check_text`.
     """
-    if taken := sorted(_OURS & set(options)):
-        text = f"{option_names(taken)} cannot be chosen here. Use `capture()` around the pipeline."
+    if taken := sorted(OURS & set(options)):
+        seeds = ", or pass `seed` for the noise" if "generator" in taken else ""
+        advice = f"Use `capture()` around the pipeline{seeds}."
+        text = f"{option_names(taken)} cannot be chosen here. {advice}"
         raise InvalidValueError(text)
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
@@ -41,6 +47,8 @@ def check_side(side: str, value: object, unit: int) -> None:
     given = whole(value)
     if given is None:
         raise refuse(side, value, "a whole number of pixels")
+    if given > LARGEST_SIDE:
+        raise refuse(side, value, f"a multiple of {unit} pixels, at most {LARGEST_SIDE:,}")
     if given < unit or given % unit:
         # The two sizes to choose from, for the message.
         lower = max(unit, given // unit * unit)
@@ -67,6 +75,34 @@ def checked_seeds(seed: object, images: int = 1) -> list[int]:
         most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
         raise refuse("seed", seed, f"a whole number from 0 to {most}")
     return [first + i for i in range(images)]
+
+
+def seeds_of(seed: int | Sequence[int] | None, images: int = 1) -> list[int]:
+    """Return a run's seeds, one per image, from a user's value: None draws the first one at random,
+    a list has each image's own, and for a number see :func:`checked_seeds`.
+
+    Raises:
+        ValueError: the list is not as long as there are images, or as ``checked_seeds`` does.
+    """
+    if seed is None:
+        return checked_seeds(secrets.randbelow(2**32), images)
+    if whole(seed) is not None or isinstance(seed, str) or not isinstance(seed, Iterable):
+        return checked_seeds(seed, images)
+    seeds = [checked for one in seed for checked in checked_seeds(one)]
+    if len(seeds) != images:
+        text = (
+            f"this run makes {images} image(s). Pass one seed for each, or the first one's alone."
+        )
+        raise OptionError("seed", list(seed), text)
+    return seeds
+
+
+def checked_prompts(prompt: object) -> list[Any]:
+    """Return one prompt, or several, as a list; raise TypeError for anything else."""
+    if not isinstance(prompt, Sequence):
+        kind = type(prompt).__name__
+        raise InvalidTypeError(f"The prompt is of type {kind}. Pass a text, or a list of some.")
+    return [prompt] if isinstance(prompt, str) else list(prompt)
 
 
 def whole(value: Any) -> int | None:

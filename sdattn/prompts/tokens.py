@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 from operator import index
 from typing import Any
 
-from ..errors import InvalidValueError, NotFoundError, SdattnWarning, warn
+from ..errors import InvalidValueError, NotFoundError, SdattnWarning, did_you_mean, warn
 from .tokenizing import EOS, SOS, Token, added_words, filled, tokenize, with_vectors
 from .words import Source, empty_prompt, merge_spans, split_phrase, split_words
 
@@ -75,9 +75,10 @@ class Prompt:
             raise NotFoundError(f"Asked for {phrase!r}, which contains no word.")
         found = self._occurrences(wanted)
         if not found:
+            known = dict.fromkeys(word.text for word in self.words)
             raise NotFoundError(
                 f"{phrase!r} is not in the prompt. Its words are: "
-                f"{', '.join(dict.fromkeys(word.text for word in self.words))}."
+                f"{', '.join(known)}.{did_you_mean(phrase, known)}"
             )
         found = [words for words in found if all(word.columns for word in words)]
         if not found:
@@ -163,17 +164,22 @@ def read_source(
 
 
 def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prompt:
-    """Place a prompt's words on its columns: a word owns the tokens that share a character with
-    it."""
-    words = split_words(source.prompt, added_words(tokenizer, source))
+    """Place a prompt's words on its columns, see :func:`place`."""
+    return place(source.prompt, tokens, added_words(tokenizer, source))
+
+
+def place(text: str, tokens: Sequence[Token], whole: Sequence[tuple[int, int]] = ()) -> Prompt:
+    """Place a text's words on its columns: a word owns the tokens that share a character with it.
+    ``whole`` are spans that are one word."""
+    words = split_words(text, whole)
     if not words:
-        raise empty_prompt(source.prompt)
+        raise empty_prompt(text)
     # The word of each character; a token belongs to every word that it shares a character with.
     owner = {
         char: i
         for i, (_, start, end) in enumerate(words)
         for char in range(start, end)
-        if not source.prompt[char].isspace()
+        if not text[char].isspace()
     }
     columns: list[list[int]] = [[] for _ in words]
     for column, token in enumerate(tokens):
@@ -181,7 +187,7 @@ def place_words(tokenizer: Any, source: Source, tokens: Sequence[Token]) -> Prom
             for i in {owner[char] for char in range(token.start, token.end) if char in owner}:
                 columns[i].append(column)
     placed = (Word(*word, tuple(own)) for word, own in zip(words, columns, strict=True))
-    return Prompt(source.prompt, tuple(placed), tuple(tokens))
+    return Prompt(text, tuple(placed), tuple(tokens))
 
 
 def read_labels(labels: Mapping[str, Sequence[int]], n_columns: int) -> Prompt:

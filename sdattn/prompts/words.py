@@ -20,6 +20,13 @@ is are was were be been being am has have had having do does did doing
 will would can could shall should may might must there here
 """
 FUNCTION_WORDS = frozenset(_CLOSED_CLASSES.split())  # in English
+_COLOURS_AND_PLACES = """
+red orange yellow green blue purple violet pink brown black white gray grey golden gold silver
+beige cyan magenta teal turquoise crimson scarlet maroon navy olive colorful colourful
+left right top bottom front back side middle center centre next close far
+photo photograph image drawing painting illustration background foreground
+"""
+_NOT_THINGS = frozenset(("picture", *_COLOURS_AND_PLACES.split()))
 _JOINERS = "'\u2019-\u2010"  # apostrophes and hyphens, inside a word only: "girl's", "red-haired"
 
 
@@ -89,6 +96,28 @@ def is_content_word(text: str) -> bool:
     ['cat', '8k']
     """
     return any(map(str.isalnum, text)) and text.casefold() not in FUNCTION_WORDS
+
+
+def name_things(words: Sequence[str]) -> list[int]:
+    """Return the numbers of a prompt's words that likely name a thing in the image (English).
+
+    No part of speech is known. A thing is the last of consecutive content words, since adjectives
+    come before their noun; words for colours, places and kinds of images do not count, and a word
+    in "-ing" after another counts as a verb.
+
+    >>> words = "a photo of a big red cat sitting left of a blue star".split()
+    >>> [words[i] for i in name_things(words)]
+    ['cat', 'star']
+    """
+    things: list[int] = []
+    before = False  # whether only content words stand between the last of ``things`` and this word
+    for i, word in enumerate(map(str.casefold, words)):
+        if not is_content_word(word):
+            before = False
+        elif word not in _NOT_THINGS and not (before and word.endswith("ing")):
+            things[len(things) - before :] = [i]
+            before = True
+    return things
 
 
 def split_words(text: str, whole: Sequence[tuple[int, int]] = ()) -> list[tuple[str, int, int]]:

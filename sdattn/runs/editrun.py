@@ -90,7 +90,7 @@ class EditRun(Run):
             "An edit",
             source,
             others,
-            unit=self.heatmaps[0].preset.unit,
+            preset=self.heatmaps[0].preset,
             differing={"words of the edit": words},
             facts=_facts(self.settings),
         )

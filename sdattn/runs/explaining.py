@@ -20,11 +20,13 @@ import torch
 from PIL import Image
 
 from ..errors import InvalidValueError, OptionError, option_names, refuse
+from ..files.images import AnyImage, as_image
 from ..hooks.budget import Budget
 from ..inversion import invert as inversion
 from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import schedule_of
 from ..inversion.stand_ins import Noised, noised
+from ..loading.pipelines import pipeline_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.families import image_latents_of, unguided_options
@@ -32,12 +34,12 @@ from ..models.layers import find_denoiser
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts
-from ..models.values import checked_seeds
+from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
 from .run import Run
 from .sampling import sample
 from .settings import Explained
-from .watched import Asked, Order, budget_of, check_images
+from .watched import Asked, Order, budget_of, check_images, warn_of_unlearnt
 
 # Of the training schedule: where the model looks by default. With flow matching none points better
 # than these either, see scripts/evaluation/evaluate_explained.py.
@@ -51,11 +53,11 @@ _DECIDED |= {"mu", "sigmas", "true_cfg_scale", "width"}
 
 @one_at_a_time
 def explain(
-    pipe: Pipeline,
-    image: Image.Image | Sequence[Image.Image],
+    pipe: Pipeline | str | Path,
+    image: AnyImage | Sequence[AnyImage],
     prompt: str | Sequence[str],
     *,
-    seed: int | Sequence[int] = 0,
+    seed: int | Sequence[int] | None = 0,
     timesteps: Sequence[int] | None = None,
     invert: bool = False,
     words: Sequence[str] | None = None,
@@ -76,13 +78,13 @@ def explain(
     Args:
         pipe: text-to-image pipeline: SD 1.x, 2.x, SDXL, SD3, FLUX.1, FLUX.2 or Qwen-Image. Its
             noise schedule is used with any scheduler. The guidance that FLUX takes as an input
-            keeps the pipeline's default.
-        image: an image of any size and mode, see :func:`sdattn.inversion.images.fit`; or several
-            that are fitted to one size, which run in one batch.
+            keeps the pipeline's default. Or a model to load, ``"demo"``.
+        image: an image of any size and mode, see :func:`sdattn.inversion.images.fit`, its array or
+            its file; or a list of several that are fitted to one size, which run in one batch.
         prompt: a description of the image; one per image.
-        seed: seed of the first image's noise; each later image adds 1. Or a list, one per image.
-            The noise at timestep ``t`` is drawn on the CPU with the seed ``seed * T + t``, where
-            ``T`` is the number of training timesteps, so it depends on no other image or timestep.
+        seed: seed of the first image's noise, as for :func:`sdattn.generate`. The noise at timestep
+            ``t`` is drawn on the CPU with the seed ``seed * T + t``, where ``T`` is the number of
+            training timesteps, so it depends on no other image or timestep.
         timesteps: timesteps to look at, between 0 (no noise) and ``T`` (default:
             :data:`TIMESTEPS`). With flow matching they are the model's own, whatever the shift of
             its schedule.
@@ -109,10 +111,14 @@ def explain(
             timestep or option; maps beyond ``max_bytes``.
         KeyError: a word is in none of the prompts.
     """
+    pipe = pipeline_of(pipe, image, prompt)
     image_latents_of(pipe)
     # As in generate(): all that can be refused is, before the model runs.
     chosen_timesteps = _checked_timesteps(pipe, timesteps, invert)
-    images, prompts = _paired(pipe, image, prompt)
+    prompts = checked_prompts(prompt)
+    several: Sequence[Any] = image if isinstance(image, (list, tuple)) else [image]
+    given = [as_image(one) for one in several]
+    images = _fitted(pipe, given, prompts)
     options = _checked_options(pipe, options, chosen_timesteps, images[0].size)
     read = read_prompts(pipe, prompts, **options)
     chosen = preset_for(pipe, preset, refine)
@@ -120,10 +126,8 @@ def explain(
         chosen = replace(chosen, steps="mean")
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))
     settings = capture_settings(pipe, chosen, read, options, watch)
-    if isinstance(seed, (list, tuple)) and len(seed) == len(read):
-        seeds = [checked_seeds(one)[0] for one in seed]
-    else:
-        seeds = checked_seeds(seed, len(read))
+    warn_of_unlearnt(pipe, read, ask)
+    seeds = seeds_of(seed, len(read))
     budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, "size")
     if budget and invert:  # which takes longer than the run
         asked = None if ask is None else Asked(pipe, ask, chosen, options)
@@ -148,7 +152,6 @@ def explain(
             budget=budget,
         )
     scheduler = type(pipe.scheduler).__name__  # whose noise schedule it was
-    given = [image] if isinstance(image, Image.Image) else image
     return _told(run, given, images, "inversion" if invert else "noise", scheduler)
 
 
@@ -225,10 +228,10 @@ def _told(
     return replace(run, image_runs=image_runs)
 
 
-def _paired(pipe: Pipeline, image: Any, prompt: Any) -> tuple[list[Image.Image], list[str]]:
-    """Return the images as the pipeline sees them, all of one size, and a prompt for each."""
-    images = list(image) if isinstance(image, (list, tuple)) else [image]
-    prompts = [prompt] if isinstance(prompt, str) else list(prompt)
+def _fitted(
+    pipe: Pipeline, images: Sequence[Image.Image], prompts: Sequence[str]
+) -> list[Image.Image]:
+    """Return the images as the pipeline sees them, all of one size, one for each prompt."""
     if len(images) != len(prompts) or not images:
         raise InvalidValueError(
             f"{len(images)} image(s) and {len(prompts)} prompt(s) were passed. Pass one prompt "
@@ -241,7 +244,7 @@ def _paired(pipe: Pipeline, image: Any, prompt: Any) -> tuple[list[Image.Image],
             f"The images come to {sizes} pixels (width x height), and a batch has one size. Call "
             "explain() once for each size, or crop the images to one shape."
         )
-    return images, prompts
+    return images
 
 
 def _checked_timesteps(pipe: Pipeline, timesteps: Any, invert: bool) -> list[int]:

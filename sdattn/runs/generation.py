@@ -9,11 +9,10 @@ from ..control import knockout_plan, knockouts
 from ..control.knockout_plan import KnockoutPlan
 from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
 from ..hooks.budget import Budget
-from ..loading.options import lora_names, options_of
+from ..loading.pipelines import pipeline_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.call_facts import images_a_prompt
-from ..models.demos import demo_of
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import (
     checked_options,
@@ -21,24 +20,24 @@ from ..models.pipeline_call import (
     options_of_image,
 )
 from ..models.reading import read_prompts
-from ..models.values import checked_seeds
+from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run, run_folders
 from .sampling import sample
 from .stops import has_callback
 from .targets import check_target
-from .watched import budget_of, read_negative
+from .watched import budget_of, read_negative, warn_of_unlearnt
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
 
 @one_at_a_time
 def generate(
-    pipe: Pipeline,
+    pipe: Pipeline | str | Path,
     prompt: str | Sequence[str],
     *,
-    seed: int = 0,
+    seed: int | Sequence[int] | None = 0,
     words: Sequence[str] | None = None,
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
@@ -52,10 +51,12 @@ def generate(
 
     Args:
         pipe: a pipeline for images or videos that :func:`sdattn.capture` and
-            :func:`sdattn.read_prompts` know.
+            :func:`sdattn.read_prompts` know; or a model to load for this call alone, ``"demo"``,
+            see :func:`sdattn.load_pipeline`.
         prompt: one prompt or several.
-        seed: seed of the first image, from 0 to 2**63 - 1; each later image adds 1. Noise is drawn
-            on the CPU, so it does not depend on the device.
+        seed: seed of the first image, from 0 to 2**63 - 1; each later image adds 1. A list has each
+            image's own; None draws one at random, which ``run.seeds`` and ``run.json`` record. The
+            noise is drawn on the CPU, so it does not depend on the device.
         words: keep the maps of these words and phrases only.
         preset: a name in :data:`sdattn.maps.presets.PRESETS`, or a preset of your own. It decides
             what is captured: by default the mean over the second half of the steps, for joint
@@ -88,7 +89,8 @@ def generate(
             :class:`sdattn.NotFiniteError`, a subclass, if an image or map came out as NaN or
             infinity.
         KeyError: a word is in none of the prompts.
-        TypeError: the model cannot be refined, asked, or have words knocked out.
+        TypeError: no pipeline, or no text; the model cannot be refined, asked, or have words
+            knocked out.
 
     A run that is stopped (``pipe._interrupt = True``) keeps its images and the maps so far; a
     :class:`sdattn.CaptureWarning` and ``run.json`` say from which steps. If a callback may stop the
@@ -99,7 +101,7 @@ def generate(
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
     plan = prepare(
-        pipe,
+        pipeline_of(pipe, prompt),
         prompt,
         seed=seed,
         words=words,
@@ -168,7 +170,7 @@ def prepare(
     pipe: Pipeline,
     prompt: str | Sequence[str],
     *,
-    seed: int = 0,
+    seed: int | Sequence[int] | None = 0,
     words: Sequence[str] | None = None,
     preset: str | Preset = "default",
     refine: Literal["self"] | None = None,
@@ -185,13 +187,13 @@ def prepare(
     Args:
         out, force: see :meth:`sdattn.Run.save`; folders that cannot be written are refused too.
     """
-    number = 1 if isinstance(prompt, str) else len(prompt)
+    number = len(checked_prompts(prompt))
     options = checked_options(pipe, options, prompts=number, videos=not causal)
     read = read_prompts(pipe, prompt, **options)
     if not read:
         raise OptionError("prompt", prompt, "there is none. Pass a text, or a list of some.")
     number = len(read) * images_a_prompt(pipe, options)
-    seeds = checked_seeds(seed, number)
+    seeds = seeds_of(seed, number)
     for folder in run_folders(out, number) if out else ():
         check_target(folder, force=force)
     chosen = preset_for(pipe, preset, refine)
@@ -205,10 +207,7 @@ def prepare(
             raise InvalidValueError(text)
         read_negative(pipe, options, len(read))
     settings = capture_settings(pipe, chosen, read, options, watch)
-    texts = (word.text for prompt in read for word in prompt.words)
-    demo = demo_of(pipe)
-    if demo and (warning := demo.unlearnt(texts, lora_names(options_of(pipe)))):
-        warn(warning, SdattnWarning)
+    warn_of_unlearnt(pipe, read, ask)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
     # with a callback the steps before the preset's part would be kept too, in place of all steps
     fixed = ("steps",) if has_callback(options) else ()

@@ -179,14 +179,18 @@ def described(runs: Sequence[ImageRun]) -> str:
     sizes = " and ".join(dict.fromkeys(f"{r.image.width}x{r.image.height}" for r in runs))
     texts = [*dict.fromkeys(run.settings.prompt for run in runs)]
     text = repr(shorter(texts[0], 60)) if len(texts) == 1 else f"{len(texts)} prompts"
-    seeds = [run.settings.seed for run in runs if run.settings.seed is not None]
+    seeds = list(dict.fromkeys(run.settings.seed for run in runs if run.settings.seed is not None))
+    if len(seeds) > 1 and seeds == [*range(seeds[0], seeds[-1] + 1)]:
+        seed = f"{seeds[0]} to {seeds[-1]}"
+    else:
+        seed = shorter(", ".join(map(str, seeds)), 60)
     frames = "" if video is None else f", {len(video)} frames,"
     said = [
         f"{number}{sizes}{frames} of {text}",
         settings.model or settings.pipeline,
         f"{len(settings.timesteps)} steps" if settings.timesteps else None,
         settings.stopped and f"stopped of {settings.stopped.steps}",
-        f"seed {' to '.join(map(str, dict.fromkeys(seeds[:1] + seeds[-1:])))}" if seeds else None,
+        seed and f"seed {seed}",
         f"preset {preset.title}",
     ]
     return ", ".join(part for part in said if part)

@@ -95,6 +95,11 @@ class Run:
         return [image_run.image for image_run in self]
 
     @property
+    def seeds(self) -> list[int | None]:
+        """The seed of each image's noise; None if the noise is an image's own."""
+        return [image_run.settings.seed for image_run in self]
+
+    @property
     def videos(self) -> list[Video]:
         """Videos, one or more per prompt; empty for images."""
         return [image_run.video for image_run in self if image_run.video is not None]

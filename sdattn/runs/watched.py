@@ -6,20 +6,24 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from typing import Any
 
+from ..errors import SdattnWarning, warn
 from ..hooks.budget import RUN, Budget
 from ..hooks.expected import Expected
 from ..hooks.keep import Keep
 from ..hooks.other_text import encode_text
+from ..loading.options import lora_names, options_of
 from ..maps.aggregation import refining
 from ..maps.presets import Preset
 from ..maps.requirements import columns_among
 from ..models.call_facts import images_a_prompt
+from ..models.demos import demo_of
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import one_each
 from ..models.reading import read_prompts
 from ..models.sizes import latent_size
 from ..prompts.tokens import Prompt
+from ..prompts.words import split_words
 
 
 @dataclass(frozen=True)
@@ -75,6 +79,16 @@ class Asked:
         is_joint = any(layer.kind == "joint" for layer in find_denoiser(pipe).layers)
         if preset.compares_words or not is_joint:
             self.settings["among"] = [columns]
+
+
+def warn_of_unlearnt(pipe: Pipeline, prompts: Sequence[Prompt], ask: str | None = None) -> None:
+    """Warn of words of the prompts, or of the text that is asked about, that a demo model never
+    learnt."""
+    texts = [word.text for prompt in prompts for word in prompt.words]
+    texts += [word for word, _, _ in split_words(ask or "")]
+    demo = demo_of(pipe)
+    if demo and (warning := demo.unlearnt(texts, lora_names(options_of(pipe)))):
+        warn(warning, SdattnWarning)
 
 
 def read_negative(

@@ -178,9 +178,7 @@ def test_enter_draws_examples_draw_and_the_last_runs_come_again(open_app, addres
 OF_GRADIO = "image-redundant-alt: <img src="
 
 
-@pytest.mark.parametrize(
-    ("width", "scheme"), [(390, "dark"), (390, "light"), (768, "light"), (1280, "dark")]
-)
+@pytest.mark.parametrize(("width", "scheme"), [(390, "dark"), (768, "light"), (1280, "dark")])
 def test_nothing_keeps_people_from_using_it(open_app, width, scheme):
     page = open_app(width, color_scheme=scheme, has_touch=width < 1000)
     press = "tap" if width < 1000 else "click"
@@ -197,8 +195,8 @@ def test_nothing_keeps_people_from_using_it(open_app, width, scheme):
         "(b) => getComputedStyle(b).backgroundColor.match(/\\d+/g)[0] < 99"
     )
     assert dark is (scheme == "dark")
-    image = frame.locator("#stage").bounding_box()
-    assert image["width"] > 250 and image["height"] > 250
+    image = frame.locator("#heated").bounding_box()
+    assert image["width"] > 200 and image["height"] > 200
     assert frame.locator("#prompt").bounding_box()["height"] > 20
     word = frame.locator(".word").filter(has_text="red")
     before = word.get_attribute("aria-pressed")  # strong words are pinned when it opens
@@ -232,7 +230,7 @@ def test_all_can_be_done_with_the_keyboard(open_app):
             page.evaluate(f"(() => {{ const a = document.activeElement; return {label} }})()")
         )
         page.keyboard.press("Tab")
-    for name in ("Draw", "Stop", "Settings", "a cat left of a pizza"):
+    for name in ("Draw", "Random seed", "Settings", "a cat left of a pizza"):
         assert name in reached, (name, reached)
     page.get_by_role("button", name="a cat left of a pizza").press("Enter")
     frame = shown(page, "a cat left of a pizza")
@@ -243,27 +241,71 @@ def test_all_can_be_done_with_the_keyboard(open_app):
         page.get_by_role("button", name="Save the page").press("Enter")
 
 
+def test_the_result_is_beside_the_prompt_and_fits_into_the_window(open_app):
+    page = open_app(1280)
+    page.set_viewport_size({"width": 1280, "height": 900})
+    prompt, stop = page.get_by_label("Prompt", exact=True), page.get_by_role("button", name="Stop")
+    assert stop.is_disabled()  # nothing runs
+    assert (
+        page.get_by_label("Steps", exact=True).count() == 0
+        or not page.get_by_label("Steps", exact=True).is_visible()
+    )
+    say(page, "a red cat left of a pizza", Steps="60")
+    page.get_by_role("button", name="Settings").click()
+    page.get_by_role("button", name="Draw").click()
+    page.locator("img.preview").wait_for()
+    assert not stop.is_disabled()
+    shown(page, "a red cat left of a pizza")
+    page.get_by_role("button", name="Thumbnail 1 of 1").wait_for()
+    assert page.locator("img.preview").count() == 0 and stop.is_disabled()
+    assert page.evaluate(OVERFLOWS) == [False, False]
+    left, right = prompt.bounding_box(), page.locator("iframe[title=sdattn]").bounding_box()
+    assert left["x"] + left["width"] < right["x"] and right["width"] > 2 * left["width"]
+    for name in ("Thumbnail 1 of 1", "Save the page", "Save the run"):
+        below = page.get_by_role("button", name=name).bounding_box()
+        assert right["y"] + right["height"] <= below["y"] and below["y"] + below["height"] <= 900
+
+
+def test_further_texts_are_mapped_as_by_the_command(open_app):
+    page = open_app(1280)
+    page.get_by_role("button", name="Random seed").click()
+    say(page, "a red cat", **{"Negative prompt": "blue", "Ask about another text": "wheel, hat"})
+    for name in ("Map the negative prompt", "Refine", "Causal"):
+        page.get_by_label(name).check()
+    page.get_by_label("Steps", exact=True).fill("2")
+    page.get_by_role("button", name="Draw").click()
+    command = shown(page, "a red cat").locator("#command").inner_text()
+    seed = page.get_by_label("Seed", exact=True).input_value()
+    assert seed != "0" and f"--seed {seed} " in command
+    for option in ("--negative blue", "--negative-maps", "--refine self", "--causal", "--ask"):
+        assert option in command, command
+
+
 def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_folder):
     page, before = open_app(1280), len(trouble(served_folder))
     page.evaluate("localStorage.setItem('sdattn-runs', 'of another server')")
     page.reload()
-    say(page, " ", Width="250")
-    draw = page.get_by_role(
-        "button", name="Draw"
-    )  # by the keyboard: messages lie over it for a while
-    draw.press("Enter")
-    page.get_by_text("multiple of").wait_for()
-    page.get_by_label("Width", exact=True).fill("64")
-    draw.press("Enter")
-    page.get_by_text("is empty").first.wait_for()
-    for name, value in (("Steps", "1001"), ("Seed", "-1")):
-        page.get_by_label("Prompt", exact=True).fill("a cat")
-        page.get_by_label(name, exact=True).fill(value)
-        draw.press("Enter")
-        page.get_by_text(f"{name.lower()} {value}: pass").first.wait_for()
-        page.get_by_label(name, exact=True).fill("1")
-    draw.press("Enter")
+    say(page, "a cat", Width="64", Height="64")
+    draw = page.get_by_role("button", name="Draw")
+    wrong = [("Prompt", " ", "is empty"), ("Width", "250", "multiple of")]
+    wrong += [(name, value, f"{name.lower()} {value}: pass")
+              for name, value in (("Steps", "1001"), ("Seed", "-1"))]  # fmt: skip
+    for name, value, text in wrong:
+        field = page.get_by_label(name, exact=True)
+        field.fill(value)
+        draw.click()
+        page.get_by_role("alert").filter(has_text=text).wait_for()
+        assert field.get_attribute("aria-describedby") == "error"  # it stands below its field
+        assert field.get_attribute("aria-invalid") == "true"
+        above, below = field.bounding_box(), page.locator("#error").bounding_box()
+        assert 0 <= below["y"] - above["y"] - above["height"] < 40
+        for button in ("Draw", "Stop"):
+            page.get_by_role("button", name=button).click(trial=True, force=button == "Stop")
+        field.fill("64" if name == "Width" else "a cat" if name == "Prompt" else "1")
+    assert faults_for_people(page) == []
+    draw.click()
     shown(page, "a cat")
+    assert page.locator("#error").count() == 0
     assert "Traceback" not in trouble(served_folder)[before:]
 
 
@@ -309,11 +351,13 @@ def ask(port, path, body=None, **headers):
         return answer.status, answer.read().decode()
 
 
+# The values of the settings but the steps, in the order of the page.
+FOLDED = ["", False, "", 2.0, 64, 64, None, "default", False, False, False]
+
+
 def join(port, session, steps, seed=0):
     """Have an image drawn, as the page does: by way of the queue."""
-    return call(
-        port, session, "draw", ["a red cat", "", seed, steps, 2.0, 64, 64, None, "default", False]
-    )
+    return call(port, session, "draw", ["a red cat", seed, *FOLDED[:3], steps, *FOLDED[3:]])
 
 
 def call(port, session, name, data):
@@ -340,7 +384,7 @@ def until(messages, kind):
 
 def test_nobody_passes_the_queue_by(port):
     for path in ("/gradio_api/run/draw", "/gradio_api/api/draw"):
-        body = json.dumps({"data": ["a red cat", "", 0, 1, 2.0, 64, 64, None, "default", False]})
+        body = json.dumps({"data": ["a red cat", 0, *FOLDED[:3], 1, *FOLDED[3:]]})
         status, said = ask(port, path, body)
         assert status == 404 and "join the queue" in said
 
@@ -385,11 +429,12 @@ def test_an_image_that_was_stopped_or_whose_page_was_closed_is_given_up(port, se
     assert done["success"] and "iframe" in done["output"]["data"][4]
     call(port, "second", "keep", [None, []])  # it is held no longer
     with listening(port, "second") as messages:
-        assert not until(messages, "process_completed")["success"]
+        kept = until(messages, "process_completed")["output"]["data"]
+    assert "iframe" not in json.dumps(kept)
     join(port, "third", steps=1, seed=None)  # draws nothing
     with listening(port, "third") as messages:
         done = until(messages, "process_completed")
-    assert not done["success"] and "The seed is empty" in done["output"]["error"]
+    assert "seed is empty" in json.dumps(done["output"]["data"])
     calls = lines_of(served_folder)[before:]
     assert 3 <= len(calls) < 100  # of 201
     assert {*calls} == {"pass 2"}  # capture's hook, and one of the progress

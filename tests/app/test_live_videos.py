@@ -1,6 +1,5 @@
 """The live page of a model that makes videos, in a process of its own, without a browser."""
 
-import inspect
 import os
 import subprocess
 import sys
@@ -26,18 +25,22 @@ def look(folder):
     from helpers.tiny_pipelines import make_pipeline
     from helpers.unet_rows import animatediff
 
-    from sdattn.app.page import _Live, _settings
+    from sdattn.app.live import Live
+    from sdattn.app.page import _settings
     from sdattn.app.recent_runs import RecentRuns
 
     video = animatediff()
     for pipe, shown in ((video, (16, True)), (make_pipeline(), (None, False))):
         with gradio.Blocks(analytics_enabled=False):
-            [field] = [one for one in _settings(pipe) if one.label == "Frames"]
+            field = _settings(pipe)["frames"]
         assert (field.value, field.visible) == shown
-    live = _Live(video, RecentRuns(folder), NOBODY)
-    given = dict.fromkeys(inspect.signature(live.draw).parameters)
-    given |= {"prompt": "a red cat", "seed": 1, "steps": 2, "width": 64, "height": 64}
-    run = live.draw(**given | {"frames": 3, "preset": "default", "progress": lambda *_, **__: 0})
+    with gradio.Blocks(analytics_enabled=False):
+        fields = {"prompt": "prompt", "seed": "seed", **dict.fromkeys(_settings(video))}
+    live = Live(video, RecentRuns(folder), NOBODY, {name: name for name in fields})
+    given = dict.fromkeys(fields) | {"prompt": "a red cat", "seed": 1, "steps": 2}
+    given |= {"width": 64, "height": 64, "frames": 3, "preset": "default"}
+    *_, [run, _, error] = live.draw(given, lambda *_, **__: 0)
+    assert error is None
     assert len(run[0].video) == 3
     [(_, held)] = live.kept.known([live.kept.keep(run)])
     assert b'"video"' in held.page.read_bytes()

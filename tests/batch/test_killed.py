@@ -139,7 +139,7 @@ def test_a_process_draws_what_a_killed_one_left_undone(tmp_path, undisturbed):
     ("name", "code", "kind"), [("SIGINT", 130, "folder"), ("SIGTERM", 143, "webdataset")]
 )
 def test_a_signal_finishes_what_is_in_hand(batch, tmp_path, name, code, kind):
-    write_lines(tmp_path / "in.jsonl", colours(30))
+    write_lines(tmp_path / "in.jsonl", colours(20))
     arguments = ["in.jsonl", *SETTINGS, "--out", "run", "--format", kind, "--shard-mb", "1"]
     root = tmp_path / "run"
     process = Fork("batch", *arguments, cwd=tmp_path)
@@ -151,15 +151,15 @@ def test_a_signal_finishes_what_is_in_hand(batch, tmp_path, name, code, kind):
     assert f"sdattn: stopped early ({name}); the same command does the rest" in err
     assert "Traceback" not in err
     number, problems = verify(root)
-    assert 0 < number < 30 and problems == []
-    assert f"run/: {number} of 30 items" in out
+    assert 0 < number < 20 and problems == []
+    assert f"run/: {number} of 20 items" in out
     assert [row["id"] for row in rows(root / "metadata.jsonl")] == sorted(open_batch(root))
     before = stamps(root)
     again, out, err = batch(*arguments)
     assert again == 0, err
     assert f"{number} of them were there" in out
     assert before.items() <= stamps(root).items()
-    check_complete(root, 30)
+    check_complete(root, 20)
 
 
 def ranks_of(launcher):
@@ -176,7 +176,7 @@ def ranks_of(launcher):
 def test_a_launcher_whose_rank_is_killed_ends_the_other_and_keeps_what_they_finished(
     batch, tmp_path
 ):
-    write_lines(tmp_path / "in.jsonl", colours(30))
+    write_lines(tmp_path / "in.jsonl", colours(20))
     arguments = ["in.jsonl", *SETTINGS, "--out", "run"]
     root = tmp_path / "run"
     launcher = Fork(*LAUNCH, *arguments, cwd=tmp_path, of="accelerate-launch")
@@ -192,14 +192,14 @@ def test_a_launcher_whose_rank_is_killed_ends_the_other_and_keeps_what_they_fini
     # it may have been killed while it wrote an item, or between the item and its row
     killed = ("has no row; the next run adds it", ": unfinished, in ")
     problems = [one for one in problems if not any(found in one for found in killed)]
-    assert 4 <= number < 30 and problems == [], err
+    assert 4 <= number < 20 and problems == [], err
     check_the_rest(batch, root, arguments)
 
 
 @pytest.mark.skipif(os.name == "nt", reason="sends signals")
 def test_ranks_that_a_launcher_tells_to_end_keep_what_they_finished(batch, tmp_path):
     """Which it does when it is told to end itself: each gets SIGTERM."""
-    write_lines(tmp_path / "in.jsonl", colours(30))
+    write_lines(tmp_path / "in.jsonl", colours(20))
     arguments = ["in.jsonl", *SETTINGS, "--out", "run"]
     root = tmp_path / "run"
     ranks = [Fork("batch", *arguments, cwd=tmp_path, variables=one) for one in two_ranks()]
@@ -211,7 +211,7 @@ def test_ranks_that_a_launcher_tells_to_end_keep_what_they_finished(batch, tmp_p
     assert any("SIGTERM: finishing the items in hand" in err for err in said)
     assert not any("Traceback" in err for err in said), said
     number, problems = verify(root)
-    assert 4 <= number < 30 and problems == [], said
+    assert 4 <= number < 20 and problems == [], said
     check_the_rest(batch, root, arguments)
 
 
@@ -221,4 +221,4 @@ def check_the_rest(batch, root, arguments):
     code, _, err = batch(*arguments)
     assert code == 0, err
     assert before.items() <= stamps(root).items()
-    check_complete(root, 30)
+    check_complete(root, 20)

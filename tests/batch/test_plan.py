@@ -85,7 +85,7 @@ def test_a_set_of_options_is_checked_once_good_or_bad(tiny_pipe, monkeypatch):
     ("row", "reason"),
     [
         ({"width": 65}, "width=65`"),
-        ({"guidance_scal": 3}, "no option 'guidance_scal'. It has: guidance_scale"),
+        ({"guidance_scal": 3}, "no option 'guidance_scal'. Did you mean 'guidance_scale'?"),
         ({"num_inference_steps": 1001}, "pass 1 to 1000, the scheduler's most"),
         ({"negative_prompt": "dog", "guidance_scale": 1}, "`guidance_scale` above 1"),
         ({"words": ["<nothing>"]}, "'<nothing>' is not in the prompt. Its words are: a, red, cat"),

@@ -12,7 +12,7 @@ from PIL import Image
 
 from scripts.scenes.shapes import random_scene
 from sdattn import load_run
-from sdattn.cli.options import open_image
+from sdattn.files.images import open_image
 from sdattn.runs.explaining import explain
 
 

@@ -121,8 +121,8 @@ def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
     assert os.listdir(tmp_path / "runs") == []
 
 
-def test_maps_beyond_max_memory_are_refused_in_the_words_that_are_typed(invoke, model):
-    code, _, err = generate(invoke, model, "--keep", "steps,heads", "--max-memory", "1 MB")
+def test_maps_beyond_max_memory_are_refused_in_the_words_that_are_typed(invoke, whole_model):
+    code, _, err = generate(invoke, whole_model, "--keep", "steps,heads", "--max-memory", "1 MB")
     assert code == 1
     message = err.splitlines()[-1]
     assert "--max-memory 1.0MB" in message and "would hold up to 2.6 MB" in message
@@ -130,10 +130,10 @@ def test_maps_beyond_max_memory_are_refused_in_the_words_that_are_typed(invoke, 
     assert "dtype" not in message and "`" not in message
     assert not os.listdir("outputs")
     more = ("--negative", "dog", "--negative-maps", "--refine", "self", "--ask", "cow")
-    code, _, err = generate(invoke, model, *more, "--max-memory", "1MB", "--guidance", "4")
+    code, _, err = generate(invoke, whole_model, *more, "--max-memory", "1MB", "--guidance", "4")
     assert code == 1
     assert "leave out --negative-maps" in err and "leave out --ask" in err
-    assert generate(invoke, model, "--max-memory", "1mb")[0] == 0
+    assert generate(invoke, whole_model, "--max-memory", "1mb")[0] == 0
 
 
 @pytest.mark.parametrize("size", ["4", "much", "-1GB", "0 MB", "4 G", "1,5GB"])

@@ -8,8 +8,8 @@ from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import sana
 
 
-def test_info_lists_layers_and_bytes(invoke, model):
-    code, out, _ = invoke("info", model)
+def test_info_lists_layers_and_bytes(invoke, whole_model):
+    code, out, _ = invoke("info", whole_model)
     assert code == 0
     assert out.count(".attn2 ") == 16
     assert max(map(len, out.splitlines())) <= 80

@@ -13,6 +13,7 @@ from sdattn.cli import options, show
 from sdattn.edit.editing import Mode
 from sdattn.figures import KINDS
 from sdattn.inversion.invert import invert
+from sdattn.loading.devices import DTYPES
 from sdattn.models.demos import DEMOS, demo_named
 from sdattn.runs.drawings import PARTS
 
@@ -69,7 +70,7 @@ def test_help_is_shown_as_it_is_written(text, shown):
     ("choice", "values"),
     [
         (options.Preset, tuple(PRESETS)),
-        (options.Dtype, ("float32", "float16", "bfloat16")),
+        (options.Dtype, tuple(DTYPES)),
         (options.Refine, ("self",)),
     ],
 )

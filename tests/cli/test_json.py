@@ -78,8 +78,8 @@ def test_diff_answers_with_its_numbers(invoke, run):
     assert found["info"] == json.loads(Path("diff/run.json").read_text())
 
 
-def test_info_answers_with_the_layers(invoke, model):
-    code, out, _ = invoke("info", model, "--json")
+def test_info_answers_with_the_layers(invoke, whole_model):
+    code, out, _ = invoke("info", whole_model, "--json")
     found = only(out)
     assert code == 0
     assert (found["pipeline"], found["device"], found["dtype"]) == (

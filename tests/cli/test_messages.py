@@ -73,7 +73,7 @@ def test_a_reason_is_one_line_with_its_type_where_nobody_worded_it():
 
 def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(invoke, model, monkeypatch):
     """With a fault put into `generate`, which ended as `sdattn: x` once."""
-    monkeypatch.setattr("sdattn.runs.generation.checked_seeds", lambda *_: {}["x"])
+    monkeypatch.setattr("sdattn.runs.generation.seeds_of", lambda *_: {}["x"])
     code, out, err = invoke("generate", "a cat", "--model", model, "--device", "cpu")
     assert (code, out) == (1, "")
     assert "Traceback (most recent call last)" in err and "runs/generation.py" in err
@@ -112,3 +112,17 @@ def test_a_device_that_is_not_here_is_refused_before_the_load(invoke, monkeypatc
     assert (code, out) == (1, "")
     assert err.splitlines()[-1].startswith("sdattn: --device cuda: ")
     assert "This machine has: cpu. Pass one of these" in err
+
+
+def test_raw_errors_of_the_system_and_of_allocators_say_what_to_do():
+    missing = FileNotFoundError(2, "No such file or directory", "a.csv")
+    assert reason(missing) == "There is no file a.csv. Check the path."
+    full = RuntimeError("can't allocate memory: you tried to allocate 4096000000 bytes. Error 12")
+    text = reason(full)
+    assert "another 4.1 GB" in text and "--width" in text
+    assert "21.5 GB" in reason(RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."))
+
+
+def test_an_option_by_its_name_in_python_is_told_by_its_own(invoke):
+    code, _, err = invoke("generate", "a cat", "--num-inference-steps", "3")
+    assert code == 2 and "--steps" in err

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import HeunDiscreteScheduler, StableDiffusionImg2ImgPipeline
-from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, tiny_text_encoder
+from helpers.tiny_pipelines import make_sdxl_pipeline, make_unet, small_pipeline, tiny_text_encoder
 from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
 
@@ -26,7 +26,7 @@ def make_sd2_pipeline():
     unet = make_unet(
         attention_head_dim=(2, 4, 4, 4), use_linear_projection=True, cross_attention_dim=64
     )
-    pipe = make_pipeline(unet=unet, text_encoder=tiny_text_encoder(width=64))
+    pipe = small_pipeline(unet=unet, text_encoder=tiny_text_encoder(width=64))
     pipe.scheduler.register_to_config(prediction_type="v_prediction")
     return pipe
 
@@ -47,14 +47,14 @@ def test_the_function_at_the_top_is_that_of_a_plain_module():
     assert importlib.import_module("sdattn.edit") is sdattn.edit
     assert type(sdattn.edit) is ModuleType
     with pytest.raises(TypeError, match="target"):
-        sdattn.edit_image(make_pipeline(), SOURCE)
+        sdattn.edit_image(small_pipeline(), SOURCE)
 
 
 OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline, make_sd2_pipeline])
+@pytest.mark.parametrize("make", [small_pipeline, make_sdxl_pipeline, make_sd2_pipeline])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_edit_of_nothing_is_bit_for_bit_the_batch_without_a_controller(make, dtype):
     pipe = make().to(dtype)
@@ -70,7 +70,7 @@ def test_an_edit_of_nothing_is_bit_for_bit_the_batch_without_a_controller(make, 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline, make_sd2_pipeline])
+@pytest.mark.parametrize("make", [small_pipeline, make_sdxl_pipeline, make_sd2_pipeline])
 def test_the_source_is_left_alone_and_the_targets_are_not(make):
     pipe = make()
     targets = [TARGET, "a cat cat", "o red cat"]
@@ -84,7 +84,7 @@ def test_the_source_is_left_alone_and_the_targets_are_not(make):
 
 
 def test_without_guidance_every_row_is_a_prompts():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     run = edit(pipe, SOURCE, TARGET, num_inference_steps=2, guidance_scale=1.0)
     plain = uncontrolled(pipe, [SOURCE, TARGET], num_inference_steps=2, guidance_scale=1.0)
     assert same(run.images, plain) == [True, False]
@@ -92,10 +92,10 @@ def test_without_guidance_every_row_is_a_prompts():
 
 def test_the_heatmaps_are_of_the_edited_attention():
     """With every step replaced, a target's word holds the very map of the source's."""
-    run = edit(make_pipeline(), SOURCE, TARGET, cross_replace_steps=1.0, **FAST)
+    run = edit(small_pipeline(), SOURCE, TARGET, cross_replace_steps=1.0, **FAST)
     source, target = run.heatmaps
     torch.testing.assert_close(target["dog"].values, source["cat"].values, atol=1e-6, rtol=1e-4)
-    free = edit(make_pipeline(), SOURCE, TARGET, **OFF, **FAST)
+    free = edit(small_pipeline(), SOURCE, TARGET, **OFF, **FAST)
     assert not torch.allclose(
         free.heatmaps[1]["dog"].values, free.heatmaps[0]["cat"].values, rtol=1e-3
     )
@@ -103,7 +103,7 @@ def test_the_heatmaps_are_of_the_edited_attention():
 
 def test_weights_scale_what_is_shown():
     run = edit(
-        make_pipeline(), SOURCE, SOURCE, weights={"cat": 3.0}, cross_replace_steps=1.0, **FAST
+        small_pipeline(), SOURCE, SOURCE, weights={"cat": 3.0}, cross_replace_steps=1.0, **FAST
     )
     before, after = run.heatmaps
     torch.testing.assert_close(after["cat"].values, 3 * before["cat"].values, rtol=1e-4, atol=1e-7)
@@ -112,7 +112,7 @@ def test_weights_scale_what_is_shown():
 
 @pytest.mark.slow
 def test_auto_chooses_by_alignment():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     modes = {
         TARGET: "replace",
         "a big red cat": "refine",
@@ -128,7 +128,7 @@ def test_auto_chooses_by_alignment():
 @pytest.mark.slow
 def test_blending_keeps_the_image_outside_the_words():
     """Where the mask is known: nothing of it passes a threshold of 1, all of it one below 0."""
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     prompts = sdattn.read_prompts(pipe, [SOURCE, TARGET])
     images = {}
     for threshold in (None, 0.0, 1.0):
@@ -155,7 +155,7 @@ def test_blending_keeps_the_image_outside_the_words():
 
 @pytest.mark.filterwarnings("ignore:__array__ implementation:DeprecationWarning")  # of diffusers
 def test_a_second_order_scheduler_is_counted_in_passes():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     pipe.scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
     calls = []
     pipe.unet.register_forward_pre_hook(lambda *_: calls.append(1))
@@ -165,7 +165,7 @@ def test_a_second_order_scheduler_is_counted_in_passes():
 
 
 def test_the_pipeline_is_left_as_it_was():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     before, scheduler = dict(pipe.unet.attn_processors), pipe.scheduler
     edit(pipe, SOURCE, TARGET, **FAST)
     assert all(pipe.unet.attn_processors[name] is one for name, one in before.items())
@@ -175,7 +175,7 @@ def test_the_pipeline_is_left_as_it_was():
 
 def test_the_store_goes_under_editing_code_of_ones_own():
     """What it holds is what capture sees, at every size."""
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     store = AttentionStore()
     with register_attention_control(pipe, store), capture(pipe, heads="all") as maps:
         pipe([SOURCE, TARGET], output_type="latent", **FAST)
@@ -209,7 +209,7 @@ def test_the_store_goes_under_editing_code_of_ones_own():
     ],
 )
 def test_bad_input_is_refused_before_any_step(changes, error, message):
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     ran = []
     pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
     before = dict(pipe.unet.attn_processors)
@@ -220,7 +220,7 @@ def test_bad_input_is_refused_before_any_step(changes, error, message):
 
 
 def test_other_pipelines_are_refused():
-    pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
+    pipe = small_pipeline(StableDiffusionImg2ImgPipeline)
     with pytest.raises(TypeError, match="found a StableDiffusionImg2ImgPipeline"):
         edit(pipe, SOURCE, TARGET, image=Image.new("RGB", (64, 64)))
 
@@ -236,7 +236,7 @@ def test_sizes_beyond_the_stores_filter():
 @pytest.mark.slow
 def test_what_is_saved(tmp_path):
     run = edit(
-        make_pipeline(),
+        small_pipeline(),
         SOURCE,
         [TARGET, "a red big cat"],
         mode="refine",
@@ -275,7 +275,7 @@ def test_two_tokenizers_must_put_words_into_the_same_columns():
 
 def test_the_sources_noise_is_that_of_its_image():
     """Every row of an edit begins at the noise that the inversion found."""
-    pipe, begun = make_pipeline(), []
+    pipe, begun = small_pipeline(), []
     image = Image.radial_gradient("L").resize((144, 112)).convert("RGB")
     inversion = sdattn.edit.invert(pipe, image, SOURCE, num_inference_steps=2, null_text=False)
     pipe.unet.register_forward_pre_hook(lambda _unet, args: begun.append(args[0].clone()))
@@ -290,7 +290,7 @@ def test_the_sources_noise_is_that_of_its_image():
 @pytest.mark.slow
 def test_a_real_image_is_the_source_of_its_edit():
     """The first row is the inversion's replay alone; a target that is the source comes back too."""
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     image = Image.radial_gradient("L").resize((144, 112)).convert("RGB")
     inversion = sdattn.edit.invert(
         pipe, image, SOURCE, num_inference_steps=3, guidance_scale=2.0, inner_steps=2

@@ -3,7 +3,7 @@
 import torch
 
 import sdattn
-from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import make_pipeline, make_unet
 from sdattn import AttentionStore, TorchAttnProcessor
 from sdattn.models.layers import find_layers
 
@@ -13,9 +13,9 @@ DOWN = [(2, 384), (2, 384), (4, 96), (4, 96), (4, 24), (4, 24)]
 UP = [(4, 24)] * 3 + [(4, 96)] * 3 + [(2, 384)] * 3
 
 
-def make_pipe():
+def make_pipe(unet=None):
     """Sharper attention than at random, so that maps which are mixed up differ."""
-    pipe = make_pipeline()
+    pipe = make_pipeline(unet=unet or make_unet())
     for layer in find_layers(pipe.unet):
         layer.module.to_q.weight.data *= 4
     return pipe

@@ -10,7 +10,7 @@ from diffusers import StableDiffusionPipeline, UNet2DConditionModel
 from transformers import CLIPTokenizer
 
 from helpers.chain_runs import captured, chained, make_pipe
-from helpers.tiny_pipelines import make_pipeline, make_unet
+from helpers.tiny_pipelines import make_pipeline, make_unet, small_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 from sdattn import AttentionStore, cli, load_pipeline
 
@@ -37,6 +37,14 @@ def device(request) -> str:
 def model(tmp_path_factory) -> Path:
     """The folder of a tiny pipeline, for all tests; none of them changes it."""
     folder = tmp_path_factory.mktemp("model") / "tiny"
+    small_pipeline().save_pretrained(folder)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def whole_model(tmp_path_factory) -> Path:
+    """The same with all blocks of SD 1.x, of 16 layers for each kind of attention."""
+    folder = tmp_path_factory.mktemp("whole") / "tiny"
     make_pipeline().save_pretrained(folder)
     return folder
 

@@ -41,6 +41,8 @@ class Fork:
     def __init__(self, *arguments, cwd, variables=None, of="sdattn"):
         self.args = [of, *map(str, arguments)]
         self.logs = [Path(cwd, f"{name}-{time.monotonic_ns()}.log") for name in ("out", "err")]
+        for log in self.logs:
+            log.touch()  # it may be killed before it opens them
         # daemon: should a test leave it behind, it ends with the tests
         self._process = fork(_work, self.args, cwd, self.logs, variables or {}, daemon=True)
         self.pid = self._process.pid

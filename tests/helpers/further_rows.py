@@ -68,6 +68,11 @@ def with_depth() -> Any:
     return small(StableDiffusionLDM3DPipeline, vae=vae, image_encoder=None)
 
 
+def decoded(pipe: Any, way: Way) -> Options:
+    """LDM3D hands out no latents."""
+    return {**sized(pipe, way), "output_type": "np"}
+
+
 def diffedit() -> Any:
     return small(
         StableDiffusionDiffEditPipeline,
@@ -155,7 +160,7 @@ FEW: dict[str, Any] = {"layers": 4}
 
 FURTHER = (
     Row("upscaler", upscaler, upscaled, unit=64, **FEW),
-    Row("LDM3D", with_depth, sized, **FEW),
+    Row("LDM3D", with_depth, decoded, **FEW),
     Row("DiffEdit", diffedit, inside_a_mask, **FEW),
     Row("GLIGEN", grounded, in_a_box, processors=(), **FEW),
     Row("ControlNet-XS", controlnet_xs, conditioned, processors=(), layers=6, unit=16),

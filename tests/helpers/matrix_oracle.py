@@ -61,15 +61,15 @@ def processors(model):
     return {one: one.processor for one in model.modules() if hasattr(one, "processor")}
 
 
-def run_recorded(row, pipe, way):
-    """The images, what the attention of torch did, and how often the model was called."""
+def run_recorded(row, pipe, way, **more):
+    """Latents (see ``Row.run``), what torch's attention did, and how often the model was called."""
     denoiser, calls = find_denoiser(pipe), []
     models = [one for one in (denoiser.model, denoiser.stands_in) if one is not None]
     counters = [
         one.register_forward_hook(lambda *_: calls.append(running_call(pipe))) for one in models
     ]
     with recorded(models) as record:
-        plain = row.run(pipe, way)
+        plain = row.run(pipe, way, **more)
     for counter in counters:
         counter.remove()
     assert len(set(calls)) == 1 and None not in calls  # of one call of the pipeline

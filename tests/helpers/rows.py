@@ -109,7 +109,10 @@ class Row:
         return self.name
 
     def run(self, pipe: Any, way: Way, **more: Any) -> Any:
-        """Images, as numpy, ``[images, height, width, 3]``."""
+        """Return the latents; with ``output_type="np"`` images, ``[images, height, width, 3]``.
+
+        What decodes them is no part of what is watched, and takes most of a run.
+        """
         prompts = list(PROMPTS[: way.prompts]) if way.prompts > 1 else PROMPTS[0]
         negative = [NEGATIVE] * way.prompts if way.prompts > 1 else NEGATIVE
         options = {
@@ -117,7 +120,7 @@ class Row:
             "negative_prompt": negative,
             **({self.images_option: way.images} if self.images_option else {}),
             "num_inference_steps": 2,
-            "output_type": "np",
+            "output_type": "latent",
             "generator": torch.Generator().manual_seed(0),
             **self.options(pipe, way),
             **more,

@@ -18,7 +18,6 @@ from diffusers import (
     StableDiffusionInpaintPipeline,
     StableDiffusionInstructPix2PixPipeline,
     StableDiffusionPAGPipeline,
-    StableDiffusionPipeline,
     StableDiffusionXLImg2ImgPipeline,
     T2IAdapter,
 )
@@ -33,15 +32,10 @@ from helpers.tiny_pipelines import (
     make_small_unet,
     make_unet,
     make_vae,
+    small_pipeline,
     tiny_text_encoder,
 )
 from helpers.tiny_tokenizers import tiny_tokenizer
-
-
-def small_pipeline(kind: Any = StableDiffusionPipeline, **parts: Any) -> Any:
-    """With a UNet of few layers, where the row is about something else: those of SD 1.x and 2.x
-    have all blocks."""
-    return make_pipeline(kind, **{"unet": make_small_unet(), **parts})
 
 
 def sd2():

@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers.capture_runs import run
 from helpers.sums import running_pass, running_sum
-from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import small_pipeline
 
 from sdattn import capture
 from sdattn.attention import merge_heads
@@ -124,7 +124,7 @@ def test_a_kernel_need_not_make_the_heads_for_their_mean():
 @pytest.mark.parametrize("lists", [[[0, 1, 4]], [[0, 1, 4], [2, 76]]], ids=str)
 @pytest.mark.parametrize("tokens", [None, [4, 1, 2]])
 def test_the_softmax_over_some_keys_is_what_is_left_over_its_sum(lists, tokens):
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     options = {"num_images_per_prompt": 2, "guidance_scale": 5.0}
     full = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}
     with (
@@ -168,7 +168,7 @@ def test_the_softmax_over_nothing_is_refused(tiny_pipe, among):
     ],
 )
 def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
-    pipe, found = make_pipeline(), []
+    pipe, found = small_pipeline(), []
     for most in (1, 2**40):
         monkeypatch.setattr("sdattn.hooks.attended.PART", most)
         with capture(pipe, **options) as store:

@@ -14,7 +14,7 @@ from diffusers import StableDiffusionPipeline
 from helpers.capture_runs import PROMPT, run
 from helpers.hunyuan_rows import guided, hunyuan_image
 from helpers.rows import NEGATIVE, PROMPTS, Way
-from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from helpers.transformer_rows import flux, sd3
 
 from sdattn import AttentionStore, TorchAttnProcessor, capture, heatmaps
@@ -33,7 +33,7 @@ def attached(pipe, **options):
     return store
 
 
-@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline, sd3])
+@pytest.mark.parametrize("make", [small_pipeline, make_sdxl_pipeline, sd3])
 def test_negative_prompts_are_known_too(make):
     pipe = make()
     with capture(pipe, branch="both") as store:
@@ -45,7 +45,7 @@ def test_negative_prompts_are_known_too(make):
 
 
 def test_a_negative_prompt_that_was_left_out_is_empty():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     with capture(pipe, branch="unconditional") as store:
         run(pipe)
     assert store.drawn.texts == {"conditional": (PROMPT,), "unconditional": ("",)}
@@ -82,7 +82,7 @@ def test_heatmaps_of_several_images_are_told_of_them():
 
 def test_the_text_is_as_it_was_typed():
     """CLIP's tokens have neither case nor these spaces."""
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     with capture(pipe) as store:
         run(pipe, typed := "A  RED\ncat, a Dog")
     assert store.heatmaps()[0].prompt.text == typed
@@ -93,7 +93,7 @@ def test_the_text_is_as_it_was_typed():
 
 
 def test_an_attached_store_knows_each_run():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     store = attached(pipe)
     assert store.drawn is None
     run(pipe, ["a red cat", "a dog"], negative_prompt=["no", "nothing"])
@@ -111,7 +111,7 @@ def test_an_attached_store_knows_each_run():
 
 def test_a_store_of_every_row_does_not_guess():
     """Of both branches' rows the prompts' are not known to come first or last."""
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     store = attached(pipe, guidance=None)
     run(pipe)
     assert store.images == 2 and store.drawn is None
@@ -119,7 +119,7 @@ def test_a_store_of_every_row_does_not_guess():
     assert store.drawn.texts["conditional"] == (PROMPT,)
 
 
-@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
+@pytest.mark.parametrize("make", [small_pipeline, make_sdxl_pipeline])
 def test_text_states_are_no_text(make):
     pipe = make()
     states = pipe.encode_prompt(
@@ -141,7 +141,7 @@ def test_text_states_are_no_text(make):
 
 
 def test_an_encoder_that_is_called_by_hand_says_nothing():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     with capture(pipe) as store:
         pipe.encode_prompt("a green bird", "cpu", 1, True)
         run(pipe)
@@ -149,7 +149,7 @@ def test_an_encoder_that_is_called_by_hand_says_nothing():
 
 
 def test_of_a_model_without_its_pipeline_nothing_is_known():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     with capture(pipe.unet) as store:
         run(pipe)
     assert store.drawn is None
@@ -186,7 +186,7 @@ def test_options_of_the_run_are_read_with():
 
 
 def test_a_store_that_travels_keeps_the_prompt_and_leaves_the_pipeline():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     with capture(pipe) as store:
         run(pipe)
     expected = store.heatmaps()
@@ -205,7 +205,7 @@ def test_a_store_that_travels_keeps_the_prompt_and_leaves_the_pipeline():
 
 
 def test_the_second_argument_is_no_prompt():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     with capture(pipe) as store:
         run(pipe)
     with pytest.raises(TypeError, match="argument.*pipeline"):
@@ -214,7 +214,7 @@ def test_the_second_argument_is_no_prompt():
 
 
 def test_runs_of_other_threads_are_not_taken_for_this_one():
-    pipe, other = make_pipeline(), make_pipeline()
+    pipe, other = small_pipeline(), small_pipeline()
     store = attached(pipe)
     run(pipe, "a cow")
     thread = threading.Thread(target=run, args=(other, "a dog"))
@@ -240,7 +240,7 @@ class InPieces(StableDiffusionPipeline):
 
 
 def test_of_a_pipeline_that_reads_in_its_own_way_nothing_is_known():
-    pipe = make_pipeline(InPieces)
+    pipe = small_pipeline(InPieces)
     with capture(pipe) as store:
         run(pipe)
     assert store.drawn is None

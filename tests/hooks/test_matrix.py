@@ -17,6 +17,7 @@ from helpers.rows import PROMPTS
 from sdattn import capture, heatmaps
 from sdattn.models.layers import find_denoiser, find_layers
 
+DECODED = {"output_type": "np"}  # in the first way; in others latents are compared
 LOSSY = ("fused", torch.bfloat16)  # ways of changing a pipeline that are not undone
 # each prompt has a call of a text encoder of its own: which is of which is not known
 QUOTING = ("HunyuanImage 2.1, quoted text", "HunyuanVideo 1.5, quoted text")
@@ -36,7 +37,7 @@ def state(pipe, model):
 def first_run(row):
     """A row's pipeline and its run in the first way; cases of a row come one after the other."""
     pipe = row.make()
-    return pipe, run_recorded(row, pipe, row.fitted(WAYS[0]))
+    return pipe, run_recorded(row, pipe, row.fitted(WAYS[0]), **DECODED)
 
 
 @contextmanager
@@ -72,14 +73,15 @@ def pipeline(row, processor, dtype):
 )
 def test_the_seven_laws(row, processor, way):
     first, way = way == WAYS[0], row.fitted(way)
+    decoded = DECODED if first else {}
     with pipeline(row, processor, way.dtype) as pipe:
         model = find_denoiser(pipe).model
         plain, record, calls = first_run(row)[1] if first else run_recorded(row, pipe, way)
         if processor != "own":  # the record is of torch's own attention, the image of this one
-            plain = row.run(pipe, way)
+            plain = row.run(pipe, way, **decoded)
         before = state(pipe, model)
         with capture(pipe) as store:
-            watched = row.run(pipe, way)
+            watched = row.run(pipe, way, **decoded)
 
         assert (plain == watched).all()  # 1: looking changes nothing
         after = state(pipe, model)  # 3 and 7: leaving restores

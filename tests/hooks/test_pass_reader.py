@@ -16,6 +16,7 @@ from diffusers import (
 )
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from helpers.chain_runs import make_pipe
+from helpers.tiny_pipelines import make_small_unet
 from helpers.transformer_rows import sd3
 
 import sdattn
@@ -24,6 +25,10 @@ from sdattn.edit import register_attention_control
 
 PROMPT = "a red cat"
 SMALL = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "latent"}
+
+
+def small_pipe():
+    return make_pipe(make_small_unet())
 
 
 def seeded(seed=0):
@@ -195,7 +200,7 @@ TOLD = r"call\(s\) of the UNet2DConditionModel were not part of this run: from "
 @pytest.fixture(scope="module")
 def alone():
     """The run without any other call, captured."""
-    pipe = make_pipe()
+    pipe = small_pipe()
     with sdattn.capture(pipe) as store:
         image = draw(pipe)
     return store, image
@@ -203,7 +208,7 @@ def alone():
 
 @pytest.mark.parametrize("beside", BESIDE, ids=lambda one: one.__name__)
 def test_a_capture_counts_the_passes_alone(beside, alone):
-    pipe = make_pipe()
+    pipe = small_pipe()
     run = beside(pipe)
     with pytest.warns(CaptureWarning, match=TOLD):
         with sdattn.capture(pipe) as store:
@@ -227,7 +232,7 @@ def test_a_capture_counts_the_passes_alone(beside, alone):
     ids=lambda one: getattr(one, "__name__", ""),
 )
 def test_who_called_is_named(beside, who):
-    pipe = make_pipe()
+    pipe = small_pipe()
     run = beside(pipe)
     with pytest.warns(CaptureWarning, match=TOLD + ".*" + who):
         with sdattn.capture(pipe):
@@ -245,7 +250,7 @@ def test_an_attached_store_counts_the_passes_alone(beside):
         run()
         return store
 
-    pipe, other = make_pipe(), make_pipe()
+    pipe, other = small_pipe(), small_pipe()
     expected = attached(pipe, lambda: draw(pipe))
     store = attached(other, beside(other))
     with pytest.warns(CaptureWarning, match=TOLD):
@@ -271,7 +276,7 @@ class Recording:
 
 @pytest.mark.parametrize("beside", INSIDE, ids=lambda one: one.__name__)
 def test_a_registered_controller_is_called_in_the_passes_alone(beside):
-    pipe, other = make_pipe(), make_pipe()
+    pipe, other = small_pipe(), small_pipe()
     expected, controller = Recording(), Recording()
     with register_attention_control(pipe, expected):
         draw(pipe)
@@ -289,7 +294,7 @@ def test_what_a_callback_calls_keeps_its_values():
         def __call__(self, attn, is_cross, place):
             return attn * 0
 
-    pipe, found = make_pipe(), []
+    pipe, found = small_pipe(), []
 
     def callback(pipe, _step, _t, tensors):
         found.append(called_by_hand(pipe))
@@ -343,7 +348,7 @@ class Recurrent(Alone):
 
 
 def of_kind(kind):
-    pipe = make_pipe()
+    pipe = small_pipe()
     return kind(**pipe.components, requires_safety_checker=False)
 
 
@@ -387,7 +392,7 @@ def test_calls_for_a_gradient_are_seen_by_an_attached_store():
 
 
 def test_a_second_order_scheduler_has_all_its_passes():
-    pipe = make_pipe()
+    pipe = small_pipe()
     pipe.scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
     with warnings.catch_warnings():
         warnings.simplefilter("error", CaptureWarning)
@@ -409,7 +414,7 @@ def own_loop(pipe, rows, steps=2):
 @pytest.mark.parametrize("before", ["fresh", "unguided", "guided"])
 def test_a_loop_of_ones_own_says_where_the_unconditional_rows_are(before):
     """What a call of the pipeline left behind is never asked."""
-    pipe = make_pipe()
+    pipe = small_pipe()
     negative, positive = states(pipe)
     with sdattn.capture(pipe.unet) as alone:
         own_loop(pipe, [positive])
@@ -433,7 +438,7 @@ def test_a_loop_of_ones_own_says_where_the_unconditional_rows_are(before):
 
 
 def test_a_loop_with_two_passes_a_step():
-    pipe = make_pipe()
+    pipe = small_pipe()
     negative, positive = states(pipe)
 
     def in_turn():
@@ -458,7 +463,7 @@ def test_a_loop_with_two_passes_a_step():
 
 
 def test_an_attached_store_asks_nothing_of_a_call_that_is_over():
-    pipe = make_pipe()
+    pipe = small_pipe()
     negative, positive = states(pipe)
     draw(pipe, guidance_scale=1.0)
     store = AttentionStore(pipeline=pipe)
@@ -469,7 +474,7 @@ def test_an_attached_store_asks_nothing_of_a_call_that_is_over():
 
 
 def test_two_captures_of_two_stages_on_one_model():
-    pipe, (first, second) = make_pipe(), (None, None)
+    pipe, (first, second) = small_pipe(), (None, None)
     other, again = sharing(pipe)
     other.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
     with sdattn.capture(pipe) as of_first:
@@ -488,7 +493,7 @@ def test_two_captures_of_two_stages_on_one_model():
 
 
 def test_a_capture_of_the_wrong_pipeline_names_the_one_that_ran():
-    pipe = make_pipe()
+    pipe = small_pipe()
     _, again = sharing(pipe)
     with pytest.raises(CaptureError, match=r"from StableDiffusionImg2ImgPipeline.__call__"):
         with sdattn.capture(pipe):
@@ -496,7 +501,7 @@ def test_a_capture_of_the_wrong_pipeline_names_the_one_that_ran():
 
 
 def test_a_knockout_leaves_other_calls_alone():
-    pipe, found = make_pipe(), []
+    pipe, found = small_pipe(), []
 
     def callback(pipe, _step, _t, tensors):
         found.append(called_by_hand(pipe))
@@ -517,16 +522,18 @@ def test_generate_counts_the_passes_alone_and_says_so():
         called_by_hand(pipe)
         return tensors
 
-    alone = sdattn.generate(make_pipe(), PROMPT, seed=0, **options)
+    alone = sdattn.generate(small_pipe(), PROMPT, seed=0, **options)
     with pytest.warns(CaptureWarning, match=TOLD + "`callback_on_step_end`"):
-        run = sdattn.generate(make_pipe(), PROMPT, seed=0, callback_on_step_end=callback, **options)
+        run = sdattn.generate(
+            small_pipe(), PROMPT, seed=0, callback_on_step_end=callback, **options
+        )
     torch.testing.assert_close(
         run[0].heatmaps["cat"].map, alone[0].heatmaps["cat"].map, atol=1e-6, rtol=0
     )
 
 
 def test_a_direct_call_of_forward_is_seen():
-    pipe = make_pipe()
+    pipe = small_pipe()
     _, positive = states(pipe)
     sample = torch.randn(1, 4, 8, 8, generator=seeded())
     with torch.no_grad(), sdattn.capture(pipe.unet) as expected:
@@ -581,5 +588,5 @@ def test_joint_attention_too(way):
 )
 def test_options_that_fit_nothing(options, told):
     with pytest.raises(ValueError, match=told):
-        with sdattn.capture(make_pipe().unet, **options):
+        with sdattn.capture(small_pipe().unet, **options):
             pass

@@ -5,7 +5,7 @@ from fractions import Fraction
 import numpy as np
 import pytest
 import torch
-from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import small_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 
 import sdattn
@@ -70,7 +70,7 @@ def knocked_out(pipe, part, passes):
 @pytest.mark.parametrize("part", [(0.5, 1.0), (0.0, 0.5)])
 @pytest.mark.parametrize("passes", [3, 7])
 def test_captures_knockouts_and_edits_mean_the_same_by_a_half(part, passes):
-    pipe, expected = make_pipeline(), middles(part, passes)
+    pipe, expected = small_pipeline(), middles(part, passes)
     assert len(expected) == (passes + 1) // 2  # the pass in the very middle is of both halves
     assert captured(pipe, part, passes) == expected
     assert edited(part, passes) == expected
@@ -138,7 +138,7 @@ def test_what_chooses_no_heads_is_refused(value):
 
 
 def test_what_a_store_could_read_in_two_ways_is_refused():
-    pipe, store = make_pipeline(), sdattn.AttentionStore(keep_steps=True)
+    pipe, store = small_pipeline(), sdattn.AttentionStore(keep_steps=True)
     store.attach(pipe)
     pipe.unet.set_attn_processor(sdattn.TorchAttnProcessor(store))
     pipe("a cat", num_inference_steps=2, output_type="latent", height=64, width=64)
@@ -148,4 +148,4 @@ def test_what_a_store_could_read_in_two_ways_is_refused():
 
 def test_the_options_of_a_run_are_refused_before_it():
     with pytest.raises(ValueError, match="two ways"):
-        sdattn.generate(make_pipeline(), "a cat", capture_options={"steps": (0, 1)})
+        sdattn.generate(small_pipeline(), "a cat", capture_options={"steps": (0, 1)})

@@ -12,7 +12,7 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from helpers.explicit_processors import Returns
 from helpers.joint_models import inputs
-from helpers.tiny_pipelines import make_pipeline
+from helpers.tiny_pipelines import small_pipeline
 from helpers.transformer_rows import flux
 from helpers.unet_rows import ip_adapter
 from PIL import Image
@@ -64,7 +64,7 @@ def model_and_inputs(kind):
         model = flux().transformer
         given = inputs("FLUX.1", model)
         return model, given, {**given, "hidden_states": given["hidden_states"].flip(1)}
-    unet = make_pipeline().unet
+    unet = small_pipeline().unet
     unet.set_attn_processor(PROCESSORS[kind]())
     generator = torch.Generator().manual_seed(0)
     first, second = torch.randn(2, 1, 4, 16, 16, generator=generator)
@@ -144,7 +144,7 @@ def runs(pipe, options):
 
 @pytest.mark.parametrize("kind", ["generate", "explain", "knockout", "edit"])
 def test_runs_of_one_pipeline_take_turns(kind):
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     expected = [runs(pipe, SMALL)[one]() for one in ("generate", kind)]
     started, found = [], []
 
@@ -163,7 +163,7 @@ def test_runs_of_one_pipeline_take_turns(kind):
 
 
 def test_pipelines_of_one_model_take_turns_and_those_of_two_do_not():
-    one, other = make_pipeline(), make_pipeline()
+    one, other = small_pipeline(), small_pipeline()
     same = type(one)(**one.components, requires_safety_checker=False)
 
     def waits(pipe):

@@ -19,7 +19,7 @@ from diffusers.models.transformers.transformer_flux import (
 from helpers.matrix import ROWS, WAYS, most_are_slow
 from helpers.matrix_oracle import expected_maps, recorded
 from helpers.rounding import rounding
-from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from helpers.transformer_rows import flux, klein, qwen_image
 from helpers.unet_rows import ip_adapter, learned_token, with_image_prompts
 
@@ -195,7 +195,7 @@ def test_a_bare_model_that_runs_both_in_turn_is_noticed():
 
 def test_generate_shows_a_negative_prompt_only_where_there_is_one():
     with pytest.raises(ValueError, match="prompt"):
-        sdattn.generate(make_pipeline(), PROMPT, capture_options={"branch": "both"})
+        sdattn.generate(small_pipeline(), PROMPT, capture_options={"branch": "both"})
 
 
 @pytest.mark.parametrize("order", ["nested", "crossed"])
@@ -226,7 +226,7 @@ def encode(pipe, ids):
 
 
 def test_text_states_come_with_labels():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     states, negative = torch.randn(2, 1, 30, 32, generator=torch.Generator().manual_seed(1))
     with capture(pipe) as store:
         run(pipe, None, prompt_embeds=states, negative_prompt_embeds=negative)
@@ -240,7 +240,7 @@ def test_text_states_come_with_labels():
 
 def test_prompts_of_more_than_77_tokens():
     """As compel lays them out: chunks of 75 tokens, each with its own start and end."""
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     words = ["cat", "dog", "red"] * 30  # 90 words of one token each
     ids = pipe.tokenizer(" ".join(words), add_special_tokens=False, verbose=False)["input_ids"]
     assert len(ids) == 90
@@ -334,7 +334,7 @@ SAVERS = {
 
 @pytest.mark.parametrize("saver", SAVERS)
 def test_savers_change_nothing(saver):
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     with capture(pipe) as store:
         run(pipe)
     expected = dict(store.maps)
@@ -360,7 +360,7 @@ def test_savers_that_need_a_gpu_change_nothing(saver):
         pytest.importorskip("xformers", reason="xformers is not installed")
     if not torch.cuda.is_available():
         pytest.skip(f"{saver} needs a GPU, and there is none")
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     ON_A_GPU[saver](pipe)
     plain = run(pipe)
     with capture(pipe) as store:
@@ -373,7 +373,7 @@ def test_savers_that_need_a_gpu_change_nothing(saver):
 
 
 def test_an_interrupt_leaves_the_steps_that_ran():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
 
     def interrupt(pipeline, step, _timestep, tensors):
         pipeline._interrupt = step == 1
@@ -387,7 +387,7 @@ def test_an_interrupt_leaves_the_steps_that_ran():
     assert sdattn.heatmaps(store, pipe, PROMPT)[0].words == ("a", "red", "cat")
 
 
-@pytest.mark.parametrize("make", [make_pipeline, flux])
+@pytest.mark.parametrize("make", [small_pipeline, flux])
 def test_an_exception_in_a_callback_goes_through_and_all_is_restored(make):
     pipe = make()
     before = processors(pipe)
@@ -423,7 +423,7 @@ def test_a_run_in_two_parts():
 
 
 def test_two_pipelines_of_two_kinds_in_one_thread():
-    one, other = make_pipeline(), flux()
+    one, other = small_pipeline(), flux()
     alone = []
     for pipe in (one, other):
         with capture(pipe) as store:
@@ -438,7 +438,7 @@ def test_two_pipelines_of_two_kinds_in_one_thread():
 
 @pytest.mark.parametrize(
     "makers",
-    [(make_pipeline, lambda: make_pipeline(max_length=20)), (flux, qwen_image)],
+    [(small_pipeline, lambda: small_pipeline(max_length=20)), (flux, qwen_image)],
     ids=["cross", "joint"],
 )
 def test_two_pipelines_in_two_threads(makers):
@@ -468,7 +468,7 @@ def test_two_pipelines_in_two_threads(makers):
 
 @pytest.mark.parametrize("steps", ["mean", "all"])
 def test_gradient_checkpointing_adds_nothing_twice(steps):
-    unet = make_pipeline().unet.train()
+    unet = small_pipeline().unet.train()
     inputs = [torch.randn(1, 4, 16, 16), torch.randn(1, 77, 32)]
 
     def maps():
@@ -502,7 +502,7 @@ def test_layers_that_a_cache_skips_are_told():
 
 
 def test_a_processor_assigned_inside_is_noticed():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     layer = pipe.unet.get_submodule(MID)
     before = layer.processor
     with pytest.warns(CaptureWarning, match="1 attention processors were replaced"):
@@ -540,7 +540,7 @@ def test_a_second_run_of_another_branch_is_a_second_run():
     ],
 )
 def test_options_that_would_pass_in_silence(options, message):
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     pipe.unet.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
     with pytest.raises(ValueError, match=message):
         sdattn.generate(pipe, PROMPT, **options)
@@ -549,14 +549,14 @@ def test_options_that_would_pass_in_silence(options, message):
 def test_chosen_words_leave_the_negative_prompt_whole():
     options = {"negative_prompt": "dog, dog and cat", "num_inference_steps": 1}
     both = sdattn.generate(
-        make_pipeline(), PROMPT, words=["red"], capture_options={"branch": "both"}, **options
+        small_pipeline(), PROMPT, words=["red"], capture_options={"branch": "both"}, **options
     )
     assert both.heatmaps[0].words == ("red",)
     assert both.negative_heatmaps[0].words == ("dog", ",", "dog", "and", "cat")
 
 
 def test_several_images_are_saved_all_or_none(tmp_path):
-    made = sdattn.generate(make_pipeline(), [PROMPT] * 2, num_inference_steps=1)
+    made = sdattn.generate(small_pipeline(), [PROMPT] * 2, num_inference_steps=1)
     (tmp_path / "run-1").mkdir()
     with pytest.raises(FileExistsError, match="run-1 exists already"):
         made.save(tmp_path / "run")
@@ -564,7 +564,7 @@ def test_several_images_are_saved_all_or_none(tmp_path):
 
 
 def test_no_prompt_is_no_prompt():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     with capture(pipe) as store:
         run(pipe)
     with pytest.raises(ValueError, match="0 prompt.*1 image"):

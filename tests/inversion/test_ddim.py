@@ -43,17 +43,23 @@ def test_plain_inversion_is_the_formula(pipe):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("spacing", ["leading", "trailing", "linspace"])
-@pytest.mark.parametrize("prediction", ["epsilon", "v_prediction"])
+@pytest.mark.parametrize(
+    ("prediction", "spacing"),
+    [
+        ("epsilon", "leading"),
+        ("epsilon", "trailing"),
+        ("epsilon", "linspace"),
+        ("v_prediction", "trailing"),  # with a schedule whose alpha is 0 at t = 999
+    ],
+)
 def test_refined_inversion_is_undone_by_diffusers_own_steps(prediction, spacing):
-    zero_snr = prediction == "v_prediction" and spacing == "trailing"  # alpha is 0 at t = 999
     scheduler = DDIMScheduler(
         beta_schedule="scaled_linear",
         clip_sample=False,
         steps_offset=1,
         prediction_type=prediction,
         timestep_spacing=spacing,
-        rescale_betas_zero_snr=zero_snr,
+        rescale_betas_zero_snr=prediction == "v_prediction",
     )
     pipe = make_pipeline(scheduler=scheduler)
     with torch.no_grad():  # a prediction that changes slowly, as a trained one does

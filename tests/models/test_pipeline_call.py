@@ -79,7 +79,7 @@ def test_knockouts_of_a_batch_are_those_of_single_runs():
     ("options", "reason"),
     [
         ({"num_images_per_prompt": 10**9}, r"1,000,000,000 image\(s\) of 128x128 .* need \d"),
-        ({"height": 8 * 10**6, "width": 8 * 10**6}, r"8000000x8000000 pixels need 768,000 GB"),
+        ({"height": 8 * 10**6, "width": 8 * 10**6}, "height=8000000.*at most 16,384"),
         *(({"num_images_per_prompt": value}, "from 1") for value in (0, -1, 1.5, "2", True)),
         ({"num_inference_steps": True}, "pass 1 to 1000"),
         ({"negative_prompt": "a" * 10_001}, "negative_prompt has 10,001 characters. .* 10,000"),
@@ -139,7 +139,7 @@ SEEDS = {
 }
 
 
-@pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 1.0, True, "1", None])
+@pytest.mark.parametrize("seed", [-1, 2**63, 2**64, 1.0, True, "1"])
 @pytest.mark.parametrize("way", SEEDS)
 def test_seeds_that_cannot_be_are_refused_as_in_a_batch(way, seed):
     with pytest.raises(ValueError, match=r"seed=.*from 0 to 2\*\*63 - 1"):

@@ -67,14 +67,14 @@ def test_the_heat_lies_in_the_crop_as_on_an_overlay(run, page):
     outside = np.asarray(saved, int).copy()
     outside[226:318, 284:420] = 0
     assert np.ptp(outside, axis=-1).max() <= 2  # grey: no heat
-    shot = Image.open(BytesIO(page.locator("#stage").screenshot())).convert("RGB")
+    shot = Image.open(BytesIO(page.locator("#heated").screenshot())).convert("RGB")
     inside = [np.ptp(shot.getpixel((int(x * shot.width), int(y * shot.height))))
               for x, y in ((0.6, 0.6), (0.68, 0.66), (0.75, 0.7))]  # fmt: skip
     assert max(inside) > 10
 
 
 def test_a_spot_outside_the_crop_has_no_words(run, page):
-    box = page.locator("#stage").bounding_box()
+    box = page.locator("#heated").bounding_box()
 
     def click(x, y):
         page.mouse.click(box["x"] + x * box["width"], box["y"] + y * box["height"])

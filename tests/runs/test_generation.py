@@ -5,7 +5,7 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 
 from sdattn import TruncationWarning, capture, generate, heatmaps, load_run
 
@@ -15,7 +15,7 @@ QUICK = {"num_inference_steps": 2, "height": 128, "width": 128}
 
 @pytest.mark.slow
 def test_generate_gives_the_plain_images_and_their_maps():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     run = generate(pipe, PROMPT, seed=5, num_images_per_prompt=2, **QUICK)
     assert [info["seed"] for info in run.info] == [5, 6]
     for i in range(2):
@@ -29,13 +29,13 @@ def test_generate_gives_the_plain_images_and_their_maps():
 
 
 def test_one_seed_is_one_image():
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     first, again, other = (generate(pipe, PROMPT, seed=s, **QUICK).images[0] for s in (1, 1, 2))
     assert first.tobytes() == again.tobytes() != other.tobytes()
 
 
 def test_chosen_words_only(tmp_path):
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     some = generate(pipe, PROMPT, words=["red cat"], **QUICK)
     every = generate(pipe, PROMPT, **QUICK)
     assert some.heatmaps[0].words == ("red", "cat")
@@ -68,7 +68,7 @@ def test_chosen_words_only(tmp_path):
     ],
 )
 def test_settings_that_cannot_be_are_refused_before_the_model_runs(options, message):
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     ran = []
     pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
     with pytest.raises(ValueError, match=message):
@@ -76,7 +76,7 @@ def test_settings_that_cannot_be_are_refused_before_the_model_runs(options, mess
     assert not ran
 
 
-@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
+@pytest.mark.parametrize("make", [small_pipeline, make_sdxl_pipeline])
 def test_a_lone_side_counts(make):
     pipe = make()
     default = pipe.unet.config.sample_size * pipe.vae_scale_factor
@@ -84,7 +84,7 @@ def test_a_lone_side_counts(make):
     assert run.images[0].size == (96, default)
 
 
-@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
+@pytest.mark.parametrize("make", [small_pipeline, make_sdxl_pipeline])
 def test_a_negative_prompt_is_that_of_every_prompt(make):
     pipe = make()
     prompts = ["a cat", "a red dog"]
@@ -96,11 +96,11 @@ def test_a_negative_prompt_is_that_of_every_prompt(make):
 
 def test_a_word_that_is_not_in_the_prompt_is_refused():
     with pytest.raises(KeyError, match="'cow'.*prompt.*a, red, cat"):
-        generate(make_pipeline(), PROMPT, words=["cow"], **QUICK)
+        generate(small_pipeline(), PROMPT, words=["cow"], **QUICK)
 
 
 def test_words_that_were_cut_off_are_told_once():
-    pipe = make_pipeline(max_length=5)
+    pipe = small_pipeline(max_length=5)
     with pytest.warns(TruncationWarning, match="never saw: and, a, dog") as warned:
         generate(pipe, PROMPT, **QUICK)
     assert len(warned) == 1
@@ -108,7 +108,7 @@ def test_words_that_were_cut_off_are_told_once():
 
 @pytest.mark.parametrize("prompt", ["😀 cat", "红色的猫", 'a "cat"/dog\\', "cat " * 500, "<b>"])
 def test_odd_prompts_work(prompt, tmp_path):
-    pipe = make_pipeline()
+    pipe = small_pipeline()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", TruncationWarning)
         run = generate(pipe, prompt, **QUICK)

@@ -14,6 +14,7 @@ from sdattn.prompts.tokens import Word
 from sdattn.runs.editrun import EditRun
 from sdattn.runs.report.text import indices_by_span, pieces
 from sdattn.runs.run import Run
+from sdattn.runs.settings import Captured
 
 
 def compared(a="a red cat", b="a red dog", **options):
@@ -44,10 +45,28 @@ def test_the_page_holds_the_maps_of_both_runs_and_their_links():
     assert sorted(data["first"][0]) == [2, 3]  # what only one of them has
 
 
-def test_two_seeds_open_with_the_strongest_word():
-    data = data_of(compared(b="a red cat").page())
-    peaks = [max(data["maps"][i][3], data["maps"][i + 3][3]) for i in range(3)]
-    assert data["first"] == [[max((1, 2), key=lambda i: peaks[i])]]
+def test_two_seeds_open_with_the_strongest_thing():
+    data = data_of(compared("a cat, a red dog", "a cat, a red dog").page())
+    peaks = [max(data["maps"][i][3], data["maps"][i + 6][3]) for i in range(6)]
+    assert data["first"] == [[max((1, 5), key=lambda i: peaks[i])]]
+
+
+def test_the_runs_are_a_and_b_and_no_setting_is_code():
+    """As in the terminal; the settings of a mapping are told one by one."""
+    runs = [small_run(i, "a red cat") for i in (1, 2)]
+    kept = None, Captured(steps="all", heads=None)
+    runs = [
+        replace(run, settings=replace(run.settings, captured=one))
+        for run, one in zip(runs, kept, strict=True)
+    ]
+    names = "capture/d", "other/d"
+    found = diff(*(Run([run], None, None) for run in runs), names=names)
+    page = found.page().decode()
+    assert [side["name"] for side in data_of(found.page())["sides"]] == ["A", "B"]
+    assert page.count("capture/d") == 1  # in the table of what differs
+    assert found.told_settings()["captured"] == ("-", "steps all")
+    assert "{'" not in page.split('id="data"')[0].split("<body>")[1]
+    assert "&#39;steps&#39;" not in page
 
 
 def test_an_edit_links_a_word_with_the_word_in_its_place():

@@ -333,6 +333,6 @@ def test_prompts_and_names_are_text(page_of, theme):
     found = compared(TEXTS[0], HOSTILE, names=("<script>alert(2)</script>", "b"))
     page = page_of(found, color_scheme=theme)
     assert page.locator(".prompt").nth(1).evaluate("e => e.textContent") == HOSTILE
-    assert "<script>alert(2)</script>" in page.locator(".side h3").first.inner_text()
+    assert "<script>alert(2)</script>" in page.get_by_label("Table of what differs").inner_text()
     assert page.evaluate("document.images.length") == 4  # each image, large and small
     assert page.evaluate("document.scripts.length") == 2

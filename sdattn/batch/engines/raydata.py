@@ -55,7 +55,7 @@ class Draw:
         seed: int = 0,
         save: Sequence[str] = USUAL,
         device: str | None = None,
-        dtype: torch.dtype | None = None,
+        dtype: torch.dtype | str | None = None,
         loading: Options | None = None,
     ):
         if unknown := sorted(set(save) - set(PARTS)):

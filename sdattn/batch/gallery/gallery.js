@@ -108,6 +108,7 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
   const edited = typeof source === "string", explained = file !== undefined;
   if (data.opens) item.href = address(place, edited && data.opens === "report.html" ? "edit.html" : data.opens);
   const places = placesOf(words);
+  item.classList.toggle("without", asked() !== "" && !places.length);
   if (explained && !places.length && data.files && strongest >= 0) places.push(strongest);
   const originals = explained && data.has_images ? [thumbnail(place, width, height)] : [];
   for (const original of originals) original.className = "own";
@@ -310,6 +311,7 @@ if (data.rows.length) {
   offer("cut", data.rows.filter((row) => row[7].length).length);
   offer("blanked", data.rows.filter((row) => row[8]).length);
   const shapes = new Set(data.rows.map((row) => row[5] / row[6]));
+  $("cards").classList.toggle("alike", shapes.size === 1);
   if (shapes.size === 1) $("cards").style.setProperty("--ratio", [...shapes][0]);
   listen();
   recall();

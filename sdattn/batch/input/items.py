@@ -10,7 +10,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import InvalidValueError
+from ...errors import InvalidValueError, did_you_mean
 from ...files.terminal import shorter, shown
 from ...models.pipeline import Options
 from ...models.values import LARGEST_SEED, checked_seeds
@@ -262,6 +262,7 @@ def _check_words(words: Sequence[str], prompt: str) -> None:
             found = ", ".join(dict.fromkeys(word for word, _, _ in split_words(prompt)))
             raise InvalidValueError(
                 f"{shown(phrase)} is not in the prompt. Its words are: {shorter(found, 300)}."
+                f"{did_you_mean(phrase, found.split(', '))}"
             )
 
 

@@ -20,7 +20,7 @@ from PIL import Image
 
 from ...errors import InvalidValueError
 from ...files.addresses import AnyPath, is_address, path_of
-from ...files.photos import SUFFIXES, open_photo, photo_size
+from ...files.images import SUFFIXES, read_image, size_of
 from ...files.terminal import shown
 from ...files.writing import sha256
 from .values import ID, decoded, parsed
@@ -50,7 +50,7 @@ class Photo:
         """Return the image with its checksum and size; raise ValueError if it is none, OSError if
         it cannot be read."""
         data = self.read() if data is None else data
-        return replace(self, sha256=sha256(data), size=photo_size(data, self.name))
+        return replace(self, sha256=sha256(data), size=size_of(data, self.name))
 
     def open(self) -> Image.Image:
         """Read the image; raise ValueError if it is broken, or another one by now."""
@@ -59,7 +59,7 @@ class Photo:
             raise InvalidValueError(
                 f"{self.name} has changed since the list was read. Run the same command again."
             )
-        return open_photo(BytesIO(data), self.name)
+        return read_image(BytesIO(data), self.name)
 
     def read(self) -> bytes:
         if self.row is not None:

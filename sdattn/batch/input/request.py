@@ -68,7 +68,7 @@ class Request:
     input_format: str | None = None
     max_errors: int | None = None
     device: str | None = None
-    dtype: torch.dtype | None = None
+    dtype: torch.dtype | str | None = None
     progress: bool = True
     engine: str = "local"
     workers: tuple[int, int] | None = None

@@ -1,5 +1,6 @@
 """How two runs differ: their words' maps on one grid, as numbers and as a sheet."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from ...files.terminal import shorter
+from ...files.terminal import shorter, two_digits
 from ...files.writing import to_json
 from ...maps import notebook, render, sheets
 from ...maps.heatmap import Heatmap
@@ -67,7 +68,7 @@ class Comparison:
         a, b = (
             Side(name, image, heatmaps.prompt, held)
             for name, image, heatmaps, held in zip(
-                self.names, (self.image_a, self.image_b), self.heatmaps, maps, strict=True
+                "AB", (self.image_a, self.image_b), self.heatmaps, maps, strict=True
             )
         )
         alone = [number for number, link in enumerate(links) if None in link]
@@ -75,8 +76,8 @@ class Comparison:
             "Two runs",
             a,
             [Counterpart(b, links, alone)],
-            unit=self.heatmaps[0].preset.unit,
-            differing=self.told_settings(),
+            preset=self.heatmaps[0].preset,
+            differing={"run": self.names, **self.told_settings()},
         )
 
     def sheet(self) -> Image.Image:
@@ -154,11 +155,13 @@ def _add(maps: list[Heatmap], heatmap: Heatmap | None) -> int | None:
 
 
 def _short(value: object) -> str:
-    """Shorten a setting: a long list to its ends, None to a dash."""
-    if isinstance(value, list) and len(value) > 4:
+    """Format a setting: a long list as its ends, None as a dash, a mapping as "steps all"."""
+    if isinstance(value, Mapping):
+        value = [f"{name} {_short(held)}" for name, held in value.items() if held is not None]
+    elif isinstance(value, list) and len(value) > 4:
         return f"{value[0]} … {value[-1]} ({len(value)})"
-    if isinstance(value, list) and all(isinstance(one, str) for one in value):
-        value = ", ".join(value)
+    if isinstance(value, list):
+        value = ", ".join(map(_short, value))
     return "-" if value is None else shorter(str(value), 60)
 
 
@@ -195,7 +198,7 @@ def _blank(size: tuple[int, int], label: str, note: str = "") -> Image.Image:
 def _texts(word: WordDifference) -> list[str]:
     """Format the numbers under ``_HEAD``."""
     texts = [
-        "-" if number is None else f"{number:.2g}"
+        "-" if number is None else two_digits(number)
         for number in (word.mean_a, word.mean_b, word.correlation)
     ]
-    return [*texts, "-" if word.largest is None else f"{word.largest[0]:+.2g}"]
+    return [*texts, "-" if word.largest is None else two_digits(word.largest[0], "+")]

@@ -13,7 +13,7 @@ from ...maps.presets import Preset
 from ...maps.statistics import correlation
 from ...models.demos import demo_named
 from ...prompts.tokens import Prompt
-from ...prompts.words import is_content_word
+from ...prompts.words import is_content_word, name_things
 from ..again import command_of
 from ..imagerun import ImageRun, plain, step_names
 from ..info import FURTHER
@@ -107,6 +107,7 @@ def _data(
         "means": _means(run),
         "units": _units(run.heatmaps.preset),
         "rest": _sums_to_one(run),
+        "refined": run.heatmaps.preset.refine is not None,
         "colormaps": colour_tables(),
         "pins": PIN_COLORS,
     }
@@ -121,15 +122,17 @@ def _text(name: str, held: Sequence[Heatmap]) -> dict[str, object]:
 
 
 def _first_pins(heatmaps: Heatmaps) -> list[int]:
-    """Return the words that the page opens with: the strongest content words, at least half as
-    strong as the first, each in another place than those before it."""
+    """Return the words that the page opens with: the strongest that name a thing, see
+    :func:`name_things`, at least half as strong as the first, each in another place than those
+    before it: their maps correlate by less than 0.5."""
     maps = heatmaps.occurrences()
-    content = [i for i, heatmap in enumerate(maps) if is_content_word(heatmap.label)]
+    things = name_things([heatmap.label for heatmap in maps])
     pins: list[int] = []
-    for i in sorted(content, key=lambda i: -maps[i].range[1]):
+    for i in sorted(things, key=lambda i: -maps[i].range[1]):
         alike = (correlation(maps[i].values, maps[pin].values) or 0.0 for pin in pins)
         apart = all(part < _SAME_PLACE for part in alike)
-        if apart and maps[i].range[1] >= 0.5 * heatmaps.top and len(pins) < MOST_PINS:
+        strong = not pins or maps[i].range[1] >= 0.5 * maps[pins[0]].range[1]
+        if apart and strong and len(pins) < MOST_PINS:
             pins.append(i)
     return pins
 

@@ -57,22 +57,33 @@ function placesOf({ number, range: [low, high] }, canvas) {
   return places;
 }
 
-/* Draw one map: the higher a value, the more opaque; at 0 the image is bare. */
-function drawHeat(pixels, places, even) {
+/* Return the place on the scale where the image is bare: 0, or for a refined map, which is above 0
+   everywhere and would tint the whole image, its lower quarter, at most half its peak. */
+function groundOf({ number, range: [low, high] }) {
+  if (!page.refined) return 0;
+  const [rows, cols, least, most] = page.maps[number], start = starts[number];
+  const sorted = cells.slice(start, start + rows * cols).sort(), quarter = sorted[sorted.length >> 2];
+  const ground = Math.min(least + (quarter / 255) * (most - least), most / 2);
+  return high > low ? Math.min(0.99, Math.max(0, (ground - low) / (high - low))) : 0;
+}
+const above = (place, ground) => Math.max(0, (place - ground) / (1 - ground));
+
+/* Draw one map: the colour is the value, and the further above the ground, the more opaque. */
+function drawHeat(pixels, places, ground, even) {
   const table = colours[state.colormap], alpha = state.opacity * 255;
   for (let i = 0; i < places.length; i++) {
     const at = Math.min(255, Math.floor(places[i] * 256)) * 3;
     pixels[4 * i] = table[at]; pixels[4 * i + 1] = table[at + 1]; pixels[4 * i + 2] = table[at + 2];
-    pixels[4 * i + 3] = Math.round(even ? alpha : alpha * places[i]);
+    pixels[4 * i + 3] = Math.round(even ? alpha : alpha * above(places[i], ground));
   }
 }
 
 /* Draw several words, each in its own colour, stronger for higher values. */
-function drawPins(pixels, all, tints) {
+function drawPins(pixels, all, grounds, tints) {
   for (let i = 0; i < all[0].length; i++) {
     let red = 0, green = 0, blue = 0, sum = 0, most = 0;
     for (let k = 0; k < all.length; k++) {
-      const place = all[k][i], weight = place * place;
+      const place = above(all[k][i], grounds[k]), weight = place * place;
       red += weight * tints[k][0]; green += weight * tints[k][1]; blue += weight * tints[k][2];
       sum += weight; most = Math.max(most, place);
     }
@@ -85,9 +96,9 @@ function drawPins(pixels, all, tints) {
 function paint(canvas, maps) {
   const context = canvas.getContext("2d");
   if (!maps.length) { context.clearRect(0, 0, canvas.width, canvas.height); return; }
-  const image = context.createImageData(canvas.width, canvas.height), all = maps.map((map) => placesOf(map, canvas));
-  if (maps[0].tint) drawPins(image.data, all, maps.map((map) => map.tint));
-  else drawHeat(image.data, all[0], maps[0].even);
+  const image = context.createImageData(canvas.width, canvas.height), all = maps.map((map) => placesOf(map, canvas)), grounds = maps.map(groundOf);
+  if (maps[0].tint) drawPins(image.data, all, grounds, maps.map((map) => map.tint));
+  else drawHeat(image.data, all[0], grounds[0], maps[0].even);
   context.putImageData(image, 0, 0);
 }
 
@@ -116,7 +127,7 @@ function inkOn([red, green, blue]) {
   return light > 0.179 ? "#000" : "#fff";
 }
 
-const told = (value) => (value === 0 ? "0" : Number(value.toPrecision(2)).toString());
+const told = (value) => (Math.abs(value) < 1e-9 ? "0" : Number(value.toPrecision(2)).toString());
 
 function drawScale([low, high], unit) {
   const ramp = $("ramp").getContext("2d"), image = ramp.createImageData(256, 1), table = colours[state.colormap];
@@ -159,23 +170,14 @@ function pin(word) {
   if (at >= 0) state.pinned.splice(at, 1);
   else if (state.pinned.length < pinColours.length) state.pinned.push(word);
   else $("full").textContent = `Only ${pinColours.length} words can be told apart by colour: unpin one first.`;
-  keepBare(false);
+  show(false);
 }
 
-/* Keep the images in their original colours, or stop doing so. */
-function keepBare(bare) {
+/* Show the pinned words, or keep the images bare. */
+function show(bare) {
   state.hovered = null;
   state.bare = bare;
-  $("own").setAttribute("aria-pressed", String(bare));
   draw();
-}
-
-/* Show the images small, in their original colours. The file holds each image once, in the stage. */
-function showSmall(images) {
-  const label = document.createElement("span");
-  label.textContent = "original colours";
-  $("own").replaceChildren(...images.map(({ src }) => Object.assign(new Image(), { src, alt: "" })), label);
-  $("own").hidden = false;
 }
 
 function listen(button, wordOf, click = pin) {
@@ -190,7 +192,7 @@ function listen(button, wordOf, click = pin) {
 function unpin() {
   state.pinned = [];
   $("full").textContent = "";
-  keepBare(false);
+  show(false);
 }
 $("unpin").addEventListener("click", () => {
   unpin();
@@ -284,7 +286,6 @@ function begin() {
   $("stretch").addEventListener("change", () => { state.stretch = $("stretch").checked; draw(); });
   $("colormap").addEventListener("change", () => { state.colormap = $("colormap").value; draw(); });
   state.colormap = $("colormap").value;
-  listen($("own"), () => NO_WORD, () => keepBare(!state.bare));
   draw();
   unpack().then(() => { document.documentElement.dataset.ready = ""; draw(); }, (error) => {
     $("caption").textContent = `This browser cannot unpack the maps (${error.message}).`;

@@ -42,6 +42,7 @@ function draw() {
   $("caption").textContent = alone ? captionOf(some[0]) : some.map((row) => `${nameOf(row)}: ${peaksOf(row)}`).join("; ");
   drawLegend((row) => [nameOf(row), peaksOf(row)]);
   for (const button of buttons) drawButton(button);
+  $("own").setAttribute("aria-pressed", String(state.bare));
   drawSpot();
 }
 
@@ -128,9 +129,16 @@ function choose(other) {
   }
   stage.style.setProperty("--ratio", sides()[0].size[0] / sides()[0].size[1]);
   if ($("wipe")) wipe(Number($("wipe").value));
-  showSmall(halves.map(imageOf));
+  showSmall();
   drawTable();
   draw();
+}
+
+/* Show the images small, in their original colours. The file holds each image once, in the stage. */
+function showSmall() {
+  const label = document.createElement("span"), images = halves.map(imageOf);
+  label.textContent = "original colours";
+  $("own").replaceChildren(...images.map(({ src }) => Object.assign(new Image(), { src, alt: "" })), label);
 }
 
 /* Show the first image left of the slider, the other right of it. */
@@ -163,6 +171,7 @@ function listenToWipe() {
 }
 
 for (const button of buttons) listen(button, () => rowOf(button));
+listen($("own"), () => NO_WORD, () => show(!state.bare));
 listenToSpots({
   boxOf: ({ clientX }) => $(isOver() || clientX < $("b").getBoundingClientRect().left ? "a" : "b"),
   gridOf: () => wholeGrid(page.maps[0] ?? [1, 1], page.sides[0].part),

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from PIL import Image
 
 from ...maps.heatmap import Heatmap
+from ...maps.presets import Preset
 from ...prompts.tokens import Prompt
-from ...prompts.words import is_content_word
+from ...prompts.words import is_content_word, name_things
 from .images import LARGEST, MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import packed_heatmaps
 from .pages import page
@@ -53,7 +54,7 @@ def pair_page(
     first: Side,
     others: Sequence[Counterpart],
     *,
-    unit: str,
+    preset: Preset,
     differing: Mapping[str, Sequence[str]],
     facts: Mapping[str, str] | None = None,
 ) -> bytes:
@@ -65,7 +66,7 @@ def pair_page(
         title: title of the page.
         first: image on the left.
         others: images on the right, one or more.
-        unit: unit of the maps' values.
+        preset: how all maps were made.
         differing: settings that differ: name to a text for each image.
         facts: settings that all images share, name to text.
 
@@ -80,7 +81,8 @@ def pair_page(
         "links": [other.links for other in others],
         "first": [_first_pins(first, other) for other in others],
         "top": max((heatmap.full for heatmap in maps), default=0.0),
-        "unit": unit,
+        "unit": preset.unit,
+        "refined": preset.refine is not None,
         "maps": shapes,
         "data": cells,
         "colormaps": colour_tables(),
@@ -127,12 +129,16 @@ def _shown(side: Side, largest: int) -> dict[str, object]:
 
 
 def _first_pins(first: Side, other: Counterpart) -> list[int]:
-    """Return the strongest links with a content word among ``about``, or the strongest of all."""
-    peaks: dict[int, float] = {}
+    """Return the strongest links with a content word among ``about``, or the strongest of all;
+    links whose words name a thing come first."""
+    sides = first, other.side
+    things = [name_things([heatmap.label for heatmap in side.maps]) for side in sides]
+    peaks: dict[int, tuple[bool, float]] = {}
     for number, link in enumerate(other.links):
-        both = zip((first, other.side), link, strict=True)
+        both = zip(sides, link, strict=True)
         maps = [side.maps[at] for side, at in both if at is not None]
         if any(is_content_word(heatmap.label) for heatmap in maps):
-            peaks[number] = max(heatmap.range[1] for heatmap in maps)
-    ordered = sorted(peaks, key=lambda number: -peaks[number])
+            is_thing = any(at in held for at, held in zip(link, things, strict=True))
+            peaks[number] = is_thing, max(heatmap.range[1] for heatmap in maps)
+    ordered = sorted(peaks, key=lambda number: peaks[number], reverse=True)
     return [number for number in ordered if number in other.about][:MOST_PINS] or ordered[:1]

@@ -87,7 +87,7 @@ function textInView() {
 
 function drawSpot() {
   const list = $("spot-words"), text = textInView();
-  drawCross($("cross"));
+  for (const cross of stage.querySelectorAll(".cross")) drawCross(cross);
   for (const button of buttons) button.style.setProperty("--glow", 0);
   if (state.spot === null || !cells) {
     list.replaceChildren();
@@ -120,7 +120,7 @@ const say = () => ($("spot-told").textContent = `${$("spot-where").textContent}.
 for (const [i, button] of buttons.entries()) listen(button, () => i);
 
 listenToSpots({
-  boxOf: () => $("image"),
+  boxOf: ({ target }) => target.closest("figure") ?? $("heated"),
   gridOf: () => wholeGrid(page.maps[mapOf(textInView().first)] ?? [1, 1], page.part),
   keeps: () => true,
   say,
@@ -152,6 +152,6 @@ $("copy")?.addEventListener("click", async () => {
 });
 
 fit(canvas, page.size, page.part);
-showSmall([$("image")]);
+$("original").src = $("image").src; // the file holds the image once
 stage.parentElement.style.setProperty("--ratio", page.size[0] / page.size[1]);
 begin();

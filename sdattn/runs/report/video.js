@@ -7,16 +7,16 @@ const images = video.frames.map((uri, i) => {
   const { width, height } = $("image");
   return Object.assign(new Image(width, height), { decoding: "sync", alt: "", src: uri });
 });
-const small = document.createElement("canvas"); // the frame in its original colours
+const original = document.createElement("canvas"); // the frame in its own colours
 const playing = { on: false, at: video.middle, first: 0, since: 0 };
 
 /* ---- frames ---- */
 
 const timeOf = (frame) => `${(frame / video.rate).toFixed(2)} s`;
 
-function drawSmall() {
+function drawOriginal() {
   const image = $("image");
-  if (image.complete) small.getContext("2d").drawImage(image, 0, 0, small.width, small.height);
+  if (image.complete) original.getContext("2d").drawImage(image, 0, 0, original.width, original.height);
 }
 
 function tellFrame() {
@@ -39,7 +39,7 @@ function showFrame(frame) {
   state.frame = video.latent[frame];
   state.when = `Frame ${frame + 1}`;
   tellFrame();
-  drawSmall();
+  drawOriginal();
   if (!cells) return;
   if (state.frame !== latent) paintHeat(shown());
   drawSpot();
@@ -150,9 +150,9 @@ for (const kind of ["pointerdown", "pointermove"]) {
   });
 }
 
-const scale = 144 / Math.max(...page.size);
-[small.width, small.height] = page.size.map((pixels) => Math.max(1, Math.round(pixels * scale)));
-$("own").querySelector("img").replaceWith(small);
+[original.width, original.height] = page.size;
+original.className = "original";
+$("original").replaceWith(original);
 sliders.push(drawStrips);
 showFrame(video.middle);
-Promise.all(images.map((image) => image.decode())).then(drawSmall);
+Promise.all(images.map((image) => image.decode())).then(drawOriginal);

@@ -1,0 +1,188 @@
+"""What a new user gets wrong first: understood, or refused in words that say what to do."""
+
+import errno
+import json
+
+import numpy as np
+import pytest
+import torch
+from helpers.tiny_pipelines import make_pipeline
+from PIL import Image
+
+from sdattn import capture, edit_image, explain, generate, load_pipeline
+from sdattn.errors import AccessError, SdattnWarning, access_error
+from sdattn.files.images import as_image
+from sdattn.files.writing import whole_folder
+from sdattn.loading.devices import checked_dtype
+from sdattn.maps.heatmap import Heatmap
+from sdattn.models.values import check_side
+
+PROMPT = "a red cat"
+QUICK = {"num_inference_steps": 2}
+PHOTO = Image.new("RGB", (64, 64), "red")
+CALLS = {
+    "generate": lambda pipe, *rest, **options: generate(pipe, *rest or [PROMPT], **options),
+    "explain": lambda pipe, *rest, **options: explain(pipe, PHOTO, *rest or [PROMPT], **options),
+    "edit_image": lambda pipe, *rest, **options: edit_image(
+        pipe, *rest or [PROMPT], "a red dog", **options
+    ),
+}
+each_call = pytest.mark.parametrize("call", CALLS.values(), ids=CALLS)
+
+
+@pytest.fixture(scope="module")
+def pipe():
+    return make_pipeline()
+
+
+@each_call
+def test_a_model_is_loaded_by_its_name(call, model, monkeypatch):
+    loaded = []
+    monkeypatch.setattr(
+        "sdattn.loading.pipelines.find_model", lambda name: (loaded.append(name), model)[1]
+    )
+    options = {} if call is CALLS["explain"] else QUICK
+    assert call("demo", **options).image_runs
+    assert loaded == ["demo"]
+
+
+@each_call
+def test_what_is_no_pipeline_is_refused_as_capture_refuses(call, pipe):
+    with pytest.raises(TypeError, match="pipeline"):
+        capture(None).__enter__()
+    for wrong in (None, 3, pipe.unet):
+        with pytest.raises(TypeError, match="pipeline"):
+            call(wrong)
+    with pytest.raises(TypeError, match="prompt"):
+        call(pipe, None) if call is not CALLS["edit_image"] else edit_image(pipe, PROMPT, None)
+
+
+def test_swapped_arguments_are_refused(pipe):
+    with pytest.raises(TypeError, match="pipeline first"):
+        generate(PROMPT, pipe)
+    with pytest.raises(TypeError, match="prompt"):
+        explain(pipe, PROMPT, PHOTO)
+
+
+@each_call
+def test_a_random_seed_is_recorded(call, pipe, tmp_path):
+    options = {} if call is CALLS["explain"] else QUICK
+    run = call(pipe, seed=None, **options)
+    assert isinstance(run.seeds[0], int)
+    folder, *_ = [run.save(tmp_path / "run")] if len(run) > 1 else run.save(tmp_path / "run")
+    folder = folder if len(run) == 1 else tmp_path / "run"
+    assert json.loads((folder / "run.json").read_text("utf-8"))["seed"] == run.seeds[0]
+    assert (
+        call(pipe, seed=run.seeds[0], **options)[0]
+        .heatmaps["red"]
+        .map.equal(run[0].heatmaps["red"].map)
+    )
+
+
+def test_each_image_can_have_a_seed_of_its_own(pipe):
+    run = generate(pipe, [PROMPT] * 3, seed=[7, 1, 4], **QUICK)
+    assert run.seeds == [7, 1, 4]
+    assert "seed 7, 1, 4," in repr(run)
+    alone = np.asarray(generate(pipe, PROMPT, seed=1, **QUICK).image, int)
+    assert np.abs(alone - np.asarray(run[1].image, int)).max() <= 1  # rounded in another batch
+    for wrong in ([1, 2], [1, 2, -1], "7"):
+        with pytest.raises(ValueError, match="seed"):
+            generate(pipe, [PROMPT] * 3, seed=wrong, **QUICK)
+
+
+@pytest.mark.parametrize(
+    ("option", "meant"),
+    [
+        ({"steps": 3}, "`num_inference_steps`"),
+        ({"cfg_scale": 3}, "`guidance_scale`"),
+        ({"guidance_scal": 3}, "'guidance_scale'"),
+        ({"sed": 3}, "'seed'"),
+        ({"generator": torch.Generator()}, "`seed`"),
+        ({"num_frames": 3}, "images, not videos"),
+        ({"preset": "joint"}, "daam"),
+        ({"preset": "damm"}, "'daam'"),
+        ({"words": ["redd"]}, "Did you mean 'red'"),
+        ({"width": 99999}, "at most 16,384"),
+        ({"capture_options": {"layrs": "up"}}, "Did you mean 'layers'"),
+        ({"capture_options": ["up"]}, "a dictionary"),
+    ],
+)
+def test_what_was_meant_is_named(pipe, option, meant):
+    with pytest.raises((ValueError, KeyError)) as refused:
+        generate(pipe, PROMPT, **option)
+    assert meant in str(refused.value)
+
+
+def test_the_list_of_options_has_only_those_that_can_be_passed(pipe):
+    with pytest.raises(ValueError, match="guidance_scale") as refused:
+        generate(pipe, PROMPT, xyz=1)
+    assert not {"generator,", "output_type,", "return_dict,"} & set(str(refused.value).split())
+
+
+@pytest.mark.parametrize(("name", "near"), [("demoo", "'demo'"), ("demo-mmdt", "'demo-mmdit'")])
+def test_the_nearest_model_is_named(name, near):
+    with pytest.raises(FileNotFoundError, match=f"Did you mean {near}"):
+        load_pipeline(name)
+
+
+def test_dtypes_have_short_names():
+    assert checked_dtype("fp16") == checked_dtype("float16") == torch.float16
+    assert checked_dtype(torch.bfloat16) == checked_dtype("bf16")
+    for wrong in ("float15", torch.int8):
+        with pytest.raises(ValueError, match="fp32"):
+            checked_dtype(wrong)
+
+
+@pytest.mark.parametrize("call", [generate, explain], ids=["generate", "explain"])
+def test_a_word_that_is_asked_about_warns_as_a_prompt_does(call, demo):
+    given = ("a cat",) if call is generate else (PHOTO, "a cat")
+    options = {"num_inference_steps": 1} if call is generate else {"timesteps": [100]}
+    with pytest.warns(SdattnWarning, match="'dragon'"):
+        call(demo, *given, ask="dragon, dog", **options)
+
+
+def test_an_edit_is_refused_beyond_its_memory(pipe, monkeypatch):
+    ran = []
+    monkeypatch.setattr(type(pipe.scheduler), "step", lambda *_, **__: ran.append(1))
+    with pytest.raises(ValueError, match="max_bytes.*width"):
+        edit_image(pipe, PROMPT, "a red dog", max_bytes=10, **QUICK)
+    assert not ran
+
+
+def test_a_map_lies_over_an_image_of_any_kind_in_its_own_size(tmp_path):
+    heatmap = Heatmap("cat", torch.tensor([[0.5, 0.25], [0.0, 0.0]]), (1,))
+    assert (heatmap.peak, heatmap.mean) == (0.5, 0.1875)
+    PHOTO.save(tmp_path / "red.png")
+    array = np.asarray(PHOTO)
+    bare = heatmap.overlay(PHOTO, caption=False)
+    assert bare.size == PHOTO.size
+    for alike in (array, array / 255, tmp_path / "red.png", str(tmp_path / "red.png")):
+        assert heatmap.overlay(alike, caption=False).tobytes() == bare.tobytes()
+    other = heatmap.overlay(PHOTO, caption=False, colormap="viridis", opacity=0.5)
+    assert other.tobytes() != bare.tobytes()
+    for option in ({"colormap": "viridiss"}, {"opacity": 3}):
+        with pytest.raises(ValueError, match=next(iter(option))):
+            heatmap.overlay(PHOTO, **option)
+    for wrong, kind in ((None, TypeError), (array[None], ValueError), (array * 1.0, ValueError)):
+        with pytest.raises(kind, match="image"):
+            as_image(wrong)
+    with pytest.raises(FileNotFoundError, match="blue"):
+        as_image(tmp_path / "blue.png")
+
+
+def test_an_error_of_the_system_names_the_file_and_what_to_do(tmp_path):
+    with pytest.raises(AccessError, match=r"run is full\. Free"), whole_folder(tmp_path / "run"):
+        raise OSError(errno.ENOSPC, "No space left on device")
+    assert list(tmp_path.iterdir()) == []
+    missing = access_error(FileNotFoundError(errno.ENOENT, "No such file", "a.png"))
+    assert isinstance(missing, FileNotFoundError)
+    assert missing.errno == errno.ENOENT
+    assert "a.png" in str(missing)
+    other = OSError(errno.EIO, "Input/output error", "a.png")
+    assert access_error(other) is other
+
+
+def test_a_side_beyond_all_models_is_refused():
+    check_side("width", 16_384, 8)
+    with pytest.raises(ValueError, match="16,384"):
+        check_side("width", 16_392, 8)
