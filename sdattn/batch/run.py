@@ -91,9 +91,9 @@ class _BatchRun:
     # Before the first image
 
     def _read(self) -> tuple[list[Item], list[Job] | None, list[BadLine]]:
-        data, kind = read_source(str(self.request.source), self.request.input_format)
         asked = self.request
-        items, bad = read_items(data, kind, seed=asked.seed, columns=asked.columns)
+        found = read_source(str(asked.source), asked.input_format)
+        items, bad = read_items(*found, seed=asked.seed, columns=asked.columns)
         model, loading = self.request.model, self.request.loading
         if self.request.engine == "local":  # Ray's workers have other devices and packages
             loading.check(model, self.team.device)

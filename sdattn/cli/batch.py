@@ -27,8 +27,8 @@ def batch(
         str | None,
         typer.Argument(
             help="A .jsonl, .csv, .tsv, .txt, .json or .parquet file, also s3://BUCKET/FILE or "
-            "hf://datasets/OWNER/NAME/FILE, or a folder that datasets reads; - reads standard "
-            "input."
+            "hf://datasets/OWNER/NAME/FILE, a folder that datasets reads, or a folder or .tar of "
+            "images with captions; - reads standard input."
         ),
     ] = None,
     out: Annotated[Path | None, typer.Option(help="The run's folder, or s3://BUCKET/RUN.")] = None,
@@ -128,7 +128,8 @@ def batch(
 
     A JSON line or table row has a prompt and, optionally, id, seed, negative_prompt, words (maps
     for these only), width, height, num_frames, num_inference_steps, guidance_scale, or any other
-    pipeline argument. Other columns of a table are ignored.
+    pipeline argument. Other columns of a table are ignored. If it has image, the path of a file,
+    that image is explained, as by sdattn explain, with the prompt as its caption.
 
     Exit code: 0; 1 if anything failed or could not be read, but under a launcher only if something
     is left to draw; 2 usage; 130 and 143 after SIGINT and SIGTERM.
@@ -137,6 +138,7 @@ def batch(
       sdattn batch prompts.jsonl --out RUN --model owner/name
       sdattn batch prompts.txt --out RUN --format webdataset --save image,maps
       sdattn batch PartiPrompts.tsv --out RUN --keep-columns Category,Challenge
+      sdattn batch photos/ --out RUN --model owner/name --save image,maps,masks
       sdattn batch --status RUN
     """
     if (status or verify) and (prompts is not None or out is not None or (status and verify)):

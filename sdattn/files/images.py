@@ -1,12 +1,18 @@
 """Images that a user passes: PIL images, arrays and files."""
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import BytesIO
 from pathlib import Path
+from typing import BinaryIO
 
 import numpy as np
 from PIL import Image, UnidentifiedImageError
 
 from ..errors import InvalidTypeError, InvalidValueError, access_error
 
+SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff")
+_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: width and height are exchanged
 AnyImage = Image.Image | np.ndarray | str | Path
 # Formats to open: other readers of Pillow start programs, Ghostscript for EPS
 PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
@@ -42,20 +48,42 @@ def open_image(path: Path) -> Image.Image:
         OSError: it cannot be opened.
         ValueError: it holds no image of :data:`PHOTOS`, or a broken one.
     """
-    Image.init()
-    formats = [name for name in PHOTOS if name in Image.OPEN]  # AVIF is not in every Pillow
     try:
         file = path.open("rb")
     except OSError as error:
         raise access_error(error) from error
     with file:
-        try:
-            image = Image.open(file, formats=formats)
-            image.load()
-            image.filename = str(path)  # as if it were opened by its name
-        except UnidentifiedImageError as error:
-            choice = f"{', '.join(formats[:-1])} or {formats[-1]}"
-            raise InvalidValueError(f"{path} is not a readable image. Pass {choice}.") from error
-        except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
-            raise InvalidValueError(f"{path} is not a readable image: {error}") from error
-    return image
+        return read_image(file, str(path))
+
+
+def read_image(file: BinaryIO, name: str) -> Image.Image:
+    """Read an image from an open file, as if it were opened by this name; raise as
+    :func:`open_image` does."""
+    with _opened(file, name) as image:
+        image.load()
+        image.filename = name  # type: ignore[attr-defined]
+        return image
+
+
+def size_of(data: bytes, name: str) -> tuple[int, int]:
+    """Return the upright (width, height) of an image file; raise as :func:`open_image` does, but
+    for damage that only decoding finds."""
+    with _opened(BytesIO(data), name) as image:
+        image.verify()  # and can do nothing else then
+    with _opened(BytesIO(data), name) as image:
+        width, height = image.size
+        turned = image.getexif().get(_ORIENTATION) in _TURNED
+    return (height, width) if turned else (width, height)
+
+
+@contextmanager
+def _opened(file: BinaryIO, name: str) -> Iterator[Image.Image]:
+    Image.init()
+    formats = [name for name in PHOTOS if name in Image.OPEN]  # AVIF is not in every Pillow
+    try:
+        yield Image.open(file, formats=formats)
+    except UnidentifiedImageError as error:
+        choice = f"{', '.join(formats[:-1])} or {formats[-1]}"
+        raise InvalidValueError(f"{name} is not a readable image. Pass {choice}.") from error
+    except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
+        raise InvalidValueError(f"{name} is not a readable image: {error}") from error

@@ -27,11 +27,16 @@ def fit(pipe: Pipeline, image: AnyImage) -> Image.Image:
     if not all(image.size):
         raise InvalidValueError(f"The image is {image.size} pixels. Pass one that has some.")
     image = upright(image)
+    return ImageOps.fit(image, fitted_size(pipe, image.size), Image.Resampling.LANCZOS)
+
+
+def fitted_size(pipe: Pipeline, size: tuple[int, int]) -> tuple[int, int]:
+    """Return the (width, height) in pixels that :func:`fit` makes of an upright image's."""
     unit = size_unit(pipe)
     # As many pixels as the model was trained on; the crop to whole units takes the middle.
-    scale = math.sqrt(math.prod(default_size(pipe)) / (image.width * image.height))
-    width, height = (max(1, round(side * scale / unit)) * unit for side in image.size)
-    return ImageOps.fit(image, (width, height), Image.Resampling.LANCZOS)
+    scale = math.sqrt(math.prod(default_size(pipe)) / math.prod(size))
+    width, height = (max(1, round(side * scale / unit)) * unit for side in size)
+    return width, height
 
 
 def upright(image: Image.Image) -> Image.Image:

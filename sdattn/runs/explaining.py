@@ -155,6 +155,19 @@ def explain(
     return _told(run, given, images, "inversion" if invert else "noise", scheduler)
 
 
+def check_explained(
+    pipe: Pipeline, size: tuple[int, int], timesteps: Sequence[int] | None = None, **options: Any
+) -> None:
+    """Raise as :func:`explain` does for these options and an image fitted to (width, height)."""
+    image_latents_of(pipe)
+    _checked_options(pipe, options, _checked_timesteps(pipe, timesteps, False), size)
+
+
+def is_decided(name: str) -> bool:
+    """Check whether a pipeline's option is decided by the image and the timesteps."""
+    return name in _DECIDED or name.startswith("negative_")
+
+
 @contextmanager
 def _noised(
     pipe: Pipeline, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
@@ -269,7 +282,7 @@ def _checked_options(
     height)."""
     if timesteps:
         why = "The image and the timesteps decide on"
-        taken = {name for name in options if name in _DECIDED or name.startswith("negative_")}
+        taken = set(filter(is_decided, options))
     else:
         why = "With `invert=True` only `num_inference_steps` can be chosen, not"
         taken = set(options) - {"num_inference_steps"}

@@ -14,13 +14,11 @@ from typing import Any
 from ...edit.editing import edit
 from ...maps.presets import Preset, preset_for
 from ...models.pipeline import Pipeline
-from ...models.reading import read_prompts
 from ...runs.editrun import EditRun
 from ...runs.imagerun import ImageRun
-from ...runs.sampling import sample
 from ..input.items import Item
 from ..input.plan import Job
-from .sizing import is_out_of_memory, release_memory, trim_heap
+from .sizing import is_out_of_memory, release_memory, run_together, trim_heap
 
 _TRIM_EVERY = 16  # batches
 
@@ -61,7 +59,7 @@ class BatchDrawer:
 
     def _attempt(self, part: Sequence[Job], wanted: set[str]) -> None:
         try:
-            drawn = self._edit(part[0]) if part[0].item.edit_to else self._sample(part)
+            drawn = self._edit(part[0]) if part[0].item.edit_to else self._run(part)
         except Exception as error:
             # Text only: the traceback itself would keep the memory in use.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
@@ -104,16 +102,8 @@ class BatchDrawer:
             run = edit(self.pipe, item.prompt, item.text, seed=item.seed, **given)
         return [(run[1], run)]
 
-    def _sample(self, part: Sequence[Job]) -> list[tuple[ImageRun, EditRun | None]]:
-        options = dict(part[0].options)
-        if part[0].item.negative_prompt is not None:
-            options["negative_prompt"] = [job.item.negative_prompt for job in part]
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # about single items, whose rows list truncated words
-            prompts = read_prompts(self.pipe, [job.item.prompt for job in part], **options)
-            seeds = [job.item.seed for job in part]
-            run = sample(self.pipe, prompts, seeds, options, preset=self.preset)
-        return [(image_run, None) for image_run in run]
+    def _run(self, part: Sequence[Job]) -> list[tuple[ImageRun, EditRun | None]]:
+        return [(image_run, None) for image_run in run_together(self.pipe, part, self.preset)]
 
 
 class Writer:

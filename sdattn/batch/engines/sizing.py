@@ -6,6 +6,7 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
 
@@ -14,6 +15,8 @@ from ...models.pipeline import Options, Pipeline
 from ...models.reading import read_prompts
 from ...models.sizes import default_size
 from ...models.videos import default_frames, makes_videos
+from ...runs.explaining import explain
+from ...runs.run import Run
 from ...runs.sampling import sample
 from ..input.plan import Job
 
@@ -68,13 +71,25 @@ def _largest(pipe: Pipeline, jobs: Sequence[Job], preset: Preset) -> Job | None:
 
 
 def _time(pipe: Pipeline, job: Job, preset: Preset, size: int) -> float:
-    options = {**job.options, "num_inference_steps": 2}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        prompts = read_prompts(pipe, [job.item.prompt] * size, **options)
-        start = time.perf_counter()
-        sample(pipe, prompts, range(size), options, preset=preset)
+    options, item = {**job.options, "num_inference_steps": 2}, replace(job.item, seed=0)
+    job = replace(job, item=item, options=options if item.image is None else job.options)
+    start = time.perf_counter()
+    run_together(pipe, [job] * size, preset)
     return (time.perf_counter() - start) / size
+
+
+def run_together(pipe: Pipeline, jobs: Sequence[Job], preset: Preset) -> Run:
+    """Draw, or explain, jobs of one shape in one batch."""
+    prompts, seeds = [job.item.prompt for job in jobs], [job.item.seed for job in jobs]
+    images = [job.item.image.open() for job in jobs if job.item.image is not None]
+    options = dict(jobs[0].options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about single items, whose rows list truncated words
+        if images:
+            return explain(pipe, images, prompts, seed=seeds, preset=preset, **options)
+        if jobs[0].item.negative_prompt is not None:
+            options["negative_prompt"] = [job.item.negative_prompt for job in jobs]
+        return sample(pipe, read_prompts(pipe, prompts, **options), seeds, options, preset=preset)
 
 
 def is_out_of_memory(error: Exception) -> bool:

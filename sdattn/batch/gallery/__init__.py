@@ -95,8 +95,11 @@ def _compact(row: Mapping[str, Any]) -> list[Any]:
     """Return a row for gallery.js; the seed is text: JavaScript's integers end at 2**53."""
     seen = row["id"], row["place"], row["prompt"], str(row["seed"]), row["words"]
     size, blanked = (row["width"], row["height"]), int(row.get("blanked", False))
-    edited = [row["source_prompt"]] if "source_prompt" in row else []
-    return [*seen, *size, row["truncated"], blanked, *edited]
+    source = [row["source_prompt"]] if "source_prompt" in row else []
+    if "source_file" in row:  # with the word whose map rises highest above its mean
+        rises = [word["peak"] - word["mean"] for word in row["statistics"]]
+        source = [None, row["source_file"], rises.index(max(rises)) if rises else -1]
+    return [*seen, *size, row["truncated"], blanked, *source]
 
 
 def _files(words: Iterable[str]) -> dict[str, str]:

@@ -65,7 +65,7 @@ function heat(at, place, words, width, height) {
 }
 
 function heats(places, ...item) {
-  return side(places.map((at) => heat(at, ...item)));
+  return places.map((at) => heat(at, ...item));
 }
 
 function side(images) {
@@ -103,14 +103,17 @@ async function copy(button, id) {
   }
 }
 
-function card([id, place, prompt, seed, words, width, height, cut, blanked, source]) {
+function card([id, place, prompt, seed, words, width, height, cut, blanked, source, file, strongest]) {
   const item = make(data.opens ? "a" : "div", "card item");
-  const edited = source !== undefined;
+  const edited = typeof source === "string", explained = file !== undefined;
   if (data.opens) item.href = address(place, edited && data.opens === "report.html" ? "edit.html" : data.opens);
   const places = placesOf(words);
-  if (places.length) item.append(heats(places, place, words, width, height));
-  else if (data.has_images) item.append((edited ? pair : thumbnail)(place, width, height));
   item.classList.toggle("without", asked() !== "" && !places.length);
+  if (explained && !places.length && data.files && strongest >= 0) places.push(strongest);
+  const originals = explained && data.has_images ? [thumbnail(place, width, height)] : [];
+  for (const original of originals) original.className = "own";
+  if (places.length) item.append(side([...originals, ...heats(places, place, words, width, height)]));
+  else if (data.has_images) item.append((edited ? pair : thumbnail)(place, width, height));
   const text = make("div", "text");
   const said = make("p", "prompt", edited ? `${source} \u2192 ${prompt}` : prompt);
   said.dir = "auto";
@@ -122,7 +125,8 @@ function card([id, place, prompt, seed, words, width, height, cut, blanked, sour
     text.append(list);
   }
   const meta = make("p", "meta");
-  meta.append(make("span", "mono", id), make("span", "", `seed ${seed}`));
+  meta.append(make("span", "mono", id), make("span", "", explained ? file : `seed ${seed}`));
+  if (explained && places.length) meta.append(make("span", "", `map of “${places.map((at) => words[at]).join(" ")}”`));
   if (cut.length) meta.append(badge("cut off", `Too long for the model, cut off: ${cut.join(" ")}`));
   if (blanked) meta.append(badge("blanked", "Blanked by the model's safety checker"));
   if ($("command")) meta.append(copier(id));
@@ -294,7 +298,7 @@ function listen() {
 
 // Start
 
-const texts = data.rows.map(([id, , prompt, seed, words, ...rest]) => plain([prompt, id, seed, ...words, rest[4] ?? ""].join("\n")));
+const texts = data.rows.map(([id, , prompt, seed, words, ...rest]) => plain([prompt, id, seed, ...words, rest[4] ?? "", rest[5] ?? ""].join("\n")));
 const observer = new IntersectionObserver(near, { rootMargin: "1200px" });
 
 if (folder) {

@@ -12,7 +12,7 @@ from .values import Fields, number
 ALL = "all"
 PROMPTS = ("prompt", "Prompt", "Prompts", "caption", "text")
 EDITS = ("mode", "blend", "weights", "cross_replace_steps", "self_replace_steps")
-OWN = ("id", "prompt", "negative_prompt", "seed", "words", "edit_to", *EDITS)
+OWN = ("id", "prompt", "negative_prompt", "seed", "words", "image", "edit_to", *EDITS)
 _WHOLE = ("seed", "width", "height", "num_frames", "num_inference_steps")
 NUMBERS = (*_WHOLE, "guidance_scale", "num_images_per_prompt", "num_videos_per_prompt")
 _CALLED = {  # names in other programs, such as AUTOMATIC1111 and ComfyUI

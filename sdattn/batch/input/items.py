@@ -4,9 +4,10 @@ Every line is checked by itself: a bad one is reported by its number and never s
 """
 
 import math
-import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 from ...errors import InvalidValueError, did_you_mean
@@ -16,16 +17,19 @@ from ...models.values import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
 from .columns import ALL, EDITS, OWN, Columns, plain_number, renamed
 from .lines import open_lines
+from .photos import Photo, photo_in
+from .values import ID
 
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
-_ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
 REFUSED, LEFT_OUT, KEPT = "refused", "left out", "kept"
 _NO_OPTIONS: Options = {}  # one for all items that have none
+Find = Callable[[str], Photo]
+_HERE: Find = partial(photo_in, Path())
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One image, or video, to draw.
+    """One image, or video, to draw, or an image to explain.
 
     Attributes:
         id: name of its folder, unique even if letter case is ignored.
@@ -34,6 +38,7 @@ class Item:
         words: words and phrases to keep, from the prompt or, for an edit, from ``edit_to``; None
             for all.
         edit_to: the prompt of the image, which is then an edit of :attr:`prompt`'s.
+        image: the image to explain, with the prompt as its caption; None: it is drawn.
         columns: further columns of the list, name to text, for the item's row.
         foreign: treatment of options that the pipeline does not have: :data:`REFUSED`,
             :data:`LEFT_OUT`, or :data:`KEPT` as columns, which hold all of them until then.
@@ -50,6 +55,7 @@ class Item:
     edit: Options = field(default_factory=dict)
     columns: Mapping[str, str] = field(default_factory=dict)
     foreign: str = REFUSED
+    image: Photo | None = None
 
     @property
     def text(self) -> str:
@@ -66,13 +72,18 @@ class BadLine:
 
 
 def read_items(
-    data: bytes, kind: str, *, seed: int = 0, columns: Columns | None = None
+    data: bytes,
+    kind: str,
+    find: Find = _HERE,
+    *,
+    seed: int = 0,
+    columns: Columns | None = None,
 ) -> tuple[list[Item], list[BadLine]]:
     r"""Return the items and the bad lines of a batch, each in the order of the input.
 
     An item without a seed has ``seed + line - 1``, one without an id its line's number as six
-    digits. A line with the id of an earlier one is bad. Raise ValueError for a missing column to
-    keep.
+    digits. A line with the id of an earlier one is bad. ``find`` returns the image of a name in the
+    list (default: from the current folder). Raise ValueError for a missing column to keep.
 
     >>> items, bad = read_items(b'{"prompt": "a cat", "width": 512}\n{"prompt": 5}', "jsonl")
     >>> items[0].id, items[0].seed, items[0].options
@@ -93,7 +104,7 @@ def read_items(
             found, kept = columns.read(fields)
             foreign = KEPT if columns.keep == ALL else LEFT_OUT if fields.of_table else REFUSED
             own = {"id": f"{line:06d}", "seed": seed + line - 1}
-            item = item_of(own, found, line, columns=kept, foreign=foreign)
+            item = item_of(own, found, line, find, columns=kept, foreign=foreign)
             if (first := taken.setdefault(item.id.lower(), line)) != line:
                 raise InvalidValueError(
                     f"id={item.id!r} is already used in line {first}. Write another; letter case "
@@ -116,6 +127,7 @@ def item_of(
     defaults: Options,
     fields: Options,
     line: int,
+    find: Find = _HERE,
     *,
     columns: Mapping[str, str] = _NO_OPTIONS,
     foreign: str = REFUSED,
@@ -124,6 +136,9 @@ def item_of(
     found = {name: value for name, value in fields.items() if value is not None}
     if "prompt" not in found:
         raise InvalidValueError(f"the prompt is missing; found {shown([*found])}. Write one.")
+    if "image" in found:
+        _check_field("image", found["image"])
+    image = find(found["image"]) if "image" in found else None
     given = {**defaults, **found}
     for name, value in given.items():
         given[name] = plain_number(name, value)
@@ -147,6 +162,7 @@ def item_of(
         edit=of_edit or _NO_OPTIONS,
         columns=columns or _NO_OPTIONS,
         foreign=foreign,
+        image=image,
     )
 
 
@@ -169,6 +185,10 @@ def _check_together(given: Options) -> None:
             f"{', '.join(of_edit)} is for an edit, and edit_to is missing. Write the edited prompt "
             "there, or leave it out."
         )
+    if "image" in given and "edit_to" in given:
+        raise InvalidValueError(
+            "image is for an image to explain, edit_to for one to draw. Leave one of them out."
+        )
     if "{prompt}" in given["prompt"]:
         raise InvalidValueError(
             f"{shown(given['prompt'])} is a style: {{prompt}} stands for another text. Write that."
@@ -187,7 +207,7 @@ def _is_text(value: object) -> bool:
 
 def _is_id(value: object) -> bool:
     name = str(value) if type(value) is int else value
-    return isinstance(name, str) and bool(_ID.fullmatch(name))
+    return isinstance(name, str) and bool(ID.fullmatch(name))
 
 
 def _is_words(value: object) -> bool:
@@ -207,6 +227,7 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         "or digit, without a dot at the end or two in a row",
     ),
     "prompt": (_is_text, "write a text with at least one word in it"),
+    "image": (_is_text, "write the path of an image file, or leave it out to draw the prompt"),
     "edit_to": (_is_text, "write the edited prompt, with at least one word in it"),
     "negative_prompt": (lambda value: isinstance(value, str), "write a text, or leave it out"),
     "seed": (

@@ -39,8 +39,8 @@ def kind_of(name: str) -> str:
         raise InvalidValueError(
             f"Asked for the prompts in {name!r}. Pass a file that ends in .jsonl or .ndjson (a "
             "JSON object per line), .csv or .tsv (a header, then rows), .txt (a prompt per line), "
-            ".json (an array, or COCO captions) or .parquet, a local folder that datasets reads, "
-            "or - for standard input."
+            ".json (an array, or COCO captions), .parquet or .tar (images with captions), a local "
+            "folder of images with captions or one that datasets reads, or - for standard input."
         ) from None
 
 

@@ -16,12 +16,14 @@ from ...edit.editing import EditOptions, prepare
 from ...errors import InvalidValueError
 from ...files.terminal import shown
 from ...files.writing import sha256
+from ...inversion.images import fitted_size
 from ...models.call_facts import images_a_prompt
 from ...models.pipeline import Options, Pipeline
 from ...models.pipeline_call import checked_options
 from ...models.reading import read_prompts
 from ...models.values import check_text
 from ...models.videos import makes_videos
+from ...runs.explaining import check_explained, is_decided
 from .columns import OWN
 from .items import KEPT, REFUSED, BadLine, Item, printable
 from .values import number
@@ -32,8 +34,8 @@ _BLOCK = 2**22  # numbers added up at a time
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """An item that the pipeline can draw, and its ``options`` without the negative prompt; items of
-    one ``shape`` can run in one batch."""
+    """An item that the pipeline can draw or explain, and its ``options`` without the negative
+    prompt; items of one ``shape`` can run in one batch."""
 
     item: Item
     options: Options
@@ -44,8 +46,10 @@ def check_items(
     pipe: Pipeline, items: Iterable[Item], defaults: Options
 ) -> tuple[list[Job], list[BadLine]]:
     """Return the jobs, and the items that a pipeline or its outline cannot draw; ``defaults`` are
-    for options that an item does not have."""
-    checks = _Checks(pipe, defaults)
+    for options that an item does not have. Next to items to draw, those that an image decides are
+    not for images."""
+    items = list(items)
+    checks = _Checks(pipe, defaults, drawn=any(item.image is None for item in items))
     jobs, bad = [], []
     for item in items:
         try:
@@ -60,19 +64,26 @@ def check_items(
             f"{', '.join(map(shown, checks.left_out))}. keep_columns keeps them in the rows.",
             file=sys.stderr,
         )
+    if checks.decided:
+        names = ", ".join(map(shown, checks.decided))
+        print(f"sdattn: not used, as an image decides them: {names}", file=sys.stderr)
     return jobs, bad
 
 
 class _Checks:
     """Checks that run once for each set of options: most items have the same."""
 
-    def __init__(self, pipe: Pipeline, defaults: Options):
+    def __init__(self, pipe: Pipeline, defaults: Options, drawn: bool):
         self.pipe, self.defaults = pipe, dict(defaults)
+        self.of_images = {
+            name: value for name, value in defaults.items() if not (drawn and is_decided(name))
+        }
         self.negative = self.defaults.pop("negative_prompt", None)
         parameters = inspect.signature(pipe.__call__).parameters.items()
         self.kinds = {n: p.annotation for n, p in parameters if p.kind is not p.VAR_KEYWORD}
         self.foreign: dict[str, bool] = {}  # names in the list: True if unknown
         self.left_out: dict[str, None] = {}
+        self.decided: dict[str, None] = {}  # left out for images
         self.checked: dict[str, dict[str, Any] | Exception] = {}
         self.shapes: dict[tuple[str, bool, int, bool], int] = {}
         # Some pipelines pad prompts only to the longest of a batch.
@@ -80,7 +91,7 @@ class _Checks:
 
     def job(self, item: Item) -> Job:
         item = self._known(item)
-        if item.negative_prompt is None:
+        if item.negative_prompt is None and item.image is None:
             item = replace(item, negative_prompt=self.negative)
         for text in (item.prompt, item.text):
             check_text(text, "prompt")
@@ -115,6 +126,12 @@ class _Checks:
         kept = item.foreign == KEPT
         self.left_out |= {} if kept else dict.fromkeys(foreign)
         options = {name: item.options[name] for name in item.options if name not in foreign}
+        if item.image is not None and item.foreign != REFUSED:
+            given = {**options, "negative_prompt": item.negative_prompt or None}
+            decided = [name for name in given if is_decided(name) and given[name] is not None]
+            self.decided |= dict.fromkeys(decided)
+            options = {name: value for name, value in options.items() if name not in decided}
+            item = replace(item, negative_prompt=None)
         for name, value in options.items():
             if self.kinds.get(name) in _WHOLE:
                 options[name] = number(value, whole=True)
@@ -129,14 +146,20 @@ class _Checks:
         return self.foreign[name]
 
     def _options(self, item: Item) -> tuple[str, dict[str, Any]]:
-        given = {**self.defaults, **item.options}
+        size = None if item.image is None else fitted_size(self.pipe, item.image.size)
+        given = {**(self.of_images if size else self.defaults), **item.options}
         if item.negative_prompt is not None:
             given["negative_prompt"] = item.negative_prompt
         # Options are checked once for all items that share them; for the negative prompt it only
         # matters whether there is one.
         key = json.dumps([{**given, "negative_prompt": bool(item.negative_prompt)}], sort_keys=True)
+        key = f"{key} {size}" if size else key
         if key not in self.checked:
             try:
+                if size:
+                    check_explained(self.pipe, size, **given)
+                    self.checked[key] = given
+                    return key, given
                 found = checked_options(self.pipe, given, videos=True)
                 if images_a_prompt(self.pipe, found) != 1:
                     raise InvalidValueError(
@@ -187,7 +210,8 @@ def fingerprint(job: Job, settings: str) -> str:
     fields = item.prompt, item.seed, item.negative_prompt, item.words
     edit = [] if item.edit_to is None else [item.edit_to, item.edit]
     columns = [item.columns] if item.columns else []
-    return digest([settings, *fields, job.options, *edit, *columns])
+    image = [] if item.image is None else [item.image.name, item.image.sha256]
+    return digest([settings, *fields, job.options, *edit, *columns, *image])
 
 
 def digest_inputs(jobs: Iterable[Job]) -> str:

@@ -1,23 +1,24 @@
 """Sources of a batch's prompts: files, standard input, data sets; as lines of text."""
 
 import io
-import json
 import sys
-from collections.abc import Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from ...errors import InvalidValueError, MissingPackageError
 from ...files.addresses import path_of
 from .lines import kind_of
+from .photos import Found, find_photos, json_lines, photo_in, rows_of
 
 
-def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
-    """Return a whole input and its kind; rows of Parquet and of data sets become lines of JSON.
+def read_source(source: str, kind: str | None = None) -> Found:
+    """Return a whole input; rows of Parquet and of data sets become lines of JSON.
 
     Args:
         source: a file, ``"-"`` for standard input, a folder that datasets reads, saved by
             ``save_to_disk()`` or not, or a file in a storage: ``s3://BUCKET/FILE``,
-            ``hf://datasets/OWNER/NAME/FILE``.
+            ``hf://datasets/OWNER/NAME/FILE``. For images to explain also a tar file, a folder of
+            them, or of images with captions: NAME.jpg with NAME.txt, or metadata.jsonl.
         kind: one of :data:`sdattn.batch.input.lines.KINDS` (default: from the name).
 
     Raises:
@@ -25,17 +26,17 @@ def read_source(source: str, kind: str | None = None) -> tuple[bytes, str]:
         ImportError: pyarrow, datasets or a storage's package is needed and not installed.
     """
     path = path_of(source)
+    if kind is None and source != "-" and (found := find_photos(path)):
+        return found
     if isinstance(path, Path) and path.is_dir():
-        return _json_lines(_rows_of_folder(source)), "rows"
+        return _rows_of_folder(source)
     kind = kind or kind_of(source)
     data = sys.stdin.buffer.read() if source == "-" else path.read_bytes()
-    return (_json_lines(_rows_of_parquet(data)), "rows") if kind == "parquet" else (data, kind)
-
-
-def _json_lines(rows: Iterable[Mapping[str, object]]) -> bytes:
-    """Write rows as JSON; other values, such as images, become objects, which no field accepts."""
-    texts = (json.dumps(row, default=lambda value: {"type": type(value).__name__}) for row in rows)
-    return "".join(f"{text}\n" for text in texts).encode()
+    folder = path.parent if isinstance(path, Path) else next(iter(path.parents), path)
+    find = partial(photo_in, folder)
+    if kind == "parquet":
+        return Found(json_lines(_rows_of_parquet(data)), "rows", find)
+    return Found(data, kind, find)
 
 
 def _rows_of_parquet(data: bytes) -> list[dict[str, object]]:
@@ -50,7 +51,7 @@ def _rows_of_parquet(data: bytes) -> list[dict[str, object]]:
         raise InvalidValueError(f"The input is not a readable Parquet file: {error}") from error
 
 
-def _rows_of_folder(folder: str) -> list[Mapping[str, object]]:
+def _rows_of_folder(folder: str) -> Found:
     try:
         import datasets
     except ModuleNotFoundError as error:
@@ -65,7 +66,7 @@ def _rows_of_folder(folder: str) -> list[Mapping[str, object]]:
             found = datasets.load_dataset(folder, streaming=True)
         splits = found if isinstance(found, dict) else {"": found}
         if len(splits) == 1:
-            return [row for rows in splits.values() for row in rows]
+            return rows_of(next(iter(splits.values())), folder, saved=saved)
     except Exception as error:  # of many kinds
         reason = " ".join(str(error).split())
         raise InvalidValueError(f"datasets cannot read the folder {folder}: {reason}") from error

@@ -9,6 +9,8 @@ from typing import Any, NoReturn
 from ...errors import InvalidValueError
 from ...files.terminal import shown
 
+# Names of items, which name folders
+ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
 _LEVELS = 20  # nested lists and objects; far more would fail later, when a run is written
 _DIGITS = 100
 _NUMBER = re.compile(r"\s*(-?)\+?0*(?=[0-9])([0-9.eE+-]+)\s*")

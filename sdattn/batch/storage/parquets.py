@@ -110,9 +110,9 @@ def _schema(there: set[str], further: Iterable[str]) -> Any:
         "image": pa.struct({"bytes": pa.binary(), "path": text}),
         "video": pa.struct({"bytes": pa.binary(), "path": text}),
         **{"id": text, "line": whole, "prompt": text, "source_prompt": text},
-        **{"negative_prompt": text, "seed": whole},
+        **{"source_file": text, "negative_prompt": text, "seed": whole},
         **{"width": whole, "height": whole, "frames": whole, "num_inference_steps": whole},
-        **{"guidance_scale": pa.float64(), "words": texts, "truncated": texts},
+        **{"guidance_scale": pa.float64(), "words": texts, "masks": texts, "truncated": texts},
         "statistics": pa.list_(pa.struct(numbers)),
         **{"blanked": pa.bool_(), "fingerprint": text, **dict.fromkeys(further, text)},
         "maps": pa.list_(pa.struct(maps)),
@@ -120,7 +120,8 @@ def _schema(there: set[str], further: Iterable[str]) -> Any:
         "run": pa.binary(),
     }
     # A column that is empty throughout is left out of the file; datasets could not tell its type.
-    apart = {"image", "video", "frames", "maps", "files", "source_prompt"} - there
+    apart = {"image", "video", "frames", "masks", "maps", "files"} - there
+    apart |= {"source_prompt", "source_file"} - there
     return pa.schema([field for field in columns.items() if field[0] not in apart])
 
 

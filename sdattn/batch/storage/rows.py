@@ -15,9 +15,10 @@ from ...runs.info import RunInfo
 WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
 # Column names that rows, their tables and files use themselves
 OWN_NAMES = frozenset(
-    {"id", "line", "prompt", "source_prompt", "negative_prompt", "seed", "width", "height"}
-    | {"frames", "num_inference_steps", "guidance_scale", "words", "statistics", "truncated"}
-    | {"blanked", "place", "fingerprint", "run_sha256", "files", "file_name", "image", "video"}
+    {"id", "line", "prompt", "source_prompt", "source_file", "negative_prompt", "seed", "width"}
+    | {"height", "frames", "num_inference_steps", "guidance_scale", "words", "statistics"}
+    | {"masks", "truncated", "blanked", "place", "fingerprint", "run_sha256", "files"}
+    | {"file_name", "image", "video"}
     | {"maps", "run", *WORD_LABELS, *NUMBERS}
 )
 
@@ -65,17 +66,21 @@ def _said(info: RunInfo, location: str) -> dict[str, object]:
     if lacking := [name for name in needed if getattr(info, name) is None]:
         raise InvalidValueError(f"it lacks {', '.join(lacking)}")
     options, columns, size = info.options or {}, set(info.columns), info.size or (0, 0)
-    image = {}
-    if "image.png" in info.files and not location.startswith("shards/"):
-        image = {"file_name": f"{location}/image.png"}  # the key that imagefolder looks for
+    image, folder = {}, "" if location.startswith("shards/") else f"{location}/"
+    if "image.png" in info.files and folder:
+        image = {"file_name": f"{folder}image.png"}  # the key that imagefolder looks for
     guidance = options.get("guidance_scale")
     edited = {} if info.edited is None else {"source_prompt": info.edited.prompt}
+    explained = {} if info.explained is None else {"source_file": info.explained.file}
+    # In the order of the words: their names begin with its number
+    masks = [f"{folder}{name}" for name in sorted(info.files) if name.startswith("masks/")]
     return {
         **image,
         "id": info.id,
         "line": info.line,
         "prompt": info.prompt,
         **edited,
+        **explained,
         "negative_prompt": options.get("negative_prompt"),
         "seed": info.seed,
         "width": size[0],
@@ -86,6 +91,7 @@ def _said(info: RunInfo, location: str) -> dict[str, object]:
         "words": [
             word.text for word in info.words if word.columns and columns.issuperset(word.columns)
         ],
+        **({"masks": masks} if masks else {}),
         "statistics": [word.flat() for word in info.statistics],
         "truncated": info.truncated,
         "blanked": bool(info.blanked),  # by the pipeline's safety checker
