@@ -64,7 +64,6 @@ def edit(
       sdattn edit "a cat on a sofa" "a dog on a sofa" --model owner/name --blend cat
       sdattn edit "a cat on a sofa" "a cat on a sofa" --weight sofa=0.3 --image photo.jpg
     """
-    from ..files.images import open_image
     from ..files.paths import check_apart, file_name
     from ..runs.targets import check_target
 
@@ -73,10 +72,13 @@ def edit(
     out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
     given = options.pipeline_options(steps, guidance, negative, width, height)
     checks.of_call(model, loading, [source, *targets], seed, given)
+    given_image = None
     if image:
+        from ..files.images import open_image
+
         checks.run(check_apart, out, image)
+        given_image = checks.run(open_image, image)
     checks.run(check_target, out, force=force, kind="edit")
-    given_image = checks.run(open_image, image) if image else None
     checks.refuse()
     pipe = options.load(model, device, dtype, loading, output)
     from ..edit.editing import EditOptions, edit, prepare

@@ -69,7 +69,7 @@ def test_the_command_takes_a_model_of_flow_matching(explained):
         (("nothing.png", "a cat"), 1, "nothing.png"),
         (("notes.png", "a cat"), 1, "notes.png is not a readable image."),
         (("half.png", "a cat"), 1, "half.png is not a readable image: "),
-        ((".", "a cat"), 1, "Is a directory"),
+        ((".", "a cat"), 1, "is a folder"),
         (("My photo.png", " "), 1, "is empty"),
         (("My photo.png", "a cat", "--timesteps", "0"), 1, "1 to 999"),
         (("My photo.png", "a cat", "--invert", "--model", "demo-mmdit"), 1, "--invert: a Stable"),
@@ -105,7 +105,7 @@ def test_what_is_no_photo_is_not_opened(tmp_path, kind):
 
 
 def test_maps_beyond_max_memory_are_refused(explained):
-    given = ("My photo.png", "a red circle", "--device", "cpu", "--refine", "self")
+    given = ("My photo.png", "a red umbrella", "--device", "cpu", "--refine", "self")
     code, _, err = explained(*given, "--max-memory", "300kB")
     assert code == 1
     assert "--max-memory 300.0kB" in err and "leave out --refine" in err

@@ -102,7 +102,7 @@ def test_an_edit_is_read_from_its_run_json(invoke, model):
 
 def test_an_image_is_looked_at_again_with_the_run_json_of_its_run(invoke):
     Image.new("RGB", (64, 64), (200, 30, 30)).save("photo.png")
-    way = ("--timesteps", "50,100", "--seed", "2", "--ask", "wheel", "--device", "cpu")
+    way = ("--timesteps", "50,100", "--seed", "2", "--ask", "umbrella", "--device", "cpu")
     assert invoke("explain", "photo.png", f"a red {THING}", *way, "--out", "first")[0] == 0
     command = ("explain", "photo.png", "--config", "first", "--device", "cpu", "--out", "again")
     code, _, err = invoke(*command)

@@ -207,8 +207,8 @@ def test_without_its_record_it_is_refused_by_name(known):
             find_layers(ToyTransformer())
         register(TOY)
         assert len(find_layers(ToyTransformer())) == 2
-        with pytest.raises(TypeError, match=r"a list, .*Toy \(ToyTransformer\)"):
-            find_denoiser([])
+        with pytest.raises(TypeError, match=r"a Linear, .*Toy \(ToyTransformer\)"):
+            find_denoiser(nn.Linear(1, 1))
         unregister(TOY)
 
 

@@ -98,7 +98,7 @@ def test_sdxl_has_no_attention_at_full_resolution():
 
 
 def test_a_model_without_a_unet_is_named():
-    with pytest.raises(TypeError, match="list.*denoiser"):
+    with pytest.raises(TypeError, match="list.*Pass a pipeline"):
         find_denoiser([])
 
 
