@@ -103,7 +103,7 @@ def test_a_run_is_one_line(tmp_path):
     one, other = small_run(0), small_run(3, prompt="a dog\n" * 12)
     run = Run([one, other], None, one.layers)
     assert repr(run) == (
-        "Run(2 images 96x64 of 2 prompts, demo, 2 steps, seed 0 to 3, preset default)"
+        "Run(2 images 96x64 of 2 prompts, demo, 2 steps, seed 0, 3, preset default)"
     )
     assert repr(one) == "ImageRun(96x64 of 'a red cat', demo, 2 steps, seed 0, preset default)"
     long = repr(other)

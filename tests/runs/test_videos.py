@@ -273,7 +273,7 @@ def test_drawings_of_some_words(run):
         (cogvideox, {"num_frames": 5}, "multiple of 8.*1 and 9"),
         (mochi, {"num_frames": 9}, "multiple of 6.*7 and 13"),
         (animatediff, {"num_frames": 33}, "32.*pipe.enable_free_noise"),
-        (make_pipeline, {"num_frames": 2}, "has no option 'num_frames'"),
+        (make_pipeline, {"num_frames": 2}, "makes images, not videos"),
         (wan, {"num_frames": 10**8 + 1}, "frame.s. of 96x64 pixels need"),
         (wan, {"capture_options": {"frames": [0]}}, "all frames"),
         (wan, {"output_type": "np"}, "output_type"),
