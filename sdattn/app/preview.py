@@ -23,7 +23,8 @@ def preview_hook(pipe: Any, show: Callable[[Image.Image], None]) -> Callable[...
         nonlocal calls
         calls += 1
         number = len(pipe.scheduler.timesteps)
-        if calls < number and calls % -(-number // (_MOST + 1)) == 0:
+        is_due = calls < number and calls % -(-number // (_MOST + 1)) == 0
+        if is_due and output[0].device == pipe.vae.device:
             with suppress(Exception):  # a run does not end for want of a preview
                 noisy = args[0] if args else kwargs["sample"]
                 timestep = args[1] if len(args) > 1 else kwargs["timestep"]
@@ -43,8 +44,6 @@ def _image(pipe: Any, noisy: torch.Tensor, timestep: Any, output: torch.Tensor) 
         "v_prediction": signal.sqrt() * noisy - noise.sqrt() * output,
         "sample": output,
     }[kind]
-    if clean.device != pipe.vae.device:
-        raise RuntimeError("The autoencoder is on another device.")
     latents = clean.to(pipe.vae.dtype) / pipe.vae.config.scaling_factor
     [image] = pipe.image_processor.postprocess(pipe.vae.decode(latents)[0])
     image.thumbnail((_SIDE, _SIDE))
