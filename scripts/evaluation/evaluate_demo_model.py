@@ -238,7 +238,7 @@ def main(given: list[str] | None = None) -> None:
             for name, value in (vars(args) | dict(subject.settings)).items()
             if name not in ("out", "work")
         },
-        "machine": machine(),
+        "machine": machine(args.device),
         "checker": accuracy,
         "segmenter": accuracy_of(args.checker),
         "vae": decibels,

@@ -145,7 +145,7 @@ def run(args: argparse.Namespace) -> dict[str, Any]:
     hidden = ("out", "work")
     return {
         "options": {name: str(value) for name, value in vars(args).items() if name not in hidden},
-        "machine": machine(),
+        "machine": machine(args.device),
         "seconds": round(records.values(TIME).sum()),
         "checker": {} if is_joint(args.model) else accuracy_of(args.checker),
         "figures": records.figures(),

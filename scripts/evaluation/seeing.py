@@ -9,8 +9,6 @@ function_peak(words, heatmaps)  how high the other words' maps are beside theirs
 from __future__ import annotations
 
 import json
-import os
-import platform
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -27,6 +25,7 @@ import sdattn
 from sdattn import Heatmap, Heatmaps
 from sdattn.models.demos import DEMOS, RECORD
 
+from ..benchmarks.machine import machine_name
 from ..scene_checker import SIDE, find_objects, match
 from ..scenes import emoji, shapes
 from ..scenes.shapes import DIRECTIONS, Word, holds
@@ -90,10 +89,9 @@ def subject_of(model: str, checker: Path, device: str = "cpu") -> Subject:
     return Subject(pipe, own_settings(model), emoji.random_scene, see)
 
 
-def machine() -> str:
-    """Return what a run was made on: processor, its cores, torch and the GPU, if there is one."""
-    told = f"{platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}"
-    return f"{told}, {torch.cuda.get_device_name()}" if torch.cuda.is_available() else told
+def machine(device: str = "cpu") -> str:
+    """Return what a run was made on: the GPU, or the processor and its threads, and torch."""
+    return f"{machine_name(device)}, torch {torch.__version__}"
 
 
 def accuracy_of(checker: Path) -> dict[str, Any]:

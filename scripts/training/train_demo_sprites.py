@@ -12,8 +12,9 @@ Six stages, each kept in ``--work`` and taken up again where it stopped:
 6. refine: the same with the text encoder learning along, most of the time at the noise levels
    where colours and outlines are made.
 
-With ``--device cuda`` a step is a CUDA graph; the demo's two runs took 7 minutes of steps on an
-NVIDIA H200, see its ``training.json``. No mask and no attention map is ever shown to the model.
+With ``--device cuda`` a step is a CUDA graph; the demo's three runs took 14 minutes of steps on an
+NVIDIA H200 and an H100, see its ``training.json``. No mask and no attention map is ever shown to
+the model.
 """
 
 from __future__ import annotations

@@ -23,11 +23,12 @@ def preview_hook(pipe: Any, show: Callable[[Image.Image], None]) -> Callable[...
         nonlocal calls
         calls += 1
         number = len(pipe.scheduler.timesteps)
-        is_due = calls < number and calls % -(-number // (_MOST + 1)) == 0
-        if is_due and output[0].device == pipe.vae.device:
-            with suppress(Exception):  # a run does not end for want of a preview
-                noisy = args[0] if args else kwargs["sample"]
-                timestep = args[1] if len(args) > 1 else kwargs["timestep"]
+        if calls >= number or calls % -(-number // (_MOST + 1)):
+            return
+        with suppress(Exception):  # a run does not end for want of a preview
+            noisy = args[0] if args else kwargs["sample"]
+            timestep = args[1] if len(args) > 1 else kwargs["timestep"]
+            if output[0].device == pipe.vae.device:
                 show(_image(pipe, noisy, timestep, output[0]))
 
     return after

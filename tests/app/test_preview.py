@@ -1,5 +1,7 @@
 """Previews of an image while it is drawn."""
 
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -38,4 +40,13 @@ def test_previews_come_near_to_the_image_and_change_nothing():
 @pytest.mark.parametrize("steps", [1, 3])
 def test_a_model_without_previews_draws_as_before(steps):
     _, shown = previewed(flux(), num_inference_steps=steps, width=64, height=64)
+    assert shown == []
+
+
+def test_a_pipeline_whose_autoencoder_has_another_name_draws_as_before():
+    pipe = SimpleNamespace(scheduler=SimpleNamespace(timesteps=range(6)))  # as Kandinsky's movq
+    unet, shown = torch.nn.Linear(2, 2), []
+    unet.register_forward_hook(preview_hook(pipe, shown.append), with_kwargs=True)
+    for _ in range(6):
+        unet(torch.zeros(1, 2))
     assert shown == []
