@@ -126,7 +126,7 @@ def folder_named(name: str) -> Any:
 
 _WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
-    "max_bytes",
+    *("spots", "max_bytes"),
     *PIPELINE,
 }
 

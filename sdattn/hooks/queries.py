@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from operator import lt
 from typing import Any, Literal
 
 from ..attention.core import grid_text
@@ -14,7 +15,8 @@ from ..models.values import whole
 from .run_part import items_of
 
 Side = Literal["image", "text"]
-Cells = tuple[tuple[int, ...], ...]  # (row, col) of the latent, (frame, row, col) for a video
+# (row, col) of the latent, (frame, row, col) for a video; below 1, fractions of the image's sides
+Cells = tuple[tuple[int | float, ...], ...]
 
 
 @dataclass(frozen=True)
@@ -88,14 +90,13 @@ class Queries:
         size = size[1:] if size is not None and frame_rows > 1 else size
         numbers = []
         for cell in self.cells:
-            inside = size is not None and len(cell) == len(size)
-            if size is None or not (inside and all(map(int.__lt__, cell, size))):
+            if size is None or not _inside(cell, size):
                 there = "unknown: pass `latent_size`" if size is None else grid_text(size)
                 text = f"{cell} is no cell, from 0, of the latent. Its size is {there}."
                 raise OptionError("queries", [*self.cells], text)
             number = 0
             for at, most, here in zip(cell, size, layer.grid(size), strict=True):
-                number = number * here + at * here // most
+                number = number * here + int(at * here / (1 if isinstance(at, float) else most))
             numbers.append(number)
         return numbers
 
@@ -104,12 +105,25 @@ IMAGE_TO_TEXT = Queries()
 
 
 def _cells(given: Any, keys: Side | None) -> Cells:
-    cells = tuple(tuple(whole(at) for at in items_of(cell)) for cell in items_of(given))
-    read = tuple(tuple(at for at in cell if at is not None and at >= 0) for cell in cells)
-    if not read or read != cells or {*map(len, read)} not in ({2}, {3}) or len({*read}) < len(read):
+    cells = [[*map(_place, items_of(cell))] for cell in items_of(given)]
+    read = tuple(tuple(at for at in cell if at is not None) for cell in cells)
+    are_read = {*map(len, cells)} in ({2}, {3}) and [*map(len, read)] == [*map(len, cells)]
+    if not are_read or len({*read}) < len(read):
         known = '"image", "text", or a list of different cells of the latent, [(row, col)]'
         raise refuse("queries", given, known)
     if keys == "text":
-        text = "of the text every cell's attention is kept by default. Leave out queries and keys."
+        text = "to the text every cell's attention is kept by default. Leave out queries and keys."
         raise OptionError("keys", keys, text)
     return read
+
+
+def _inside(cell: Sequence[int | float], size: Size) -> bool:
+    return len(cell) == len(size) and all(map(lt, cell, size))
+
+
+def _place(at: Any) -> int | float | None:
+    """Return a whole number from 0, or a fraction below 1; None for anything else."""
+    if isinstance(at, float):
+        return at if 0 <= at < 1 else None
+    number = whole(at)
+    return number if number is not None and number >= 0 else None

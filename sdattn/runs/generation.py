@@ -21,6 +21,7 @@ from ..models.pipeline_call import (
 )
 from ..models.reading import read_prompts
 from ..models.values import checked_prompts, seeds_of
+from ..models.videos import makes_videos
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run, run_folders
@@ -43,6 +44,7 @@ def generate(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     causal: bool = False,
+    spots: bool = False,
     capture_options: Options | None = None,
     max_bytes: int | Budget | None = None,
     **options: Any,
@@ -71,6 +73,8 @@ def generate(
             :mod:`sdattn.hooks.other_text`.
         causal: draw the image again without each word, in the second half of the steps, and show
             where it changes, see :func:`sdattn.knockout`; one more image per word.
+        spots: keep where an even grid of spots of the image looked, at most 16 along its longer
+            side, in ``run[0].details.spots``; the page shows it at a click. Not for videos.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
         max_bytes: bytes that the maps of all texts may take together while the pipeline
@@ -109,6 +113,7 @@ def generate(
         refine=refine,
         ask=ask,
         causal=causal,
+        spots=spots,
         capture_options=capture_options,
         max_bytes=max_bytes,
         **options,
@@ -125,7 +130,7 @@ class GenerationPlan:
         seeds: one per image.
         options: options of the pipeline's call.
         settings: settings of the capture.
-        preset, ask, words: see :func:`generate`.
+        preset, ask, words, spots: see :func:`generate`.
         budget: bytes that the maps may take, or None.
         knockouts: one per image if causal maps were asked for.
     """
@@ -138,6 +143,7 @@ class GenerationPlan:
     preset: Preset
     ask: str | None
     words: Sequence[str] | None
+    spots: bool
     budget: Budget | None
     knockouts: Sequence[KnockoutPlan]
 
@@ -153,6 +159,7 @@ class GenerationPlan:
             ask=self.ask,
             early=has_callback(self.options),
             budget=self.budget,
+            spots=self.spots,
         )
         if self.knockouts and run[0].settings.stopped:
             text = "There are no causal maps, which are further images: the run was stopped."
@@ -176,6 +183,7 @@ def prepare(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     causal: bool = False,
+    spots: bool = False,
     capture_options: Options | None = None,
     max_bytes: int | Budget | None = None,
     out: Path | None = None,
@@ -188,6 +196,9 @@ def prepare(
         out, force: see :meth:`sdattn.Run.save`; folders that cannot be written are refused too.
     """
     number = len(checked_prompts(prompt))
+    if spots and makes_videos(pipe):
+        text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
+        raise OptionError("spots", spots, text)
     options = checked_options(pipe, options, prompts=number, videos=not causal)
     read = read_prompts(pipe, prompt, **options)
     if not read:
@@ -212,7 +223,8 @@ def prepare(
     # with a callback the steps before the preset's part would be kept too, in place of all steps
     fixed = ("steps",) if has_callback(options) else ()
     budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, *fixed)
-    return GenerationPlan(pipe, read, seeds, options, settings, chosen, ask, words, budget, plans)
+    given = pipe, read, seeds, options, settings, chosen, ask, words, spots
+    return GenerationPlan(*given, budget, plans)
 
 
 def _causal_plans(

@@ -18,6 +18,7 @@ from .settings import Captured, EditInfo, RunSettings
 
 FORMAT = "sdattn-run-4"
 MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
+SPOTS = "spots.safetensors"
 
 _DO = "Restore it or generate the run again."
 
@@ -55,11 +56,13 @@ class LayerEntry(Record):
 
 @dataclass(frozen=True)
 class DetailsEntry(Record):
-    """The model calls and heads that were kept one by one, and their columns."""
+    """The model calls and heads that were kept one by one, and their columns; (rows, cols) of the
+    spots and of the map of each."""
 
     steps: tuple[int, ...] | None
     heads: str | tuple[int, ...] | None
     columns: tuple[int, ...]
+    spots: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -219,6 +222,7 @@ def _problems(info: RunInfo) -> Iterator[str]:
         yield f"'more' has {min(foreign)!r}, which no run of this version has"
     needed = [f"{name}/{MAPS}" for name in info.more]
     needed += [STEPS] if info.details.steps is not None else []
+    needed += [SPOTS] if info.details.spots is not None else []
     if MAPS in info.files:  # else it was saved without maps
         yield from (f"'files' does not name {name}" for name in needed if name not in info.files)
 

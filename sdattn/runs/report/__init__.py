@@ -103,6 +103,7 @@ def _data(
         "data": maps.data,
         "size": run.image.size,
         "part": run.heatmaps.crop and run.heatmaps.crop.parts,
+        "spots": None if run.details.spots is None else run.details.spots.shape[:2],
         "means": _means(run),
         "units": _units(run.heatmaps.preset),
         "rest": _sums_to_one(run),
