@@ -62,7 +62,7 @@ class DetailsEntry(Record):
     steps: tuple[int, ...] | None
     heads: str | tuple[int, ...] | None
     columns: tuple[int, ...]
-    spots: tuple[int, ...] | None = None
+    spots: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -80,6 +80,7 @@ class RunInfo(RunSettings):
     Attributes:
         words, truncated, tokens: the prompt's words, the words that were cut off, its token
             columns.
+        encoders: text encoders with columns of their own, if there are several.
         columns: columns of the maps.
         preset: preset that makes the heatmaps.
         statistics: statistics of each word's heatmap, in prompt order, made from the saved maps, to
@@ -97,6 +98,7 @@ class RunInfo(RunSettings):
     words: tuple[Word, ...]
     truncated: list[str] | None = None
     tokens: tuple[Token, ...]
+    encoders: tuple[tuple[str, int], ...] | None = None
     columns: tuple[int, ...]
     preset: Preset
     statistics: tuple[WordStatistics, ...]
@@ -118,7 +120,7 @@ class RunInfo(RunSettings):
     @property
     def read_prompt(self) -> Prompt:
         """The prompt as the model read it."""
-        return Prompt(self.prompt, self.words, self.tokens)
+        return Prompt(self.prompt, self.words, self.tokens, encoders=self.encoders or ())
 
 
 def sealed(document: Mapping[str, object]) -> bytes:
@@ -236,6 +238,9 @@ def _misplaced(info: RunInfo) -> Iterator[str]:
             yield f"'words[{i}]' is at {start} to {end}, and the prompt has {letters} letters"
         if not set(word.columns).issubset(tokens):
             yield f"'words[{i}].columns' are {shortened(word.columns)} of {len(tokens)} columns"
+    of_encoders = sum(number for _, number in info.encoders or ())
+    if info.encoders and of_encoders != len(tokens):
+        yield f"'encoders' have {of_encoders} columns of {len(tokens)}"
     held = info.columns
     if len(set(held)) < len(held) or not set(held).issubset(tokens):
         yield f"'columns' are {shortened(held)} of {len(tokens)}, where each is there once"

@@ -118,6 +118,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
         words=prompt.words,
         truncated=[word.text for word in prompt.truncated],
         tokens=prompt.tokens,
+        encoders=prompt.encoders or None,
         columns=layers.columns,
         preset=preset,
         statistics=tuple(word.rounded() for word in words),

@@ -65,7 +65,7 @@ function draw() {
   $("scale").hidden = one === null && from === null;
   if (from === null) paintHeat(some);
   else paint(canvas, [{ number: from, range: page.maps[from].slice(2), even: false, tint: null }]);
-  if (from !== null) drawScale(page.maps[from].slice(2), "share of the spot’s attention");
+  if (from !== null) drawScale(page.maps[from].slice(2), "of its attention");
   else if (one !== null) drawScale(rangeOf(one), unitOf(one));
   drawCaption(some);
   drawLegend((word) => [words[word].label, `peak ${told(peakOf(word))}`]);
