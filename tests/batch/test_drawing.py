@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from diffusers import UNet2DConditionModel
 from helpers.batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
 from helpers.batch_runs import PROMPT, TOKENIZER, as_layers, files_of, kept_of, rows_of
 from helpers.presets import OF_UNETS
@@ -80,6 +81,24 @@ def test_an_item_is_what_generate_makes_of_it(model, varied, tmp_path):
         assert same_run(item, tmp_path / "alone" / row["id"]), row["id"]
         info = json.loads((item / "run.json").read_bytes())
         assert (info["id"], info["line"]) == (row["id"], line)
+
+
+def test_a_small_model_runs_in_one_thread_while_the_batch_runs(model, tmp_path, monkeypatch):
+    """Threads of small operations wait for each other; the caller's number is put back."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    seen, before, forward = set(), torch.get_num_threads(), UNet2DConditionModel.forward
+
+    def counted(unet, *args, **kwargs):
+        seen.add(torch.get_num_threads())
+        return forward(unet, *args, **kwargs)
+
+    monkeypatch.setattr(UNet2DConditionModel, "forward", counted)
+    torch.set_num_threads(2)
+    try:
+        draw(model, tmp_path / "run", VARIED[:1])
+        assert seen == {1} and torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
 
 
 def test_items_that_run_together_are_what_they_are_alone(model, varied, watched, tmp_path):
