@@ -8,7 +8,7 @@ from pathlib import Path
 from ...errors import InvalidValueError, MissingPackageError
 from ...files.addresses import path_of
 from .lines import kind_of
-from .photos import Found, find_photos, json_lines, photo_in, rows_of
+from .photos import Found, find_photos, json_lines, list_rows, photo_in, rows_of
 
 
 def read_source(source: str, kind: str | None = None) -> Found:
@@ -35,7 +35,10 @@ def read_source(source: str, kind: str | None = None) -> Found:
     folder = path.parent if isinstance(path, Path) else next(iter(path.parents), path)
     find = partial(photo_in, folder)
     if kind == "parquet":
-        return Found(json_lines(_rows_of_parquet(data)), "rows", find)
+        rows = _rows_of_parquet(data)
+        if isinstance(path, Path) and any(isinstance(row.get("image"), dict) for row in rows):
+            return list_rows(rows, source, saved=True)
+        return Found(json_lines(rows), "rows", find)
     return Found(data, kind, find)
 
 
