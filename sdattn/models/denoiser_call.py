@@ -146,19 +146,13 @@ def _names_all(signature: inspect.Signature) -> bool:
     return all(one.kind is not one.VAR_POSITIONAL for one in signature.parameters.values())
 
 
-def grid_of_patches(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, C, rows, cols]`` that the model cuts into patches."""
-    rows, cols = given["hidden_states"].shape[-2:]
-    return rows // model.config.patch_size, cols // model.config.patch_size
-
-
-def grid_of_video(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches.
-    A patch covers one frame unless the configuration says more."""
-    frames, rows, cols = given["hidden_states"].shape[-3:]
-    config = model.config
-    depth = getattr(config, "patch_size_t", 1)
-    return frames // depth, rows // config.patch_size, cols // config.patch_size
+def grid_of_patches(model: Model, given: Given, first: int = 2) -> tuple[int, ...]:
+    """Return the grid of a latent ``[B, C, (frames,) rows, cols]`` that the model cuts into
+    patches, of one frame unless the configuration says more. ``first`` is the grid's first axis."""
+    sizes, patch = given["hidden_states"].shape[first:][:3], model.config.patch_size
+    if isinstance(patch, int):
+        patch = getattr(model.config, "patch_size_t", None) or 1, patch, patch
+    return tuple(size // each for size, each in zip(sizes, patch[-len(sizes) :], strict=True))
 
 
 def grid_of_ids(_model: Model, given: Given, made: int = 0) -> tuple[int, ...]:

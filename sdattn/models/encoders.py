@@ -213,10 +213,12 @@ def filled_to_longest(call: TextCall, read: list[Prompt], by: str = "") -> list[
     return zero_filled(read, longest)
 
 
-def read_t5(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read prompts for T5 alone, filled up to the call's length."""
-    tokenizer, options = call.pipe.tokenizer, filled(call.length())
-    return [read_source(tokenizer, Source.of(text), **options) for text in texts]
+def read_t5(
+    call: TextCall, texts: list[str], tokenizer: Any = None, most: int | None = None
+) -> list[Prompt]:
+    """Read prompts for T5 alone, filled up to the call's length, ``most`` at most."""
+    tokenizer, options = tokenizer or call.pipe.tokenizer, filled(call.length(most=most))
+    return [read_source(tokenizer, call.source(tokenizer, text), **options) for text in texts]
 
 
 def zeros(length: int) -> tuple[Token, ...]:

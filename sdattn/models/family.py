@@ -154,7 +154,7 @@ class Family:
     names: Names = field(default_factory=Names)
     text_stream: Callable[[Model, Tensor], Tensor] | None = None
     preset: str = "default"
-    half: Half = "float16"
+    half: Half = "bfloat16"
     image_latents: ImageLatents | None = None
     edits: Edits | None = None
 

@@ -18,6 +18,7 @@ AnimateDiffVideoToVideoControlNetPipeline
 FAMILY = UNets(
     name="AnimateDiff",
     denoisers=("UNetMotionModel",),
+    half="float16",
     grid=cells,
     video=True,
     patch=1,

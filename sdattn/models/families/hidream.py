@@ -66,8 +66,6 @@ FAMILY = Family(
     grid=_grid,
     spans=_spans,
     names=Names(timestep=("timesteps",), text="encoder_hidden_states_t5"),
-    size_unit=16,
-    half="bfloat16",
     readers={"HiDreamImage": read_hidream},
     preset="joint",
     guidance={"HiDreamImagePipeline": NEGATIVE_FIRST},

@@ -36,7 +36,7 @@ FAMILY = Family(
         "blocks.*.attn2": ("block", "cross"),
     },
     grid=grid_of_patches,
-    size_unit=16,
+    half="float16",
     readers={"HunyuanDiT": read_hunyuan_dit},
     guidance=dict.fromkeys(("HunyuanDiTPipeline", "HunyuanDiTControlNetPipeline"), NEGATIVE_FIRST),
     text_options=(),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
 from ..attention_layer import DOUBLE_THEN_SINGLE
-from ..denoiser_call import DenoiserCall
+from ..denoiser_call import DenoiserCall, grid_of_patches
 from ..encoders import TextCall, in_template, refuse_unknown
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, read_with_glyphs
@@ -39,11 +39,6 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     return read_with_glyphs(call, texts, whole, quoted, "num_images_per_prompt")
 
 
-def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    sizes, patches = given["hidden_states"].shape[2:], model.config.patch_size
-    return tuple(size // patch for size, patch in zip(sizes, patches, strict=True))
-
-
 class HunyuanImage(Family):
     """A family whose two text encoders share one sequence of columns."""
 
@@ -63,8 +58,7 @@ FAMILY = HunyuanImage(
         **DOUBLE_THEN_SINGLE,
     },
     joined="image first",
-    grid=_grid,
-    half="bfloat16",
+    grid=grid_of_patches,
     readers={"HunyuanImage": read_hunyuan_image, "HunyuanImageRefiner": refuse_unknown},
     preset="joint",
     names=Names(text_2="encoder_hidden_states_2"),

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...attention.joint_processor import Spans
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
-from ..denoiser_call import grid_of_video
+from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall, filled_to_longest, in_chat
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, is_padding, read_with_glyphs
@@ -60,13 +60,11 @@ FAMILY = Family(
         "transformer_blocks.*.attn": ("double", "joint"),
     },
     joined="image first",
-    grid=grid_of_video,
+    grid=grid_of_patches,
     video=True,
     fps=24,
     spans=_spans,
     spans_arguments=("encoder_attention_mask", "encoder_attention_mask_2", "image_embeds"),
-    size_unit=16,
-    half="bfloat16",
     readers={"HunyuanVideo15": read_hunyuan_video15},
     # its guiders name the branch of each call
     guidance={"HunyuanVideo15Pipeline": IN_TURN},

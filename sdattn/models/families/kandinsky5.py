@@ -3,13 +3,15 @@ further."""
 
 import re
 from dataclasses import replace
+from functools import partial
 
 from ...errors import InvalidValueError
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
+from ..denoiser_call import grid_of_patches
 from ..encoders import PLACEHOLDER, TextCall, read_inside
 from ..family import IN_TURN, Family
-from ..pipeline import Given, Model, Pipeline
+from ..pipeline import Pipeline
 
 
 def read_kandinsky5(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -50,12 +52,6 @@ def _cleaned(text: str) -> Source:
     return source
 
 
-def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of latents ``[B, frames, rows, cols, C]``."""
-    sizes = given["hidden_states"].shape[1:4]
-    return tuple(size // patch for size, patch in zip(sizes, model.patch_size, strict=True))
-
-
 class Kandinsky5(Family):
     """One class of models for images and videos, which have pipelines of their own."""
 
@@ -74,10 +70,8 @@ FAMILY = Kandinsky5(
         "visual_transformer_blocks.*.self_attention": ("block", "self"),
         "visual_transformer_blocks.*.cross_attention": ("block", "cross"),
     },
-    grid=_grid,
+    grid=partial(grid_of_patches, first=1),  # latents [B, frames, rows, cols, C]
     patch=2,
-    size_unit=16,
-    half="bfloat16",
     fps=24,
     readers=dict.fromkeys(("Kandinsky5T2IPipeline", *_OF_VIDEOS), read_kandinsky5),
     guidance=dict.fromkeys(("Kandinsky5T2IPipeline", *_OF_VIDEOS), IN_TURN),

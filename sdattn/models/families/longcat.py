@@ -8,10 +8,10 @@ from ...errors import InvalidValueError
 from ...prompts.tokenizing import PAD, Token, tokenize
 from ...prompts.tokens import Prompt, place_words
 from ...prompts.words import Source
-from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, refuse_unknown
-from ..family import IN_TURN, Family
+from ..family import IN_TURN
+from .flux import flux_like
 
 
 def read_longcat(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -69,19 +69,11 @@ def _filled(call: TextCall, tokens: list[Token]) -> list[Token]:
     return pads + kept if tokenizer.padding_side == "left" else kept + pads
 
 
-FAMILY = Family(
+FAMILY = flux_like(
     name="LongCat-Image",
     denoisers=("LongCatImageTransformer2DModel",),
-    layers=DOUBLE_THEN_SINGLE,
-    joined="text first",
     grid=partial(grid_of_ids, made=1),
-    grid_argument="img_ids",
-    timestep_unit=1000.0,
-    patch=2,  # cut by the pipelines; the model's own patches are of 1
-    size_unit=16,
-    half="bfloat16",
     readers={"LongCatImage": read_longcat, "LongCatImageEdit": refuse_unknown},
-    preset="joint",
     guidance=dict.fromkeys(("LongCatImagePipeline", "LongCatImageEditPipeline"), IN_TURN),
     text_options=("enable_prompt_rewrite",),
 )

@@ -85,8 +85,6 @@ FAMILY = Family(
     video=True,
     fps=24,
     default_frames=121,
-    size_unit=32,
-    half="bfloat16",
     names=Names(
         # of a video that begins with an image, the timesteps of this image's tokens are 0; sigma
         # is the step's. Source: pipeline_ltx2_image2video.py, __call__

@@ -61,7 +61,6 @@ FAMILY = Family(
     # the images that the text encoder gets are variables of the running call
     text_options=("max_sequence_length", "prompt_image", "condition_images"),
     preset="joint",
-    half="bfloat16",
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
     image_latents=ImageLatents(
         pipelines={"QwenImagePipeline": {"true_cfg_scale": 1.0}}, encode=_encode, noise="flow"

@@ -38,6 +38,7 @@ FAMILY = Family(
     },
     joined="image first",
     grid=grid_of_patches,
+    half="float16",
     readers={"StableDiffusion3": read_sd3},
     text_stream=lambda model, states: model.context_embedder(states),
     preset="joint",

@@ -128,6 +128,7 @@ FAMILY = UNets(
     name="UNets with self- and cross-attention in down, mid and up blocks: SD 1.x, 2.x, SDXL, "
     "Kolors",
     denoisers=("UNet2DConditionModel",),
+    half="float16",
     grid=cells,
     patch=1,
     names=Names(latents="sample"),

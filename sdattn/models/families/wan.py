@@ -6,7 +6,7 @@ import sys
 from ...errors import InvalidValueError, MissingPackageError, OptionError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..denoiser_call import unwrapped
+from ..denoiser_call import grid_of_patches, unwrapped
 from ..encoders import TextCall, zero_filled
 from ..family import IN_TURN, Family
 from ..pipeline import Given, Model
@@ -74,12 +74,6 @@ def _cleaned(call: TextCall, text: str) -> Source:
     return source
 
 
-def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, C, frames, rows, cols]``, cut into patches by the model."""
-    sizes = zip(given["hidden_states"].shape[2:], model.config.patch_size, strict=True)
-    return tuple(cells // patch for cells, patch in sizes)
-
-
 def _attends_to_image(model: Model) -> bool:
     return getattr(model.config, "added_kv_proj_dim", None) is not None
 
@@ -118,12 +112,10 @@ FAMILY = _Wan(
     name="Wan",
     denoisers=("WanTransformer3DModel",),
     layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
-    grid=_grid,
+    grid=grid_of_patches,
     video=True,
     fps=16,
     patch=2,
-    size_unit=16,
-    half="bfloat16",
     readers={"Wan": read_wan},
     guidance=dict.fromkeys(_PIPELINES, IN_TURN),
 )

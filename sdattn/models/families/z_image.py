@@ -76,8 +76,6 @@ FAMILY = Family(
     timestep_unit=-1000.0,
     timestep_start=1000.0,
     patch=2,
-    size_unit=16,
-    half="bfloat16",
     readers={"ZImage": read_z_image, "ZImageOmni": refuse_unknown},
     # cfg_truncation ends the guidance in the middle of a run, or before its first step
     guidance=dict.fromkeys(
