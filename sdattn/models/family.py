@@ -34,10 +34,8 @@ from .denoiser_call import (
     holds_processor,
     unwrapped,
 )
-from .edits import Edits
 from .encoders import Reader
-from .image_latents import ImageLatents
-from .names import Names
+from .parts import Edits, ImageLatents, Names
 from .pipeline import Given, Model
 
 Joined = Literal["text first", "image first"]

@@ -13,11 +13,10 @@ from typing import TypeVar
 from ...errors import InvalidTypeError, InvalidValueError
 from ..call_options import is_modular
 from ..denoiser_call import unwrapped
-from ..edits import Edits
 from ..encoders import Reader, refuse_unknown
 from ..family import GUIDED, Family, Guidance
 from ..guiders import guider_of
-from ..image_latents import ImageLatents
+from ..parts import Edits, ImageLatents
 from ..pipeline import Options, Pipeline
 
 Fact = TypeVar("Fact")

@@ -6,7 +6,7 @@ modules attend across frames; they are not captured.
 
 from ..encoders import read_clip
 from ..family import NEGATIVE_FIRST
-from ..names import Names
+from ..parts import Names
 from .unet import UNets, cells
 
 _NEGATIVE_FIRST = """

@@ -6,7 +6,7 @@ from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall, zero_filled
 from ..family import NEGATIVE_FIRST, Family
-from ..names import Names
+from ..parts import Names
 
 
 def read_ernie(call: TextCall, texts: list[str]) -> list[Prompt]:

@@ -5,10 +5,9 @@ from functools import partial
 from ...prompts.tokens import Prompt
 from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
-from ..edits import Edits
 from ..encoders import TextCall, read_t5, refuse_unknown
 from ..family import IN_TURN, Family
-from ..image_latents import ImageLatents, packed, shifted_latents
+from ..parts import Edits, ImageLatents, packed, shifted_latents
 
 
 def read_flux(call: TextCall, texts: list[str]) -> list[Prompt]:

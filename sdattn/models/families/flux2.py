@@ -4,10 +4,9 @@ from torch import Tensor
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
-from ..edits import Edits
 from ..encoders import TextCall, in_chat, read_inside, rendered
 from ..family import IN_TURN
-from ..image_latents import ImageLatents, vae_latents
+from ..parts import Edits, ImageLatents, vae_latents
 from ..pipeline import Pipeline
 from .flux import flux_like
 

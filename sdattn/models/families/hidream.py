@@ -11,7 +11,7 @@ from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches, unwrapped
 from ..encoders import TextCall
 from ..family import NEGATIVE_FIRST, Family
-from ..names import Names
+from ..parts import Names
 from ..pipeline import Given, Model
 
 

@@ -6,7 +6,7 @@ from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall
 from ..family import NEGATIVE_FIRST, Family
-from ..names import Names
+from ..parts import Names
 
 BERT, T5 = 77, 256  # columns, which no option changes
 

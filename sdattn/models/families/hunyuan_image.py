@@ -11,7 +11,7 @@ from ..denoiser_call import DenoiserCall, grid_of_patches
 from ..encoders import TextCall, in_template, refuse_unknown
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, read_with_glyphs
-from ..names import Names
+from ..parts import Names
 from ..pipeline import Given, Model
 
 # pipeline_hunyuanimage.py, extract_glyph_text, in its order

@@ -9,7 +9,7 @@ from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..encoders import TextCall, refuse_unknown, zero_filled
 from ..family import NEGATIVE_FIRST, Family
-from ..names import Names
+from ..parts import Names
 from ..pipeline import Given, Model
 
 

@@ -3,10 +3,9 @@
 from torch import Tensor
 
 from ...prompts.tokens import Prompt
-from ..edits import Edits
 from ..encoders import PLACEHOLDER, TextCall, refuse_unknown
 from ..family import IN_TURN, Family
-from ..image_latents import ImageLatents, packed, vae_latents
+from ..parts import Edits, ImageLatents, packed, vae_latents
 from ..pipeline import Given, Model, Pipeline
 from ..qwen_chats import read_edit, read_edit_plus, read_filled
 

@@ -13,11 +13,9 @@ from torch.nn import Module
 from ..attention_layer import PLACES, AttentionLayer, Kind
 from ..chatglm import read_chatglm
 from ..denoiser_call import head_count, innermost, unwrapped
-from ..edits import Edits
 from ..encoders import read_clip
 from ..family import NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Family, Guidance, Order
-from ..image_latents import ImageLatents, vae_latents
-from ..names import Names
+from ..parts import Edits, ImageLatents, Names, vae_latents
 from ..pipeline import Given, Model, Pipeline
 
 

@@ -8,7 +8,7 @@ from ...errors import InvalidTypeError
 from ...prompts.tokens import Prompt
 from ..encoders import PLACEHOLDER, TextCall, in_chat, read_inside, refuse_unknown, zero_filled
 from ..family import Family, Guidance
-from ..names import Names
+from ..parts import Names
 from ..pipeline import Given, Model
 
 UNIT = 32  # tokens: image and caption are filled up to multiples (SEQ_MULTI_OF)
