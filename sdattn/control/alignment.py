@@ -5,7 +5,7 @@ tokens; here words are aligned, so that a word of several pieces is never torn a
 """
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
 
 import torch
 from torch import Tensor
@@ -195,13 +195,8 @@ def _around(source: Prompt, target: Prompt) -> list[tuple[tuple[int, ...], tuple
 
 def _runs(columns: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Group consecutive columns: SD3's padding of CLIP, then T5's."""
-    runs: list[tuple[int, ...]] = []
-    for column in columns:
-        if runs and runs[-1][-1] == column - 1:
-            runs[-1] = (*runs[-1], column)
-        else:
-            runs.append((column,))
-    return runs
+    groups = groupby(enumerate(columns), key=lambda pair: pair[1] - pair[0])
+    return [tuple(column for _, column in run) for _, run in groups]
 
 
 def _template(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -7,7 +7,8 @@ from typing import Any, cast
 
 from torch import nn
 
-from ..attention.controlled import ControlledProcessor, Controller, Spans
+from ..attention import TorchAttnProcessor, TorchJointProcessor
+from ..attention.controlled import ControlledProcessor, Controller
 from ..errors import InvalidValueError, RunError, warn
 from ..hooks.installer import Installation, PassHooks
 from ..hooks.pass_reader import PassReader
@@ -15,7 +16,7 @@ from ..hooks.passes import CaptureError, CaptureWarning, Pass, Strays
 from ..models.denoiser_call import Size, is_compiled, unwrapped
 from ..models.layers import AttentionLayer, Denoiser, is_unet
 from .attention_store import AttentionStore
-from .registered import check_batch, refuse_broken_step, registered
+from .controlled_layers import check_batch, refuse_broken_step
 
 
 class ControlHandle:
@@ -52,10 +53,18 @@ class ControlHandle:
             undo.pop_all()
 
     def put(self, layers: Iterable[AttentionLayer], **joint: Any) -> None:
-        """Make layers call the controller; ``joint`` has options for joint attention."""
+        """Make layers call the controller; ``joint`` has options for joint attention, whose both
+        blocks are shown by default."""
         for layer in layers:
-            self._processors[layer] = registered(self, layer, **joint)
-            self._installed.put(layer, self._processors[layer])
+            options = {"spans": self._reader.shared_spans, "image": True, **joint}
+            made: ControlledProcessor = (
+                TorchJointProcessor(self.controller, layer.place, **options)
+                if layer.kind == "joint"
+                else TorchAttnProcessor(self.controller, layer.place)
+            )
+            made.handle = self  # type: ignore[attr-defined]
+            self._processors[layer] = made
+            self._installed.put(layer, made)
 
     def __enter__(self) -> ControlHandle:
         self._entered = True
@@ -194,10 +203,6 @@ class ControlHandle:
         size = cast(Size, found.latent_size)
         places = tuple(dict.fromkeys(layer.place for layer in self._processors))
         store.begin_pass(found.batch, size, self._denoiser.levels, prompts, places)
-
-    def spans(self) -> Spans | None:
-        """Return the places of image and text in the running pass, in joint attention."""
-        return self._reader.shared_spans()
 
 
 def count_calls(controller: Controller | None, layers: Sequence[AttentionLayer]) -> None:

@@ -123,18 +123,8 @@ def knockout(
             its processors were replaced meanwhile.
         RuntimeError: the safety checker blanked an image.
     """
-    [found] = knockouts(
-        pipe,
-        prompt,
-        [word],
-        seed,
-        layers=layers,
-        steps=steps,
-        queries=queries,
-        batch_size=2,
-        **options,
-    )
-    return found
+    plan = prepare(pipe, prompt, seed, layers, steps, options, queries)
+    return draw_without(plan, [word])[0]
 
 
 @one_at_a_time

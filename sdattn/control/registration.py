@@ -13,9 +13,8 @@ from ..models.attention_layer import KINDS
 from ..models.denoiser_call import innermost, is_compiled, unwrapped
 from ..models.layers import LayerSelection, needs_size, select_layers
 from ..models.pipeline import Pipeline
-from .controlled_layers import check_weights, controlled_layers
+from .controlled_layers import check_weights, controlled_layers, passes_of
 from .handle import ControlHandle, count_calls
-from .registered import passes_of
 
 
 def register_attention_control(
@@ -67,7 +66,12 @@ def register_attention_control(
     check_weights(chosen)
     count_calls(controller, chosen)
     if is_compiled(denoiser.model):
-        _warn_eager(denoiser.model, controller)
+        warn(
+            f"The {type(unwrapped(denoiser.model)).__name__} is compiled. While the "
+            f"{type(controller).__name__} is registered it runs eagerly, so the image can differ "
+            "from the compiled model's in its last bits.",
+            CaptureWarning,
+        )
     by_size = partial(select_layers, found, layers, KINDS) if needs_size(layers) else None
     return ControlHandle(denoiser, chosen, controller, passes, by_size=by_size)
 
@@ -83,12 +87,3 @@ def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
         return {"latents": latents}
 
     return callback
-
-
-def _warn_eager(model: object, controller: object) -> None:
-    warn(
-        f"The {type(unwrapped(model)).__name__} is compiled. While the {type(controller).__name__} "
-        "is registered it runs eagerly, so the image can differ from the compiled model's in its "
-        "last bits.",
-        CaptureWarning,
-    )
