@@ -4,7 +4,7 @@ from typing import Any
 
 from ..models.demos import HOME, folder_name
 from .folder import PipelineFolder
-from .index import without_weights
+from .index import home_of, without_weights
 
 # Parts of a demo, and the folders that hold their weights
 LENT = {"demo-video": {part: f"demo/{part}" for part in ("vae", "text_encoder", "unet")}}
@@ -13,15 +13,13 @@ LENT = {"demo-video": {part: f"demo/{part}" for part in ("vae", "text_encoder", 
 def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
     """Return the parts of a demo whose weights another demo has, on the CPU; no parts for any
     other folder."""
-    import diffusers
     import torch
-    import transformers
     from safetensors.torch import load_file
 
-    found, libraries = {}, {"diffusers": diffusers, "transformers": transformers}
+    found = {}
     for part, source in LENT.get(folder_name(folder.path) or "", {}).items():
         library, kind = folder.index[part]
-        model: Any = without_weights(getattr(libraries[library], kind), folder.path / part, "cpu")
+        model: Any = without_weights(getattr(home_of(library), kind), folder.path / part, "cpu")
         [file] = (HOME / source).glob("*.safetensors")
         weights = load_file(file)
         names = {name: name for name in model.state_dict()}

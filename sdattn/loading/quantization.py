@@ -8,7 +8,7 @@ import torch
 
 from ..errors import OptionError
 from .folder import PipelineFolder
-from .index import as_dtype
+from .index import as_dtype, home_of
 from .options import BITS
 from .weight_files import loading_errors
 
@@ -21,16 +21,13 @@ def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
         return _from_gguf(options.gguf, folder, dtype)
     if options.quantization not in BITS:
         return {}
-    import diffusers
-    import transformers
     from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
     bits = options.quantization
     given: dict[str, object] = {f"load_in_{bits}": True}
     if bits == "4bit":
         given |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
-    homes = {"diffusers": diffusers, "transformers": transformers}
-    mapping = {name: homes[index[name][0]].BitsAndBytesConfig(**given) for name in _large(index)}
+    mapping = {name: home_of(index[name][0]).BitsAndBytesConfig(**given) for name in _large(index)}
     return {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)}
 
 
