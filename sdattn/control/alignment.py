@@ -36,7 +36,10 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
     # of each of the old.
     dealt = torch.zeros(len(source.tokens), len(target.tokens))
     for ours, theirs in pairs:
-        _deal(dealt, ours, theirs)
+        if len(ours) == len(theirs):
+            dealt[list(ours), list(theirs)] = 1
+        for column in ours if len(ours) != len(theirs) > 0 else ():
+            dealt[column, list(theirs)] = 1 / len(theirs)
     # Then all others, column by column; a surplus goes to the last of its kind.
     for ours, theirs in _around(source, target):
         for place, column in enumerate(ours if theirs else ()):
@@ -168,14 +171,6 @@ def _twin(prompts: Sequence[Prompt], prompt: Prompt, word: str) -> str | None:
         if word.casefold() in spelled and is_swap(other, prompt):
             return prompt.words[spelled.index(word.casefold())].text
     return None
-
-
-def _deal(dealt: Tensor, ours: Sequence[int], theirs: Sequence[int]) -> None:
-    if len(ours) == len(theirs):
-        dealt[list(ours), list(theirs)] = 1
-        return
-    for column in ours if theirs else ():
-        dealt[column, list(theirs)] = 1 / len(theirs)
 
 
 def _spelled(words: Sequence[Word]) -> list[str]:

@@ -11,6 +11,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -71,6 +72,7 @@ def path_of(where: str | Path | Address) -> Path | Address:
     return Address(files, path.rstrip("/"), scheme)
 
 
+@dataclass(frozen=True, order=True)
 class Address:
     """An object in a storage, or its prefix, with as much of pathlib's Path as runs need.
 
@@ -79,23 +81,12 @@ class Address:
     without a cache of listings, ``path`` as it writes it, ``scheme`` as the user wrote it.
     """
 
-    def __init__(self, files: Any, path: str, scheme: str):
-        self.files, self.path, self.scheme = files, path, scheme
+    files: Any = field(compare=False, repr=False)
+    path: str
+    scheme: str
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.path.lstrip('/')}"
-
-    def __repr__(self) -> str:
-        return f"Address({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Address) and str(self) == str(other)
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-    def __lt__(self, other: Address) -> bool:
-        return self.path < other.path
 
     def __truediv__(self, name: str) -> Address:
         return Address(self.files, f"{self.path}/{name}", self.scheme)

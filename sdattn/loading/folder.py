@@ -5,6 +5,7 @@ from typing import Any
 
 import torch
 
+from ..errors import OptionError, did_you_mean
 from ..models.families import family_of, listed
 from ..models.family import Family
 from ..models.layers import what_it_holds
@@ -12,7 +13,6 @@ from ..models.pipeline import Given
 from .index import check_variant, read_index, without_weights
 from .lora import check_takes_lora
 from .options import LoadingOptions
-from .schedulers import fitting_scheduler
 
 
 @dataclass(frozen=True)
@@ -68,3 +68,25 @@ class PipelineFolder:
                     asked = f"Asked to capture a {self.index['_class_name']}"
                     return family_of(model, f"{asked}, which {what_it_holds(None, model)}")
         return None
+
+
+_FLOW = "FlowMatch"  # prefix of all flow-matching schedulers
+
+
+def fitting_scheduler(name: str, own: str) -> Any:
+    """Return the class of that name; raise ValueError if it cannot replace ``own``."""
+    import diffusers
+    from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
+
+    # diffusers' exchangeable schedulers, and two for distilled models
+    diffusion = [each.name for each in KarrasDiffusionSchedulers]
+    diffusion += ["LCMScheduler", "TCDScheduler"]
+    kinds = diffusion, tuple(each for each in dir(diffusers) if each.startswith(_FLOW))
+    fitting = next((kind for kind in kinds if own in kind), (own,))
+    if name not in fitting:
+        known = name.endswith("Scheduler") and hasattr(diffusers, name)
+        why = f"does not go with this model, whose own is {own}" if known else "is unknown"
+        near = did_you_mean(name, fitting)
+        text = f"it {why}. Pass one of {', '.join(sorted(fitting))}.{near}"
+        raise OptionError("scheduler", name, text)
+    return getattr(diffusers, name)

@@ -5,11 +5,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ..errors import OptionError
 from ..prompts.tokenizing import PAD, Token, filled, tokenize
 from ..prompts.tokens import Prompt, place_words
 from ..prompts.words import Source
-from .encoders import TextCall, zeros
+from .encoders import TextCall, refuse_mixed_masks, zeros
 
 
 def read_with_glyphs(
@@ -32,9 +31,8 @@ def read_with_glyphs(
         several: option for several images or videos per prompt.
 
     Raises:
-        ValueError: several images for each of several prompts whose quoted texts differ in length.
-            ``encode_prompt`` repeats masks in another order than text states, and the transformers
-            order columns by the masks.
+        ValueError: several images for each of several prompts whose quoted texts differ in length:
+            the transformers order columns by the masks.
     """
     pipe = call.pipe
     drop = pipe.prompt_template_encode_start_idx
@@ -51,13 +49,7 @@ def read_with_glyphs(
         tokens = sorted((*glyphs, *every[drop:]), key=is_padding)  # else in their order
         prompt = place_words(pipe.tokenizer, Source.of(text), tokens)
         read.append(replace(prompt, encoded=tuple(encoded)))
-    number = call.options.get(several) or 1
-    if len(n_glyphs) > 1 and number > 1:
-        text = (
-            f"a {type(pipe).__name__} mixes up the columns of prompts whose quoted texts differ in "
-            f"length, such as {texts}. Draw one image per prompt, or each prompt by itself."
-        )
-        raise OptionError(several, number, text)
+    refuse_mixed_masks(call, several, n_glyphs)
     return read
 
 

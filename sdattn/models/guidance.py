@@ -21,11 +21,7 @@ from .running_call import running_call, running_variables
 
 def guided_order(pipeline: Pipeline) -> Order:
     """Return the chunks of a guided batch for this class of pipeline, in order; None is neither
-    branch.
-
-    Raises:
-        ValueError: the batch layout of this class of pipeline is not known.
-    """
+    branch. Raise ValueError for an unknown layout."""
     return guidance_of(pipeline).order
 
 
@@ -172,11 +168,7 @@ class GuidanceWatch:
 
 def branch_rows(order: Order, batch: int) -> dict[Branch, slice]:
     """Return the rows of each branch in a batch of ``batch`` rows made of equal chunks in
-    ``order``.
-
-    Raises:
-        ValueError: the batch does not divide into that many chunks.
-    """
+    ``order``; raise ValueError if it does not divide into them."""
     images, rest = divmod(batch, len(order))
     if rest or not images:
         raise InvalidValueError(

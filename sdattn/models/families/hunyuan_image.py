@@ -21,11 +21,7 @@ _QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
 def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read ByT5's tokens of the quoted text, Qwen2.5-VL's tokens of the prompt inside a template,
     then the padding of both. Source: pipeline_hunyuanimage.py, ``encode_prompt``;
-    transformer_hunyuanimage.py, ``forward``.
-
-    Raises:
-        ValueError: several images for each of several prompts whose quoted texts differ in length.
-    """
+    transformer_hunyuanimage.py, ``forward``."""
     lengths = call.pipe.tokenizer_max_length, call.pipe.tokenizer_2_max_length
     if call.columns not in (None, sum(lengths)):
         raise call.unexplained(

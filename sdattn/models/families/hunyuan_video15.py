@@ -21,11 +21,7 @@ _QUOTED = '"(.*?)"|\u201c(.*?)\u201d'
 def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read ByT5's tokens of the quoted text, then Qwen2.5-VL's tokens of the chat without its first
     ones, padded to the longest prompt in the batch; negative prompts are read alone. Source:
-    pipeline_hunyuan_video1_5.py, ``encode_prompt``; transformer_hunyuan_video15.py, ``forward``.
-
-    Raises:
-        ValueError: several videos for each of several prompts whose quoted texts differ in length.
-    """
+    pipeline_hunyuan_video1_5.py, ``encode_prompt``; transformer_hunyuan_video15.py, ``forward``."""
     whole = in_chat(call.pipe.tokenizer, system=call.pipe.system_message)
     read = read_with_glyphs(call, texts, whole, _quoted, "num_videos_per_prompt")
     # padding is masked, and its columns are nobody's: see _spans
