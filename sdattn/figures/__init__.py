@@ -29,10 +29,9 @@ from ..runs.imagerun import (
     short_name,
 )
 from .animation import animate, save_animation
-from .choosing import chosen, kept_steps
+from .choosing import chosen, format_of, kept_steps, save_file
 from .lettering import DPI, settings
 from .panels import Lines, Page, Panel, fill, flow, table
-from .saving import format_of, save_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import refuse
 from ..maps import render, sheets
 from ..runs.imagerun import ImageRun
-from .choosing import chosen, kept_steps
-from .saving import format_of, save_file
+from .choosing import chosen, format_of, kept_steps, save_file
 
 if TYPE_CHECKING:
     from PIL import Image

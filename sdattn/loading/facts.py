@@ -41,7 +41,7 @@ def _size_unit(folder: Path, index: dict[str, Any]) -> int | None:
     """Return the pixels that sides must be a multiple of, or None if the files do not tell."""
     match index:  # a cell is a latent cell, or a patch of them
         case {"unet": [_, "UNet2DConditionModel"]}:
-            patch = 1
+            patch: Any = 1
         case {"transformer": [_, "SD3Transformer2DModel"]}:
             patch = read_object(folder / "transformer" / "config.json").get("patch_size")
         case _:

@@ -32,11 +32,8 @@ def check_takes_lora(kind: type, options: LoadingOptions) -> None:
 
 
 def read_loras(options: LoadingOptions) -> list[Lora]:
-    found = []
-    for path, scale in options.adapters():
-        file = lora_file(path)
-        found.append(Lora(path, scale, file, read_lora(file)))
-    return found
+    files = [(path, scale, lora_file(path)) for path, scale in options.adapters()]
+    return [Lora(path, scale, file, read_lora(file)) for path, scale, file in files]
 
 
 def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:

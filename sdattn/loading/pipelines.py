@@ -9,12 +9,11 @@ from ..models.demos import HOME, folder_name
 from ..models.layers import find_denoiser, held_model
 from ..models.pipeline import Pipeline
 from .devices import checked_device, checked_dtype, place
-from .folder import PipelineFolder
+from .folder import PipelineFolder, quantized
 from .index import as_dtype, check_whole, home_of, named_errors, without_weights
 from .locating import download, find_model
 from .lora import load_loras, read_loras
 from .options import LoadingOptions, note_options
-from .quantization import quantized
 from .quiet import no_notices
 from .single_files import load_single_file, settings_folder
 from .weight_files import read_weights

@@ -87,12 +87,8 @@ def refuse_unknown(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read CLIP's prompts, filled up to its 77 columns or in chunks. SDXL's two encoders share
-    columns.
-
-    Raises:
-        TypeError: the pipeline has no tokenizer.
-    """
+    """Read CLIP's prompts, filled up to its 77 columns or in chunks; SDXL's two encoders share
+    columns. Raise TypeError if the pipeline has no tokenizer."""
     held = (getattr(call.pipe, name, None) for name in ("tokenizer", "tokenizer_2"))
     tokenizers = [tokenizer for tokenizer in held if tokenizer is not None]  # SDXL's refiner: one
     if not tokenizers:
@@ -185,11 +181,8 @@ def read_inside(
     tokenizer: Any, sources: Iterable[Source], drop: int = 0, **options: Any
 ) -> list[Prompt]:
     """Read prompts with the text around them, without the first ``drop`` tokens."""
-
-    def keep(n: int) -> range:
-        return range(drop, n)
-
-    return [read_source(tokenizer, source, **{"keep": keep, **options}) for source in sources]
+    options.setdefault("keep", lambda n: range(drop, n))
+    return [read_source(tokenizer, source, **options) for source in sources]
 
 
 def filled_to_longest(call: TextCall, read: list[Prompt], by: str = "") -> list[Prompt]:

@@ -22,17 +22,11 @@ def read_with_glyphs(
     then the padding of both: the order in which the transformers put them.
 
     Args:
-        call: call of a pipeline with ``prompt_template_encode_start_idx``, ``tokenizer_max_length``
-            and ``tokenizer_2_max_length``.
-        texts: one prompt each.
         whole: function from a prompt to the text that its tokenizer gets.
         quoted: function from a prompt to ByT5's text, or None if it gets none and columns are
             zeros.
-        several: option for several images or videos per prompt.
-
-    Raises:
-        ValueError: several images for each of several prompts whose quoted texts differ in length:
-            the transformers order columns by the masks.
+        several: option for several images or videos per prompt; refused for prompts whose quoted
+            texts differ in length, since columns are ordered by masks.
     """
     pipe = call.pipe
     drop = pipe.prompt_template_encode_start_idx

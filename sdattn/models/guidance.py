@@ -65,7 +65,6 @@ class GuidanceWatch:
         self._step: object = None
         self._calls = 0  # within this step
         self._progress: tuple[object, list[float]] | None = None  # a schedule, and each step's
-        self._is_extra = False  # whether the last call is a further one in its step
 
     def listen(self) -> None:
         """Follow the names that the pipeline gives its calls, until :meth:`close`."""
@@ -123,9 +122,8 @@ class GuidanceWatch:
             )
         # a pipeline may call the model again in a step; a run has its own steps
         step = running_call(self.pipeline), variables.get("i")
-        self._is_extra = self._layout.once and step == self._step
-        self._step = step
-        if self._is_extra:
+        is_extra, self._step = self._layout.once and step == self._step, step
+        if is_extra:
             return (None,)
         order = (*self.guided, *(None,) * variables.get(self._layout.further, 0))
         return _with_perturbed(self.pipeline, order, bool(variables["do_classifier_free_guidance"]))

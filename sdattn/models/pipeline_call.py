@@ -179,12 +179,8 @@ def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
 def call_pipeline(
     pipe: Pipeline, prompts: list[str], seeds: Sequence[int], options: Options
 ) -> Any:
-    """Run a pipeline on prompts; each image's noise is drawn on the CPU from its seed.
-
-    Raises:
-        ValueError: an impossible seed.
-        NotFiniteError: an image holds NaN or infinity, see :mod:`sdattn.models.finite`.
-    """
+    """Run a pipeline on prompts; each image's noise is drawn on the CPU from its seed. Raise
+    ValueError for an impossible seed, NotFiniteError for an image that holds NaN or infinity."""
     seeds = [checked for seed in seeds for checked in checked_seeds(seed)]
     options = dict(options)
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
