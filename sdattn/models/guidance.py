@@ -87,11 +87,8 @@ class GuidanceWatch:
         return guided and bool(self.pipeline.do_classifier_free_guidance)
 
     def order(self, model: Model | None = None) -> Order:
-        """Return the chunks of the batch of the call that begins now. Ask once per call.
-
-        Args:
-            model: the called model, if the pipeline has two.
-        """
+        """Return the chunks of the batch of the call that begins now, of ``model`` if the pipeline
+        has two. Ask once per call."""
         named = self.named(model)
         self._is_named = named is not None
         if named is not None:
