@@ -26,8 +26,8 @@ def info(
     """
     from ..loading.devices import device_of
     from ..loading.options import options_of
+    from ..models.call_facts import shortcomings
     from ..models.layers import find_denoiser
-    from ..models.shortcomings import shortcomings
     from ..models.sizes import latent_size
 
     pipe = load(model, device, dtype, loading, output)

@@ -36,23 +36,18 @@ def check_writable(folder: AnyPath) -> None:
     if isinstance(folder, Address):
         folder.check_writable()
         return
-    check_local(folder)
+    if is_address(folder):  # the path s3://bucket/run would create a folder s3:
+        address = folder.as_posix().replace(":/", "://", 1)
+        raise AccessError(
+            f"{address} is an address, and only batches are written to storage. Write into a "
+            "folder and copy it there."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         text = f"Cannot write to {folder}: {error.strerror}. Choose another `folder`."
         raise AccessError(text) from error
-
-
-def check_local(path: Path) -> None:
-    """Raise OSError for an address: the path ``s3://bucket/run`` would create a folder ``s3:``."""
-    if is_address(path):
-        address = path.as_posix().replace(":/", "://", 1)
-        raise AccessError(
-            f"{address} is an address, and only batches are written to storage. Write into a "
-            "folder and copy it there."
-        )
 
 
 def check_apart(out: AnyPath, *inputs: AnyPath) -> None:

@@ -5,8 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..control import knockout_plan, knockouts
-from ..control.knockout_plan import KnockoutPlan
+from ..control import knockouts
+from ..control.knockouts import KnockoutPlan
 from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
 from ..hooks.budget import Budget
 from ..loading.pipelines import pipeline_of
@@ -235,7 +235,7 @@ def _causal_plans(
     for i, seed in enumerate(seeds):
         own = options_of_image(options, i, images=images, prompts=len(prompts))
         text = prompts[i // (images // len(prompts))].text
-        plans.append(knockout_plan.prepare(pipe, text, seed, None, CAUSAL_STEPS, own))
+        plans.append(knockouts.prepare(pipe, text, seed, None, CAUSAL_STEPS, own))
     return plans
 
 

@@ -30,7 +30,7 @@ from ..models.demos import model_name
 from ..models.finite import check_maps
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
-from ..models.videos import frame_rate
+from ..models.sizes import frame_rate
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run

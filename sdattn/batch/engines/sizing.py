@@ -13,8 +13,7 @@ import torch
 from ...maps.presets import Preset, preset_for
 from ...models.pipeline import Options, Pipeline
 from ...models.reading import read_prompts
-from ...models.sizes import default_size
-from ...models.videos import default_frames, makes_videos
+from ...models.sizes import default_frames, default_size, makes_videos
 from ...runs.explaining import explain
 from ...runs.run import Run
 from ...runs.sampling import sample

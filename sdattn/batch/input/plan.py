@@ -21,8 +21,8 @@ from ...models.call_facts import images_a_prompt
 from ...models.pipeline import Options, Pipeline
 from ...models.pipeline_call import checked_options
 from ...models.reading import read_prompts
+from ...models.sizes import makes_videos
 from ...models.values import check_text
-from ...models.videos import makes_videos
 from ...runs.explaining import check_explained, is_decided
 from .columns import OWN
 from .items import KEPT, REFUSED, BadLine, Item, printable

@@ -20,8 +20,7 @@ from pathlib import Path
 from uuid import uuid4
 
 from ...errors import AccessError
-from ...files.addresses import Address, at_once
-from ...files.copies import Copies
+from ...files.addresses import Address, Copies, at_once
 from ...files.paths import inside
 from .leases import StorageLease
 from .locks import Ownership
