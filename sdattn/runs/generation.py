@@ -20,8 +20,8 @@ from ..models.pipeline_call import (
     options_of_image,
 )
 from ..models.reading import read_prompts
+from ..models.sizes import makes_videos
 from ..models.values import checked_prompts, seeds_of
-from ..models.videos import makes_videos
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run, run_folders
