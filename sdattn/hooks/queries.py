@@ -95,7 +95,7 @@ class Queries:
                 raise OptionError("queries", [*self.cells], text)
             number = 0
             for at, most, here in zip(cell, size, layer.grid(size), strict=True):
-                number = number * here + at * here // most
+                number = number * here + (2 * at + 1) * here // (2 * most)
             numbers.append(number)
         return numbers
 
