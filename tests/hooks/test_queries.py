@@ -36,27 +36,14 @@ def looks(probs):
     return probs[..., chosen, :].mT.unflatten(-2, (rows, cols))
 
 
+NO_CELLS = ([], 3, "cells", [3], [(1, 2, 3, 4)], [(1,)], [(1, 2), (0, 1, 2)], [(1, 2), (1, 2)])
+NO_CELLS += ([(-1, 2)], [(True, 2)], [(1.5, 2)], [("1", 2)], (1, 2))
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"queries": given}, "queries")
-        for given in (
-            [],
-            3,
-            "cells",
-            [3],
-            [(1, 2, 3, 4)],
-            [(1,)],
-            [(1, 2), (0, 1, 2)],
-            [(1, 2), (1, 2)],
-            [(-1, 2)],
-            [(True, 2)],
-            [(1.5, 2)],
-            [("1", 2)],
-            (1, 2),
-        )
-    ]
-    + [
+        *[({"queries": given}, "queries") for given in NO_CELLS],
         ({"keys": "image"}, "cells"),
         ({"keys": "self"}, "keys"),
         ({"queries": CELLS, "keys": "text"}, "keys"),
