@@ -177,6 +177,18 @@ def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> 
     return Softmax(call.between(queries), keys)
 
 
+def without_padding(call: AttentionCall, queries: slice, kept: DeviceCopies) -> AttentionCall:
+    """Return a call of some queries; those not ``kept``, bool ``[B, 1, 1, N]``, have zero
+    attention: exp(scores - inf)."""
+    some = call.between(queries)
+    if some.logsumexp is None:
+        scale = 1 / math.sqrt(some.query.shape[-1]) if some.scale is None else some.scale
+        some.logsumexp = plain.logsumexp(some.query, some.key, addend(some.mask), scale)
+    padding = ~kept.on(some.query.device)[:, 0]
+    some.logsumexp = some.logsumexp.masked_fill(padding, math.inf)
+    return some
+
+
 class SideBySide(Attended):
     """Several attentions of the same queries, key after key; n means n keys with zero attention."""
 

@@ -15,7 +15,7 @@ from ..attention.calls import AttentionCall
 from ..attention.device_copies import DeviceCopies
 from ..attention.joint_processor import Spans
 from ..errors import RunError
-from .attended import Attended, softmax_of
+from .attended import Attended, Softmax, softmax_of, without_padding
 from .joint_checks import (
     check_compared,
     check_order,
@@ -181,7 +181,11 @@ class JointLook:
             attended = GramCol(query, key, of_image, self.frames(), best, kept)
         else:
             place = {"image": image, "text": text}
-            attended = softmax_of(call, place[self.queries.side], place[self.queries.keys])
+            if kept is not None and self.queries.side == "text":
+                call = without_padding(call, text, kept)
+                attended = Softmax(call, place[self.queries.keys])
+            else:
+                attended = softmax_of(call, place[self.queries.side], place[self.queries.keys])
         if self.spreading is None:
             return attended
         return Refined(attended, self.spreading, call.between(image, image))

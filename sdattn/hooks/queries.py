@@ -96,7 +96,10 @@ class Queries:
                 raise OptionError("queries", [*self.cells], text)
             number = 0
             for at, most, here in zip(cell, size, layer.grid(size), strict=True):
-                number = number * here + int(at * here / (1 if isinstance(at, float) else most))
+                # the cell that holds this place, or the middle of the latent's cell
+                is_part = isinstance(at, float)
+                own = int(at * here) if is_part else int((2 * at + 1) * here) // (2 * most)
+                number = number * here + own
             numbers.append(number)
         return numbers
 

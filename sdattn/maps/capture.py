@@ -179,8 +179,9 @@ def capture(
             col)]`` (``(frame, row, col)`` for a video), to the image: ``maps`` have a column for
             each cell, which sums to 1 over the cells in self-attention, and
             :meth:`MapStore.spots` gives heatmaps. A pixel's cell is its row and column divided by
-            the VAE's scale factor, 8 in most models; floats below 1 are fractions of the image's
-            height and width. No ``[N, N]`` matrix is made.
+            the side of a cell: 8 pixels in UNets, mostly 16 in transformers, whose cells are
+            patches; ``store.latent_size`` has their number. Floats below 1 are fractions of the
+            image's height and width. No ``[N, N]`` matrix is made.
         keys: what they attend to; ``"text"`` with ``queries="text"`` keeps the text's attention to
             itself, ``[images, (steps,) (heads,) T, T]``, a row for each query.
         max_bytes: bytes that the maps may take at most. A run whose maps would take more is refused
