@@ -1,15 +1,13 @@
 """``--config``: a command's defaults from a file, or from the options of an earlier run."""
 
-import difflib
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from ..errors import access_error
+from ..errors import access_error, did_you_mean
 
 _NOT_SET = ("config", "help")
 
@@ -23,7 +21,9 @@ def use(context: typer.Context, config: Path | None) -> Path | None:
     known = {_called(param): param for param in context.command.params}
     known = {name: param for name, param in known.items() if name not in _NOT_SET}
     if unknown := [name for name in entries if name not in known]:
-        raise _refused(f"{config}: `sdattn {command}` has no {_with_nearest(unknown, known)}.")
+        near = "".join(did_you_mean(name, known) for name in unknown)
+        names = ", ".join(map(repr, unknown))
+        raise _refused(f"{config}: `sdattn {command}` has no {names}.{near}")
     typed = {known[name]: _typed(known[name], value) for name, value in entries.items()}
     context.default_map = {str(param.name): value for param, value in typed.items()}
     return config
@@ -31,13 +31,6 @@ def use(context: typer.Context, config: Path | None) -> Path | None:
 
 def _called(param: Any) -> str:
     return str(max([*param.opts, param.name], key=len) if param.opts else param.name).strip("-_")
-
-
-def _with_nearest(unknown: list[str], known: Mapping[str, Any]) -> str:
-    near = {name: difflib.get_close_matches(name, known, 1) for name in unknown}
-    return ", ".join(
-        f"{name!r} (nearest: {other[0]!r})" if other else repr(name) for name, other in near.items()
-    )
 
 
 def _typed(param: Any, value: Any) -> Any:

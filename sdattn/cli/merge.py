@@ -1,11 +1,11 @@
 """``sdattn merge``: several batch runs in one folder."""
 
-import sys
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
+from ..files.terminal import say
 from .output import Output
 
 _MOST_NAMED = 100  # missing items named one by one
@@ -35,12 +35,11 @@ def merge(
     output.print(line, len(line))
     output.answer({"folder": str(out_path), **vars(merged)})
     if merged.lacks:
-        print(f"sdattn: {_missing(merged)}", file=sys.stderr)
+        say(_missing(merged))
     if merged.lacks and not partial:
-        print(
-            "sdattn: merged everything that the runs have. Add the runs with the rest, run the "
-            "batch's command again to draw it, or pass --partial to accept this",
-            file=sys.stderr,
+        say(
+            "merged everything that the runs have. Add the runs with the rest, run the batch's "
+            "command again to draw it, or pass --partial to accept this"
         )
         raise typer.Exit(1)
 

@@ -15,7 +15,7 @@ from .output import Output
 SMALL = 50_000_000  # weights of a pipeline that runs in one thread on a CPU
 
 
-def _one_of(*values: str) -> Callable[[str], list[str]]:
+def one_of(*values: str) -> Callable[[str], list[str]]:
     """Return a completion function for an option that takes other values too."""
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
@@ -35,14 +35,14 @@ Model = Annotated[
     str,
     typer.Option(
         help="demo, demo-mmdit, demo-video, a diffusers folder, a .safetensors file, or a hub id.",
-        autocompletion=_one_of("demo", "demo-mmdit", "demo-video"),
+        autocompletion=one_of("demo", "demo-mmdit", "demo-video"),
     ),
 ]
 Device = Annotated[
     str | None,
     typer.Option(
         help="Device, e.g. cpu, cuda:1, mps (default: best available).",
-        autocompletion=_one_of("cpu", "cuda", "mps"),
+        autocompletion=one_of("cpu", "cuda", "mps"),
     ),
 ]
 Dtype = Annotated[
@@ -52,7 +52,7 @@ Dtype = Annotated[
         "elsewhere."
     ),
 ]
-Loading = dict[str, Any] | None  # of the options in cli/loading.py
+Loading = dict[str, Any] | None  # of the options in cli/common_options.py
 Seed = Annotated[int, typer.Option(help="Seed of the noise; each further image adds 1.")]
 Steps = Annotated[
     int | None,

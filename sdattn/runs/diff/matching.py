@@ -72,6 +72,16 @@ class WordDifference:
         row, col = divmod(int(difference.abs().argmax()), difference.shape[1])
         return float(difference[row, col]), (row, col)
 
+    def to_json(self) -> dict[str, object]:
+        """Return the means in A and B and how far the maps are apart, as ``run.json`` has them:
+        ``largest`` is the value of B - A furthest from 0, at (row, col) of the common ``grid``."""
+        means = self.mean_a, self.mean_b
+        told = {"word": self.label, "mean": means, "correlation": self.correlation, "largest": None}
+        if self.difference is None or self.largest is None:
+            return told
+        largest = dict(zip(("value", "cell"), self.largest, strict=True))
+        return {**told, "largest": largest, "grid": tuple(self.difference.shape)}
+
 
 def match_words(a: Heatmaps, b: Heatmaps) -> list[WordDifference]:
     """Return all words: A's in order, then words that only B has."""
