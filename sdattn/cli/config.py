@@ -83,16 +83,18 @@ def _of_toml(path: Path, data: bytes) -> dict[str, Any]:
 
 def _of_run(path: Path, data: bytes, document: Any) -> tuple[str, dict[str, Any]]:
     """Return the command that made a run, and its options, but with this machine's device."""
+    from ..files.records import read_document
     from ..maps.presets import PRESETS
     from ..runs.again import made_by
-    from ..runs.info import read_edit, read_info
-    from ..runs.settings import EDIT_FORMAT
+    from ..runs.info import read_info
+    from ..runs.settings import EDIT_FORMAT, EditInfo
 
-    where, more = str(path.parent), tuple[str, ...]()
+    more = tuple[str, ...]()
     if isinstance(document, dict) and document.get("format") == EDIT_FORMAT:
-        settings, preset = read_edit(document, where).of_images, PRESETS["default"]
+        edit = read_document(EditInfo, document, path, "Restore it or edit the image again.")
+        settings, preset = edit.of_images, PRESETS["default"]
     else:
-        info = read_info({"run.json": data}, where)
+        info = read_info({"run.json": data}, str(path.parent))
         if info.edited:
             return "edit", {}
         settings, preset, more = info, info.preset, tuple(info.more)

@@ -21,13 +21,14 @@ from pathlib import Path
 from ...errors import ExistsError
 from ...files.addresses import AnyPath
 from ...files.paths import check_writable, inside
+from ...files.records import read_sealed
 from ...files.writing import sha256
 from ...runs.info import RunInfo, read_info
 from .card import card_of
 from .formats import FORMATS, layout_of
 from .journals import Journals
 from .layouts import Layout
-from .manifest import Ended, Manifest, parsed, read_manifest
+from .manifest import FORMAT, LOST, Ended, Manifest, read_manifest
 from .rows import row_of
 from .storage import Files, storage_at
 
@@ -65,7 +66,7 @@ class BatchFolder:
         """Return the layout that the items show, if ``batch.json`` is not what was written; raise
         ValueError if it is of another version, or of something else."""
         path = inside(self.root, "batch.json")
-        parsed(path.read_bytes(), path)
+        read_sealed(path.read_bytes(), path, FORMAT, LOST)
         layouts = [layout_of(name, self.storage) for name in FORMATS]
         return next((one for one in layouts if any(True for _ in one.find())), layouts[0])
 
