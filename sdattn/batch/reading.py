@@ -111,9 +111,7 @@ def status(root: str | Path) -> Status:
     """Return a run's progress; raise as :func:`open_batch` does."""
     folder = BatchFolder(root)
     made = folder.manifest.input
-    running = None
-    if not folder.lock.free():
-        running = folder.lock.describe_holder()
+    running = None if folder.lock.free() else folder.lock.describe_holder()
     whole = find_whole(folder)
     failed = len(folder.journals.failures().keys() - whole)
     return Status(made.items, len(whole), failed, made.bad_lines, running)

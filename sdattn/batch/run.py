@@ -1,6 +1,5 @@
 import errno
 import itertools
-import sys
 import time
 from collections.abc import Container, Sequence
 from contextlib import ExitStack, suppress
@@ -8,10 +7,9 @@ from dataclasses import asdict
 from uuid import uuid4
 
 from ..errors import AccessError, InvalidValueError
-from ..files.terminal import visible
+from ..files.terminal import say
 from ..loading.outline import outline
 from .claims import Claim, describe_input, settings_of
-from .engines.engine import Engine
 from .engines.local_engine import LocalEngine
 from .engines.process_group import ProcessGroup, heard
 from .engines.progress import Progress
@@ -64,7 +62,7 @@ class _BatchRun:
         self.disks = 1  # number of disks with a folder of this run
         self.keeper = team.first  # keeps the folder: the first process, and one for each other disk
         self.fingerprints: dict[str, str] = {}  # of each item of the run, by id
-        self.engine: Engine = (
+        self.engine = (
             RayEngine(request, self.folder, self.job_name)
             if request.engine == "ray"
             else LocalEngine(request, team, self.folder, self.job_name)
@@ -111,7 +109,7 @@ class _BatchRun:
         if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
             raise InvalidValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
         for line in bad:
-            print(f"sdattn: line {line.line}: {visible(line.reason)}", file=sys.stderr)
+            say(f"line {line.line}: {line.reason}")
         if not good:
             raise InvalidValueError(f"{self.request.source} has no line that can be drawn.")
         if bad and self.request.strict:
@@ -219,7 +217,7 @@ class _BatchRun:
         if team.first and lost:
             who = f"process {', '.join(map(str, sorted(lost)))} of {team.size} has ended too soon"
             then = "the others draw" if undone else "the same command draws"
-            print(f"sdattn: {who}; {then} what is missing", file=sys.stderr, flush=True)
+            say(f"{who}; {then} what is missing")
         return undone
 
     def _find_undone(self) -> set[str]:

@@ -4,7 +4,6 @@ import atexit
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...errors import InvalidValueError, RunError, SdattnWarning, warn
+from ...files.terminal import say
 from ...loading.devices import checked_device
 from ..input.request import STOPS
 
@@ -197,7 +197,7 @@ def heard(stop: Callable[[str], None]) -> Iterator[None]:
         if not first:
             first.append(time.monotonic())
             name = signal.Signals(number).name
-            print(f"sdattn: {name}: finishing the items in hand", file=sys.stderr, flush=True)
+            say(f"{name}: finishing the items in hand")
             stop(name)
         elif time.monotonic() - first[0] > _ECHO:
             signal.signal(number, before[number])

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ...errors import AccessError, RunError
 from ...files.addresses import path_of
-from ...files.terminal import shorter
+from ...files.terminal import say, shorter
 from ...loading.quiet import quiet_libraries
 from ...models.pipeline import Pipeline
 from ..input.items import BadLine, Item
@@ -159,7 +158,7 @@ class RayEngine:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         device = self.request.device or ("cuda" if gpus else "cpu")
         if not (self.request.device or gpus):  # an autoscaler may be waiting for a request
-            _say("Ray has no GPU now, so each worker takes a CPU; the device cuda waits for GPUs")
+            say("Ray has no GPU now, so each worker takes a CPU; the device cuda waits for GPUs")
         self.request = replace(self.request, device=device)
         self.takes = "GPU" if device == "cuda" else "CPU"
         takes: dict[str, Any] = {f"num_{self.takes.lower()}s": 1}
@@ -228,7 +227,7 @@ class RayEngine:
         ray.kill(call.actor)
         self.actors.remove(call.actor)
         reason = _reason(gone)
-        _say(f"a worker has ended too soon ({reason})")
+        say(f"a worker has ended too soon ({reason})")
         # A batch that ends three workers is given up; so is the run if none of them can start.
         cause = call.batch[0].item.id if call.batch else call.method
         self.losses[cause] += 1
@@ -255,14 +254,10 @@ class RayEngine:
         there = f"{len(self.free)} of {self.least} workers have loaded the model"
         has = f"{ray.cluster_resources().get(self.takes, 0):g}"
         then = f"; asked for 1 to {self.most} workers it would start as many as fit"
-        _say(
+        say(
             f"waiting: {there}; each takes a {self.takes}, and Ray has {has}"
             f"{then * (self.least > 1)}"
         )
-
-
-def _say(text: str) -> None:
-    print(f"sdattn: {text}", file=sys.stderr, flush=True)
 
 
 def _reason(gone: Exception) -> str:

@@ -56,7 +56,7 @@ def write_gallery(folder: BatchFolder) -> None:
             data["files"] = _files(word for row in here for word in row[4])
         links = _links(number, spans)
         made = page("gallery", home=_HERE, images_from=_IMAGES, data=data, pages=links, **about)
-        folder.write(_name(number), [made])
+        folder.storage.write(_name(number), [made])
     for old in folder.root.glob("index-*.html"):
         found = re.fullmatch(r"index-([1-9][0-9]*)\.html", old.name)
         if found and int(found[1]) > len(spans):

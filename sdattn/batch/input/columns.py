@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...errors import InvalidValueError, OptionError
 from ...files.terminal import shown
 from ..storage.rows import OWN_NAMES
-from .values import Fields, number
+from .values import Fields
 
 ALL = "all"
 PROMPTS = ("prompt", "Prompt", "Prompts", "caption", "text")
@@ -102,10 +102,3 @@ def renamed(name: str) -> str | None:
     plain = re.sub(r"[\s-]+", "_", name.strip()).lower()
     is_ours = plain != name and plain in (*OWN, *NUMBERS)
     return f"write {plain}" if is_ours else _HINTS.get(plain)
-
-
-def plain_number(name: str, value: object) -> object:
-    """Return the number that a field's value stands for: 7 for 7.0 and "7"; else the value."""
-    if name not in NUMBERS:
-        return value
-    return number(value, whole=name != "guidance_scale")

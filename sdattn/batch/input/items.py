@@ -15,10 +15,10 @@ from ...files.terminal import shorter, shown
 from ...models.pipeline import Options
 from ...models.values import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
-from .columns import ALL, EDITS, OWN, Columns, plain_number, renamed
+from .columns import ALL, EDITS, NUMBERS, OWN, Columns, renamed
 from .lines import open_lines
 from .photos import Photo, photo_in
-from .values import ID
+from .values import ID, number
 
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
 REFUSED, LEFT_OUT, KEPT = "refused", "left out", "kept"
@@ -141,7 +141,8 @@ def item_of(
     image = find(found["image"]) if "image" in found else None
     given = {**defaults, **found}
     for name, value in given.items():
-        given[name] = plain_number(name, value)
+        if name in NUMBERS:
+            given[name] = number(value, whole=name != "guidance_scale")
         _check_field(name, given[name])
         if foreign == REFUSED and not name.isidentifier():
             raise InvalidValueError(

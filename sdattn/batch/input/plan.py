@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 import json
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,7 +13,7 @@ import torch
 
 from ...edit.editing import EditOptions, prepare
 from ...errors import InvalidValueError
-from ...files.terminal import shown
+from ...files.terminal import say, shown
 from ...files.writing import sha256
 from ...inversion.images import fitted_size
 from ...models.call_facts import images_a_prompt
@@ -59,14 +58,11 @@ def check_items(
             reason = printable(" ".join(reason.split()))
             bad.append(BadLine(item.line, reason, printable(item.prompt[:200])[:200]))
     if checks.left_out:
-        print(
-            f"sdattn: not used, as no {type(pipe).__name__} has such options: "
-            f"{', '.join(map(shown, checks.left_out))}. keep_columns keeps them in the rows.",
-            file=sys.stderr,
-        )
+        names = ", ".join(map(shown, checks.left_out))
+        why = f"not used, as no {type(pipe).__name__} has such options"
+        say(f"{why}: {names}. keep_columns keeps them in the rows.")
     if checks.decided:
-        names = ", ".join(map(shown, checks.decided))
-        print(f"sdattn: not used, as an image decides them: {names}", file=sys.stderr)
+        say(f"not used, as an image decides them: {', '.join(map(shown, checks.decided))}")
     return jobs, bad
 
 

@@ -25,6 +25,7 @@ from ...files.copies import Copies
 from ...files.paths import inside
 from .leases import StorageLease
 from .locks import Ownership
+from .storage import Storage
 
 _NEAR = 64  # groups of items with cached listings
 _KEPT = 4  # shards with local copies
@@ -43,7 +44,7 @@ class _Part:
     written: int = 0
 
 
-class Bucket:
+class Bucket(Storage):
     """A bucket. Failures are written at once; rows of items after a second, together with later
     ones, or at ``flush``. An item whose row was lost is drawn again, or found by its
     ``run.json``."""
@@ -80,9 +81,6 @@ class Bucket:
         if self.lock.lost:
             raise AccessError(self.lock.lost)
         (self.root / name).write_parts(parts)
-
-    def tidy(self) -> None:
-        """Do nothing: an object is never unfinished."""
 
     # Folders of items
 
@@ -121,9 +119,6 @@ class Bucket:
         root = inside(self.root, folder)
         for name in sorted(files, key=lambda name: (name == _LAST, name)):
             inside(root, name).write_bytes(files[name])
-
-    def link_folder(self, folder: str, other: object, source: str) -> bool:
-        return False
 
     def delete_folder(self, folder: str) -> None:
         root = inside(self.root, folder)
@@ -187,7 +182,6 @@ class Bucket:
         self.flush()
 
     def flush(self) -> None:
-        """Write what has been appended; after an error the next call tries again."""
         with self._writing:
             for part in self._parts.values():
                 if len(part.rows) > part.written:

@@ -73,17 +73,13 @@ def _check_file(name: str, data: bytes | None, digest: str, info: RunInfo) -> It
     elif sha256(data) != digest:
         yield f"{name} is not what was written: its checksum differs"
     elif name.endswith(".png"):
-        yield from _check_image(name, data)
+        try:
+            with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+                image.load()
+        except (OSError, UnidentifiedImageError, SyntaxError) as error:
+            yield f"{name} does not open: {error}"
     elif name == MAPS:
         yield from _check_maps(data, info)
-
-
-def _check_image(name: str, data: bytes) -> Iterator[str]:
-    try:
-        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            image.load()
-    except (OSError, UnidentifiedImageError, SyntaxError) as error:
-        yield f"{name} does not open: {error}"
 
 
 def _check_maps(data: bytes, info: RunInfo) -> Iterator[str]:

@@ -14,9 +14,10 @@ from uuid import uuid4
 from ...files.paths import inside
 from ...files.writing import flush, flush_tree, write_files, write_whole
 from .locks import FolderLock, Ownership
+from .storage import Storage
 
 
-class Disk:
+class Disk(Storage):
     """A disk: all is written in ``.batch/tmp`` and renamed to its place once the disk holds it."""
 
     is_remote = False
@@ -138,12 +139,6 @@ class Disk:
                 self._open.pop(kind).close()
             for name in names:
                 (self.root / name).unlink()
-
-    def together(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def flush(self) -> None:
-        """Do nothing: rows are appended at once."""
 
     def close(self) -> None:
         with self._writing:

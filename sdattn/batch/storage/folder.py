@@ -19,18 +19,20 @@ from functools import partial
 from pathlib import Path
 
 from ...errors import ExistsError
-from ...files.addresses import AnyPath
+from ...files.addresses import AnyPath, path_of
 from ...files.paths import check_writable, inside
 from ...files.records import read_sealed
 from ...files.writing import sha256
 from ...runs.info import RunInfo, read_info
+from .bucket import Bucket
 from .card import card_of
+from .disk import Disk
 from .formats import FORMATS, layout_of
 from .journals import Journals
 from .layouts import Layout
 from .manifest import FORMAT, LOST, Ended, Manifest, read_manifest
 from .rows import row_of
-from .storage import Files, storage_at
+from .storage import Files, Storage
 
 _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", "index-*.html")
 
@@ -40,7 +42,8 @@ class BatchFolder:
     ``trusts_rows`` says that ``metadata.jsonl`` is what the last run wrote."""
 
     def __init__(self, root: str | Path):
-        self.storage = storage_at(root)
+        path = path_of(root)
+        self.storage: Storage = Disk(path) if isinstance(path, Path) else Bucket(path)
         self.root, self.lock = self.storage.root, self.storage.lock
         self.hidden, self.temporary = self.root / ".batch", self.root / ".batch/tmp"
         self.journals = Journals(self.storage)
@@ -122,8 +125,8 @@ class BatchFolder:
         """Record the folder's run; ``ids`` are the whole input's, in its order."""
         ended = None if self.is_new else self.manifest.ended
         self.trusts_rows = ended is None or "metadata.jsonl" not in self.changed(ended)
-        self.write("README.md", [card_of(manifest.settings, manifest.input.columns or ())])
-        self.write("ids.txt", (f"{item}\n".encode() for item in ids))
+        self.storage.write("README.md", [card_of(manifest.settings, manifest.input.columns or ())])
+        self.storage.write("ids.txt", (f"{item}\n".encode() for item in ids))
         self.write_manifest(replace(manifest, ended=None))
 
     def seal(self, whole: int) -> None:
@@ -146,11 +149,8 @@ class BatchFolder:
         return path.read_text().split("\n")[:-1] if path.is_file() else []
 
     def write_manifest(self, manifest: Manifest) -> None:
-        self.write("batch.json", [manifest.sealed()])
+        self.storage.write("batch.json", [manifest.sealed()])
         self._layout = None
-
-    def write(self, name: str, parts: Iterable[bytes]) -> None:
-        self.storage.write(name, parts)
 
     def note_whole(
         self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None

@@ -4,13 +4,13 @@
 """
 
 import json
-import sys
 import threading
 import time
 from contextlib import suppress
 from uuid import uuid4
 
 from ...files.addresses import Address
+from ...files.terminal import say
 from .locks import Ownership, owner
 
 _BEAT = 20.0  # seconds between two signs of life
@@ -81,10 +81,9 @@ class StorageLease(Ownership):
             self.path.unlink(missing_ok=True)  # a file that is not a lease
             return
         patience = _MISSED * self.beat
-        print(
-            f"sdattn: {self.what} was not given back by {self.describe_holder()}; waiting up to "
-            f"{patience:.0f} s to see whether that job lives",
-            file=sys.stderr,
+        say(
+            f"{self.what} was not given back by {self.describe_holder()}; waiting up to "
+            f"{patience:.0f} s to see whether that job lives"
         )
         end = time.monotonic() + patience
         while time.monotonic() < end:

@@ -2,7 +2,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +24,14 @@ OWN_NAMES = frozenset(
 
 
 class NotedRow(NamedTuple):
-    """The row of a whole item, and its position: file, first byte and length."""
+    """The row of a whole item, and its position if it has one: file, first byte and length."""
 
     line: int
     location: str
     fingerprint: str
-    file: Path
-    start: int
-    length: int
+    file: Path = Path()
+    start: int = 0
+    length: int = 0
 
 
 def row_of(
@@ -102,8 +102,8 @@ def _said(info: RunInfo, location: str) -> dict[str, object]:
 
 
 def rows_in(path: AnyPath) -> Iterator[dict[str, Any]]:
-    """Yield the rows of items in a file; lines cut off by a crash are skipped."""
-    return (row for row, _, _ in _located_rows(path))
+    """Yield the rows of items in a file."""
+    return (row for row, _, _ in _located_rows(path) if isinstance(row.get("id"), str))
 
 
 def word_rows(rows: Iterable[NotedRow], columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -121,36 +121,26 @@ def word_rows(rows: Iterable[NotedRow], columns: Sequence[str] = ()) -> Iterator
 
 def bad_lines_in(path: AnyPath) -> Iterator[dict[str, Any]]:
     """Yield the rows of ``errors.jsonl`` about lines that could not be read."""
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "id" not in row and type(row.get("line")) is int:
-            yield row
+    rows = (row for row, _, _ in _located_rows(path))
+    return (row for row in rows if "id" not in row and type(row.get("line")) is int)
 
 
 def noted_in(path: Path) -> Iterator[tuple[str, NotedRow]]:
     """Yield the id and the rest of each row in a file of rows of whole items."""
     for row, start, length in _located_rows(path):
-        line, location, fingerprint = row.get("line"), row.get("place"), row.get("fingerprint")
-        if type(line) is int and isinstance(location, str) and isinstance(fingerprint, str):
-            yield row["id"], NotedRow(line, location, fingerprint, path, start, length)
+        item, *texts = (row.get(name) for name in ("id", "place", "fingerprint"))
+        if type(row.get("line")) is int and all(isinstance(text, str) for text in (item, *texts)):
+            yield item, NotedRow(row["line"], *texts, path, start, length)
 
 
 def _located_rows(path: AnyPath) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Yield each row with its first byte and length."""
-    if not path.is_file():
-        return
+    """Yield each row with its first byte and length; lines cut off by a crash are skipped."""
     start = 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                row = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                row = None
-            if isinstance(row, dict) and isinstance(row.get("id"), str):
-                yield row, start, len(line)
+    with path.open("rb") if path.is_file() else nullcontext(()) as lines:
+        for line in lines:
+            with suppress(ValueError):
+                if line.endswith(b"\n") and isinstance(row := json.loads(line), dict):
+                    yield row, start, len(line)
             start += len(line)
 
 

@@ -1,12 +1,12 @@
 """Finding the whole items of a batch run's folder: those with all files, at their sizes."""
 
-import sys
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from ...errors import InvalidValueError
+from ...files.terminal import say
 from ...files.writing import sha256
 from ...runs.info import read_info
 from .folder import BatchFolder
@@ -15,12 +15,6 @@ from .rows import NotedRow, row_of, rows_in, sizes_in
 
 _NO_ITEM = "it has no run.json"
 _MOST_NAMED = 20  # items named one by one
-
-
-class WholeItem(NamedTuple):
-    line: int
-    location: str
-    fingerprint: str
 
 
 class _Seen(NamedTuple):
@@ -51,11 +45,8 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
         if reason == _NO_ITEM:
             where = folder.root / seen[item].location
             raise InvalidValueError(f"{where} is not an item: {reason}. Remove it.")
-    left = [
-        _of_item(item, reason, seen[item].location, "left as it is")
-        for item, reason in damage.items()
-    ]
-    _report([*(f"{reason}; its items are drawn again" for _, reason in layout.broken()), *left])
+    broken = [f"{reason}; its items are drawn again" for _, reason in layout.broken()]
+    _report(broken + [_of_item(i, damage[i], seen[i].location, "left as it is") for i in damage])
     # Rows are kept for whole items, and for damaged items that had one.
     kept = {item: at for item, (at, lacking) in seen.items() if item not in damage or lacking}
     folder.journals.gather(kept)
@@ -67,18 +58,18 @@ def find_whole(folder: BatchFolder) -> set[str]:
     return {item for item, (_, lacking) in _survey(folder).items() if not lacking}
 
 
-def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
+def whole_items(folder: BatchFolder) -> tuple[dict[str, NotedRow], list[str]]:
     """Return the whole items, by id, and the ids of items that have a row but are not whole."""
-    rows, found = folder.journals.rows(), dict[str, WholeItem]()
+    rows, found = folder.journals.rows(), dict[str, NotedRow]()
     for item, (location, lacking) in _survey(folder).items():
         row = rows.get(item)
         with suppress(OSError, ValueError):
             if lacking is None:
                 read = _read_row(folder.layout, item, location)
                 if read["id"] == item:
-                    found[item] = WholeItem(read["line"], location, read["fingerprint"])
+                    found[item] = NotedRow(read["line"], location, read["fingerprint"])
             elif not lacking and row is not None and row.location == location:
-                found[item] = WholeItem(row.line, location, row.fingerprint)
+                found[item] = row
     return found, [item for item in rows if item not in found]
 
 
@@ -129,6 +120,6 @@ def _of_item(item: str, reason: str, location: str, end: str) -> str:
 
 def _report(lines: Sequence[str]) -> None:
     for line in lines[:_MOST_NAMED]:
-        print(f"sdattn: {line}", file=sys.stderr)
+        say(line)
     if len(lines) > _MOST_NAMED:
-        print(f"sdattn: and {len(lines) - _MOST_NAMED:,} more", file=sys.stderr)
+        say(f"and {len(lines) - _MOST_NAMED:,} more")
