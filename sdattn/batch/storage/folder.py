@@ -17,6 +17,7 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...errors import ExistsError
 from ...files.addresses import AnyPath, path_of
@@ -42,9 +43,9 @@ class BatchFolder:
     ``trusts_rows`` says that ``metadata.jsonl`` is what the last run wrote."""
 
     def __init__(self, root: str | Path):
-        path = path_of(root)
+        path: Any = path_of(root)
         self.storage: Storage = Disk(path) if isinstance(path, Path) else Bucket(path)
-        self.root, self.lock = self.storage.root, self.storage.lock
+        self.root, self.lock = path, self.storage.lock
         self.hidden, self.temporary = self.root / ".batch", self.root / ".batch/tmp"
         self.journals = Journals(self.storage)
         self.trusts_rows = True

@@ -128,9 +128,10 @@ def bad_lines_in(path: AnyPath) -> Iterator[dict[str, Any]]:
 def noted_in(path: Path) -> Iterator[tuple[str, NotedRow]]:
     """Yield the id and the rest of each row in a file of rows of whole items."""
     for row, start, length in _located_rows(path):
-        item, *texts = (row.get(name) for name in ("id", "place", "fingerprint"))
-        if type(row.get("line")) is int and all(isinstance(text, str) for text in (item, *texts)):
-            yield item, NotedRow(row["line"], *texts, path, start, length)
+        texts = [row.get(name) for name in ("id", "place", "fingerprint")]
+        if type(row.get("line")) is int and all(isinstance(text, str) for text in texts):
+            noted = NotedRow(row["line"], row["place"], row["fingerprint"], path, start, length)
+            yield row["id"], noted
 
 
 def _located_rows(path: AnyPath) -> Iterator[tuple[dict[str, Any], int, int]]:

@@ -37,6 +37,7 @@ class Storage(Protocol):
 
     def tidy(self) -> None:
         """Remove unfinished files of processes that have ended, if there can be any."""
+        return None
 
     # Folders of items
 
@@ -80,6 +81,7 @@ class Storage(Protocol):
     def flush(self) -> None:
         """Write what has been appended, unless it is written at once; after an error the next call
         tries again."""
+        return None
 
     def close(self) -> None:
         """Write what has been appended, and close this process's files."""

@@ -76,7 +76,8 @@ class WordDifference:
         """Return the means in A and B and how far the maps are apart, as ``run.json`` has them:
         ``largest`` is the value of B - A furthest from 0, at (row, col) of the common ``grid``."""
         means = self.mean_a, self.mean_b
-        told = {"word": self.label, "mean": means, "correlation": self.correlation, "largest": None}
+        told: dict[str, object] = {"word": self.label, "mean": means}
+        told |= {"correlation": self.correlation, "largest": None}
         if self.difference is None or self.largest is None:
             return told
         largest = dict(zip(("value", "cell"), self.largest, strict=True))
