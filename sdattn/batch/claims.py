@@ -2,12 +2,11 @@
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.metadata import version
 
 from ..errors import InvalidValueError
 from ..files.records import plain
 from ..files.terminal import shorter
-from ..files.version import __version__
+from ..files.version import versions
 from ..maps.presets import preset_of
 from ..runs.info import FORMAT as RUN_FORMAT
 from .engines.worker import Loaded
@@ -93,12 +92,11 @@ class Claim:
         return rows.keys() & self.fingerprints.keys()
 
     def _manifest(self) -> Manifest:
-        packages = ("torch", "diffusers", "transformers")
         return Manifest(
             settings=self.settings,
             input=self.input,
             batch_size=self.batch_size,
-            versions={"sdattn": __version__, **{name: version(name) for name in packages}},
+            versions=versions(),
         )
 
     def _check_manifest(self, manifest: Manifest) -> None:

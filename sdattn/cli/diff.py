@@ -132,7 +132,7 @@ def _with_and_without(
         from ..runs.generation import prepare
 
         check_makes_images(pipe)
-        runs.append(prepare(pipe, prompt, seed=seed, words=words, **given).draw())
+        runs.append(prepare(pipe, prompt, seed=seed, words=words, **given)())
         del pipe  # before the next is loaded
     said = ", ".join(loading["lora"])
     names = f"{model} without LoRA", f"{model} with {said}"

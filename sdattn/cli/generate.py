@@ -78,7 +78,7 @@ def generate(
     ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
     ways |= {"capture_options": watch, "out": out, "force": force}
     ways["max_bytes"] = options.budget(allowed)
-    run = prepare(pipe, prompt, seed=seed, **ways, **given).draw()
+    run = prepare(pipe, prompt, seed=seed, **ways, **given)()
     print_run(output, run, run.save(out, force=force))
 
 

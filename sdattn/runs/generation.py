@@ -1,7 +1,8 @@
 """`generate()`: run a pipeline and see where each word of the prompt went."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -100,7 +101,7 @@ def generate(
 
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
-    plan = prepare(
+    draw = prepare(
         pipeline_of(pipe, prompt),
         prompt,
         seed=seed,
@@ -113,57 +114,7 @@ def generate(
         max_bytes=max_bytes,
         **options,
     )
-    return plan.draw()
-
-
-@dataclass(frozen=True)
-class GenerationPlan:
-    """A checked run that has not begun, made by :func:`prepare`.
-
-    Attributes:
-        prompts: prompts as the model reads them.
-        seeds: one per image.
-        options: options of the pipeline's call.
-        settings: settings of the capture.
-        preset, ask, words: see :func:`generate`.
-        budget: bytes that the maps may take, or None.
-        knockouts: one per image if causal maps were asked for.
-    """
-
-    pipe: Pipeline
-    prompts: Sequence[Prompt]
-    seeds: Sequence[int]
-    options: Options
-    settings: Options
-    preset: Preset
-    ask: str | None
-    words: Sequence[str] | None
-    budget: Budget | None
-    knockouts: Sequence[KnockoutPlan]
-
-    def draw(self) -> Run:
-        """Run the pipeline, and again without each word where causal maps were asked for."""
-        run = sample(
-            self.pipe,
-            self.prompts,
-            self.seeds,
-            self.options,
-            self.settings,
-            preset=self.preset,
-            ask=self.ask,
-            early=has_callback(self.options),
-            budget=self.budget,
-        )
-        if self.knockouts and run[0].settings.stopped:
-            text = "There are no causal maps, which are further images: the run was stopped."
-            warn(text, SdattnWarning)
-        elif self.knockouts:
-            pairs = zip(run, self.knockouts, strict=True)
-            try:
-                run.image_runs = [_with_causes(*pair, self.words) for pair in pairs]
-            except Exception as error:  # the images and their maps are there
-                warn(f"There are no causal maps: {error}", SdattnWarning)
-        return run
+    return draw()
 
 
 def prepare(
@@ -181,8 +132,8 @@ def prepare(
     out: Path | None = None,
     force: bool = False,
     **options: Any,
-) -> GenerationPlan:
-    """Check everything that :func:`generate` refuses, before anything runs.
+) -> Callable[[], Run]:
+    """Check everything that :func:`generate` refuses, before anything runs; return what runs it.
 
     Args:
         out, force: see :meth:`sdattn.Run.save`; folders that cannot be written are refused too.
@@ -210,9 +161,28 @@ def prepare(
     warn_of_unlearnt(pipe, read, ask)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
     # with a callback the steps before the preset's part would be kept too, in place of all steps
-    fixed = ("steps",) if has_callback(options) else ()
+    early = has_callback(options)
+    fixed = ("steps",) if early else ()
     budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, *fixed)
-    return GenerationPlan(pipe, read, seeds, options, settings, chosen, ask, words, budget, plans)
+    call = pipe, read, seeds, options, settings
+    draw = partial(sample, *call, preset=chosen, ask=ask, early=early, budget=budget)
+    return partial(_draw, draw, plans, words)
+
+
+def _draw(
+    draw: Callable[[], Run], plans: Sequence[KnockoutPlan], words: Sequence[str] | None
+) -> Run:
+    """Run the pipeline, and again without each word where causal maps were asked for."""
+    run = draw()
+    if plans and run[0].settings.stopped:
+        text = "There are no causal maps, which are further images: the run was stopped."
+        warn(text, SdattnWarning)
+    elif plans:
+        try:
+            run.image_runs = [_with_causes(*pair, words) for pair in zip(run, plans, strict=True)]
+        except Exception as error:  # the images and their maps are there
+            warn(f"There are no causal maps: {error}", SdattnWarning)
+    return run
 
 
 def _causal_plans(

@@ -25,7 +25,6 @@ class FurtherKind(NamedTuple):
 
     Attributes:
         title: title on a run's page.
-        option: option of ``sdattn generate`` that asks for them.
         changes: they show changes of the image, not attention.
     """
 

@@ -6,12 +6,11 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from ..errors import SdattnWarning, warn
-from ..files.version import __version__
+from ..files.version import versions
 from ..files.videos import Video
 from ..hooks.budget import Budget
 from ..loading.devices import device_of
@@ -66,32 +65,16 @@ def sample(
     order = Order(pipe, prompts, seeds, options, preset, asked)
     watched = watch(order, settings)
     drawn = _draw(order, with_early(watched) if early else watched, budget)
-    return _describe(order, drawn, _make_maps(order, drawn))
+    return _describe(order, drawn, *_make_maps(order, drawn.stores))
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """The result of the pipeline under its captures.
+class _Drawn(NamedTuple):
+    """The result of the pipeline under its captures, with an image for each video."""
 
-    Attributes:
-        stores: the stores of the captures by text, checked.
-        images: one per image of the run; the middle frames of videos.
-        videos: the videos, or None for images.
-        result: the pipeline's return value.
-    """
-
-    stores: Mapping[str, MapStore]
+    stores: Mapping[str, MapStore]  # by text, checked
     images: Sequence[Image.Image]
     videos: Sequence[Video] | None
-    result: Any
-
-
-class _Maps(NamedTuple):
-    """The maps of a run: the prompt's, and heatmaps of ``"negative"`` and ``"asked"`` texts."""
-
-    layers: LayerMaps
-    heatmaps: list[Heatmaps]
-    texts: dict[str, list[Heatmaps]]
+    result: Any  # of the pipeline's call
 
 
 def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -> _Drawn:
@@ -113,12 +96,15 @@ def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -
     return _Drawn(stores, [video[video.middle] for video in videos], videos, result)
 
 
-def _make_maps(order: Order, drawn: _Drawn) -> _Maps:
-    """Make the heatmaps of the prompt and of further texts.
+def _make_maps(
+    order: Order, stores: Mapping[str, MapStore]
+) -> tuple[LayerMaps, list[Heatmaps], dict[str, list[Heatmaps]]]:
+    """Make the maps and heatmaps of the prompt, and the heatmaps of ``"negative"`` and ``"asked"``
+    texts.
 
     NaN is refused here, where its origin is still known.
     """
-    pipe, options, preset, stores = order.pipe, order.options, order.preset, drawn.stores
+    pipe, options, preset = order.pipe, order.options, order.preset
     for of in {"prompt", "negative"} & set(stores):
         check_texts(stores[of], preset)
     layers = stores["prompt"].layer_maps(preset, stores.get("self"))
@@ -134,10 +120,16 @@ def _make_maps(order: Order, drawn: _Drawn) -> _Maps:
     for name, what in (("negative", "negative prompt"), ("asked", "ask")):
         for heatmaps in texts.get(name, ()):
             check_maps({what: heatmaps.maps}, pipe, options)
-    return _Maps(layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts)
+    return layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts
 
 
-def _describe(order: Order, drawn: _Drawn, maps: _Maps) -> Run:
+def _describe(
+    order: Order,
+    drawn: _Drawn,
+    maps: LayerMaps,
+    heatmaps: Sequence[Heatmaps],
+    texts: Mapping[str, Sequence[Heatmaps]],
+) -> Run:
     """Collect what ``run.json`` says, and give each image a run of its own, with views into the
     tensors of the whole batch."""
     store, preset, videos = drawn.stores["prompt"], order.preset, drawn.videos
@@ -150,16 +142,21 @@ def _describe(order: Order, drawn: _Drawn, maps: _Maps) -> Run:
     has_no_padding = columns and store.tokens == tuple(columns)
     image_runs = []
     for i, settings in enumerate(_each_own(common, order, drawn)):
-        heatmaps, video = maps.heatmaps[i], None if videos is None else videos[i]
-        own = {name: found[i] for name, found in maps.texts.items()}
-        more = {name: Further(one.prompt.text, one.occurrences()) for name, one in own.items()}
-        how, layers = replace(settings, blanked=i in blanked or None), maps.layers.image(i)
-        details = details_of(store, i, heatmaps)
-        one = ImageRun(drawn.images[i], heatmaps, layers, how, details, more, own, video)
+        own = {name: found[i] for name, found in texts.items()}
+        one = ImageRun(
+            drawn.images[i],
+            heatmaps[i],
+            maps.image(i),
+            replace(settings, blanked=i in blanked or None),
+            details_of(store, i, heatmaps[i]),
+            {name: Further(text.prompt.text, text.occurrences()) for name, text in own.items()},
+            own,
+            None if videos is None else videos[i],
+        )
         if has_no_padding:  # its own columns, whatever is drawn with it
-            one = one.keep(kept_columns(preset, [heatmaps.prompt], store.keep.refine) or ())
+            one = one.keep(kept_columns(preset, [heatmaps[i].prompt], store.keep.refine) or ())
         image_runs.append(one)
-    return Run(image_runs, store, maps.layers)
+    return Run(image_runs, store, maps)
 
 
 def _each_own(common: RunSettings, order: Order, drawn: _Drawn) -> list[RunSettings]:
@@ -228,9 +225,5 @@ def _described(pipe: Pipeline, store: MapStore, options: Options) -> RunSettings
         timesteps=store.timesteps,
         captured=Captured(steps=store.steps, heads=store.heads),
         crop=store.crop,
-        versions={
-            "python": platform.python_version(),
-            "sdattn": __version__,
-            **{name: version(name) for name in ("torch", "diffusers", "transformers")},
-        },
+        versions={"python": platform.python_version(), **versions()},
     )

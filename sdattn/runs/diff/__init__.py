@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning, refuse, warn
-from ...maps.presets import Preset
 from ..folder import SavedRun, load_run
 from ..imagerun import ImageRun
 from ..run import Run
@@ -102,9 +101,12 @@ def _check(a: ImageRun, b: ImageRun) -> None:
         )
     # Values are compared, so they must be values of one thing: one preset, as many steps where
     # these are summed, images of one shape.
-    presets = [_in_unit(side.heatmaps.preset).to_json() for side in (a, b)]
-    if differ := [name for name in presets[0] if presets[0][name] != presets[1][name]]:
-        unlike = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in presets)
+    presets = [side.heatmaps.preset for side in (a, b)]
+    # Means over any steps are comparable.
+    presets = [one if one.part is None else replace(one, steps="mean") for one in presets]
+    told = [preset.to_json() for preset in presets]
+    if differ := [name for name in told[0] if told[0][name] != told[1][name]]:
+        unlike = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in told)
         raise InvalidValueError(
             "The maps were made by different presets: A with {}, B with {}. Their values cannot be "
             "compared; make both runs with one preset.".format(*unlike)
@@ -128,16 +130,9 @@ def _check(a: ImageRun, b: ImageRun) -> None:
                 f"The maps of {name} hold values that are not finite. If the model runs in "
                 "float16, try bfloat16 or float32."
             )
-    _compare_layers([*a.layers.layers], [*b.layers.layers])
-
-
-def _in_unit(preset: Preset) -> Preset:
-    """Return the part of a preset that decides its unit: means over any steps are comparable."""
-    return preset if preset.part is None else replace(preset, steps="mean")
-
-
-def _compare_layers(a: Sequence[str], b: Sequence[str]) -> None:
-    of_a, of_b = (sorted({*x}.difference(y)) for x, y in ((a, b), (b, a)))
+    of_a, of_b = (
+        sorted({*x.layers.layers}.difference(y.layers.layers)) for x, y in ((a, b), (b, a))
+    )
     if of_a or of_b:
         warn(
             f"The maps come from different layers: {len(of_a)} that only A has, {len(of_b)} that "
