@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import MissingPackageError
+from ..errors import optional
 
 _HERE = Path(__file__).parent
 
@@ -15,13 +15,7 @@ _HERE = Path(__file__).parent
 def import_gradio() -> Any:
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
     os.environ.setdefault("GRADIO_RUN_HISTORY", "False")  # a second list of runs, with its own page
-    try:
-        import gradio
-    except ImportError as error:
-        raise MissingPackageError(
-            "The live page needs gradio: pip install 'sdattn[app]'"
-        ) from error
-    return gradio
+    return optional("gradio", "The live page", "app")
 
 
 def launch_settings(host: str, port: int | None) -> dict[str, Any]:

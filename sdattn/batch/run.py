@@ -9,7 +9,7 @@ from uuid import uuid4
 from ..errors import AccessError, InvalidValueError
 from ..files.terminal import say
 from ..loading.outline import outline
-from .claims import Claim, describe_input, settings_of
+from .claims import claim, manifest_of
 from .engines.local_engine import LocalEngine
 from .engines.process_group import ProcessGroup, heard
 from .engines.progress import Progress
@@ -158,24 +158,19 @@ class _BatchRun:
         request, team = self.request, self.team
         # Batches depend on the input alone: the same run on other processes has the same batches,
         # and so the same bits.
-        settings = settings_of(request, loaded)
         size = team.broadcast(self._known_size) or self.engine.batch_size(jobs)
-        which, of = request.part
-        batches = plan_batches(jobs[which - 1 :: of], size)  # part of the items, for any size
-        self.fingerprints = {
-            job.item.id: fingerprint(job, settings.fingerprint)
-            for batch in batches
-            for job in batch
-        }
-        made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
+        manifest = manifest_of(request, loaded, jobs, len(bad), size)
+        own = manifest.input.share_of(jobs)  # for any size
+        batches, settings = plan_batches(own, size), manifest.settings.fingerprint
+        self.fingerprints = {job.item.id: fingerprint(job, settings) for job in own}
+
         # The folder becomes this run's, once on each disk. Every process learns which items are
         # whole on any of them.
-        claim = Claim(self.folder, request, settings, made_of, size, self.fingerprints)
-
         def make() -> set[str] | None:
             if not self.keeper:
                 return None
-            whole = claim.make(job.item.id for job in jobs)
+            ids, own = (job.item.id for job in jobs), self.fingerprints
+            whole = claim(self.folder, manifest, ids, own, force=request.force)
             # failures of a run that crashed are not counted for this one
             self.folder.journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
             return whole

@@ -1,14 +1,13 @@
 """Checks of a run's folder before any work. No torch."""
 
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ExistsError
-from ..files.paths import check_writable
+from ..files.paths import check_writable, files_below
 from ..files.records import read_object
 from ..files.writing import clear_leftovers, whole_folder
 
@@ -87,7 +86,8 @@ def _check_ours(folder: Path, kind: Kind) -> None:
             f"{folder} exists and is {item}, so it is not replaced. Choose another `folder`, or "
             "remove it yourself."
         )
-    if foreign := sorted(set(_entries(folder)) - _own_files(folder, document, kind)):
+    found = {name for name in files_below(folder) if Path(name).name not in _OF_THE_SYSTEM}
+    if foreign := sorted(found - _own_files(folder, document, kind)):
         more = f" and {len(foreign) - _MOST_NAMED} more" if len(foreign) > _MOST_NAMED else ""
         there = ", ".join(foreign[:_MOST_NAMED]) + more
         raise ExistsError(
@@ -110,16 +110,3 @@ def _own_files(folder: Path, document: Mapping[str, Any], kind: Kind) -> set[str
             own = _own_files(folder / part, _document(folder / part / "run.json"), "run")
             found |= {f"{part}/{name}" for name in own}
     return found
-
-
-def _entries(folder: Path) -> Iterator[str]:
-    """Return the paths of all files and links below a folder."""
-    for place, folders, files in os.walk(folder, onerror=_raise):
-        links = [name for name in folders if Path(place, name).is_symlink()]
-        for name in [*links, *files]:
-            if name not in _OF_THE_SYSTEM:
-                yield Path(place, name).relative_to(folder).as_posix()
-
-
-def _raise(error: OSError) -> None:
-    raise error  # what cannot be looked into is not to be removed

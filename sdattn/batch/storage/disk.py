@@ -11,7 +11,7 @@ from io import FileIO
 from pathlib import Path
 from uuid import uuid4
 
-from ...files.paths import inside
+from ...files.paths import files_below, inside
 from ...files.writing import flush, flush_tree, write_files, write_whole
 from .locks import FolderLock, Ownership
 from .storage import Storage
@@ -62,11 +62,7 @@ class Disk(Storage):
 
     def names(self, folder: str) -> list[str]:
         root = self.root / folder
-        found = []
-        for at, folders, names in os.walk(root if not root.is_symlink() else ""):
-            links = [name for name in folders if Path(at, name).is_symlink()]
-            found += [Path(at, name).relative_to(root).as_posix() for name in [*names, *links]]
-        return sorted(found)
+        return [] if root.is_symlink() else files_below(root)
 
     def sizes(self, folder: str, names: Iterable[str]) -> dict[str, int]:
         found = {}

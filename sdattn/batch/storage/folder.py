@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import ExistsError
+from ...errors import ExistsError, InvalidValueError
 from ...files.addresses import AnyPath, path_of
 from ...files.paths import check_writable, inside
 from ...files.records import read_sealed
@@ -156,14 +156,21 @@ class BatchFolder:
     def note_whole(
         self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None
     ) -> None:
-        """Note a whole item; ``files`` holds at least ``run.json``, unless ``info`` is passed
-        (ValueError if damaged)."""
+        """Note a whole item; ``files`` holds at least ``run.json`` (ValueError if damaged)."""
+        self.journals.note("done", writer, self.row(item, location, files, info))
+
+    def row(
+        self, item: str, location: str, files: Files, info: RunInfo | None = None
+    ) -> dict[str, Any]:
+        """Return an item's row from its ``run.json``; a ValueError names the problem."""
         info = info or read_info(files, location)
         names = ["run.json", *info.files]
         sizes = {name: len(files[name]) for name in names if name in files}
         if len(sizes) < len(names):
             sizes = self.layout.sizes(item, location, names)
-        self.journals.note("done", writer, row_of(info, location, sha256(files["run.json"]), sizes))
+        if lost := [name for name in names if name not in sizes]:
+            raise InvalidValueError(f"{', '.join(lost[:3])} is missing")
+        return row_of(info, location, sha256(files["run.json"]), sizes)
 
     def note_failed(self, writer: str, item: Mapping[str, object], reason: str, text: str) -> None:
         """Note an item that could not be drawn: its fields, the reason in a line, the traceback."""

@@ -7,11 +7,8 @@ from uuid import uuid4
 
 from ...errors import InvalidValueError
 from ...files.terminal import say
-from ...files.writing import sha256
-from ...runs.info import read_info
 from .folder import BatchFolder
-from .layouts import Layout
-from .rows import NotedRow, row_of, rows_in, sizes_in
+from .rows import NotedRow, rows_in, sizes_in
 
 _NO_ITEM = "it has no run.json"
 _MOST_NAMED = 20  # items named one by one
@@ -65,7 +62,7 @@ def whole_items(folder: BatchFolder) -> tuple[dict[str, NotedRow], list[str]]:
         row = rows.get(item)
         with suppress(OSError, ValueError):
             if lacking is None:
-                read = _read_row(folder.layout, item, location)
+                read = _read_row(folder, item, location)
                 if read["id"] == item:
                     found[item] = NotedRow(read["line"], location, read["fingerprint"])
             elif not lacking and row is not None and row.location == location:
@@ -95,23 +92,17 @@ def _note_unnoted(folder: BatchFolder, seen: Mapping[str, _Seen]) -> dict[str, s
             damage[item] = f"{', '.join(lacking[:3])} is missing or cut short"
         elif lacking is None:
             try:
-                row = _read_row(folder.layout, item, location)
-                folder.journals.note("done", writer, row)
+                folder.journals.note("done", writer, _read_row(folder, item, location))
             except ValueError as error:
                 damage[item] = str(error)
     return damage
 
 
-def _read_row(layout: Layout, item: str, location: str) -> dict[str, Any]:
-    """Return an item's row from its ``run.json``; a ValueError names the problem."""
-    files = layout.read(item, location, ["run.json"])
+def _read_row(folder: BatchFolder, item: str, location: str) -> dict[str, Any]:
+    files = folder.layout.read(item, location, ["run.json"])
     if "run.json" not in files:
         raise InvalidValueError(_NO_ITEM)
-    info = read_info(files, location)
-    sizes = layout.sizes(item, location, ["run.json", *info.files])
-    if lost := [name for name in info.files if name not in sizes]:
-        raise InvalidValueError(f"{', '.join(lost[:3])} is missing")
-    return row_of(info, location, sha256(files["run.json"]), sizes)
+    return folder.row(item, location, files)
 
 
 def _of_item(item: str, reason: str, location: str, end: str) -> str:
