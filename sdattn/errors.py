@@ -133,13 +133,12 @@ class MissingPackageError(SdattnError, ImportError):
 def optional(module: str, what: str, extra: str) -> Any:
     """Import a module of an optional package; the ImportError says that ``what`` needs it, and how
     to install it."""
+    package = module.partition(".")[0]
     try:
+        import_module(package)
         return import_module(module)
     except ImportError as error:
-        package = module.partition(".")[0]
-        raise MissingPackageError(
-            f"{what} needs {package}: pip install 'sdattn[{extra}]'"
-        ) from error
+        raise MissingPackageError(f"{what} needs {package}: pip install '{extra}'") from error
 
 
 _SYSTEM: dict[int, tuple[type[AccessError], str]] = {

@@ -71,21 +71,14 @@ class RecentRuns:
         _write(run, kept, name)
         self._runs[key] = kept
         for oldest in list(self._runs)[:-1]:
-            if self._size() > self.most:
-                self._drop(oldest)
+            if sum(path.stat().st_size for path in self.folder.glob("*/*")) > self.most:
+                del self._runs[oldest]
+                shutil.rmtree(self.folder / oldest, ignore_errors=True)
         return key
 
     def known(self, keys: Iterable[str]) -> Iterator[tuple[str, RecentRun]]:
-        for key in keys:
-            if (kept := self._runs.get(key)) is not None:
-                yield key, kept
-
-    def _size(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.glob("*/*"))
-
-    def _drop(self, key: str) -> None:
-        del self._runs[key]
-        shutil.rmtree(self.folder / key, ignore_errors=True)
+        found = ((key, self._runs.get(key)) for key in keys)
+        return ((key, kept) for key, kept in found if kept is not None)
 
 
 def _write(run: Run, kept: RecentRun, name: str) -> None:

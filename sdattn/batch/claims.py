@@ -106,8 +106,7 @@ def _check(folder: BatchFolder, new: Manifest, force: bool) -> None:
         )
     if old.settings.format != new.settings.format:
         raise InvalidValueError(
-            f"{root} has the format {old.settings.format!r}, which `force=True` does not change. "
-            "Choose another `folder`."
+            f"{root} keeps its format, {old.settings.format!r}. Choose another `folder`."
         )
 
 

@@ -42,8 +42,7 @@ def run_batch(request: Request) -> Outcome | None:
     try:
         if on_ray and team.size > 1:
             raise InvalidValueError(
-                "`engine='ray'` starts the processes itself. Give the command once, without "
-                "accelerate launch."
+                "`engine='ray'` starts the processes itself. Leave accelerate launch out."
             )
         outcome = _BatchRun(request, team).go()
         return outcome if team.first else None

@@ -29,6 +29,7 @@ def info(
     from ..models.layers import find_denoiser
     from ..models.shortcomings import shortcomings
     from ..models.sizes import latent_size
+    from ..runs.info import LayerEntry
 
     pipe = load(model, device, dtype, loading, output)
     found, latent = find_denoiser(pipe).layers, latent_size(pipe)
@@ -53,6 +54,13 @@ def info(
     for lack in lacks:
         output.print(f"- {lack}")
     dtype_name = str(pipe.dtype).removeprefix("torch.")
+    layers = [
+        {
+            **{"name": layer.name, "kind": layer.kind},
+            **LayerEntry(layer.place, layer.level, layer.heads, layer.grid(latent)).to_json(),
+        }
+        for layer in found
+    ]
     output.answer(
         {
             **{"model": model, "pipeline": kind, "device": str(device_of(pipe))},
@@ -61,7 +69,7 @@ def info(
                 "scheduler": scheduler,
                 "loading": how.to_json() if how else {},
             },
-            **{"layers": _as_json(found, latent), "tokenizers": parts, "token_columns": columns},
+            **{"layers": layers, "tokenizers": parts, "token_columns": columns},
             **{"bytes_held": held, "shortcomings": lacks},
         }
     )
@@ -81,19 +89,6 @@ def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> 
             rows, cols = layer.grid(latent)
             table.add_row(layer.name, layer.kind, f"{rows}x{cols}", str(layer.heads))
     output.print(table)
-
-
-def _as_json(found: list[Any], latent: tuple[int, int]) -> list[dict[str, Any]]:
-    from ..runs.info import LayerEntry
-
-    return [
-        {
-            "name": layer.name,
-            "kind": layer.kind,
-            **LayerEntry(layer.place, layer.level, layer.heads, layer.grid(latent)).to_json(),
-        }
-        for layer in found
-    ]
 
 
 def _held(found: list[Any], latent: tuple[int, int], columns: int) -> dict[str, int]:

@@ -125,8 +125,7 @@ def _check_no_run(out: Path) -> None:
 
     if (around := run_around(out)) is not None:
         raise ExistsError(
-            f"{out} is or lies in {around}, the folder of a run, which stays as it is. Choose "
-            "another --out."
+            f"{out} is or lies in {around}, the folder of a run. Choose another --out."
         )
 
 
@@ -134,8 +133,7 @@ def _check_free(folder: Path, names: Collection[str], force: bool) -> None:
     taken = sorted(name for name in names if (folder / name).exists())
     if taken and not force:
         raise ExistsError(
-            f"{folder} has {', '.join(taken[:3])} already. Choose another --out, or --force to "
-            "replace what is drawn again."
+            f"{folder} has {', '.join(taken[:3])} already. Choose another --out, or pass --force."
         )
 
 

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 def library(name: str) -> Any:
-    return optional(name, "An object of it", "tables")
+    return optional(name, "An object of it", "sdattn[tables]")
 
 
 def labelled(

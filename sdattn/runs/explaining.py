@@ -234,8 +234,7 @@ def _fitted(
     """Return the images as the pipeline sees them, all of one size, one for each prompt."""
     if len(images) != len(prompts) or not images:
         raise InvalidValueError(
-            f"{len(images)} image(s) and {len(prompts)} prompt(s) were passed. Pass one prompt "
-            "for each image."
+            f"{len(images)} image(s) and {len(prompts)} prompt(s) were passed. Pass one for each."
         )
     images = [fit(pipe, image) for image in images]
     if len({image.size for image in images}) > 1:

@@ -15,11 +15,7 @@ from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.call_facts import images_a_prompt
 from ..models.pipeline import Options, Pipeline
-from ..models.pipeline_call import (
-    checked_options,
-    one_at_a_time,
-    options_of_image,
-)
+from ..models.pipeline_call import checked_options, one_at_a_time, options_of_image
 from ..models.reading import read_prompts
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt

@@ -134,31 +134,24 @@ class ImageRun:
         """
         if each is None:
             return self.heatmaps.to_xarray()
-        if each not in ("steps", "heads"):
+        if each == "heads":
+            layers = head_heatmaps(self)
+            if not layers:
+                raise not_kept(each)
+            arrays = [
+                along((head.to_xarray() for head in heads.values()), "head", [*heads])
+                for heads in layers.values()
+            ]
+            return along(arrays, "layer", [*layers])
+        if each != "steps":
             raise refuse("each", each, ("steps", "heads", None))
-        return _each_step(self) if each == "steps" else _each_head(self)
-
-
-def _each_step(run: ImageRun) -> xr.DataArray:
-    maps, calls = step_heatmaps(run), run.details.calls
-    if not maps:
-        raise not_kept("steps")
-    found = along((of_step.to_xarray() for of_step in maps), "step", calls)
-    times = run.settings.timesteps or ()
-    if max(calls) >= len(times):
+        maps, calls, times = step_heatmaps(self), self.details.calls, self.settings.timesteps or ()
+        if not maps:
+            raise not_kept(each)
+        found = along((of_step.to_xarray() for of_step in maps), "step", calls)
+        if max(calls) < len(times):
+            found = found.assign_coords(timestep=("step", [times[call] for call in calls]))
         return found
-    return found.assign_coords(timestep=("step", [times[call] for call in calls]))
-
-
-def _each_head(run: ImageRun) -> xr.DataArray:
-    layers = head_heatmaps(run)
-    if not layers:
-        raise not_kept("heads")
-    arrays = [
-        along((head.to_xarray() for head in heads.values()), "head", [*heads])
-        for heads in layers.values()
-    ]
-    return along(arrays, "layer", [*layers])
 
 
 def not_kept(what: str) -> ValueError:

@@ -72,7 +72,9 @@ def pack_run(
     # As a reader will get them: float16, so that statistics and drawings are those of the file.
     run = replace(run, layers=run.layers.as_saved())
     # The tensors of each file, checked before any byte is made.
-    tensors = {MAPS: _tensors(run.layers)}
+    tensors = {MAPS: {name: layer.maps[0] for name, layer in run.layers.layers.items()}}
+    if run.layers.affinity is not None:
+        tensors[MAPS][AFFINITY] = run.layers.affinity[0]
     for name, kept in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
         if kept is not None:
             # steps stand in the place of images, heads behind one image
@@ -80,7 +82,12 @@ def pack_run(
                 layer: held.maps[0] if name == HEADS else held.maps
                 for layer, held in kept.layers.items()
             }
-    _check_finite(tensors)
+    for layers in tensors.values():
+        if broken := [name for name, values in layers.items() if not values.isfinite().all()]:
+            raise InvalidValueError(
+                f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
+                "float16, try bfloat16 or float32."
+            )
     # The files of the prompt.
     files = image_files(run, parts)
     if "maps" in parts:
@@ -139,22 +146,6 @@ def heatmaps_from(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps
     """Return the heatmaps made of one image's layer maps."""
     maps = aggregate(layers, preset)[0]
     return finish(maps, prompt, preset, layers.columns, crop=layers.crop)
-
-
-def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    for held in tensors.values():
-        if broken := [name for name, values in held.items() if not values.isfinite().all()]:
-            raise InvalidValueError(
-                f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
-                "float16, try bfloat16 or float32."
-            )
-
-
-def _tensors(layers: LayerMaps) -> dict[str, Tensor]:
-    """Return one image's tensors: ``[(heads,) rows, cols, tokens]`` per layer, ``[N, N]`` for the
-    self-attention that refines."""
-    found = {name: layer.maps[0] for name, layer in layers.layers.items()}
-    return found if layers.affinity is None else {**found, AFFINITY: layers.affinity[0]}
 
 
 def pack_maps(maps: Mapping[str, Tensor]) -> bytes:

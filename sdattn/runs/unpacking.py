@@ -84,8 +84,7 @@ def _unpack_video(files: Mapping[str, bytes], info: RunInfo, where: str) -> Vide
 
 def _refuse_video(where: str) -> NoReturn:
     raise MissingFileError(
-        f"{where} was saved without its video, so its frames cannot be shown. Its maps are there: "
-        "run.heatmaps."
+        f"{where} was saved without its video, so it cannot be shown. Its maps are run.heatmaps."
     )
 
 

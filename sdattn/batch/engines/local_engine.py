@@ -62,7 +62,6 @@ def same(loaded: Sequence[Loaded]) -> Loaded:
     if len(set(loaded)) > 1:
         checksums = ", ".join(one.weights for one in loaded)
         raise InvalidValueError(
-            f"The processes have loaded different models (checksums {checksums}). Give every "
-            "machine the same files."
+            f"The processes have loaded different models ({checksums}). Give all the same files."
         )
     return loaded[0]

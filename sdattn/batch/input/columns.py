@@ -63,8 +63,7 @@ class Columns:
             return found[0]
         what = "the prompt is missing" if not found else f"{' and '.join(found)} may be the prompt"
         raise InvalidValueError(
-            f"{what}; found {shown([*names], 200)}. Write one, or name its column with "
-            "`prompt_column`."
+            f"{what}; found {shown([*names], 200)}. Write one, or pass `prompt_column`."
         )
 
     @property

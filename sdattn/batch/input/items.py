@@ -107,12 +107,13 @@ def read_items(
             item = item_of(own, found, line, find, columns=kept, foreign=foreign)
             if (first := taken.setdefault(item.id.lower(), line)) != line:
                 raise InvalidValueError(
-                    f"id={item.id!r} is already used in line {first}. Write another; letter case "
-                    "is ignored."
+                    f"id={item.id!r} is already in line {first}. Write another; case is ignored."
                 )
             items.append(item)
         except ValueError as error:
-            bad.append(BadLine(line, printable(str(error)), _beginning(raw)))
+            text = raw[:800].decode(errors="backslashreplace")  # at most four bytes per character
+            text = printable(text.rstrip("\r\n")[:200])[:200]
+            bad.append(BadLine(line, printable(str(error)), text))
     columns.check_seen(seen)
     return (_with_same_columns(items) if columns.keep == ALL else items), bad
 
@@ -206,24 +207,15 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _is_id(value: object) -> bool:
-    name = str(value) if type(value) is int else value
-    return isinstance(name, str) and bool(ID.fullmatch(name))
-
-
 def _is_words(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_text, value))
-
-
-def _is_weights(value: object) -> bool:
-    return isinstance(value, dict) and all(type(held) in (int, float) for held in value.values())
 
 
 _ONE = (_between(1, 1), "an item is one image or video. Write a line for each")
 _SIDE = (_between(1, 16384), "write a whole number of pixels from 1 to 16384")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id": (
-        _is_id,
+        lambda value: type(value) in (int, str) and bool(ID.fullmatch(str(value))),
         "it names a folder. Write up to 100 letters a-z, digits and . _ -, beginning with a letter "
         "or digit, without a dot at the end or two in a row",
     ),
@@ -241,7 +233,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _is_text(value) or _is_words(value),
         "write a word, or a list of words, where the image may change",
     ),
-    "weights": (_is_weights, 'write an object of words and their factors, as {"cat": 2}'),
+    "weights": (
+        lambda value: type(value) is dict and {*map(type, value.values())} <= {int, float},
+        'write an object of words and their factors, as {"cat": 2}',
+    ),
     "width": _SIDE,
     "height": _SIDE,
     "num_inference_steps": (_between(1, math.inf), "write a whole number from 1"),
@@ -265,11 +260,6 @@ def _check_words(words: Sequence[str], prompt: str) -> None:
                 f"{shown(phrase)} is not in the prompt. Its words are: {shorter(found, 300)}."
                 f"{did_you_mean(phrase, found.split(', '))}"
             )
-
-
-def _beginning(raw: bytes) -> str:
-    text = raw[:800].decode(errors="backslashreplace")  # at most four bytes per character
-    return printable(text.rstrip("\r\n")[:200])[:200]
 
 
 def printable(text: str) -> str:

@@ -70,8 +70,7 @@ def open_lines(
     if kind == "json":
         if (found := _rows_of_json(data)) is None:
             raise InvalidValueError(
-                "The input is not a JSON list. Write an array of objects, or, in a .jsonl file, "
-                "one object per line."
+                "The input is not a JSON list. Write an array, or, in a .jsonl file, objects."
             )
         lines = [json.dumps(row).encode() for row in found]
     if kind == "txt":

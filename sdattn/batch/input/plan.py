@@ -103,8 +103,7 @@ class _Checks:
             columns = len(read.tokens) if self.of_length else 0
         if item.edit_to is not None and makes_videos(self.pipe):
             raise InvalidValueError(
-                f"A {type(self.pipe).__name__} makes videos, and only images can be edited. Leave "
-                "edit_to out, or choose a model that makes images."
+                f"A {type(self.pipe).__name__} makes videos, not images to edit. Leave edit_to out."
             )
         if item.edit_to is not None:  # its prompts run together, and with no other's
             prepare(self.pipe, item.prompt, item.edit_to, EditOptions(**item.edit), options)
@@ -230,7 +229,8 @@ def digest_model(pipe: Pipeline) -> str:
         if isinstance(part, torch.nn.Module):
             parts[name].append({key: _sum(weight) for key, weight in _weights(part).items()})
             # A LoRA's scale is not one of its weights.
-            scales = [[n, m.scaling] for n, m in part.named_modules() if _is_scaled(m)]
+            own = [(n, m) for n, m in part.named_modules() if hasattr(m, "base_layer")]
+            scales = [[n, m.scaling] for n, m in own if isinstance(getattr(m, "scaling", 0), dict)]
             parts[name] += [scales] if scales else []
     return digest(parts)
 
@@ -243,10 +243,6 @@ def _weights(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
 
         found = get_state_dict_offloaded_model(model)
     return found
-
-
-def _is_scaled(module: torch.nn.Module) -> bool:
-    return isinstance(getattr(module, "scaling", None), dict) and hasattr(module, "base_layer")
 
 
 def _config(part: object) -> dict[str, object]:

@@ -35,7 +35,7 @@ def read_source(source: str, kind: str | None = None) -> Found:
     folder = path.parent if isinstance(path, Path) else next(iter(path.parents), path)
     find = partial(photo_in, folder)
     if kind == "parquet":
-        parquet = optional("pyarrow.parquet", "Parquet", "parquet")
+        parquet = optional("pyarrow.parquet", "Parquet", "sdattn[parquet]")
         from pyarrow import ArrowException
 
         try:
@@ -47,7 +47,7 @@ def read_source(source: str, kind: str | None = None) -> Found:
 
 
 def _rows_of_folder(folder: str) -> Found:
-    datasets = optional("datasets", f"The folder {folder}", "datasets")
+    datasets = optional("datasets", f"The folder {folder}", "sdattn[datasets]")
     saved = any(Path(folder, name).is_file() for name in ("state.json", "dataset_dict.json"))
     try:
         if saved:

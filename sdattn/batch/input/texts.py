@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from ...errors import InvalidValueError
 from ...files.terminal import shown
@@ -69,7 +70,10 @@ def of_text(text: str) -> Fields:
     """Return the fields of a line of text, usually only the prompt; raise InvalidValueError if it
     is JSON, settings of an image, or options."""
     text = text.rstrip("\r\n")
-    if _is_row(text):
+    is_row = False
+    with suppress(ValueError, RecursionError):  # an object without it may be meant as a prompt
+        is_row = text.lstrip().startswith("{") and "prompt" in json.loads(text)
+    if is_row:
         raise InvalidValueError(
             "it is a JSON object that names prompt. If the other lines are too, name the "
             "file .jsonl or say that the input format is jsonl; or write the prompt alone."
@@ -92,14 +96,6 @@ def of_text(text: str) -> Fields:
             "Write the line as JSON, in a .jsonl file, or leave the option out."
         )
     return Fields({"prompt": text})
-
-
-def _is_row(text: str) -> bool:
-    """Check for a JSON object that names ``prompt``; one without may be meant as a prompt."""
-    try:
-        return text.lstrip().startswith("{") and "prompt" in json.loads(text)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _of_options(text: str) -> Fields:

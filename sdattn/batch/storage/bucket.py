@@ -15,7 +15,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from uuid import uuid4
 
@@ -54,7 +54,7 @@ class Bucket(Storage):
     def __init__(self, root: Address):
         self.root = root
         self.lock: Ownership = StorageLease(root / ".batch/lease.json", root)
-        self._groups: dict[str, dict[str, dict[str, int]]] = {}
+        self._group = lru_cache(_NEAR)(self._list_group)
         self._shards, self._reading = Copies(_KEPT), threading.RLock()
         self._copies, self._writing = Copies(), threading.RLock()
         self._parts: dict[str, _Part] = {}
@@ -85,7 +85,7 @@ class Bucket(Storage):
     # Folders of items
 
     def folders(self) -> Iterator[tuple[str, bool]]:
-        self._groups.clear()
+        self._group.cache_clear()
         for group in (self.root / "items").glob("[0-9]*"):
             for item, names in self._group(f"items/{group.name}").items():
                 yield f"items/{group.name}/{item}", _LAST in names
@@ -124,24 +124,19 @@ class Bucket(Storage):
         root = inside(self.root, folder)
         for name in sorted({*self.names(folder), _LAST}, key=lambda name: name != _LAST):
             (root / name).unlink(missing_ok=True)
-        self._groups.pop(folder.rpartition("/")[0], None)
+        self._group.cache_clear()
 
     def _listed(self, folder: str) -> dict[str, int]:
         group, _, item = folder.rpartition("/")
         return self._group(group).get(item, {})
 
-    def _group(self, group: str) -> dict[str, dict[str, int]]:
-        """Return the bytes of a thousand items' objects, by item and name, as last listed."""
-        if (known := self._groups.get(group)) is None:
-            known = {}
-            for path, size in inside(self.root, group).sizes().items():
-                item, _, name = path.partition("/")
-                known.setdefault(item, {})[name] = size
-            with suppress(StopIteration, KeyError):  # another thread may remove the same
-                if len(self._groups) >= _NEAR:
-                    self._groups.pop(next(iter(self._groups)))
-            self._groups[group] = known
-        return known
+    def _list_group(self, group: str) -> dict[str, dict[str, int]]:
+        """Return the bytes of a thousand items' objects, by item and name."""
+        found: dict[str, dict[str, int]] = defaultdict(dict)
+        for path, size in inside(self.root, group).sizes().items():
+            item, _, name = path.partition("/")
+            found[item][name] = size
+        return {**found}
 
     # Rows that processes append
 

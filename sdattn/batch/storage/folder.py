@@ -177,10 +177,8 @@ class BatchFolder:
         self.journals.note("failed", writer, {**item, "reason": reason, "traceback": text})
 
     def _top(self) -> list[str]:
-        found = [
-            path for path in self.root.iterdir() if any(fnmatchcase(path.name, n) for n in _TOP)
-        ]
-        return sorted(path.name for path in found if path.is_file() and not path.is_symlink())
+        paths = (path for path in self.root.iterdir() if path.is_file() and not path.is_symlink())
+        return sorted(path.name for path in paths if any(fnmatchcase(path.name, n) for n in _TOP))
 
 
 def _sha256(path: AnyPath) -> str:

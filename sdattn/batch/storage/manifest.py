@@ -93,8 +93,7 @@ def read_manifest(root: AnyPath) -> Manifest:
     path = inside(root, "batch.json")
     if not path.is_file():
         raise MissingFileError(
-            f"{root} has no batch.json, so it is not a batch run's folder. Those are made by "
-            "`run_batch()`."
+            f"{root} has no batch.json: it is not a batch run's folder. `run_batch()` makes those."
         )
     # once: a run that goes on may replace the file at any time
     document = read_sealed(path.read_bytes(), path, FORMAT, LOST, _SEAL)

@@ -81,7 +81,7 @@ class Parquets(Shards):
 
 
 def require_pyarrow() -> None:
-    optional("pyarrow.parquet", "Parquet", "parquet")
+    optional("pyarrow.parquet", "Parquet", "sdattn[parquet]")
 
 
 @contextmanager

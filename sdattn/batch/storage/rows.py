@@ -39,32 +39,9 @@ def row_of(
 ) -> dict[str, object]:
     """Return the row of ``metadata.jsonl`` for an item, with :meth:`WordStatistics.flat` of the
     ``words`` and ``run.json``'s ``checksum``; raise ValueError if ``run.json`` lacks something."""
-    try:
-        row = _said(info, location)
-    except (TypeError, ValueError) as error:
-        raise InvalidValueError(
-            f"{location}/run.json is damaged, a row needs more ({error})"
-        ) from error
-    files = [{"name": name, "bytes": sizes[name]} for name in sorted(sizes)]
-    return {**row, "run_sha256": checksum, "files": files}
-
-
-def line_of(row: Mapping[str, object]) -> bytes:
-    return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-
-
-def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return the bytes of an item's files from its row, or None if it lacks them."""
-    try:
-        return {file["name"]: file["bytes"] for file in row["files"]}
-    except (KeyError, TypeError):
-        return None
-
-
-def _said(info: RunInfo, location: str) -> dict[str, object]:
     needed = ("id", "line", "options", "size", "truncated", "fingerprint")
     if lacking := [name for name in needed if getattr(info, name) is None]:
-        raise InvalidValueError(f"it lacks {', '.join(lacking)}")
+        raise InvalidValueError(f"{location}/run.json is damaged: it lacks {', '.join(lacking)}")
     options, columns, size = info.options or {}, set(info.columns), info.size or (0, 0)
     image, folder = {}, "" if location.startswith("shards/") else f"{location}/"
     if "image.png" in info.files and folder:
@@ -87,7 +64,7 @@ def _said(info: RunInfo, location: str) -> dict[str, object]:
         "height": size[1],
         **({} if info.frames is None else {"frames": info.frames}),
         "num_inference_steps": options.get("num_inference_steps"),
-        "guidance_scale": None if guidance is None else float(guidance),
+        "guidance_scale": float(guidance) if isinstance(guidance, (int, float)) else None,
         "words": [
             word.text for word in info.words if word.columns and columns.issuperset(word.columns)
         ],
@@ -98,7 +75,21 @@ def _said(info: RunInfo, location: str) -> dict[str, object]:
         "place": location,
         "fingerprint": info.fingerprint,
         **(info.list_columns or {}),
+        "run_sha256": checksum,
+        "files": [{"name": name, "bytes": sizes[name]} for name in sorted(sizes)],
     }
+
+
+def line_of(row: Mapping[str, object]) -> bytes:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
+    """Return the bytes of an item's files from its row, or None if it lacks them."""
+    try:
+        return {file["name"]: file["bytes"] for file in row["files"]}
+    except (KeyError, TypeError):
+        return None
 
 
 def rows_in(path: AnyPath) -> Iterator[dict[str, Any]]:

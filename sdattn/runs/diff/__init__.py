@@ -79,8 +79,7 @@ def _side(run: RunLike) -> ImageRun:
     run, number = run if isinstance(run, tuple) else (run, None)
     if not isinstance(run, Run):
         raise InvalidTypeError(
-            f"Asked to compare a {type(run).__name__}. Pass a run's folder, or what load_run() or "
-            "generate() returned."
+            f"Asked to compare a {type(run).__name__}. Pass a run's folder, a SavedRun or a Run."
         )
     last = len(run) - 1
     number = 0 if number is None and last == 0 else number
@@ -96,8 +95,7 @@ def _check(a: ImageRun, b: ImageRun) -> None:
     """Refuse runs that cannot be compared; warn where their layers differ."""
     if a.video is not None or b.video is not None:
         raise InvalidTypeError(
-            "Comparisons work on images, but these are videos. Compare one frame of each, "
-            "diff(load_run(A).frame(0), load_run(B).frame(0))."
+            "Comparisons work on images, but these are videos. Compare a frame of each, .frame(0)."
         )
     # Values are compared, so they must be values of one thing: one preset, as many steps where
     # these are summed, images of one shape.

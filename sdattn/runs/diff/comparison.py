@@ -88,7 +88,9 @@ class Comparison:
             PIL, RGB. All maps share one scale, and so do all differences. Many words are set in
             several columns.
         """
-        a = _scaled(self.image_a, 384 if len(self.words) <= _FEW else render.SHORTEST_SIDE)
+        side = 384 if len(self.words) <= _FEW else render.SHORTEST_SIDE
+        size = [round(pixels * side / min(self.image_a.size)) for pixels in self.image_a.size]
+        a = self.image_a.convert("RGB").resize(size, Image.Resampling.BICUBIC)
         b = self.image_b.convert("RGB").resize(a.size, Image.Resampling.BICUBIC)
         head = [render.caption(a, "A"), render.caption(b, "B"), self._pixels(a.size)]
         differ = [f"{name} {x} | {y}" for name, (x, y) in self.told_settings().items()]
@@ -106,7 +108,20 @@ class Comparison:
         differences = [word.difference for word in self.words if word.difference is not None]
         most = max((float(values.abs().max()) for values in differences), default=0.0)
         scale = 0.0, max((heatmap.full for heatmap in maps), default=1.0)
-        return [_row(word, a, b, scale, most) for word in self.words]
+        rows = []
+        for word in self.words:
+            label, tiles = f"{word.label}: B - A", []
+            for letter, image, heatmap in (("A", a, word.a), ("B", b, word.b)):
+                if heatmap:
+                    tiles.append(replace(heatmap, label=word.label).overlay(image, scale=scale))
+                else:
+                    tiles.append(_blank(image.size, word.label, f"not in {letter}"))
+            if word.difference is None:
+                tiles.append(_blank(a.size, label))
+            else:
+                tiles.append(render.signed(word.difference.numpy(), a.size, label, most))
+            rows.append(tiles)
+        return rows
 
     def told_settings(self) -> dict[str, tuple[str, str]]:
         """Return the settings that differ, except the prompt, each in at most 60 characters."""
@@ -178,32 +193,6 @@ def _short(value: object) -> str:
     if isinstance(value, list):
         value = ", ".join(map(_short, value))
     return "-" if value is None else shorter(str(value), 60)
-
-
-def _row(
-    word: WordDifference,
-    image_a: Image.Image,
-    image_b: Image.Image,
-    scale: tuple[float, float],
-    most: float,
-) -> list[Image.Image]:
-    tiles = []
-    for letter, image, heatmap in (("A", image_a, word.a), ("B", image_b, word.b)):
-        if heatmap:
-            tiles.append(replace(heatmap, label=word.label).overlay(image, scale=scale))
-        else:
-            tiles.append(_blank(image.size, word.label, f"not in {letter}"))
-    label = f"{word.label}: B - A"
-    if word.difference is None:
-        return [*tiles, _blank(image_a.size, label)]
-    return [*tiles, render.signed(word.difference.numpy(), image_a.size, label, most)]
-
-
-def _scaled(image: Image.Image, side: int) -> Image.Image:
-    """Resize to a shorter side of ``side`` pixels; RGB."""
-    factor = side / min(image.size)
-    size = round(image.width * factor), round(image.height * factor)
-    return image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
 
 
 def _blank(size: tuple[int, int], label: str, note: str = "") -> Image.Image:
