@@ -68,7 +68,16 @@ class RecentRuns:
             *(run_folder / f"{name}.{kind}" for kind in ("html", "webp", "zip")),
         )
         run_folder.mkdir(parents=True)
-        _write(run, kept, name)
+        with zipfile.ZipFile(kept.archive, "w") as archive:
+            for number, folder in enumerate(run_folders(name, len(run))):
+                files = pack_with_page(run[number]).files
+                for path, data in files.items():
+                    archive.writestr(f"{folder.name}/{path}", data)
+                if number == 0:
+                    kept.page.write_bytes(files["report.html"])
+        small = run[0].image.copy()
+        small.thumbnail((_SIDE, _SIDE))
+        small.save(kept.small, "WEBP")
         self._runs[key] = kept
         for oldest in list(self._runs)[:-1]:
             if sum(path.stat().st_size for path in self.folder.glob("*/*")) > self.most:
@@ -79,16 +88,3 @@ class RecentRuns:
     def known(self, keys: Iterable[str]) -> Iterator[tuple[str, RecentRun]]:
         found = ((key, self._runs.get(key)) for key in keys)
         return ((key, kept) for key, kept in found if kept is not None)
-
-
-def _write(run: Run, kept: RecentRun, name: str) -> None:
-    with zipfile.ZipFile(kept.archive, "w") as archive:
-        for number, folder in enumerate(run_folders(name, len(run))):
-            files = pack_with_page(run[number]).files
-            for path, data in files.items():
-                archive.writestr(f"{folder.name}/{path}", data)
-            if number == 0:
-                kept.page.write_bytes(files["report.html"])
-    small = run[0].image.copy()
-    small.thumbnail((_SIDE, _SIDE))
-    small.save(kept.small, "WEBP")

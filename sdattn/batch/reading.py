@@ -16,7 +16,7 @@ from .storage.folder import BatchFolder
 from .storage.layouts import Layout
 from .storage.manifest import Manifest
 from .storage.rows import WORD_LABELS, NotedRow, row_at, word_rows
-from .storage.whole import find_whole
+from .storage.whole import survey
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -112,7 +112,8 @@ def status(root: str | Path) -> Status:
     folder = BatchFolder(root)
     made = folder.manifest.input
     running = None if folder.lock.free() else folder.lock.describe_holder()
-    whole = find_whole(folder)
+    # with all files at their sizes, or without a row
+    whole = {item for item, (_, lacking) in survey(folder).items() if not lacking}
     failed = len(folder.journals.failures().keys() - whole)
     return Status(made.items, len(whole), failed, made.bad_lines, running)
 

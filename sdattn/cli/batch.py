@@ -198,14 +198,10 @@ def _run(output: Output, request: Any) -> None:
     outcome = run_batch(request)
     if outcome is not None:  # the first process reports
         _print_outcome(output, outcome, path_of(request.out))
-        raise typer.Exit(_exit_code(outcome))
-
-
-def _exit_code(outcome: Any) -> int:
-    """Return the exit code; 0 under a launcher, for which any other is a crash, once all that can
-    be drawn is."""
-    is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
-    return 0 if is_all and not _LAUNCHED.isdisjoint(os.environ) else outcome.exit_code
+        # Under a launcher, for which any other code is a crash, 0 once all that can be drawn is.
+        is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
+        is_launched = not _LAUNCHED.isdisjoint(os.environ)
+        raise typer.Exit(0 if is_all and is_launched else outcome.exit_code)
 
 
 def _kept(text: str | None) -> Any:

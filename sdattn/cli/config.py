@@ -35,8 +35,6 @@ def _called(param: Any) -> str:
 
 def _typed(param: Any, value: Any) -> Any:
     """Return a value as it would be typed, so that it is parsed and refused in the same way."""
-    # typer parses texts, so a value goes through the same reading and the same refusals as one that
-    # is typed.
     many, flag = getattr(param, "multiple", False) or param.nargs == -1, hasattr(param, "is_flag")
     flag = flag and param.is_flag
     if many and isinstance(value, dict):
@@ -57,7 +55,14 @@ def _entries(path: Path, command: str) -> dict[str, Any]:
     except OSError as error:
         raise _refused(str(access_error(error))) from None
     if path.suffix != ".json":
-        return _of_toml(path, data)
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        try:
+            return tomllib.loads(data.decode())
+        except ValueError as error:  # UnicodeDecodeError is one too
+            raise _refused(f"{path} is no TOML: {error}.") from None
     try:
         document = json.loads(data)
     except ValueError as error:
@@ -68,17 +73,6 @@ def _entries(path: Path, command: str) -> dict[str, Any]:
     if not entries:
         raise _refused(f"{path} is of one image of an edit. Take the run.json of the folder above.")
     return {name: value for name, value in entries.items() if value is not None}
-
-
-def _of_toml(path: Path, data: bytes) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        return tomllib.loads(data.decode())
-    except ValueError as error:  # UnicodeDecodeError is one too
-        raise _refused(f"{path} is no TOML: {error}.") from None
 
 
 def _of_run(path: Path, data: bytes, document: Any) -> tuple[str, dict[str, Any]]:

@@ -62,7 +62,7 @@ def generate(
     from ..runs.targets import check_target
 
     checks = Checks()
-    given = options.pipeline_options(steps, guidance, negative, width, height, frames=frames)
+    given = options.pipeline_options(steps, guidance, negative, width, height, frames)
     given |= checks.settings(set_)
     watch = {**(checks.run(_kept, keep) or {}), **({"branch": "both"} if negative_maps else {})}
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"

@@ -131,18 +131,10 @@ _WITH_OPTION = {  # names that --set refuses: options of the commands and of gen
 }
 
 
-def pipeline_options(
-    steps: int | None = None,
-    guidance: float | None = None,
-    negative: str | None = None,
-    width: int | None = None,
-    height: int | None = None,
-    frames: int | None = None,
-) -> dict[str, Any]:
-    """Return the given options of the pipeline's call; --set has its own, `setting`."""
-    values = (steps, guidance, negative, width, height, frames)
-    options = dict(zip(PIPELINE, values, strict=True))
-    return {name: value for name, value in options.items() if value is not None}
+def pipeline_options(*values: float | str | None) -> dict[str, Any]:
+    """Return the given options of the pipeline's call, from their values in the order of PIPELINE;
+    --set has its own, `setting`."""
+    return {name: value for name, value in zip(PIPELINE, values) if value is not None}  # noqa: B905
 
 
 def setting(text: str) -> tuple[str, Any]:

@@ -129,11 +129,8 @@ def prepare(
     force: bool = False,
     **options: Any,
 ) -> Callable[[], Run]:
-    """Check everything that :func:`generate` refuses, before anything runs; return what runs it.
-
-    Args:
-        out, force: see :meth:`sdattn.Run.save`; folders that cannot be written are refused too.
-    """
+    """Check everything that :func:`generate` refuses, and the folders that :meth:`sdattn.Run.save`
+    would, before anything runs; return what runs it."""
     number = len(checked_prompts(prompt))
     options = checked_options(pipe, options, prompts=number, videos=not causal)
     read = read_prompts(pipe, prompt, **options)

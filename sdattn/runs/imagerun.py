@@ -207,11 +207,8 @@ def step_names(run: ImageRun) -> list[tuple[str, ...]]:
 
 
 def group_heatmaps(run: ImageRun) -> dict[str, Heatmaps]:
-    """Return the mean over the layers of each place and grid, in the order in which they run.
-
-    Returns:
-        ``"up 64x64"`` to heatmaps on that grid, rows x cols, whatever the run's preset.
-    """
+    """Return the mean over the layers of each place and grid, ``"up 64x64"``, rows x cols, in the
+    order in which they run, whatever the run's preset."""
     return {name: heads[0] for name, heads in _grouped(run.layers, run.heatmaps).items()}
 
 
@@ -240,12 +237,8 @@ def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
 
 
 def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
-    """Return the heatmaps of each head, for the layers on the finest grid that the preset reads.
-
-    Returns:
-        The layer's name to the heatmaps of its heads by number, each a share of the head's
-        attention; empty if the run kept only a mean over heads.
-    """
+    """Return the heatmaps of each head, by layer and number, for the layers on the finest grid that
+    the preset reads: each a share of the head's attention. Empty without single heads."""
     preset, prompt = run.heatmaps.preset, run.heatmaps.prompt
     maps = run.layers if preset.each_head else run.details.heads
     if maps is None:

@@ -105,10 +105,6 @@ class RunInfo(RunSettings):
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **super().to_json()}
 
-    def sealed(self) -> bytes:
-        """Return ``run.json``."""
-        return sealed(self.to_json())
-
     @property
     def read_prompt(self) -> Prompt:
         """The prompt as the model read it."""
@@ -119,17 +115,8 @@ class RunInfo(RunSettings):
 
 
 def read_info(files: Mapping[str, bytes], where: str) -> RunInfo:
-    """Read and check ``run.json``.
-
-    Args:
-        files: a run's files by their paths.
-        where: where they come from, for errors.
-
-    Raises:
-        FileNotFoundError: it is missing.
-        ValueError: it is no run of this version, was changed, or an entry is missing or has the
-            wrong type; the message names the entry.
-    """
+    """Read and check ``run.json`` among a run's files; raise FileNotFoundError if it is missing,
+    ValueError if it is no run of this version, was changed or lacks an entry, which is named."""
     path = f"{where}/run.json"
     info: RunInfo = read_document(RunInfo, _document(files, where), path, _DO)
     for found in _problems(info):

@@ -23,6 +23,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import InvalidValueError
+from ..files.records import sealed
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate
 from ..maps.finishing import finish
@@ -57,17 +58,12 @@ class Packed(NamedTuple):
 def pack_run(
     run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
 ) -> Packed:
-    """Return the files of one image's run; the same run gives the same bytes.
+    """Return the files of one image's run, with its maps as float16; the same run gives the same
+    bytes. Raise ValueError if a map holds values that are not finite.
 
-    Args:
-        run: run whose maps are kept as float16.
-        parts: names in :data:`sdattn.runs.drawings.PARTS`. ``run.json`` is always included; a
-            report comes in ``beside``. Single steps and heads, and further maps, each in a folder
-            of their own, go with ``maps``.
-        beside: further files of the folder, such as a page.
-
-    Raises:
-        ValueError: a map holds values that are not finite.
+    ``parts`` are names in :data:`sdattn.runs.drawings.PARTS`. Single steps and heads, and further
+    maps, each in a folder of their own, go with ``maps``; a report comes in ``beside``, with other
+    files of the folder.
     """
     # As a reader will get them: float16, so that statistics and drawings are those of the file.
     run = replace(run, layers=run.layers.as_saved())
@@ -107,7 +103,7 @@ def pack_run(
     files |= beside or {}
     # Last what names and seals all of them.
     info = _info(run, files)
-    return Packed(info, {**files, "run.json": info.sealed()})
+    return Packed(info, {**files, "run.json": sealed(info.to_json())})
 
 
 def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:

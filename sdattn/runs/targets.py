@@ -34,20 +34,11 @@ def new_folder(
 
 
 def check_target(folder: str | Path, *, force: bool = False, kind: Kind = "run") -> None:
-    """Refuse, before any work, a folder that cannot be written or must not be replaced.
+    """Refuse, before any work, a folder that cannot be written (OSError) or must not be replaced:
+    it exists and ``force`` is not set, or holds what no run of this kind wrote (FileExistsError).
 
     Leftovers of a killed process at this place are cleared first, see
     :func:`sdattn.files.writing.clear_leftovers`.
-
-    Args:
-        folder: folder to be written.
-        force: it may be replaced, if everything in it was written by a run of this kind.
-        kind: kind of run to be written there.
-
-    Raises:
-        FileExistsError: ``folder`` exists and ``force`` is not set, or it holds something that is
-            not such a run's; the message names it.
-        OSError: the folder above cannot be written.
     """
     folder = Path(folder)
     clear_leftovers(folder)
@@ -83,16 +74,14 @@ def _check_ours(folder: Path, kind: Kind) -> None:
     if not str(document.get("format")).startswith(f"sdattn-{kind}-") or "fingerprint" in document:
         item = "an item of a batch run" if "fingerprint" in document else f"no {_CALLED[kind]}"
         raise ExistsError(
-            f"{folder} exists and is {item}, so it is not replaced. Choose another `folder`, or "
-            "remove it yourself."
+            f"{folder} exists and is {item}, so it is not replaced. Choose another `folder`."
         )
     found = {name for name in files_below(folder) if Path(name).name not in _OF_THE_SYSTEM}
     if foreign := sorted(found - _own_files(folder, document, kind)):
         more = f" and {len(foreign) - _MOST_NAMED} more" if len(foreign) > _MOST_NAMED else ""
         there = ", ".join(foreign[:_MOST_NAMED]) + more
         raise ExistsError(
-            f"{folder} holds what the run did not write, so it is not replaced: {there}. Move that "
-            "elsewhere, or choose another `folder`."
+            f"{folder} holds what the run did not write: {there}. Choose another `folder`."
         )
 
 

@@ -44,7 +44,8 @@ class Progress:
         self.tally, self.total, self.before = Tally(storage), total, before
         self._redraw = _LINE_EVERY if storage.is_remote else 0.5  # each redraw queries the storage
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        show = self._draw_bar if sys.stderr.isatty() else self._print_lines
+        self._thread = threading.Thread(target=show, daemon=True)
         self._start = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -69,10 +70,7 @@ class Progress:
             parts.append(f"{failed:,} failed")
         return ", ".join(parts)
 
-    def _run(self) -> None:
-        if sys.stderr.isatty():
-            self._draw_bar()
-            return
+    def _print_lines(self) -> None:
         while not self._end.wait(_LINE_EVERY):
             say(self.text())
 

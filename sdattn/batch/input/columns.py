@@ -79,8 +79,7 @@ class Columns:
         kept = kept if self.keep == ALL else list(self.named)
         if taken := sorted(OWN_NAMES.intersection(kept)):
             raise InvalidValueError(
-                f"rows have columns of their own called {', '.join(taken)}. Rename yours, or name "
-                "the columns to keep one by one."
+                f"rows have columns called {', '.join(taken)}. Rename yours, or name those to keep."
             )
         return found, {name: fields.text(name) for name in kept}
 

@@ -210,10 +210,8 @@ def fingerprint(job: Job, settings: str) -> str:
 
 
 def digest_inputs(jobs: Iterable[Job]) -> str:
-    found = hashlib.sha256()
-    for job in jobs:
-        found.update(f"{job.item.id}\n{job.item.line}\n{fingerprint(job, '')}\n".encode())
-    return found.hexdigest()[:16]
+    told = (f"{job.item.id}\n{job.item.line}\n{fingerprint(job, '')}\n" for job in jobs)
+    return sha256("".join(told).encode())[:16]
 
 
 def digest_model(pipe: Pipeline) -> str:

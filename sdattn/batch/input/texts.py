@@ -75,14 +75,12 @@ def of_text(text: str) -> Fields:
         is_row = text.lstrip().startswith("{") and "prompt" in json.loads(text)
     if is_row:
         raise InvalidValueError(
-            "it is a JSON object that names prompt. If the other lines are too, name the "
-            "file .jsonl or say that the input format is jsonl; or write the prompt alone."
+            "it is a JSON object that names prompt. Name the file .jsonl or write the prompt alone."
         )
     if ":" in text and (_is_settings(text) or any(map(_NEGATIVE.match, text.splitlines()))):
         raise InvalidValueError(
-            "it holds the settings of an image, as AUTOMATIC1111 writes them (Negative prompt:, "
-            "Steps:). Write the image as a line of JSON with prompt, negative_prompt, seed, "
-            "num_inference_steps and guidance_scale, in a .jsonl file."
+            "it holds the settings of an image (Negative prompt:, Steps:). Write it as JSON in a "
+            ".jsonl file: prompt, negative_prompt, seed, num_inference_steps, guidance_scale."
         )
     if "\r" in text:
         raise InvalidValueError(

@@ -19,7 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ...errors import ExistsError, InvalidValueError
+from ...errors import ExistsError
 from ...files.addresses import AnyPath, path_of
 from ...files.paths import check_writable, inside
 from ...files.records import read_sealed
@@ -77,13 +77,8 @@ class BatchFolder:
     # Ownership
 
     def open(self, owner: str) -> None:
-        """Create the folder if needed and lock it for the job ``owner``.
-
-        Raises:
-            FileExistsError: there is something else at this path.
-            ValueError: a link is in place of one of a run's folders.
-            OSError: it cannot be written, or another job is writing there.
-        """
+        """Create the folder if needed and lock it for the job ``owner``; raise OSError if it cannot
+        be written or is something else's or another job's, ValueError for a link in it."""
         if self.root.exists() and not self.root.is_dir():
             raise ExistsError(f"{self.root} is a file. Choose another `folder`.")
         paths = self.root.iterdir() if self.root.is_dir() else ()
@@ -162,14 +157,12 @@ class BatchFolder:
     def row(
         self, item: str, location: str, files: Files, info: RunInfo | None = None
     ) -> dict[str, Any]:
-        """Return an item's row from its ``run.json``; a ValueError names the problem."""
+        """Return an item's row from its ``run.json`` and the sizes of its files."""
         info = info or read_info(files, location)
         names = ["run.json", *info.files]
         sizes = {name: len(files[name]) for name in names if name in files}
         if len(sizes) < len(names):
             sizes = self.layout.sizes(item, location, names)
-        if lost := [name for name in names if name not in sizes]:
-            raise InvalidValueError(f"{', '.join(lost[:3])} is missing")
         return row_of(info, location, sha256(files["run.json"]), sizes)
 
     def note_failed(self, writer: str, item: Mapping[str, object], reason: str, text: str) -> None:
@@ -177,8 +170,9 @@ class BatchFolder:
         self.journals.note("failed", writer, {**item, "reason": reason, "traceback": text})
 
     def _top(self) -> list[str]:
-        paths = (path for path in self.root.iterdir() if path.is_file() and not path.is_symlink())
-        return sorted(path.name for path in paths if any(fnmatchcase(path.name, n) for n in _TOP))
+        found = self.root.iterdir()
+        named = (path for path in found if any(fnmatchcase(path.name, n) for n in _TOP))
+        return sorted(path.name for path in named if path.is_file() and not path.is_symlink())
 
 
 def _sha256(path: AnyPath) -> str:

@@ -7,6 +7,7 @@ from uuid import uuid4
 
 from ...errors import InvalidValueError
 from ...files.terminal import say
+from ...runs.info import read_info
 from .folder import BatchFolder
 from .rows import NotedRow, rows_in, sizes_in
 
@@ -14,7 +15,7 @@ _NO_ITEM = "it has no run.json"
 _MOST_NAMED = 20  # items named one by one
 
 
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """An item's location, and the files it lacks by its row; None without one."""
 
     location: str
@@ -28,7 +29,7 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
     Rows lost in a crash are read from the items. Remains of items are removed if they are
     ``redrawn``; others stay, and are named on stderr.
     """
-    layout, seen = folder.layout, _survey(folder)
+    layout, seen = folder.layout, survey(folder)
     layout.clear_unfinished()
     damage = _note_unnoted(folder, seen)
     # Removing items may move others to another shard, so everything is surveyed again.
@@ -50,15 +51,10 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
     return folder.journals.rows()
 
 
-def find_whole(folder: BatchFolder) -> set[str]:
-    """Return the items whose files all exist at their sizes, and those without a row."""
-    return {item for item, (_, lacking) in _survey(folder).items() if not lacking}
-
-
 def whole_items(folder: BatchFolder) -> tuple[dict[str, NotedRow], list[str]]:
     """Return the whole items, by id, and the ids of items that have a row but are not whole."""
     rows, found = folder.journals.rows(), dict[str, NotedRow]()
-    for item, (location, lacking) in _survey(folder).items():
+    for item, (location, lacking) in survey(folder).items():
         row = rows.get(item)
         with suppress(OSError, ValueError):
             if lacking is None:
@@ -70,7 +66,7 @@ def whole_items(folder: BatchFolder) -> tuple[dict[str, NotedRow], list[str]]:
     return found, [item for item in rows if item not in found]
 
 
-def _survey(folder: BatchFolder) -> dict[str, _Seen]:
+def survey(folder: BatchFolder) -> dict[str, Seen]:
     """Look at every existing item, by id."""
     layout = folder.layout
     there = dict(layout.find())  # first: then a bucket is listed only once
@@ -81,10 +77,10 @@ def _survey(folder: BatchFolder) -> dict[str, _Seen]:
             if written is not None and isinstance(row.get("place"), str):
                 where = row["id"], row["place"]
                 lacking[where] = layout.lacking(*where, written)
-    return {item: _Seen(at, lacking.get((item, at))) for item, at in there.items()}
+    return {item: Seen(at, lacking.get((item, at))) for item, at in there.items()}
 
 
-def _note_unnoted(folder: BatchFolder, seen: Mapping[str, _Seen]) -> dict[str, str]:
+def _note_unnoted(folder: BatchFolder, seen: Mapping[str, Seen]) -> dict[str, str]:
     """Note the items without a good row; return the problems of items that are not whole, by id."""
     writer, damage = f"settled-{uuid4().hex[:12]}", dict[str, str]()
     for item, (location, lacking) in seen.items():
@@ -102,7 +98,11 @@ def _read_row(folder: BatchFolder, item: str, location: str) -> dict[str, Any]:
     files = folder.layout.read(item, location, ["run.json"])
     if "run.json" not in files:
         raise InvalidValueError(_NO_ITEM)
-    return folder.row(item, location, files)
+    info = read_info(files, location)
+    row = folder.row(item, location, files, info)
+    if lost := info.files.keys() - (sizes_in(row) or {}).keys():
+        raise InvalidValueError(f"{', '.join(sorted(lost)[:3])} is missing")
+    return row
 
 
 def _of_item(item: str, reason: str, location: str, end: str) -> str:

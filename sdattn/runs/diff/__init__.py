@@ -59,13 +59,19 @@ def diff(
         if words is None
         else [w for phrase in words for w in choose_words(*maps, phrase)]
     )
+    of_a, of_b = _settings(first.settings), _settings(second.settings)
+    differing = {
+        name: (of_a.get(name), of_b.get(name))
+        for name in {**of_a, **of_b}
+        if of_a.get(name) != of_b.get(name)
+    }
     return Comparison(
         names or _names(first, second),
         (first.heatmaps.prompt.text, second.heatmaps.prompt.text),
         first.image,
         second.image,
         found,
-        _differing(first, second),
+        differing,
         maps,
     )
 
@@ -112,15 +118,13 @@ def _check(a: ImageRun, b: ImageRun) -> None:
     if a.heatmaps.preset.steps == "sum" and a.layers.passes != b.layers.passes:
         passes = f"{a.layers.passes} and {b.layers.passes}"
         raise InvalidValueError(
-            f"The maps are sums over {passes} steps, so their values cannot be "
-            "compared. Make both runs with the same steps, or with another preset."
+            f"The maps are sums over {passes} steps. Make both runs with as many steps."
         )
     ratios = [side.image.width / side.image.height for side in (a, b)]
     if max(ratios) > 1.01 * min(ratios):
         sizes = [f"{side.image.width}x{side.image.height}" for side in (a, b)]
         raise InvalidValueError(
-            f"A's image has {sizes[0]} pixels and B's {sizes[1]} (width x height), which are "
-            "other proportions. Make both runs with the same size."
+            f"A's image has {sizes[0]} pixels and B's {sizes[1]}. Make both runs with one size."
         )
     for name, side in (("A", a), ("B", b)):
         if not torch.isfinite(side.heatmaps.maps).all():
@@ -152,12 +156,6 @@ def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
         if name_a != name_b:
             return name_a, name_b
     return parts[0][-1], parts[1][-1]
-
-
-def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[object, object]]:
-    of_a, of_b = _settings(a.settings), _settings(b.settings)
-    names = [name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name)]
-    return {name: (of_a.get(name), of_b.get(name)) for name in names}
 
 
 def _settings(settings: RunSettings) -> dict[str, object]:

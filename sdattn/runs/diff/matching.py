@@ -103,11 +103,8 @@ def _numbered(maps: Sequence[Heatmap]) -> dict[tuple[tuple[str, ...], int], Heat
 
 
 def choose_words(a: Heatmaps, b: Heatmaps, phrase: str) -> list[WordDifference]:
-    """Return each occurrence of a word or phrase, the n-th of A with the n-th of B.
-
-    Raises:
-        KeyError: it is in neither run.
-    """
+    """Return each occurrence of a word or phrase, the n-th of A with the n-th of B; raise KeyError
+    if it is in neither run."""
     found: list[tuple[Heatmap, ...]] = []
     reasons = []
     for maps in (a, b):
