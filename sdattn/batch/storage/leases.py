@@ -23,6 +23,8 @@ class StorageLease(Ownership):
     """One job at a time: its first process takes the lease, the others join it. A killed process is
     recognized by its unchanging beat, so no clocks are compared."""
 
+    note: Address
+
     def __init__(self, path: Address, what: Address):
         super().__init__(path, what)
         self.beat = _SLOW.get(path.scheme, _BEAT)
