@@ -160,10 +160,8 @@ def _harmed(
 ) -> Iterator[str]:
     """Read everything; yield problems of items, or of a shard whose items are intact."""
     with ThreadPoolExecutor() as pool:
-        found = pool.map(
-            lambda at: check_item(layout, at[0], at[1], row_at(rows, *at), save), there
-        )
-        wrong = {where: problems for where, problems in zip(there, found, strict=True) if problems}
+        told = pool.map(lambda at: check_item(layout, at[0], at[1], row_at(rows, *at), save), there)
+        wrong = {where: problems for where, problems in zip(there, told, strict=True) if problems}
     for (item, location), problems in wrong.items():
         yield from (f"{item}: {problem} (in {location})" for problem in problems)
     sound = {location for _, location in there} - {location for _, location in wrong}
