@@ -14,7 +14,6 @@ from ..files.writing import clear_leftovers, whole_folder
 Kind = Literal["run", "edit", "diff"]
 _CALLED = {"run": "run's folder", "edit": "edit's folder", "diff": "comparison's folder"}
 _OF_THE_SYSTEM = {".DS_Store", "Thumbs.db", "desktop.ini"}  # made by looking into a folder
-_MOST_NAMED = 3  # files
 # A file that a run's folder can have, by its path in it
 RUN_FILE = re.compile(
     r"(image|source)\.png|video\.(mp4|webp)|preview\.webp|(report|edit)\.html"
@@ -78,8 +77,7 @@ def _check_ours(folder: Path, kind: Kind) -> None:
         )
     found = {name for name in files_below(folder) if Path(name).name not in _OF_THE_SYSTEM}
     if foreign := sorted(found - _own_files(folder, document, kind)):
-        more = f" and {len(foreign) - _MOST_NAMED} more" if len(foreign) > _MOST_NAMED else ""
-        there = ", ".join(foreign[:_MOST_NAMED]) + more
+        there = ", ".join(foreign[:3])
         raise ExistsError(
             f"{folder} holds what the run did not write: {there}. Choose another `folder`."
         )

@@ -52,8 +52,7 @@ class Columns:
     def check(self) -> None:
         """Raise InvalidValueError for a column that cannot be kept."""
         if self.keep != ALL and (taken := sorted(OWN_NAMES.intersection(self.keep))):
-            text = "rows have columns of their own of that name. Rename yours in the list."
-            raise OptionError("keep_columns", taken, text)
+            raise OptionError("keep_columns", taken, "rows have columns so called. Rename yours.")
 
     def prompt_in(self, names: Collection[str]) -> str:
         """Return the column that holds the prompt; raise InvalidValueError for none or several."""

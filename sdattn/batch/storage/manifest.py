@@ -97,5 +97,4 @@ def read_manifest(root: AnyPath) -> Manifest:
         )
     # once: a run that goes on may replace the file at any time
     document = read_sealed(path.read_bytes(), path, FORMAT, LOST, _SEAL)
-    manifest: Manifest = read_document(Manifest, document, path, LOST)
-    return manifest
+    return read_document(Manifest, document, path, LOST)
