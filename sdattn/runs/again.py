@@ -115,11 +115,7 @@ def _explained(settings: RunSettings, explained: Explained, steps: int | None) -
     given: dict[str, object] = {"image": explained.file or "image.png", "prompt": settings.prompt}
     if explained.way == "inversion":
         return {**given, "invert": True, "steps": steps}
-    return {
-        **given,
-        "seed": settings.seed,
-        "timesteps": ",".join(map(str, explained.timesteps)),
-    }
+    return {**given, "seed": settings.seed, "timesteps": ",".join(map(str, explained.timesteps))}
 
 
 def _edited(edited: Edited) -> dict[str, object]:

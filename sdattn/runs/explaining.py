@@ -142,14 +142,7 @@ def explain(
     # Either way is an ordinary run of the pipeline, from other latents and under another scheduler.
     with way as start, named_bar(pipe, phase):
         run = sample(
-            pipe,
-            read,
-            seeds,
-            {**options, **start},
-            settings,
-            preset=chosen,
-            ask=ask,
-            budget=budget,
+            pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask, budget=budget
         )
     return _told(run, pipe, given, images, invert)
 

@@ -72,12 +72,7 @@ class BadLine:
 
 
 def read_items(
-    data: bytes,
-    kind: str,
-    find: Find = _HERE,
-    *,
-    seed: int = 0,
-    columns: Columns | None = None,
+    data: bytes, kind: str, find: Find = _HERE, *, seed: int = 0, columns: Columns | None = None
 ) -> tuple[list[Item], list[BadLine]]:
     r"""Return the items and the bad lines of a batch, each in the order of the input.
 
