@@ -38,6 +38,7 @@ _FLAGS = {  # by their names in Python; others stay as in Python
     "self_replace_steps": "--self",
     "weights": "--weight",
     "capture_options": "--keep",
+    "spots": "--keep spots",
 }
 _SET = (  # the pipeline's arguments without an option of their own
     *("max_sequence_length", "true_cfg_scale", "clean_caption", "use_resolution_binning"),

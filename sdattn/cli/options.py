@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -11,8 +10,6 @@ import typer
 
 from ..runs.option_names import PIPELINE
 from .output import Output
-
-SMALL = 50_000_000  # weights of a pipeline that runs in one thread on a CPU
 
 
 def one_of(*values: str) -> Callable[[str], list[str]]:
@@ -126,7 +123,7 @@ def folder_named(name: str) -> Any:
 
 _WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
-    "max_bytes",
+    *("spots", "max_bytes"),
     *PIPELINE,
 }
 
@@ -196,7 +193,7 @@ def load(
     finally:
         gc.freeze()
         gc.enable()
-    from ..loading.devices import device_of
+    from ..loading.devices import device_of, limit_threads
     from ..loading.options import options_of
 
     name = str(pipe.dtype).removeprefix("torch.")
@@ -216,18 +213,3 @@ def _loaded(model: str, device: str | None, dtype: str | None, loading: Loading)
 
     quiet_libraries()
     return load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
-
-
-def limit_threads(pipe: Any) -> None:
-    """Run a small model on a CPU in one thread, unless OMP_NUM_THREADS says otherwise.
-
-    The threads of a small operation wait for each other, longest on a machine with other work.
-    """
-    import torch
-
-    from ..loading.devices import device_of
-
-    modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
-    size = sum(weight.numel() for part in modules for weight in part.parameters())
-    if device_of(pipe).type == "cpu" and size < SMALL and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)

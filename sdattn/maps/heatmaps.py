@@ -95,6 +95,17 @@ class Heatmaps(Mapping[str, Heatmap]):
         """The words of :meth:`occurrences`."""
         return [word for word in self.prompt.seen if self._holds(word.columns)]
 
+    @property
+    def encoders(self) -> dict[str, Heatmaps]:
+        """The heatmaps of the columns of each text encoder that has some of its own: ``"CLIP"`` and
+        ``"T5"`` for SD3, ``hm.encoders["T5"]["cat"]``; empty if all columns are of one encoder."""
+        found = {}
+        for name, (prompt, columns) in self.prompt.by_encoder().items():
+            own = self.keep([column for column in columns if column in self._place])
+            own.prompt = prompt
+            found[name] = own
+        return found
+
     def find(self, phrase: str) -> tuple[Heatmap, ...]:
         """Return one heatmap for each occurrence of a word or phrase, in prompt order; raise
         KeyError if it is not in the prompt, was cut off, or was not captured."""

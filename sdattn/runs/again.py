@@ -94,6 +94,7 @@ def _refuse(names: Collection[str]) -> None:
 def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[str, object]:
     captured = settings.captured
     kept = [name for name in ("steps", "heads") if captured and getattr(captured, name) == "all"]
+    kept += ["spots"] if captured and captured.spots else []
     if preset.each_head:  # it keeps the heads itself
         kept = [name for name in kept if name != "heads"]
     flags = {option: True for name, option in FURTHER.items() if name in more}

@@ -18,6 +18,7 @@ from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_at_a_time, options_of_image
 from ..models.reading import read_prompts
 from ..models.values import checked_prompts, seeds_of
+from ..models.videos import makes_videos
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run, run_folders
@@ -40,6 +41,7 @@ def generate(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     causal: bool = False,
+    spots: bool = False,
     capture_options: Options | None = None,
     max_bytes: int | Budget | None = None,
     **options: Any,
@@ -68,6 +70,8 @@ def generate(
             :mod:`sdattn.hooks.other_text`.
         causal: draw the image again without each word, in the second half of the steps, and show
             where it changes, see :func:`sdattn.knockout`; one more image per word.
+        spots: keep where an even grid of spots of the image looked, at most 16 along its longer
+            side, in ``run[0].details.spots``; the page shows it at a click. Not for videos.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
         max_bytes: bytes that the maps of all texts may take together while the pipeline
@@ -106,6 +110,7 @@ def generate(
         refine=refine,
         ask=ask,
         causal=causal,
+        spots=spots,
         capture_options=capture_options,
         max_bytes=max_bytes,
         **options,
@@ -123,6 +128,7 @@ def prepare(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     causal: bool = False,
+    spots: bool = False,
     capture_options: Options | None = None,
     max_bytes: int | Budget | None = None,
     out: Path | None = None,
@@ -132,6 +138,9 @@ def prepare(
     """Check everything that :func:`generate` refuses, and the folders that :meth:`sdattn.Run.save`
     would, before anything runs; return what runs it."""
     number = len(checked_prompts(prompt))
+    if spots and makes_videos(pipe):
+        text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
+        raise OptionError("spots", spots, text)
     options = checked_options(pipe, options, prompts=number, videos=not causal)
     read = read_prompts(pipe, prompt, **options)
     if not read:
@@ -158,7 +167,8 @@ def prepare(
     fixed = ("steps",) if early else ()
     budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, *fixed)
     call = pipe, read, seeds, options, settings
-    draw = partial(sample, *call, preset=chosen, ask=ask, early=early, budget=budget)
+    how: dict[str, Any] = {"preset": chosen, "ask": ask, "early": early, "budget": budget}
+    draw = partial(sample, *call, **how, spots=spots)
     return partial(_draw, draw, plans, words)
 
 

@@ -16,6 +16,7 @@ from .settings import Captured, RunSettings
 
 FORMAT = "sdattn-run-4"
 MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
+SPOTS = "spots.safetensors"
 
 _DO = "Restore it or generate the run again."
 
@@ -52,11 +53,13 @@ class LayerEntry(Record):
 
 @dataclass(frozen=True)
 class DetailsEntry(Record):
-    """The model calls and heads that were kept one by one, and their columns."""
+    """The model calls and heads that were kept one by one, and their columns; (rows, cols) of the
+    spots and of the map of each."""
 
     steps: tuple[int, ...] | None
     heads: str | tuple[int, ...] | None
     columns: tuple[int, ...]
+    spots: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -74,6 +77,7 @@ class RunInfo(RunSettings):
     Attributes:
         words, truncated, tokens: the prompt's words, the words that were cut off, its token
             columns.
+        encoders: text encoders with columns of their own, if there are several.
         columns: columns of the maps.
         preset: preset that makes the heatmaps.
         statistics: statistics of each word's heatmap, in prompt order, made from the saved maps, to
@@ -91,6 +95,7 @@ class RunInfo(RunSettings):
     words: tuple[Word, ...]
     truncated: list[str] | None = None
     tokens: tuple[Token, ...]
+    encoders: tuple[tuple[str, int], ...] | None = None
     columns: tuple[int, ...]
     preset: Preset
     statistics: tuple[WordStatistics, ...]
@@ -108,7 +113,7 @@ class RunInfo(RunSettings):
     @property
     def read_prompt(self) -> Prompt:
         """The prompt as the model read it."""
-        return Prompt(self.prompt, self.words, self.tokens)
+        return Prompt(self.prompt, self.words, self.tokens, encoders=self.encoders or ())
 
 
 # Reading
@@ -159,6 +164,7 @@ def _problems(info: RunInfo) -> Iterator[str]:
         yield f"'more' has {min(foreign)!r}, which no run of this version has"
     needed = [f"{name}/{MAPS}" for name in info.more]
     needed += [STEPS] if info.details.steps is not None else []
+    needed += [SPOTS] if info.details.spots is not None else []
     if MAPS in info.files:  # else it was saved without maps
         yield from (f"'files' does not name {name}" for name in needed if name not in info.files)
 
@@ -172,6 +178,9 @@ def _misplaced(info: RunInfo) -> Iterator[str]:
             yield f"'words[{i}]' is at {start} to {end}, and the prompt has {letters} letters"
         if not set(word.columns).issubset(tokens):
             yield f"'words[{i}].columns' are {shortened(word.columns)} of {len(tokens)} columns"
+    of_encoders = sum(number for _, number in info.encoders or ())
+    if info.encoders and of_encoders != len(tokens):
+        yield f"'encoders' have {of_encoders} columns of {len(tokens)}"
     held = info.columns
     if len(set(held)) < len(held) or not set(held).issubset(tokens):
         yield f"'columns' are {shortened(held)} of {len(tokens)}, where each is there once"

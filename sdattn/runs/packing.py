@@ -5,6 +5,8 @@ video.mp4  heatmaps/NN-word.mp4  strips.png  masks/NN-word.webp
                for a video, whose image.png is the middle frame; .webp without PyAV
 steps.safetensors  heads.safetensors
                if kept, for the columns of words
+spots.safetensors
+               if kept, [spot rows, spot cols, rows, cols]
 run.json       settings, every file's checksum, and its own
 preview.webp   in a batch, for a video: some small frames for the gallery; overlays of the
                middle frame as heatmaps/NN-word.png
@@ -38,6 +40,7 @@ from .info import (
     FURTHER,
     HEADS,
     MAPS,
+    SPOTS,
     STEPS,
     DetailsEntry,
     FurtherEntry,
@@ -78,6 +81,8 @@ def pack_run(
                 layer: held.maps[0] if name == HEADS else held.maps
                 for layer, held in kept.layers.items()
             }
+    if run.details.spots is not None:
+        tensors[SPOTS] = {"spots": run.details.spots}
     for layers in tensors.values():
         if broken := [name for name, values in layers.items() if not values.isfinite().all()]:
             raise InvalidValueError(
@@ -116,6 +121,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
         words=prompt.words,
         truncated=[word.text for word in prompt.truncated],
         tokens=prompt.tokens,
+        encoders=prompt.encoders or None,
         columns=layers.columns,
         preset=preset,
         statistics=tuple(word.rounded() for word in words),
@@ -129,6 +135,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
             None if details.steps is None else details.calls,
             None if details.heads is None else details.head_numbers,
             kept.columns if kept else (),
+            None if details.spots is None else tuple(details.spots.shape),
         ),
         more={
             name: FurtherEntry(text, tuple((heatmap.label, heatmap.columns) for heatmap in maps))

@@ -9,6 +9,9 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from ..errors import SdattnWarning, warn
 from ..files.version import versions
 from ..files.videos import Video
@@ -32,7 +35,7 @@ from .imagerun import Further, ImageRun
 from .run import Run
 from .settings import Captured, RunSettings
 from .stops import settled, stop_of, with_early
-from .watched import Asked, Order, read_negative, watch
+from .watched import Asked, Order, read_negative, spots_grid, watch
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -49,12 +52,14 @@ def sample(
     ask: str | None = None,
     early: bool = False,
     budget: Budget | None = None,
+    spots: bool = False,
 ) -> Run:
     """Run :func:`generate` for prompts that were read and options that were checked.
 
     ``seeds`` has one for each image, in the pipeline's order; ``capture_options`` default to
     :func:`capture_settings`. With ``early`` the steps before those that the preset reads are kept
-    as well, for a run that may be stopped. The maps of all texts share the ``budget``.
+    as well, for a run that may be stopped. The maps of all texts, and of ``spots``, share the
+    ``budget``.
 
     Raises:
         OptionError: the maps would take more than the budget; before the first step.
@@ -62,10 +67,10 @@ def sample(
     """
     settings = capture_options or capture_settings(pipe, preset, prompts, options)
     asked = None if ask is None else Asked(pipe, ask, preset, options)
-    order = Order(pipe, prompts, seeds, options, preset, asked)
+    order = Order(pipe, prompts, seeds, options, preset, asked, spots)
     watched = watch(order, settings)
     drawn = _draw(order, with_early(watched) if early else watched, budget)
-    return _describe(order, drawn, *_make_maps(order, drawn.stores))
+    return _describe(order, drawn, _make_maps(order, drawn.stores))
 
 
 class _Drawn(NamedTuple):
@@ -75,6 +80,16 @@ class _Drawn(NamedTuple):
     images: Sequence[Image.Image]
     videos: Sequence[Video] | None
     result: Any  # of the pipeline's call
+
+
+class _Maps(NamedTuple):
+    """The maps of a run: the prompt's, heatmaps of ``"negative"`` and ``"asked"`` texts, and where
+    spots looked, ``[images, spot rows, spot cols, rows, cols]``."""
+
+    layers: LayerMaps
+    heatmaps: list[Heatmaps]
+    texts: dict[str, list[Heatmaps]]
+    spots: Tensor | None = None
 
 
 def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -> _Drawn:
@@ -96,11 +111,8 @@ def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -
     return _Drawn(stores, [video[video.middle] for video in videos], videos, result)
 
 
-def _make_maps(
-    order: Order, stores: Mapping[str, MapStore]
-) -> tuple[LayerMaps, list[Heatmaps], dict[str, list[Heatmaps]]]:
-    """Make the maps and heatmaps of the prompt, and the heatmaps of ``"negative"`` and ``"asked"``
-    texts.
+def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
+    """Make the heatmaps of the prompt and of further texts.
 
     NaN is refused here, where its origin is still known.
     """
@@ -120,16 +132,18 @@ def _make_maps(
     for name, what in (("negative", "negative prompt"), ("asked", "ask")):
         for heatmaps in texts.get(name, ()):
             check_maps({what: heatmaps.maps}, pipe, options)
-    return layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts
+    spots = _spots_of(order, stores["spots"]) if "spots" in stores else None
+    return _Maps(layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts, spots)
 
 
-def _describe(
-    order: Order,
-    drawn: _Drawn,
-    maps: LayerMaps,
-    heatmaps: Sequence[Heatmaps],
-    texts: Mapping[str, Sequence[Heatmaps]],
-) -> Run:
+def _spots_of(order: Order, store: MapStore) -> Tensor:
+    """Return where the spots of each image looked, checked."""
+    found = torch.stack([torch.stack([spot.values for spot in image]) for image in store.spots()])
+    check_maps({"spots": found}, order.pipe, order.options)
+    return found.unflatten(1, spots_grid(order))
+
+
+def _describe(order: Order, drawn: _Drawn, maps: _Maps) -> Run:
     """Collect what ``run.json`` says, and give each image a run of its own, with views into the
     tensors of the whole batch."""
     store, preset, videos = drawn.stores["prompt"], order.preset, drawn.videos
@@ -137,26 +151,22 @@ def _describe(
     if stopped is not None:
         stopped.tell()
     asked = None if order.asked is None else order.asked.prompt.text
-    common = replace(_described(order.pipe, store, order.options), asked=asked, stopped=stopped)
+    common = replace(_described(order, store), asked=asked, stopped=stopped)
     columns = kept_columns(preset, order.prompts, store.keep.refine)
     has_no_padding = columns and store.tokens == tuple(columns)
     image_runs = []
     for i, settings in enumerate(_each_own(common, order, drawn)):
-        own = {name: found[i] for name, found in texts.items()}
-        one = ImageRun(
-            drawn.images[i],
-            heatmaps[i],
-            maps.image(i),
-            replace(settings, blanked=i in blanked or None),
-            details_of(store, i, heatmaps[i]),
-            {name: Further(text.prompt.text, text.occurrences()) for name, text in own.items()},
-            own,
-            None if videos is None else videos[i],
-        )
+        heatmaps, video = maps.heatmaps[i], None if videos is None else videos[i]
+        own = {name: found[i] for name, found in maps.texts.items()}
+        more = {name: Further(one.prompt.text, one.occurrences()) for name, one in own.items()}
+        how, layers = replace(settings, blanked=i in blanked or None), maps.layers.image(i)
+        details = details_of(store, i, heatmaps)
+        details = details if maps.spots is None else replace(details, spots=maps.spots[i])
+        one = ImageRun(drawn.images[i], heatmaps, layers, how, details, more, own, video)
         if has_no_padding:  # its own columns, whatever is drawn with it
-            one = one.keep(kept_columns(preset, [heatmaps[i].prompt], store.keep.refine) or ())
+            one = one.keep(kept_columns(preset, [heatmaps.prompt], store.keep.refine) or ())
         image_runs.append(one)
-    return Run(image_runs, store, maps)
+    return Run(image_runs, store, maps.layers)
 
 
 def _each_own(common: RunSettings, order: Order, drawn: _Drawn) -> list[RunSettings]:
@@ -204,8 +214,9 @@ def _blanked(result: object) -> list[int]:
     return blanked
 
 
-def _described(pipe: Pipeline, store: MapStore, options: Options) -> RunSettings:
+def _described(order: Order, store: MapStore) -> RunSettings:
     """Return the settings that all images of a call share."""
+    pipe, options = order.pipe, order.options
     plain = (str, int, float, bool, type(None))
     return RunSettings(
         prompt="",
@@ -223,7 +234,7 @@ def _described(pipe: Pipeline, store: MapStore, options: Options) -> RunSettings
         device=device_of(pipe).type,
         dtype=str(pipe.dtype).removeprefix("torch."),
         timesteps=store.timesteps,
-        captured=Captured(steps=store.steps, heads=store.heads),
+        captured=Captured(steps=store.steps, heads=store.heads, spots=order.spots or None),
         crop=store.crop,
         versions={"python": platform.python_version(), **versions()},
     )

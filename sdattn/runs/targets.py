@@ -17,7 +17,7 @@ _OF_THE_SYSTEM = {".DS_Store", "Thumbs.db", "desktop.ini"}  # made by looking in
 # A file that a run's folder can have, by its path in it
 RUN_FILE = re.compile(
     r"(image|source)\.png|video\.(mp4|webp)|preview\.webp|(report|edit)\.html"
-    r"|(maps|steps|heads)\.safetensors|run\.json"
+    r"|(maps|steps|heads|spots)\.safetensors|run\.json"
     r"|((negative|asked|causal)/)?"
     r"((grid|strips)\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.(png|mp4|webp))"
 )

@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from ...errors import InvalidValueError
+from ...loading.devices import limit_threads
 from ...models.pipeline import Pipeline
 from ..input.items import BadLine, Item
 from ..input.plan import Job
@@ -22,10 +25,12 @@ class LocalEngine:
     def __init__(self, request: Request, team: ProcessGroup, folder: BatchFolder, job: str):
         self.request, self.team, self.folder, self.job = request, team, folder, job
         self.pipe: Pipeline  # once loaded
+        self.threads = torch.get_num_threads()  # to be restored
 
     def load(self) -> Loaded:
         team = self.team
         self.pipe = team.run_on_all(lambda: load(self.request, team.device))
+        limit_threads(self.pipe)
         loaded = team.all_gather(team.run_on_all(lambda: Loaded.of(self.pipe)))
         return team.broadcast(lambda: same(loaded))
 
@@ -49,7 +54,7 @@ class LocalEngine:
                 worker.draw(batch, wanted)
 
     def close(self) -> None:
-        pass
+        torch.set_num_threads(self.threads)
 
 
 def same(loaded: Sequence[Loaded]) -> Loaded:

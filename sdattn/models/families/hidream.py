@@ -32,7 +32,7 @@ def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
             )
             for tokenizer in (call.pipe.tokenizer_3, call.pipe.tokenizer_4)
         )
-        joined = join_prompts([t5, llama, llama])
+        joined = join_prompts([t5, llama, llama], ("T5", "Llama", "Llama, the block's layer"))
         read.append(replace(joined, encoded=t5.encoded + llama.encoded))
     return read
 

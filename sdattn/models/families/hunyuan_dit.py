@@ -22,7 +22,8 @@ def read_hunyuan_dit(call: TextCall, texts: list[str]) -> list[Prompt]:
             [
                 read_source(pipe.tokenizer, Source.of(text), **filled(BERT)),
                 read_source(pipe.tokenizer_2, Source.of(text), **filled(T5)),
-            ]
+            ],
+            ("BERT", "T5"),
         )
         for text in texts
     ]

@@ -21,7 +21,7 @@ def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
         t5 = [Prompt(text, (), zeros(length)) for text in texts]
     else:
         t5 = [read_source(pipe.tokenizer_3, Source.of(text), **filled(length)) for text in texts]
-    return [join_prompts(parts) for parts in zip(clip, t5, strict=True)]
+    return [join_prompts(parts, ("CLIP", "T5")) for parts in zip(clip, t5, strict=True)]
 
 
 _PIPELINES = """

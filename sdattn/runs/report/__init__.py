@@ -70,7 +70,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         data=data,
         image=image,
         parts=pieces(prompt, {(w.start, w.end): n for n, w in enumerate(run.heatmaps.held)}),
-        texts=[(n, _TITLES[n], text, [m.label for m in held]) for n, text, held in texts],
+        texts=[(n, _TITLES.get(n, n), text, [m.label for m in held]) for n, text, held in texts],
         unlearnt=demo.unlearnt(said) if demo else "",
         cut_off=[word.text for word in prompt.truncated],
         most_cut_off=MOST_CUT_OFF,
@@ -103,6 +103,7 @@ def _data(
         "data": maps.data,
         "size": run.image.size,
         "part": run.heatmaps.crop and run.heatmaps.crop.parts,
+        "spots": None if run.details.spots is None else run.details.spots.shape[:2],
         "means": _means(run),
         "units": _units(run.heatmaps.preset),
         "rest": _sums_to_one(run),
@@ -167,7 +168,8 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
         if held.issuperset(columns):
             special.append(heatmaps[name])
     more = [(name, text, list(maps)) for name, (text, maps) in run.more.items()]
-    found = [("phrases", "", list(phrases)), *more, ("special", "", special)]
+    apart = [(f"Through {n}", "", hm.occurrences()) for n, hm in heatmaps.encoders.items()]
+    found = [("phrases", "", list(phrases)), *apart, *more, ("special", "", special)]
     return [group for group in found if group[2]]
 
 
@@ -175,10 +177,12 @@ def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
     """Return a row for each token column; runs of padding share one."""
     rows: list[dict[str, object]] = []
     words = {column: word.text for word in prompt.words for column in word.columns}
+    encoders = [name for name, number in prompt.encoders for _ in range(number)]
     captured = set(held)
     for column, token in enumerate(prompt.tokens):
-        last = rows[-1] if rows else None
-        if last and token.special and (token.special, token.id) == (last["special"], last["id"]):
+        last, encoder = rows[-1] if rows else None, encoders[column] if encoders else ""
+        alike = token.special, token.id, encoder
+        if last and token.special and alike == (last["special"], last["id"], last["encoder"]):
             last["last"] = column
             continue
         rows.append(
@@ -189,6 +193,7 @@ def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
                 "id": token.id,
                 "special": token.special,
                 "word": words.get(column, ""),
+                "encoder": encoder,
                 "captured": column in captured,
             }
         )
