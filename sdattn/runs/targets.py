@@ -79,7 +79,8 @@ def _check_ours(folder: Path, kind: Kind) -> None:
     if foreign := sorted(found - _own_files(folder, document, kind)):
         there = ", ".join(foreign[:3])
         raise ExistsError(
-            f"{folder} holds what the run did not write: {there}. Choose another `folder`."
+            f"{folder} holds what the run did not write, so it is not replaced: {there}. Move that "
+            "elsewhere, or choose another `folder`."
         )
 
 
