@@ -127,7 +127,12 @@ def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
     what = "image(s)"
     if makes_videos(pipe):
         what, images = "frame(s)", images * (options.get("num_frames") or default_frames(pipe))
-    needed, memory = images * height * width * _BYTES_A_PIXEL, psutil.virtual_memory().total
+    # all images, and of one the autoencoder's last block: its input and its output
+    vae, values = getattr(pipe, "vae", None), 0
+    if pipe.device.type == "cpu" and not getattr(vae, "use_tiling", False):
+        values = 2 * next(iter(getattr(getattr(vae, "config", None), "block_out_channels", ())), 0)
+    needed = height * width * (images * _BYTES_A_PIXEL + values * pipe.dtype.itemsize)
+    memory = psutil.virtual_memory().total
     if needed > memory:
         raise InvalidValueError(
             f"{images:,} {what} of {width}x{height} pixels need {needed / 1e9:,.0f} GB while they "

@@ -8,7 +8,7 @@ from pathlib import Path
 from ...errors import InvalidValueError, optional
 from ...files.addresses import path_of
 from .lines import kind_of
-from .photos import Found, find_photos, json_lines, photo_in, rows_of
+from .photos import Found, find_photos, json_lines, list_rows, photo_in, rows_of
 
 
 def read_source(source: str, kind: str | None = None) -> Found:
@@ -42,6 +42,8 @@ def read_source(source: str, kind: str | None = None) -> Found:
             rows = parquet.read_table(io.BytesIO(data)).to_pylist()
         except (ArrowException, OSError) as error:
             raise InvalidValueError(f"The input is not a readable Parquet file: {error}") from error
+        if isinstance(path, Path) and any(isinstance(row.get("image"), dict) for row in rows):
+            return list_rows(rows, source, saved=True)
         return Found(json_lines(rows), "rows", find)
     return Found(data, kind, find)
 
