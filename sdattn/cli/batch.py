@@ -167,7 +167,7 @@ def batch(
         format=format_,
         shard_bytes=shard_mb * 1_000_000,
         save=None if save is None else tuple(name.strip() for name in save.split(",")),
-        part=_pair(part, "/", "--part", "K/N with K from 1 to N"),
+        part=_pair(part, "/", "--part", "not K/N with K from 1 to N"),
         strict=strict,
         force=force,
         input_format=input_format,
@@ -179,7 +179,9 @@ def batch(
         loading=LoadingOptions(**(loading or {})),
         progress=not output.quiet,
         engine=engine,
-        workers=None if workers is None else _pair(workers, ":", "--workers", "N or MIN:MAX"),
+        workers=None
+        if workers is None
+        else _pair(workers, ":", "--workers", "neither N nor MIN:MAX"),
     )
     _run(output, request)
 
@@ -209,12 +211,12 @@ def _kept(text: str | None) -> Any:
     return "all" if names == ["all"] else tuple(filter(None, names))
 
 
-def _pair(text: str, between: str, option: str, wanted: str) -> tuple[int, int]:
+def _pair(text: str, between: str, option: str, why: str) -> tuple[int, int]:
     first, found, last = text.partition(between)
     last = first if option == "--workers" and not found else last
     if first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):
         return int(first), int(last)
-    raise typer.BadParameter(f"{text!r} is not {wanted}.", param_hint=option)
+    raise typer.BadParameter(f"{text!r} is {why}.", param_hint=option)
 
 
 def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
