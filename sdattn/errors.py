@@ -18,6 +18,7 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
+from importlib import import_module
 from types import FrameType
 from typing import Any
 
@@ -127,6 +128,17 @@ class IsFolderError(AccessError, IsADirectoryError):
 
 class MissingPackageError(SdattnError, ImportError):
     """A package that is needed for what was asked and is not installed."""
+
+
+def optional(module: str, what: str, extra: str) -> Any:
+    """Import a module of an optional package; the ImportError says that ``what`` needs it, and how
+    to install it."""
+    package = module.partition(".")[0]
+    try:
+        import_module(package)
+        return import_module(module)
+    except ImportError as error:
+        raise MissingPackageError(f"{what} needs {package}: pip install '{extra}'") from error
 
 
 _SYSTEM: dict[int, tuple[type[AccessError], str]] = {

@@ -62,7 +62,7 @@ def generate(
     from ..runs.targets import check_target
 
     checks = Checks()
-    given = options.pipeline_options(steps, guidance, negative, width, height, frames=frames)
+    given = options.pipeline_options(steps, guidance, negative, width, height, frames)
     given |= checks.settings(set_)
     kept = checks.run(_kept, keep) or {}
     spots = kept.pop("spots", None) is not None
@@ -81,7 +81,7 @@ def generate(
     ways["spots"] = spots
     ways |= {"capture_options": watch, "out": out, "force": force}
     ways["max_bytes"] = options.budget(allowed)
-    run = prepare(pipe, prompt, seed=seed, **ways, **given).draw()
+    run = prepare(pipe, prompt, seed=seed, **ways, **given)()
     print_run(output, run, run.save(out, force=force))
 
 

@@ -12,7 +12,7 @@ from ..runs.option_names import PIPELINE
 from .output import Output
 
 
-def _one_of(*values: str) -> Callable[[str], list[str]]:
+def one_of(*values: str) -> Callable[[str], list[str]]:
     """Return a completion function for an option that takes other values too."""
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
@@ -32,14 +32,14 @@ Model = Annotated[
     str,
     typer.Option(
         help="demo, demo-mmdit, demo-video, a diffusers folder, a .safetensors file, or a hub id.",
-        autocompletion=_one_of("demo", "demo-mmdit", "demo-video"),
+        autocompletion=one_of("demo", "demo-mmdit", "demo-video"),
     ),
 ]
 Device = Annotated[
     str | None,
     typer.Option(
         help="Device, e.g. cpu, cuda:1, mps (default: best available).",
-        autocompletion=_one_of("cpu", "cuda", "mps"),
+        autocompletion=one_of("cpu", "cuda", "mps"),
     ),
 ]
 Dtype = Annotated[
@@ -49,7 +49,7 @@ Dtype = Annotated[
         "elsewhere."
     ),
 ]
-Loading = dict[str, Any] | None  # of the options in cli/loading.py
+Loading = dict[str, Any] | None  # of the options in cli/common_options.py
 Seed = Annotated[int, typer.Option(help="Seed of the noise; each further image adds 1.")]
 Steps = Annotated[
     int | None,
@@ -128,18 +128,10 @@ _WITH_OPTION = {  # names that --set refuses: options of the commands and of gen
 }
 
 
-def pipeline_options(
-    steps: int | None = None,
-    guidance: float | None = None,
-    negative: str | None = None,
-    width: int | None = None,
-    height: int | None = None,
-    frames: int | None = None,
-) -> dict[str, Any]:
-    """Return the given options of the pipeline's call; --set has its own, `setting`."""
-    values = (steps, guidance, negative, width, height, frames)
-    options = dict(zip(PIPELINE, values, strict=True))
-    return {name: value for name, value in options.items() if value is not None}
+def pipeline_options(*values: float | str | None) -> dict[str, Any]:
+    """Return the given options of the pipeline's call, from their values in the order of PIPELINE;
+    --set has its own, `setting`."""
+    return {name: value for name, value in zip(PIPELINE, values) if value is not None}  # noqa: B905
 
 
 def setting(text: str) -> tuple[str, Any]:

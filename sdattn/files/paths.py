@@ -1,5 +1,6 @@
 """Paths inside a folder, outputs separate from inputs, names for folders."""
 
+import os
 import tempfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
@@ -29,6 +30,20 @@ def inside(folder: P, name: str) -> P:
                 "its target: cp -rL copies a folder that way."
             )
     return path
+
+
+def files_below(folder: Path) -> list[str]:
+    """Return the paths of all files and links below a folder; raise OSError if a part of it cannot
+    be looked into."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found = []
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        found += [Path(place, name).relative_to(folder).as_posix() for name in [*files, *links]]
+    return sorted(found)
 
 
 def check_writable(folder: AnyPath) -> None:

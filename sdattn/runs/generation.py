@@ -1,7 +1,8 @@
 """`generate()`: run a pipeline and see where each word of the prompt went."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -14,11 +15,7 @@ from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.call_facts import images_a_prompt
 from ..models.pipeline import Options, Pipeline
-from ..models.pipeline_call import (
-    checked_options,
-    one_at_a_time,
-    options_of_image,
-)
+from ..models.pipeline_call import checked_options, one_at_a_time, options_of_image
 from ..models.reading import read_prompts
 from ..models.sizes import makes_videos
 from ..models.values import checked_prompts, seeds_of
@@ -104,7 +101,7 @@ def generate(
 
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
-    plan = prepare(
+    draw = prepare(
         pipeline_of(pipe, prompt),
         prompt,
         seed=seed,
@@ -118,59 +115,7 @@ def generate(
         max_bytes=max_bytes,
         **options,
     )
-    return plan.draw()
-
-
-@dataclass(frozen=True)
-class GenerationPlan:
-    """A checked run that has not begun, made by :func:`prepare`.
-
-    Attributes:
-        prompts: prompts as the model reads them.
-        seeds: one per image.
-        options: options of the pipeline's call.
-        settings: settings of the capture.
-        preset, ask, words, spots: see :func:`generate`.
-        budget: bytes that the maps may take, or None.
-        knockouts: one per image if causal maps were asked for.
-    """
-
-    pipe: Pipeline
-    prompts: Sequence[Prompt]
-    seeds: Sequence[int]
-    options: Options
-    settings: Options
-    preset: Preset
-    ask: str | None
-    words: Sequence[str] | None
-    spots: bool
-    budget: Budget | None
-    knockouts: Sequence[KnockoutPlan]
-
-    def draw(self) -> Run:
-        """Run the pipeline, and again without each word where causal maps were asked for."""
-        run = sample(
-            self.pipe,
-            self.prompts,
-            self.seeds,
-            self.options,
-            self.settings,
-            preset=self.preset,
-            ask=self.ask,
-            early=has_callback(self.options),
-            budget=self.budget,
-            spots=self.spots,
-        )
-        if self.knockouts and run[0].settings.stopped:
-            text = "There are no causal maps, which are further images: the run was stopped."
-            warn(text, SdattnWarning)
-        elif self.knockouts:
-            pairs = zip(run, self.knockouts, strict=True)
-            try:
-                run.image_runs = [_with_causes(*pair, self.words) for pair in pairs]
-            except Exception as error:  # the images and their maps are there
-                warn(f"There are no causal maps: {error}", SdattnWarning)
-        return run
+    return draw()
 
 
 def prepare(
@@ -189,12 +134,9 @@ def prepare(
     out: Path | None = None,
     force: bool = False,
     **options: Any,
-) -> GenerationPlan:
-    """Check everything that :func:`generate` refuses, before anything runs.
-
-    Args:
-        out, force: see :meth:`sdattn.Run.save`; folders that cannot be written are refused too.
-    """
+) -> Callable[[], Run]:
+    """Check everything that :func:`generate` refuses, and the folders that :meth:`sdattn.Run.save`
+    would, before anything runs; return what runs it."""
     number = len(checked_prompts(prompt))
     if spots and makes_videos(pipe):
         text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
@@ -221,10 +163,29 @@ def prepare(
     warn_of_unlearnt(pipe, read, ask)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
     # with a callback the steps before the preset's part would be kept too, in place of all steps
-    fixed = ("steps",) if has_callback(options) else ()
+    early = has_callback(options)
+    fixed = ("steps",) if early else ()
     budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, *fixed)
-    given = pipe, read, seeds, options, settings, chosen, ask, words, spots
-    return GenerationPlan(*given, budget, plans)
+    call = pipe, read, seeds, options, settings
+    how: dict[str, Any] = {"preset": chosen, "ask": ask, "early": early, "budget": budget}
+    draw = partial(sample, *call, **how, spots=spots)
+    return partial(_draw, draw, plans, words)
+
+
+def _draw(
+    draw: Callable[[], Run], plans: Sequence[KnockoutPlan], words: Sequence[str] | None
+) -> Run:
+    """Run the pipeline, and again without each word where causal maps were asked for."""
+    run = draw()
+    if plans and run[0].settings.stopped:
+        text = "There are no causal maps, which are further images: the run was stopped."
+        warn(text, SdattnWarning)
+    elif plans:
+        try:
+            run.image_runs = [_with_causes(*pair, words) for pair in zip(run, plans, strict=True)]
+        except Exception as error:  # the images and their maps are there
+            warn(f"There are no causal maps: {error}", SdattnWarning)
+    return run
 
 
 def _causal_plans(

@@ -25,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import InvalidValueError
+from ..files.records import sealed
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate
 from ..maps.finishing import finish
@@ -60,22 +61,19 @@ class Packed(NamedTuple):
 def pack_run(
     run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
 ) -> Packed:
-    """Return the files of one image's run; the same run gives the same bytes.
+    """Return the files of one image's run, with its maps as float16; the same run gives the same
+    bytes. Raise ValueError if a map holds values that are not finite.
 
-    Args:
-        run: run whose maps are kept as float16.
-        parts: names in :data:`sdattn.runs.drawings.PARTS`. ``run.json`` is always included; a
-            report comes in ``beside``. Single steps and heads, and further maps, each in a folder
-            of their own, go with ``maps``.
-        beside: further files of the folder, such as a page.
-
-    Raises:
-        ValueError: a map holds values that are not finite.
+    ``parts`` are names in :data:`sdattn.runs.drawings.PARTS`. Single steps and heads, and further
+    maps, each in a folder of their own, go with ``maps``; a report comes in ``beside``, with other
+    files of the folder.
     """
     # As a reader will get them: float16, so that statistics and drawings are those of the file.
     run = replace(run, layers=run.layers.as_saved())
     # The tensors of each file, checked before any byte is made.
-    tensors = {MAPS: _tensors(run.layers)}
+    tensors = {MAPS: {name: layer.maps[0] for name, layer in run.layers.layers.items()}}
+    if run.layers.affinity is not None:
+        tensors[MAPS][AFFINITY] = run.layers.affinity[0]
     for name, kept in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
         if kept is not None:
             # steps stand in the place of images, heads behind one image
@@ -85,7 +83,12 @@ def pack_run(
             }
     if run.details.spots is not None:
         tensors[SPOTS] = {"spots": run.details.spots}
-    _check_finite(tensors)
+    for layers in tensors.values():
+        if broken := [name for name, values in layers.items() if not values.isfinite().all()]:
+            raise InvalidValueError(
+                f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
+                "float16, try bfloat16 or float32."
+            )
     # The files of the prompt.
     files = image_files(run, parts)
     if "maps" in parts:
@@ -105,7 +108,7 @@ def pack_run(
     files |= beside or {}
     # Last what names and seals all of them.
     info = _info(run, files)
-    return Packed(info, {**files, "run.json": info.sealed()})
+    return Packed(info, {**files, "run.json": sealed(info.to_json())})
 
 
 def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
@@ -146,22 +149,6 @@ def heatmaps_from(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps
     """Return the heatmaps made of one image's layer maps."""
     maps = aggregate(layers, preset)[0]
     return finish(maps, prompt, preset, layers.columns, crop=layers.crop)
-
-
-def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    for held in tensors.values():
-        if broken := [name for name, values in held.items() if not values.isfinite().all()]:
-            raise InvalidValueError(
-                f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
-                "float16, try bfloat16 or float32."
-            )
-
-
-def _tensors(layers: LayerMaps) -> dict[str, Tensor]:
-    """Return one image's tensors: ``[(heads,) rows, cols, tokens]`` per layer, ``[N, N]`` for the
-    self-attention that refines."""
-    found = {name: layer.maps[0] for name, layer in layers.layers.items()}
-    return found if layers.affinity is None else {**found, AFFINITY: layers.affinity[0]}
 
 
 def pack_maps(maps: Mapping[str, Tensor]) -> bytes:

@@ -6,15 +6,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from ..errors import SdattnWarning, warn
-from ..files.version import __version__
+from ..files.version import versions
 from ..files.videos import Video
 from ..hooks.budget import Budget
 from ..loading.devices import device_of
@@ -71,24 +70,16 @@ def sample(
     order = Order(pipe, prompts, seeds, options, preset, asked, spots)
     watched = watch(order, settings)
     drawn = _draw(order, with_early(watched) if early else watched, budget)
-    return _describe(order, drawn, _make_maps(order, drawn))
+    return _describe(order, drawn, _make_maps(order, drawn.stores))
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """The result of the pipeline under its captures.
+class _Drawn(NamedTuple):
+    """The result of the pipeline under its captures, with an image for each video."""
 
-    Attributes:
-        stores: the stores of the captures by text, checked.
-        images: one per image of the run; the middle frames of videos.
-        videos: the videos, or None for images.
-        result: the pipeline's return value.
-    """
-
-    stores: Mapping[str, MapStore]
+    stores: Mapping[str, MapStore]  # by text, checked
     images: Sequence[Image.Image]
     videos: Sequence[Video] | None
-    result: Any
+    result: Any  # of the pipeline's call
 
 
 class _Maps(NamedTuple):
@@ -120,12 +111,12 @@ def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -
     return _Drawn(stores, [video[video.middle] for video in videos], videos, result)
 
 
-def _make_maps(order: Order, drawn: _Drawn) -> _Maps:
+def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
     """Make the heatmaps of the prompt and of further texts.
 
     NaN is refused here, where its origin is still known.
     """
-    pipe, options, preset, stores = order.pipe, order.options, order.preset, drawn.stores
+    pipe, options, preset = order.pipe, order.options, order.preset
     for of in {"prompt", "negative"} & set(stores):
         check_texts(stores[of], preset)
     layers = stores["prompt"].layer_maps(preset, stores.get("self"))
@@ -245,9 +236,5 @@ def _described(order: Order, store: MapStore) -> RunSettings:
         timesteps=store.timesteps,
         captured=Captured(steps=store.steps, heads=store.heads, spots=order.spots or None),
         crop=store.crop,
-        versions={
-            "python": platform.python_version(),
-            "sdattn": __version__,
-            **{name: version(name) for name in ("torch", "diffusers", "transformers")},
-        },
+        versions={"python": platform.python_version(), **versions()},
     )

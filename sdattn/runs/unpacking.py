@@ -27,16 +27,11 @@ READ = (*NEEDED, *VIDEOS, STEPS, HEADS, SPOTS, *(f"{name}/{MAPS}" for name in FU
 
 
 def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
-    """Return the run that :func:`sdattn.runs.packing.pack_run` packed; the heatmaps are made again
-    from the maps.
-
-    Args:
-        files: the existing files among ``READ``.
-        where: where they come from, for errors.
+    """Return the run that :func:`sdattn.runs.packing.pack_run` packed, from the existing files
+    among ``READ``; the heatmaps are made again from the maps.
 
     Raises:
-        FileNotFoundError: ``run.json``, ``image.png``, ``maps.safetensors`` or another file of maps
-            that the run wrote is missing.
+        FileNotFoundError: a file that the run wrote is missing.
         ValueError: it is no run of sdattn, or a part was changed.
     """
     info = read_info(files, where)
@@ -84,8 +79,7 @@ def _unpack_video(files: Mapping[str, bytes], info: RunInfo, where: str) -> Vide
 
 def _refuse_video(where: str) -> NoReturn:
     raise MissingFileError(
-        f"{where} was saved without its video, so its frames cannot be shown. Its maps are there: "
-        "run.heatmaps."
+        f"{where} was saved without its video, so it cannot be shown. Its maps are run.heatmaps."
     )
 
 

@@ -132,11 +132,7 @@ def budget_of(
 
 
 def check_images(budget: Budget, order: Order, settings: Options, passes: int) -> None:
-    """Refuse a run of an image model that would hold too much, before anything else runs.
-
-    Raises:
-        OptionError: see :meth:`sdattn.hooks.budget.Budget.check`.
-    """
+    """Refuse a run of an image model that would hold too much, before anything else runs."""
     size, every = latent_size(order.pipe, order.options), find_denoiser(order.pipe).layers
     names = {field.name for field in fields(Keep)}
     expected = []

@@ -48,8 +48,8 @@ def test_a_toml_file_has_the_defaults_and_what_is_typed_wins(invoke, asked):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stps = 3", "`sdattn batch` has no 'stps' (nearest: 'steps')."),
-        ("zz = 1\nwidht = 3", "has no 'zz', 'widht' (nearest: 'width')."),
+        ("stps = 3", "`sdattn batch` has no 'stps'. Did you mean 'steps'?"),
+        ("zz = 1\nwidht = 3", "has no 'zz', 'widht'. Did you mean 'width'?"),
         ("steps = [2]", "'steps' is [2]; give it a text or number."),
         ("steps = true", "'steps' is true; give it a text or number."),
         ('strict = "yes"', "'strict' is \"yes\"; give it true or false."),

@@ -15,7 +15,7 @@ from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
 from sdattn import cli
-from sdattn.cli import loading, options
+from sdattn.cli import common_options, options
 from sdattn.loading.options import OFFLOADS, LoadingOptions
 from sdattn.runs.option_names import LOADING
 
@@ -62,7 +62,7 @@ def test_commands_that_load_a_model_have_all_options(command):
 
 
 def test_choices_are_those_of_the_library():
-    assert get_args(loading.Offload) == OFFLOADS
+    assert get_args(common_options.Offload) == OFFLOADS
     assert tuple(LOADING) == tuple(field.name for field in fields(LoadingOptions))
 
 

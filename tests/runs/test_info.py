@@ -15,8 +15,9 @@ from safetensors.torch import load, save
 
 from sdattn import diff, load_run
 from sdattn.figures import figure
+from sdattn.files.records import sealed
 from sdattn.files.writing import sha256
-from sdattn.runs.info import read_info, sealed
+from sdattn.runs.info import read_info
 from sdattn.runs.report import report
 from sdattn.runs.unpacking import READ, unpack_run
 

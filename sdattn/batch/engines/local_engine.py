@@ -17,7 +17,8 @@ from .worker import Loaded, Worker, check, load
 
 
 class LocalEngine:
-    """Processes that accelerate started, each with the pipeline, seen from each of them."""
+    """Processes that accelerate started, each with the pipeline, seen from each of them; ``lost``
+    tells that one of them ended."""
 
     lost = False  # the team notices that
 
@@ -42,6 +43,8 @@ class LocalEngine:
         return self.team.broadcast(lambda: find(self.pipe, jobs, self.request.preset, share))
 
     def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
+        """Draw the ``wanted`` items, id to fingerprint, of batches that are the same in all
+        processes, until none is left or the folder is stopped; ``deal`` is a new name."""
         size = max(map(len, batches), default=1)
         name = f"{self.job}-{self.team.rank}"
         with Worker(self.pipe, self.folder, name, self.request, size) as worker:
@@ -64,7 +67,6 @@ def same(loaded: Sequence[Loaded]) -> Loaded:
     if len(set(loaded)) > 1:
         checksums = ", ".join(one.weights for one in loaded)
         raise InvalidValueError(
-            f"The processes have loaded different models (checksums {checksums}). Give every "
-            "machine the same files."
+            f"The processes have loaded different models ({checksums}). Give all the same files."
         )
     return loaded[0]

@@ -95,8 +95,7 @@ def photo_in(folder: AnyPath, name: str) -> Photo:
     """Return the image of this name, relative to a folder; raise ValueError for none."""
     if is_address(name):
         raise InvalidValueError(
-            f"image={shown(name)} is an address, and images are not downloaded. Write a path, "
-            "relative to the list."
+            f"image={shown(name)} is an address. Write a path, relative to the list."
         )
     where = folder / name
     where = where.absolute() if isinstance(where, Path) else where
