@@ -218,7 +218,7 @@ class SideBySide(Attended):
 
 
 class Turned(Attended):
-    """Where queries looked: the keys are its cells, and each query is a column."""
+    """Attention turned round: the keys are its cells, and each query is a column."""
 
     def __init__(self, looks: Attended):
         super().__init__(looks.batch, looks.heads, looks.keys, looks.cells)

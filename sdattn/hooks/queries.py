@@ -25,7 +25,7 @@ class Queries:
 
     Attributes:
         side, keys: who attends, and to what.
-        cells: of the image's queries these alone, which attend to the image; None for all.
+        cells: the image's queries that are kept, which attend to the image; None for all.
     """
 
     side: Side = "image"

@@ -1,4 +1,4 @@
-"""Where chosen cells of the image looked: one map each."""
+"""Maps of where chosen cells of the image looked."""
 
 import torch
 from torch import Tensor

@@ -69,16 +69,7 @@ def test_entries_that_cannot_be_are_named(invoke, asked, text, message):
 
 def test_a_run_is_drawn_again_from_its_run_json(invoke, model):
     more = ("--seed", "4", "--negative", "a dog", "--guidance", "3", "--width", "64", "--height")
-    ways = (
-        "64",
-        "--refine",
-        "self",
-        "--keep",
-        "steps,spots",
-        "--negative-maps",
-        "--set",
-        "eta=0.5",
-    )
+    ways = ("64", "--refine", "self", "--keep", "steps,spots", "--negative-maps", "--set")
     assert generate(invoke, model, *more, *ways, "eta=0.5", "--out", "first")[0] == 0
     command = ("generate", "--config", "first/run.json", "--device", "cpu")
     assert invoke(*command, "--out", "again")[0] == 0

@@ -38,7 +38,7 @@ def model(tmp_path_factory):
 def test_a_small_model_on_a_cpu_runs_in_one_thread(model, monkeypatch, size, own, chosen):
     told = []
     monkeypatch.setattr("torch.set_num_threads", told.append)
-    monkeypatch.setattr("sdattn.cli.options.SMALL", size)
+    monkeypatch.setattr("sdattn.loading.devices.SMALL", size)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
