@@ -4,7 +4,7 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidTypeError
+from ..errors import InvalidTypeError, known_options
 from ..models.demos import HOME, folder_name
 from ..models.layers import find_denoiser, held_model
 from ..models.pipeline import Pipeline
@@ -19,6 +19,7 @@ from .single_files import load_single_file, settings_folder
 from .weight_files import read_weights
 
 
+@known_options(torch_dtype="dtype")
 @no_notices()
 def load_pipeline(
     model: str | Path = "demo",
@@ -70,6 +71,9 @@ def load_pipeline(
         TypeError: the pipeline's denoiser is unknown.
         ImportError: an option needs a package that is not installed.
     """
+    if not isinstance(model, (str, Path)):
+        text = f"The model is of type {type(model).__name__}. Pass its name, folder or file."
+        raise InvalidTypeError(text)
     options = LoadingOptions(
         variant=variant,
         revision=revision,

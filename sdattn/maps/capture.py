@@ -8,6 +8,7 @@ from typing import Any, Literal
 
 import torch
 
+from ..errors import known_options
 from ..hooks.budget import Budget
 from ..hooks.capture import watch_model
 from ..hooks.keep import Heads, Keep, Selection, Space, Steps
@@ -89,6 +90,7 @@ class MapStore(CapturedMaps):
         return read_passes(self, preset)
 
 
+@known_options()
 def capture(
     target: Any,
     *,

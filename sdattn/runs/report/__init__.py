@@ -1,6 +1,6 @@
 """`report.html`, the page of a run: one file that opens anywhere and loads nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ _SHORT = {**PIPELINE, "negative_prompt": "negative prompt"}
 _MOST_SPECIAL = 24  # columns of image prompts can be many
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SAME_PLACE = 0.5  # maps of the first view are less alike
+_BARE = 1 / 3  # of the scale: a weaker map hardly shows
 
 
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
@@ -89,11 +90,12 @@ def _data(
 ) -> dict[str, Any]:
     """Return the data for the page's script."""
     words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
+    demo = demo_named(run.settings.model)
     names = dict(zip(run.details.calls, step_names(run), strict=True))
     return {
         "words": words,
         "content": [is_content_word(word) for word in words],
-        "first": _first_pins(run.heatmaps),
+        "first": _first_pins(run.heatmaps, demo.strange(words) if demo else ()),
         "texts": [_text(name, held) for name, _, held in texts],
         "reads": _reads(run),
         "groups": maps.groups,
@@ -121,14 +123,19 @@ def _text(name: str, held: Sequence[Heatmap]) -> dict[str, object]:
     return {"name": name, "words": [heatmap.label for heatmap in held], "content": content}
 
 
-def _first_pins(heatmaps: Heatmaps) -> list[int]:
+def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     """Return the words that the page opens with: the strongest that name a thing, see
     :func:`name_things`, at least half as strong as the first, each in another place than those
-    before it: their maps correlate by less than 0.5."""
+    before it: their maps correlate by less than 0.5. If all of these would look bare on the scale
+    of the prompt, return the strongest content word alone. ``strange`` words mean nothing."""
     maps = heatmaps.occurrences()
-    things = name_things([heatmap.label for heatmap in maps])
+    peaks = [-1.0 if one.label in strange else one.range[1] for one in maps]
+    things = [i for i in name_things([one.label for one in maps]) if peaks[i] >= 0]
+    content = [i for i, one in enumerate(maps) if is_content_word(one.label) and peaks[i] >= 0]
+    if content and max((peaks[i] for i in things), default=0) < _BARE * heatmaps.top:
+        return [max(content, key=lambda i: peaks[i])]
     pins: list[int] = []
-    for i in sorted(things, key=lambda i: -maps[i].range[1]):
+    for i in sorted(things, key=lambda i: -peaks[i]):
         alike = (correlation(maps[i].values, maps[pin].values) or 0.0 for pin in pins)
         apart = all(part < _SAME_PLACE for part in alike)
         strong = not pins or maps[i].range[1] >= 0.5 * maps[pins[0]].range[1]

@@ -69,6 +69,7 @@ function draw() {
   else if (one !== null) drawScale(rangeOf(one), unitOf(one));
   drawCaption(some);
   drawLegend((word) => [words[word].label, `peak ${told(peakOf(word))}`]);
+  $("legend").hidden ||= from !== null;
   for (const [i, button] of buttons.entries()) dress(button, i, peakOf(i), topOf(words[i].text), unitOf(i));
   drawSpot();
 }
