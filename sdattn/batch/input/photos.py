@@ -35,7 +35,7 @@ class Photo:
 
     Attributes:
         where: its file, or the tar file, Parquet file or data set that holds it.
-        name: the name of its own file.
+        name: the name of its own file; of a pair, with its folder below the source's.
         span: first byte and length in a tar file.
         row: row in a Parquet file, or in a data set that ``save_to_disk()`` wrote.
         sha256: checksum when the list was read.
@@ -158,8 +158,9 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 
 def _member(file: Path, folder: Path) -> _Member:
-    key = file.relative_to(folder).with_suffix("").as_posix()
-    return _Member(key, file.suffix, Photo(str(file.absolute()), file.name), file.read_bytes)
+    name = file.relative_to(folder)
+    key, photo = name.with_suffix("").as_posix(), Photo(str(file.absolute()), name.as_posix())
+    return _Member(key, file.suffix, photo, file.read_bytes)
 
 
 def _members(tars: Iterable[AnyPath]) -> Iterator[_Member]:
