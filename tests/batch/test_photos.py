@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+from pathlib import Path
 
 import datasets
 import numpy as np
