@@ -70,9 +70,13 @@ def explain(
     maps["max_bytes"] = options.budget(allowed)
     run = explain(pipe, opened, prompt, seed=seed, **way, **maps)
     print_run(output, run, run.save(out, force=force))
-    explained = run[0].settings.explained
+    explained, seen, whole = run[0].settings.explained, run[0].image.size, opened.size
+    if seen != whole:
+        part = f"the middle {seen[0]}x{seen[1]} of {whole[0]}x{whole[1]} pixels"
+        print_rows(output, {"seen": part})
     if explained and (psnr := explained.reconstruction_psnr) is not None:
-        print_rows(output, {"reconstruction": f"{psnr:.1f} dB"})
+        near = f"{psnr:.1f} dB (PSNR of what the model makes of the image)"
+        print_rows(output, {"reconstruction": near})
 
 
 def _parsed(timesteps: str | None) -> list[int] | None:

@@ -43,6 +43,16 @@ def test_the_command_writes_a_run(explained, demo):
     )
 
 
+def test_the_part_that_the_model_saw_is_said(explained):
+    Image.new("RGB", (150, 120)).save("odd.png")
+    code, out, err = explained("odd.png", f"a red {THING}", "--device", "cpu", "--steps", "2")
+    assert code == 0, err
+    with Image.open(next(Path("outputs").glob("odd*/image.png"))) as image:
+        width, height = image.size
+    assert (width, height) != (150, 120)
+    assert f"the middle {width}x{height} of 150x120 pixels" in " ".join(out.split())
+
+
 def test_the_command_with_choices_of_its_own(explained):
     options = ("--device", "cpu", "--out", "run", "--force")
     assert explained("My photo.png", f"a {THING}", "--timesteps", "30, 600", *options)[0] == 0
