@@ -113,8 +113,9 @@ def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
 
 
 def _large(index: Mapping[str, Any]) -> list[str]:
-    """Return the denoiser, and text encoders that are larger than CLIP."""
-    found = [name for name in ("unet", "transformer") if name in index]
+    """Return the denoiser, or both (Wan 2.2), and text encoders that are larger than CLIP."""
+    denoisers = "unet", "transformer", "transformer_2"
+    found = [name for name in denoisers if index.get(name, [None])[0] is not None]
     for name, entry in index.items():
         match entry:
             case ["transformers", str(kind)] if name.startswith("text_encoder"):

@@ -172,6 +172,17 @@ def test_bits_are_for_the_denoiser_and_large_text_encoders(folder):
     assert quantized(PipelineFolder(folder, index, LoadingOptions()), torch.bfloat16) == {}
 
 
+@pytest.mark.parametrize("second", [None, "WanTransformer3DModel"])
+def test_both_denoisers_of_wan_2_2_are_quantized(second):
+    index = {
+        "transformer": ["diffusers", "WanTransformer3DModel"],
+        "transformer_2": [second and "diffusers", second],
+        "text_encoder": ["transformers", "UMT5EncoderModel"],
+    }
+    expected = {*index} - ({"transformer_2"} if second is None else set())
+    assert {*_large(index)} == expected
+
+
 def test_bits_need_a_gpu(folder):
     for bits in ("8bit", "4bit"):
         with pytest.raises(ValueError, match=f"quantization='{bits}'.*GPU"):
