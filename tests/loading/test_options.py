@@ -15,7 +15,7 @@ import sdattn
 from sdattn import load_pipeline
 from sdattn.batch.input.plan import digest_model
 from sdattn.loading.devices import device_of
-from sdattn.loading.folder import PipelineFolder, fitting_scheduler, quantized
+from sdattn.loading.folder import PipelineFolder, _large, fitting_scheduler, quantized
 from sdattn.loading.locating import is_hub_id
 from sdattn.loading.options import LoadingOptions, options_of
 from sdattn.loading.outline import outline
