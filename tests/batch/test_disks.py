@@ -22,6 +22,7 @@ from sdattn.batch.reading import verify
 from sdattn.batch.storage.folder import BatchFolder
 
 pytestmark = pytest.mark.slow
+SMALL = [*SETTINGS, "--width", "64", "--height", "64"]
 
 
 @pytest.fixture
@@ -40,6 +41,7 @@ def said(folder, name):
     return int((folder / f"{name}.code").read_text()), out, err
 
 
+@pytest.mark.weekly
 @pytest.mark.usefixtures("may_mount")
 @pytest.mark.parametrize("kind", ["folder", "webdataset"])
 def test_a_full_disk_is_told_and_what_was_finished_stays(tmp_path, kind):
@@ -87,15 +89,15 @@ def test_a_full_disk_is_told_and_what_was_finished_stays(tmp_path, kind):
 @pytest.mark.usefixtures("may_mount")
 def test_a_disk_that_cannot_be_written(tmp_path, batch):
     write_lines(tmp_path / "in.jsonl", colours(4))
-    assert batch("in.jsonl", *SETTINGS, "--out", "run")[0] == 0
+    assert batch("in.jsonl", *SMALL, "--out", "run")[0] == 0
     before = stamps(tmp_path / "run")
     (tmp_path / "disk").mkdir()
     steps = [
         "mount -t tmpfs -o ro none disk",
-        ("new", "batch", "in.jsonl", *SETTINGS, "--out", "disk/run"),
+        ("new", "batch", "in.jsonl", *SMALL, "--out", "disk/run"),
         "mount --bind run run",
         "mount -o remount,bind,ro run",
-        ("old", "batch", "in.jsonl", *SETTINGS, "--out", "run"),
+        ("old", "batch", "in.jsonl", *SMALL, "--out", "run"),
         ("status", "batch", "--status", "run"),
         ("verify", "batch", "--verify", "run"),
     ]
@@ -117,7 +119,7 @@ def test_a_disk_that_cannot_be_written(tmp_path, batch):
 @pytest.mark.parametrize("full", ["the items", "the rows"])
 def test_a_disk_that_fills_up_at_any_file_is_told_once(batch, tmp_path, monkeypatch, full):
     write_lines(tmp_path / "in.jsonl", colours(6))
-    arguments = ["in.jsonl", *SETTINGS, "--out", "run"]
+    arguments = ["in.jsonl", *SMALL, "--out", "run"]
     root = tmp_path / "run"
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

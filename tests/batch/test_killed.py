@@ -24,6 +24,7 @@ from helpers.demo_batches import (  # noqa: F401
     write_lines,
 )
 from helpers.forks import Fork, two_ranks
+from helpers.tiers import tiered
 
 from sdattn.batch.reading import open_batch, verify
 from sdattn.batch.storage.folder import BatchFolder
@@ -80,6 +81,7 @@ def undisturbed(tmp_path_factory):
     return contents(folder / "run")
 
 
+@pytest.mark.weekly
 @pytest.mark.skipif(not LINUX, reason="forks processes")
 @pytest.mark.parametrize(("kind", "killed"), [("folder", (0, 1)), ("webdataset", (1,))])
 def test_ranks_that_are_killed_lose_nothing(tmp_path, undisturbed, kind, killed):
@@ -136,7 +138,8 @@ def test_a_process_draws_what_a_killed_one_left_undone(tmp_path, undisturbed):
 
 @pytest.mark.skipif(os.name == "nt", reason="sends signals")
 @pytest.mark.parametrize(
-    ("name", "code", "kind"), [("SIGINT", 130, "folder"), ("SIGTERM", 143, "webdataset")]
+    ("name", "code", "kind"),
+    tiered([("SIGINT", 130, "folder"), ("SIGTERM", 143, "webdataset")], quick=0, daily=1),
 )
 def test_a_signal_finishes_what_is_in_hand(batch, tmp_path, name, code, kind):
     write_lines(tmp_path / "in.jsonl", colours(20))
@@ -172,6 +175,7 @@ def ranks_of(launcher):
     return [pid for pid, command in found if b"sdattn" in command and b"launch" not in command]
 
 
+@pytest.mark.weekly
 @pytest.mark.skipif(not LINUX, reason="finds processes in /proc")
 def test_a_launcher_whose_rank_is_killed_ends_the_other_and_keeps_what_they_finished(
     batch, tmp_path

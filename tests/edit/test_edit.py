@@ -225,7 +225,7 @@ def test_other_pipelines_are_refused():
         edit(pipe, SOURCE, TARGET, image=Image.new("RGB", (64, 64)))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_sizes_beyond_the_stores_filter():
     """Every map has more than 32x32 queries; blending has its own, and nothing else is held."""
     pipe = make_sdxl_pipeline()

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.demo_words import HEADS, OTHER, PROMPT, THING
+from helpers.tiers import tiered
 from matplotlib import pyplot
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
@@ -222,7 +223,7 @@ def test_chosen_steps_and_heads_keep_their_numbers(pipe):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 0.25])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, quick=0, daily=2))
 def test_constant_maps_have_a_scale_from_zero(tmp_path, kind, value):
     run = random_run(2, steps=2, heads=2)
     for held in (run.layers, run.details.steps, run.details.heads):
@@ -299,19 +300,23 @@ HIGH = {"size": (512, 1024), "grid": (16, 8)}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words", "options", "number"),
-    [
-        ("words", 73, {}, 74),
-        ("words", 12, HIGH, 13),
-        ("words", ODD, {}, 10),
-        ("steps", 1, {"steps": 1}, 1),
-        ("steps", 4, {"steps": 50}, 4 * 8),
-        ("layers", 5, WIDE, 5 * 3),
-        ("heads", ODD, {"heads": 1}, 9 * 2),
-        ("heads", 3, {"heads": 8}, 3 * 2 * 8),
-        ("heads", 2, {"heads": 20, "layers": 1, "size": (768, 512), "grid": (8, 12)}, 40),
-        ("steps", 1, {"steps": 1, "size": (3000, 300), "grid": (8, 80)}, 1),
-        ("words", 3, {"size": (300, 3000), "grid": (80, 8)}, 4),
-    ],
+    tiered(
+        [
+            ("words", ODD, {}, 10),
+            ("steps", 1, {"steps": 1}, 1),
+            ("layers", 5, WIDE, 5 * 3),
+            ("heads", 3, {"heads": 8}, 3 * 2 * 8),
+            ("words", 3, {"size": (300, 3000), "grid": (80, 8)}, 4),
+            ("words", 73, {}, 74),
+            ("words", 12, HIGH, 13),
+            ("steps", 4, {"steps": 50}, 4 * 8),
+            ("heads", ODD, {"heads": 1}, 9 * 2),
+            ("heads", 2, {"heads": 20, "layers": 1, "size": (768, 512), "grid": (8, 12)}, 40),
+            ("steps", 1, {"steps": 1, "size": (3000, 300), "grid": (8, 80)}, 1),
+        ],
+        quick=0,
+        daily=5,
+    ),
 )
 def test_few_and_many_panels_are_legible(kind, words, options, number):
     drawn = figure(random_run(words, **options), kind)
@@ -415,7 +420,7 @@ def all_bytes(drawn, folder):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["words", "steps"])  # panels in turn, and in a table
+@pytest.mark.parametrize("kind", tiered(["steps", "words"], quick=0, daily=1))
 def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, kind):
     open_before = pyplot.get_fignums()
     drawn = figure(run.image_run(0), kind, [THING])

@@ -10,7 +10,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from helpers.matrix import CASES, PROCESSORS, WAYS, is_quick
+from helpers.matrix import CASES, PROCESSORS, WAYS, marks_of
 from helpers.matrix_oracle import expected_maps, processors, run_recorded
 from helpers.rows import PROMPTS
 
@@ -64,12 +64,7 @@ def pipeline(row, processor, dtype):
 
 @pytest.mark.parametrize(
     ("row", "processor", "way"),
-    [
-        pytest.param(
-            *case, id="-".join(map(str, case)), marks=[pytest.mark.slow] * (not is_quick(*case))
-        )
-        for case in CASES
-    ],
+    [pytest.param(*case, id="-".join(map(str, case)), marks=marks_of(*case)) for case in CASES],
 )
 def test_the_seven_laws(row, processor, way):
     first, way = way == WAYS[0], row.fitted(way)
