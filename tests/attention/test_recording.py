@@ -150,6 +150,7 @@ def test_they_have_no_gradient():
     assert not (total.requires_grad or of_rows.requires_grad)
 
 
+@pytest.mark.slow
 def test_a_call_does_not_wait_for_torchs_compiler():
     code = (
         "import sys, torch; from sdattn.attention.recording import record_softmax; "

@@ -28,6 +28,7 @@ def test_the_same_call_again_draws_nothing(model, watched, tmp_path):
     assert not [*(out / ".batch" / "tmp").iterdir(), *(out / ".batch" / "done").iterdir()]
 
 
+@pytest.mark.slow
 def test_a_batch_of_which_some_is_missing_is_drawn_whole(model, watched, tmp_path):
     """So that what is drawn again is bit for bit what it was."""
     out = tmp_path / "run"
@@ -64,6 +65,7 @@ def test_the_folder_of_another_run_is_left_alone(model, drawn, other):
     assert kept_of(drawn) == before
 
 
+@pytest.mark.slow
 def test_another_model_is_another_run(drawn, tmp_path):
     pipe = make_pipeline()
     pipe.unet.conv_in.bias.data[0] += 1
@@ -79,6 +81,7 @@ def test_a_disk_is_no_place_for_two_formats(model, drawn):
         draw(model, drawn, ALL[:2], format="webdataset", force=True)
 
 
+@pytest.mark.slow
 def test_force_makes_anew_what_differs_and_nothing_else(model, watched, tmp_path):
     out = tmp_path / "run"
     rows = [{"prompt": prompt, "id": f"i{n}"} for n, prompt in enumerate(ALL[:4])]
@@ -97,6 +100,7 @@ def test_force_makes_anew_what_differs_and_nothing_else(model, watched, tmp_path
         assert (out / "items/0000" / item).stat().st_ino == inodes[item]
 
 
+@pytest.mark.slow
 def test_failures_of_another_input_are_not_this_ones(model, watched, tmp_path):
     watched.forbidden = tiny_tokenizer()("dog").input_ids[1]
     out = tmp_path / "run"
@@ -107,6 +111,7 @@ def test_failures_of_another_input_are_not_this_ones(model, watched, tmp_path):
     assert (out / "errors.jsonl").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_parts_draw_each_item_once_whatever_their_batches(model, tmp_path):
     """Machines of other sizes find other batch sizes."""
     for which in (1, 2):

@@ -86,6 +86,7 @@ def test_a_full_disk_is_told_and_what_was_finished_stays(tmp_path, kind):
     check_complete(tmp_path / "after", number)
 
 
+@pytest.mark.weekly
 @pytest.mark.usefixtures("may_mount")
 def test_a_disk_that_cannot_be_written(tmp_path, batch):
     write_lines(tmp_path / "in.jsonl", colours(4))

@@ -93,6 +93,7 @@ def test_rows_and_checksums_know_the_source(drawn):
     assert [row["prompt"] for row in rows] == ["a red cat", "a red dog", "a red cat", "a red dog"]
 
 
+@pytest.mark.slow
 def test_a_source_that_was_changed_is_found(model, tmp_path):
     draw(model, tmp_path / "run", [SWAP], options=GUIDED)
     [path] = (tmp_path / "run").glob("items/*/swap/source.png")
@@ -158,6 +159,7 @@ def test_pipelines_without_edits_have_bad_lines():
     assert bad.reason.endswith("found a SanaPipeline.")
 
 
+@pytest.mark.slow
 def test_rows_of_ray_data_have_the_source_too(model):
     rows = [{**line, "words": None} for line in LINES[:2]]
     columns = {name: [row.get(name) for row in rows] for name in ("prompt", "edit_to", "seed")}

@@ -347,6 +347,7 @@ def told_lines(err):
 # Kinds of input
 
 
+@pytest.mark.weekly
 def test_every_kind_of_input_gives_the_same_items(batch, tmp_path, monkeypatch):
     prompts = [f"a red {THING}", f'a "green" {OTHER}, and a blue one', "größer 🦊"]
     (tmp_path / "in.txt").write_text("\n".join(prompts) + "\n", encoding="utf-8")

@@ -30,6 +30,7 @@ def drawn(model):
     return Draw(str(model), options=SMALL, device="cpu")(columns_of(ROWS))
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_a_run_bit_for_bit(model, drawn, tmp_path):
     draw(model, tmp_path / "run", ROWS, batch_size=4)
     items, noted = open_batch(tmp_path / "run"), rows_of(tmp_path / "run" / "metadata.jsonl")
@@ -144,6 +145,7 @@ def test_a_part_that_is_not_known_is_refused_before_the_model_is_loaded():
         Draw("no such model", save=["image", "overlays"])
 
 
+@pytest.mark.slow
 def test_maps_are_of_every_layer(drawn, model, tmp_path):
     draw(model, tmp_path / "run", ROWS[:1], batch_size=1)
     held = load(drawn["maps"][0])

@@ -10,6 +10,7 @@ from sdattn import cli
 from sdattn.batch import Request, run_batch
 
 
+@pytest.mark.slow
 def test_a_model_may_be_a_path(model, tmp_path):
     (tmp_path / "in.txt").write_text("a cat\n")
     request = Request(tmp_path / "in.txt", tmp_path / "run", model, SMALL, device="cpu")

@@ -48,6 +48,7 @@ def runs(video_model, tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_an_item_is_what_generate_makes_of_it(video_model, runs, tmp_path):
     """And beside it stands what the gallery shows, the overlays of the middle frame among it."""
     pipe = load_pipeline(video_model, device="cpu")
@@ -67,6 +68,7 @@ def test_an_item_is_what_generate_makes_of_it(video_model, runs, tmp_path):
         assert {name: found[name] for name in same} == {name: alone[name] for name in same}
 
 
+@pytest.mark.slow
 def test_all_formats_hold_the_same_and_are_whole(runs):
     first = open_batch(runs / "folder")
     for format in FORMATS:
@@ -106,6 +108,7 @@ def test_a_preview_is_small_and_takes_the_videos_time(runs):
             assert (found.n_frames, max(found.size)) == (frames, 48)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("format", ["folder", "webdataset"])
 def test_the_same_command_makes_anew_what_is_missing(video_model, runs, tmp_path, format):
     root = tmp_path / format
@@ -158,6 +161,7 @@ def test_a_video_of_a_model_of_images_is_refused(model, tmp_path):
         Draw(str(model), save=["video"], device="cpu")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("there", "do"), [("mp4", "pip install"), ("webp", "not installed")])
 def test_videos_of_two_kinds_do_not_come_into_one_run(
     video_model, tmp_path, monkeypatch, there, do

@@ -43,6 +43,7 @@ def test_the_command_writes_a_run(explained, demo):
     )
 
 
+@pytest.mark.slow
 def test_the_command_with_choices_of_its_own(explained):
     options = ("--device", "cpu", "--out", "run", "--force")
     assert explained("My photo.png", f"a {THING}", "--timesteps", "30, 600", *options)[0] == 0
@@ -51,6 +52,7 @@ def test_the_command_with_choices_of_its_own(explained):
     assert json.loads(Path("run/run.json").read_text())["explained"]["way"] == "inversion"
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_model_of_flow_matching(explained):
     options = ("--model", "demo-mmdit", "--device", "cpu", "--out", "run", "--force")
     for more in ((), ("--refine", "self", "--ask", "star"), ("--preset", "seg4diff")):
@@ -104,6 +106,7 @@ def test_what_is_no_photo_is_not_opened(tmp_path, kind):
         open_image(tmp_path / "photo.png")
 
 
+@pytest.mark.slow
 def test_maps_beyond_max_memory_are_refused(explained):
     given = ("My photo.png", "a red umbrella", "--device", "cpu", "--refine", "self")
     code, _, err = explained(*given, "--max-memory", "300kB")

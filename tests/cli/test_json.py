@@ -54,6 +54,7 @@ def test_a_failure_is_an_object_too(invoke, model):
     assert (code, out) == (2, "") and "Usage" in err
 
 
+@pytest.mark.slow
 def test_quiet_prints_nothing_but_what_is_wrong(invoke, model):
     assert generate(invoke, model, "--quiet", "--out", "run") == (0, "", "")
     code, out, err = generate(invoke, model, "-q", "--out", "run")

@@ -66,6 +66,7 @@ def test_the_prompts_rows_are_those_of_the_pipelines_layout(name):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_runs_are_not_mixed():
     pipe = make_pipe()
     store, _ = chained(pipe, ["a cat"])

@@ -165,6 +165,7 @@ def test_nothing_is_left_behind():
     assert unet() is None
 
 
+@pytest.mark.slow
 def test_heatmaps_of_a_registered_store():
     """register_attention_control() tells its store the latent's size too."""
     pipe = make_pipe()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers.joint_parity import sharp_model
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.transformer_rows import TRANSFORMERS, own_norms
 from helpers.unet_rows import UNETS
 
@@ -57,7 +58,7 @@ class Foreign:
         return None if self.way == "none" else attn
 
 
-@pytest.mark.parametrize("name", [*NAMES, *UNET_NAMES])
+@pytest.mark.parametrize("name", tiered([*UNET_NAMES, *NAMES], quick=2, daily=20))
 def test_plain_attention_is_that_of_diffusers(name):
     row = NAMED[name]
     pipe = row.make() if name in UNET_NAMES else sharp(name)

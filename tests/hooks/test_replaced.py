@@ -419,6 +419,7 @@ def test_a_backend_of_ones_own_that_changes_what_torchs_attention_made(kind, way
         model(**given)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @torch.no_grad()
 def test_a_compiled_model_runs_eagerly_with_it(eagerly, replaced):

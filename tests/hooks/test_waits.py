@@ -10,6 +10,7 @@ from helpers.joint_models import inputs
 from helpers.matrix import ROWS, few_are_quick
 from helpers.reads import Reads, copies_after_the_first, reads_by_call
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_scheduler, make_small_unet
 from helpers.tiny_tokenizers import tiny_tokenizer
 from helpers.transformer_rows import flux, klein, sd3
@@ -68,7 +69,7 @@ KEPT = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("kept", tiered(KEPT, quick=2, daily=len(KEPT)))
 def test_nothing_is_read_of_sd15_on_the_meta_device(sd15, kept):
     """Nor in the first of the two calls."""
     sample, text = meta_inputs(2)
@@ -85,7 +86,7 @@ def test_nothing_is_read_of_sd15_on_the_meta_device(sd15, kept):
 @pytest.mark.parametrize(
     ("steps", "kept"), [((0.5, 1.0), [1]), ((0.0, 1.0), [0, 1]), ("last", [1])]
 )
-@pytest.mark.parametrize("branch", ["conditional", "both"])
+@pytest.mark.parametrize("branch", tiered(["conditional", "both"]))
 def test_a_part_of_the_schedule_is_kept_without_a_look_at_the_timestep(sd15, steps, kept, branch):
     """The pipeline reckons with its timestep; the scheduler knows how far it is."""
     parts = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
@@ -118,6 +119,7 @@ CONTROLS = {
 
 
 @torch.no_grad()
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", CONTROLS)
 def test_our_controllers_read_nothing_and_copy_once(kind):
     with torch.device("meta"):
@@ -323,6 +325,7 @@ def test_the_count_sees_what_would_be_read():
     assert not reads.number
 
 
+@pytest.mark.slow
 def test_generate_and_knockouts_read_nothing_more():
     pipe = make_pipeline()
     options = {"num_inference_steps": 4, "height": 64, "width": 64}

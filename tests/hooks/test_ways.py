@@ -19,6 +19,7 @@ from diffusers.models.transformers.transformer_flux import (
 from helpers.matrix import ROWS, WAYS, few_are_quick
 from helpers.matrix_oracle import expected_maps, recorded
 from helpers.rounding import rounding
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from helpers.transformer_rows import flux, klein, qwen_image
 from helpers.unet_rows import ip_adapter, learned_token, with_image_prompts
@@ -125,7 +126,12 @@ def test_a_batch_is_its_images_one_by_one(row):
 
 
 @pytest.mark.parametrize(
-    "name", ["Stable Diffusion 1.x", "SDXL", "Stable Diffusion 3", "Sana", "FLUX.1", "Qwen-Image"]
+    "name",
+    tiered(
+        ["Stable Diffusion 1.x", "Stable Diffusion 3", "FLUX.1", "Sana", "SDXL", "Qwen-Image"],
+        quick=2,
+        daily=4,
+    ),
 )
 def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
     row = NAMED[name]
@@ -332,7 +338,7 @@ SAVERS = {
 }
 
 
-@pytest.mark.parametrize("saver", SAVERS)
+@pytest.mark.parametrize("saver", tiered(SAVERS, daily=len(SAVERS)))
 def test_savers_change_nothing(saver):
     pipe = small_pipeline()
     with capture(pipe) as store:

@@ -149,6 +149,7 @@ def test_generate_refuses_a_run_whose_text_changed():
         )
 
 
+@pytest.mark.slow
 def test_frames_with_texts_of_their_own():
     def run(**options):
         pipe = animatediff()

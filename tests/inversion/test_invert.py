@@ -45,6 +45,7 @@ def test_replay_uses_the_states_and_leaves_the_prompts_alone(pipe, found):
     assert not torch.equal(texts[0, 0], texts[-1, 0])
 
 
+@pytest.mark.slow
 def test_the_run_of_the_optimisation_is_the_run_of_the_replay(pipe):
     calls = []
 
@@ -67,6 +68,7 @@ def test_the_run_of_the_optimisation_is_the_run_of_the_replay(pipe):
         assert torch.equal(text, text_again)
 
 
+@pytest.mark.slow
 def test_sdxl_with_its_extra_conditions():
     pipe = strong_text(make_sdxl_pipeline())
     inversion = invert(pipe, new_image((160, 96)), PROMPT, num_inference_steps=3)

@@ -88,6 +88,7 @@ def test_a_text_encoder_s_lora_loads_beside_the_unet_s(load):
     assert load(held).get_list_adapters() == {"unet": ["lora_0"], "text_encoder": ["lora_0"]}
 
 
+@pytest.mark.slow
 def test_what_peft_writes_of_its_own_configuration_is_let_in(load):
     from peft import LoraConfig
 
@@ -100,6 +101,7 @@ def test_what_peft_writes_of_its_own_configuration_is_let_in(load):
     assert torch.equal(draw(pipe), draw(load(pair())))
 
 
+@pytest.mark.slow
 def test_a_folder_has_one_file_or_the_standard_one(folder, tmp_path, load):
     load(pair())
     with_one = load_pipeline(folder, device="cpu", lora=tmp_path)

@@ -49,6 +49,7 @@ def lora(tmp_path_factory):
 # -- LoRAs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(folder, lora):
     """W + scale B A, computed here: a file without alphas has that of its rank."""
     weights, merged = load_file(lora), make_pipeline()
@@ -67,6 +68,7 @@ def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(fol
     assert len(store.maps) == 16
 
 
+@pytest.mark.slow
 def test_several_loras_act_together_each_with_its_scale(folder, lora):
     halves = load_pipeline(folder, device="cpu", lora=[f"{lora.parent}:0.25", f"{lora}:0.25"])
     one = load_pipeline(folder, device="cpu", lora=f"{lora}:0.5")
@@ -76,6 +78,7 @@ def test_several_loras_act_together_each_with_its_scale(folder, lora):
     assert len({digest_model(pipe) for pipe in (halves, one, other, make_pipeline())}) == 4
 
 
+@pytest.mark.slow
 def test_what_a_lora_of_another_model_is(folder, tmp_path, lora):
     foreign = sd3()
     other = save_lora(tmp_path, foreign, foreign.transformer)
@@ -183,6 +186,7 @@ def test_bits_need_a_gpu(folder):
 # -- offload --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_group_offload_leaves_images_and_the_record_as_they_are(folder):
     pipe = load_pipeline(folder, device="cpu", offload="group")
     plain = make_pipeline()
@@ -239,6 +243,7 @@ def test_a_variant_is_that_of_its_files(folder, tmp_path):
         outline(folder, LoadingOptions(variant="fp16"))
 
 
+@pytest.mark.slow
 def test_the_half_type_is_that_of_the_models_authors(monkeypatch, tmp_path):
     """On CUDA; here the device is only said to be one."""
     halves = {family.name: family.half for family in registered()}

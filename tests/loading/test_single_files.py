@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.ldm_checkpoints import filled, refiner, sd1, sd2, sdxl
 from helpers.ldm_folders import save_settings
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 from safetensors.torch import save_file
@@ -103,6 +104,7 @@ def test_weights_are_those_of_the_file(save, settings):
     assert torch.equal(text["text_projection.weight"], projection.T)
 
 
+@pytest.mark.slow
 def test_settings_are_those_of_the_folder(save, settings):
     pipe = load_pipeline(save(tiny("sd2")), device="cpu", config=settings["sd2"])
     assert pipe.scheduler.config.prediction_type == "v_prediction"
@@ -119,6 +121,7 @@ def test_the_settings_need_no_weights(save, settings, tmp_path):
     assert torch.equal(pipe.unet.conv_in.weight, tiny("sd1")[FIRST])
 
 
+@pytest.mark.slow
 def test_the_refiner_and_inpainting_load(save, settings, tmp_path):
     pipe = load_pipeline(save(tiny("refiner")), device="cpu", config=settings["refiner"])
     assert pipe.text_encoder is None and pipe.config.requires_aesthetics_score
@@ -127,6 +130,7 @@ def test_the_refiner_and_inpainting_load(save, settings, tmp_path):
     assert type(pipe).__name__ == "StableDiffusionInpaintPipeline"
 
 
+@pytest.mark.slow
 def test_another_scheduler_keeps_what_the_model_predicts(save, settings):
     options = {"config": settings["sd2"], "scheduler": "EulerDiscreteScheduler"}
     pipe = load_pipeline(save(tiny("sd2")), device="cpu", **options)
@@ -152,6 +156,7 @@ def test_what_to_do_without_settings_is_told(save):
     assert "tiny.safetensors" in str(told.value)
 
 
+@pytest.mark.slow
 def test_settings_are_found_in_the_hubs_cache(save, settings, tmp_path):
     name = "models--stable-diffusion-v1-5--stable-diffusion-v1-5"
     repository = tmp_path / "cache" / name
@@ -192,6 +197,7 @@ def test_code_in_the_settings_is_refused(save, settings, tmp_path):
         load_pipeline(save(tiny("sd1")), device="cpu", config=folder)
 
 
+@pytest.mark.slow
 def test_another_tokenizer_keeps_padding_and_length(save, settings, tokenizer, tmp_path):
     path, options = save(tiny("sdxl")), {"device": "cpu", "config": settings["sdxl"]}
     (tmp_path / "model").mkdir()
@@ -213,18 +219,22 @@ def test_another_tokenizer_keeps_padding_and_length(save, settings, tokenizer, t
 
 @pytest.mark.parametrize(
     "name",
-    [
-        f"{UNET}input_blocks.300000000.x",
-        f"{UNET}output_blocks.{'9' * 5000}.x",
-        f"{UNET}middle_block.-1.x",
-        f"{UNET}input_blocks..x",
-        "conditioner.embedders.0.transformer.resblocks.99999999.x",
-        "first_stage_model.encoder.down.99999999999.block.0.x",
-        "a\0b",
-        "\x1b[2J",
-        "🙂" * 500,
-        " ",
-    ],
+    tiered(
+        [
+            f"{UNET}output_blocks.{'9' * 5000}.x",
+            "a\0b",
+            f"{UNET}input_blocks.300000000.x",
+            f"{UNET}middle_block.-1.x",
+            f"{UNET}input_blocks..x",
+            "conditioner.embedders.0.transformer.resblocks.99999999.x",
+            "first_stage_model.encoder.down.99999999999.block.0.x",
+            "\x1b[2J",
+            "🙂" * 500,
+            " ",
+        ],
+        quick=2,
+        daily=6,
+    ),
     ids=ascii,
 )
 def test_odd_names_beside_a_whole_model_change_nothing(save, settings, name):
@@ -258,7 +268,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("case", tiered(HOSTILE, quick=3, daily=len(HOSTILE)))
 def test_a_tensor_that_cannot_be_is_refused_by_the_files_name(save, settings, case):
     changes, noun = HOSTILE[case]
     path = save(tiny("sd1", **changes))
@@ -310,6 +320,7 @@ def test_files_of_other_things_are_told_apart(save, settings, case):
         load_pipeline(path, device="cpu", config=settings["sd1"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2_500, 30_000])
 def test_more_blocks_than_any_model_are_refused_before_they_are_compared(save, number):
     """diffusers compares each block's name with all names, which takes minutes."""

@@ -203,8 +203,8 @@ def test_inverted_images_are_watched_on_their_way_back(pipe):
         assert both.images[i].tobytes() == images[i].tobytes()
 
 
+@pytest.mark.weekly
 @needs_sprites
-@pytest.mark.slow
 def test_the_demo_comes_back_to_its_image(demo):
     scene = random_scene(np.random.default_rng(0), n_objects=1)
     image = Image.fromarray(scene.draw())
