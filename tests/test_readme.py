@@ -17,6 +17,7 @@ import numpy as np
 import pytest
 
 import sdattn
+from sdattn.models.demos import DEMOS, demo_named
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
@@ -72,6 +73,8 @@ def test_an_index_gets_absolute_links(monkeypatch):
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves files open
 def test_blocks_run(page, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
+    for demo in map(demo_named, DEMOS):  # fewer steps where a page names no number
+        monkeypatch.setitem(demo.settings, "num_inference_steps", 4)
     names = {"__name__": "__main__"}
     for block in CODE[page]:
         exec(compile(block, str(page), "exec"), names)
