@@ -7,6 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from functools import cache
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -228,9 +229,12 @@ def _described(pipe: Pipeline, store: MapStore, options: Options) -> RunSettings
         timesteps=store.timesteps,
         captured=Captured(steps=store.steps, heads=store.heads),
         crop=store.crop,
-        versions={
-            "python": platform.python_version(),
-            "sdattn": __version__,
-            **{name: version(name) for name in ("torch", "diffusers", "transformers")},
-        },
+        versions={**_versions()},
     )
+
+
+@cache
+def _versions() -> dict[str, str]:
+    """Return versions by name; to read them takes hundredths of a second."""
+    packages = {name: version(name) for name in ("torch", "diffusers", "transformers")}
+    return {"python": platform.python_version(), "sdattn": __version__, **packages}
