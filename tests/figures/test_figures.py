@@ -132,6 +132,7 @@ def test_words_beside_the_image(run, figures):
     assert_one_scale(figures["words"], rest)
 
 
+@pytest.mark.slow
 def test_steps_are_a_few_from_the_first_to_the_last(run, pipe, figures):
     shown = panels(figures["steps"])
     titles = [one.get_title() for one in shown[:8]]
@@ -146,6 +147,7 @@ def test_steps_are_a_few_from_the_first_to_the_last(run, pipe, figures):
     assert_one_scale(figures["steps"], shown)
 
 
+@pytest.mark.slow
 def test_layers_by_place_and_grid(run, figures):
     shown, wanted = panels(figures["layers"]), {}
     for place in ("down", "mid", "up"):
@@ -161,6 +163,7 @@ def test_layers_by_place_and_grid(run, figures):
     assert_one_scale(figures["layers"], shown)
 
 
+@pytest.mark.slow
 def test_heads_of_each_layer(run, figures):
     shown, layers = panels(figures["heads"]), kept(run)
     (number,) = {maps.shape[1] for maps in layers.values()}
@@ -178,6 +181,7 @@ def test_heads_of_each_layer(run, figures):
     assert_one_scale(figures["heads"], shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_panels_have_the_shape_of_the_image_and_count_its_pixels(figures, kind):
     across, down = figures[kind].get_size_inches()
@@ -189,6 +193,7 @@ def test_panels_have_the_shape_of_the_image_and_count_its_pixels(figures, kind):
         assert axes.get_ylim() == (128, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "across"), [("steps", 8), ("layers", 7), ("heads", HEADS)])
 def test_a_row_is_a_row_and_a_column_stands_below_its_title(figures, kind, across):
     boxes = [axes.get_position() for axes in panels(figures[kind])]
@@ -288,6 +293,7 @@ def assert_legible(drawn):
         assert across <= 1 or down <= 1, f"{one!r} and {other!r} overlap"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_figures_of_a_run_are_legible(figures, kind):
     assert_legible(figures[kind])
@@ -440,6 +446,7 @@ def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, 
     assert pyplot.get_fignums() == open_before
 
 
+@pytest.mark.slow
 def test_files_are_of_the_kind_that_their_names_say(figures, tmp_path):
     for name in ("x.pdf", "new/folder/x.SVG", "x.png"):
         save_figure(figures["words"], tmp_path / name)
@@ -456,6 +463,7 @@ def test_files_are_of_the_kind_that_their_names_say(figures, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["new", "x.pdf", "x.png"]
 
 
+@pytest.mark.slow
 def test_text_stays_text(tmp_path):
     words = [*ODD[:6], f"{THING} & {OTHER}"]
     save_figure(figure(random_run(words, steps=2), "steps"), tmp_path / "x.svg")
@@ -465,12 +473,14 @@ def test_text_stays_text(tmp_path):
     assert not any(one.tag.endswith("script") for one in elements)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pdf", "png"])
 def test_odd_words_can_be_saved(tmp_path, kind):
     save_figure(figure(random_run(ODD), "words"), tmp_path / f"x.{kind}")
     assert (tmp_path / f"x.{kind}").stat().st_size > 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x", "x.jpg", "pdf", "x.gif"])
 def test_other_formats_are_refused(figures, tmp_path, name):
     with pytest.raises(ValueError, match=r"\.pdf.*\.svg"):
@@ -478,6 +488,7 @@ def test_other_formats_are_refused(figures, tmp_path, name):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["savefig", "fsync", "replace"])
 def test_a_failure_leaves_the_old_file(figures, tmp_path, monkeypatch, at):
     path = tmp_path / "x.png"
@@ -513,6 +524,7 @@ def test_what_cannot_be_asked_for(kind, words, error, message):
         figure(random_run(2), kind, words)
 
 
+@pytest.mark.slow
 def test_too_many_panels_are_refused():
     run = random_run(73, heads=8)
     with pytest.raises(ValueError, match="146.*rows.*8"):

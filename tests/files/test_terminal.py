@@ -45,6 +45,7 @@ def run(tmp_path):
     return folder
 
 
+@pytest.mark.slow
 def test_what_is_obeyed_is_written_out_and_all_else_stays():
     for one in map(chr, range(sys.maxunicode + 1)):
         shown = visible(one)

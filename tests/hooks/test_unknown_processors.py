@@ -333,6 +333,7 @@ def test_one_that_shows_its_probabilities_twice_is_named():
         ran(unet)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("row", ROWS, ids=str)
 def test_the_processors_of_every_pipeline_are_plain(row):
     """They pay nothing for the others, which rotate their queries. Joint attention is seen in a way

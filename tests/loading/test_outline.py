@@ -11,7 +11,7 @@ import torch
 from diffusers import DDPMPipeline, DiffusionPipeline, UNet2DModel
 from diffusers.pipelines.stable_diffusion import StableDiffusionSafetyChecker
 from diffusers.utils import logging as diffusers_log
-from helpers.matrix import ROWS
+from helpers.matrix import ROWS, few_are_quick
 from helpers.tiny_pipelines import make_pipeline, make_scheduler
 from safetensors.torch import save_file
 from transformers import CLIPConfig, CLIPImageProcessor
@@ -64,7 +64,7 @@ def without_weights(folder):
     return folder
 
 
-@pytest.fixture(scope="module", params=["demo", *NAMES])
+@pytest.fixture(scope="module", params=["demo", *few_are_quick(NAMES)])
 def both(request, tmp_path_factory):
     """A loaded pipeline, and the outline of its folder after the weights were deleted."""
     if request.param == "demo":

@@ -26,6 +26,7 @@ def test_a_plain_model_has_no_compiled_part():
     assert unwrapped(model) is model
 
 
+@pytest.mark.slow
 def test_a_model_behind_torch_compile_is_unwrapped():
     model = two_layers()
     compiled = torch.compile(model)
