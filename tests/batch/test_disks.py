@@ -17,6 +17,7 @@ from helpers.demo_batches import (  # noqa: F401
     write_lines,
 )
 from helpers.forks import in_own_namespace
+from helpers.tiers import tiered
 
 from sdattn.batch.reading import verify
 from sdattn.batch.storage.folder import BatchFolder
@@ -117,7 +118,7 @@ def test_a_disk_that_cannot_be_written(tmp_path, batch):
     assert stamps(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("full", ["the items", "the rows"])
+@pytest.mark.parametrize("full", tiered(["the items", "the rows"], quick=0, daily=1))
 def test_a_disk_that_fills_up_at_any_file_is_told_once(batch, tmp_path, monkeypatch, full):
     write_lines(tmp_path / "in.jsonl", colours(6))
     arguments = ["in.jsonl", *SMALL, "--out", "run"]

@@ -55,6 +55,7 @@ def pixels(data):
     return np.array(Image.open(io.BytesIO(data)))
 
 
+@pytest.mark.slow
 def test_an_item_is_what_edit_makes_of_it(model, drawn):
     pipe, files = load_pipeline(model, device="cpu"), files_of(drawn)
     for line in LINES[1:3]:

@@ -200,6 +200,7 @@ def test_a_launcher_whose_rank_is_killed_ends_the_other_and_keeps_what_they_fini
     check_the_rest(batch, root, arguments)
 
 
+@pytest.mark.weekly
 @pytest.mark.skipif(os.name == "nt", reason="sends signals")
 def test_ranks_that_a_launcher_tells_to_end_keep_what_they_finished(batch, tmp_path):
     """Which it does when it is told to end itself: each gets SIGTERM."""

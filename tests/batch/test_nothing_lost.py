@@ -182,6 +182,7 @@ def test_two_runs_in_one_folder(batch, tmp_path):
 BROKEN = {"prompt": f"a red {THING}", "guidance_rescale": "much"}  # noticed in the pipeline only
 
 
+@pytest.mark.weekly
 def test_items_that_fail_never_stop_the_others(batch, tmp_path):
     lines = colours(9)
     for i in (2, 5, 6):
@@ -219,6 +220,7 @@ def test_items_that_fail_never_stop_the_others(batch, tmp_path):
     check_complete(root, 9)
 
 
+@pytest.mark.weekly
 def test_too_many_items_that_fail_end_the_run(batch, tmp_path):
     write_lines(tmp_path / "in.jsonl", [*colours(2), *[BROKEN] * 8, *colours(6)])
     arguments = ["in.jsonl", *SETTINGS, "--out", "run"]

@@ -384,6 +384,7 @@ def test_machines_with_disks_of_their_own_are_merged(shared, reference, tmp_path
 # Parts
 
 
+@pytest.mark.weekly
 def test_parts_are_merged_into_the_whole(shared, reference, tmp_path, run, monkeypatch):
     source, merged = shared / "few.jsonl", tmp_path / "merged"
     outs = [tmp_path / "part-1", tmp_path / "part-2"]
@@ -544,6 +545,7 @@ def test_a_process_that_cannot_write_ends_both_and_the_rest_comes_later(shared, 
 # Shards
 
 
+@pytest.mark.weekly
 def test_shards_of_two_processes_hold_what_folders_hold(shared, reference, tmp_path, run):
     out = tmp_path / "out"
     arguments = [shared / "few.jsonl", "--out", out, "--format", "webdataset"]

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.batch_draws import draw
 from helpers.batch_runs import FORMATS, files_of, kept_of, rows_of
+from helpers.tiers import tiered
 from helpers.video_rows import wan
 from PIL import Image
 
@@ -108,8 +109,7 @@ def test_a_preview_is_small_and_takes_the_videos_time(runs):
             assert (found.n_frames, max(found.size)) == (frames, 48)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("format", ["folder", "webdataset"])
+@pytest.mark.parametrize("format", tiered(["folder", "webdataset"], quick=0, daily=1))
 def test_the_same_command_makes_anew_what_is_missing(video_model, runs, tmp_path, format):
     root = tmp_path / format
     shutil.copytree(runs / format, root)
@@ -161,7 +161,7 @@ def test_a_video_of_a_model_of_images_is_refused(model, tmp_path):
         Draw(str(model), save=["video"], device="cpu")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize(("there", "do"), [("mp4", "pip install"), ("webp", "not installed")])
 def test_videos_of_two_kinds_do_not_come_into_one_run(
     video_model, tmp_path, monkeypatch, there, do

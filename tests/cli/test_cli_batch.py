@@ -8,6 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from helpers.demo_words import THING
+from helpers.tiers import tiered
 
 from sdattn.batch import open_batch
 
@@ -117,8 +118,7 @@ def test_a_bad_line_is_a_failure_but_to_a_launcher(invoke, model, monkeypatch):
     assert invoke("batch", "in.jsonl", *options, "--strict")[0] == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["folder", "webdataset", "parquet"])
+@pytest.mark.parametrize("layout", tiered(["webdataset", "folder", "parquet"], quick=0, daily=1))
 def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
     Path("prompts.txt").write_text("a red cat\n\na dog\n \n")
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "2")

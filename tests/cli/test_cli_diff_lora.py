@@ -47,7 +47,7 @@ def test_one_command_draws_with_and_without(invoke, lora):
     assert abs(pixels(a) - pixels(b)).mean() > 0.1
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_words_and_a_scale_may_follow(invoke, lora):
     lora = f"{lora}:0.5"
     code, _, err = invoke("diff", PROMPT, "cat", "--lora", lora, *FEW, "--out", "half")

@@ -74,7 +74,7 @@ def test_edits_that_cannot_be(invoke, model, monkeypatch, arguments, code, messa
     assert not os.path.exists("outputs") or not os.listdir("outputs")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_mmdit_is_edited_and_its_folder_read_back(invoke):
     source, target = "a red circle left of a blue square", "a red circle left of a blue star"
     options = ("--model", "demo-mmdit", "--device", "cpu", "--steps", "4", "--out", "edit")

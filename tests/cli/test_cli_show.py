@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.demo_words import OTHER, PROMPT, THING
+from helpers.tiers import tiered
 from PIL import Image
 
 from sdattn import generate, load_pipeline
@@ -39,10 +40,13 @@ def assert_is(path, kind):
     assert re.match(BEGINS[kind], Path(path).read_bytes(), re.S)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "suffix"),
-    [("words", "pdf"), ("words", "png"), ("steps", "svg"), ("layers", "PDF"), ("heads", "svg")],
+    tiered(
+        [("words", "pdf"), ("steps", "svg"), ("words", "png"), ("layers", "PDF"), ("heads", "svg")],
+        quick=0,
+        daily=2,
+    ),
 )
 def test_a_figure_is_written(invoke, folders, kind, suffix):
     name = f"new/x.{suffix}"

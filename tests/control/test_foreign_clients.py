@@ -152,7 +152,7 @@ def our_box_loss(store):
     return 1 - maps[..., 3].max() + maps[:2, :2, 5].sum()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("save", [False, True])
 def test_boxdiff_and_attend_and_excite(save):
     pipe, theirs, ours = make_pipe(), ExciteStore(save), AttentionStore(save_global_store=save)

@@ -321,7 +321,7 @@ HIGH = {"size": (512, 1024), "grid": (16, 8)}
             ("steps", 1, {"steps": 1, "size": (3000, 300), "grid": (8, 80)}, 1),
         ],
         quick=0,
-        daily=5,
+        daily=3,
     ),
 )
 def test_few_and_many_panels_are_legible(kind, words, options, number):
@@ -330,7 +330,7 @@ def test_few_and_many_panels_are_legible(kind, words, options, number):
     assert len(panels(drawn)) == number
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_rows_of_different_lengths_are_legible():
     """Layers may differ in their numbers of heads; the longest rows may all be in one block."""
 
@@ -364,7 +364,7 @@ def test_a_letter_that_the_font_lacks_comes_from_another():
     assert [bool(font.get_char_index(ord(letter))) for font in fonts] == [False, True]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize(("kind", "words"), [("words", ODD), ("steps", 2), ("heads", 1)])
 def test_fonts_and_sizes_of_the_user_are_taken_over(kind, words):
     run = random_run(words, steps=8, heads=4)
@@ -425,7 +425,7 @@ def all_bytes(drawn, folder):
     return [path.read_bytes() for path in paths]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("kind", tiered(["steps", "words"], quick=0, daily=1))
 def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, kind):
     open_before = pyplot.get_fignums()

@@ -56,6 +56,7 @@ RATES = [0.01, 0.0105, 0.3, 1, 7.5, 8, 12, 16, 23.976, 24000 / 1001, 29.97, 30, 
 RATES += [120, 144, 333.3, 400, 499.9, 600, 666.7, 700, 900, 999.5, 1000]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", FORMATS)
 @pytest.mark.parametrize("rate", [*RATES, 1001, 2000, 3000, 1e9])  # the last play at 1000
 def test_every_rate_is_read_back_frame_by_frame(kind, rate):

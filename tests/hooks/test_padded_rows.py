@@ -121,8 +121,10 @@ def test_guidance_of_z_image_may_never_begin(kind, truncation):
             pipe("a red cat", guidance_scale=0.0, **given)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("scheduler", [FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler])
+@pytest.mark.parametrize(
+    "scheduler",
+    tiered([FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler], quick=0, daily=1),
+)
 @pytest.mark.parametrize("kind", [(ZImagePipeline, {}), IMG2IMG], ids=lambda kind: kind[0])
 def test_guidance_ends_in_the_very_step_in_which_the_pipeline_ends_it(kind, scheduler):
     """At the progress of each step, where it still acts, and just below it, where it does not."""

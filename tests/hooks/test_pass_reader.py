@@ -207,7 +207,7 @@ def alone():
     return store, image
 
 
-@pytest.mark.parametrize("beside", tiered(BESIDE, quick=4, daily=20), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("beside", tiered(BESIDE, quick=2, daily=6), ids=lambda one: one.__name__)
 def test_a_capture_counts_the_passes_alone(beside, alone):
     pipe = small_pipe()
     run = beside(pipe)
@@ -243,7 +243,7 @@ def test_who_called_is_named(beside, who):
 INSIDE = [one for one in BESIDE if one is not after_a_warm_up]  # controllers see loops of one's own
 
 
-@pytest.mark.parametrize("beside", tiered(INSIDE, quick=2, daily=20), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("beside", tiered(INSIDE, quick=1, daily=4), ids=lambda one: one.__name__)
 def test_an_attached_store_counts_the_passes_alone(beside):
     def attached(pipe, run):
         store = AttentionStore(pipeline=pipe)
@@ -275,7 +275,7 @@ class Recording:
         return attn
 
 
-@pytest.mark.parametrize("beside", tiered(INSIDE, quick=2, daily=20), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("beside", tiered(INSIDE, quick=1, daily=4), ids=lambda one: one.__name__)
 def test_a_registered_controller_is_called_in_the_passes_alone(beside):
     pipe, other = small_pipe(), small_pipe()
     expected, controller = Recording(), Recording()

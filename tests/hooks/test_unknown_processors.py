@@ -200,7 +200,7 @@ def expected(processor, calls):
 
 
 @pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16]), ids=str)
-@pytest.mark.parametrize("kind", tiered([*SHOWN, *OTHER_AXES], quick=6, daily=20))
+@pytest.mark.parametrize("kind", tiered([*SHOWN, *OTHER_AXES], quick=4, daily=8))
 @torch.no_grad()
 def test_what_is_shown_is_what_was_used(kind, dtype):
     unet, processor = watched_mid(kind, dtype)

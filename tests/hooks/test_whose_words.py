@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.chain_runs import make_pipe
+from helpers.tiers import tiered
 from helpers.unet_rows import animatediff
 
 import sdattn
@@ -171,11 +172,14 @@ def test_frames_with_texts_of_their_own():
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "a red circle++ left of a square", "a red circle+, left", "circle-- and square",
-        "a (blue square)1.4 here", "a (blue square)++", "(circle:1.3) left", "[cat:dog:0.5]",
-        "((circle)) left", '("a cat", "a dog").blend(0.5, 0.5)',
-    ],
+    tiered(
+        [
+            "a (blue square)1.4 here", "((circle)) left", '("a cat", "a dog").blend(0.5, 0.5)',
+            "[cat:dog:0.5]", "a red circle++ left of a square", "a red circle+, left",
+            "circle-- and square", "a (blue square)++", "(circle:1.3) left",
+        ],
+        quick=3, daily=5,
+    ),
 )  # fmt: skip
 def test_weights_in_a_text_that_no_encoder_was_heard_to_read(text):
     with pytest.raises(ValueError, match=r"weight.*labels"):

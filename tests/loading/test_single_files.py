@@ -66,7 +66,7 @@ def tiny(name, **changes):
 # -- loading ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sd1", "sd2", "sdxl"])
+@pytest.mark.parametrize("name", tiered(["sd1", "sdxl", "sd2"], daily=3))
 def test_a_single_file_loads_draws_and_is_captured(name, save, settings):
     path = save(tiny(name))
     pipe = load_pipeline(path, device="cpu", config=settings[name])
@@ -268,7 +268,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", tiered(HOSTILE, quick=3, daily=len(HOSTILE)))
+@pytest.mark.parametrize("case", tiered(HOSTILE, quick=3, daily=8))
 def test_a_tensor_that_cannot_be_is_refused_by_the_files_name(save, settings, case):
     changes, noun = HOSTILE[case]
     path = save(tiny("sd1", **changes))
@@ -286,7 +286,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", tiered(PARTS, quick=0, daily=2))
 def test_a_checkpoint_without_a_part_is_refused_and_no_weights_are_the_folders(
     save, settings, name
 ):

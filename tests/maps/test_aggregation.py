@@ -189,7 +189,7 @@ def close(found, expected):
     torch.testing.assert_close(found.double(), expected, atol=1e-7, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", tiered(OF_UNETS, daily=len(OF_UNETS)))
+@pytest.mark.parametrize("name", tiered(OF_UNETS, daily=4))
 def test_a_run_has_the_maps_of_the_formula(reference, name):
     run = reference.run(name)
     for found, expected in zip(run.heatmaps, FORMULAS[name](reference), strict=True):
@@ -275,7 +275,7 @@ def test_the_middle_counts_where_its_grid_is_the_one(reference):
         close(one.maps, other)
 
 
-@pytest.mark.parametrize("steps", [(0.0, 0.5), (0.2, 0.6), (0.0, 1.0)])
+@pytest.mark.parametrize("steps", tiered([[0.2, 0.6], [0.0, 0.5], [0.0, 1.0]]))
 def test_a_part_of_the_schedule_is_the_mean_of_its_steps(reference, steps):
     own = Preset("own", ("up",), least_cells=32, steps=steps)
     kept = [i for i in range(4) if steps[0] <= (i + 0.5) / 4 <= steps[1]]
@@ -414,7 +414,7 @@ def refined(maps, everything, steps):
     return at(mixed.unflatten(1, (17, 20)), tuple(maps.shape[1:3]))
 
 
-@pytest.mark.parametrize("preset", tiered(["default", "p2p", "sum"], daily=3))
+@pytest.mark.parametrize("preset", tiered(["default", "p2p", "sum"]))
 def test_each_cell_is_the_mean_of_what_it_attends_to(refined_runs, preset):
     _, runs, everything = refined_runs
     plain, sharper = runs(preset=preset), runs(preset=preset, refine="self")

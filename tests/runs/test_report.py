@@ -195,7 +195,7 @@ def test_where_there_are_very_many_cells_neighbours_are_averaged():
             {"seed": 3},
         ],
         quick=0,
-        daily=4,
+        daily=2,
     ),
 )
 def test_the_command_makes_the_run_again(demo, invoke, options):
@@ -212,6 +212,7 @@ def test_the_command_makes_the_run_again(demo, invoke, options):
     assert command_of(again) == command_of(made)
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(
     "options",
     tiered(
