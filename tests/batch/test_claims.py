@@ -132,6 +132,7 @@ def test_strict_stops_before_anything_is_written(model, tmp_path, capsys):
     assert row["line"] == 2 and "width=65" in row["reason"] and "id" not in row
 
 
+@pytest.mark.slow
 def test_an_input_without_an_item_is_told(model, tmp_path):
     with pytest.raises(ValueError, match="no line that can be drawn"):
         draw(model, tmp_path / "run", [{"prompt": "a dog", "width": 65}])

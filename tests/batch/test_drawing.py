@@ -83,6 +83,7 @@ def test_an_item_is_what_generate_makes_of_it(model, varied, tmp_path):
         assert (info["id"], info["line"]) == (row["id"], line)
 
 
+@pytest.mark.slow
 def test_items_that_run_together_are_what_they_are_alone(model, varied, watched, tmp_path):
     """Those that are compared come behind others in their batches."""
     seeded = [{"seed": line, **row} for line, row in enumerate(VARIED)]

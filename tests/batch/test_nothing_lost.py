@@ -27,7 +27,6 @@ from helpers.demo_batches import (  # noqa: F401
 )
 from helpers.demo_words import OTHER, THING, THIRD
 from helpers.forks import Fork
-from helpers.tiers import tiered
 from safetensors.torch import load_file, save_file
 
 import sdattn
@@ -66,7 +65,8 @@ def test_what_is_no_batch_run_is_left_alone(batch, tmp_path, force):
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
 
 
-@pytest.mark.parametrize("kind", tiered(["folder", "webdataset"], quick=0, daily=1))
+@pytest.mark.weekly
+@pytest.mark.parametrize("kind", ["folder", "webdataset"])
 def test_other_prompts_and_steps_are_refused_and_force_makes_anew_only_them(batch, tmp_path, kind):
     lines = colours(4)
     write_lines(tmp_path / "in.jsonl", lines)

@@ -232,7 +232,7 @@ def test_a_digest_sees_the_pipelines_own_configuration():
     assert digest_model(pipe) != before
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_digest_is_the_same_wherever_a_model_lies(model, tmp_path):
     pipe = load_pipeline(model, device="cpu")
     digest = digest_model(pipe)

@@ -73,6 +73,7 @@ def test_columns_of_one_shape_are_one_array_and_parts_are_left_out(model):
     assert set(made({"prompt": []})) == {"prompt"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_pandas", [False, True])
 def test_columns_that_lack_values_as_ray_data_has_them(model, as_pandas):
     """Whole numbers are floats there, with NaN."""
@@ -113,6 +114,7 @@ def test_a_row_that_fails_says_which(model, watched_draw):
         watched_draw({"prompt": ["a cat", "red"]})
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_halved(model, watched_draw):
     """An image of three is drawn alone where the memory holds no more."""
     watched_draw.most = 1

@@ -126,6 +126,7 @@ def test_the_same_command_makes_anew_what_is_missing(video_model, runs, tmp_path
     assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", [("video", "maps"), ("maps",)])
 def test_only_what_is_asked_for_is_saved(video_model, tmp_path, save):
     draw(video_model, tmp_path / "run", ROWS[:1], options=OPTIONS, save=save)

@@ -31,7 +31,7 @@ def test_edit_writes_both_runs_side_by_side(invoke, model):
     assert "exists already" in err
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_edit_of_an_image_reports_how_well_it_came_back(invoke, model):
     Image.new("RGB", (150, 120), (200, 40, 40)).save("photo.png")
     options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")

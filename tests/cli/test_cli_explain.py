@@ -43,7 +43,7 @@ def test_the_command_writes_a_run(explained, demo):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_command_with_choices_of_its_own(explained):
     options = ("--device", "cpu", "--out", "run", "--force")
     assert explained("My photo.png", f"a {THING}", "--timesteps", "30, 600", *options)[0] == 0

@@ -50,6 +50,7 @@ def test_the_same_command_again_needs_force(invoke, model):
     assert generate(invoke, model, "--out", "run", "--force")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_transformer_draws_with_options_of_its_own(invoke, tmp_path):
     flux().save_pretrained(tmp_path / "flux")
     arguments = ("generate", "a red cat", "--model", str(tmp_path / "flux"), "--steps", "1")

@@ -158,7 +158,7 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_single_file_is_drawn_from_and_made_again(invoke, files):
     asked = ("--model", str(files / "good.safetensors"))
     asked += ("--single-file-config", str(files / "settings"))

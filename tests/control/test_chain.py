@@ -116,6 +116,7 @@ def test_heads_are_never_halved_for_images(batch, kept):
             torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_each_step_is_kept_on_request(kept_steps):
     _, _, store, maps = kept_steps
     assert len(store.steps) == store.cur_step == 4

@@ -145,6 +145,7 @@ def test_a_warning_points_at_the_users_own_line(line):
         assert "# this line" in linecache.getline(__file__, one.lineno), one.lineno
 
 
+@pytest.mark.slow
 def test_nothing_counts_the_levels_of_the_stack():
     package = Path(sdattn.__file__).parent
     counting = {

@@ -345,6 +345,7 @@ def test_rows_of_different_lengths_are_legible():
     assert drawn.axes[-1].get_position().x0 > max(axes.get_position().x1 for axes in panels(drawn))
 
 
+@pytest.mark.slow
 def test_odd_words_are_shown_as_they_are():
     run = random_run(ODD)
     shown = panels(figure(run, "words"))[1:]
@@ -473,7 +474,7 @@ def test_text_stays_text(tmp_path):
     assert not any(one.tag.endswith("script") for one in elements)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize("kind", ["pdf", "png"])
 def test_odd_words_can_be_saved(tmp_path, kind):
     save_figure(figure(random_run(ODD), "words"), tmp_path / f"x.{kind}")

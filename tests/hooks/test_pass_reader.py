@@ -503,6 +503,7 @@ def test_a_capture_of_the_wrong_pipeline_names_the_one_that_ran():
             again()
 
 
+@pytest.mark.slow
 def test_a_knockout_leaves_other_calls_alone():
     pipe, found = small_pipe(), []
 

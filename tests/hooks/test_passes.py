@@ -133,6 +133,7 @@ def test_image_to_image_begins_in_the_middle_of_the_schedule():
             pipe(PROMPT, output_type="np", **options)
 
 
+@pytest.mark.slow
 def test_a_second_order_scheduler_has_two_calls_at_a_place_of_the_schedule():
     """Heun looks ahead to the next timestep, which counts as that step's own."""
     pipe = small_pipeline(scheduler=HeunDiscreteScheduler.from_config(make_scheduler().config))

@@ -295,6 +295,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_no_more_is_read_back_after_the_first_pass_than_of_a_plain_processor():
     found = []

@@ -428,6 +428,7 @@ def test_a_run_in_two_parts():
 # -- more than one at a time ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_pipelines_of_two_kinds_in_one_thread():
     one, other = small_pipeline(), flux()
     alone = []
@@ -442,6 +443,7 @@ def test_two_pipelines_of_two_kinds_in_one_thread():
         assert all(torch.equal(store.maps[name], maps) for name, maps in expected.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "makers",
     [(small_pipeline, lambda: small_pipeline(max_length=20)), (flux, qwen_image)],
@@ -472,6 +474,7 @@ def test_two_pipelines_in_two_threads(makers):
 # -- models that run their layers in ways of their own -------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", ["mean", "all"])
 def test_gradient_checkpointing_adds_nothing_twice(steps):
     unet = small_pipeline().unet.train()

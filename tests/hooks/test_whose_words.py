@@ -76,6 +76,7 @@ def test_a_text_of_another_length_is_refused():
             draw(pipe, shorter(pipe))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [swapped, written])
 def test_a_part_of_one_text_is_read_with_its_own_prompt(change):
     """Compared with a run of that part's text alone, from the latents where it begins."""
@@ -118,6 +119,7 @@ def test_guidance_that_ends_and_states_that_are_made_anew_are_no_other_text(guid
     assert store.heatmaps()[0].words == ("a", "red", "cat")
 
 
+@pytest.mark.slow
 def test_an_attached_store_knows_it_too():
     pipe = make_pipe()
     store = AttentionStore(pipeline=pipe, keep_steps=True)

@@ -18,6 +18,7 @@ def pipe():
     return strong_text(make_pipeline())
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_plain_inversion_is_the_formula(pipe):
     steps = 5
@@ -84,6 +85,7 @@ def test_refined_inversion_is_undone_by_diffusers_own_steps(prediction, spacing)
     assert errors[1] < errors[0] / 20
 
 
+@pytest.mark.slow
 def test_any_scheduler_is_inverted_with_ddim_steps(pipe):
     mine = make_pipeline(scheduler=EulerDiscreteScheduler.from_config(pipe.scheduler.config))
     mine.unet.load_state_dict(pipe.unet.state_dict())

@@ -66,6 +66,7 @@ def test_the_way_up_is_the_formula(pipe, refinements):
     torch.testing.assert_close(found.trajectory.double(), torch.cat(expected), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_refined_it_is_undone_by_the_pipelines_own_steps(pipe):
     smooth(pipe)
     errors = []

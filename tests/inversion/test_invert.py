@@ -69,7 +69,7 @@ def test_the_run_of_the_optimisation_is_the_run_of_the_replay(pipe):
         assert torch.equal(text, text_again)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_sdxl_with_its_extra_conditions():
     pipe = strong_text(make_sdxl_pipeline())
     inversion = invert(pipe, new_image((160, 96)), PROMPT, num_inference_steps=3)
@@ -89,7 +89,7 @@ def test_a_run_is_captured_and_edited_like_any_other(pipe, found):
     assert run.heatmaps[1].words == ("a", "dog")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_bfloat16_keeps_float32_states():
     pipe = strong_text(make_pipeline()).to(torch.bfloat16)
     inversion = invert(pipe, new_image(), PROMPT, num_inference_steps=2)

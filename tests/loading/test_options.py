@@ -68,7 +68,7 @@ def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(fol
     assert len(store.maps) == 16
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_several_loras_act_together_each_with_its_scale(folder, lora):
     halves = load_pipeline(folder, device="cpu", lora=[f"{lora.parent}:0.25", f"{lora}:0.25"])
     one = load_pipeline(folder, device="cpu", lora=f"{lora}:0.5")
@@ -232,6 +232,7 @@ def test_which_schedulers_go_with_a_model(name, own, fits):
             fitting_scheduler(name, own)
 
 
+@pytest.mark.slow
 def test_a_variant_is_that_of_its_files(folder, tmp_path):
     make_pipeline().to(torch.float16).save_pretrained(tmp_path, variant="fp16")
     pipe = load_pipeline(tmp_path, device="cpu", variant="fp16")
@@ -344,6 +345,7 @@ def test_a_file_is_no_hub_id():
 # -- records --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_record_is_read_as_it_was_written(folder, lora):
     given = {"lora": (f"{lora}:0.5",), "scheduler": "EulerDiscreteScheduler", "offload": "group"}
     pipe = load_pipeline(folder, device="cpu", **given)

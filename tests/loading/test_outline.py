@@ -204,6 +204,7 @@ def test_a_model_that_is_nowhere_is_told_as_by_loading(tmp_path, monkeypatch, mo
     check_errors(model)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_loaded_is_told_as_by_loading(tmp_path):
     folder = tmp_path / "unconditional"
     unet = UNet2DModel(
@@ -247,6 +248,7 @@ def test_a_hub_that_cannot_be_reached_is_told_as_by_loading(monkeypatch):
     assert issubclass(check_errors("no-such-owner/no-such-model"), OSError)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_keeps_its_name(tmp_path, monkeypatch):
     make_pipeline().save_pretrained(tmp_path)
     asked = []

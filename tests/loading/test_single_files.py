@@ -78,6 +78,7 @@ def test_a_single_file_loads_draws_and_is_captured(name, save, settings):
     assert outline(path) is None
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_file(save, settings):
     """Under diffusers' names; the folder has other weights."""
     weights = tiny("sdxl")

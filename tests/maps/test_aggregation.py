@@ -463,6 +463,7 @@ def test_a_store_with_self_attention_is_refined_afterwards(refined_runs):
             torch.testing.assert_close(one.maps, other.maps)
 
 
+@pytest.mark.slow
 def test_images_are_never_mixed(refined_runs):
     pipe, runs, _ = refined_runs
     together = runs(preset="default", refine="self")

@@ -128,6 +128,7 @@ def test_a_phrase_that_overlaps_itself_counts_each_of_its_columns_once():
     torch.testing.assert_close(found["cat cat"].values, expected)
 
 
+@pytest.mark.slow
 def test_images_are_never_mixed():
     """Two prompts, two images each: as four single runs, with the same noise."""
     pipe = make_pipeline()
@@ -144,6 +145,7 @@ def test_images_are_never_mixed():
         torch.testing.assert_close(one.maps, alone.maps, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_chosen_columns_only():
     pipe = make_pipeline()
     columns = [c for one in read_prompt(pipe.tokenizer, PROMPT).find("cat") for c in one]

@@ -35,6 +35,7 @@ def everything():
 # -- what is read ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_layer_that_sees_the_text_is_there_in_order(everything):
     found = layer_maps(everything, PRESETS["default"])
     layers = [layer for layer in everything.layers if layer.kind == "cross"]

@@ -148,6 +148,7 @@ def crop_pipelines():
             yield kind
 
 
+@pytest.mark.slow
 def test_every_pipeline_with_the_option_is_read():
     kinds = list(crop_pipelines())
     assert len(kinds) >= 16
@@ -214,6 +215,7 @@ def test_a_page_says_where_the_crop_lies(run):
     assert data_of(report(whole))["part"] is None
 
 
+@pytest.mark.slow
 def test_figures_and_comparisons_lay_the_maps(run, pipe):
     from sdattn.runs.diff import diff
 

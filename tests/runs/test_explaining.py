@@ -123,6 +123,7 @@ def test_the_seed_decides_and_the_scheduler_does_not(pipe):
         assert not torch.equal(maps, other.store.maps[name])
 
 
+@pytest.mark.slow
 def test_what_is_held_does_not_grow_with_the_timesteps(pipe):
     few, many = (explain(pipe, new_image(), PROMPT, timesteps=range(9, n, 9)) for n in (20, 200))
     assert len(many.store.passes) == 22
@@ -215,6 +216,7 @@ def test_the_demo_comes_back_to_its_image(demo):
 # -- what the maps are good for -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_sprites
 def test_words_point_at_their_own_objects_in_drawn_images(demo):
     rng = np.random.default_rng(3)
@@ -346,6 +348,7 @@ def test_other_pipelines_are_refused():
         explain(small_pipeline(StableDiffusionImg2ImgPipeline), new_image(), PROMPT)
 
 
+@pytest.mark.slow
 def test_a_photo_is_kept_as_fine_as_it_was_and_the_map_lies_where_it_lay(pipe, tmp_path):
     photo = Image.new("RGB", (1201, 900), (40, 60, 80))
     photo.paste((250, 240, 230), (900, 100, 1100, 300))

@@ -86,6 +86,7 @@ def refusal(files):
     return None
 
 
+@pytest.mark.slow
 def test_every_entry_that_is_missing_is_named(whole):
     """None is a KeyError; what the rest does not need may be missing."""
     for place in entries():
@@ -152,6 +153,7 @@ def test_what_is_wrong_is_named(whole, change, message):
 # Damage
 
 
+@pytest.mark.slow
 def test_a_flip_anywhere_in_run_json_is_found(whole):
     """Every 19th byte, one bit and all bits of it, and every byte of the last lines."""
     data = whole["run.json"]

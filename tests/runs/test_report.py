@@ -168,6 +168,7 @@ def test_the_page_of_sd15_is_under_3_mb(words, steps, pixels):
     assert (len(data["steps"]) >= 8) == (steps > 0)
 
 
+@pytest.mark.slow
 def test_where_there_are_very_many_cells_neighbours_are_averaged():
     run = random_run(73, 9)
     data, groups = data_of(report(run)), group_heatmaps(run)
@@ -232,6 +233,7 @@ def test_the_command_explains_again(demo, invoke, tmp_path, options):
     )
 
 
+@pytest.mark.slow
 def test_the_command_edits_again(demo, invoke):
     target = PROMPT.replace(THING, "star")
     made = library.edit.edit(demo, PROMPT, target, blend=THING, num_inference_steps=4)

@@ -265,6 +265,7 @@ def test_attention_map_diffusers_is_the_last_step_of_all_layers_in_the_largest_s
     torch.testing.assert_close(found.maps, wanted.permute(1, 2, 0), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.weekly
 def test_a_small_run_from_images_to_figures(subject):
     records, ways = Records(), {**PEERS, **CANDIDATES}
     for image in noised(subject, unseen_scenes(random_scene, 2, seed=1), 0, ways):
