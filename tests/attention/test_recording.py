@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from helpers.tiers import tiered
 
 from sdattn.attention import plain
 from sdattn.attention.recording import logsumexp, record_share, record_softmax
@@ -109,7 +110,7 @@ def operations():
     }
 
 
-@pytest.mark.parametrize("name", operations())
+@pytest.mark.parametrize("name", tiered(operations(), 2))
 def test_torch_finds_the_operation_well_made(name):
     torch.library.opcheck(*operations()[name])
 

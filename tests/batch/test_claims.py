@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
 from helpers.batch_runs import kept_of, rows_of
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 
@@ -57,7 +58,7 @@ def drawn(model, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("other", OTHER_RUNS)
+@pytest.mark.parametrize("other", tiered(OTHER_RUNS, 2))
 def test_the_folder_of_another_run_is_left_alone(model, drawn, other):
     before = kept_of(drawn)
     with pytest.raises(ValueError, match="belongs to another run: .*force=True"):

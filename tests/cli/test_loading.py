@@ -11,6 +11,7 @@ import typer
 from helpers.ldm_checkpoints import filled, sd1
 from helpers.ldm_folders import save_settings
 from helpers.loras import save_lora
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
@@ -170,7 +171,7 @@ def test_a_single_file_is_drawn_from_and_made_again(invoke, files):
     assert again["files"]["image.png"] == info["files"]["image.png"]
 
 
-@pytest.mark.parametrize("command", ["generate", "batch"])
+@pytest.mark.parametrize("command", tiered(["generate", "batch"], 2))
 @pytest.mark.parametrize(
     ("name", "noun"),
     [

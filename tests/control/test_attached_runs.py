@@ -5,6 +5,7 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from helpers.chain_runs import CROSS, chained, make_pipe, run
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_unet
 from helpers.unet_rows import UNETS, ip_adapter_weights
 from torch.utils.checkpoint import checkpoint
@@ -60,7 +61,7 @@ def told(store, match):
             read()
 
 
-@pytest.mark.parametrize("way", REPLACING)
+@pytest.mark.parametrize("way", tiered(REPLACING, 2))
 def test_replaced_processors_are_named_when_the_store_is_read(way):
     pipe, options = make_pipe(), {}
     store = attached(pipe)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers.chain_runs import CROSS, chained, make_pipe, run
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_unet
 from helpers.unet_rows import UNETS
 
@@ -115,7 +116,7 @@ def test_a_bare_model_that_changes_its_size_is_told_and_one_that_broke_off_is_no
 
 @torch.no_grad()
 @pytest.mark.parametrize("target", ["unet", "pipeline"])
-@pytest.mark.parametrize("batch", [2, 4])
+@pytest.mark.parametrize("batch", tiered([2, 4], 2))
 def test_outside_of_a_pipelines_call_half_of_a_batch_is_not_dropped_unasked(target, batch):
     pipe = make_pipe()
     unet = pipe.unet

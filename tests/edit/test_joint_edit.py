@@ -63,7 +63,7 @@ def same(images, others):
     return [a.tobytes() == b.tobytes() for a, b in zip(images, others, strict=True)]
 
 
-@pytest.mark.parametrize("name", tiered(GUIDED, quick=2, daily=len(GUIDED)))
+@pytest.mark.parametrize("name", tiered(GUIDED, quick=2))
 def test_an_edit_of_nothing_is_the_open_processors_image_in_bits(name):
     pipe, options = made(name)
     with register_attention_control(pipe, None, layers=layers_of(pipe)):
@@ -89,7 +89,7 @@ def test_a_capture_around_an_edit_leaves_its_bits(name):
     assert all(after[key] is before[key] for key in before)
 
 
-@pytest.mark.parametrize("name", tiered(GUIDED, quick=2, daily=len(GUIDED)))
+@pytest.mark.parametrize("name", tiered(GUIDED, quick=2))
 def test_the_source_is_left_alone_and_the_target_is_not(name):
     pipe, options = made(name)
     before = dict(pipe.transformer.attn_processors)
@@ -103,7 +103,7 @@ def test_the_source_is_left_alone_and_the_target_is_not(name):
     assert not pipe.transformer._forward_pre_hooks
 
 
-@pytest.mark.parametrize("name", tiered(GUIDED, quick=2, daily=len(GUIDED)))
+@pytest.mark.parametrize("name", tiered(GUIDED, quick=2))
 def test_layers_of_the_familys_depth_take_the_sources_attention_and_no_others(name):
     """The image's rows of both prompts, in each call but a layer's first."""
     pipe, options = made(name)

@@ -413,7 +413,7 @@ def own_loop(pipe, rows, steps=2):
             pipe.unet(sample, t, encoder_hidden_states=text)
 
 
-@pytest.mark.parametrize("before", ["fresh", "unguided", "guided"])
+@pytest.mark.parametrize("before", tiered(["fresh", "unguided", "guided"], 2))
 def test_a_loop_of_ones_own_says_where_the_unconditional_rows_are(before):
     """What a call of the pipeline left behind is never asked."""
     pipe = small_pipe()

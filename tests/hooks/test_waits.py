@@ -152,7 +152,7 @@ CHOSEN = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("chosen", tiered(CHOSEN, daily=len(CHOSEN)))
+@pytest.mark.parametrize("chosen", tiered(CHOSEN))
 def test_what_is_chosen_is_copied_to_the_device_once(tiny, chosen):
     pipe, call = tiny
     with capture(pipe.unet, **CHOSEN[chosen]):
@@ -171,7 +171,7 @@ def test_columns_of_joint_attention_are_copied_once(options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"heads": "all"}, {"among": [[1, 5]]}], ids=str)
+@pytest.mark.parametrize("options", tiered([{}, {"heads": "all"}, {"among": [[1, 5]]}], 2), ids=str)
 def test_rows_that_are_not_in_a_row_are_copied_once(tiny, options, monkeypatch):
     """InstructPix2Pix has the prompt first and the negative prompt last."""
     pipe, call = tiny

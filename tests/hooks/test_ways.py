@@ -160,7 +160,7 @@ def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
         torch.testing.assert_close(found, negative[word].values, **near)
 
 
-@pytest.mark.parametrize("make", [flux, klein, qwen_image])
+@pytest.mark.parametrize("make", tiered([flux, klein, qwen_image], 2))
 def test_negative_prompts_of_pipelines_that_run_in_turn(make):
     pipe = make()
     options = {"negative_prompt": "dog, dog, dog", "true_cfg_scale": 4.0}

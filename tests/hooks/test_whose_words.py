@@ -59,7 +59,7 @@ def shorter(pipe):
 
 
 @pytest.mark.parametrize("change", [swapped, written, noisy])
-@pytest.mark.parametrize("given", [None, P])
+@pytest.mark.parametrize("given", tiered([None, P], 2))
 def test_maps_of_several_texts_have_the_words_of_none(change, given):
     pipe = make_pipe()
     with sdattn.capture(pipe) as store:

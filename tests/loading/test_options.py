@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from helpers.loras import save_lora
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux, pixart, sd3
 from safetensors.torch import load_file, save_file
@@ -136,7 +137,7 @@ def write_gguf(model, path):
     writer.close()
 
 
-@pytest.mark.parametrize("make", [flux, sd3, make_pipeline])
+@pytest.mark.parametrize("make", tiered([flux, sd3, make_pipeline], 2))
 def test_a_gguf_file_takes_the_denoisers_place(make, tmp_path):
     plain, file = make(), tmp_path / "tiny.gguf"
     part = "unet" if make is make_pipeline else "transformer"

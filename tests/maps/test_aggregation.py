@@ -275,7 +275,7 @@ def test_the_middle_counts_where_its_grid_is_the_one(reference):
         close(one.maps, other)
 
 
-@pytest.mark.parametrize("steps", tiered([[0.2, 0.6], [0.0, 0.5], [0.0, 1.0]]))
+@pytest.mark.parametrize("steps", tiered([[0.2, 0.6], [0.0, 0.5], [0.0, 1.0]], daily=2))
 def test_a_part_of_the_schedule_is_the_mean_of_its_steps(reference, steps):
     own = Preset("own", ("up",), least_cells=32, steps=steps)
     kept = [i for i in range(4) if steps[0] <= (i + 0.5) / 4 <= steps[1]]

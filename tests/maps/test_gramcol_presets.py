@@ -39,7 +39,7 @@ def captured(pipe, prompt, space, options, drawn=None, **more):
     return torch.stack([maps[0].double() for maps in store.maps.values()]).mean(0)
 
 
-@pytest.mark.parametrize("kind", tiered(VIDEOS, quick=0))
+@pytest.mark.parametrize("kind", tiered(VIDEOS, quick=0, daily=2))
 @pytest.mark.parametrize("preset", tiered(["gramcol", "imap"]))
 def test_a_word_is_the_mean_of_its_columns_above_the_mean_of_the_words(kind, preset, tmp_path):
     make, options = VIDEOS[kind]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from helpers.unet_rows import animatediff
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,7 +52,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
-@pytest.mark.parametrize("break_it", BREAKS)
+@pytest.mark.parametrize("break_it", tiered(BREAKS, 2))
 def test_it_is_said_where_it_began(make, break_it):
     pipe = make()
     break_it(pipe)

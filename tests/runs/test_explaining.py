@@ -7,6 +7,7 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from helpers.demo_words import needs_sprites
 from helpers.flow_pipelines import FLOWS, flow_pipeline
 from helpers.small_images import new_image
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from PIL import Image
 
@@ -80,7 +81,7 @@ def test_sdxl_with_its_added_conditions():
     assert_same_maps(run.store, expected)
 
 
-@pytest.mark.parametrize("name", ["UNet", *FLOWS])
+@pytest.mark.parametrize("name", tiered(["UNet", *FLOWS], 2))
 def test_an_image_in_a_batch_is_shown_as_alone(pipe, name):
     used, options = (pipe, {}) if name == "UNet" else flow_pipeline(name)
     images, prompts = [new_image(seed=1), new_image(seed=2)], ["a red cat", "a red dog"]
@@ -241,7 +242,7 @@ WAYS = {"UNet": {}, "UNet, inverted": {"invert": True, "num_inference_steps": 2}
 
 
 @pytest.mark.parametrize("name", [*WAYS, "SD3", "FLUX.1"])
-@pytest.mark.parametrize("failing", [None, "denoiser", "vae.encoder", "vae.decoder"])
+@pytest.mark.parametrize("failing", tiered([None, "denoiser", "vae.encoder", "vae.decoder"], 2))
 def test_explaining_restores_the_pipeline(failing, name):
     if name in WAYS:
         pipe, options = small_pipeline(scheduler=EulerDiscreteScheduler(steps_offset=1)), WAYS[name]

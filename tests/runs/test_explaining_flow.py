@@ -6,6 +6,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
 from helpers.flow_pipelines import FLOWS, Seen, flow_pipeline
 from helpers.small_images import new_image
+from helpers.tiers import tiered
 from PIL import Image
 
 from scripts.scenes.shapes import random_scene
@@ -37,7 +38,7 @@ def expected_latents(pipe, image, seed, timestep):
 # -- what the model is shown ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize("name", tiered(FLOWS, 2))
 def test_the_model_is_shown_the_noised_latents(name):
     pipe, options = flow_pipeline(name)
     image, asked = new_image((160, 96)), [40, 700, 300]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.small_runs import edited, small_run
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import capture, generate, heatmaps, load_run
@@ -40,7 +41,7 @@ def test_a_word_of_one_prompt_has_its_causes_there_only(tmp_path):
     assert (first / "causal" / "heatmaps" / "01-cat.png").is_file()
 
 
-@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
+@pytest.mark.parametrize("make", tiered([make_pipeline, make_sdxl_pipeline], 2))
 @pytest.mark.parametrize(
     "capture_options", [{}, {"steps": "all", "heads": [0, 1], "kinds": ("cross", "self")}]
 )
