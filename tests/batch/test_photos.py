@@ -327,7 +327,7 @@ def test_a_photo_that_changes_during_the_run_is_not_explained(photos, tmp_path):
         items[1].image.open()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.skipif(os.name == "nt", reason="sends signals")
 def test_killed_in_the_middle_the_same_command_does_the_rest(invoke, model, tmp_path):
     pairs(tmp_path / "set", CAPTIONS * 5)

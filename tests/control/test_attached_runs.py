@@ -239,7 +239,9 @@ def test_stores_take_turns():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [False, True], ids=["never ran", "ran"])
-@pytest.mark.parametrize("controller", [EmptyControl, lambda: None, AttentionStore])
+@pytest.mark.parametrize(
+    "controller", tiered([AttentionStore, EmptyControl, lambda: None], daily=1)
+)
 def test_what_is_registered_for_a_while_lets_a_store_rest(controller, before):
     pipe = make_pipe()
     store = attached(pipe)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from helpers.explicit_processors import Explicit, Returns, sharpened
-from helpers.matrix import ROWS
+from helpers.matrix import ROWS, few_are_quick
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_unet
 from torch.nn.functional import scaled_dot_product_attention
@@ -334,8 +334,7 @@ def test_one_that_shows_its_probabilities_twice_is_named():
         ran(unet)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", few_are_quick(ROWS), ids=str)
 def test_the_processors_of_every_pipeline_are_plain(row):
     """They pay nothing for the others, which rotate their queries. Joint attention is seen in a way
     of its own."""
