@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers.matrix import ROWS, WAYS
+from helpers.matrix import ROWS, WAYS, few_are_quick
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import sana, sd3
 from safetensors.torch import save_file
