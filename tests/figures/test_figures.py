@@ -243,6 +243,7 @@ def test_constant_maps_have_a_scale_from_zero(tmp_path, kind, value):
     save_figure(drawn, tmp_path / "x.svg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "kind", "note"),
     [

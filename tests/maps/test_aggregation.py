@@ -208,7 +208,7 @@ def test_the_run_can_tell_formulas_apart(reference):
         assert (one / one.mean() - other / other.mean()).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", OF_UNETS)
+@pytest.mark.parametrize("name", tiered(OF_UNETS, daily=3))
 def test_words_are_sums_of_their_tokens_and_in_daam_means(reference, name):
     run = reference.run(name)
     maps = FORMULAS[name](reference)[0]
