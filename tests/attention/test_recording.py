@@ -115,6 +115,7 @@ def test_torch_finds_the_operation_well_made(name):
     torch.library.opcheck(*operations()[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_stays_in_one_graph(backend):
     query, key, mask, scores = inputs(mask=MASKS["rows"])

@@ -121,6 +121,7 @@ def test_parts_draw_each_item_once_whatever_their_batches(model, tmp_path):
     assert drawn == Counter(f"{line:06d}" for line in range(1, 7))
 
 
+@pytest.mark.slow
 def test_strict_stops_before_anything_is_written(model, tmp_path, capsys):
     rows = ["a cat", {"prompt": "a dog", "width": 65}]
     with pytest.raises(ValueError, match=r"1 line\(s\) of .* cannot be drawn, the first is line 2"):

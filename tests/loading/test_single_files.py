@@ -139,6 +139,7 @@ def test_another_scheduler_keeps_what_the_model_predicts(save, settings):
     assert pipe.scheduler.config.prediction_type == "v_prediction"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", tiered([torch.float16, torch.bfloat16, torch.float8_e4m3fn], 2))
 def test_weights_in_fewer_bits_load_in_the_dtype_that_is_asked_for(save, settings, dtype):
     weights = {name: weight.to(dtype) for name, weight in tiny("sd1").items()}

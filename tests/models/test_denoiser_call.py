@@ -35,6 +35,7 @@ def test_a_model_behind_torch_compile_is_unwrapped():
     assert unwrapped(compiled) is model
 
 
+@pytest.mark.slow
 def test_a_part_that_compiled_itself_is_named():
     model = two_layers()
     model[1].compile()
