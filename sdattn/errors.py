@@ -18,8 +18,14 @@ import sys
 import traceback
 import warnings
 from collections.abc import Callable, Iterable
+from functools import wraps
+from importlib import import_module
+from inspect import signature
 from types import FrameType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
 
 
 class SdattnError(Exception):
@@ -129,6 +135,17 @@ class MissingPackageError(SdattnError, ImportError):
     """A package that is needed for what was asked and is not installed."""
 
 
+def optional(module: str, what: str, extra: str) -> Any:
+    """Import a module of an optional package; the ImportError says that ``what`` needs it, and how
+    to install it."""
+    package = module.partition(".")[0]
+    try:
+        import_module(package)
+        return import_module(module)
+    except ImportError as error:
+        raise MissingPackageError(f"{what} needs {package}: pip install '{extra}'") from error
+
+
 _SYSTEM: dict[int, tuple[type[AccessError], str]] = {
     errno.ENOENT: (MissingFileError, "There is no file {}. Check the path."),
     errno.ENOTDIR: (AccessError, "A part of {} is a file, not a folder. Check the path."),
@@ -223,6 +240,30 @@ def _package(frame: FrameType) -> str:
 def option_names(names: Iterable[str]) -> str:
     """Return options as messages have them, between backticks."""
     return ", ".join(f"`{name}`" for name in names)
+
+
+def known_options(**meant: str) -> Callable[[Callable[Given, Made]], Callable[Given, Made]]:
+    """Have a function refuse keywords that it lacks, with the nearest that it has; ``meant`` are
+    other libraries' names of its own.
+
+    Raises (when called):
+        TypeError: an unknown keyword.
+    """
+
+    def decorate(function: Callable[Given, Made]) -> Callable[Given, Made]:
+        known = [*signature(function).parameters]
+
+        @wraps(function)
+        def call(*args: Given.args, **options: Given.kwargs) -> Made:
+            for name in options.keys() - set(known):
+                near = did_you_mean(name, known) or f" It has: {', '.join(known)}."
+                near = f" Did you mean {meant[name]!r}?" if name in meant else near
+                raise InvalidTypeError(f"`{function.__name__}()` has no option {name!r}.{near}")
+            return function(*args, **options)
+
+        return call
+
+    return decorate
 
 
 def size_text(number: int) -> str:

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor
 
 from sdattn.edit import psnr
-from sdattn.inversion.flow import Flow
 from sdattn.inversion.images import encode
+from sdattn.inversion.schedules import Flow
 from sdattn.models.demos import demo_settings
 
 from .images import Asked, composed, said

@@ -142,11 +142,17 @@ def _progress_of(
 ) -> Iterator[None]:
     """Move ``progress``'s bar at each call of the model and show previews; stop a run that nobody
     waits for any more."""
+    from gradio.context import LocalContext
+
     calls = 0
 
     def count(*_: Any) -> None:
         nonlocal calls
-        _check_awaited(app)
+        # Gone if this thread's job was stopped or its page closed, so that the queue dropped it.
+        event = LocalContext.event_id.get(None)
+        jobs = [job for group in app._queue.active_jobs for job in group or ()]
+        if event is not None and not any(job._id == event and job.alive for job in jobs):
+            raise RunError("The page that asked for this image was closed, or Stop was pressed.")
         calls += 1
         number = len(pipe.scheduler.timesteps)
         progress(min(calls / number, 1.0), desc=f"step {min(calls, number)} of {number}")
@@ -161,13 +167,3 @@ def _progress_of(
     finally:
         for hook in hooks:
             hook.remove()
-
-
-def _check_awaited(app: Any) -> None:
-    """Raise if this thread's job was stopped or its page closed, so that the queue dropped it."""
-    from gradio.context import LocalContext
-
-    event = LocalContext.event_id.get(None)
-    jobs = [job for group in app._queue.active_jobs for job in group or ()]
-    if event is not None and not any(job._id == event and job.alive for job in jobs):
-        raise RunError("The page that asked for this image was closed, or its Stop was pressed.")

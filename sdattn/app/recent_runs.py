@@ -68,34 +68,23 @@ class RecentRuns:
             *(run_folder / f"{name}.{kind}" for kind in ("html", "webp", "zip")),
         )
         run_folder.mkdir(parents=True)
-        _write(run, kept, name)
+        with zipfile.ZipFile(kept.archive, "w") as archive:
+            for number, folder in enumerate(run_folders(name, len(run))):
+                files = pack_with_page(run[number]).files
+                for path, data in files.items():
+                    archive.writestr(f"{folder.name}/{path}", data)
+                if number == 0:
+                    kept.page.write_bytes(files["report.html"])
+        small = run[0].image.copy()
+        small.thumbnail((_SIDE, _SIDE))
+        small.save(kept.small, "WEBP")
         self._runs[key] = kept
         for oldest in list(self._runs)[:-1]:
-            if self._size() > self.most:
-                self._drop(oldest)
+            if sum(path.stat().st_size for path in self.folder.glob("*/*")) > self.most:
+                del self._runs[oldest]
+                shutil.rmtree(self.folder / oldest, ignore_errors=True)
         return key
 
     def known(self, keys: Iterable[str]) -> Iterator[tuple[str, RecentRun]]:
-        for key in keys:
-            if (kept := self._runs.get(key)) is not None:
-                yield key, kept
-
-    def _size(self) -> int:
-        return sum(path.stat().st_size for path in self.folder.glob("*/*"))
-
-    def _drop(self, key: str) -> None:
-        del self._runs[key]
-        shutil.rmtree(self.folder / key, ignore_errors=True)
-
-
-def _write(run: Run, kept: RecentRun, name: str) -> None:
-    with zipfile.ZipFile(kept.archive, "w") as archive:
-        for number, folder in enumerate(run_folders(name, len(run))):
-            files = pack_with_page(run[number]).files
-            for path, data in files.items():
-                archive.writestr(f"{folder.name}/{path}", data)
-            if number == 0:
-                kept.page.write_bytes(files["report.html"])
-    small = run[0].image.copy()
-    small.thumbnail((_SIDE, _SIDE))
-    small.save(kept.small, "WEBP")
+        found = ((key, self._runs.get(key)) for key in keys)
+        return ((key, kept) for key, kept in found if kept is not None)

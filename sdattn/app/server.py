@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from ..errors import MissingPackageError
+from ..errors import optional
 
 _HERE = Path(__file__).parent
 
@@ -15,13 +15,7 @@ _HERE = Path(__file__).parent
 def import_gradio() -> Any:
     os.environ.setdefault("GRADIO_ANALYTICS_ENABLED", "False")  # read at import
     os.environ.setdefault("GRADIO_RUN_HISTORY", "False")  # a second list of runs, with its own page
-    try:
-        import gradio
-    except ImportError as error:
-        raise MissingPackageError(
-            "The live page needs gradio: pip install 'sdattn[app]'"
-        ) from error
-    return gradio
+    return optional("gradio", "The live page", "sdattn[app]")
 
 
 def launch_settings(host: str, port: int | None) -> dict[str, Any]:
@@ -71,16 +65,13 @@ class OwnPages:
 
     def _refusal(self, headers: dict[bytes, str]) -> str:
         host, origin = headers.get(b"host", ""), headers.get(b"origin")
-        if not self._is_here(host):
+        try:  # any IP address passes, since another site's page has its own name
+            name = urlsplit(f"//{host}").hostname or ""
+            is_here = name in self.names or bool(ip_address(name))
+        except ValueError:
+            is_here = False
+        if not is_here:
             return f"{host!r} is not a name of this machine. Start with --host NAME to allow it."
         if origin is not None and origin.partition("://")[2] != host:
             return f"A page of {origin!r} cannot use this one."
         return ""
-
-    def _is_here(self, host: str) -> bool:
-        """Check the name; any IP address passes, since another site's page has its own name."""
-        try:
-            name = urlsplit(f"//{host}").hostname or ""
-            return name in self.names or bool(ip_address(name))
-        except ValueError:
-            return False

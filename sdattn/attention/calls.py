@@ -94,18 +94,19 @@ class AttentionCall:
         query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
         return AttentionCall(query, key, mask=mask, scale=self.scale, logsumexp=logsumexp)
 
-    def between(self, queries: slice, keys: slice = ALL) -> AttentionCall:
+    def between(self, queries: Rows, keys: slice = ALL) -> AttentionCall:
         """Return the same for some queries, with some keys alone in the softmax."""
         if queries == keys == ALL and self.mask is None:
             return self
         if self.probs is not None:
-            return AttentionCall(probs=self.probs[:, :, queries, keys])
+            return AttentionCall(probs=chosen_rows(self.probs, queries, 2)[..., keys])
         mask, logsumexp = four_axes(self.mask), self.logsumexp
         if mask is not None:
-            mask = mask[..., keys] if mask.shape[2] == 1 else mask[:, :, queries, keys]
+            mask = mask[..., keys]
+            mask = mask if mask.shape[2] == 1 else chosen_rows(mask, queries, 2)
         if logsumexp is not None:
-            logsumexp = logsumexp[:, :, queries] if keys == ALL else None
-        query, key = self.query[:, :, queries], self.key[:, :, keys]
+            logsumexp = chosen_rows(logsumexp, queries, 2) if keys == ALL else None
+        query, key = chosen_rows(self.query, queries, 2), self.key[:, :, keys]
         return AttentionCall(query, key, mask=mask, scale=self.scale, logsumexp=logsumexp)
 
 
@@ -119,5 +120,8 @@ def row_index(rows: tuple[int, ...]) -> Rows:
     return slice(first, last + 1) if rows == tuple(range(first, last + 1)) else rows
 
 
-def chosen_rows(tensor: Tensor, rows: Rows) -> Tensor:
-    return tensor[rows] if isinstance(rows, slice) else chosen(tensor, 0, rows)
+def chosen_rows(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:
+    """Return some entries of one axis: rows of a batch, or queries; a view for a slice."""
+    if not isinstance(rows, slice):
+        return chosen(tensor, dim, rows)
+    return tensor[(ALL,) * dim + (rows,)]

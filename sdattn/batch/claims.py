@@ -1,13 +1,12 @@
 """A run's claim to a folder: refused if that has another input, model or setting."""
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from importlib.metadata import version
+from dataclasses import replace
 
 from ..errors import InvalidValueError
 from ..files.records import plain
 from ..files.terminal import shorter
-from ..files.version import __version__
+from ..files.version import versions
 from ..maps.presets import preset_of
 from ..runs.info import FORMAT as RUN_FORMAT
 from .engines.worker import Loaded
@@ -20,9 +19,11 @@ from .storage.whole import settle
 _DECISIVE = ("weights", "dtype", "save", "preset")  # settings that determine the items' files
 
 
-def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
-    """Return a run's settings for ``batch.json``."""
-    known = loaded._asdict()
+def manifest_of(
+    request: Request, loaded: Loaded, jobs: Sequence[Job], bad_lines: int, batch_size: int
+) -> Manifest:
+    """Return the ``batch.json`` of a run that begins."""
+    known, (which, of) = loaded._asdict(), request.part
     preset = preset_of(request.preset, default=known.pop("preset"))
     settings = BatchSettings(
         model=str(request.model),
@@ -36,112 +37,92 @@ def settings_of(request: Request, loaded: Loaded) -> BatchSettings:
     )
     decisive = [getattr(settings, name) for name in _DECISIVE]
     decisive += [settings.video_format] if settings.video_format else []
-    return replace(settings, fingerprint=digest([RUN_FORMAT, *decisive]))
-
-
-def describe_input(request: Request, jobs: Sequence[Job], items: int, bad_lines: int) -> BatchInput:
-    return BatchInput(
+    made_of = BatchInput(
         source=str(request.source),
         digest=digest_inputs(jobs),
-        part="{}/{}".format(*request.part),
-        items=items,
+        part=f"{which}/{of}",
+        items=len(jobs[which - 1 :: of]),
         all_items=len(jobs),
         bad_lines=bad_lines,
         columns=sorted({name for job in jobs for name in job.item.columns}) or None,
     )
+    settings = replace(settings, fingerprint=digest([RUN_FORMAT, *decisive]))
+    return Manifest(settings=settings, input=made_of, batch_size=batch_size, versions=versions())
 
 
-@dataclass(frozen=True)
-class Claim:
-    """A run that asks for a folder, open and locked.
+def claim(
+    folder: BatchFolder,
+    manifest: Manifest,
+    ids: Iterable[str],
+    fingerprints: Mapping[str, str],
+    *,
+    force: bool,
+) -> set[str]:
+    """Take an open and locked folder for a run and bring it in order; return the run's items that
+    are whole in it.
 
-    With ``force``, if the folder has another input, model or setting, the items that differ are
-    removed and the others kept. Another ``batch_size`` does not make it another run.
-    ``fingerprints`` are by item id.
+    If it has another input, model or setting, raise ValueError; with ``force`` the items that
+    differ are removed and the others kept. Another batch size does not make it another run.
+    ``ids`` are the whole input's, ``fingerprints`` the run's own, by id.
     """
-
-    folder: BatchFolder
-    request: Request
-    settings: BatchSettings
-    input: BatchInput
-    batch_size: int
-    fingerprints: Mapping[str, str]
-
-    def make(self, ids: Iterable[str]) -> set[str]:
-        """Take the folder and bring it in order; return the run's items that are whole in it. Raise
-        ValueError if it has another input, model or setting."""
-        folder = self.folder
-        if not folder.is_new:
-            self._check_video_format(folder.manifest)
-            self._check_manifest(folder.manifest)
-        folder.claim(self._manifest(), ids)
-        rows = settle(folder, self.fingerprints)
-        stale = {
-            item: row.location
-            for item, row in rows.items()
-            if row.fingerprint != self.fingerprints.get(item, row.fingerprint)
-        }
-        # Items with this run's ids that were made from something else.
-        if stale and not self.request.force:
-            raise InvalidValueError(
-                f"{folder.root} holds {len(stale)} item(s) made with other settings, e.g. "
-                f"{min(stale)}. Choose another `folder`, or pass `force=True` to draw them again."
-            )
-        if stale:
-            folder.layout.discard(stale)
-            rows = settle(folder, self.fingerprints)
-        return rows.keys() & self.fingerprints.keys()
-
-    def _manifest(self) -> Manifest:
-        packages = ("torch", "diffusers", "transformers")
-        return Manifest(
-            settings=self.settings,
-            input=self.input,
-            batch_size=self.batch_size,
-            versions={"sdattn": __version__, **{name: version(name) for name in packages}},
+    if not folder.is_new:
+        _check(folder, manifest, force)
+    folder.claim(manifest, ids)
+    rows = settle(folder, fingerprints)
+    stale = {
+        item: row.location
+        for item, row in rows.items()
+        if row.fingerprint != fingerprints.get(item, row.fingerprint)
+    }
+    # Items with this run's ids that were made from something else.
+    if stale and not force:
+        raise InvalidValueError(
+            f"{folder.root} holds {len(stale)} item(s) made with other settings, e.g. "
+            f"{min(stale)}. Choose another `folder`, or pass `force=True` to draw them again."
         )
+    if stale:
+        folder.layout.discard(stale)
+        rows = settle(folder, fingerprints)
+    return rows.keys() & fingerprints.keys()
 
-    def _check_manifest(self, manifest: Manifest) -> None:
-        """Refuse a folder that another run made, unless ``force`` can change it."""
-        differences, root = self._differences(manifest), self.folder.root
-        if differences and not self.request.force:
-            raise InvalidValueError(
-                f"{root} belongs to another run: {'; '.join(differences)}. Choose another "
-                "`folder`, or pass `force=True` to draw again what differs."
-            )
-        if manifest.settings.format != self.settings.format:
-            raise InvalidValueError(
-                f"{root} has the format {manifest.settings.format!r}, which `force=True` does not "
-                "change. Choose another `folder`."
-            )
 
-    def _differences(self, manifest: Manifest) -> list[str]:
-        """Return the differences from the run that made a folder, a phrase each."""
-        found = []
-        for name in ("weights", "pipeline", "dtype", "save", "preset", "options", "format"):
-            old, new = getattr(manifest.settings, name), getattr(self.settings, name)
-            if old != new:
-                what = "the model's weights or configuration" if name == "weights" else name
-                found.append(f"{what} {_short(old)} is now {_short(new)}")
-        old, new = manifest.input, self.input
-        for name, what in (("part", "part"), ("digest", "input")):
-            if getattr(old, name) != getattr(new, name):
-                numbers = f"{old.items} items, now {new.items}"
-                return [*found, f"the {what} is another one ({old.source}: {numbers})"]
-        return found
-
-    def _check_video_format(self, manifest: Manifest) -> None:
-        """Refuse to go on with videos of another format, whatever the reason for this machine's."""
-        old, new = manifest.settings.video_format, self.settings.video_format
-        if None in (old, new) or old == new or self.request.force:
-            return
+def _check(folder: BatchFolder, new: Manifest, force: bool) -> None:
+    """Refuse a folder that another run made, unless ``force`` can change it."""
+    old, root = folder.manifest, folder.root
+    # Videos of another format, whatever the reason for this machine's.
+    kinds = old.settings.video_format, new.settings.video_format
+    if None not in kinds and kinds[0] != kinds[1] and not force:
         do = "Install PyAV: pip install 'sdattn[video]'."
-        if new == "mp4":
+        if kinds[1] == "mp4":
             do = "Go on where PyAV (av) is not installed."
         raise InvalidValueError(
-            f"{self.folder.root} has videos as {old}, and this machine writes {new}. {do} Or "
-            "choose another `folder`, or pass `force=True` to draw all videos again."
+            f"{root} has videos as {kinds[0]}, and this machine writes {kinds[1]}. {do} Or choose "
+            "another `folder`, or pass `force=True` to draw all videos again."
         )
+    if (differences := _differences(old, new)) and not force:
+        raise InvalidValueError(
+            f"{root} belongs to another run: {'; '.join(differences)}. Choose another `folder`, or "
+            "pass `force=True` to draw again what differs."
+        )
+    if old.settings.format != new.settings.format:
+        raise InvalidValueError(
+            f"{root} keeps its format, {old.settings.format!r}. Choose another `folder`."
+        )
+
+
+def _differences(before: Manifest, now: Manifest) -> list[str]:
+    """Return the differences from the run that made a folder, a phrase each."""
+    found = []
+    for name in ("weights", "pipeline", "dtype", "save", "preset", "options", "format"):
+        old, new = getattr(before.settings, name), getattr(now.settings, name)
+        if old != new:
+            what = "the model's weights or configuration" if name == "weights" else name
+            found.append(f"{what} {_short(old)} is now {_short(new)}")
+    for name, what in (("part", "part"), ("digest", "input")):
+        if getattr(before.input, name) != getattr(now.input, name):
+            numbers = f"{before.input.items} items, now {now.input.items}"
+            return [*found, f"the {what} is another one ({before.input.source}: {numbers})"]
+    return found
 
 
 def _short(value: object) -> str:

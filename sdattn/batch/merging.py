@@ -163,8 +163,8 @@ def _check_twins(sources: Sequence[_Source]) -> None:
             fingerprint, owner = seen.setdefault(item.lower(), (held.fingerprint, source))
             if fingerprint != held.fingerprint:
                 raise InvalidValueError(
-                    f"Item {item!r} of {source.root} differs from {owner.root}'s. Give the items "
-                    "of one of them other ids and draw it again."
+                    f"Item {item!r} of {source.root} differs from {owner.root}'s. Draw one of them "
+                    "again with other ids."
                 )
 
 

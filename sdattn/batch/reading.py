@@ -16,7 +16,7 @@ from .storage.folder import BatchFolder
 from .storage.layouts import Layout
 from .storage.manifest import Manifest
 from .storage.rows import WORD_LABELS, NotedRow, row_at, word_rows
-from .storage.whole import find_whole
+from .storage.whole import survey
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -111,10 +111,9 @@ def status(root: str | Path) -> Status:
     """Return a run's progress; raise as :func:`open_batch` does."""
     folder = BatchFolder(root)
     made = folder.manifest.input
-    running = None
-    if not folder.lock.free():
-        running = folder.lock.describe_holder()
-    whole = find_whole(folder)
+    running = None if folder.lock.free() else folder.lock.describe_holder()
+    # with all files at their sizes, or without a row
+    whole = {item for item, (_, lacking) in survey(folder).items() if not lacking}
     failed = len(folder.journals.failures().keys() - whole)
     return Status(made.items, len(whole), failed, made.bad_lines, running)
 
@@ -138,10 +137,15 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     layout = folder.layout if manifest else folder.layout_found()
     # First the items against the rows, then every byte of every item.
     there, rows = list(layout.find()), folder.journals.rows()
-    locations = dict(there)
+    locations, broken = dict(there), dict(layout.broken())
     if twice := len(there) - len(locations):
         problems.append(f"{twice} item(s) are there twice")
-    problems += _mislocated(rows, locations, dict(layout.broken()))
+    named = {row.location for row in rows.values()}
+    problems += (reason for location, reason in broken.items() if location not in named)
+    for item, row in rows.items():
+        if locations.get(item) != row.location:
+            why = f": {broken[row.location]}" if row.location in broken else ""
+            problems.append(f"{item}: metadata.jsonl names {row.location}, where it is not{why}")
     if folder.lock.free():
         problems += _at_rest(folder, layout, manifest, locations, rows)
     problems += _harmed(layout, there, rows, manifest.settings.save if manifest else ())
@@ -155,30 +159,14 @@ def _harmed(
     save: Collection[str],
 ) -> Iterator[str]:
     """Read everything; yield problems of items, or of a shard whose items are intact."""
-
-    def check(where: tuple[str, str]) -> list[str]:
-        return check_item(layout, *where, row_at(rows, *where), save)
-
     with ThreadPoolExecutor() as pool:
-        found = pool.map(check, there)
-        wrong = {where: problems for where, problems in zip(there, found, strict=True) if problems}
+        told = pool.map(lambda at: check_item(layout, at[0], at[1], row_at(rows, *at), save), there)
+        wrong = {where: problems for where, problems in zip(there, told, strict=True) if problems}
     for (item, location), problems in wrong.items():
         yield from (f"{item}: {problem} (in {location})" for problem in problems)
     sound = {location for _, location in there} - {location for _, location in wrong}
     for location in sorted(layout.altered(sound)):
         yield f"{location}: what lies between its files is not what was written"
-
-
-def _mislocated(
-    rows: Mapping[str, NotedRow], locations: Mapping[str, str], broken: Mapping[str, str]
-) -> Iterator[str]:
-    """Yield rows without an item at their location, and unreadable locations."""
-    named = {row.location for row in rows.values()}
-    yield from (reason for location, reason in broken.items() if location not in named)
-    for item, row in rows.items():
-        if locations.get(item) != row.location:
-            why = f": {broken[row.location]}" if row.location in broken else ""
-            yield f"{item}: metadata.jsonl names {row.location}, where it is not{why}"
 
 
 def _at_rest(

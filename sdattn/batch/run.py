@@ -1,6 +1,5 @@
 import errno
 import itertools
-import sys
 import time
 from collections.abc import Container, Sequence
 from contextlib import ExitStack, suppress
@@ -8,10 +7,9 @@ from dataclasses import asdict
 from uuid import uuid4
 
 from ..errors import AccessError, InvalidValueError
-from ..files.terminal import visible
+from ..files.terminal import say
 from ..loading.outline import outline
-from .claims import Claim, describe_input, settings_of
-from .engines.engine import Engine
+from .claims import claim, manifest_of
 from .engines.local_engine import LocalEngine
 from .engines.process_group import ProcessGroup, heard
 from .engines.progress import Progress
@@ -44,8 +42,7 @@ def run_batch(request: Request) -> Outcome | None:
     try:
         if on_ray and team.size > 1:
             raise InvalidValueError(
-                "`engine='ray'` starts the processes itself. Give the command once, without "
-                "accelerate launch."
+                "`engine='ray'` starts the processes itself. Leave accelerate launch out."
             )
         outcome = _BatchRun(request, team).go()
         return outcome if team.first else None
@@ -64,7 +61,7 @@ class _BatchRun:
         self.disks = 1  # number of disks with a folder of this run
         self.keeper = team.first  # keeps the folder: the first process, and one for each other disk
         self.fingerprints: dict[str, str] = {}  # of each item of the run, by id
-        self.engine: Engine = (
+        self.engine = (
             RayEngine(request, self.folder, self.job_name)
             if request.engine == "ray"
             else LocalEngine(request, team, self.folder, self.job_name)
@@ -111,7 +108,7 @@ class _BatchRun:
         if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
             raise InvalidValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
         for line in bad:
-            print(f"sdattn: line {line.line}: {visible(line.reason)}", file=sys.stderr)
+            say(f"line {line.line}: {line.reason}")
         if not good:
             raise InvalidValueError(f"{self.request.source} has no line that can be drawn.")
         if bad and self.request.strict:
@@ -160,24 +157,19 @@ class _BatchRun:
         request, team = self.request, self.team
         # Batches depend on the input alone: the same run on other processes has the same batches,
         # and so the same bits.
-        settings = settings_of(request, loaded)
         size = team.broadcast(self._known_size) or self.engine.batch_size(jobs)
-        which, of = request.part
-        batches = plan_batches(jobs[which - 1 :: of], size)  # part of the items, for any size
-        self.fingerprints = {
-            job.item.id: fingerprint(job, settings.fingerprint)
-            for batch in batches
-            for job in batch
-        }
-        made_of = describe_input(request, jobs, len(self.fingerprints), len(bad))
+        manifest = manifest_of(request, loaded, jobs, len(bad), size)
+        own = manifest.input.share_of(jobs)  # for any size
+        batches, settings = plan_batches(own, size), manifest.settings.fingerprint
+        self.fingerprints = {job.item.id: fingerprint(job, settings) for job in own}
+
         # The folder becomes this run's, once on each disk. Every process learns which items are
         # whole on any of them.
-        claim = Claim(self.folder, request, settings, made_of, size, self.fingerprints)
-
         def make() -> set[str] | None:
             if not self.keeper:
                 return None
-            whole = claim.make(job.item.id for job in jobs)
+            ids, own = (job.item.id for job in jobs), self.fingerprints
+            whole = claim(self.folder, manifest, ids, own, force=request.force)
             # failures of a run that crashed are not counted for this one
             self.folder.journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
             return whole
@@ -219,7 +211,7 @@ class _BatchRun:
         if team.first and lost:
             who = f"process {', '.join(map(str, sorted(lost)))} of {team.size} has ended too soon"
             then = "the others draw" if undone else "the same command draws"
-            print(f"sdattn: {who}; {then} what is missing", file=sys.stderr, flush=True)
+            say(f"{who}; {then} what is missing")
         return undone
 
     def _find_undone(self) -> set[str]:

@@ -1,11 +1,10 @@
-"""The command line: one module per command, see ``sdattn --help``. To add a command, add a module
-and name it here.
+"""The command line: one module per command, see ``sdattn --help``.
 
 Commands import torch and diffusers only when they run, so that help, the version and completion
-come at once. `options` holds options of several commands, `common_options` options of all commands,
-`loading` options of commands that load a model, `checks` refuses what needs no model, and `config`
-their defaults from a file. `output` and `printing` print results; `messages` puts the library's
-messages into the words of options. To add a command, add a module and name it here.
+come at once. `options` holds options of several commands, `common_options` options of all commands
+and of all that load a model, `checks` refuses what needs no model, and `config` their defaults from
+a file. `output` and `printing` print results; `messages` puts the library's messages into the words
+of options. To add a command, add a module and name it here.
 """
 
 import atexit
@@ -19,10 +18,9 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SdattnWarning
-from ..files.terminal import visible
+from ..files.terminal import say
 from . import app, batch, diff, edit, explain, generate, info, merge, show
 from .common_options import with_common_options
-from .loading import with_loading_options
 from .messages import failure, in_options, typed, with_nearest
 
 
@@ -72,10 +70,9 @@ commands = typer.Typer(
 )
 for command in (
     *(generate.generate, explain.explain, edit.edit, batch.batch),
-    *(merge.merge, show.show, diff.diff, info.info),
+    *(merge.merge, show.show, diff.diff, info.info, app.app),
 ):
-    commands.command(cls=_Command)(with_common_options(with_loading_options(command)))
-commands.command(cls=_Command)(with_loading_options(app.app))
+    commands.command(cls=_Command)(with_common_options(command))
 
 
 def main() -> None:
@@ -97,7 +94,7 @@ def main() -> None:
 
 def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
     if issubclass(category, SdattnWarning) or category is UserWarning:
-        print(f"sdattn: warning: {visible(in_options(message))}", file=sys.stderr)
+        say(f"warning: {in_options(message)}")
 
 
 @commands.callback(invoke_without_command=True)

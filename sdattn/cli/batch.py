@@ -1,14 +1,13 @@
 """``sdattn batch``: many prompts in one run that can be resumed."""
 
 import os
-import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from ..errors import InvalidValueError
-from ..files.terminal import visible
+from ..files.terminal import say
 from . import options
 from .checks import Checks
 from .messages import in_options
@@ -163,12 +162,12 @@ def batch(
         model=model,
         options=given,
         seed=seed,
-        batch_size=_size(batch_size),
+        batch_size=int(batch_size) if batch_size.isdecimal() else batch_size,
         preset=preset_of(preset, refine),
         format=format_,
         shard_bytes=shard_mb * 1_000_000,
         save=None if save is None else tuple(name.strip() for name in save.split(",")),
-        part=_part(part),
+        part=_pair(part, "/", "--part", "not K/N with K from 1 to N"),
         strict=strict,
         force=force,
         input_format=input_format,
@@ -180,7 +179,9 @@ def batch(
         loading=LoadingOptions(**(loading or {})),
         progress=not output.quiet,
         engine=engine,
-        workers=_workers(workers),
+        workers=None
+        if workers is None
+        else _pair(workers, ":", "--workers", "neither N nor MIN:MAX"),
     )
     _run(output, request)
 
@@ -199,22 +200,10 @@ def _run(output: Output, request: Any) -> None:
     outcome = run_batch(request)
     if outcome is not None:  # the first process reports
         _print_outcome(output, outcome, path_of(request.out))
-        raise typer.Exit(_exit_code(outcome))
-
-
-def _exit_code(outcome: Any) -> int:
-    """Return the exit code; 0 under a launcher, for which any other is a crash, once all that can
-    be drawn is."""
-    is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
-    return 0 if is_all and not _LAUNCHED.isdisjoint(os.environ) else outcome.exit_code
-
-
-def _size(text: str) -> int | str:
-    if text == "auto" or (text.isdecimal() and int(text) >= 1):
-        return text if text == "auto" else int(text)
-    raise typer.BadParameter(
-        f"{text!r} is no whole number from 1, nor auto.", param_hint="--batch-size"
-    )
+        # Under a launcher, for which any other code is a crash, 0 once all that can be drawn is.
+        is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
+        is_launched = not _LAUNCHED.isdisjoint(os.environ)
+        raise typer.Exit(0 if is_all and is_launched else outcome.exit_code)
 
 
 def _kept(text: str | None) -> Any:
@@ -222,21 +211,12 @@ def _kept(text: str | None) -> Any:
     return "all" if names == ["all"] else tuple(filter(None, names))
 
 
-def _part(text: str) -> tuple[int, int]:
-    which, _, of = text.partition("/")
-    if which.isdecimal() and of.isdecimal() and 1 <= int(which) <= int(of):
-        return int(which), int(of)
-    raise typer.BadParameter(f"{text!r} is not K/N with K from 1 to N.", param_hint="--part")
-
-
-def _workers(text: str | None) -> tuple[int, int] | None:
-    if text is None:
-        return None
-    least, colon, most = text.partition(":")
-    most = most if colon else least
-    if least.isdecimal() and most.isdecimal() and 1 <= int(least) <= int(most):
-        return int(least), int(most)
-    raise typer.BadParameter(f"{text!r} is neither N nor MIN:MAX, from 1.", param_hint="--workers")
+def _pair(text: str, between: str, option: str, why: str) -> tuple[int, int]:
+    first, found, last = text.partition(between)
+    last = first if option == "--workers" and not found else last
+    if first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):
+        return int(first), int(last)
+    raise typer.BadParameter(f"{text!r} is {why}.", param_hint=option)
 
 
 def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
@@ -256,10 +236,7 @@ def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
     output.print(text, len(text))
     output.answer({"folder": str(out), **vars(outcome)})
     if outcome.stopped:
-        print(
-            f"sdattn: stopped early ({outcome.stopped}); the same command does the rest",
-            file=sys.stderr,
-        )
+        say(f"stopped early ({outcome.stopped}); the same command does the rest")
     elif (out / "index.html").is_file():
         print_rows(output, {"open": str(out / "index.html")})
 
@@ -286,14 +263,13 @@ def _verify(output: Output, run: Path) -> None:
 
     (number, problems), run_at = verify(run), path_of(run)
     for problem in problems:
-        print(f"sdattn: {visible(problem)}", file=sys.stderr)
+        say(problem)
     line = f"{run_at}/: {number:,} items read, {len(problems):,} problems"
     output.print(line, len(line))
     output.answer({"folder": str(run_at), "items": number, "problems": problems})
     if problems:
-        print(
-            "sdattn: delete the damaged items or shards, then run the batch's command again: it "
-            "draws whatever is missing",
-            file=sys.stderr,
+        say(
+            "delete the damaged items or shards, then run the batch's command again: it draws "
+            "whatever is missing"
         )
         raise typer.Exit(1)

@@ -1,48 +1,103 @@
-"""Options of every command."""
+"""Options of every command, and of every command that loads a model."""
 
 import functools
 import inspect
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
+from ..runs.option_names import LOADING
 from .config import use
+from .options import one_of
 from .output import Output
 
-_Config = Annotated[
-    Path | None,
-    typer.Option(
-        callback=use,
-        is_eager=True,  # its entries are the defaults of the others
-        help="Default values: a .toml file with this command's options, or the run.json of a run "
-        "to repeat.",
-    ),
-]
-_Json = Annotated[
-    bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
-]
-_Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")]
-_KINDS = {"config": (_Config, None), "json_": (_Json, False), "quiet": (_Quiet, False)}
-_SHARED = [
-    inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
-    for name, (kind, default) in _KINDS.items()
-]
+Offload = Literal["model", "sequential", "group"]
+_LOADING: dict[str, Any] = {
+    "variant": Annotated[
+        str | None,
+        typer.Option(help="Variant of weight files, e.g. fp16 for model.fp16.safetensors."),
+    ],
+    "revision": Annotated[str | None, typer.Option(help="A branch, tag or commit on the hub.")],
+    "lora": Annotated[
+        list[str] | None,
+        typer.Option(
+            help="PATH or PATH:SCALE: a .safetensors file, a folder, a hub id; several "
+            "times. Needs peft."
+        ),
+    ],
+    "quantize": Annotated[
+        str | None,
+        typer.Option(
+            help="8bit or 4bit, by bitsandbytes on a GPU; gguf:FILE for the denoiser.",
+            autocompletion=one_of("8bit", "4bit", "gguf:"),
+        ),
+    ],
+    "offload": Annotated[
+        Offload | None,
+        typer.Option(
+            help="Keep weights in CPU memory until needed: whole models (model) or layer by layer."
+        ),
+    ],
+    "scheduler": Annotated[
+        str | None, typer.Option(help="Scheduler class of diffusers, e.g. EulerDiscreteScheduler.")
+    ],
+    "tokenizer": Annotated[
+        Path | None, typer.Option(help="For a single file: its tokenizer's folder.")
+    ],
+    "single_file_config": Annotated[
+        str | None,
+        typer.Option(help="For a single file: its settings, from a diffusers folder or hub id."),
+    ],
+}
+_COMMON: dict[str, Any] = {
+    "config": Annotated[
+        Path | None,
+        typer.Option(
+            callback=use,
+            is_eager=True,  # its entries are the defaults of the others
+            help="Default values: a .toml file with this command's options, or the run.json of a "
+            "run to repeat.",
+        ),
+    ],
+    "json_": Annotated[
+        bool, typer.Option("--json", help="Print one JSON object on stdout and nothing else there.")
+    ],
+    "quiet": Annotated[bool, typer.Option("--quiet", "-q", help="Print errors and warnings only.")],
+}
 
 
 def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
-    """Return a typer command for a function whose first argument is its :class:`Output`."""
+    """Return a typer command for a function: in place of its argument ``loading``, a dictionary, it
+    has the loading options, and for ``output``, its first, the options of every command."""
     signature = inspect.signature(command)
-    _, *own = signature.parameters.values()
+    own, kinds = signature.parameters, dict[str, tuple[Any, Any]]()
+    for name, one in own.items():
+        if name == "loading":
+            kinds |= {option: (kind, None) for option, kind in _LOADING.items()}
+        elif name != "output":
+            kinds[name] = one.annotation, one.default
+    if "output" in own:
+        kinds |= {
+            name: (kind, None if name == "config" else False) for name, kind in _COMMON.items()
+        }
 
     @functools.wraps(command)
     def run(*, config: Any = None, json_: bool = False, quiet: bool = False, **given: Any) -> None:
+        if "loading" in own:
+            typed = {name: given.pop(option.replace("-", "_")) for name, option in LOADING.items()}
+            given["loading"] = {name: value for name, value in typed.items() if value}
+        if "output" not in own:
+            return command(**given)
         output = Output(as_json=json_, quiet=quiet)
         with output.answering():
             command(output, **given)
 
-    parameters = [*(p.replace(kind=p.KEYWORD_ONLY) for p in own), *_SHARED]
+    parameters = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+        for name, (kind, default) in kinds.items()
+    ]
     run.__signature__ = signature.replace(parameters=parameters)  # type: ignore[attr-defined]
-    run.__annotations__ = {p.name: p.annotation for p in parameters}
+    run.__annotations__ = {name: kind for name, (kind, _) in kinds.items()}
     return run

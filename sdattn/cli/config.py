@@ -1,15 +1,13 @@
 """``--config``: a command's defaults from a file, or from the options of an earlier run."""
 
-import difflib
 import json
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import typer
 
-from ..errors import access_error
+from ..errors import access_error, did_you_mean
 
 _NOT_SET = ("config", "help")
 
@@ -23,7 +21,9 @@ def use(context: typer.Context, config: Path | None) -> Path | None:
     known = {_called(param): param for param in context.command.params}
     known = {name: param for name, param in known.items() if name not in _NOT_SET}
     if unknown := [name for name in entries if name not in known]:
-        raise _refused(f"{config}: `sdattn {command}` has no {_with_nearest(unknown, known)}.")
+        near = "".join(did_you_mean(name, known) for name in unknown)
+        names = ", ".join(map(repr, unknown))
+        raise _refused(f"{config}: `sdattn {command}` has no {names}.{near}")
     typed = {known[name]: _typed(known[name], value) for name, value in entries.items()}
     context.default_map = {str(param.name): value for param, value in typed.items()}
     return config
@@ -33,17 +33,8 @@ def _called(param: Any) -> str:
     return str(max([*param.opts, param.name], key=len) if param.opts else param.name).strip("-_")
 
 
-def _with_nearest(unknown: list[str], known: Mapping[str, Any]) -> str:
-    near = {name: difflib.get_close_matches(name, known, 1) for name in unknown}
-    return ", ".join(
-        f"{name!r} (nearest: {other[0]!r})" if other else repr(name) for name, other in near.items()
-    )
-
-
 def _typed(param: Any, value: Any) -> Any:
     """Return a value as it would be typed, so that it is parsed and refused in the same way."""
-    # typer parses texts, so a value goes through the same reading and the same refusals as one that
-    # is typed.
     many, flag = getattr(param, "multiple", False) or param.nargs == -1, hasattr(param, "is_flag")
     flag = flag and param.is_flag
     if many and isinstance(value, dict):
@@ -64,7 +55,14 @@ def _entries(path: Path, command: str) -> dict[str, Any]:
     except OSError as error:
         raise _refused(str(access_error(error))) from None
     if path.suffix != ".json":
-        return _of_toml(path, data)
+        if sys.version_info >= (3, 11):
+            import tomllib
+        else:
+            import tomli as tomllib
+        try:
+            return tomllib.loads(data.decode())
+        except ValueError as error:  # UnicodeDecodeError is one too
+            raise _refused(f"{path} is no TOML: {error}.") from None
     try:
         document = json.loads(data)
     except ValueError as error:
@@ -77,29 +75,20 @@ def _entries(path: Path, command: str) -> dict[str, Any]:
     return {name: value for name, value in entries.items() if value is not None}
 
 
-def _of_toml(path: Path, data: bytes) -> dict[str, Any]:
-    if sys.version_info >= (3, 11):
-        import tomllib
-    else:
-        import tomli as tomllib
-    try:
-        return tomllib.loads(data.decode())
-    except ValueError as error:  # UnicodeDecodeError is one too
-        raise _refused(f"{path} is no TOML: {error}.") from None
-
-
 def _of_run(path: Path, data: bytes, document: Any) -> tuple[str, dict[str, Any]]:
     """Return the command that made a run, and its options, but with this machine's device."""
+    from ..files.records import read_document
     from ..maps.presets import PRESETS
     from ..runs.again import made_by
-    from ..runs.info import read_edit, read_info
-    from ..runs.settings import EDIT_FORMAT
+    from ..runs.info import read_info
+    from ..runs.settings import EDIT_FORMAT, EditInfo
 
-    where, more = str(path.parent), tuple[str, ...]()
+    more = tuple[str, ...]()
     if isinstance(document, dict) and document.get("format") == EDIT_FORMAT:
-        settings, preset = read_edit(document, where).of_images, PRESETS["default"]
+        edit = read_document(EditInfo, document, path, "Restore it or edit the image again.")
+        settings, preset = edit.of_images, PRESETS["default"]
     else:
-        info = read_info({"run.json": data}, where)
+        info = read_info({"run.json": data}, str(path.parent))
         if info.edited:
             return "edit", {}
         settings, preset, more = info, info.preset, tuple(info.more)

@@ -5,7 +5,6 @@ from typing import Annotated, Any
 
 import typer
 
-from ..files.terminal import two_digits
 from ..runs.option_names import LOADING
 from . import options
 from .checks import Checks
@@ -128,12 +127,12 @@ def _with_and_without(
     runs = []
     for how in (loading, without):
         pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)
-        from ..models.videos import check_makes_images
+        from ..models.sizes import check_makes_images
         from ..runs.diff import diff
         from ..runs.generation import prepare
 
         check_makes_images(pipe)
-        runs.append(prepare(pipe, prompt, seed=seed, words=words, **given).draw())
+        runs.append(prepare(pipe, prompt, seed=seed, words=words, **given)())
         del pipe  # before the next is loaded
     said = ", ".join(loading["lora"])
     names = f"{model} without LoRA", f"{model} with {said}"
@@ -141,26 +140,21 @@ def _with_and_without(
 
 
 def _print(output: Output, found: Any, out: Path) -> None:
+    from ..runs.diff.comparison import NUMBERS
     from .printing import print_folder, table
 
     settings = [("run", *found.names), ("prompt", *found.prompts)]
     settings += [(name, *pair) for name, pair in found.told_settings().items()]
     output.print(table(("", "A", "B"), settings))
-    words = []
-    for word in found.words:
-        numbers = (word.mean_a, word.mean_b, word.correlation)
-        texts = ["-" if number is None else two_digits(number) for number in numbers]
-        words.append((word.label, *texts, *_largest(word, found.image_a.size)))
-    columns = ("word", "mean A", "mean B", "correlation", "largest B - A", "at x, y")
-    output.print(table(columns, words))
+    words = zip(found.told_words(), found.words, strict=True)
+    rows = [[*told, _middle(word, found.image_a.size)] for told, word in words]
+    output.print(table(("word", *NUMBERS, "at x, y"), rows))
     output.answer(print_folder(output, out))
 
 
-def _largest(word: Any, size: tuple[int, int]) -> tuple[str, str]:
-    """Return the largest difference, and the middle of its cell in pixels of A's image."""
+def _middle(word: Any, size: tuple[int, int]) -> str:
+    """Return the middle of the cell with the largest difference in pixels of A's image."""
     if word.largest is None:
-        return "-", "-"
-    value, (row, col) = word.largest
-    rows, cols = word.difference.shape
-    x, y = (col + 0.5) * size[0] / cols, (row + 0.5) * size[1] / rows
-    return two_digits(value, "+"), f"{x:.0f}, {y:.0f}"
+        return "-"
+    (row, col), (rows, cols) = word.largest[1], word.difference.shape
+    return f"{(col + 0.5) * size[0] / cols:.0f}, {(row + 0.5) * size[1] / rows:.0f}"

@@ -51,6 +51,7 @@ def edit(
     negative: options.Negative = None,
     width: options.Pixels = None,
     height: options.Pixels = None,
+    max_memory: options.MaxMemory = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     loading: options.Loading = None,
@@ -72,7 +73,7 @@ def edit(
     out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
     given = options.pipeline_options(steps, guidance, negative, width, height)
     checks.of_call(model, loading, [source, *targets], seed, given)
-    given_image = None
+    allowed, given_image = checks.run(options.bytes_of, max_memory), None
     if image:
         from ..files.images import open_image
 
@@ -88,7 +89,7 @@ def edit(
     if given_image is not None:
         prepare(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, given_image, source, given, null_text)
-    given |= {"preset": preset, "refine": refine}
+    given |= {"preset": preset, "refine": refine, "max_bytes": options.budget(allowed)}
     run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
     run.save(out, force=force)
     rows = [

@@ -9,7 +9,7 @@ from . import options
 from .checks import Checks
 from .output import Output
 
-_KEPT = ("steps", "heads")
+_KEPT = ("steps", "heads", "spots")
 
 
 def generate(
@@ -39,7 +39,7 @@ def generate(
     keep: Annotated[
         str | None,
         typer.Option(
-            help="steps, heads or steps,heads: keep every one of them, for --figure.",
+            help="steps,heads: every one of them, for --figure; spots: click one on the page.",
             autocompletion=options.list_of(*_KEPT),
         ),
     ] = None,
@@ -62,9 +62,11 @@ def generate(
     from ..runs.targets import check_target
 
     checks = Checks()
-    given = options.pipeline_options(steps, guidance, negative, width, height, frames=frames)
+    given = options.pipeline_options(steps, guidance, negative, width, height, frames)
     given |= checks.settings(set_)
-    watch = {**(checks.run(_kept, keep) or {}), **({"branch": "both"} if negative_maps else {})}
+    kept = checks.run(_kept, keep) or {}
+    spots = kept.pop("spots", None) is not None
+    watch = {**kept, **({"branch": "both"} if negative_maps else {})}
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
     allowed = checks.run(options.bytes_of, max_memory)
     checks.of_call(model, loading, [prompt], seed, given)
@@ -76,14 +78,16 @@ def generate(
     from .printing import print_run
 
     ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
+    ways["spots"] = spots
     ways |= {"capture_options": watch, "out": out, "force": force}
     ways["max_bytes"] = options.budget(allowed)
-    run = prepare(pipe, prompt, seed=seed, **ways, **given).draw()
+    run = prepare(pipe, prompt, seed=seed, **ways, **given)()
     print_run(output, run, run.save(out, force=force))
 
 
 def _kept(keep: str | None) -> dict[str, str]:
     names = [] if keep is None else [name.strip() for name in keep.split(",")]
     if unknown := [name for name in names if name not in _KEPT]:
-        raise typer.BadParameter(f"{unknown[0]!r} is neither steps nor heads.", param_hint="--keep")
+        text = f"{unknown[0]!r} is none of {', '.join(_KEPT)}."
+        raise typer.BadParameter(text, param_hint="--keep")
     return dict.fromkeys(names, "all")

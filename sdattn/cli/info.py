@@ -26,19 +26,25 @@ def info(
     """
     from ..loading.devices import device_of
     from ..loading.options import options_of
+    from ..models.call_facts import shortcomings
     from ..models.layers import find_denoiser
-    from ..models.shortcomings import shortcomings
     from ..models.sizes import latent_size
+    from ..runs.info import LayerEntry
 
     pipe = load(model, device, dtype, loading, output)
     found, latent = find_denoiser(pipe).layers, latent_size(pipe)
     columns, lacks = _columns(pipe), shortcomings(pipe)
-    held = _held(found, latent, columns or 1)
-    output.print(f"{type(pipe).__name__} {model}, {type(pipe.scheduler).__name__}")
+    held, kind = _held(found, latent, columns or 1), type(pipe).__name__
+    scheduler, how = type(pipe.scheduler).__name__, options_of(pipe)
+    parts = {
+        name: type(part).__name__
+        for name, part in pipe.components.items()
+        if name.startswith("tokenizer") and part is not None
+    }
+    output.print(f"{kind} {model}, {scheduler}")
     _print_layers(output, found, latent)
-    parts = _tokenizers(pipe)
-    for name, kind in parts.items():
-        output.print(f"{name}: {kind}")
+    for name, tokenizer in parts.items():
+        output.print(f"{name}: {tokenizer}")
     unknown = "How many token columns it makes of a prompt is not known; for one of them:"
     output.print(unknown if columns is None else f"{columns} token columns")
     output.print(
@@ -47,16 +53,26 @@ def info(
     )
     for lack in lacks:
         output.print(f"- {lack}")
-    kind, name = type(pipe).__name__, str(pipe.dtype).removeprefix("torch.")
-    how = options_of(pipe)
-    output.answer({"model": model, "pipeline": kind, "device": str(device_of(pipe)), "dtype": name})
+    dtype_name = str(pipe.dtype).removeprefix("torch.")
+    layers = [
+        {
+            **{"name": layer.name, "kind": layer.kind},
+            **LayerEntry(layer.place, layer.level, layer.heads, layer.grid(latent)).to_json(),
+        }
+        for layer in found
+    ]
     output.answer(
-        {"scheduler": type(pipe.scheduler).__name__, "loading": how.to_json() if how else {}}
+        {
+            **{"model": model, "pipeline": kind, "device": str(device_of(pipe))},
+            **{
+                "dtype": dtype_name,
+                "scheduler": scheduler,
+                "loading": how.to_json() if how else {},
+            },
+            **{"layers": layers, "tokenizers": parts, "token_columns": columns},
+            **{"bytes_held": held, "shortcomings": lacks},
+        }
     )
-    output.answer(
-        {"layers": _as_json(found, latent), "tokenizers": parts, "token_columns": columns}
-    )
-    output.answer({"bytes_held": held, "shortcomings": lacks})
 
 
 def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> None:
@@ -75,19 +91,6 @@ def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> 
     output.print(table)
 
 
-def _as_json(found: list[Any], latent: tuple[int, int]) -> list[dict[str, Any]]:
-    from ..runs.info import LayerEntry
-
-    return [
-        {
-            "name": layer.name,
-            "kind": layer.kind,
-            **LayerEntry(layer.place, layer.level, layer.heads, layer.grid(latent)).to_json(),
-        }
-        for layer in found
-    ]
-
-
 def _held(found: list[Any], latent: tuple[int, int], columns: int) -> dict[str, int]:
     """Return the bytes that a capture of one image holds."""
     from ..hooks.keep import Keep
@@ -96,15 +99,6 @@ def _held(found: list[Any], latent: tuple[int, int], columns: int) -> dict[str, 
     texts = [layer for layer in found if layer.kind in TEXT_KINDS]
     full = Keep.of(steps="all", heads="all").nbytes(texts, latent, columns, passes=50)
     return {"default": Keep.of().nbytes(texts, latent, columns), "all_of_50_steps": full}
-
-
-def _tokenizers(pipe: Any) -> dict[str, str]:
-    parts = pipe.components.items()
-    return {
-        name: type(part).__name__
-        for name, part in parts
-        if name.startswith("tokenizer") and part is not None
-    }
 
 
 def _columns(pipe: Any) -> int | None:

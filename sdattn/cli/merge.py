@@ -1,11 +1,11 @@
 """``sdattn merge``: several batch runs in one folder."""
 
-import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
+from ..files.terminal import say
 from .output import Output
 
 _MOST_NAMED = 100  # missing items named one by one
@@ -35,19 +35,14 @@ def merge(
     output.print(line, len(line))
     output.answer({"folder": str(out_path), **vars(merged)})
     if merged.lacks:
-        print(f"sdattn: {_missing(merged)}", file=sys.stderr)
+        named = merged.missing[:_MOST_NAMED]
+        more = merged.lacks - len(named)
+        text = ", ".join(named) if named else "not known by name, since ids.txt is gone"
+        text += f" and {more:,} more" if named and more > 0 else ""
+        say(f"{merged.lacks:,} item(s) are missing: {text}")
     if merged.lacks and not partial:
-        print(
-            "sdattn: merged everything that the runs have. Add the runs with the rest, run the "
-            "batch's command again to draw it, or pass --partial to accept this",
-            file=sys.stderr,
+        say(
+            "merged everything that the runs have. Add the runs with the rest, run the batch's "
+            "command again to draw it, or pass --partial to accept this"
         )
         raise typer.Exit(1)
-
-
-def _missing(merged: Any) -> str:
-    named = merged.missing[:_MOST_NAMED]
-    more = merged.lacks - len(named)
-    text = ", ".join(named) if named else "not known by name, since ids.txt is gone"
-    text += f" and {more:,} more" if named and more > 0 else ""
-    return f"{merged.lacks:,} item(s) are missing: {text}"

@@ -5,7 +5,7 @@ import re
 import shlex
 import sys
 import traceback
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 from ..errors import (
@@ -38,6 +38,7 @@ _FLAGS = {  # by their names in Python; others stay as in Python
     "self_replace_steps": "--self",
     "weights": "--weight",
     "capture_options": "--keep",
+    "spots": "--keep spots",
 }
 _SET = (  # the pipeline's arguments without an option of their own
     *("max_sequence_length", "true_cfg_scale", "clean_caption", "use_resolution_binning"),
@@ -55,7 +56,6 @@ _REPORT = (
     "This is a bug in sdattn or in a library that it uses. Please report it with the lines above "
     "and what `sdattn info` prints."
 )
-_PACKAGES = ("torch", "diffusers", "transformers")
 
 
 def failure(error: Exception) -> str:
@@ -145,12 +145,10 @@ def _with_value(flag: str, *value: Any, between: str) -> str:
 
 
 def _versions() -> str:
-    from ..files.version import __version__
+    from ..files.version import versions
 
-    found = [f"sdattn {__version__}", f"Python {sys.version.split()[0]} on {sys.platform}"]
-    for name in _PACKAGES:
-        try:
-            found.append(f"{name} {version(name)}")
-        except PackageNotFoundError:
-            found.append(f"no {name}")
-    return ", ".join(found)
+    python = f"Python {sys.version.split()[0]} on {sys.platform}"
+    try:
+        return ", ".join([python, *(f"{name} {found}" for name, found in versions().items())])
+    except PackageNotFoundError as error:
+        return f"{python}, no {error.name}"

@@ -2,7 +2,6 @@
 
 import gc
 import json
-import os
 import re
 from collections.abc import Callable
 from typing import Annotated, Any, Literal
@@ -12,10 +11,8 @@ import typer
 from ..runs.option_names import PIPELINE
 from .output import Output
 
-SMALL = 50_000_000  # weights of a pipeline that runs in one thread on a CPU
 
-
-def _one_of(*values: str) -> Callable[[str], list[str]]:
+def one_of(*values: str) -> Callable[[str], list[str]]:
     """Return a completion function for an option that takes other values too."""
     return lambda incomplete: [value for value in values if value.startswith(incomplete)]
 
@@ -35,14 +32,14 @@ Model = Annotated[
     str,
     typer.Option(
         help="demo, demo-mmdit, demo-video, a diffusers folder, a .safetensors file, or a hub id.",
-        autocompletion=_one_of("demo", "demo-mmdit", "demo-video"),
+        autocompletion=one_of("demo", "demo-mmdit", "demo-video"),
     ),
 ]
 Device = Annotated[
     str | None,
     typer.Option(
         help="Device, e.g. cpu, cuda:1, mps (default: best available).",
-        autocompletion=_one_of("cpu", "cuda", "mps"),
+        autocompletion=one_of("cpu", "cuda", "mps"),
     ),
 ]
 Dtype = Annotated[
@@ -52,7 +49,7 @@ Dtype = Annotated[
         "elsewhere."
     ),
 ]
-Loading = dict[str, Any] | None  # of the options in cli/loading.py
+Loading = dict[str, Any] | None  # of the options in cli/common_options.py
 Seed = Annotated[int, typer.Option(help="Seed of the noise; each further image adds 1.")]
 Steps = Annotated[
     int | None,
@@ -126,23 +123,15 @@ def folder_named(name: str) -> Any:
 
 _WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
-    "max_bytes",
+    *("spots", "max_bytes"),
     *PIPELINE,
 }
 
 
-def pipeline_options(
-    steps: int | None = None,
-    guidance: float | None = None,
-    negative: str | None = None,
-    width: int | None = None,
-    height: int | None = None,
-    frames: int | None = None,
-) -> dict[str, Any]:
-    """Return the given options of the pipeline's call; --set has its own, `setting`."""
-    values = (steps, guidance, negative, width, height, frames)
-    options = dict(zip(PIPELINE, values, strict=True))
-    return {name: value for name, value in options.items() if value is not None}
+def pipeline_options(*values: float | str | None) -> dict[str, Any]:
+    """Return the given options of the pipeline's call, from their values in the order of PIPELINE;
+    --set has its own, `setting`."""
+    return {name: value for name, value in zip(PIPELINE, values) if value is not None}  # noqa: B905
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -204,7 +193,7 @@ def load(
     finally:
         gc.freeze()
         gc.enable()
-    from ..loading.devices import device_of
+    from ..loading.devices import device_of, limit_threads
     from ..loading.options import options_of
 
     name = str(pipe.dtype).removeprefix("torch.")
@@ -224,18 +213,3 @@ def _loaded(model: str, device: str | None, dtype: str | None, loading: Loading)
 
     quiet_libraries()
     return load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
-
-
-def limit_threads(pipe: Any) -> None:
-    """Run a small model on a CPU in one thread, unless OMP_NUM_THREADS says otherwise.
-
-    The threads of a small operation wait for each other, longest on a machine with other work.
-    """
-    import torch
-
-    from ..loading.devices import device_of
-
-    modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
-    size = sum(weight.numel() for part in modules for weight in part.parameters())
-    if device_of(pipe).type == "cpu" and size < SMALL and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)

@@ -42,10 +42,6 @@ class Output:
             console.width = max(console.width, width)
             console.print(shown)
 
-    def print_text(self, text: str) -> None:
-        if not (self.as_json or self.quiet):
-            print(visible(text), end="")
-
     @contextmanager
     def answering(self) -> Iterator[None]:
         """Keep everything but the object of --json off stdout inside the block; on an error the

@@ -31,31 +31,26 @@ def print_run(output: Output, run: Any, folders: list[Path]) -> None:
     for image_run, folder in zip(run, folders, strict=True):
         further = {name: list(held.maps) for name, held in image_run.more.items()}
         words = {"prompt": image_run.heatmaps.occurrences(), **further}
-        print_words(output, words)
-        answers.append({**print_folder(output, folder), "words": _as_json(words)})
+        told = print_words(output, words)
+        answers.append({**print_folder(output, folder), "words": told})
     output.answer({"runs": answers})
 
 
-def print_words(output: Output, words: Mapping[str, Sequence[Any]]) -> None:
-    """Print a table of each text's maps, titled with the text's name."""
+def print_words(
+    output: Output, words: Mapping[str, Sequence[Any]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Print a table of each text's maps, titled with the text's name; return it for --json."""
+    told: dict[str, list[dict[str, Any]]] = {name: [] for name in words}
     for name, maps in words.items():
-        rows = []
+        rows, title = [], None if name == "prompt" else name
         for heatmap in maps:
-            low, high = heatmap.range
-            columns = ", ".join(map(str, heatmap.columns))
-            rows.append((heatmap.label, columns, two_digits(low), two_digits(high)))
-        title = None if name == "prompt" else name
+            (low, high), columns = map(float, heatmap.range), [*map(int, heatmap.columns)]
+            texts = ", ".join(map(str, columns)), two_digits(low), two_digits(high)
+            rows.append((heatmap.label, *texts))
+            numbers = {"tokens": columns, "lowest": low, "highest": high}
+            told[name].append({"word": heatmap.label, **numbers})
         output.print(table(("word", "tokens", "lowest", "highest"), rows, title))
-
-
-def _as_json(words: Mapping[str, Sequence[Any]]) -> dict[str, list[dict[str, Any]]]:
-    return {name: [_numbers(heatmap) for heatmap in maps] for name, maps in words.items()}
-
-
-def _numbers(heatmap: Any) -> dict[str, Any]:
-    low, high = heatmap.range
-    columns = [int(column) for column in heatmap.columns]
-    return {"word": heatmap.label, "tokens": columns, "lowest": float(low), "highest": float(high)}
+    return told
 
 
 def print_folder(output: Output, folder: Path, **more: str) -> dict[str, Any]:

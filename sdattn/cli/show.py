@@ -55,57 +55,25 @@ def show(
         raise typer.BadParameter("Pass --figure or --animate, each has a file of its own.")
     if frame is not None and not animate and figure in (None, "frames"):
         raise typer.BadParameter("--frame needs --animate, or a --figure of one frame.")
-    if figure is not None:
-        _figure(output, run, item, frame, words, figure, out)
-    elif animate:
-        _animation(output, run, item, frame, words, out)
-    else:
+    if figure is None and not animate:
         _drawings(output, run, item, words, out, force)
+        return
+    from ..figures import FORMATS, animation, save_figure
+    from ..figures import figure as draw
 
-
-def _figure(
-    output: Output,
-    run: Path,
-    item: str | None,
-    frame: int | None,
-    words: list[str] | None,
-    kind: Kind,
-    out: Path | None,
-) -> None:
-    from ..figures import FORMATS, figure, save_figure
-
-    file = _file(out, FORMATS)
-    save_figure(figure(_load(run, item, frame), kind, words), file)
-    _print_file(output, file)
-
-
-def _animation(
-    output: Output,
-    run: Path,
-    item: str | None,
-    frame: int | None,
-    words: list[str] | None,
-    out: Path | None,
-) -> None:
-    from ..figures.animation import FORMATS, animate, save_animation
-
-    file = _file(out, FORMATS)
-    save_animation(animate(_load(run, item, frame), words), file)
-    _print_file(output, file)
-
-
-def _print_file(output: Output, file: Path) -> None:
-    output.print(str(file), len(str(file)))
-    output.answer({"open": str(file)})
-
-
-def _file(out: Path | None, formats: tuple[str, ...]) -> Path:
+    formats = FORMATS if figure else animation.FORMATS
     if out is None or out.suffix.lower() not in formats:
         raise typer.BadParameter(
             f"Name a file that ends in {' or '.join(formats)}.", param_hint="--out"
         )
     _check_no_run(out)
-    return out
+    loaded = _load(run, item, frame)
+    if figure:
+        save_figure(draw(loaded, figure, words), out)
+    else:
+        animation.save_animation(animation.animate(loaded, words), out)
+    output.print(str(out), len(str(out)))
+    output.answer({"open": str(out)})
 
 
 def _drawings(
@@ -157,8 +125,7 @@ def _check_no_run(out: Path) -> None:
 
     if (around := run_around(out)) is not None:
         raise ExistsError(
-            f"{out} is or lies in {around}, the folder of a run, which stays as it is. Choose "
-            "another --out."
+            f"{out} is or lies in {around}, the folder of a run. Choose another --out."
         )
 
 
@@ -166,8 +133,7 @@ def _check_free(folder: Path, names: Collection[str], force: bool) -> None:
     taken = sorted(name for name in names if (folder / name).exists())
     if taken and not force:
         raise ExistsError(
-            f"{folder} has {', '.join(taken[:3])} already. Choose another --out, or --force to "
-            "replace what is drawn again."
+            f"{folder} has {', '.join(taken[:3])} already. Choose another --out, or pass --force."
         )
 
 

@@ -5,7 +5,7 @@ tokens; here words are aligned, so that a word of several pieces is never torn a
 """
 
 from collections.abc import Sequence
-from itertools import chain
+from itertools import chain, groupby
 
 import torch
 from torch import Tensor
@@ -36,7 +36,10 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
     # of each of the old.
     dealt = torch.zeros(len(source.tokens), len(target.tokens))
     for ours, theirs in pairs:
-        _deal(dealt, ours, theirs)
+        if len(ours) == len(theirs):
+            dealt[list(ours), list(theirs)] = 1
+        for column in ours if len(ours) != len(theirs) > 0 else ():
+            dealt[column, list(theirs)] = 1 / len(theirs)
     # Then all others, column by column; a surplus goes to the last of its kind.
     for ours, theirs in _around(source, target):
         for place, column in enumerate(ours if theirs else ()):
@@ -170,14 +173,6 @@ def _twin(prompts: Sequence[Prompt], prompt: Prompt, word: str) -> str | None:
     return None
 
 
-def _deal(dealt: Tensor, ours: Sequence[int], theirs: Sequence[int]) -> None:
-    if len(ours) == len(theirs):
-        dealt[list(ours), list(theirs)] = 1
-        return
-    for column in ours if theirs else ():
-        dealt[column, list(theirs)] = 1 / len(theirs)
-
-
 def _spelled(words: Sequence[Word]) -> list[str]:
     return [word.text.casefold() for word in words]
 
@@ -195,13 +190,8 @@ def _around(source: Prompt, target: Prompt) -> list[tuple[tuple[int, ...], tuple
 
 def _runs(columns: tuple[int, ...]) -> list[tuple[int, ...]]:
     """Group consecutive columns: SD3's padding of CLIP, then T5's."""
-    runs: list[tuple[int, ...]] = []
-    for column in columns:
-        if runs and runs[-1][-1] == column - 1:
-            runs[-1] = (*runs[-1], column)
-        else:
-            runs.append((column,))
-    return runs
+    groups = groupby(enumerate(columns), key=lambda pair: pair[1] - pair[0])
+    return [tuple(column for _, column in run) for _, run in groups]
 
 
 def _template(prompt: Prompt) -> tuple[tuple[int, ...], tuple[int, ...]]:

@@ -53,8 +53,16 @@ class Attachment:
 
     def __init__(self, target: Pipeline | nn.Module, store: FollowingStore):
         denoiser, layers = controlled_layers(target)
-        if denoiser.pipeline is not None:
-            _check_layout(denoiser.pipeline)
+        try:
+            if denoiser.pipeline is not None:
+                guided_order(denoiser.pipeline)
+        except ValueError:
+            raise InvalidValueError(
+                f"How a {type(target).__name__} lays out guidance in its batch is not known. "
+                "Attach its UNet, store.attach(pipe.unet), and say it: "
+                "AttentionStore(guidance='batch') if the first half of the batch is "
+                "unconditional, guidance=None to keep every row."
+            ) from None
         self._passes = PassReader(denoiser)
         check_guidance(self._passes, store)
         self.strays = Strays(denoiser.model)
@@ -265,14 +273,3 @@ class Attachment:
                 f"{first} calls came in the first pass and {calls} in a later one. The layers hold "
                 f"{standing(self._layers, store)}. Set processors before the run. {self._how}"
             )
-
-
-def _check_layout(pipeline: Pipeline) -> None:
-    try:
-        guided_order(pipeline)
-    except ValueError:
-        raise InvalidValueError(
-            f"How a {type(pipeline).__name__} lays out guidance in its batch is not known. Attach "
-            "its UNet, store.attach(pipe.unet), and say it: AttentionStore(guidance='batch') if "
-            "the first half of the batch is unconditional, guidance=None to keep every row."
-        ) from None

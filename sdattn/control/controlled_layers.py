@@ -1,12 +1,17 @@
+"""Layers that can call a controller, and checks of the controller, before its run and in it."""
+
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 from torch import nn
 
+from ..attention.controlled import Controller
 from ..attention.joining import TEXT, check_layer, unknown_layer
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..hooks.pass_reader import PassReader
+from ..hooks.passes import Pass
 from ..models.layers import (
     AttentionLayer,
     Denoiser,
@@ -76,4 +81,62 @@ def check_guidance(passes: PassReader, controller: object) -> None:
             "guidance='passes' needs a model that runs the negative prompt first, and a "
             f"{type(passes.pipeline).__name__} runs the prompt first, or both in one batch. Leave "
             "guidance= out: the pipeline says which pass is which."
+        )
+
+
+def passes_of(denoiser: Denoiser, controller: Controller | None) -> PassReader:
+    """Return the reader of a model's passes for a controller."""
+    if is_unet(denoiser.model):
+        try:
+            return PassReader(denoiser)
+        except ValueError:  # unknown guidance layout: every call counts
+            return PassReader(replace(denoiser, pipeline=None))
+    try:
+        passes = PassReader(denoiser)
+    except ValueError as error:
+        raise InvalidValueError(
+            f"{error} To register a controller, pass the transformer: every row is then shown."
+        ) from None
+    check_guidance(passes, controller)
+    return passes
+
+
+def refuse_broken_step(controller: Controller | None) -> None:
+    """Raise RuntimeError if the model begins a pass while a step of ``controller`` is open."""
+    begun = getattr(controller, "cur_att_layer", 0)
+    if begun not in (0, getattr(controller, "num_uncond_att_layers", 0)):
+        raise RunError(
+            f"The {type(controller).__name__} is in the middle of a step: {begun} layers have "
+            "called, and the model starts a new pass. After a run that stopped early, reset() the "
+            "controller."
+        )
+
+
+def check_batch(controller: Controller | None, found: Pass, in_unet: bool) -> None:
+    """Raise ValueError if a run and its controller differ in guidance or number of prompts."""
+    guidance, batch, order = getattr(controller, "guidance", None), found.batch, found.order
+    # Where the pipeline says that every row is a prompt's, there is no half to leave out.
+    in_batch = guidance in ("auto", "batch") and (in_unet or order != ("conditional",))
+    prompts = getattr(controller, "prompts", None)
+    guided = None if order is None else "unconditional" in order
+    attached = getattr(controller, "attachment", None)
+    if in_batch and attached is None and (batch % 2 or guided is False):
+        raise InvalidValueError(
+            "The controller leaves out the first half of the batch as unconditional, and this run, "
+            f"in a batch of {batch}, has no guidance. Set `guidance_scale` above 1, or make the "
+            "controller with guidance=None."
+        )
+    if prompts is None or not hasattr(controller, "guidance"):
+        return
+    if guidance is None and guided:
+        raise InvalidValueError(
+            "The controller was made with guidance=None and this run is guided. Make it with "
+            "guidance='batch', or set guidance_scale to 1."
+        )
+    images, rest = divmod(batch // 2 if in_batch else batch, len(prompts))
+    if rest or not images or (images > 1 and getattr(controller, "local_blend", None)):
+        raise InvalidValueError(
+            f"The controller was made for {len(prompts)} prompts and the batch has "
+            f"{batch // 2 if in_batch else batch} images. Run the pipeline on exactly "
+            "those prompts; with a LocalBlend, num_images_per_prompt=1."
         )

@@ -14,13 +14,8 @@ _RESOLUTION = (
 _LOW_RESOURCE = (
     "low_resource in forks of prompt-to-prompt: guidance='batch' for False, 'passes' for True"
 )
-_NAMES = {
-    "low_resource": _LOW_RESOURCE,
-    "LOW_RESOURCE": _LOW_RESOURCE,
-    "attn_res": _RESOLUTION,
-    "res": _RESOLUTION,
-    "max_resolution": _RESOLUTION,
-}
+_NAMES = dict.fromkeys(("low_resource", "LOW_RESOURCE"), _LOW_RESOURCE)
+_NAMES |= dict.fromkeys(("attn_res", "res", "max_resolution"), _RESOLUTION)
 
 
 def refuse_foreign(name: str, given: Sequence[object], others: Mapping[str, object]) -> None:

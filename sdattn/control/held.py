@@ -86,8 +86,7 @@ def _displaced(processor: object) -> Iterator[object]:
 
 
 def _described(processor: object, controller: object) -> str:
-    kinds = (kind.__name__ for kind in type(processor).__mro__)
-    name = next(kind for kind in kinds if not kind.startswith("_"))
+    name = type(processor).__name__
     if holds(processor, controller):
         return f"{name} with this store"
     if not hasattr(processor, "controller"):

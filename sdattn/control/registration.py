@@ -1,21 +1,230 @@
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any
+from types import TracebackType
+from typing import Any, cast
 
 from torch import Tensor, nn
 
-from ..attention.controlled import Controller, check_controller
-from ..errors import warn
-from ..hooks.passes import CaptureWarning
+from ..attention import TorchAttnProcessor, TorchJointProcessor
+from ..attention.controlled import ControlledProcessor, Controller, check_controller
+from ..errors import InvalidValueError, RunError, warn
+from ..hooks.installer import Installation, PassHooks
+from ..hooks.pass_reader import PassReader
+from ..hooks.passes import CaptureError, CaptureWarning, Pass, Strays
 from ..models.attention_layer import KINDS
-from ..models.denoiser_call import innermost, is_compiled, unwrapped
-from ..models.layers import LayerSelection, needs_size, select_layers
+from ..models.denoiser_call import Size, innermost, is_compiled, unwrapped
+from ..models.layers import (
+    AttentionLayer,
+    Denoiser,
+    LayerSelection,
+    is_unet,
+    needs_size,
+    select_layers,
+)
 from ..models.pipeline import Pipeline
-from .controlled_layers import check_weights, controlled_layers
-from .handle import ControlHandle, count_calls
-from .registered import passes_of
+from .attention_store import AttentionStore
+from .controlled_layers import (
+    check_batch,
+    check_weights,
+    controlled_layers,
+    passes_of,
+    refuse_broken_step,
+)
+
+
+class ControlHandle:
+    """A controller registered in a model's attention by
+    :func:`sdattn.edit.register_attention_control`; ``by_size`` maps a latent's size to its layers,
+    if they depend on it."""
+
+    def __init__(
+        self,
+        denoiser: Denoiser,
+        layers: list[AttentionLayer],
+        controller: Controller | None,
+        passes: PassReader,
+        begin_pass: Callable[[Pass], None] | None = None,
+        by_size: Callable[[Size], list[AttentionLayer]] | None = None,
+    ):
+        self.controller = controller
+        self._denoiser, self._reader = denoiser, passes
+        self._by_size, self._size = by_size, Size()
+        self._begin_pass = begin_pass or self._tell_store
+        self._strays = Strays(denoiser.model)
+        self._processors: dict[AttentionLayer, ControlledProcessor] = {}
+        self._passes = 0
+        self._active, self._entered = True, False
+        # Should any layer refuse its processor, those before it get theirs back.
+        with ExitStack() as undo:
+            self._installed = undo.enter_context(Installation())
+            self._installed.run_eagerly(denoiser.model)
+            self.put(layers)
+            before = self._before_pass
+            PassHooks(self._installed, denoiser.model, before, direct=self._before_direct)
+            self._installed.undo(passes.close)
+            passes.listen()
+            undo.pop_all()
+
+    def put(self, layers: Iterable[AttentionLayer], **joint: Any) -> None:
+        """Make layers call the controller; ``joint`` has options for joint attention, whose both
+        blocks are shown by default."""
+        for layer in layers:
+            options = {"spans": self._reader.shared_spans, "image": True, **joint}
+            made: ControlledProcessor = (
+                TorchJointProcessor(self.controller, layer.place, **options)
+                if layer.kind == "joint"
+                else TorchAttnProcessor(self.controller, layer.place)
+            )
+            made.handle = self  # type: ignore[attr-defined]
+            self._processors[layer] = made
+            self._installed.put(layer, made)
+
+    def __enter__(self) -> ControlHandle:
+        self._entered = True
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, _: TracebackType | None
+    ) -> None:
+        self.restore()
+        if error is None:
+            self._warn_if_unused()
+
+    def remove(self) -> None:
+        """Put the previous processors back; a second call has no effect.
+
+        Raises:
+            RuntimeError: processors were set since. They stay, the others are put back.
+        """
+        if not self._active:
+            return
+        foreign = self._installed.replaced()
+        for layer, _ in foreign:
+            self._installed.leave(layer)
+        self.restore()
+        if foreign:
+            layer, processor = foreign[0]
+            raise RunError(
+                f"{len(foreign)} processors were set since this controller was registered, the "
+                f"first a {type(processor).__name__} in {layer.name}; they were left as they are."
+            )
+        self._warn_if_unused()
+
+    def supersede(self) -> None:
+        """Make room for another controller; raise RuntimeError if a ``with`` block is open."""
+        if self._entered:
+            raise RunError(
+                f"A {type(self.controller).__name__} is registered in this model already, in a "
+                "with block that is still open. Leave it before another one is registered."
+            )
+        self.restore()
+
+    def restore(self) -> None:
+        self._active = self._entered = False
+        self._installed.remove()
+
+    def tell_strays(self) -> None:
+        """Warn once of calls of the model that did not belong to its run."""
+        self._strays.tell()
+
+    def _warn_if_unused(self) -> None:
+        name = type(self.controller).__name__
+        problem, strays = "", str(self._strays)
+        self._strays.forget()
+        if not self._passes and not any(one.has_asked for one in self._processors.values()):
+            problem = (
+                f"The {name} saw nothing: the model it was registered in never ran. Run that very "
+                f"pipeline or UNet before the registration ends. {strays}".rstrip()
+            )
+        elif (
+            getattr(self.controller, "cur_step", 0)
+            and getattr(getattr(self.controller, "local_blend", None), "counter", 1) == 0
+        ):
+            problem = (
+                f"The local_blend of the {name} was never asked. Call the pipeline with "
+                "callback_on_step_end=step_end(controller)."
+            )
+        if problem := problem or strays:
+            warn(problem, CaptureWarning)
+
+    def _before_pass(
+        self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
+    ) -> None:
+        """Refuse a pass that the controller would not see whole; the model's forward pre-hook."""
+        found = self._reader.read(model, args, kwargs)
+        is_shown = not found.stray and (is_unet(model) or not found.of_no_prompt)
+        self._show(is_shown)
+        if found.stray:
+            return self._strays.note(found.stray)
+        self._passes += 1
+        if is_compiled(model):
+            raise CaptureError(
+                f"The {type(unwrapped(model)).__name__} was compiled while the "
+                f"{type(self.controller).__name__} was registered, so the compiled code may call "
+                "it differently. Compile the model first: with a controller it then runs eagerly."
+            )
+        if is_shown:
+            check_batch(self.controller, found, is_unet(model))
+        refuse_broken_step(self.controller)
+        if replaced := self._installed.replaced():
+            layer, processor = replaced[0]
+            raise CaptureError(
+                f"The processor of {layer.name} was replaced by a {type(processor).__name__}, "
+                f"so the {type(self.controller).__name__} would miss this layer. Set processors "
+                "before the run, and do not change them until it ends."
+            )
+        self._fit(found)
+        self._begin_pass(found)
+
+    def _before_direct(self, model: nn.Module, _: object, given: dict[str, object]) -> None:
+        """Tell a store of ``unet.forward(...)``, and refuse nothing."""
+        found = self._reader.read(model, (), given)
+        self._show(not found.stray)
+        if found.stray:
+            return self._strays.note(found.stray)
+        self._fit(found)
+        self._begin_pass(found)
+
+    def _fit(self, found: Pass) -> None:
+        """Make exactly the layers for this latent's size call the controller."""
+        if self._by_size is None or found.latent_size in (None, self._size):
+            return
+        self._size = found.latent_size
+        chosen = self._by_size(self._size)
+        for layer in [layer for layer in self._processors if layer not in chosen]:
+            self._installed.take_out(layer)
+            del self._processors[layer]
+        self.put(layer for layer in chosen if layer not in self._processors)
+        count_calls(self.controller, chosen)
+
+    def _show(self, is_shown: bool) -> None:
+        for processor in self._processors.values():
+            processor.asks = is_shown
+
+    def _tell_store(self, found: Pass) -> None:
+        """Tell a store the facts of a pass, which an attached store already knows."""
+        store, call = self.controller, self._reader.call
+        if not isinstance(store, AttentionStore) or store.attachment is not None or call is None:
+            return
+        if found.of_no_prompt and not is_unet(self._denoiser.model):
+            return
+        prompts = None
+        with suppress(InvalidValueError):  # a batch of another guidance than the pipeline's
+            prompts = found.prompts
+        if prompts is None:
+            store.repeats.note(call)
+        size = cast(Size, found.latent_size)
+        places = tuple(dict.fromkeys(layer.place for layer in self._processors))
+        store.begin_pass(found.batch, size, self._denoiser.levels, prompts, places)
+
+
+def count_calls(controller: Controller | None, layers: Sequence[AttentionLayer]) -> None:
+    with suppress(AttributeError):  # a bound method counts no layers
+        calls = sum(2 if layer.kind == "joint" else 1 for layer in layers)
+        controller.num_att_layers = calls  # type: ignore[union-attr]
 
 
 def register_attention_control(
@@ -67,7 +276,12 @@ def register_attention_control(
     check_weights(chosen)
     count_calls(controller, chosen)
     if is_compiled(denoiser.model):
-        _warn_eager(denoiser.model, controller)
+        warn(
+            f"The {type(unwrapped(denoiser.model)).__name__} is compiled. While the "
+            f"{type(controller).__name__} is registered it runs eagerly, so the image can differ "
+            "from the compiled model's in its last bits.",
+            CaptureWarning,
+        )
     by_size = partial(select_layers, found, layers, KINDS) if needs_size(layers) else None
     return ControlHandle(denoiser, chosen, controller, passes, by_size=by_size)
 
@@ -83,12 +297,3 @@ def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
         return {"latents": latents}
 
     return callback
-
-
-def _warn_eager(model: object, controller: object) -> None:
-    warn(
-        f"The {type(unwrapped(model)).__name__} is compiled. While the {type(controller).__name__} "
-        "is registered it runs eagerly, so the image can differ from the compiled model's in its "
-        "last bits.",
-        CaptureWarning,
-    )

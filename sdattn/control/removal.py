@@ -32,7 +32,7 @@ from ..models.layers import (
 )
 from ..models.pipeline import Pipeline
 from .controlled_layers import check_joint, check_weights
-from .handle import ControlHandle
+from .registration import ControlHandle
 
 Columns = tuple[int, ...]
 
@@ -124,7 +124,14 @@ class Removal:
             return
         if not self._passes:
             self._check_start(cast(DenoiserCall, self._reader.call), order)
-            self._plan_passes()
+            # the rest of the schedule if a run starts from an image
+            self._expected = getattr(self.pipe, "num_timesteps", len(self.pipe.scheduler.timesteps))
+            self._during = self.steps.passes(self._expected)
+            if not self._during:
+                raise InvalidValueError(
+                    f"steps={astuple(self.steps)} is less than one of the {self._expected} passes "
+                    f"of this run. One pass is 1 / {self._expected} of it."
+                )
             self.grid = cast(Size, found.latent_size)
             chosen = select_layers(self._denoiser.layers, self.layers, TEXT_KINDS, self.grid)
             self._handle.put(chosen, queries=self.queries, image=False)
@@ -160,16 +167,6 @@ class Removal:
             raise CaptureError(
                 "The rows of the batch start from different noise or images, so that more than "
                 "the removal would change them. Pass one image, or one set of latents, for all."
-            )
-
-    def _plan_passes(self) -> None:
-        # the rest of the schedule if a run starts from an image
-        self._expected = getattr(self.pipe, "num_timesteps", len(self.pipe.scheduler.timesteps))
-        self._during = self.steps.passes(self._expected)
-        if not self._during:
-            raise InvalidValueError(
-                f"steps={astuple(self.steps)} is less than one of the {self._expected} passes of "
-                f"this run. One pass is 1 / {self._expected} of it."
             )
 
 

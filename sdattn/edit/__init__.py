@@ -24,8 +24,7 @@ from ..control.controllers import (
     AttentionReweight,
     EmptyControl,
 )
-from ..control.handle import ControlHandle
-from ..control.registration import register_attention_control, step_end
+from ..control.registration import ControlHandle, register_attention_control, step_end
 from ..inversion.invert import Inversion, invert, psnr
 from ..runs.editrun import EditRun
 from .editing import edit

@@ -37,7 +37,7 @@ from ..runs.settings import Edited
 from ..runs.watched import budget_of, warn_of_unlearnt
 
 # Changes that an edit has no option for, so that its budget does not advise them
-_FIXED = ("steps", "fewer steps", "dtype", "branch", "ask", "words", "num_frames")
+_FIXED = ("steps", "fewer steps", "dtype", "branch", "ask", "words", "num_frames", "images")
 Mode = Literal["auto", "replace", "refine", "reweight"]
 
 

@@ -12,7 +12,7 @@ import io
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
 import numpy as np
 
@@ -29,10 +29,9 @@ from ..runs.imagerun import (
     short_name,
 )
 from .animation import animate, save_animation
-from .choosing import chosen, kept_steps
+from .choosing import chosen, format_of, kept_steps, save_file
 from .lettering import DPI, settings
 from .panels import Lines, Page, Panel, fill, flow, table
-from .saving import format_of, save_file
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -43,7 +42,7 @@ if TYPE_CHECKING:
 __all__ = ["animate", "figure", "save_animation", "save_figure"]
 
 Kind = Literal["words", "steps", "layers", "heads", "frames"]
-KINDS: tuple[Kind, ...] = ("words", "steps", "layers", "heads", "frames")
+KINDS: tuple[Kind, ...] = get_args(Kind)
 FORMATS = (".pdf", ".svg", ".png")
 MOST_STEPS = MOST_FRAMES = 8
 TIMES = "\N{MULTIPLICATION SIGN}"
@@ -154,13 +153,7 @@ def _frames(run: ImageRun, words: Sequence[str] | None) -> Shown:
     return [video, *_columns(shown, words)], run.heatmaps.preset
 
 
-_KINDS = {
-    "words": _words,
-    "steps": _steps,
-    "layers": _layers,
-    "heads": _heads,
-    "frames": _frames,
-}
+_KINDS = dict(zip(KINDS, (_words, _steps, _layers, _heads, _frames), strict=True))
 
 
 def _columns(

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Any
 from ..errors import refuse
 from ..maps import render, sheets
 from ..runs.imagerun import ImageRun
-from .choosing import chosen, kept_steps
-from .saving import format_of, save_file
+from .choosing import chosen, format_of, kept_steps, save_file
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -47,7 +46,9 @@ def animate(
     steps = [chosen(heatmaps, words) for _, heatmaps in kept]
     # One scale for all frames: a change of colour is a change of attention.
     scale = 0.0, max(heatmaps.top for _, heatmaps in kept)
-    image, frames = _reduced(run.image), []
+    factor = min(1.0, render.SHORTEST_SIDE / min(run.image.size))
+    small = round(run.image.width * factor), round(run.image.height * factor)
+    image, frames = run.image.convert("RGB").resize(small, reducing_gap=3.0), []
     for (name, _), maps in zip(kept, steps, strict=True):
         tiles = [heatmap.overlay(image, scale=scale) for heatmap in maps]
         frame = sheets.grid(image, tiles, ", ".join(name))
@@ -85,13 +86,6 @@ def save_animation(
         held, kind.upper(), save_all=True, append_images=rest, duration=times, loop=0, **options
     )
     save_file(path, held.getvalue())
-
-
-def _reduced(image: Image.Image) -> Image.Image:
-    factor = min(1.0, render.SHORTEST_SIDE / min(image.size))
-    return image.convert("RGB").resize(
-        (round(image.width * factor), round(image.height * factor)), reducing_gap=3.0
-    )
 
 
 def _in_few_colours(frames: Sequence[Image.Image]) -> list[Image.Image]:

@@ -1,9 +1,12 @@
-"""Parts of a run that a figure shows: words, and the steps that were kept."""
+"""Words and steps that figures and animations show, and the files that they are saved to."""
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from pathlib import Path
 
-from ..errors import InvalidValueError, refuse
+from ..errors import InvalidValueError, IsFolderError, refuse
+from ..files.paths import check_writable
+from ..files.writing import write_whole
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..runs.imagerun import ImageRun, not_kept, step_heatmaps, step_names
@@ -30,3 +33,20 @@ def kept_steps(run: ImageRun) -> list[tuple[Lines, Heatmaps]]:
     if not found:
         raise not_kept("steps")
     return list(zip(step_names(run), found, strict=True))
+
+
+def format_of(path: str | Path, formats: Collection[str]) -> str:
+    """Return the file's extension without the dot; raise ValueError if it is not in ``formats``."""
+    suffix = Path(path).suffix.lower()
+    if suffix not in formats:
+        raise InvalidValueError(f"{path}: choose a file name that ends in {' or '.join(formats)}.")
+    return suffix[1:]
+
+
+def save_file(path: str | Path, data: bytes) -> None:
+    """Write a file, with its folders; after an error the previous file is still there."""
+    path = Path(path)
+    if path.is_dir():
+        raise IsFolderError(f"{path} is a folder. Name a file.")
+    check_writable(path.parent)
+    write_whole(path, [data])

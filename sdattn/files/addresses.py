@@ -7,10 +7,14 @@ common prefix of names.
 from __future__ import annotations
 
 import re
+import shutil
 import tempfile
+import threading
 import time
+import weakref
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from pathlib import Path, PurePosixPath
 from typing import Any, TypeVar
@@ -71,6 +75,7 @@ def path_of(where: str | Path | Address) -> Path | Address:
     return Address(files, path.rstrip("/"), scheme)
 
 
+@dataclass(frozen=True, order=True)
 class Address:
     """An object in a storage, or its prefix, with as much of pathlib's Path as runs need.
 
@@ -79,23 +84,12 @@ class Address:
     without a cache of listings, ``path`` as it writes it, ``scheme`` as the user wrote it.
     """
 
-    def __init__(self, files: Any, path: str, scheme: str):
-        self.files, self.path, self.scheme = files, path, scheme
+    files: Any = field(compare=False, repr=False)
+    path: str
+    scheme: str
 
     def __str__(self) -> str:
         return f"{self.scheme}://{self.path.lstrip('/')}"
-
-    def __repr__(self) -> str:
-        return f"Address({str(self)!r})"
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, Address) and str(self) == str(other)
-
-    def __hash__(self) -> int:
-        return hash(str(self))
-
-    def __lt__(self, other: Address) -> bool:
-        return self.path < other.path
 
     def __truediv__(self, name: str) -> Address:
         return Address(self.files, f"{self.path}/{name}", self.scheme)
@@ -254,3 +248,45 @@ def at_once(call: Callable[[Address], T], addresses: Iterable[Address]) -> list[
 def _line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if text.endswith(".") else f"{text}."
+
+
+class Copies:
+    """Local copies of the ``most`` latest used objects (default: all), renewed after a change."""
+
+    def __init__(self, most: int | None = None):
+        self.most = most
+        self._made: dict[str, Path] = {}
+        self._folder: Path | None = None
+        self._lock = threading.Lock()
+
+    def of(self, address: Address, key: str | None = None) -> Path:
+        """Return the path of the object's copy, or one without a file if there is no object;
+        ``key`` is a text that changes with the content (default: ask the storage)."""
+        key = f"{address} {address.key() if key is None else key}"
+        with self._lock:
+            path = self._made.pop(key, None)
+            if path is not None:
+                self._made[key] = path  # now the latest used
+                return path
+        path = self._new()
+        try:
+            address.fetch(path)
+        except FileNotFoundError:
+            path.unlink(missing_ok=True)
+            return path
+        with self._lock:
+            # Two threads may have fetched the same object: the first copy is kept.
+            path = self._made.setdefault(key, path)
+            while self.most is not None and len(self._made) > self.most:
+                self._made.pop(next(iter(self._made))).unlink()
+        return path
+
+    def of_all(self, addresses: Iterable[Address]) -> list[Path]:
+        return at_once(self.of, addresses)
+
+    def _new(self) -> Path:
+        with self._lock:
+            if self._folder is None:
+                self._folder = Path(tempfile.mkdtemp(prefix="sdattn-"))
+                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        return self._folder / uuid4().hex

@@ -42,12 +42,8 @@ def as_image(image: AnyImage) -> Image.Image:
 
 
 def open_image(path: Path) -> Image.Image:
-    """Read a whole image file.
-
-    Raises:
-        OSError: it cannot be opened.
-        ValueError: it holds no image of :data:`PHOTOS`, or a broken one.
-    """
+    """Read a whole image file; raise OSError if it cannot be opened, ValueError if it holds no
+    image of :data:`PHOTOS`, or a broken one."""
     try:
         file = path.open("rb")
     except OSError as error:

@@ -1,5 +1,6 @@
 """Paths inside a folder, outputs separate from inputs, names for folders."""
 
+import os
 import tempfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
@@ -31,28 +32,37 @@ def inside(folder: P, name: str) -> P:
     return path
 
 
+def files_below(folder: Path) -> list[str]:
+    """Return the paths of all files and links below a folder; raise OSError if a part of it cannot
+    be looked into."""
+
+    def refuse(error: OSError) -> None:
+        raise error
+
+    found = []
+    for place, folders, files in os.walk(folder, onerror=refuse):
+        links = [name for name in folders if Path(place, name).is_symlink()]
+        found += [Path(place, name).relative_to(folder).as_posix() for name in [*files, *links]]
+    return sorted(found)
+
+
 def check_writable(folder: AnyPath) -> None:
     """Create a folder if needed, and raise if nothing can be written to it."""
     if isinstance(folder, Address):
         folder.check_writable()
         return
-    check_local(folder)
+    if is_address(folder):  # the path s3://bucket/run would create a folder s3:
+        address = folder.as_posix().replace(":/", "://", 1)
+        raise AccessError(
+            f"{address} is an address, and only batches are written to storage. Write into a "
+            "folder and copy it there."
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         text = f"Cannot write to {folder}: {error.strerror}. Choose another `folder`."
         raise AccessError(text) from error
-
-
-def check_local(path: Path) -> None:
-    """Raise OSError for an address: the path ``s3://bucket/run`` would create a folder ``s3:``."""
-    if is_address(path):
-        address = path.as_posix().replace(":/", "://", 1)
-        raise AccessError(
-            f"{address} is an address, and only batches are written to storage. Write into a "
-            "folder and copy it there."
-        )
 
 
 def check_apart(out: AnyPath, *inputs: AnyPath) -> None:

@@ -1,13 +1,15 @@
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import MISSING, fields, is_dataclass
 from functools import cache
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from ..errors import SdattnError
+from ..errors import InvalidValueError, SdattnError
 from .terminal import shorter
+from .writing import sha256, to_json
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -43,6 +45,39 @@ def plain(value: Any) -> Any:
         return [plain(held) for held in value]
     # other number types, such as numpy's
     return value if value is None or isinstance(value, (str, int, float)) else float(value)
+
+
+def sealed(document: Mapping[str, object], seal: str = "checksum") -> bytes:
+    """Return a document as a JSON file that ends with a checksum of the rest."""
+    rest = {name: value for name, value in document.items() if name != seal}
+    return to_json({**rest, seal: sha256(to_json(rest))})
+
+
+def read_sealed(data: bytes, path: object, format: str, do: str, seal: str = "") -> dict[str, Any]:
+    """Return the document of a file that :func:`sealed` wrote (default: whatever its checksum);
+    raise ValueError, which ends with what to ``do``, if it is damaged or of another format."""
+    try:
+        document = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise InvalidValueError(f"{path} is corrupt: {error}. {do}") from error
+    found = document.get("format") if isinstance(document, dict) else type(document).__name__
+    if found != format:
+        raise InvalidValueError(
+            f"{path} is not of this version's format {format!r}; found {found!r}. {do} Or read it "
+            "with the version that wrote it."
+        )
+    with suppress(ValueError):  # a number in it is not finite
+        if not seal or sealed(document, seal) == data:
+            return document
+    raise InvalidValueError(f"{path} is not what a run wrote: its own checksum differs. {do}")
+
+
+def read_document(kind: Any, document: Mapping[str, Any], path: object, do: str) -> Any:
+    """Do as :func:`read_record`, with an error that names the file and what to ``do``."""
+    try:
+        return read_record(kind, document)
+    except RecordError as problem:
+        raise InvalidValueError(f"{path}: {problem}. {do}") from None
 
 
 class RecordError(SdattnError):

@@ -3,26 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from ..errors import MissingPackageError
+from ..errors import optional
 
 if TYPE_CHECKING:
     import xarray as xr
 
 
 def library(name: str) -> Any:
-    """Import an optional library; the ImportError says how to install it."""
-    try:
-        return import_module(name)
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            f"This makes an object of {name}, and {error.name} is not installed. "
-            "Install it: pip install 'sdattn[tables]'"
-        ) from error
+    return optional(name, "An object of it", "sdattn[tables]")
 
 
 def labelled(

@@ -1,6 +1,7 @@
 """Text from elsewhere, made safe to print."""
 
 import re
+import sys
 from typing import Any
 
 # Terminals obey C0 and C1; the next ranges reverse the writing direction; surrogates are invalid.
@@ -14,6 +15,11 @@ def visible(text: str) -> str:
     'a \\x1b]0;title\\x07red\\r\ncat'
     """
     return _OBEYED.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def say(text: str) -> None:
+    """Print a line on stderr, at once."""
+    print(f"sdattn: {visible(text)}", file=sys.stderr, flush=True)
 
 
 def shorter(text: str, most: int) -> str:

@@ -63,7 +63,7 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     After an error or Ctrl-C nothing is left; leftovers of a kill are cleared next time. The
     contents survive a loss of power. An existing folder is replaced, or else an OSError is raised.
     """
-    name = working_name(folder)
+    name = f"{_begins(folder)}{uuid.uuid4().hex[:8]}"
     temporary, old = folder.parent / f"{name}.tmp", folder.parent / f"{name}.old"
     with at_work(temporary):
         try:
@@ -103,12 +103,8 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def working_name(folder: Path) -> str:
-    """Return how names of temporary folders next to ``folder`` begin on this machine."""
-    return f"{_begins(folder)}{uuid.uuid4().hex[:8]}"
-
-
 def _begins(folder: Path) -> str:
+    """Return how names of temporary folders next to ``folder`` begin on this machine."""
     digest = sha256(f"{socket.gethostname()}/{folder.name}".encode())[:8]
     return f".{folder.name[:40]}.{digest}."
 

@@ -38,6 +38,10 @@ class Attended(ABC):
         """Return the probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, in
         a new tensor; the softmax is over all keys."""
 
+    def of_queries(self, queries: Columns) -> Attended:
+        """Return the same for some queries, None for all."""
+        raise NotImplementedError  # of what no layer's queries make alone
+
     def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
         """Return the same attention among some keys of each image only: bool ``kept`` ``[B, 1, 1,
         T]``; ``columns`` is the union over the images."""
@@ -94,6 +98,9 @@ class GivenProbs(Attended):
     def of(self, rows: Rows) -> Attended:
         return GivenProbs(chosen_rows(self.given, rows))
 
+    def of_queries(self, queries: Columns) -> Attended:
+        return GivenProbs(chosen_columns(self.given, queries, dim=2))
+
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         return chosen_columns(self.given[:, heads].to(torch.float32, copy=True), columns)
 
@@ -111,6 +118,10 @@ class Softmax(Attended):
 
     def of(self, rows: Rows) -> Attended:
         return Softmax(self.call.of(rows), self.shown)
+
+    def of_queries(self, queries: Columns) -> Attended:
+        some = ALL if queries is None else tuple(queries)
+        return Softmax(self.call.between(some), self.shown)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         call, mask = self.call, addend(self.call.mask)
@@ -166,6 +177,18 @@ def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> 
     return Softmax(call.between(queries), keys)
 
 
+def without_padding(call: AttentionCall, queries: slice, kept: DeviceCopies) -> AttentionCall:
+    """Return a call of some queries; those not ``kept``, bool ``[B, 1, 1, N]``, have zero
+    attention: exp(scores - inf)."""
+    some = call.between(queries)
+    if some.logsumexp is None:
+        scale = 1 / math.sqrt(some.query.shape[-1]) if some.scale is None else some.scale
+        some.logsumexp = plain.logsumexp(some.query, some.key, addend(some.mask), scale)
+    padding = ~kept.on(some.query.device)[:, 0]
+    some.logsumexp = some.logsumexp.masked_fill(padding, math.inf)
+    return some
+
+
 class SideBySide(Attended):
     """Several attentions of the same queries, key after key; n means n keys with zero attention."""
 
@@ -192,6 +215,20 @@ class SideBySide(Attended):
         if columns is not None and all(column < self.first.keys for column in columns):
             return self.first.add_to(total, columns)
         return super().add_to(total, columns)
+
+
+class Turned(Attended):
+    """Attention turned round: the keys are its cells, and each query is a column."""
+
+    def __init__(self, looks: Attended):
+        super().__init__(looks.batch, looks.heads, looks.keys, looks.cells)
+        self.looks = looks
+
+    def of(self, rows: Rows) -> Attended:
+        return Turned(self.looks.of(rows))
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        return self.looks.of_queries(columns).probs(heads, None).mT
 
 
 class FramesTogether(Attended):

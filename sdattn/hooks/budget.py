@@ -19,9 +19,9 @@ logger = logging.getLogger(__name__)
 CAPTURE = ("steps", "fewer steps", "heads", "dtype", "layers", "tokens", "frames", "images", "size")
 RUN = (
     *("steps", "fewer steps", "heads", "dtype", "branch", "ask", "refine"),
-    *("words", "num_frames", "images", "size"),
+    *("spots", "words", "num_frames", "images", "size"),
 )
-COMMAND = ("steps", "heads", "branch", "ask", "refine", "num_frames", "images", "size")
+COMMAND = ("steps", "heads", "branch", "ask", "refine", "spots", "num_frames", "images", "size")
 
 
 @dataclass(frozen=True, eq=False)

@@ -17,6 +17,7 @@ from ..models.denoiser_call import is_compiled
 from ..models.layers import (
     AttentionLayer,
     LayerSelection,
+    checked_kinds,
     find_denoiser,
     select_layers,
     unwrapped,
@@ -83,6 +84,9 @@ def watch_model(
     found = every = denoiser.layers
     if text_states is not None:
         found = list(filter(asked_layers(denoiser, text_states, kinds), every))
+    keep.queries.check(text_states=text_states is not None)
+    if not keep.queries.usual:
+        kinds = checked_kinds(kinds, keep.queries.kinds)
     chosen = select_layers(found, layers, kinds)
     check_backends(chosen)
     check_ways(denoiser, chosen, "self" if keep.refine else None, keep.space)
@@ -165,9 +169,9 @@ class _Watch:
         inner, held = layer.module.processor, self.store.sums[layer.name]
         look: Look | None = None
         if layer.kind == "joint":
-            passes, space = self.passes, self.store.keep.space
+            passes, keep = self.passes, self.store.keep
             spreading = None if layer in self.store.text_only else self.spreading
-            look = JointLook(passes.spans, spreading, space, passes.frames)
+            look = JointLook(passes.spans, spreading, keep, passes.frames)
         elif self.text_states is not None:
             look = OtherTextLook(self.text_states, self.passes.frame_rows)
         observer = observing(inner, held.take, look, held.wanted)

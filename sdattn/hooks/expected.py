@@ -177,6 +177,7 @@ CHANGES: dict[str, Callable[[Stores, int], Change | None]] = {
     "branch": _every("leave out `branch`", _without("negative")),
     "ask": _every("leave out `ask`", _without("asked")),
     "refine": _every("leave out `refine`", _without("self")),
+    "spots": _every("leave out `spots`", _without("spots")),
     "layers": _coarser,
     "tokens": _fewer("keep {} `tokens`", lambda s: len(s.tokens), _some_tokens),
     "words": _fewer(

@@ -15,7 +15,7 @@ from ..attention.calls import AttentionCall
 from ..attention.device_copies import DeviceCopies
 from ..attention.joint_processor import Spans
 from ..errors import RunError
-from .attended import Attended, softmax_of
+from .attended import Attended, Softmax, softmax_of, without_padding
 from .joint_checks import (
     check_compared,
     check_order,
@@ -27,9 +27,10 @@ from .joint_checks import (
     token_count,
     whole_call,
 )
-from .keep import Z_SCORES, Space
+from .keep import Z_SCORES, Keep, Space
 from .output_space import BEST, GramCol, OutputSpace
 from .projections import ARRIVED, by_name, output_projection
+from .queries import IMAGE_TO_TEXT
 from .refined import Refined, Spreading
 from .row_orders import RowCalls, RowOrder, as_one_call
 from .sdpa import ProductWatch, SdpaWatch
@@ -56,7 +57,7 @@ class JointLook:
     Args:
         spans: places of the image's queries and the text's keys, one pair or one per row.
         spreading: for maps that are spread along the image's own attention, else None.
-        space: ``"attention"``, or one of :mod:`sdattn.hooks.output_space`.
+        keep: who attends to what, and in which space, see :mod:`sdattn.hooks.output_space`.
         frames: function that returns the number of frames in the running pass.
 
     Raises (when called):
@@ -68,10 +69,12 @@ class JointLook:
         self,
         spans: RowSpans,
         spreading: Spreading | None = None,
-        space: Space = "attention",
+        keep: Keep | None = None,
         frames: Callable[[], int] = lambda: 1,
     ):
-        self.spans, self.spreading, self.space = spans, spreading, space
+        self.spans, self.spreading = spans, spreading
+        self.space: Space = "attention" if keep is None else keep.space
+        self.queries = IMAGE_TO_TEXT if keep is None else keep.queries
         self.frames = frames
         self.checked = False  # whether the text's values were found, which reads from the device
         self._order: RowOrder | None = None  # for rows that differ; the previous call's
@@ -177,7 +180,12 @@ class JointLook:
             query, key = call.query[:, :, image], call.key[:, :, text]
             attended = GramCol(query, key, of_image, self.frames(), best, kept)
         else:
-            attended = softmax_of(call, image, text)
+            place = {"image": image, "text": text}
+            if kept is not None and self.queries.side == "text":
+                call = without_padding(call, text, kept)
+                attended = Softmax(call, place[self.queries.keys])
+            else:
+                attended = softmax_of(call, place[self.queries.side], place[self.queries.keys])
         if self.spreading is None:
             return attended
         return Refined(attended, self.spreading, call.between(image, image))

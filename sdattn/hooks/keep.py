@@ -15,6 +15,7 @@ from ..errors import InvalidValueError, refuse
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from ..models.values import whole
+from .queries import IMAGE_TO_TEXT, Queries, Side
 from .run_part import RunPart, items_of
 
 MUCH = 1e9  # bytes; a warning is logged where more will be held
@@ -146,6 +147,7 @@ class Keep:
         grad: True keeps their graph.
         refine: True spreads joint layers' maps along the image's self-attention.
         depth: part of the depth whose blocks spread them; None for all.
+        queries: who attends, and to what.
         space: ``"attention"``; ``"output"`` for products of joint layers' outputs; ``"gramcol"`` or
             ``"imap"`` for products with the outputs of single cells.
         frames: frames of a video's grid, counted from 0; None for all.
@@ -162,6 +164,7 @@ class Keep:
     space: Space = "attention"
     frames: tuple[int, ...] | None = None
     depth: RunPart | None = None
+    queries: Queries = IMAGE_TO_TEXT
 
     @classmethod
     def of(
@@ -177,6 +180,8 @@ class Keep:
         space: Space = "attention",
         frames: Sequence[int] | None = None,
         depth: tuple[float, float] | None = None,
+        queries: Any = "image",
+        keys: Side | None = None,
     ) -> Keep:
         """Read the options of :func:`sdattn.capture`; see there.
 
@@ -215,8 +220,10 @@ class Keep:
         columns = None if tokens is None else _columns(tokens)
         chosen = Steps.of(steps), Heads.of(heads)
         held = None if frames is None else _indices("frames", frames)
-        spread = refine is not None
-        return cls(*chosen, columns, lists, device, dtype, grad, spread, space, held, part)
+        spread, looks = refine is not None, Queries.of(queries, keys)
+        looks.check(refine=spread, among=lists, space=space != "attention")
+        looks.check(tokens=looks.cells and tokens, frames=looks.in_text and frames)
+        return cls(*chosen, columns, lists, device, dtype, grad, spread, space, held, part, looks)
 
     @cached_property
     def held_dtype(self) -> torch.dtype:
@@ -249,6 +256,8 @@ class Keep:
             grid = layer.grid(latent_size)
             cells = math.prod(grid)
             keys = cells // frame_rows if layer.kind == "self" else n_keys
+            keys = keys if self.queries.cells is None else len(self.queries.cells)
+            cells = n_keys if self.queries.in_text else cells
             heads = self.heads.used(layer.heads) if self.heads.each else 1
             kept = cells if self.frames is None else len(self.frames) * cells // grid[0]
             total += heads * kept * keys

@@ -35,7 +35,8 @@ from .unknown_processors import TRACED, is_plain
 def can_record(model: Any, layers: Sequence[AttentionLayer], keep: Keep) -> bool:
     """Check whether these layers can be recorded in a graph: means over heads, in cross- and
     self-attention of a UNet that calls torch's attention, without gradient."""
-    if keep.grad or keep.heads.each or keep.among is not None or not is_unet(model):
+    one_by_one = keep.grad or keep.heads.each or keep.among is not None
+    if one_by_one or not keep.queries.usual or not is_unet(model):
         return False
     return all(_is_traced(layer) for layer in layers)
 

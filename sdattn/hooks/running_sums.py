@@ -14,7 +14,7 @@ from ..attention.device_copies import DeviceCopies, HostCopy, chosen, travels
 from ..errors import NotFoundError
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
-from .attended import Attended, Columns, FramesTogether
+from .attended import Attended, Columns, FramesTogether, Turned
 from .keep import Keep
 from .passes import CaptureError, Pass
 
@@ -72,6 +72,10 @@ class RunningSum:
     def add(self, attended: Attended) -> None:
         """Add the attention of one call's kept rows."""
         running = cast(Pass, self.running)
+        looks = self.keep.queries
+        if looks.turned:
+            some = looks.numbers(self.layer, running.latent_size, running.frame_rows)
+            attended = Turned(attended.of_queries(some))
         if running.frame_rows > 1:
             attended = FramesTogether(attended, running.frame_rows)
         self._check_call(attended.cells, running)
@@ -98,7 +102,7 @@ class RunningSum:
         size = running.latent_size
         if (size, cells) == self._fitting:
             return
-        grid = (1, cells) if size is None else self.layer.grid(size)
+        grid = self._grid(size, cells)
         if math.prod(grid) == cells:
             self._fitting = size, cells
             return
@@ -115,10 +119,15 @@ class RunningSum:
 
     def _begin(self, attended: Attended, size: Size | None) -> None:
         cells, self.keys = attended.cells, attended.keys
-        self.grid = (1, cells) if size is None else self.layer.grid(size)
+        self.grid = self._grid(size, cells)
         if self.keep.frames is not None:
             self._choose_frames(self.keep.frames, self.grid)
         self._summed = 1 if self.keep.heads.each else attended.heads
+
+    def _grid(self, size: Size | None, cells: int) -> Size:
+        if self.keep.queries.in_text:
+            return (cells,)
+        return (1, cells) if size is None else self.layer.grid(size)
 
     def _choose_frames(self, frames: tuple[int, ...], grid: Size) -> None:
         if len(grid) < 3 or max(frames) >= grid[0]:
@@ -133,7 +142,7 @@ class RunningSum:
 
     def _columns(self, attended: Attended) -> Columns:
         """Return the kept key columns, None for all."""
-        if self.layer.kind == "self":
+        if self.layer.kind == "self" or self.keep.queries.cells is not None:
             return None
         columns = self.keep.tokens
         if columns is not None and max(columns) >= attended.keys:

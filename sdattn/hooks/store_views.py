@@ -22,10 +22,15 @@ def as_xarray(store: Any, layer: str) -> xr.DataArray:
     if store.keep.heads.each:
         axes["head"] = store.keep.heads.numbers or range(watched.heads)
     columns = range(maps.shape[-1])
-    last = {"key": columns} if watched.kind == "self" else {"token": store.tokens or columns}
-    if maps.dim() - len(axes) == 4:
-        axes["frame"] = store.keep.frames or range(maps.shape[len(axes)])
-    axes = {**axes, "row": None, "col": None, **last}
+    tokens = store.tokens or columns
+    last = {"key": columns} if watched.kind == "self" else {"token": tokens}
+    last = last if store.keep.queries.cells is None else {"query": columns}
+    if store.keep.queries.in_text:
+        axes |= {"query": range(maps.shape[-2]), "token": tokens}
+    else:
+        if maps.dim() - len(axes) == 4:
+            axes["frame"] = store.keep.frames or range(maps.shape[len(axes)])
+        axes |= {"row": None, "col": None, **last}
     found = labelled(maps.numpy(), axes, layer=layer, place=watched.place)
     times = [store.passes[call].timestep for call in calls]
     return found.assign_coords(timestep=("step", times)) if each else found

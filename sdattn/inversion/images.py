@@ -40,7 +40,16 @@ def fitted_size(pipe: Pipeline, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def upright(image: Image.Image) -> Image.Image:
-    return _rgb(ImageOps.exif_transpose(image))
+    """Return an image as RGB, turned by its EXIF tag."""
+    if image.mode in ("I", "F"):
+        raise InvalidValueError(
+            f"The image has mode {image.mode}, in which white is not defined. Pass one of 8 or "
+            "16 bits: mode L, I;16 or RGB."
+        )
+    image = ImageOps.exif_transpose(image)
+    if image.mode.startswith("I;16"):  # Pillow would cut off all above 255
+        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
+    return image.convert("RGB")
 
 
 def at_own_size(image: Image.Image, fitted: Image.Image) -> Image.Image:
@@ -51,17 +60,6 @@ def at_own_size(image: Image.Image, fitted: Image.Image) -> Image.Image:
     scale = max(1.0, min(held, LONGEST_SIDE / max(fitted.size)))
     size = round(fitted.width * scale), round(fitted.height * scale)
     return ImageOps.fit(image, size, Image.Resampling.LANCZOS)
-
-
-def _rgb(image: Image.Image) -> Image.Image:
-    if image.mode in ("I", "F"):
-        raise InvalidValueError(
-            f"The image has mode {image.mode}, in which white is not defined. Pass one of 8 or "
-            "16 bits: mode L, I;16 or RGB."
-        )
-    if image.mode.startswith("I;16"):  # Pillow would cut off all above 255
-        image = Image.fromarray(np.rint(np.asarray(image) / 257).astype(np.uint8))
-    return image.convert("RGB")
 
 
 @torch.no_grad()

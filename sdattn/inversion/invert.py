@@ -161,8 +161,9 @@ def invert(
     null_text = schedule.null_text if null_text is None else null_text
     if guidance_scale is None:
         guidance_scale = 7.5 if schedule.null_text else 1.0
-    _check(pipe, num_inference_steps, guidance_scale, null_text, inner_steps)
-    seen, call = fit(pipe, image), _checked_call(pipe, options)
+    _check(pipe, guidance_scale, null_text, inner_steps)
+    call = _checked_call(pipe, {**options, "num_inference_steps": num_inference_steps})
+    seen = fit(pipe, image)
     read_prompts(pipe, prompt, **call)
     start = encode(pipe, [seen]).to(find_denoiser(pipe).model.dtype)
     found = Inversion(prompt, seen, start, None, float(guidance_scale), num_inference_steps, call)
@@ -191,7 +192,7 @@ def psnr(image: Image.Image, other: Image.Image) -> float:
     return 10 * math.log10(255**2 / error) if error else math.inf
 
 
-def _check(pipe: Pipeline, steps: int, guidance: float, null_text: bool, inner: int) -> None:
+def _check(pipe: Pipeline, guidance: float, null_text: bool, inner: int) -> None:
     image_latents_of(pipe, invertible=True)
     if null_text and not schedule_of(pipe).null_text:
         text = (
@@ -199,9 +200,6 @@ def _check(pipe: Pipeline, steps: int, guidance: float, null_text: bool, inner: 
             "cross-attention of UNets. Leave it out."
         )
         raise OptionError("null_text", null_text, text)
-    most = pipe.scheduler.config.num_train_timesteps
-    if not 1 <= steps <= most:
-        raise refuse("num_inference_steps", steps, f"1 to {most}, the scheduler's most")
     if not (1 if null_text else -math.inf) < guidance < math.inf:
         raise refuse("guidance_scale", guidance, "a number above 1, or `null_text=False`")
     if inner < 1:

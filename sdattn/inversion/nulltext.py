@@ -16,7 +16,7 @@ from ..errors import OptionError
 from ..models.guidance import Branch, branch_order, branch_rows
 from ..models.pipeline import Model, Pipeline
 from ..models.pipeline_call import named_bar
-from .ddim import DDIM
+from .schedules import DDIM
 from .stand_ins import Kwargs, in_place
 
 # The paper's code starts here and grows to 1e-3, which stops the last steps short of the image.

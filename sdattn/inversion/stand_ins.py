@@ -51,7 +51,7 @@ class Noised(StandIn):
 
     Args:
         config: configuration of the scheduler that it replaces.
-        mix: mixes latents and noise at a timestep, as :meth:`sdattn.inversion.flow.Flow.mix`.
+        mix: mixes latents and noise at a timestep, as :meth:`sdattn.inversion.schedules.Flow.mix`.
         timesteps: timesteps to show, whatever number of steps is asked for.
         seeds: one for each image of the batch.
     """

@@ -1,18 +1,20 @@
 import inspect
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from ..errors import OptionError, did_you_mean
 from ..models.families import family_of, listed
 from ..models.family import Family
 from ..models.layers import what_it_holds
 from ..models.pipeline import Given
-from .index import check_variant, read_index, without_weights
+from .index import as_dtype, check_variant, home_of, read_index, without_weights
 from .lora import check_takes_lora
-from .options import LoadingOptions
-from .schedulers import fitting_scheduler
+from .options import BITS, LoadingOptions
+from .weight_files import loading_errors
 
 
 @dataclass(frozen=True)
@@ -68,3 +70,70 @@ class PipelineFolder:
                     asked = f"Asked to capture a {self.index['_class_name']}"
                     return family_of(model, f"{asked}, which {what_it_holds(None, model)}")
         return None
+
+
+_FLOW = "FlowMatch"  # prefix of all flow-matching schedulers
+
+
+def fitting_scheduler(name: str, own: str) -> Any:
+    """Return the class of that name; raise ValueError if it cannot replace ``own``."""
+    import diffusers
+    from diffusers.schedulers.scheduling_utils import KarrasDiffusionSchedulers
+
+    # diffusers' exchangeable schedulers, and two for distilled models
+    diffusion = [each.name for each in KarrasDiffusionSchedulers]
+    diffusion += ["LCMScheduler", "TCDScheduler"]
+    kinds = diffusion, tuple(each for each in dir(diffusers) if each.startswith(_FLOW))
+    fitting = next((kind for kind in kinds if own in kind), (own,))
+    if name not in fitting:
+        known = name.endswith("Scheduler") and hasattr(diffusers, name)
+        why = f"does not go with this model, whose own is {own}" if known else "is unknown"
+        near = did_you_mean(name, fitting)
+        text = f"it {why}. Pass one of {', '.join(sorted(fitting))}.{near}"
+        raise OptionError("scheduler", name, text)
+    return getattr(diffusers, name)
+
+
+def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
+    """Return arguments for ``from_pretrained``: a loaded denoiser, or how to load parts; raise
+    ValueError for a GGUF file that is broken or of another model."""
+    options, index = folder.options, folder.index
+    if options.gguf is not None:
+        return _from_gguf(options.gguf, folder, dtype)
+    if options.quantization not in BITS:
+        return {}
+    from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
+
+    bits = options.quantization
+    given: dict[str, object] = {f"load_in_{bits}": True}
+    if bits == "4bit":
+        given |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    mapping = {name: home_of(index[name][0]).BitsAndBytesConfig(**given) for name in _large(index)}
+    return {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)}
+
+
+def _large(index: Mapping[str, Any]) -> list[str]:
+    """Return the denoiser, and text encoders that are larger than CLIP."""
+    found = [name for name in ("unet", "transformer") if name in index]
+    for name, entry in index.items():
+        match entry:
+            case ["transformers", str(kind)] if name.startswith("text_encoder"):
+                found += [] if kind.startswith("CLIP") else [name]
+    return found
+
+
+def _from_gguf(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
+    import diffusers
+
+    name = next(name for name in ("transformer", "unet") if name in folder.index)
+    kind = getattr(diffusers, folder.index[name][1])
+    if not hasattr(kind, "from_single_file"):
+        text = f"diffusers reads no single files of a {kind.__name__}."
+        raise OptionError("quantization", f"gguf:{file}", text)
+    config = diffusers.GGUFQuantizationConfig(compute_dtype=dtype)
+    where = {"config": str(folder.path), "subfolder": name, "local_files_only": True}
+    with loading_errors(file, f"the weights of a {kind.__name__}", "Pass a file of this model."):
+        model = kind.from_single_file(
+            str(file), quantization_config=config, **where, **as_dtype(dtype)
+        )
+    return {name: model}

@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from importlib import import_module
 from importlib.metadata import version
 from pathlib import Path
 from types import ModuleType
@@ -134,7 +135,7 @@ def _check_pipeline(folder: Path, name: object) -> None:
 def _check_part(folder: Path, name: str, library: str, kind: str) -> None:
     path = folder / "model_index.json"
     entry = f"{shown(name)}: [{shown(library)}, {shown(kind)}]"
-    home = _home(library)
+    home = home_of(library)
     if not name.isidentifier() or home is None:
         _refuse_code(path, entry)
     part = folder / name
@@ -157,14 +158,12 @@ def _is_one_of(cls: object, kinds: set[str]) -> bool:
     return stands_in or bool(kinds & {base.__name__ for base in cls.__mro__})
 
 
-def _home(library: str) -> ModuleType | None:
+def home_of(library: str) -> Any:
     """Return the module where diffusers looks for a library's classes; None if it is foreign."""
-    import diffusers
-    import transformers
     from diffusers import pipelines
 
     if library in _LIBRARIES:
-        return {"diffusers": diffusers, "transformers": transformers}[library]
+        return import_module(library)
     found = getattr(pipelines, library, None)  # for example the safety checker's stable_diffusion
     is_its_own = getattr(found, "__name__", "") == f"{pipelines.__name__}.{library}"
     return found if is_its_own and isinstance(found, ModuleType) else None

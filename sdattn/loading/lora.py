@@ -4,9 +4,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
 from torch import nn
 
 from ..errors import OptionError, SdattnError, is_out_of_memory
@@ -34,11 +32,8 @@ def check_takes_lora(kind: type, options: LoadingOptions) -> None:
 
 
 def read_loras(options: LoadingOptions) -> list[Lora]:
-    found = []
-    for path, scale in options.adapters():
-        file = lora_file(path)
-        found.append(Lora(path, scale, file, read_lora(file)))
-    return found
+    files = [(path, scale, lora_file(path)) for path, scale in options.adapters()]
+    return [Lora(path, scale, file, read_lora(file)) for path, scale, file in files]
 
 
 def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
@@ -54,8 +49,12 @@ def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
                 "model."
             )
             raise OptionError("lora", lora.path, text)
-        if len(held) < len(lora.layers):
-            _refuse_rest(pipe, lora, held, name)
+        if lost := max(0, len(lora.layers) - len(held)):
+            text = (
+                f"{lost} of its {len(lora.layers)} layers have no place in a "
+                f"{type(pipe).__name__}. Pass a LoRA of this model."
+            )
+            raise OptionError("lora", lora.path, text)
         for one in warned:  # with a refusal they would only be noise
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     if loras:
@@ -91,25 +90,3 @@ def _adapted(pipe: Pipeline, *names: str) -> Iterator[tuple[nn.Module, nn.Module
             kinds = (getattr(part, kind, ()) for kind in getattr(part, "adapter_layer_names", ()))
             if any(name in kind for kind in kinds for name in names):
                 yield model, part
-
-
-def _refuse_rest(pipe: Pipeline, lora: Lora, held: list[Any], name: str) -> None:
-    """Raise ValueError for a LoRA with layers that this pipeline lacks; find one by its values,
-    since diffusers changes names."""
-    from safetensors import safe_open
-
-    downs = [part.lora_A[name].weight for part in held if name in getattr(part, "lora_A", ())]
-    rest = []
-    with safe_open(lora.file, framework="pt") as weights:
-        for layer in lora.layers:
-            value = weights.get_tensor(layer)
-            alike = (down.cpu() for down in downs if down.shape == value.shape)
-            if not any(torch.equal(down, value.to(down.dtype)) for down in alike):
-                rest.append(layer)
-    lost, number = len(lora.layers) - len(held), len(lora.layers)
-    which = f" ({rest[0]})" if len(rest) == lost else ""  # else values were changed, too
-    text = (
-        f"{lost} of its {number} layers{which} have no place in a {type(pipe).__name__}. Pass a "
-        "LoRA of this model."
-    )
-    raise OptionError("lora", lora.path, text)

@@ -13,7 +13,7 @@ from typing import Any, NoReturn
 
 from ..errors import InvalidValueError
 from ..files.terminal import shown
-from .hub import needs_the_hub
+from .locating import needs_the_hub
 from .weight_files import WeightFile, read_weights
 
 _STANDARD = "pytorch_lora_weights.safetensors"

@@ -90,24 +90,7 @@ class LoadingOptions(Record):
 
     def check_files(self, model: str | Path) -> None:
         """Refuse missing files and options that do not fit this kind of model; no torch."""
-        self._check_model(model, find_model(model))
-        self._check_files()
-
-    def check(self, model: str | Path, device: torch.device) -> None:
-        """Refuse options that this model, this device or this installation cannot support:
-        FileNotFoundError for a missing file or model, ValueError for options that do not fit,
-        ImportError for a package."""
-        self.check_files(model)
-        kind = self.quantization
-        if kind in BITS and device.type == "cpu":
-            text = "bitsandbytes, which diffusers quantizes with, needs a GPU; this is the CPU."
-            raise OptionError("quantization", kind, text)
-        if self.offload in ("model", "sequential") and device.type == "cpu":
-            text = "weights wait on the CPU until a GPU needs them; this run is on the CPU itself."
-            raise OptionError("offload", self.offload, text)
-        self._check_packages()
-
-    def _check_model(self, model: str | Path, path: Path | None) -> None:
+        path = find_model(model)
         single = path is not None and path.is_file()
         if self.revision is not None and path is not None:
             text = f"only models of the hub have revisions, and {model} is on this machine."
@@ -120,6 +103,7 @@ class LoadingOptions(Record):
             if not single and (value := getattr(self, name)) is not None:
                 text = f"only a single .safetensors file needs one; {model} has its own."
                 raise OptionError(name, value, text)
+        self._check_files()
 
     def _check_files(self) -> None:
         for path, _ in self.adapters():
@@ -141,11 +125,22 @@ class LoadingOptions(Record):
         if self.gguf is not None and not self.gguf.is_file():
             raise OptionError("quantization", self.quantization, "there is no such file.")
 
-    def _check_packages(self) -> None:
+    def check(self, model: str | Path, device: torch.device) -> None:
+        """Refuse options that this model, this device or this installation cannot support:
+        FileNotFoundError for a missing file or model, ValueError for options that do not fit,
+        ImportError for a package."""
+        self.check_files(model)
+        kind = self.quantization
+        if kind in BITS and device.type == "cpu":
+            text = "bitsandbytes, which diffusers quantizes with, needs a GPU; this is the CPU."
+            raise OptionError("quantization", kind, text)
+        if self.offload in ("model", "sequential") and device.type == "cpu":
+            text = "weights wait on the CPU until a GPU needs them; this run is on the CPU itself."
+            raise OptionError("offload", self.offload, text)
         needs = [("lora", value, *_LORA_PACKAGE) for value in self.lora or ()]
-        if self.quantization is not None:
-            kind = GGUF if self.gguf else self.quantization
-            needs.append(("quantization", self.quantization, _PACKAGES[kind], "quantization"))
+        if kind is not None:
+            package = _PACKAGES[GGUF if self.gguf else kind]
+            needs.append(("quantization", kind, package, "quantization"))
         for option, value, package, extra in needs:
             if find_spec(package) is None:
                 text = f"`{option}={value!r}` needs {package}: pip install 'sdattn[{extra}]'"

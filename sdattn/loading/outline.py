@@ -1,6 +1,5 @@
 """A model's outline: its pipeline without weights, to check prompts and options against."""
 
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -10,7 +9,7 @@ import torch
 from ..models.layers import find_denoiser
 from ..models.pipeline import Pipeline
 from .folder import PipelineFolder
-from .index import named_errors, without_weights
+from .index import home_of, named_errors, without_weights
 from .locating import download, find_model
 from .options import LoadingOptions
 from .quiet import only_errors
@@ -55,17 +54,13 @@ def _build(path: Path, name: str | Path, options: LoadingOptions) -> Pipeline | 
 
 def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
     """Build the parts of a ``model_index.json`` that have weights, without them."""
-    from diffusers import pipelines
-
     found: dict[str, Any] = {}
     for name, entry in index.items():
         match entry:
-            case [str(library), str(kind)]:  # None: diffusers imports or refuses the library itself
-                home = getattr(pipelines, library, None) or sys.modules.get(library)
-                cls = getattr(home, kind, None)
+            case [str(library), str(kind)]:
+                cls = getattr(home_of(library), kind, None)  # None: diffusers refuses it itself
                 if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
-                    part = folder / name
-                    found[name] = without_weights(cls, part if part.is_dir() else folder)
+                    found[name] = without_weights(cls, folder / name)
     return {**found, **_with_motion(found)}
 
 

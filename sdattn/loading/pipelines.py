@@ -4,22 +4,22 @@ from typing import Any
 
 import torch
 
-from ..errors import InvalidTypeError
+from ..errors import InvalidTypeError, known_options
+from ..models.demos import HOME, folder_name
 from ..models.layers import find_denoiser, held_model
 from ..models.pipeline import Pipeline
 from .devices import checked_device, checked_dtype, place
-from .folder import PipelineFolder
-from .index import as_dtype, check_whole, named_errors
-from .lent import lent_parts
+from .folder import PipelineFolder, quantized
+from .index import as_dtype, check_whole, home_of, named_errors, without_weights
 from .locating import download, find_model
 from .lora import load_loras, read_loras
 from .options import LoadingOptions, note_options
-from .quantization import quantized
 from .quiet import no_notices
 from .single_files import load_single_file, settings_folder
 from .weight_files import read_weights
 
 
+@known_options(torch_dtype="dtype")
 @no_notices()
 def load_pipeline(
     model: str | Path = "demo",
@@ -71,6 +71,9 @@ def load_pipeline(
         TypeError: the pipeline's denoiser is unknown.
         ImportError: an option needs a package that is not installed.
     """
+    if not isinstance(model, (str, Path)):
+        text = f"The model is of type {type(model).__name__}. Pass its name, folder or file."
+        raise InvalidTypeError(text)
     options = LoadingOptions(
         variant=variant,
         revision=revision,
@@ -87,7 +90,10 @@ def load_pipeline(
     loras = read_loras(options)  # before the model's weights, which take long
     half = device.type == "cuda"
     if path is not None and path.is_file():
-        pipe = _load_file(path, dtype, half, options)
+        file = read_weights(path)
+        folder = PipelineFolder.judged(settings_folder(file, options.config), options)
+        with named_errors(folder.path):
+            pipe = load_single_file(file, folder, folder.dtype(dtype, half))
     else:
         here = path or download(str(model), variant=variant, revision=revision)
         pipe = _load_folder(PipelineFolder.judged(here, options), dtype, half)
@@ -114,15 +120,6 @@ def pipeline_of(pipe: Any, *others: object) -> Pipeline:
     return found
 
 
-def _load_file(
-    path: Path, dtype: torch.dtype | None, half: bool, options: LoadingOptions
-) -> Pipeline:
-    file = read_weights(path)
-    folder = PipelineFolder.judged(settings_folder(file, options.config), options)
-    with named_errors(folder.path):
-        return load_single_file(file, folder, folder.dtype(dtype, half))
-
-
 def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Pipeline:
     """Return the pipeline of a folder, on the CPU; ``half`` as in PipelineFolder.dtype()."""
     import diffusers
@@ -143,3 +140,27 @@ def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) 
     for model in models.values():
         model.eval()  # a UNet with AnimateDiff's motion modules starts in training mode
     return pipe
+
+
+# Parts of a demo, and the folders that hold their weights
+LENT = {"demo-video": {part: f"demo/{part}" for part in ("vae", "text_encoder", "unet")}}
+
+
+def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
+    """Return the parts of a demo whose weights another demo has, on the CPU; no parts for any
+    other folder."""
+    import torch
+    from safetensors.torch import load_file
+
+    found = {}
+    for part, source in LENT.get(folder_name(folder.path) or "", {}).items():
+        library, kind = folder.index[part]
+        model: Any = without_weights(getattr(home_of(library), kind), folder.path / part, "cpu")
+        [file] = (HOME / source).glob("*.safetensors")
+        weights = load_file(file)
+        names = {name: name for name in model.state_dict()}
+        # the files have a text encoder's prefix; transformers 5 dropped it for some
+        names |= {name: before for name in names if (before := f"text_model.{name}") in weights}
+        model.load_state_dict({name: weights[saved] for name, saved in names.items()})
+        found[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own method warns
+    return found

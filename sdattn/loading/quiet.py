@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 _LORA = ("diffusers.loaders.peft", "diffusers.loaders.lora_base", "diffusers.utils.peft_utils")
 _NOTICES = {  # text in a log line, and the loggers that print it
@@ -36,14 +36,11 @@ def no_notices() -> Iterator[None]:
     def keep(record: logging.LogRecord) -> bool:
         return not any(text in record.getMessage() for text in _NOTICES)
 
-    logs = {logging.getLogger(name) for names in _NOTICES.values() for name in names}
-    for log in logs:
-        log.addFilter(keep)
-    try:
+    with ExitStack() as undo:
+        for name in {name for names in _NOTICES.values() for name in names}:
+            undo.callback(logging.getLogger(name).removeFilter, keep)
+            logging.getLogger(name).addFilter(keep)
         yield
-    finally:
-        for log in logs:
-            log.removeFilter(keep)
 
 
 @contextmanager
@@ -52,16 +49,11 @@ def only_errors() -> Iterator[None]:
     from diffusers.utils import logging as of_diffusers
     from transformers.utils import logging as of_transformers
 
-    logs = (of_diffusers, of_transformers)
-    before = [log.get_verbosity() for log in logs]
-    bars = of_diffusers.is_progress_bar_enabled()
-    try:
-        of_diffusers.disable_progress_bar()
-        for log in logs:
+    with ExitStack() as undo:
+        if of_diffusers.is_progress_bar_enabled():
+            undo.callback(of_diffusers.enable_progress_bar)
+            of_diffusers.disable_progress_bar()
+        for log in (of_diffusers, of_transformers):
+            undo.callback(log.set_verbosity, log.get_verbosity())
             log.set_verbosity_error()
         yield
-    finally:
-        for log, level in zip(logs, before, strict=True):
-            log.set_verbosity(level)
-        if bars:
-            of_diffusers.enable_progress_bar()

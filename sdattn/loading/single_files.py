@@ -15,8 +15,8 @@ from torch import nn
 from ..errors import AccessError, InvalidValueError, OptionError
 from ..models.pipeline import Pipeline
 from .folder import PipelineFolder
-from .hub import needs_the_hub
 from .index import as_dtype, check_whole
+from .locating import needs_the_hub
 from .weight_files import WeightFile, loading_errors
 
 _DENOISER = "model.diffusion_model."

@@ -54,7 +54,11 @@ def read_weights(path: Path) -> WeightFile:
         if path.suffix != ".safetensors":  # diffusers decides by it how to read the file
             raise SafetensorError("its name does not end in .safetensors")
         with safe_open(path, framework="pt") as file:
-            _check_number(path, len(file.keys()))
+            if not 0 < (number := len(file.keys())) <= _MOST:
+                text = f"{number:,} tensors, more than any model has" if number else "no tensor"
+                raise InvalidValueError(
+                    f"{path} holds {text}. Get the file again, or pass another one."
+                )
             parts = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
             entries = {
                 name: Entry(part.get_dtype(), tuple(part.get_shape()))
@@ -96,12 +100,6 @@ def said_by(error: BaseException) -> str:
     if not isinstance(error, (ValueError, RuntimeError, OSError)) or not text:
         text = f"{type(error).__name__} {text}".strip()
     return f"{text} ({said_by(error.__cause__)})" if error.__cause__ else text
-
-
-def _check_number(path: Path, number: int) -> None:
-    if not 0 < number <= _MOST:
-        text = "no tensor" if number == 0 else f"{number:,} tensors, more than any model has"
-        raise InvalidValueError(f"{path} holds {text}. Get the file again, or pass another one.")
 
 
 def _check_kinds(found: WeightFile) -> None:

@@ -8,16 +8,19 @@ from typing import Any, Literal
 
 import torch
 
+from ..errors import known_options
 from ..hooks.budget import Budget
 from ..hooks.capture import watch_model
 from ..hooks.keep import Heads, Keep, Selection, Space, Steps
 from ..hooks.map_store import CapturedMaps
 from ..hooks.pass_options import Guidance
-from ..models.layers import TEXT_KINDS, LayerSelection
+from ..models.layers import LayerSelection
 from .from_stores import heatmaps
+from .heatmap import Heatmap
 from .heatmaps import Heatmaps
 from .layermaps import LayerMaps, layer_maps, read_passes
 from .presets import Preset, preset_of
+from .spots import spots
 
 
 class MapStore(CapturedMaps):
@@ -59,6 +62,23 @@ class MapStore(CapturedMaps):
         """
         return heatmaps(self, tokenizer, prompt, **options)
 
+    def spots(self) -> list[list[Heatmap]]:
+        """Return where each chosen cell looked, for each image, in the order of ``queries``.
+
+            with sdattn.capture(pipe, queries=[(12, 20)]) as store:
+                pipe("a cat left of a pizza")
+            store.spots()[0][0].overlay(image)
+
+        Values are the mean over heads, steps and the captured layers of the share of the cell's
+        attention that goes to each cell, on the finest of their grids: a layer on a coarser grid
+        has its shares divided among the finer cells. They sum to about 1, in joint attention to
+        less, since the text gets the rest.
+
+        Raises:
+            ValueError: the store was captured without cells.
+        """
+        return spots(self)
+
     def layer_maps(
         self, preset: str | Preset = "default", self_attention: CapturedMaps | None = None
     ) -> LayerMaps:
@@ -70,11 +90,12 @@ class MapStore(CapturedMaps):
         return read_passes(self, preset)
 
 
+@known_options()
 def capture(
     target: Any,
     *,
     layers: LayerSelection = None,
-    kinds: Sequence[str] = TEXT_KINDS,
+    kinds: Sequence[str] | None = None,
     branch: str = "conditional",
     guidance: Guidance | None = "auto",
     steps: Selection | Steps = "mean",
@@ -90,6 +111,8 @@ def capture(
     space: Space = "attention",
     frames: Sequence[int] | None = None,
     depth: tuple[float, float] | None = None,
+    queries: Literal["image", "text"] | Sequence[tuple[int, ...]] = "image",
+    keys: Literal["image", "text"] | None = None,
     max_bytes: int | Budget | None = None,
 ) -> AbstractContextManager[MapStore]:
     """Watch the attention of a model while it runs; its output stays the same, bit for bit.
@@ -110,7 +133,8 @@ def capture(
             counted, and are named in a warning.
         layers: names, places, resolutions or a predicate, see
             :func:`sdattn.models.layers.select_layers`.
-        kinds: any of ``"cross"``, ``"joint"`` and ``"self"`` (default: the two that see the text).
+        kinds: any of ``"cross"``, ``"joint"`` and ``"self"`` (default: those that ``queries`` have,
+            usually the two that see the text).
             Joint attention (SD3, FLUX, Qwen-Image) keeps the text's columns, which sum to less than
             1: the rest goes to the image. Self-attention keeps a column for every cell.
         branch: ``"conditional"`` (the prompt), ``"unconditional"`` (the negative prompt), or
@@ -151,6 +175,17 @@ def capture(
         depth: with ``refine="self"``, the part of the depth whose blocks spread maps and have one,
             ``(0.5, 1.0)`` for the second half of the blocks, at least one block; the others hand
             in only what they pay to the text. None for all.
+        queries: who attends. ``"image"``: the image, to the text. ``"text"``, in joint attention:
+            the text, to the image, so that a word's map shows where the word looked; a column of a
+            layer's maps sums to less than 1 over the cells. A list of cells of the latent, ``[(row,
+            col)]`` (``(frame, row, col)`` for a video), to the image: ``maps`` have a column for
+            each cell, which sums to 1 over the cells in self-attention, and
+            :meth:`MapStore.spots` gives heatmaps. A pixel's cell is its row and column divided by
+            the side of a cell: 8 pixels in UNets, mostly 16 in transformers, whose cells are
+            patches; ``store.latent_size`` has their number. Floats below 1 are fractions of the
+            image's height and width. No ``[N, N]`` matrix is made.
+        keys: what they attend to; ``"text"`` with ``queries="text"`` keeps the text's attention to
+            itself, ``[images, (steps,) (heads,) T, T]``, a row for each query.
         max_bytes: bytes that the maps may take at most. A run whose maps would take more is refused
             at its first call of the model, before that runs; the message says what holds less.
             Default: no limit, and a warning is logged above 1 GB.
@@ -167,12 +202,14 @@ def capture(
             changed, or a second run began.
         RuntimeError: a layer's attention cannot be seen, or did not produce its output.
     """
+    chosen = steps, heads, tokens, among, device, dtype, grad, refine, space, frames, depth
+    keep = Keep.of(*chosen, queries, keys)
     return watch_model(
         target,
         MapStore,
-        Keep.of(steps, heads, tokens, among, device, dtype, grad, refine, space, frames, depth),
+        keep,
         layers=layers,
-        kinds=kinds,
+        kinds=keep.queries.kinds if kinds is None else kinds,
         branch=branch,
         guidance=guidance,
         text_states=text_states,

@@ -23,12 +23,15 @@ class Details:
         heads: maps of each layer ``[1, heads, (frames,) rows, cols, columns]``, the mean over the
             preset's steps; None if only a mean over heads was kept, or the run's maps have their
             heads.
+        spots: where spots of the image looked, float32 ``[spot rows, spot cols, rows, cols]``:
+            shares of each spot's attention, see :meth:`sdattn.MapStore.spots`; None if not kept.
     """
 
     steps: LayerMaps | None = None
     calls: tuple[int, ...] = ()
     heads: LayerMaps | None = None
     head_numbers: Literal["all"] | tuple[int, ...] = "all"
+    spots: Tensor | None = None
 
     def frame(self, number: int) -> Details:
         steps, heads = (held and held.frame(number) for held in (self.steps, self.heads))

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from ..attention.core import grid_text
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, refuse
 from ..models.crops import Crop
+from ..models.values import whole
 from .layermaps import resize_maps
 from .laying import grid_of, inside, laid
 from .masks import mask_of, smooth
@@ -20,6 +21,8 @@ if TYPE_CHECKING:
     from PIL import Image
 
     from ..files.images import AnyImage
+
+    Pixels = tuple[int, int] | AnyImage
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -74,16 +77,32 @@ class Heatmap:
         found = WordStatistics.of(self.label, self.values, self.columns)
         return found if self.crop is None else found.within(self.crop.parts)
 
-    def resize(self, size: tuple[int, int]) -> Tensor:
-        """Return float32 ``[(frames,) height, width]`` at (height, width) pixels, bilinear."""
-        return self._laid(self._seen(self.values, size), size)
+    def resize(self, size: Pixels) -> Tensor:
+        """Return float32 ``[(frames,) height, width]`` at (height, width) pixels, or at those of
+        an image of the run, bilinear."""
+        pixels = self.pixels(size)
+        return self._laid(self._seen(self.values, pixels), pixels)
+
+    def pixels(self, size: Pixels) -> tuple[int, int]:
+        """Return the (height, width) that a size or an image is; raise ValueError for anything
+        else, and for an image that is no such map's."""
+        if isinstance(size, (tuple, list)):
+            height, width = (*map(whole, size), None, None)[:2]
+            if len(size) == 2 and height and width and min(height, width) > 0:
+                return height, width
+        elif size is not None and not isinstance(size, (int, float)):
+            from ..files.images import as_image  # pillow is loaded only here
+            from .render import check_proportions
+
+            image, grid = as_image(size), self.values.shape[-2:]
+            check_proportions(image, tuple(grid), self.crop)
+            return image.height, image.width
+        raise refuse("size", size, "(height, width) in pixels, or the image")
 
     def _seen(self, values: Tensor, size: tuple[int, int] | None) -> Tensor:
         """Resize values, for a crop to the pixels inside it; without a size, return the cells."""
         if size is None:
             return values
-        if min(size) < 1:
-            raise InvalidValueError(f"Asked for a size of {size}; pass (height, width) in pixels.")
         if self.crop is not None:
             return inside(values, self.crop, size)
         return resize_maps(values[None], size)[0]
@@ -99,7 +118,7 @@ class Heatmap:
 
     def mask(
         self,
-        size: tuple[int, int] | None = None,
+        size: Pixels | None = None,
         threshold: float | Literal["otsu"] | None = None,
         *,
         quantile: float | None = None,
@@ -110,7 +129,7 @@ class Heatmap:
         range, or both a threshold and a quantile.
 
         Args:
-            size: (height, width) in pixels (default: the cells of :attr:`map`).
+            size: (height, width) in pixels, or the image (default: the cells of :attr:`map`).
             threshold: share of the range from the lowest value to the highest, in [0, 1] (default
                 0.5), or ``"otsu"``, which splits the values into the two classes that differ most.
             quantile: instead of a threshold, the share of the cells to leave out.
@@ -121,9 +140,10 @@ class Heatmap:
             bool ``[(frames,) height, width]``; all False for a flat map. A video's frames share one
             level; ``largest`` is applied to each.
         """
-        seen = self._seen(smooth(self.values, sigma), size)
+        pixels = None if size is None else self.pixels(size)
+        seen = self._seen(smooth(self.values, sigma), pixels)
         mask = mask_of(seen, threshold, quantile=quantile, largest=largest)
-        return self._laid(mask, size)
+        return self._laid(mask, pixels)
 
     def frame(self, number: int) -> Heatmap:
         """Return the map of one frame of a video's latent, counted from 0, with the video's colour

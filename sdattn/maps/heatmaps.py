@@ -27,6 +27,8 @@ if TYPE_CHECKING:
     import pandas as pd
     import xarray as xr
 
+    from .heatmap import Pixels
+
 
 class Heatmaps(Mapping[str, Heatmap]):
     """The heatmaps of one image, a mapping from the prompt's words to :class:`Heatmap`.
@@ -94,6 +96,17 @@ class Heatmaps(Mapping[str, Heatmap]):
     def held(self) -> list[Word]:
         """The words of :meth:`occurrences`."""
         return [word for word in self.prompt.seen if self._holds(word.columns)]
+
+    @property
+    def encoders(self) -> dict[str, Heatmaps]:
+        """The heatmaps of the columns of each text encoder that has some of its own: ``"CLIP"`` and
+        ``"T5"`` for SD3, ``hm.encoders["T5"]["cat"]``; empty if all columns are of one encoder."""
+        found = {}
+        for name, (prompt, columns) in self.prompt.by_encoder().items():
+            own = self.keep([column for column in columns if column in self._place])
+            own.prompt = prompt
+            found[name] = own
+        return found
 
     def find(self, phrase: str) -> tuple[Heatmap, ...]:
         """Return one heatmap for each occurrence of a word or phrase, in prompt order; raise
@@ -165,7 +178,7 @@ class Heatmaps(Mapping[str, Heatmap]):
     def segment(
         self,
         words: Sequence[str],
-        size: tuple[int, int] | None = None,
+        size: Pixels | None = None,
         threshold: float | Literal["otsu"] | None = None,
         *,
         sigma: float = 0.0,
@@ -177,7 +190,8 @@ class Heatmaps(Mapping[str, Heatmap]):
 
         Args:
             words: words or phrases, each with all its occurrences.
-            size: (height, width) in pixels (default: the cells of :attr:`Heatmap.map`).
+            size: (height, width) in pixels, or the image (default: the cells of
+                :attr:`Heatmap.map`).
             threshold, sigma, options: as for :meth:`Heatmap.mask`.
 
         Returns:
@@ -187,9 +201,10 @@ class Heatmaps(Mapping[str, Heatmap]):
         if isinstance(words, str) or not words:
             raise refuse("words", words, "a list of words and phrases")
         maps = [self[word] for word in words]
-        values = [hm._seen(smooth(hm.values, sigma), size) for hm in maps]
+        pixels = None if size is None else maps[0].pixels(size)
+        values = [hm._seen(smooth(hm.values, sigma), pixels) for hm in maps]
         masks = [mask_of(seen, threshold, **options) for seen in values]
-        return maps[0]._laid(label_map(torch.stack(values), torch.stack(masks)), size)
+        return maps[0]._laid(label_map(torch.stack(values), torch.stack(masks)), pixels)
 
     def statistics(self) -> list[WordStatistics]:
         """Return the statistics of :meth:`occurrences`; raise as :meth:`WordStatistics.of` does."""

@@ -133,6 +133,11 @@ def layer_maps(
 
 def _check_kept(store: CapturedMaps, preset: Preset) -> None:
     missing = []
+    if (looks := store.keep.queries).cells is not None or looks.in_text:
+        raise CaptureError(
+            "This store's maps have no columns of words: it was captured with queries= of its own. "
+            "Read store.spots() for cells, store.maps for the text's attention to itself."
+        )
     if preset.each_head and not store.keep.heads.every:
         missing.append('heads="all"')
     if preset.steps == "last" and not (store.keep.steps.last or store.keep.steps.every):

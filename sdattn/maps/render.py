@@ -114,7 +114,7 @@ def overlay(
         raise refuse("opacity", opacity, "a number from 0 to 1")
     image = as_image(image)
     values = np.asarray(values, dtype=np.float32)
-    _check_proportions(image, values.shape, crop)
+    check_proportions(image, values.shape, crop)
     base = image.convert("RGB") if own_size else enlarge(image)
     low, high = float(values.min()), float(values.max())
     # The map is resized before it is coloured: resizing would mix colours.
@@ -141,7 +141,7 @@ def _on_image(
     return laid(part, crop, size[::-1]).numpy(), drawn.numpy()
 
 
-def _check_proportions(image: Image.Image, grid: tuple[int, ...], crop: Crop | None) -> None:
+def check_proportions(image: Image.Image, grid: tuple[int, ...], crop: Crop | None) -> None:
     rows, cols = grid
     width, height = image.size
     if crop is not None:

@@ -11,7 +11,7 @@ from ..hooks.run_part import RunPart
 from ..models.call_facts import images_a_prompt
 from ..models.call_options import call_options, option_of
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
-from ..models.videos import default_frames, makes_videos
+from ..models.sizes import default_frames, makes_videos
 from ..prompts.tokenizing import PAD
 from ..prompts.tokens import Prompt
 from .aggregation import refines_itself, refining

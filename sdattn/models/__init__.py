@@ -4,29 +4,28 @@ A `Family` (`family`, one file each in `families`) describes a kind of denoiser:
 is, how a call is read, how its pipelines read prompts and run guidance. `layers` finds a pipeline's
 denoiser and its layers, `reading` its prompts' columns, `guidance` the rows of each branch.
 
-`sizes`, `call_facts` and `shortcomings` answer questions about a pipeline, `pipeline_call` calls it
-with checked options, `values` checks those that need no pipeline, and `demos` knows the demo models
-inside this package. :func:`register` adds a family; `image_latents` describes how its pipelines
-take an image.
+`sizes` and `call_facts` answer questions about a pipeline, `pipeline_call` calls it with checked
+options, `values` checks those that need no pipeline, and `demos` knows the demo models inside this
+package. :func:`register` adds a family.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .edits import Edits as Edits
     from .families import register as register
     from .families import unregister as unregister
     from .family import Family as Family
-    from .image_latents import ImageLatents as ImageLatents
-    from .names import Names as Names
+    from .parts import Edits as Edits
+    from .parts import ImageLatents as ImageLatents
+    from .parts import Names as Names
 
 # Module of each public name, loaded on first use: `demos` and `values` need no torch
 _PUBLIC = {
-    "Edits": "edits",
+    "Edits": "parts",
     "Family": "family",
-    "ImageLatents": "image_latents",
-    "Names": "names",
+    "ImageLatents": "parts",
+    "Names": "parts",
     "register": "families",
     "unregister": "families",
 }

@@ -40,12 +40,8 @@ BRANCHES: dict[str, Order] = {
 
 
 class CacheContexts:
-    """Names under which a pipeline's models run, until :meth:`close`.
-
-    Args:
-        pipeline: each of its models with a ``cache_context`` gets a stand-in for that method, until
-            the last listener has left.
-    """
+    """Names under which a pipeline's models run, until :meth:`close`. Each model with a
+    ``cache_context`` gets a stand-in for that method, until the last listener has left."""
 
     def __init__(self, pipeline: Pipeline):
         parts = (unwrapped(part) for part in getattr(pipeline, "__dict__", {}).values())

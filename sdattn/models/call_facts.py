@@ -1,14 +1,16 @@
-"""Facts about a pipeline's call before it runs: number of images, number of passes, guidance."""
+"""Facts about a pipeline before it runs: its call's images, passes, guidance; limits of sdattn."""
 
 import math
-from typing import Any
+from collections import Counter
 
 from ..errors import InvalidValueError
 from .call_options import call_options, option_of
-from .families import guidance_of
+from .families import edits_of, guidance_of
+from .guidance import guided_order
 from .guiders import guider_of, makes_negative
 from .layers import find_denoiser
 from .pipeline import Options, Pipeline
+from .reading import read_prompts
 from .values import EACH
 
 
@@ -38,20 +40,19 @@ def is_guided(pipe: Pipeline, options: Options) -> bool:
 
 
 def check_guidance(pipe: Pipeline, options: Options) -> None:
-    """Refuse a negative prompt that the pipeline would silently ignore.
-
-    Raises:
-        ValueError: it would; the message says what to set.
-    """
+    """Refuse (ValueError) a negative prompt that the pipeline would silently ignore."""
     if not options.get("negative_prompt"):
         return
     guider = guider_of(pipe)
-    if guider is not None:
-        _check_guider(pipe, guider)
-        return
+    if guider is not None and not makes_negative(guider):
+        raise InvalidValueError(
+            f"A {type(pipe).__name__} uses a negative prompt only where its guider has guidance; "
+            f"found a {type(guider).__name__} without. Set pipe.guider.guidance_scale above 1 and "
+            "call pipe.guider.enable(), or pass no negative prompt."
+        )
     known = call_options(pipe)
     name = next((scale for scale in ("true_cfg_scale", "guidance_scale") if scale in known), None)
-    if name is None:
+    if guider is not None or name is None:
         return
     scale = option_of(pipe, options, name)
     if isinstance(scale, (int, float)) and scale <= 1:
@@ -61,11 +62,31 @@ def check_guidance(pipe: Pipeline, options: Options) -> None:
         )
 
 
-def _check_guider(pipe: Pipeline, guider: Any) -> None:
-    """Refuse a negative prompt that a modular pipeline's guider does not use."""
-    if not makes_negative(guider):
-        raise InvalidValueError(
-            f"A {type(pipe).__name__} uses a negative prompt only where its guider has guidance; "
-            f"found a {type(guider).__name__} without. Set pipe.guider.guidance_scale above 1 and "
-            "call pipe.guider.enable(), or pass no negative prompt."
-        )
+UNSEEN = {
+    "linear": "they have no softmax",
+    "temporal": "they look at frames, not at the text",
+    "text": "they are of the text alone",
+    "audio": "their queries or keys are a video's sound",
+}
+
+
+def shortcomings(pipe: Pipeline) -> list[str]:
+    """Return the features of sdattn that do not work with a pipeline, one line each."""
+    kinds = Counter[str](layer.kind for layer in find_denoiser(pipe).layers)
+    found = [
+        f"{kinds[kind]} {kind} attention layers cannot be captured: {why}."
+        for kind, why in UNSEEN.items()
+        if kinds[kind]
+    ]
+    if kinds["joint"]:
+        found.append("joint attention: the text's columns are captured, not the image's own.")
+    for check in (guided_order, lambda pipe: read_prompts(pipe, "a")):
+        try:
+            check(pipe)
+        except (TypeError, ValueError) as error:
+            found.append(str(error))
+    try:
+        edits_of(pipe)
+    except TypeError as error:
+        found.append(f"sdattn edit: {error}")
+    return found

@@ -41,15 +41,9 @@ def option_of(pipe: Pipeline, options: Options, name: str) -> Any:
 
 
 def setting_of(pipe: Pipeline, *names: str) -> Any:
-    """Return a setting that decides how a pipeline reads prompts, such as a template.
-
-    Args:
-        pipe: a pipeline; in a modular one the block that reads the prompt may hold the setting.
-        names: the setting's name, and names that blocks have for it.
-
-    Raises:
-        TypeError: neither the pipeline nor its blocks have it, or blocks differ.
-    """
+    """Return a setting that decides how a pipeline reads prompts, such as a template. In a modular
+    pipeline the block that reads the prompt may hold it, under the first or another of ``names``;
+    raise TypeError if nobody has it, or blocks differ."""
     if hasattr(pipe, names[0]):
         return getattr(pipe, names[0])
     blocks = _blocks(pipe.blocks) if is_modular(pipe) else ()

@@ -72,16 +72,9 @@ class Crop(Record):
 
 
 def crop_in(pipeline: Pipeline, variables: Given | None) -> Crop | None:
-    """Return the crop of a pipeline's call.
-
-    Args:
-        pipeline: running pipeline.
-        variables: variables of its call at the time the model is called.
-
-    Returns:
-        None if the whole image is drawn, or if the crop itself is the result (Chroma, FLUX's
-        Kontext and ControlNet inpainting).
-    """
+    """Return the crop of a pipeline's call, from the call's variables as the model is called; None
+    if the whole image is drawn, or if the crop itself is the result (Chroma, FLUX's Kontext and
+    ControlNet inpainting)."""
     found = variables or {}
     box, size = found.get("crops_coords"), getattr(found.get("original_image"), "size", None)
     if box is None or size is None or not _pastes(pipeline):

@@ -37,14 +37,18 @@ class Demo:
     inversion: Options
     words: Mapping[str, list[str]]
 
+    def strange(self, words: Iterable[str]) -> list[str]:
+        """Return the words, each once, that the model never learnt."""
+        known = {"", *(word for kind in self.words.values() for word in kind)}
+        said = dict.fromkeys(words)
+        return [word for word in said if word.strip(string.punctuation).lower() not in known]
+
     def unlearnt(self, words: Iterable[str]) -> str:
         """Return a message that names the words the model never learnt, so that their maps mean
         nothing, and lists the words it knows; "" if all are known. Ignores punctuation and case, as
         the tokenizer lowercases.
         """
-        known = {"", *(word for kind in self.words.values() for word in kind)}
-        said = dict.fromkeys(words)
-        strange = [word for word in said if word.strip(string.punctuation).lower() not in known]
+        strange = self.strange(words)
         if not strange:
             return ""
         learnt = "; ".join(", ".join(kind) for kind in self.words.values())

@@ -8,9 +8,8 @@ Every model has its own arguments for the timestep, the image's grid and the tex
 import inspect
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
-from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor
@@ -18,9 +17,6 @@ from torch import Tensor
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
 from .pipeline import Given, Model
-
-# read once for each forward, not in each pass
-_signatures: WeakKeyDictionary[Callable[..., object], inspect.Signature] = WeakKeyDictionary()
 
 Size = tuple[int, ...]  # (rows, cols) of an image, (frames, rows, cols) of a video
 
@@ -122,6 +118,11 @@ class DenoiserCall:
         return sum(text.shape[1] for text in (self.text, self.text_2) if text is not None)
 
 
+@lru_cache(64)
+def _signature(forward: Callable[..., object]) -> inspect.Signature:
+    return inspect.signature(forward)
+
+
 def arguments(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str, Any]:
     """Return the arguments of ``model(*args, **kwargs)`` by name.
 
@@ -130,35 +131,21 @@ def arguments(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str
     """
     kinds = (kind for kind in type(unwrapped(model)).__mro__ if "forward" in vars(kind))
     forwards = [_signature(vars(kind)["forward"]) for kind in kinds]
-    forward = next((one for one in forwards if _names_all(one)), forwards[0])
+    rest = inspect.Parameter.VAR_POSITIONAL
+    named = [one for one in forwards if all(p.kind is not rest for p in one.parameters.values())]
+    forward = (named or forwards)[0]
     kwargs = {name: value for name, value in kwargs.items() if name in forward.parameters}
     given = forward.bind_partial(model, *args, **kwargs).arguments
     return {name: given[name] for name in list(given)[1:]}  # without self
 
 
-def _signature(forward: Callable[..., object]) -> inspect.Signature:
-    if forward not in _signatures:
-        _signatures[forward] = inspect.signature(forward)
-    return _signatures[forward]
-
-
-def _names_all(signature: inspect.Signature) -> bool:
-    return all(one.kind is not one.VAR_POSITIONAL for one in signature.parameters.values())
-
-
-def grid_of_patches(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, C, rows, cols]`` that the model cuts into patches."""
-    rows, cols = given["hidden_states"].shape[-2:]
-    return rows // model.config.patch_size, cols // model.config.patch_size
-
-
-def grid_of_video(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, C, frames, rows, cols]`` that the model cuts into patches.
-    A patch covers one frame unless the configuration says more."""
-    frames, rows, cols = given["hidden_states"].shape[-3:]
-    config = model.config
-    depth = getattr(config, "patch_size_t", 1)
-    return frames // depth, rows // config.patch_size, cols // config.patch_size
+def grid_of_patches(model: Model, given: Given, first: int = 2) -> tuple[int, ...]:
+    """Return the grid of a latent ``[B, C, (frames,) rows, cols]`` that the model cuts into
+    patches, of one frame unless the configuration says more. ``first`` is the grid's first axis."""
+    sizes, patch = given["hidden_states"].shape[first:][:3], model.config.patch_size
+    if isinstance(patch, int):
+        patch = getattr(model.config, "patch_size_t", None) or 1, patch, patch
+    return tuple(size // each for size, each in zip(sizes, patch[-len(sizes) :], strict=True))
 
 
 def grid_of_ids(_model: Model, given: Given, made: int = 0) -> tuple[int, ...]:

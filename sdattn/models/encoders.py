@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ..errors import InvalidTypeError, InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError, OptionError
 from ..prompts.chunks import read_chunks
 from ..prompts.tokenizing import NO_LIMIT, PAD, Token, filled, with_vectors
 from ..prompts.tokens import Prompt, read_source
@@ -87,12 +87,8 @@ def refuse_unknown(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read CLIP's prompts, filled up to its 77 columns or in chunks. SDXL's two encoders share
-    columns.
-
-    Raises:
-        TypeError: the pipeline has no tokenizer.
-    """
+    """Read CLIP's prompts, filled up to its 77 columns or in chunks; SDXL's two encoders share
+    columns. Raise TypeError if the pipeline has no tokenizer."""
     held = (getattr(call.pipe, name, None) for name in ("tokenizer", "tokenizer_2"))
     tokenizers = [tokenizer for tokenizer in held if tokenizer is not None]  # SDXL's refiner: one
     if not tokenizers:
@@ -144,11 +140,8 @@ def _check_agreement(prompt: Prompt, twin: Prompt) -> None:
 
 
 def rendered(text: str, render: Callable[[str], str]) -> Source:
-    """Return the prompt inside the text that a chat template makes of it.
-
-    Raises:
-        ValueError: the template rewrites the prompt.
-    """
+    """Return the prompt inside the text that a chat template makes of it; raise ValueError if the
+    template rewrites the prompt."""
     # The template puts the same around a private character as around the prompt, which is
     # checked: templates may rewrite their input.
     before, _, after = render(PLACEHOLDER).partition(PLACEHOLDER)
@@ -188,24 +181,13 @@ def read_inside(
     tokenizer: Any, sources: Iterable[Source], drop: int = 0, **options: Any
 ) -> list[Prompt]:
     """Read prompts with the text around them, without the first ``drop`` tokens."""
-
-    def keep(n: int) -> range:
-        return range(drop, n)
-
-    return [read_source(tokenizer, source, **{"keep": keep, **options}) for source in sources]
+    options.setdefault("keep", lambda n: range(drop, n))
+    return [read_source(tokenizer, source, **options) for source in sources]
 
 
 def filled_to_longest(call: TextCall, read: list[Prompt], by: str = "") -> list[Prompt]:
-    """Fill prompts with columns of zeros up to the longest of the batch.
-
-    Args:
-        call, read: the call and its prompts.
-        by: what else decides the length, for the error; a template of a :class:`Message`.
-        options: values of the options in ``by``.
-
-    Raises:
-        ValueError: the text states have another number of columns.
-    """
+    """Fill prompts with columns of zeros up to the longest of the batch; raise ValueError if the
+    text states have another number, which ``by`` explains."""
     longest, texts = max(len(one.tokens) for one in read), [one.text for one in read]
     if call.columns not in (None, longest):
         makes = f"{by} makes {longest} of {texts}" if by else f"{texts} makes {longest}"
@@ -213,10 +195,12 @@ def filled_to_longest(call: TextCall, read: list[Prompt], by: str = "") -> list[
     return zero_filled(read, longest)
 
 
-def read_t5(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read prompts for T5 alone, filled up to the call's length."""
-    tokenizer, options = call.pipe.tokenizer, filled(call.length())
-    return [read_source(tokenizer, Source.of(text), **options) for text in texts]
+def read_t5(
+    call: TextCall, texts: list[str], tokenizer: Any = None, most: int | None = None
+) -> list[Prompt]:
+    """Read prompts for T5 alone, filled up to the call's length, ``most`` at most."""
+    tokenizer, options = tokenizer or call.pipe.tokenizer, filled(call.length(most=most))
+    return [read_source(tokenizer, call.source(tokenizer, text), **options) for text in texts]
 
 
 def zeros(length: int) -> tuple[Token, ...]:
@@ -230,18 +214,44 @@ def zero_filled(prompts: list[Prompt], length: int) -> list[Prompt]:
 
 
 def cleaned(call: TextCall, text: str) -> Source:
-    """Return the prompt as DeepFloyd's ``_text_preprocessing`` leaves it.
-
-    Raises:
-        ValueError: it changes more than case and outer spaces.
-    """
+    """Return the prompt as DeepFloyd's ``_text_preprocessing`` leaves it; raise ValueError if it
+    changes more than case and outer spaces."""
     source = Source.of(text).lower().strip()
-    if call.option("clean_caption"):
-        (cleaned,) = call.pipe._text_preprocessing(text, clean_caption=True)
-        if cleaned != source.text:
-            raise InvalidValueError(
-                "`clean_caption=True`, the default of some pipelines, has a "
-                f"{type(call.pipe).__name__} read {cleaned!r} for {text!r}. Pass that as the "
-                "prompt, or `clean_caption=False` to the run and here."
-            )
+    if not call.option("clean_caption"):
+        return source
+    (found,) = call.pipe._text_preprocessing(text, clean_caption=True)
+    advice = ", or `clean_caption=False` to the run and here"
+    return as_cleaned(call, source, found, "_text_preprocessing", advice)
+
+
+def as_cleaned(
+    call: TextCall, source: Source, found: str, cleaner: str, advice: str = ""
+) -> Source:
+    """Return the source if the pipeline's cleaner found the same, else refuse the prompt."""
+    if found != source.text:
+        raise InvalidValueError(
+            f"By {cleaner} a {type(call.pipe).__name__} reads {found!r} for {source.prompt!r}. "
+            f"Pass that as the prompt{advice}."
+        )
     return source
+
+
+def refuse_rewriting(call: TextCall, option: str, how: str) -> None:
+    """Refuse a prompt that the pipeline rewrites with an option; ``how`` is the way to its text."""
+    if call.option(option):
+        raise InvalidValueError(
+            f"A {type(call.pipe).__name__} rewrites the prompt before it is read. {how}, pass that "
+            f"as the prompt, and {option}=False, to the run and here."
+        )
+
+
+def refuse_mixed_masks(call: TextCall, option: str, lengths: Iterable[int]) -> None:
+    """Refuse several images or videos for each of several prompts of different lengths:
+    ``encode_prompt`` repeats masks in another order than text states."""
+    number = call.options.get(option) or 1
+    if number > 1 and len(set(lengths)) > 1:
+        text = (
+            f"a {type(call.pipe).__name__} mixes up the masks of prompts whose texts differ in "
+            "length. Make one per prompt, or run each prompt by itself."
+        )
+        raise OptionError(option, number, text)

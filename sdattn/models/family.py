@@ -34,10 +34,8 @@ from .denoiser_call import (
     holds_processor,
     unwrapped,
 )
-from .edits import Edits
 from .encoders import Reader
-from .image_latents import ImageLatents
-from .names import Names
+from .parts import Edits, ImageLatents, Names
 from .pipeline import Given, Model
 
 Joined = Literal["text first", "image first"]
@@ -154,7 +152,7 @@ class Family:
     names: Names = field(default_factory=Names)
     text_stream: Callable[[Model, Tensor], Tensor] | None = None
     preset: str = "default"
-    half: Half = "float16"
+    half: Half = "bfloat16"
     image_latents: ImageLatents | None = None
     edits: Edits | None = None
 
@@ -242,7 +240,7 @@ class Family:
         latents, rows = given[names.latents], self.frame_rows(given)
         text = given[names.text] if names.text else None
         text = text[0] if isinstance(text, tuple) else text  # a UNet's, before image prompts
-        batch = len(latents) * rows
+        batch, skips = len(latents) * rows, (given.get(name) for name in names.skips)
         return DenoiserCall(
             timestep=self.timestep(model, given),
             size=partial(self.size, model, given),
@@ -252,7 +250,7 @@ class Family:
             frame_rows=rows,
             sample=latents if isinstance(latents, Tensor) else None,
             n_image=self.image_columns(model, given, batch),
-            skips_layers=any(_is_set(given.get(name)) for name in names.skips),
+            skips_layers=any(one is not None and one is not False for one in skips),
             grid_ids=given.get(self.grid_argument) if self.grid_argument else None,
             spans=partial(self.spans, model, given) if self.spans else None,
             spans_of=tuple(given[name] for name in self.spans_arguments if name in given),
@@ -288,7 +286,3 @@ class Family:
                 "one."
             )
         return rows, cols
-
-
-def _is_set(value: object) -> bool:
-    return value is not None and value is not False

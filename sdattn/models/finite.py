@@ -10,7 +10,7 @@ hook would compile it again.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from functools import partial
 
@@ -45,8 +45,8 @@ def watch_finite(pipe: Pipeline, options: Options) -> Iterator[None]:
     """
     largest: Largest = {TEXT: [], LATENTS: [], IMAGE: []}
     with ExitStack() as undo:
-        for module, note in _watched(pipe):
-            undo.callback(module.register_forward_hook(partial(note, largest)).remove)
+        for module, made in _watched(pipe):
+            undo.callback(module.register_forward_hook(partial(_note_call, largest, made)).remove)
         yield
     found = _read(largest)
     if math.isfinite(found[LATENTS]) and math.isfinite(found[IMAGE]):
@@ -60,11 +60,7 @@ def watch_finite(pipe: Pipeline, options: Options) -> Iterator[None]:
 
 
 def check_maps(maps: Mapping[str, Tensor], pipe: Pipeline, options: Options) -> None:
-    """Refuse captured maps that are not finite; each is named by its key.
-
-    Raises:
-        NotFiniteError: naming the first of them.
-    """
+    """Refuse (NotFiniteError) captured maps that are not finite; each is named by its key."""
     for name, values in maps.items():
         if not bool(values.detach().isfinite().all()):
             raise NotFiniteError(
@@ -72,26 +68,23 @@ def check_maps(maps: Mapping[str, Tensor], pipe: Pipeline, options: Options) -> 
             )
 
 
-def _watched(pipe: Pipeline) -> Iterator[tuple[nn.Module, Callable[..., None]]]:
-    """Yield each module of a pipeline to watch, with its hook."""
+def _watched(pipe: Pipeline) -> Iterator[tuple[nn.Module, str]]:
+    """Yield each module of a pipeline to watch, and the kind of what it makes."""
     for name, part in pipe.components.items():
         if not isinstance(part, nn.Module) or is_compiled(part) or name.startswith("audio_"):
             continue
         decoder, decode = getattr(part, "decoder", None), getattr(part, "decode", None)
         if isinstance(decoder, nn.Module) and decode is not None:
             if not hasattr(decode, "_torchdynamo_orig_callable"):
-                yield decoder, _note_decoded
+                yield decoder, IMAGE
         elif name.startswith("text_encoder"):
-            yield part, _note_text
+            yield part, TEXT
 
 
-def _note_decoded(largest: Largest, _: object, args: object, made: object) -> None:
-    _note(largest[LATENTS], args)
-    _note(largest[IMAGE], made)
-
-
-def _note_text(largest: Largest, _: object, args: object, made: object) -> None:
-    _note(largest[TEXT], made)
+def _note_call(largest: Largest, kind: str, _: object, args: object, made: object) -> None:
+    if kind == IMAGE:
+        _note(largest[LATENTS], args)
+    _note(largest[kind], made)
 
 
 def _note(largest: list[Tensor], made: object) -> None:

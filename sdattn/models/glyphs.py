@@ -5,11 +5,10 @@ import re
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 
-from ..errors import OptionError
 from ..prompts.tokenizing import PAD, Token, filled, tokenize
 from ..prompts.tokens import Prompt, place_words
 from ..prompts.words import Source
-from .encoders import TextCall, zeros
+from .encoders import TextCall, refuse_mixed_masks, zeros
 
 
 def read_with_glyphs(
@@ -23,18 +22,11 @@ def read_with_glyphs(
     then the padding of both: the order in which the transformers put them.
 
     Args:
-        call: call of a pipeline with ``prompt_template_encode_start_idx``, ``tokenizer_max_length``
-            and ``tokenizer_2_max_length``.
-        texts: one prompt each.
         whole: function from a prompt to the text that its tokenizer gets.
         quoted: function from a prompt to ByT5's text, or None if it gets none and columns are
             zeros.
-        several: option for several images or videos per prompt.
-
-    Raises:
-        ValueError: several images for each of several prompts whose quoted texts differ in length.
-            ``encode_prompt`` repeats masks in another order than text states, and the transformers
-            order columns by the masks.
+        several: option for several images or videos per prompt; refused for prompts whose quoted
+            texts differ in length, since columns are ordered by masks.
     """
     pipe = call.pipe
     drop = pipe.prompt_template_encode_start_idx
@@ -51,13 +43,7 @@ def read_with_glyphs(
         tokens = sorted((*glyphs, *every[drop:]), key=is_padding)  # else in their order
         prompt = place_words(pipe.tokenizer, Source.of(text), tokens)
         read.append(replace(prompt, encoded=tuple(encoded)))
-    number = call.options.get(several) or 1
-    if len(n_glyphs) > 1 and number > 1:
-        text = (
-            f"a {type(pipe).__name__} mixes up the columns of prompts whose quoted texts differ in "
-            f"length, such as {texts}. Draw one image per prompt, or each prompt by itself."
-        )
-        raise OptionError(several, number, text)
+    refuse_mixed_masks(call, several, n_glyphs)
     return read
 
 

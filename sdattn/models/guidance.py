@@ -21,11 +21,7 @@ from .running_call import running_call, running_variables
 
 def guided_order(pipeline: Pipeline) -> Order:
     """Return the chunks of a guided batch for this class of pipeline, in order; None is neither
-    branch.
-
-    Raises:
-        ValueError: the batch layout of this class of pipeline is not known.
-    """
+    branch. Raise ValueError for an unknown layout."""
     return guidance_of(pipeline).order
 
 
@@ -69,7 +65,6 @@ class GuidanceWatch:
         self._step: object = None
         self._calls = 0  # within this step
         self._progress: tuple[object, list[float]] | None = None  # a schedule, and each step's
-        self._is_extra = False  # whether the last call is a further one in its step
 
     def listen(self) -> None:
         """Follow the names that the pipeline gives its calls, until :meth:`close`."""
@@ -92,11 +87,8 @@ class GuidanceWatch:
         return guided and bool(self.pipeline.do_classifier_free_guidance)
 
     def order(self, model: Model | None = None) -> Order:
-        """Return the chunks of the batch of the call that begins now. Ask once per call.
-
-        Args:
-            model: the called model, if the pipeline has two.
-        """
+        """Return the chunks of the batch of the call that begins now, of ``model`` if the pipeline
+        has two. Ask once per call."""
         named = self.named(model)
         self._is_named = named is not None
         if named is not None:
@@ -127,9 +119,8 @@ class GuidanceWatch:
             )
         # a pipeline may call the model again in a step; a run has its own steps
         step = running_call(self.pipeline), variables.get("i")
-        self._is_extra = self._layout.once and step == self._step
-        self._step = step
-        if self._is_extra:
+        is_extra, self._step = self._layout.once and step == self._step, step
+        if is_extra:
             return (None,)
         order = (*self.guided, *(None,) * variables.get(self._layout.further, 0))
         return _with_perturbed(self.pipeline, order, bool(variables["do_classifier_free_guidance"]))
@@ -172,11 +163,7 @@ class GuidanceWatch:
 
 def branch_rows(order: Order, batch: int) -> dict[Branch, slice]:
     """Return the rows of each branch in a batch of ``batch`` rows made of equal chunks in
-    ``order``.
-
-    Raises:
-        ValueError: the batch does not divide into that many chunks.
-    """
+    ``order``; raise ValueError if it does not divide into them."""
     images, rest = divmod(batch, len(order))
     if rest or not images:
         raise InvalidValueError(

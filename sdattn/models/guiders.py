@@ -39,12 +39,9 @@ class GuiderWatch:
         self._calls = 0  # within this step
 
     def order(self, guider: Any) -> Order:
-        """Return the branch of the call that begins now, a batch of one chunk.
-
-        Raises:
-            NotInCallError: the guider has not run yet: the model is called by hand.
-            ValueError: a prediction whose prompt is not known, or more calls than the guider names.
-        """
+        """Return the branch of the call that begins now, a batch of one chunk; raise NotInCallError
+        if the guider has not run yet, ValueError for a prediction whose prompt is not known, or
+        more calls than the guider names."""
         # set_state begins a step; not every guider counts its passes itself
         step = guider, guider._step, guider._timestep
         if guider._step is None:

@@ -62,11 +62,8 @@ class Denoiser:
 
 
 def find_denoiser(target: Pipeline | Module) -> Denoiser:
-    """Return a pipeline's UNet or transformer, or the one that ``target`` is.
-
-    Raises:
-        TypeError: ``target`` holds no model of a known family.
-    """
+    """Return a pipeline's UNet or transformer, or the one that ``target`` is; raise TypeError for
+    one of no known family."""
     model = held_model(target)
     # A custom model may have parts named unet or transformer.
     asked = type(unwrapped(target)).__name__
@@ -104,21 +101,13 @@ def held_model(target: object) -> Any | None:
 def find_layers(model: Model) -> list[AttentionLayer]:
     """Return every attention layer in running order: in a UNet down, mid, up, with ``attn1`` before
     ``attn2`` in a block; in a transformer double-stream blocks before single-stream ones; in a
-    custom model the order in which it was built.
-
-    Raises:
-        TypeError: an unknown model or layer, by name.
-    """
+    custom model the order in which it was built. Raise TypeError for an unknown model or layer."""
     return family_of(model).find_layers(unwrapped(model))
 
 
 def joint_order(denoiser: Denoiser) -> Joined:
-    """Return the order in which a transformer's joint attention joins text and image.
-
-    Raises:
-        TypeError: it is not known for this model: another class of the same name, or a subclass
-            with its own ``forward``.
-    """
+    """Return the order in which a transformer's joint attention joins text and image; raise
+    TypeError for another class of the same name, or a subclass with its own ``forward``."""
     model = unwrapped(denoiser.model)
     joined = denoiser.family.order_of(model)
     if joined is None:
@@ -142,11 +131,7 @@ def ordered_spans(joined: Joined, cells: int, n_text: int) -> tuple[slice, slice
 
 
 def joint_spans(denoiser: Denoiser, cells: int, n_text: int) -> tuple[slice, slice]:
-    """Return :func:`ordered_spans` for this model's order.
-
-    Raises:
-        TypeError: the order is not known, see :func:`joint_order`.
-    """
+    """Return :func:`ordered_spans` for this model's order, see :func:`joint_order`."""
     return ordered_spans(joint_order(denoiser), cells, n_text)
 
 
@@ -197,11 +182,8 @@ def select_layers(
 
 
 def checked_kinds(kinds: object, known: Sequence[str] = KINDS) -> tuple[str, ...]:
-    """Return kinds of attention as a tuple.
-
-    Raises:
-        ValueError: a kind that is not ``known``, no kind at all, or a single name.
-    """
+    """Return kinds of attention as a tuple; raise ValueError for one that is not ``known``, for
+    none, or for a single name."""
     found = tuple(kinds) if isinstance(kinds, Iterable) and not isinstance(kinds, str) else ()
     if not found or any(kind not in known for kind in found):
         raise refuse("kinds", kinds, f"a tuple of {' and/or '.join(map(repr, known))}")

@@ -5,8 +5,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from numbers import Integral
-from operator import index
 from typing import Any, ParamSpec, TypeVar
 
 import torch
@@ -19,9 +17,16 @@ from .finite import watch_finite
 from .guiders import guider_of
 from .layers import held_model
 from .pipeline import Options, Pipeline
-from .sizes import default_size, size_unit
+from .sizes import (
+    check_frames,
+    check_makes_images,
+    default_frames,
+    default_size,
+    frame_rate,
+    makes_videos,
+    size_unit,
+)
 from .values import EACH, OURS, check_side, check_values, checked_seeds, no_videos, whole
-from .videos import check_frames, check_makes_images, default_frames, frame_rate, makes_videos
 
 # What other programs and the command line call options of the pipelines
 _MEANT = {
@@ -88,34 +93,27 @@ def checked_options(
     _check_names(pipe, options)
     check_guidance(pipe, options)
     # Sizes and counts last: they are filled in from what the pipeline does by default.
-    options = {**options, **_checked_size(pipe, options), **_checked_counts(pipe, options)}
+    options = {**options, **_checked_size(pipe, options)}
+    _check_counts(pipe, options)
     _check_memory(pipe, options, prompts)
     return options
 
 
 def _plain(value: object) -> object:
     """Return another library's integer (numpy's) as Python's own."""
-    return int(value) if isinstance(value, Integral) and not isinstance(value, bool) else value
+    number = whole(value)
+    return value if number is None else number
 
 
-def _checked_counts(pipe: Pipeline, options: Options) -> dict[str, int]:
-    """Return the number of steps and of images, if given."""
-    most = pipe.scheduler.config.num_train_timesteps
-    found = {}
-    if "num_inference_steps" in options:
-        steps = whole(options["num_inference_steps"])
-        if steps is None or not 1 <= steps <= most:
-            text = f"1 to {most}, the scheduler's most"
-            raise refuse("num_inference_steps", options["num_inference_steps"], text)
-        found["num_inference_steps"] = steps
-    for name in (*EACH, "num_frames"):
-        if options.get(name) is not None:
-            found[name] = index(options[name])
-    if "num_frames" in found:
-        check_frames(pipe, found["num_frames"])
+def _check_counts(pipe: Pipeline, options: Options) -> None:
+    """Refuse a number of steps or frames that the pipeline cannot run."""
+    most, steps = pipe.scheduler.config.num_train_timesteps, options.get("num_inference_steps", 1)
+    if not 1 <= (whole(steps) or 0) <= most:
+        raise refuse("num_inference_steps", steps, f"1 to {most}, the scheduler's most")
+    if options.get("num_frames") is not None:
+        check_frames(pipe, options["num_frames"])
     if makes_videos(pipe):
         frame_rate(pipe, options)
-    return found
 
 
 def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
@@ -127,7 +125,12 @@ def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
     what = "image(s)"
     if makes_videos(pipe):
         what, images = "frame(s)", images * (options.get("num_frames") or default_frames(pipe))
-    needed, memory = images * height * width * _BYTES_A_PIXEL, psutil.virtual_memory().total
+    # all images, and of one the autoencoder's last block: its input and its output
+    vae, values = getattr(pipe, "vae", None), 0
+    if pipe.device.type == "cpu" and not getattr(vae, "use_tiling", False):
+        values = 2 * next(iter(getattr(getattr(vae, "config", None), "block_out_channels", ())), 0)
+    needed = height * width * (images * _BYTES_A_PIXEL + values * pipe.dtype.itemsize)
+    memory = psutil.virtual_memory().total
     if needed > memory:
         raise InvalidValueError(
             f"{images:,} {what} of {width}x{height} pixels need {needed / 1e9:,.0f} GB while they "
@@ -168,10 +171,9 @@ def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
                 "`capture()` around the pipeline."
             )
         found["use_resolution_binning"] = False
-    asked = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
-    given = {side: whole(value) for side, value in asked.items()}
+    given = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
     unit = size_unit(pipe)
-    for side, value in asked.items():
+    for side, value in given.items():
         check_side(side, value, unit)
     if given:
         height, width = default_size(pipe)
@@ -182,12 +184,8 @@ def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
 def call_pipeline(
     pipe: Pipeline, prompts: list[str], seeds: Sequence[int], options: Options
 ) -> Any:
-    """Run a pipeline on prompts; each image's noise is drawn on the CPU from its seed.
-
-    Raises:
-        ValueError: an impossible seed.
-        NotFiniteError: an image holds NaN or infinity, see :mod:`sdattn.models.finite`.
-    """
+    """Run a pipeline on prompts; each image's noise is drawn on the CPU from its seed. Raise
+    ValueError for an impossible seed, NotFiniteError for an image that holds NaN or infinity."""
     seeds = [checked for seed in seeds for checked in checked_seeds(seed)]
     options = dict(options)
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list

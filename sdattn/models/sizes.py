@@ -1,10 +1,14 @@
-"""Sizes of a pipeline's images, and of the cells of their maps."""
+"""Sizes of a pipeline's images and of their maps' cells; videos' frames and frames per second."""
 
 import math
 
-from .call_options import call_options
+from ..errors import InvalidTypeError, OptionError, refuse
+from ..files.videos import RATES, is_rate
+from .call_options import call_options, option_of
+from .demos import demo_settings
 from .layers import find_denoiser
 from .pipeline import Options, Pipeline
+from .values import no_videos
 
 # Names that pipelines have for the pixels per side of a latent cell
 _FACTORS = (
@@ -59,3 +63,74 @@ def latent_size(pipe: Pipeline, options: Options | None = None) -> tuple[int, in
         height, width = options["height"], options["width"]
     cell = cell_size(pipe)
     return height // cell, width // cell
+
+
+# Names that pipelines have for the frames that a VAE codes together after the first
+_UNITS = (
+    "vae_scale_factor_temporal",
+    "vae_temporal_compression_ratio",
+    "vae_temporal_scale_factor",
+)
+
+
+def makes_videos(pipe: Pipeline) -> bool:
+    """Check whether a pipeline makes videos, not images."""
+    return find_denoiser(pipe).family.video
+
+
+def check_makes_images(pipe: Pipeline) -> None:
+    """Refuse (TypeError) a pipeline that makes videos, for a feature that needs images."""
+    if makes_videos(pipe):
+        raise InvalidTypeError(
+            f"{type(pipe).__name__} makes videos, but edits, knockouts, comparisons and explain() "
+            "need single images. Use `generate()` for a video's heatmaps."
+        )
+
+
+def frame_unit(pipe: Pipeline) -> int:
+    """Return the unit of frames: a video has 1 plus a multiple of it. It is 1 if any number is
+    possible."""
+    coded = next((int(getattr(pipe, name)) for name in _UNITS if hasattr(pipe, name)), 1)
+    return coded * find_denoiser(pipe).family.frame_unit
+
+
+def default_frames(pipe: Pipeline) -> int:
+    """Return the default number of frames of a pipeline's videos."""
+    number = demo_settings(pipe).get("num_frames") or call_options(pipe).get("num_frames")
+    denoiser = find_denoiser(pipe)
+    sample = getattr(denoiser.model.config, "sample_frames", None)
+    return int(number or sample or denoiser.family.default_frames)
+
+
+def frame_rate(pipe: Pipeline, options: Options) -> float:
+    """Return the frames per second of a pipeline's videos: the call's option, or its family's rate;
+    raise ValueError if no video format can hold it."""
+    known = call_options(pipe)
+    told = option_of(pipe, options, "frame_rate") if "frame_rate" in known else None
+    if told is None:
+        denoiser = find_denoiser(pipe)
+        own = denoiser.family.fps
+        told = own(denoiser.model) if callable(own) else own
+    if not is_rate(told):
+        text = f"a number from {RATES[0]:g} to {RATES[1]:g}, the frames a second of every format"
+        raise refuse("frame_rate", told, text)
+    return float(told)
+
+
+def check_frames(pipe: Pipeline, frames: int) -> None:
+    """Refuse (ValueError) a number of frames that diffusers would change, or fail on after the
+    first step; the message names the nearest possible numbers."""
+    if not makes_videos(pipe):
+        raise no_videos(frames, type(pipe).__name__)
+    unit = frame_unit(pipe)
+    if (frames - 1) % unit:
+        lower = (frames - 1) // unit * unit + 1
+        text = (
+            f"this model makes 1 frame and a multiple of {unit}. The nearest are {lower} and "
+            f"{lower + unit}."
+        )
+        raise OptionError("num_frames", frames, text)
+    most = getattr(find_denoiser(pipe).model.config, "motion_max_seq_length", None)
+    if most is not None and frames > most and not getattr(pipe, "free_noise_enabled", False):
+        text = f"the motion module knows at most {most}. For more call pipe.enable_free_noise()."
+        raise OptionError("num_frames", frames, text)

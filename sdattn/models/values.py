@@ -20,12 +20,9 @@ LARGEST_SIDE = 16_384  # pixels; four times what the largest models here make
 
 
 def check_values(options: Options) -> None:
-    """Refuse options that no pipeline can be given here.
-
-    Raises:
-        ValueError: an option that the run sets itself, a number that is not finite or, for a number
-            of steps, images or frames, not whole and above 0, or a text as for `check_text`.
-    """
+    """Refuse (ValueError) options that no pipeline can be given here: those that the run sets
+    itself, numbers that are not finite, numbers of images or frames that are not whole and above 0,
+    and texts as :func:`check_text` does."""
     if taken := sorted(OURS & set(options)):
         seeds = ", or pass `seed` for the noise" if "generator" in taken else ""
         advice = f"Use `capture()` around the pipeline{seeds}."
@@ -65,11 +62,8 @@ def no_videos(frames: object, kind: str) -> OptionError:
 
 
 def checked_seeds(seed: object, images: int = 1) -> list[int]:
-    """Return the seeds of a run's images: ``seed`` and the numbers after it.
-
-    Raises:
-        ValueError: it is not a whole number, or one of them is not from 0 to 2**63 - 1.
-    """
+    """Return the seeds of a run's images: ``seed`` and the numbers after it; raise ValueError if
+    one of them is not a whole number from 0 to 2**63 - 1."""
     first = whole(seed)
     if first is None or not 0 <= first <= LARGEST_SEED - images + 1:
         most = "2**63 - 1" if images == 1 else f"2**63 - {images}, for {images} images"
@@ -79,11 +73,7 @@ def checked_seeds(seed: object, images: int = 1) -> list[int]:
 
 def seeds_of(seed: int | Sequence[int] | None, images: int = 1) -> list[int]:
     """Return a run's seeds, one per image, from a user's value: None draws the first one at random,
-    a list has each image's own, and for a number see :func:`checked_seeds`.
-
-    Raises:
-        ValueError: the list is not as long as there are images, or as ``checked_seeds`` does.
-    """
+    a list has each image's own (else ValueError), and for a number see :func:`checked_seeds`."""
     if seed is None:
         return checked_seeds(secrets.randbelow(2**32), images)
     if whole(seed) is not None or isinstance(seed, str) or not isinstance(seed, Iterable):
@@ -117,12 +107,9 @@ def whole(value: Any) -> int | None:
 
 
 def check_text(text: str, name: str) -> None:
-    """Refuse a text that is too long for any encoder, or not valid Unicode.
-
-    Raises:
-        ValueError: it has over :data:`LONGEST` characters, bytes that are not UTF-8 (as the command
-            line passes them on), or lone surrogates.
-    """
+    """Refuse (ValueError) a text of over :data:`LONGEST` characters, which no encoder reads, or one
+    that is not valid Unicode: bytes that are not UTF-8, as the command line passes them on, or lone
+    surrogates."""
     if len(text) > LONGEST:
         raise InvalidValueError(
             f"The {name} has {len(text):,} characters. Write at most {LONGEST:,}; text encoders "

@@ -83,12 +83,14 @@ def _separate(
 ) -> Prompt:
     """Lay out chunks with a start and an end each; those after the end of the text are empty."""
     room = tokenizer.model_max_length - 2
+    start, end, pad = _specials(tokenizer)
     laid = {}
     for way in SPLITS[:2] if split is None else (split,):
         chunks = _cut(pieces, room, way)
         if way == "tokens" or split or len(chunks) <= n_chunks:  # compel itself never truncates
             chunks = [*chunks, *([[]] * n_chunks)][:n_chunks]
-            tokens = [token for chunk in chunks for token in _capped(tokenizer, chunk, room)]
+            capped = ([start, *one, end, *[pad] * (room - len(one))] for one in chunks)
+            tokens = [token for chunk in capped for token in chunk]
             laid[way] = place_words(tokenizer, source, tokens)
     first, *others = laid.values()
     for other in others:
@@ -115,11 +117,6 @@ def _cut(pieces: Sequence[Token], room: int, split: str) -> list[list[Token]]:
         chunks.append(rest[:end])
         rest = rest[end:]
     return [*chunks, rest]
-
-
-def _capped(tokenizer: Any, chunk: list[Token], room: int) -> list[Token]:
-    start, end, pad = _specials(tokenizer)
-    return [start, *chunk, end, *[pad] * (room - len(chunk))]
 
 
 def _in_a_row(tokenizer: Any, pieces: list[Token], n_columns: int) -> list[Token]:

@@ -40,12 +40,15 @@ class Prompt:
         tokens: the token columns, in order.
         encoded: for each text encoder the ids of all tokens that it gets, perhaps without padding
             at the end; empty if the text was read in chunks or without a tokenizer.
+        encoders: text encoders that have columns of their own, in order, with their numbers of
+            columns: ``(("CLIP", 77), ("T5", 256))`` for SD3; empty if all columns are of one.
     """
 
     text: str
     words: tuple[Word, ...]
     tokens: tuple[Token, ...]
     encoded: tuple[tuple[int, ...], ...] = field(default=(), repr=False, compare=False)
+    encoders: tuple[tuple[str, int], ...] = ()
 
     @property
     def truncated(self) -> tuple[Word, ...]:
@@ -56,6 +59,17 @@ class Prompt:
     def seen(self) -> tuple[Word, ...]:
         """Words that the text encoder saw at least a piece of."""
         return tuple(word for word in self.words if word.columns)
+
+    def by_encoder(self) -> dict[str, tuple["Prompt", range]]:
+        """Return the columns of each of several text encoders, and the prompt with those alone."""
+        found, first = {}, 0
+        for name, number in self.encoders:
+            own = range(first, first + number)
+            first = own.stop
+            columns = [tuple(c for c in word.columns if c in own) for word in self.words]
+            words = (replace(w, columns=c) for w, c in zip(self.words, columns, strict=True))
+            found[name] = replace(self, words=tuple(words), encoders=()), own
+        return found
 
     def find(self, phrase: str) -> list[tuple[int, ...]]:
         """Return the token columns of each occurrence of a word or phrase, in prompt order.
@@ -230,9 +244,9 @@ def _checked_label(label: Any, columns: Any, n_columns: int) -> tuple[str, tuple
     return text, own
 
 
-def join_prompts(parts: Sequence[Prompt]) -> Prompt:
+def join_prompts(parts: Sequence[Prompt], encoders: Sequence[str] = ()) -> Prompt:
     """Join readings of one text that follow each other on the token axis, without a warning; raise
-    ValueError if the texts differ.
+    ValueError if the texts differ. ``encoders`` name the text encoder of each part, if they differ.
 
     SD3's text states are 77 columns of CLIP and then 256 of T5: a word owns columns of both.
     """
@@ -252,4 +266,6 @@ def join_prompts(parts: Sequence[Prompt]) -> Prompt:
         for start, end in merge_spans((start, end) for start, end, _ in words)
     )
     tokens = tuple(token for part in parts for token in part.tokens)
-    return Prompt(text, tuple(joined), tokens, sum((part.encoded for part in parts), ()))
+    encoded: tuple[tuple[int, ...], ...] = sum((part.encoded for part in parts), ())
+    of = tuple((name, len(part.tokens)) for name, part in zip(encoders, parts, strict=False))
+    return Prompt(text, tuple(joined), tokens, encoded, of)

@@ -27,9 +27,7 @@ def command_of(run: ImageRun) -> str:
     An image of one's own has its file's name, so that the command works where that lies; one that
     came from no file is ``image.png``, which the run's folder has. An image of several of one
     prompt is made alone.
-
-    Raises:
-        ValueError: no one command does, and why.
+    Raise ValueError, which says why, if no one command does.
     """
     if not run.settings.model:
         raise InvalidValueError("The pipeline was built in Python, so no name of a model is known.")
@@ -53,19 +51,11 @@ def command_of(run: ImageRun) -> str:
 def made_by(
     settings: RunSettings, preset: Preset, more: Collection[str] = ()
 ) -> tuple[str, dict[str, Any]]:
-    """Return the command that makes a run, with its arguments and options by their long names.
+    """Return the command that makes a run with these further maps, and its arguments and options by
+    their long names; raise ValueError, which names it, for an option that the command lacks.
 
-    Args:
-        settings: settings of the run.
-        preset: preset of its heatmaps.
-        more: further maps that it has.
-
-    Returns:
-        Values as they would be typed: texts, numbers, True for a flag, a list for an option that
-        can be given several times, a dictionary for ``NAME=VALUE``. None if the run does not say.
-
-    Raises:
-        ValueError: the command does not have an option of the run; the message names it.
+    Values are as they would be typed: texts, numbers, True for a flag, a list for an option that
+    can be given several times, a dictionary for ``NAME=VALUE``. None if the run does not say.
     """
     # Options of the pipeline's call: those that the commands know by a name of their own, and
     # others.
@@ -104,6 +94,7 @@ def _refuse(names: Collection[str]) -> None:
 def _kept(settings: RunSettings, preset: Preset, more: Collection[str]) -> dict[str, object]:
     captured = settings.captured
     kept = [name for name in ("steps", "heads") if captured and getattr(captured, name) == "all"]
+    kept += ["spots"] if captured and captured.spots else []
     if preset.each_head:  # it keeps the heads itself
         kept = [name for name in kept if name != "heads"]
     flags = {option: True for name, option in FURTHER.items() if name in more}
@@ -125,11 +116,7 @@ def _explained(settings: RunSettings, explained: Explained, steps: int | None) -
     given: dict[str, object] = {"image": explained.file or "image.png", "prompt": settings.prompt}
     if explained.way == "inversion":
         return {**given, "invert": True, "steps": steps}
-    return {
-        **given,
-        "seed": settings.seed,
-        "timesteps": ",".join(map(str, explained.timesteps)),
-    }
+    return {**given, "seed": settings.seed, "timesteps": ",".join(map(str, explained.timesteps))}
 
 
 def _edited(edited: Edited) -> dict[str, object]:

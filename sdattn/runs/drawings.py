@@ -77,10 +77,14 @@ def _video_drawings(
     kind, files, names = best_format(), {}, named(heatmap.label for heatmap in maps)
     if "overlays" in parts:
         for name, heatmap in zip(names, maps, strict=True):
-            frames = _over(video, heatmap, scale)
+            frames = _over(video, heatmap, scale, range(len(video)))
             files[f"heatmaps/{name}.{kind}"] = write_video(frames, video.rate, kind)
     if "grid" in parts:
-        files["grid.png"] = png(_key_frames(video, maps, title, scale), **_QUICK)
+        # key frames in a row, and below them one row of overlays per word
+        numbers = video.key_frames()
+        head = [caption(enlarge(video[i]), f"frame {i + 1}") for i in numbers]
+        rows = [[*_over(video, heatmap, scale, numbers)] for heatmap in maps]
+        files["grid.png"] = png(sheets.bands(head, rows, {"prompt": title}), **_QUICK)
         files["strips.png"] = png(strips(maps, len(video)), **_QUICK)
     if "masks" in parts:
         for name, heatmap in zip(names, maps, strict=True):
@@ -93,21 +97,10 @@ def _video_drawings(
 
 
 def _over(
-    video: Video, heatmap: Heatmap, scale: Scale, numbers: Sequence[int] | None = None
+    video: Video, heatmap: Heatmap, scale: Scale, numbers: Iterable[int]
 ) -> Iterator[Image.Image]:
     shown = latent_frames(len(heatmap.values), len(video))
-    numbers = range(len(video)) if numbers is None else numbers
     return (heatmap.frame(shown[i]).overlay(video[i], scale=scale) for i in numbers)
-
-
-def _key_frames(
-    video: Video, maps: Sequence[Heatmap], title: str, scale: Scale = None
-) -> Image.Image:
-    """Draw key frames in a row, and below them one row of overlays per word."""
-    numbers = video.key_frames()
-    head = [caption(enlarge(video[i]), f"frame {i + 1}") for i in numbers]
-    rows = [[*_over(video, heatmap, scale, numbers)] for heatmap in maps]
-    return sheets.bands(head, rows, {"prompt": title})
 
 
 def named(labels: Iterable[str]) -> list[str]:

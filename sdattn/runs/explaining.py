@@ -142,17 +142,9 @@ def explain(
     # Either way is an ordinary run of the pipeline, from other latents and under another scheduler.
     with way as start, named_bar(pipe, phase):
         run = sample(
-            pipe,
-            read,
-            seeds,
-            {**options, **start},
-            settings,
-            preset=chosen,
-            ask=ask,
-            budget=budget,
+            pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask, budget=budget
         )
-    scheduler = type(pipe.scheduler).__name__  # whose noise schedule it was
-    return _told(run, given, images, "inversion" if invert else "noise", scheduler)
+    return _told(run, pipe, given, images, invert)
 
 
 def check_explained(
@@ -196,10 +188,10 @@ def _replayed(
 
 def _told(
     run: Run,
+    pipe: Pipeline,
     given: Sequence[Image.Image],
     images: Sequence[Image.Image],
-    way: str,
-    scheduler: str,
+    inverted: bool,
 ) -> Run:
     """Return the run with the given images in place of the reconstructed ones, and with how it was
     made; ``images`` are the given ones as the pipeline saw them."""
@@ -214,11 +206,11 @@ def _told(
         settings = replace(
             settings,
             size=shown.size,
-            scheduler=scheduler,
+            scheduler=type(pipe.scheduler).__name__,  # whose noise schedule it was
             blanked=None,
-            seed=None if way == "inversion" else settings.seed,  # the noise is the image's own
+            seed=None if inverted else settings.seed,  # the noise is the image's own
             explained=Explained(
-                way=way,
+                way="inversion" if inverted else "noise",
                 timesteps=timesteps,
                 reconstruction_psnr=near,
                 file=Path(getattr(original, "filename", "")).name or None,
@@ -234,15 +226,13 @@ def _fitted(
     """Return the images as the pipeline sees them, all of one size, one for each prompt."""
     if len(images) != len(prompts) or not images:
         raise InvalidValueError(
-            f"{len(images)} image(s) and {len(prompts)} prompt(s) were passed. Pass one prompt "
-            "for each image."
+            f"{len(images)} image(s) and {len(prompts)} prompt(s) were passed. Pass one for each."
         )
     images = [fit(pipe, image) for image in images]
     if len({image.size for image in images}) > 1:
         sizes = ", ".join(f"{image.width}x{image.height}" for image in images)
         raise InvalidValueError(
-            f"The images come to {sizes} pixels (width x height), and a batch has one size. Call "
-            "explain() once for each size, or crop the images to one shape."
+            f"The images come to {sizes} pixels. Call explain() once for each size, or crop them."
         )
     return images
 

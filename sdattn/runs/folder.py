@@ -58,10 +58,7 @@ def save_run(
 
 
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
-    """Write files into a run's folder and name them in its ``run.json``.
-
-    Raises as :func:`write_files` does, and where ``run.json`` is none.
-    """
+    """Write files into a run's folder and name them in its ``run.json``."""
     document = {"run.json": inside(folder, "run.json").read_bytes()}
     sums = {name: sha256(data) for name, data in files.items()}
     changed = with_files(document, str(folder), sums)

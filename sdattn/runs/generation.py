@@ -1,12 +1,13 @@
 """`generate()`: run a pipeline and see where each word of the prompt went."""
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
-from ..control import knockout_plan, knockouts
-from ..control.knockout_plan import KnockoutPlan
+from ..control import knockouts
+from ..control.knockouts import KnockoutPlan
 from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
 from ..hooks.budget import Budget
 from ..loading.pipelines import pipeline_of
@@ -14,12 +15,9 @@ from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.call_facts import images_a_prompt
 from ..models.pipeline import Options, Pipeline
-from ..models.pipeline_call import (
-    checked_options,
-    one_at_a_time,
-    options_of_image,
-)
+from ..models.pipeline_call import checked_options, one_at_a_time, options_of_image
 from ..models.reading import read_prompts
+from ..models.sizes import makes_videos
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
@@ -43,6 +41,7 @@ def generate(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     causal: bool = False,
+    spots: bool = False,
     capture_options: Options | None = None,
     max_bytes: int | Budget | None = None,
     **options: Any,
@@ -71,6 +70,8 @@ def generate(
             :mod:`sdattn.hooks.other_text`.
         causal: draw the image again without each word, in the second half of the steps, and show
             where it changes, see :func:`sdattn.knockout`; one more image per word.
+        spots: keep where an even grid of spots of the image looked, at most 16 along its longer
+            side, in ``run[0].details.spots``; the page shows it at a click. Not for videos.
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
         max_bytes: bytes that the maps of all texts may take together while the pipeline
@@ -100,7 +101,7 @@ def generate(
 
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
-    plan = prepare(
+    draw = prepare(
         pipeline_of(pipe, prompt),
         prompt,
         seed=seed,
@@ -109,61 +110,12 @@ def generate(
         refine=refine,
         ask=ask,
         causal=causal,
+        spots=spots,
         capture_options=capture_options,
         max_bytes=max_bytes,
         **options,
     )
-    return plan.draw()
-
-
-@dataclass(frozen=True)
-class GenerationPlan:
-    """A checked run that has not begun, made by :func:`prepare`.
-
-    Attributes:
-        prompts: prompts as the model reads them.
-        seeds: one per image.
-        options: options of the pipeline's call.
-        settings: settings of the capture.
-        preset, ask, words: see :func:`generate`.
-        budget: bytes that the maps may take, or None.
-        knockouts: one per image if causal maps were asked for.
-    """
-
-    pipe: Pipeline
-    prompts: Sequence[Prompt]
-    seeds: Sequence[int]
-    options: Options
-    settings: Options
-    preset: Preset
-    ask: str | None
-    words: Sequence[str] | None
-    budget: Budget | None
-    knockouts: Sequence[KnockoutPlan]
-
-    def draw(self) -> Run:
-        """Run the pipeline, and again without each word where causal maps were asked for."""
-        run = sample(
-            self.pipe,
-            self.prompts,
-            self.seeds,
-            self.options,
-            self.settings,
-            preset=self.preset,
-            ask=self.ask,
-            early=has_callback(self.options),
-            budget=self.budget,
-        )
-        if self.knockouts and run[0].settings.stopped:
-            text = "There are no causal maps, which are further images: the run was stopped."
-            warn(text, SdattnWarning)
-        elif self.knockouts:
-            pairs = zip(run, self.knockouts, strict=True)
-            try:
-                run.image_runs = [_with_causes(*pair, self.words) for pair in pairs]
-            except Exception as error:  # the images and their maps are there
-                warn(f"There are no causal maps: {error}", SdattnWarning)
-        return run
+    return draw()
 
 
 def prepare(
@@ -176,18 +128,19 @@ def prepare(
     refine: Literal["self"] | None = None,
     ask: str | None = None,
     causal: bool = False,
+    spots: bool = False,
     capture_options: Options | None = None,
     max_bytes: int | Budget | None = None,
     out: Path | None = None,
     force: bool = False,
     **options: Any,
-) -> GenerationPlan:
-    """Check everything that :func:`generate` refuses, before anything runs.
-
-    Args:
-        out, force: see :meth:`sdattn.Run.save`; folders that cannot be written are refused too.
-    """
+) -> Callable[[], Run]:
+    """Check everything that :func:`generate` refuses, and the folders that :meth:`sdattn.Run.save`
+    would, before anything runs; return what runs it."""
     number = len(checked_prompts(prompt))
+    if spots and makes_videos(pipe):
+        text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
+        raise OptionError("spots", spots, text)
     options = checked_options(pipe, options, prompts=number, videos=not causal)
     read = read_prompts(pipe, prompt, **options)
     if not read:
@@ -210,9 +163,29 @@ def prepare(
     warn_of_unlearnt(pipe, read, ask)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
     # with a callback the steps before the preset's part would be kept too, in place of all steps
-    fixed = ("steps",) if has_callback(options) else ()
+    early = has_callback(options)
+    fixed = ("steps",) if early else ()
     budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, *fixed)
-    return GenerationPlan(pipe, read, seeds, options, settings, chosen, ask, words, budget, plans)
+    call = pipe, read, seeds, options, settings
+    how: dict[str, Any] = {"preset": chosen, "ask": ask, "early": early, "budget": budget}
+    draw = partial(sample, *call, **how, spots=spots)
+    return partial(_draw, draw, plans, words)
+
+
+def _draw(
+    draw: Callable[[], Run], plans: Sequence[KnockoutPlan], words: Sequence[str] | None
+) -> Run:
+    """Run the pipeline, and again without each word where causal maps were asked for."""
+    run = draw()
+    if plans and run[0].settings.stopped:
+        text = "There are no causal maps, which are further images: the run was stopped."
+        warn(text, SdattnWarning)
+    elif plans:
+        try:
+            run.image_runs = [_with_causes(*pair, words) for pair in zip(run, plans, strict=True)]
+        except Exception as error:  # the images and their maps are there
+            warn(f"There are no causal maps: {error}", SdattnWarning)
+    return run
 
 
 def _causal_plans(
@@ -223,7 +196,7 @@ def _causal_plans(
     for i, seed in enumerate(seeds):
         own = options_of_image(options, i, images=images, prompts=len(prompts))
         text = prompts[i // (images // len(prompts))].text
-        plans.append(knockout_plan.prepare(pipe, text, seed, None, CAUSAL_STEPS, own))
+        plans.append(knockouts.prepare(pipe, text, seed, None, CAUSAL_STEPS, own))
     return plans
 
 

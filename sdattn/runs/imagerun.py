@@ -134,31 +134,24 @@ class ImageRun:
         """
         if each is None:
             return self.heatmaps.to_xarray()
-        if each not in ("steps", "heads"):
+        if each == "heads":
+            layers = head_heatmaps(self)
+            if not layers:
+                raise not_kept(each)
+            arrays = [
+                along((head.to_xarray() for head in heads.values()), "head", [*heads])
+                for heads in layers.values()
+            ]
+            return along(arrays, "layer", [*layers])
+        if each != "steps":
             raise refuse("each", each, ("steps", "heads", None))
-        return _each_step(self) if each == "steps" else _each_head(self)
-
-
-def _each_step(run: ImageRun) -> xr.DataArray:
-    maps, calls = step_heatmaps(run), run.details.calls
-    if not maps:
-        raise not_kept("steps")
-    found = along((of_step.to_xarray() for of_step in maps), "step", calls)
-    times = run.settings.timesteps or ()
-    if max(calls) >= len(times):
+        maps, calls, times = step_heatmaps(self), self.details.calls, self.settings.timesteps or ()
+        if not maps:
+            raise not_kept(each)
+        found = along((of_step.to_xarray() for of_step in maps), "step", calls)
+        if max(calls) < len(times):
+            found = found.assign_coords(timestep=("step", [times[call] for call in calls]))
         return found
-    return found.assign_coords(timestep=("step", [times[call] for call in calls]))
-
-
-def _each_head(run: ImageRun) -> xr.DataArray:
-    layers = head_heatmaps(run)
-    if not layers:
-        raise not_kept("heads")
-    arrays = [
-        along((head.to_xarray() for head in heads.values()), "head", [*heads])
-        for heads in layers.values()
-    ]
-    return along(arrays, "layer", [*layers])
 
 
 def not_kept(what: str) -> ValueError:
@@ -214,11 +207,8 @@ def step_names(run: ImageRun) -> list[tuple[str, ...]]:
 
 
 def group_heatmaps(run: ImageRun) -> dict[str, Heatmaps]:
-    """Return the mean over the layers of each place and grid, in the order in which they run.
-
-    Returns:
-        ``"up 64x64"`` to heatmaps on that grid, rows x cols, whatever the run's preset.
-    """
+    """Return the mean over the layers of each place and grid, ``"up 64x64"``, rows x cols, in the
+    order in which they run, whatever the run's preset."""
     return {name: heads[0] for name, heads in _grouped(run.layers, run.heatmaps).items()}
 
 
@@ -247,12 +237,8 @@ def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
 
 
 def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
-    """Return the heatmaps of each head, for the layers on the finest grid that the preset reads.
-
-    Returns:
-        The layer's name to the heatmaps of its heads by number, each a share of the head's
-        attention; empty if the run kept only a mean over heads.
-    """
+    """Return the heatmaps of each head, by layer and number, for the layers on the finest grid that
+    the preset reads: each a share of the head's attention. Empty without single heads."""
     preset, prompt = run.heatmaps.preset, run.heatmaps.prompt
     maps = run.layers if preset.each_head else run.details.heads
     if maps is None:

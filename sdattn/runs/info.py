@@ -2,22 +2,21 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ..errors import InvalidValueError, MissingFileError
-from ..files.records import Record, RecordError, read_record, shortened
-from ..files.writing import sha256, to_json
+from ..files.records import Record, read_document, read_sealed, sealed, shortened
 from ..maps.presets import Preset
 from ..maps.statistics import WordStatistics
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, Word
-from .settings import Captured, EditInfo, RunSettings
+from .settings import Captured, RunSettings
 
 FORMAT = "sdattn-run-4"
 MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
+SPOTS = "spots.safetensors"
 
 _DO = "Restore it or generate the run again."
 
@@ -27,7 +26,6 @@ class FurtherKind(NamedTuple):
 
     Attributes:
         title: title on a run's page.
-        option: option of ``sdattn generate`` that asks for them.
         changes: they show changes of the image, not attention.
     """
 
@@ -55,11 +53,13 @@ class LayerEntry(Record):
 
 @dataclass(frozen=True)
 class DetailsEntry(Record):
-    """The model calls and heads that were kept one by one, and their columns."""
+    """The model calls and heads that were kept one by one, and their columns; (rows, cols) of the
+    spots and of the map of each."""
 
     steps: tuple[int, ...] | None
     heads: str | tuple[int, ...] | None
     columns: tuple[int, ...]
+    spots: tuple[int, ...] | None
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,7 @@ class RunInfo(RunSettings):
     Attributes:
         words, truncated, tokens: the prompt's words, the words that were cut off, its token
             columns.
+        encoders: text encoders with columns of their own, if there are several.
         columns: columns of the maps.
         preset: preset that makes the heatmaps.
         statistics: statistics of each word's heatmap, in prompt order, made from the saved maps, to
@@ -94,6 +95,7 @@ class RunInfo(RunSettings):
     words: tuple[Word, ...]
     truncated: list[str] | None = None
     tokens: tuple[Token, ...]
+    encoders: tuple[tuple[str, int], ...] | None = None
     columns: tuple[int, ...]
     preset: Preset
     statistics: tuple[WordStatistics, ...]
@@ -108,58 +110,23 @@ class RunInfo(RunSettings):
     def to_json(self) -> dict[str, Any]:
         return {"format": FORMAT, **super().to_json()}
 
-    def sealed(self) -> bytes:
-        """Return ``run.json``."""
-        return sealed(self.to_json())
-
     @property
     def read_prompt(self) -> Prompt:
         """The prompt as the model read it."""
-        return Prompt(self.prompt, self.words, self.tokens)
-
-
-def sealed(document: Mapping[str, object]) -> bytes:
-    """A document as ``run.json``: behind all else the checksum of the rest."""
-    rest = {name: value for name, value in document.items() if name != "checksum"}
-    return to_json({**rest, "checksum": sha256(to_json(rest))})
+        return Prompt(self.prompt, self.words, self.tokens, encoders=self.encoders or ())
 
 
 # Reading
 
 
 def read_info(files: Mapping[str, bytes], where: str) -> RunInfo:
-    """Read and check ``run.json``.
-
-    Args:
-        files: a run's files by their paths.
-        where: where they come from, for errors.
-
-    Raises:
-        FileNotFoundError: it is missing.
-        ValueError: it is no run of this version, was changed, or an entry is missing or has the
-            wrong type; the message names the entry.
-    """
-    document = _document(files, where)
-    try:
-        info: RunInfo = read_record(RunInfo, document)
-    except RecordError as problem:
-        raise InvalidValueError(f"{where}/run.json: {problem}. {_DO}") from None
+    """Read and check ``run.json`` among a run's files; raise FileNotFoundError if it is missing,
+    ValueError if it is no run of this version, was changed or lacks an entry, which is named."""
+    path = f"{where}/run.json"
+    info: RunInfo = read_document(RunInfo, _document(files, where), path, _DO)
     for found in _problems(info):
-        raise InvalidValueError(f"{where}/run.json: {found}. {_DO}")
+        raise InvalidValueError(f"{path}: {found}. {_DO}")
     return info
-
-
-def read_edit(document: Mapping[str, Any], where: str) -> EditInfo:
-    """Read ``run.json`` of an edit.
-
-    Raises:
-        ValueError: an entry is missing or has the wrong type; the message names it.
-    """
-    try:
-        found: EditInfo = read_record(EditInfo, document)
-    except RecordError as problem:
-        raise InvalidValueError(f"{where}/run.json: {problem}. {_DO}") from None
-    return found
 
 
 def with_files(files: Mapping[str, bytes], where: str, sums: Mapping[str, str]) -> bytes:
@@ -173,34 +140,12 @@ def with_files(files: Mapping[str, bytes], where: str, sums: Mapping[str, str]) 
 def _document(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
     if "run.json" not in files:
         raise missing(where, "run.json")
-    try:
-        document = json.loads(files["run.json"].decode())
-    except (ValueError, RecursionError) as error:
-        raise InvalidValueError(f"{where}/run.json is corrupt: {error}. {_DO}") from error
-    if not isinstance(document, dict) or document.get("format") != FORMAT:
-        found = document.get("format") if isinstance(document, dict) else type(document).__name__
-        raise InvalidValueError(
-            f"{where}/run.json is not of this version's format {FORMAT!r}; found {found!r}."
-        )
-    if not isinstance(document.get("files"), dict):
-        raise InvalidValueError(f"{where}/run.json is corrupt: it names no files. {_DO}")
-    if not _is_as_written(document, files["run.json"]):
-        raise InvalidValueError(
-            f"{where}/run.json is not what this run wrote: its own checksum differs. {_DO}"
-        )
-    return document
+    return read_sealed(files["run.json"], f"{where}/run.json", FORMAT, _DO, "checksum")
 
 
 def missing(where: str, part: str) -> FileNotFoundError:
     text = f"{where} has no {part}, so it is no run's folder. Runs are made by `generate()`."
     return MissingFileError(text)
-
-
-def _is_as_written(document: Mapping[str, object], data: bytes) -> bool:
-    try:
-        return sealed(document) == data
-    except ValueError:  # a number in it is not finite
-        return False
 
 
 def _problems(info: RunInfo) -> Iterator[str]:
@@ -219,6 +164,7 @@ def _problems(info: RunInfo) -> Iterator[str]:
         yield f"'more' has {min(foreign)!r}, which no run of this version has"
     needed = [f"{name}/{MAPS}" for name in info.more]
     needed += [STEPS] if info.details.steps is not None else []
+    needed += [SPOTS] if info.details.spots is not None else []
     if MAPS in info.files:  # else it was saved without maps
         yield from (f"'files' does not name {name}" for name in needed if name not in info.files)
 
@@ -232,6 +178,9 @@ def _misplaced(info: RunInfo) -> Iterator[str]:
             yield f"'words[{i}]' is at {start} to {end}, and the prompt has {letters} letters"
         if not set(word.columns).issubset(tokens):
             yield f"'words[{i}].columns' are {shortened(word.columns)} of {len(tokens)} columns"
+    of_encoders = sum(number for _, number in info.encoders or ())
+    if info.encoders and of_encoders != len(tokens):
+        yield f"'encoders' have {of_encoders} columns of {len(tokens)}"
     held = info.columns
     if len(set(held)) < len(held) or not set(held).issubset(tokens):
         yield f"'columns' are {shortened(held)} of {len(tokens)}, where each is there once"

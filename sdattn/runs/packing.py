@@ -5,6 +5,8 @@ video.mp4  heatmaps/NN-word.mp4  strips.png  masks/NN-word.webp
                for a video, whose image.png is the middle frame; .webp without PyAV
 steps.safetensors  heads.safetensors
                if kept, for the columns of words
+spots.safetensors
+               if kept, [spot rows, spot cols, rows, cols]
 run.json       settings, every file's checksum, and its own
 preview.webp   in a batch, for a video: some small frames for the gallery; overlays of the
                middle frame as heatmaps/NN-word.png
@@ -23,6 +25,7 @@ from safetensors.torch import save
 from torch import Tensor
 
 from ..errors import InvalidValueError
+from ..files.records import sealed
 from ..files.writing import sha256
 from ..maps.aggregation import aggregate
 from ..maps.finishing import finish
@@ -37,6 +40,7 @@ from .info import (
     FURTHER,
     HEADS,
     MAPS,
+    SPOTS,
     STEPS,
     DetailsEntry,
     FurtherEntry,
@@ -57,22 +61,19 @@ class Packed(NamedTuple):
 def pack_run(
     run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
 ) -> Packed:
-    """Return the files of one image's run; the same run gives the same bytes.
+    """Return the files of one image's run, with its maps as float16; the same run gives the same
+    bytes. Raise ValueError if a map holds values that are not finite.
 
-    Args:
-        run: run whose maps are kept as float16.
-        parts: names in :data:`sdattn.runs.drawings.PARTS`. ``run.json`` is always included; a
-            report comes in ``beside``. Single steps and heads, and further maps, each in a folder
-            of their own, go with ``maps``.
-        beside: further files of the folder, such as a page.
-
-    Raises:
-        ValueError: a map holds values that are not finite.
+    ``parts`` are names in :data:`sdattn.runs.drawings.PARTS`. Single steps and heads, and further
+    maps, each in a folder of their own, go with ``maps``; a report comes in ``beside``, with other
+    files of the folder.
     """
     # As a reader will get them: float16, so that statistics and drawings are those of the file.
     run = replace(run, layers=run.layers.as_saved())
     # The tensors of each file, checked before any byte is made.
-    tensors = {MAPS: _tensors(run.layers)}
+    tensors = {MAPS: {name: layer.maps[0] for name, layer in run.layers.layers.items()}}
+    if run.layers.affinity is not None:
+        tensors[MAPS][AFFINITY] = run.layers.affinity[0]
     for name, kept in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
         if kept is not None:
             # steps stand in the place of images, heads behind one image
@@ -80,7 +81,14 @@ def pack_run(
                 layer: held.maps[0] if name == HEADS else held.maps
                 for layer, held in kept.layers.items()
             }
-    _check_finite(tensors)
+    if run.details.spots is not None:
+        tensors[SPOTS] = {"spots": run.details.spots}
+    for layers in tensors.values():
+        if broken := [name for name, values in layers.items() if not values.isfinite().all()]:
+            raise InvalidValueError(
+                f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
+                "float16, try bfloat16 or float32."
+            )
     # The files of the prompt.
     files = image_files(run, parts)
     if "maps" in parts:
@@ -100,7 +108,7 @@ def pack_run(
     files |= beside or {}
     # Last what names and seals all of them.
     info = _info(run, files)
-    return Packed(info, {**files, "run.json": info.sealed()})
+    return Packed(info, {**files, "run.json": sealed(info.to_json())})
 
 
 def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
@@ -113,6 +121,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
         words=prompt.words,
         truncated=[word.text for word in prompt.truncated],
         tokens=prompt.tokens,
+        encoders=prompt.encoders or None,
         columns=layers.columns,
         preset=preset,
         statistics=tuple(word.rounded() for word in words),
@@ -126,6 +135,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
             None if details.steps is None else details.calls,
             None if details.heads is None else details.head_numbers,
             kept.columns if kept else (),
+            None if details.spots is None else tuple(details.spots.shape),
         ),
         more={
             name: FurtherEntry(text, tuple((heatmap.label, heatmap.columns) for heatmap in maps))
@@ -139,22 +149,6 @@ def heatmaps_from(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps
     """Return the heatmaps made of one image's layer maps."""
     maps = aggregate(layers, preset)[0]
     return finish(maps, prompt, preset, layers.columns, crop=layers.crop)
-
-
-def _check_finite(tensors: Mapping[str, Mapping[str, Tensor]]) -> None:
-    for held in tensors.values():
-        if broken := [name for name, values in held.items() if not values.isfinite().all()]:
-            raise InvalidValueError(
-                f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
-                "float16, try bfloat16 or float32."
-            )
-
-
-def _tensors(layers: LayerMaps) -> dict[str, Tensor]:
-    """Return one image's tensors: ``[(heads,) rows, cols, tokens]`` per layer, ``[N, N]`` for the
-    self-attention that refines."""
-    found = {name: layer.maps[0] for name, layer in layers.layers.items()}
-    return found if layers.affinity is None else {**found, AFFINITY: layers.affinity[0]}
 
 
 def pack_maps(maps: Mapping[str, Tensor]) -> bytes:

@@ -6,13 +6,14 @@ from __future__ import annotations
 import platform
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, replace
-from functools import cache
-from importlib.metadata import version
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from ..errors import SdattnWarning, warn
-from ..files.version import __version__
+from ..files.version import versions
 from ..files.videos import Video
 from ..hooks.budget import Budget
 from ..loading.devices import device_of
@@ -28,13 +29,13 @@ from ..models.demos import model_name
 from ..models.finite import check_maps
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
-from ..models.videos import frame_rate
+from ..models.sizes import frame_rate
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run
 from .settings import Captured, RunSettings
 from .stops import settled, stop_of, with_early
-from .watched import Asked, Order, read_negative, watch
+from .watched import Asked, Order, read_negative, spots_grid, watch
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -51,12 +52,14 @@ def sample(
     ask: str | None = None,
     early: bool = False,
     budget: Budget | None = None,
+    spots: bool = False,
 ) -> Run:
     """Run :func:`generate` for prompts that were read and options that were checked.
 
     ``seeds`` has one for each image, in the pipeline's order; ``capture_options`` default to
     :func:`capture_settings`. With ``early`` the steps before those that the preset reads are kept
-    as well, for a run that may be stopped. The maps of all texts share the ``budget``.
+    as well, for a run that may be stopped. The maps of all texts, and of ``spots``, share the
+    ``budget``.
 
     Raises:
         OptionError: the maps would take more than the budget; before the first step.
@@ -64,35 +67,29 @@ def sample(
     """
     settings = capture_options or capture_settings(pipe, preset, prompts, options)
     asked = None if ask is None else Asked(pipe, ask, preset, options)
-    order = Order(pipe, prompts, seeds, options, preset, asked)
+    order = Order(pipe, prompts, seeds, options, preset, asked, spots)
     watched = watch(order, settings)
     drawn = _draw(order, with_early(watched) if early else watched, budget)
-    return _describe(order, drawn, _make_maps(order, drawn))
+    return _describe(order, drawn, _make_maps(order, drawn.stores))
 
 
-@dataclass(frozen=True)
-class _Drawn:
-    """The result of the pipeline under its captures.
+class _Drawn(NamedTuple):
+    """The result of the pipeline under its captures, with an image for each video."""
 
-    Attributes:
-        stores: the stores of the captures by text, checked.
-        images: one per image of the run; the middle frames of videos.
-        videos: the videos, or None for images.
-        result: the pipeline's return value.
-    """
-
-    stores: Mapping[str, MapStore]
+    stores: Mapping[str, MapStore]  # by text, checked
     images: Sequence[Image.Image]
     videos: Sequence[Video] | None
-    result: Any
+    result: Any  # of the pipeline's call
 
 
 class _Maps(NamedTuple):
-    """The maps of a run: the prompt's, and heatmaps of ``"negative"`` and ``"asked"`` texts."""
+    """The maps of a run: the prompt's, heatmaps of ``"negative"`` and ``"asked"`` texts, and where
+    spots looked, ``[images, spot rows, spot cols, rows, cols]``."""
 
     layers: LayerMaps
     heatmaps: list[Heatmaps]
     texts: dict[str, list[Heatmaps]]
+    spots: Tensor | None = None
 
 
 def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -> _Drawn:
@@ -114,12 +111,12 @@ def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -
     return _Drawn(stores, [video[video.middle] for video in videos], videos, result)
 
 
-def _make_maps(order: Order, drawn: _Drawn) -> _Maps:
+def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
     """Make the heatmaps of the prompt and of further texts.
 
     NaN is refused here, where its origin is still known.
     """
-    pipe, options, preset, stores = order.pipe, order.options, order.preset, drawn.stores
+    pipe, options, preset = order.pipe, order.options, order.preset
     for of in {"prompt", "negative"} & set(stores):
         check_texts(stores[of], preset)
     layers = stores["prompt"].layer_maps(preset, stores.get("self"))
@@ -135,7 +132,15 @@ def _make_maps(order: Order, drawn: _Drawn) -> _Maps:
     for name, what in (("negative", "negative prompt"), ("asked", "ask")):
         for heatmaps in texts.get(name, ()):
             check_maps({what: heatmaps.maps}, pipe, options)
-    return _Maps(layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts)
+    spots = _spots_of(order, stores["spots"]) if "spots" in stores else None
+    return _Maps(layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts, spots)
+
+
+def _spots_of(order: Order, store: MapStore) -> Tensor:
+    """Return where the spots of each image looked, checked."""
+    found = torch.stack([torch.stack([spot.values for spot in image]) for image in store.spots()])
+    check_maps({"spots": found}, order.pipe, order.options)
+    return found.unflatten(1, spots_grid(order))
 
 
 def _describe(order: Order, drawn: _Drawn, maps: _Maps) -> Run:
@@ -146,7 +151,7 @@ def _describe(order: Order, drawn: _Drawn, maps: _Maps) -> Run:
     if stopped is not None:
         stopped.tell()
     asked = None if order.asked is None else order.asked.prompt.text
-    common = replace(_described(order.pipe, store, order.options), asked=asked, stopped=stopped)
+    common = replace(_described(order, store), asked=asked, stopped=stopped)
     columns = kept_columns(preset, order.prompts, store.keep.refine)
     has_no_padding = columns and store.tokens == tuple(columns)
     image_runs = []
@@ -156,6 +161,7 @@ def _describe(order: Order, drawn: _Drawn, maps: _Maps) -> Run:
         more = {name: Further(one.prompt.text, one.occurrences()) for name, one in own.items()}
         how, layers = replace(settings, blanked=i in blanked or None), maps.layers.image(i)
         details = details_of(store, i, heatmaps)
+        details = details if maps.spots is None else replace(details, spots=maps.spots[i])
         one = ImageRun(drawn.images[i], heatmaps, layers, how, details, more, own, video)
         if has_no_padding:  # its own columns, whatever is drawn with it
             one = one.keep(kept_columns(preset, [heatmaps.prompt], store.keep.refine) or ())
@@ -208,8 +214,9 @@ def _blanked(result: object) -> list[int]:
     return blanked
 
 
-def _described(pipe: Pipeline, store: MapStore, options: Options) -> RunSettings:
+def _described(order: Order, store: MapStore) -> RunSettings:
     """Return the settings that all images of a call share."""
+    pipe, options = order.pipe, order.options
     plain = (str, int, float, bool, type(None))
     return RunSettings(
         prompt="",
@@ -227,14 +234,7 @@ def _described(pipe: Pipeline, store: MapStore, options: Options) -> RunSettings
         device=device_of(pipe).type,
         dtype=str(pipe.dtype).removeprefix("torch."),
         timesteps=store.timesteps,
-        captured=Captured(steps=store.steps, heads=store.heads),
+        captured=Captured(steps=store.steps, heads=store.heads, spots=order.spots or None),
         crop=store.crop,
-        versions={**_versions()},
+        versions={"python": platform.python_version(), **versions()},
     )
-
-
-@cache
-def _versions() -> dict[str, str]:
-    """Return versions by name; to read them takes hundredths of a second."""
-    packages = {name: version(name) for name in ("torch", "diffusers", "transformers")}
-    return {"python": platform.python_version(), "sdattn": __version__, **packages}

@@ -19,10 +19,12 @@ Span = float | list[float]
 
 @dataclass(frozen=True, kw_only=True)
 class Captured(Record):
-    """The steps and heads that a run kept, as passed to :func:`sdattn.capture`."""
+    """The steps and heads that a run kept, as passed to :func:`sdattn.capture`, and whether it kept
+    where spots looked."""
 
     steps: Kept
     heads: Kept
+    spots: bool | None = None
 
 
 @dataclass(frozen=True, kw_only=True)

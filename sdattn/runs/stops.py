@@ -47,11 +47,8 @@ def with_early(watched: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any
 
 
 def settled(stores: Mapping[str, MapStore], images: Sequence[object]) -> dict[str, MapStore]:
-    """Return the stores to read after a run, checked.
-
-    Raises:
-        StoppedError: the run was stopped too early for any of them.
-    """
+    """Return the stores to read after a run, checked; raise StoppedError if it was stopped too
+    early for any of them."""
     own = {name: store for name, store in stores.items() if not name.startswith(_EARLY)}
     stopped = own["prompt"].stopped
     if stopped is not None and not own["prompt"].maps:

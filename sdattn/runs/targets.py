@@ -1,25 +1,23 @@
 """Checks of a run's folder before any work. No torch."""
 
-import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import ExistsError
-from ..files.paths import check_writable
+from ..files.paths import check_writable, files_below
 from ..files.records import read_object
 from ..files.writing import clear_leftovers, whole_folder
 
 Kind = Literal["run", "edit", "diff"]
 _CALLED = {"run": "run's folder", "edit": "edit's folder", "diff": "comparison's folder"}
 _OF_THE_SYSTEM = {".DS_Store", "Thumbs.db", "desktop.ini"}  # made by looking into a folder
-_MOST_NAMED = 3  # files
 # A file that a run's folder can have, by its path in it
 RUN_FILE = re.compile(
     r"(image|source)\.png|video\.(mp4|webp)|preview\.webp|(report|edit)\.html"
-    r"|(maps|steps|heads)\.safetensors|run\.json"
+    r"|(maps|steps|heads|spots)\.safetensors|run\.json"
     r"|((negative|asked|causal)/)?"
     r"((grid|strips)\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.(png|mp4|webp))"
 )
@@ -35,20 +33,11 @@ def new_folder(
 
 
 def check_target(folder: str | Path, *, force: bool = False, kind: Kind = "run") -> None:
-    """Refuse, before any work, a folder that cannot be written or must not be replaced.
+    """Refuse, before any work, a folder that cannot be written (OSError) or must not be replaced:
+    it exists and ``force`` is not set, or holds what no run of this kind wrote (FileExistsError).
 
     Leftovers of a killed process at this place are cleared first, see
     :func:`sdattn.files.writing.clear_leftovers`.
-
-    Args:
-        folder: folder to be written.
-        force: it may be replaced, if everything in it was written by a run of this kind.
-        kind: kind of run to be written there.
-
-    Raises:
-        FileExistsError: ``folder`` exists and ``force`` is not set, or it holds something that is
-            not such a run's; the message names it.
-        OSError: the folder above cannot be written.
     """
     folder = Path(folder)
     clear_leftovers(folder)
@@ -84,12 +73,11 @@ def _check_ours(folder: Path, kind: Kind) -> None:
     if not str(document.get("format")).startswith(f"sdattn-{kind}-") or "fingerprint" in document:
         item = "an item of a batch run" if "fingerprint" in document else f"no {_CALLED[kind]}"
         raise ExistsError(
-            f"{folder} exists and is {item}, so it is not replaced. Choose another `folder`, or "
-            "remove it yourself."
+            f"{folder} exists and is {item}, so it is not replaced. Choose another `folder`."
         )
-    if foreign := sorted(set(_entries(folder)) - _own_files(folder, document, kind)):
-        more = f" and {len(foreign) - _MOST_NAMED} more" if len(foreign) > _MOST_NAMED else ""
-        there = ", ".join(foreign[:_MOST_NAMED]) + more
+    found = {name for name in files_below(folder) if Path(name).name not in _OF_THE_SYSTEM}
+    if foreign := sorted(found - _own_files(folder, document, kind)):
+        there = ", ".join(foreign[:3])
         raise ExistsError(
             f"{folder} holds what the run did not write, so it is not replaced: {there}. Move that "
             "elsewhere, or choose another `folder`."
@@ -110,16 +98,3 @@ def _own_files(folder: Path, document: Mapping[str, Any], kind: Kind) -> set[str
             own = _own_files(folder / part, _document(folder / part / "run.json"), "run")
             found |= {f"{part}/{name}" for name in own}
     return found
-
-
-def _entries(folder: Path) -> Iterator[str]:
-    """Return the paths of all files and links below a folder."""
-    for place, folders, files in os.walk(folder, onerror=_raise):
-        links = [name for name in folders if Path(place, name).is_symlink()]
-        for name in [*links, *files]:
-            if name not in _OF_THE_SYSTEM:
-                yield Path(place, name).relative_to(folder).as_posix()
-
-
-def _raise(error: OSError) -> None:
-    raise error  # what cannot be looked into is not to be removed

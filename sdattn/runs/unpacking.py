@@ -18,25 +18,20 @@ from ..maps.heatmap import Heatmap
 from ..maps.layermaps import LayerMap, LayerMaps
 from .drawings import named
 from .imagerun import Further, ImageRun
-from .info import FURTHER, HEADS, MAPS, STEPS, LayerEntry, RunInfo, missing, read_info
+from .info import FURTHER, HEADS, MAPS, SPOTS, STEPS, LayerEntry, RunInfo, missing, read_info
 from .packing import AFFINITY, heatmaps_from
 
 NEEDED = ("run.json", "image.png", MAPS)
 VIDEOS = {f"video.{kind}": kind for kind in FORMATS}
-READ = (*NEEDED, *VIDEOS, STEPS, HEADS, *(f"{name}/{MAPS}" for name in FURTHER))
+READ = (*NEEDED, *VIDEOS, STEPS, HEADS, SPOTS, *(f"{name}/{MAPS}" for name in FURTHER))
 
 
 def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
-    """Return the run that :func:`sdattn.runs.packing.pack_run` packed; the heatmaps are made again
-    from the maps.
-
-    Args:
-        files: the existing files among ``READ``.
-        where: where they come from, for errors.
+    """Return the run that :func:`sdattn.runs.packing.pack_run` packed, from the existing files
+    among ``READ``; the heatmaps are made again from the maps.
 
     Raises:
-        FileNotFoundError: ``run.json``, ``image.png``, ``maps.safetensors`` or another file of maps
-            that the run wrote is missing.
+        FileNotFoundError: a file that the run wrote is missing.
         ValueError: it is no run of sdattn, or a part was changed.
     """
     info = read_info(files, where)
@@ -84,8 +79,7 @@ def _unpack_video(files: Mapping[str, bytes], info: RunInfo, where: str) -> Vide
 
 def _refuse_video(where: str) -> NoReturn:
     raise MissingFileError(
-        f"{where} was saved without its video, so its frames cannot be shown. Its maps are there: "
-        "run.heatmaps."
+        f"{where} was saved without its video, so it cannot be shown. Its maps are run.heatmaps."
     )
 
 
@@ -148,7 +142,13 @@ def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
         return LayerMaps(found, kept.columns, passes=1)
 
     numbers = kept.heads if isinstance(kept.heads, tuple) else "all"
-    return Details(layers(STEPS), kept.steps or (), layers(HEADS), numbers)  # type: ignore[arg-type]
+    spots = None
+    if kept.spots is not None:
+        held = load(files[SPOTS])
+        _check_shape(held, "spots", kept.spots)
+        spots = held["spots"].float()
+    found = layers(STEPS), kept.steps or (), layers(HEADS), numbers, spots
+    return Details(*found)  # type: ignore[arg-type]
 
 
 def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:

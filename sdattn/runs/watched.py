@@ -11,7 +11,7 @@ from ..hooks.budget import RUN, Budget
 from ..hooks.expected import Expected
 from ..hooks.keep import Keep
 from ..hooks.other_text import encode_text
-from ..maps.aggregation import refining
+from ..maps.aggregation import PLACE, refining
 from ..maps.presets import Preset
 from ..maps.requirements import columns_among
 from ..models.call_facts import images_a_prompt
@@ -24,6 +24,8 @@ from ..models.sizes import latent_size
 from ..prompts.tokens import Prompt
 from ..prompts.words import split_words
 
+SPOTS = 16  # along the longer side
+
 
 @dataclass(frozen=True)
 class Order:
@@ -35,21 +37,23 @@ class Order:
     options: Options
     preset: Preset
     asked: Asked | None
+    spots: bool = False
 
 
 def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
     """Return the options of each capture, each with a store of its own.
 
     Keys: ``"prompt"``, and if asked for ``"self"`` (the self-attention that refines),
-    ``"negative"`` and ``"asked"``. All are known before anything runs.
+    ``"negative"``, ``"asked"`` and ``"spots"`` (where spots of the image look). All are known
+    before anything runs.
     """
     settings, preset = dict(settings), order.preset
+    kept = ("steps", "dtype", "device")
+    alike: dict[str, Any] = {name: settings[name] for name in kept if name in settings}
     both = settings.pop("branch", "conditional") == "both"
     found = {"prompt": settings}
     # The columns of self-attention are the image's own cells: a word's do not apply.
     if preset.refine and "refine" not in settings:
-        kept = ("steps", "dtype", "device")
-        alike = {name: settings[name] for name in kept if name in settings}
         found["self"] = {**alike, "kinds": ("self",), "layers": refining(order.pipe)}
     if both:  # a capture of its own, since some pipelines run the two in turn
         own: dict[str, object] = {"branch": "unconditional", "tokens": None, "among": None}
@@ -60,7 +64,25 @@ def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
         found["negative"] = {**settings, **own}
     if order.asked is not None:
         found["asked"] = {**settings, **order.asked.settings}
+    if order.spots:
+        found["spots"] = {**alike, **_spots(order)}
     return found
+
+
+def _spots(order: Order) -> dict[str, object]:
+    """Return what to capture of an even grid of spots: of a UNet its way up."""
+    rows, cols = spots_grid(order)
+    layers, kinds = find_denoiser(order.pipe).layers, ("self", "joint")
+    has_up = any(layer.place == PLACE for layer in layers if layer.kind in kinds)
+    cells = [((r + 0.5) / rows, (c + 0.5) / cols) for r in range(rows) for c in range(cols)]
+    return {"queries": cells, "layers": PLACE if has_up else None, "kinds": kinds}
+
+
+def spots_grid(order: Order) -> tuple[int, int]:
+    """Return the rows and columns of the spots, at most one for each of the finest cells."""
+    size = latent_size(order.pipe, order.options)
+    part = min(1.0, SPOTS / max(size))
+    return max(1, round(size[0] * part)), max(1, round(size[1] * part))
 
 
 class Asked:
@@ -110,11 +132,7 @@ def budget_of(
 
 
 def check_images(budget: Budget, order: Order, settings: Options, passes: int) -> None:
-    """Refuse a run of an image model that would hold too much, before anything else runs.
-
-    Raises:
-        OptionError: see :meth:`sdattn.hooks.budget.Budget.check`.
-    """
+    """Refuse a run of an image model that would hold too much, before anything else runs."""
     size, every = latent_size(order.pipe, order.options), find_denoiser(order.pipe).layers
     names = {field.name for field in fields(Keep)}
     expected = []

@@ -37,7 +37,7 @@ def test_a_folder_that_was_begun_is_gone_on_with(tmp_path):
     [
         (None, FileNotFoundError, "no batch.json"),
         ("{", ValueError, "batch.json is corrupt"),
-        ("[]", ValueError, "it names no format"),
+        ("[]", ValueError, "is not of this version"),
         ('{"format": "sdattn-batch-9"}', ValueError, "'sdattn-batch-9'"),
     ],
 )

@@ -136,5 +136,5 @@ def test_a_run_without_items_is_an_empty_table(tmp_path):
 def test_without_pandas_the_error_says_how_to_get_it(tmp_path, monkeypatch):
     run = open_batch(new_run(tmp_path / "run", {"a": pack("a")}))
     monkeypatch.setitem(sys.modules, "pandas", None)
-    with pytest.raises(ImportError, match=r"pandas .* pip install 'sdattn\[tables\]'"):
+    with pytest.raises(ImportError, match=r"pandas.* pip install 'sdattn\[tables\]'"):
         run.to_dataframe()

@@ -12,9 +12,9 @@ from safetensors.torch import load, save
 
 from sdattn.batch import verify
 from sdattn.batch.storage.folder import BatchFolder
+from sdattn.files.records import sealed
 from sdattn.files.writing import sha256
 from sdattn.runs.info import FORMAT as RUN_FORMAT
-from sdattn.runs.info import sealed
 
 
 def changed(files, name, data):
@@ -79,7 +79,7 @@ DAMAGES = {  # of item b, whose folder is given
         lambda b: (b / "run.json").write_bytes(
             (b / "run.json").read_bytes().replace(b'"seed": 2', b'"seed": 3')
         ),
-        ["b: items/0000/b/run.json is not what this run wrote"],
+        ["b: items/0000/b/run.json is not what a run wrote"],
     ),
     "an empty run.json": (
         lambda b: (b / "run.json").write_text(f'{{"format": "{RUN_FORMAT}"}}'),

@@ -78,7 +78,7 @@ def test_another_model_is_another_run(drawn, tmp_path):
 
 
 def test_a_disk_is_no_place_for_two_formats(model, drawn):
-    with pytest.raises(ValueError, match="'folder', which `force=True` does not change"):
+    with pytest.raises(ValueError, match="keeps its format, 'folder'"):
         draw(model, drawn, ALL[:2], format="webdataset", force=True)
 
 

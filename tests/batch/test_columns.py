@@ -259,7 +259,7 @@ def test_fields_of_json_that_nobody_knows_are_refused_unless_kept(tiny_pipe):
 
 @pytest.mark.parametrize("name", ["seed", "line", "maps", "image", "word", "peak", "file_name"])
 def test_names_of_rows_of_ours_cannot_be_kept(name, tmp_path):
-    with pytest.raises(ValueError, match="rows have columns of their own"):
+    with pytest.raises(ValueError, match="rows have columns"):
         run_batch(Request("in.csv", tmp_path / "run", keep_columns=[name]))
     if name != "seed":
         data = f"prompt,{name}\na cat,5\n".encode()

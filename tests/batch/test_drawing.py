@@ -18,6 +18,7 @@ from helpers.tiny_tokenizers import tiny_tokenizer
 from helpers.transformer_rows import flux, sana, sd3
 from PIL import Image
 from safetensors.torch import load_file
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sdattn import Heatmaps, generate, load_pipeline, read_prompt
 from sdattn.batch import open_batch, verify
@@ -81,6 +82,20 @@ def test_an_item_is_what_generate_makes_of_it(model, varied, tmp_path):
         assert same_run(item, tmp_path / "alone" / row["id"]), row["id"]
         info = json.loads((item / "run.json").read_bytes())
         assert (info["id"], info["line"]) == (row["id"], line)
+
+
+def test_a_small_model_runs_in_one_thread_while_the_batch_runs(model, tmp_path, monkeypatch):
+    """Threads of small operations wait for each other; the caller's number is put back."""
+    monkeypatch.delenv("OMP_NUM_THREADS")
+    seen, before = set(), torch.get_num_threads()
+    hook = register_module_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
+    torch.set_num_threads(2)
+    try:
+        assert draw(model, tmp_path / "run", VARIED[:1]).exit_code == 0
+        assert seen == {1} and torch.get_num_threads() == 2
+    finally:
+        hook.remove()
+        torch.set_num_threads(before)
 
 
 @pytest.mark.slow

@@ -139,5 +139,5 @@ def test_a_lease_counts_as_free_by_the_clock(memory):
     mine.beat = 1000.0
     for beats, free in ((0.0, False), (3.1, True)):
         alive = time.time() - beats * mine.beat
-        mine.path.write_text(json.dumps({"job": "one", "alive": alive}))
+        mine.note.write_text(json.dumps({"job": "one", "alive": alive}))
         assert mine.free() is free

@@ -320,10 +320,10 @@ def test_a_run_that_was_told_to_stop_goes_on_the_next_time(memory):
 
 def test_a_large_file_of_a_run_is_compared_to_its_end(memory):
     folder = begun(memory / "run", {})
-    folder.write("ids.txt", [b"x" * 2**21])
+    folder.storage.write("ids.txt", [b"x" * 2**21])
     folder.seal(0)
     assert folder.changed(folder.manifest.ended) == []
-    folder.write("ids.txt", [b"x" * (2**21 - 1), b"y"])
+    folder.storage.write("ids.txt", [b"x" * (2**21 - 1), b"y"])
     assert folder.changed(folder.manifest.ended) == ["ids.txt"]
     folder.close()
 

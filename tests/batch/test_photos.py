@@ -3,6 +3,7 @@
 import io
 import os
 import tarfile
+from pathlib import Path
 
 import datasets
 import numpy as np
@@ -157,44 +158,83 @@ def imagefolder(folder, captions=CAPTIONS):
     return folder
 
 
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # datasets leaves files open
-@pytest.mark.parametrize("form", ["pairs", "tar", "tars", "imagefolder", "split", "saved", "list"])
-def test_one_set_of_photos_in_every_form(tmp_path, capsys, tiny_pipe, form):
-    source = tmp_path / "set"
+def tarred(path, numbers=(0, 1, 2)):
     members = {}
-    for i, caption in enumerate(CAPTIONS):
-        members |= {f"p{i}.png": as_bytes(photo(i)), f"p{i}.txt": caption.encode()}
+    for i in numbers:
+        members |= {f"p{i}.png": as_bytes(photo(i)), f"p{i}.txt": CAPTIONS[i].encode()}
         members |= {f"p{i}.json": b"{}"}
-    if form == "pairs":
-        pairs(source)
-    elif form == "tar":
-        source = tar_of(tmp_path / "set.tar", members)
-    elif form == "tars":
-        source.mkdir()
-        tar_of(source / "0.tar", dict(list(members.items())[:3]))
-        tar_of(source / "1.tar", dict(list(members.items())[3:]))
-    elif form == "imagefolder":
-        imagefolder(source)
-    elif form == "split":
-        imagefolder(source / "train")
-    elif form == "saved":
-        held = {"image": [as_bytes(photo(i)) for i in range(3)], "text": list(CAPTIONS)}
-        held["image"] = [{"bytes": one, "path": f"p{i}.png"} for i, one in enumerate(held["image"])]
-        features = {"image": datasets.Image(), "text": datasets.Value("string")}
-        datasets.Dataset.from_dict(held, datasets.Features(features)).save_to_disk(source)
-    else:
-        pairs(source)
-        lines = [{"image": f"set/p{i}.png", "caption": one} for i, one in enumerate(CAPTIONS)]
-        source = write_lines(tmp_path / "in.jsonl", lines)
+    return tar_of(path, members)
+
+
+def tars(source):
+    source.mkdir()
+    tarred(source / "0.tar", [0])
+    tarred(source / "1.tar", [1, 2])
+    return source
+
+
+def nested(source):
+    deep = source / "a" / "b"
+    pairs(deep)
+    for ending in ("png", "txt"):
+        (deep / f"p0.{ending}").rename(source / f"p0.{ending}")
+    (source / "RUN" / "items").mkdir(parents=True)  # a run among its photos is none of them
+    (source / "RUN" / "batch.json").touch()
+    photo(0).save(source / "RUN" / "items" / "image.png")
+    return source
+
+
+def data_set():
+    images = [{"bytes": as_bytes(photo(i)), "path": f"p{i}.png"} for i in range(3)]
+    features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
+    return datasets.Dataset.from_dict({"image": images, "text": list(CAPTIONS)}, features)
+
+
+def saved(source):
+    data_set().save_to_disk(source)
+    return source
+
+
+def parquet(source):
+    data_set().to_parquet(source.with_suffix(".parquet"), batch_size=2)  # several row groups
+    return source.with_suffix(".parquet")
+
+
+def listed(source):
+    pairs(source)
+    lines = [{"image": f"set/p{i}.png", "caption": one} for i, one in enumerate(CAPTIONS)]
+    return write_lines(source.with_name("in.jsonl"), lines)
+
+
+FORMS = {
+    "pairs": pairs,
+    "nested": nested,
+    "tar": lambda source: tarred(source.with_suffix(".tar")),
+    "tars": tars,
+    "imagefolder": imagefolder,
+    "split": lambda source: imagefolder(source / "train").parent,
+    "saved": saved,
+    "parquet": parquet,
+    "list": listed,
+}
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")  # datasets leaves files open
+@pytest.mark.parametrize("form", FORMS)
+def test_one_set_of_photos_in_every_form(tmp_path, capsys, tiny_pipe, form):
+    source = FORMS[form](tmp_path / "set") or tmp_path / "set"
     items, bad = items_of(source)
     assert bad == []
+    items = sorted(items, key=lambda item: Path(item.image.name).name)
     assert [item.prompt for item in items] == list(CAPTIONS)
-    assert [item.image.name for item in items] == ["p0.png", "p1.png", "p2.png"]
+    below = "a/b/" if form == "nested" else ""
+    assert [item.image.name for item in items] == ["p0.png", f"{below}p1.png", f"{below}p2.png"]
     for number, item in enumerate(items):
         assert item.image.size == (128, 128)
         assert item.image.open().tobytes() == photo(number).tobytes()
-    named = form in ("pairs", "tar", "tars")
-    assert [item.id for item in items][:2] == (["p0", "p1"] if named else ["000001", "000002"])
+    first = ["p0", "a-b-p1"] if form == "nested" else ["000001", "000002"]
+    first = ["p0", "p1"] if form in ("pairs", "tar", "tars") else first
+    assert [item.id for item in items[:2]] == first
     jobs, bad = check_items(tiny_pipe, items, {})
     assert (len(jobs), bad) == (3, [])
     assert all("width" not in job.options for job in jobs)

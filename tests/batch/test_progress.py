@@ -26,12 +26,12 @@ def test_the_line_counts_what_all_processes_noted(tmp_path, monkeypatch):
     note(tmp_path, "done", "a-0", 30)
     note(tmp_path, "done", "a-1", 10)
     now.time += 11.5
-    assert progress.text() == "120 of 1,200 items (80 were there), 3.2 items/s, 5:38 left"
+    assert progress.text() == "120 of 1,200 items (80 were there), 3.2 items/s, 0:05:38 left"
     note(tmp_path, "done", "a-1", 1080 - 1)
     note(tmp_path, "failed", "a-0", 1)
     now.time += 12.5
     text = progress.text()
-    assert text.startswith("1,199 of 1,200 items (80 were there), 44.8 items/s, 0:00 left")
+    assert text.startswith("1,199 of 1,200 items (80 were there), 44.8 items/s, 0:00:00 left")
     assert text.endswith(", 1 failed")
     new = Progress(Disk(tmp_path / "none"), total=5, before=0)
     now.time += 1

@@ -109,7 +109,7 @@ def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, invoke, libra
     monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
     if library == "datasets":
         code, _, err = invoke("batch", "set", "--out", "run")
-        assert "install datasets: pip install 'sdattn[datasets]'" in err
+        assert "needs datasets: pip install 'sdattn[datasets]'" in err
     else:
         code, _, err = invoke("batch", path.name, "--out", "run")
         assert "Parquet needs pyarrow: pip install 'sdattn[parquet]'" in err

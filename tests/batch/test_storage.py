@@ -196,7 +196,7 @@ def test_a_job_whose_lease_was_taken_writes_no_more(memory):
     folder.lock._thread.join(60)
     assert "another job has taken memory://bucket/run" in folder.stopped
     with pytest.raises(OSError, match="another job has taken"):
-        folder.write("metadata.jsonl", [])
+        folder.storage.write("metadata.jsonl", [])
     folder.close()
     assert folder.lock.holder == {"job": "two"}
 

@@ -16,8 +16,7 @@ from sdattn.batch.input.items import Item
 from sdattn.batch.input.plan import Job, fingerprint
 from sdattn.batch.merging import merge_runs
 from sdattn.batch.storage.folder import BatchFolder
-from sdattn.batch.storage.manifest import sealed
-from sdattn.runs.info import sealed as sealed_run
+from sdattn.files.records import sealed
 
 pytestmark = pytest.mark.slow
 
@@ -167,7 +166,7 @@ def test_an_item_that_names_no_files_is_a_problem(run):
     root = run()
     path = item(root, 2) / "run.json"
     info = json.loads(path.read_bytes())
-    path.write_bytes(sealed_run({**info, "files": {}}))
+    path.write_bytes(sealed({**info, "files": {}}))
     (root / "metadata.jsonl").unlink()  # which has its checksum
     problems = [one for one in verify(root)[1] if one.startswith("000002: run.json")]
     assert any("run.json names no image.png" in one for one in problems)
@@ -192,7 +191,7 @@ def test_a_damaged_batch_json_is_named_and_the_items_are_read(run):
     (item(root, 3) / "image.png").unlink()
     number, problems = verify(root)
     assert number == 4 and len(problems) == 2
-    assert "batch.json is damaged" in problems[0] and "another `folder`" in problems[0]
+    assert "checksum differs" in problems[0] and "another `folder`" in problems[0]
     assert problems[1].startswith("000003: image.png is missing")
 
 
@@ -299,7 +298,7 @@ def test_no_link_is_written_through(model, run, tmp_path):
 @pytest.mark.parametrize(
     ("change", "problem"),
     [
-        ({"format": "sdattn-batch-1"}, r"batch.json is of the format 'sdattn-batch-1', and this"),
+        ({"format": "sdattn-batch-1"}, r"batch.json is not of this .* found 'sdattn-batch-1'"),
         ({"settings": {"format": "shard"}}, r"holds items of the format 'shard', and this version"),
     ],
 )
@@ -307,7 +306,7 @@ def test_runs_of_another_format_are_refused_with_what_to_do(model, run, change, 
     root = run()
     found = json.loads((root / "batch.json").read_bytes())
     found |= {**change, "settings": {**found["settings"], **change.get("settings", {})}}
-    (root / "batch.json").write_bytes(sealed(found))
+    (root / "batch.json").write_bytes(sealed(found, "digest"))
     before = kept_of(root)
     for read in (status, verify, open_batch):
         with pytest.raises(

@@ -150,7 +150,7 @@ def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
         (
             ("batch", "prompts.txt", "--out", "run", "--batch-size", "0"),
             2,
-            "no whole number from 1",
+            "a whole number from 1",
         ),
         (("batch", "prompts.txt", "--out", "run", "--part", "3/2"), 2, "not K/N"),
         (

@@ -48,8 +48,8 @@ def test_a_toml_file_has_the_defaults_and_what_is_typed_wins(invoke, asked):
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("stps = 3", "`sdattn batch` has no 'stps' (nearest: 'steps')."),
-        ("zz = 1\nwidht = 3", "has no 'zz', 'widht' (nearest: 'width')."),
+        ("stps = 3", "`sdattn batch` has no 'stps'. Did you mean 'steps'?"),
+        ("zz = 1\nwidht = 3", "has no 'zz', 'widht'. Did you mean 'width'?"),
         ("steps = [2]", "'steps' is [2]; give it a text or number."),
         ("steps = true", "'steps' is true; give it a text or number."),
         ('strict = "yes"', "'strict' is \"yes\"; give it true or false."),
@@ -69,8 +69,8 @@ def test_entries_that_cannot_be_are_named(invoke, asked, text, message):
 
 def test_a_run_is_drawn_again_from_its_run_json(invoke, model):
     more = ("--seed", "4", "--negative", "a dog", "--guidance", "3", "--width", "64", "--height")
-    ways = ("64", "--refine", "self", "--keep", "steps", "--negative-maps", "--set", "eta=0.5")
-    assert generate(invoke, model, *more, *ways, "--out", "first")[0] == 0
+    ways = ("64", "--refine", "self", "--keep", "steps,spots", "--negative-maps", "--set")
+    assert generate(invoke, model, *more, *ways, "eta=0.5", "--out", "first")[0] == 0
     command = ("generate", "--config", "first/run.json", "--device", "cpu")
     assert invoke(*command, "--out", "again")[0] == 0
     first, again = load_run("first"), load_run("again")

@@ -16,7 +16,7 @@ from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
 from sdattn import cli
-from sdattn.cli import loading, options
+from sdattn.cli import common_options, options
 from sdattn.loading.options import OFFLOADS, LoadingOptions
 from sdattn.runs.option_names import LOADING
 
@@ -39,7 +39,7 @@ def model(tmp_path_factory):
 def test_a_small_model_on_a_cpu_runs_in_one_thread(model, monkeypatch, size, own, chosen):
     told = []
     monkeypatch.setattr("torch.set_num_threads", told.append)
-    monkeypatch.setattr("sdattn.cli.options.SMALL", size)
+    monkeypatch.setattr("sdattn.loading.devices.SMALL", size)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
@@ -63,7 +63,7 @@ def test_commands_that_load_a_model_have_all_options(command):
 
 
 def test_choices_are_those_of_the_library():
-    assert get_args(loading.Offload) == OFFLOADS
+    assert get_args(common_options.Offload) == OFFLOADS
     assert tuple(LOADING) == tuple(field.name for field in fields(LoadingOptions))
 
 

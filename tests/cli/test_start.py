@@ -56,7 +56,7 @@ def test_wrong_usage_is_refused_before_anything_heavy_is_loaded():
         ("sdattn generate --pre", "--preset"),
         ("sdattn generate cat --preset da", "daam"),
         ("sdattn generate cat --dtype b", "bfloat16 bf16"),
-        ("sdattn generate cat --keep steps,", "steps,heads"),
+        ("sdattn generate cat --keep steps,", "steps,heads steps,spots"),
         ("sdattn generate cat --device cu", "cuda"),
         ("sdattn show run --figure la", "layers"),
         ("sdattn batch in --save grid,m", "grid,maps grid,masks"),

@@ -4,8 +4,7 @@ import fsspec
 import pytest
 from helpers.storages import memory_run  # noqa: F401
 
-from sdattn.files.addresses import Address
-from sdattn.files.copies import Copies
+from sdattn.files.addresses import Address, Copies
 
 MEMORY = type(fsspec.filesystem("memory"))
 

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from sdattn import generate
 from sdattn.cli.console import Console
+from sdattn.files.records import sealed
 from sdattn.files.terminal import visible
-from sdattn.runs.info import sealed
 
 HOSTILE = "\x1b[2J\x1b]0;title\x07\x9b31m\r\x08\u202ecat\u2069\x7f"
 TURNS = {"LRE", "RLE", "PDF", "LRO", "RLO", "LRI", "RLI", "FSI", "PDI"}  # of Unicode's annex 9

@@ -14,13 +14,12 @@ from sdattn.batch import Request, run_batch
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.manifest import Manifest
 from sdattn.files.addresses import path_of
-from sdattn.files.records import read_record
+from sdattn.files.records import read_record, sealed
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
 from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import ImageRun
-from sdattn.runs.info import sealed
 from sdattn.runs.settings import RunSettings
 
 FORMATS = ("folder", "webdataset", "parquet")

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 
 from helpers.batch_draws import SMALL
 from sdattn.batch import Request
-from sdattn.batch.claims import Claim, describe_input, settings_of
+from sdattn.batch.claims import claim, manifest_of
 from sdattn.batch.engines.worker import Loaded, check, load
 from sdattn.batch.input.items import read_items
 from sdattn.batch.input.plan import fingerprint
@@ -24,9 +24,8 @@ def claimed(model, out, rows, **asked):
     assert not bad
     folder = BatchFolder(out)
     folder.open("job")
-    settings = settings_of(request, Loaded.of(pipe))
-    wanted = {job.item.id: fingerprint(job, settings.fingerprint) for job in jobs}
-    made_of = describe_input(request, jobs, len(jobs), 0)
-    claim = Claim(folder, request, settings, made_of, len(jobs), wanted)
-    assert claim.make(wanted) == set()
+    manifest = manifest_of(request, Loaded.of(pipe), jobs, 0, len(jobs))
+    settings = manifest.settings.fingerprint
+    wanted = {job.item.id: fingerprint(job, settings) for job in jobs}
+    assert claim(folder, manifest, wanted, wanted, force=False) == set()
     return SimpleNamespace(request=request, pipe=pipe, folder=folder, jobs=jobs, wanted=wanted)

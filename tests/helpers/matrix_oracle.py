@@ -68,7 +68,7 @@ def run_recorded(row, pipe, way, **more):
     counters = [
         one.register_forward_hook(lambda *_: calls.append(running_call(pipe))) for one in models
     ]
-    with recorded(models) as record:
+    with recorded(models, (*TEXT_KINDS, "self")) as record:
         plain = row.run(pipe, way, **more)
     for counter in counters:
         counter.remove()
@@ -85,24 +85,31 @@ def in_one(calls):
     return found
 
 
-def own_part(probs, cells, row, lengths):
-    """What each row's image pays to its own text, ``[rows, cells, columns]``, then nothing."""
-    columns = row.n_text or max(lengths)
-    found = torch.zeros(len(probs), cells, columns, dtype=probs.dtype)
-    for image, n_text in enumerate(lengths):
-        if row.joint == "text first":
-            found[image, :, :n_text] = probs[image, n_text : n_text + cells, :n_text]
-        else:
+def joint_part(probs, cells, row, lengths, sides):
+    """What queries pay to keys, ``[rows, queries, keys]``; after each row's own text nothing."""
+    width = probs.shape[-1]
+    columns = row.n_text or (max(lengths) if lengths else width - cells - row.references)
+    size = {"image": cells, "text": columns}
+    found = torch.zeros(len(probs), *map(size.get, sides), dtype=probs.dtype)
+    for image, n_text in enumerate(lengths or [columns] * len(probs)):
+        first = n_text if row.joint == "text first" else 0
+        start = 0 if first else width - n_text
+        if lengths and not first:
             start = -(-cells // row.filled) * row.filled
-            found[image, :, :n_text] = probs[image, :cells, start : start + n_text]
+        place = {"image": slice(first, first + cells), "text": slice(start, start + n_text)}
+        part = probs[image, place[sides[0]], place[sides[1]]]
+        found[image, : part.shape[0], : part.shape[1]] = part
     return found
 
 
-def expected_maps(calls, model_calls, row, way, lengths=None):
+def expected_maps(
+    calls, model_calls, row, way, lengths=None, sides=("image", "text"), queries=None
+):
     """The mean over passes and heads of the prompt's rows.
 
     Attention that is computed in parts (text and image prompts) has its columns side by side. Of
-    joint attention the image's rows and the text's columns are taken.
+    joint attention the image's rows and the text's columns are taken, or those of other ``sides``;
+    if the keys are the image's, they are the rows, and the ``queries`` the columns.
     """
     parts = len(calls) // model_calls
     means = []
@@ -115,15 +122,9 @@ def expected_maps(calls, model_calls, row, way, lengths=None):
         probs = in_one(of_call) if row.row_by_row else torch.cat(of_call, dim=-1)
         probs = probs[list(row.rows(way, len(probs)))].mean(1)
         if row.joint:
-            cells = math.prod(row.grid(way))
-        if row.joint and lengths is not None:
-            probs = own_part(probs, cells, row, lengths)
-        elif row.joint:
-            n_text = row.n_text or probs.shape[-1] - cells - row.references
-            if row.joint == "text first":
-                probs = probs[:, n_text : n_text + cells, :n_text]
-            else:
-                probs = probs[:, :cells, -n_text:]
+            probs = joint_part(probs, math.prod(row.grid(way)), row, lengths, sides)
+        if sides[1] == "image":
+            probs = (probs if queries is None else probs[:, queries]).mT
         means.append(probs)
     # of a video whose frames are rows: those of each, its cells frame by frame
     return torch.stack(means).mean(0).unflatten(0, (-1, row.frame_rows)).flatten(1, 2)

@@ -36,19 +36,21 @@ def small_run(seed=0, prompt=PROMPT, **info):
         }
         return LayerMaps(held, tuple(range(77)), passes=2 if images == 1 else 1)
 
+    spots = torch.rand(2, 3, 4, 6, generator=torch.Generator().manual_seed(seed)) / 24
     own = layers(1)
     preset = PRESETS["default"]
     heatmaps = Heatmaps(read_prompt(tiny_tokenizer(), prompt), aggregate(own, preset)[0])
     told = {"prompt": prompt, "seed": seed, "model": "demo", "pipeline": "P", "scheduler": "S"}
     told |= {"options": {"num_inference_steps": 2}, "options_left_out": [], "device": "cpu"}
     told |= {"dtype": "float32", "timesteps": [900.0, 100.0], "versions": {"torch": "2"}}
-    told |= {"captured": {"steps": "all", "heads": "all"}, "size": [96, 64], "asked": "red cat"}
+    told |= {"captured": {"steps": "all", "heads": "all", "spots": True}, "size": [96, 64]}
+    told |= {"asked": "red cat"}
     return ImageRun(
         Image.fromarray(np.random.default_rng(seed).integers(0, 256, (64, 96, 3), np.uint8)),
         heatmaps,
         own,
         read_record(RunSettings, {**told, **info}),
-        Details(layers(2), (0, 1), layers(1, 2), "all"),
+        Details(layers(2), (0, 1), layers(1, 2), "all", spots),
         {"asked": Further("red cat", heatmaps.occurrences()[1:])},
     )
 

@@ -176,3 +176,13 @@ def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
         found.append(store.maps)
     for name in found[0]:
         torch.testing.assert_close(found[0][name], found[1][name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [1, N])
+@pytest.mark.parametrize("given", [False, True])
+def test_some_queries_bring_their_mask_and_logsumexp(rows, given):
+    mask = torch.randn(B, 1, rows, T, generator=GENERATOR)
+    scores = QUERY @ KEY.mT / WIDTH**0.5 + mask
+    call = AttentionCall(QUERY, KEY, mask=mask, logsumexp=scores.logsumexp(-1) if given else None)
+    found = softmax_of(call).of_queries([4, 1]).probs(slice(None), None)
+    torch.testing.assert_close(found, scores.softmax(-1)[:, :, [4, 1]])

@@ -51,6 +51,7 @@ def refused(pipe, max_bytes, options, **call):
         {"heads": [1], "dtype": torch.float16, "layers": [16, 4]},
         {"kinds": ("cross", "self"), "tokens": [1, 2]},
         {"branch": "both", "steps": "last"},
+        {"queries": [(3, 12), (0, 1)], "steps": "all"},
     ],
 )
 def test_what_is_said_is_what_is_held(options):

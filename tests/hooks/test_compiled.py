@@ -159,6 +159,7 @@ def test_two_threads_are_not_mixed(eagerly):
 EAGER = {
     "heads": {"heads": "all"},
     "a graph": {"grad": True},
+    "chosen cells": {"queries": [(3, 12)]},
     "some columns": {"among": [[1, 2]]},
     "another text": {"text_states": TEXT[:1]},
     "a processor": {},

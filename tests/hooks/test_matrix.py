@@ -5,7 +5,8 @@ pipeline, and the record of what its own attention did in the first way.
 """
 
 import re
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
 from functools import lru_cache
 
 import pytest
@@ -14,7 +15,7 @@ from helpers.matrix import CASES, PROCESSORS, WAYS, marks_of
 from helpers.matrix_oracle import expected_maps, processors, run_recorded
 from helpers.rows import PROMPTS
 
-from sdattn import capture, heatmaps
+from sdattn import CaptureError, CaptureWarning, capture, heatmaps
 from sdattn.models.layers import find_denoiser, find_layers
 
 DECODED = {"output_type": "np"}  # in the first way; in others latents are compared
@@ -22,6 +23,7 @@ LOSSY = ("fused", torch.bfloat16)  # ways of changing a pipeline that are not un
 # each prompt has a call of a text encoder of its own: which is of which is not known
 QUOTING = ("HunyuanImage 2.1, quoted text", "HunyuanVideo 1.5, quoted text")
 ONE_BY_ONE = ("Bria", "ERNIE-Image", *QUOTING)
+PERTURBED = ("PAG", "PixArt Sigma, PAG")  # their self-attention runs on some rows at a time
 FURTHER_TEXTS = ("GLIGEN", "Semantic guidance")  # beside both prompts, by the same text encoder
 
 
@@ -62,10 +64,13 @@ def pipeline(row, processor, dtype):
         raise
 
 
-@pytest.mark.parametrize(
-    ("row", "processor", "way"),
-    [pytest.param(*case, id="-".join(map(str, case)), marks=marks_of(*case)) for case in CASES],
-)
+def cases(chosen):
+    return [
+        pytest.param(*case, id="-".join(map(str, case)), marks=marks_of(*case)) for case in chosen
+    ]
+
+
+@pytest.mark.parametrize(("row", "processor", "way"), cases(CASES))
 def test_the_seven_laws(row, processor, way):
     first, way = way == WAYS[0], row.fitted(way)
     decoded = DECODED if first else {}
@@ -125,3 +130,68 @@ def assert_it_says_what_it_drew(store, pipe, row, way):
         said = f"of {right[1]!r}, but the prompt .*{re.escape(right[0])}"
         with pytest.raises(ValueError, match=said):
             heatmaps(store, pipe, right[::-1], **options)
+
+
+def spots_of(row, way):
+    """Two cells, each the other's mirror where the grid is square: rows and columns are told."""
+    *frames, rows, cols = row.grid(way)
+    frames = [] if row.frame_rows > 1 else [number - 1 for number in frames]
+    return [(*frames, rows // 4, cols - 1), (*frames, rows - 1, cols // 4)]
+
+
+def numbers_of(cells, grid, latent):
+    """Queries of a layer on a grid that divides the latent's."""
+    steps = [most // here for most, here in zip(latent, grid, strict=True)]
+    at = [[a // step for a, step in zip(cell, steps, strict=True)] for cell in cells]
+    return [int(torch.arange(torch.Size(grid).numel()).view(grid)[tuple(one)]) for one in at]
+
+
+@pytest.mark.parametrize(
+    ("row", "processor", "way"), cases(case for case in CASES if case[1:] == ("own", WAYS[0]))
+)
+def test_where_cells_and_the_text_looked(row, processor, way):
+    way = row.fitted(way)
+    with pipeline(row, processor, way.dtype) as pipe:
+        model, (plain, record, calls) = find_denoiser(pipe).model, first_run(row)[1]
+        cells, kinds = spots_of(row, way), {one.name: one.kind for one in find_layers(model)}
+        asked = [{"queries": cells}] if {"self", "joint"} & {*kinds.values()} else []
+        if row.joint:
+            asked += [{"queries": "text"}, {"queries": "text", "keys": "text"}]
+        else:
+            with pytest.raises(ValueError, match="joint"), capture(pipe, queries="text"):
+                pass
+        if not asked:
+            with pytest.raises(ValueError, match="self"), capture(pipe, queries=cells):
+                pass
+            return
+        before = state(pipe, model)
+        if row.name in PERTURBED:
+            with pytest.warns(CaptureWarning, match="replaced"):
+                with pytest.raises(CaptureError, match="Leave this layer out"):
+                    with capture(pipe, queries=cells):
+                        row.run(pipe, way, **DECODED)
+            return
+        with ExitStack() as stack:
+            stores = [stack.enter_context(capture(pipe, **options)) for options in asked]
+            if row.name == "SAG":  # puts a processor of its own into a layer
+                stack.enter_context(pytest.warns(CaptureWarning, match="replaced"))
+            watched = row.run(pipe, way, **DECODED)
+        assert (plain == watched).all()
+        assert state(pipe, model) == before
+        lengths = None if row.lengths is None else row.lengths(pipe, way)
+        latent = row.grid(way)[row.frame_rows > 1 :]
+        for store, options in zip(stores, asked, strict=True):
+            of_cells, keys = options["queries"] == cells, options.get("keys", "image")
+            seen = ("self", "joint") if of_cells else ("joint",)
+            assert set(store.maps) == {name for name, kind in kinds.items() if kind in seen}
+            assert store.nbytes == store.expected_nbytes
+            for name, maps in store.maps.items():
+                if row.name == "SAG" and not record[name]:
+                    continue  # its processor does not call torch's attention
+                grid = tuple(maps.shape[1 + (row.frame_rows > 1) : -1])
+                picked = numbers_of(cells, grid, latent) if of_cells else None
+                told = row if kinds[name] == "joint" else replace(row, joint=None)
+                sides = ("image" if of_cells else "text", keys)
+                expected = expected_maps(record[name], calls, told, way, lengths, sides, picked)
+                found = (maps.flatten(1, -2) if keys == "image" else maps).double()
+                torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)

@@ -64,6 +64,7 @@ KEPT = {
     "chosen": {"steps": [0, 1], "heads": [1, 3], "tokens": [2, 5]},
     "half": {"dtype": torch.float16},
     "among": {"among": [[1, 2, 5]]},
+    "cells": {"queries": [(3, 60), (63, 0)]},
     "self": {"kinds": ("cross", "self"), "layers": ["mid"]},
 }
 

@@ -10,9 +10,9 @@ from PIL import Image
 
 import sdattn
 from scripts.scenes.shapes import random_scene
-from sdattn.inversion.flow import Flow
 from sdattn.inversion.images import encode
 from sdattn.inversion.invert import invert, psnr
+from sdattn.inversion.schedules import Flow
 
 PROMPT = "a red cat"
 

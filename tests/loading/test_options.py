@@ -16,12 +16,10 @@ import sdattn
 from sdattn import load_pipeline
 from sdattn.batch.input.plan import digest_model
 from sdattn.loading.devices import device_of
-from sdattn.loading.folder import PipelineFolder
+from sdattn.loading.folder import PipelineFolder, fitting_scheduler, quantized
 from sdattn.loading.locating import is_hub_id
 from sdattn.loading.options import LoadingOptions, options_of
 from sdattn.loading.outline import outline
-from sdattn.loading.quantization import quantized
-from sdattn.loading.schedulers import fitting_scheduler
 from sdattn.models.families import registered
 from sdattn.runs.again import command_of
 from sdattn.runs.settings import RunSettings

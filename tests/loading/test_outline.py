@@ -19,10 +19,9 @@ from transformers.utils import logging as transformers_log
 
 from sdattn import load_pipeline, read_prompts
 from sdattn.loading.outline import outline
-from sdattn.models.call_facts import images_a_prompt
+from sdattn.models.call_facts import images_a_prompt, shortcomings
 from sdattn.models.demos import demo_of
 from sdattn.models.pipeline_call import checked_options
-from sdattn.models.shortcomings import shortcomings
 from sdattn.models.sizes import cell_size, default_size, latent_size, size_unit
 
 # Left out are those that differ from one of these in weights only or are not saved as they are

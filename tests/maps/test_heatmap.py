@@ -186,6 +186,23 @@ def test_sizes_below_one_pixel_are_refused(blob):
         blob.resize((0, 5))
 
 
+def test_an_image_stands_for_its_size(blob, tmp_path):
+    """Of 36x24 pixels (width x height), which PIL says the other way round than tensors."""
+    image = Image.new("RGB", (36, 24))
+    image.save(tmp_path / "a.png")
+    for given in (image, np.zeros((24, 36, 3), np.uint8), tmp_path / "a.png"):
+        assert torch.equal(blob.mask(given), blob.mask((24, 36)))
+        assert torch.equal(blob.resize(given), blob.resize((24, 36)))
+    with pytest.raises(ValueError, match="4x6 cells.*24x36"):  # of another run
+        blob.mask(image.transpose(Image.Transpose.ROTATE_90))
+
+
+@pytest.mark.parametrize("size", [64, (64,), (2, 3, 4), (1.5, 2), None])
+def test_what_is_no_size_says_what_one_is(blob, size):
+    with pytest.raises(ValueError, match="size=.*height, width"):
+        blob.resize(size)
+
+
 def test_overlay_is_the_size_of_the_image_enlarged(blob):
     image = blob.overlay(Image.new("RGB", (96, 64)))
     assert image.width == 96 * 4

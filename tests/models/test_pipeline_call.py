@@ -3,6 +3,9 @@
 What checked_options() refuses is tested in test_runs.py.
 """
 
+from contextlib import nullcontext
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
@@ -108,6 +111,21 @@ def test_the_images_of_all_prompts_of_a_call_count(way):
     pipe.text_encoder.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
     with pytest.raises(ValueError, match="2,000.*GB"):
         MANY[way](pipe, height=8192, width=8192)
+
+
+def test_an_image_that_cannot_be_decoded_is_refused_before_it_is_drawn(monkeypatch):
+    """Its pixels alone would fit; what the autoencoder's last block holds does not."""
+    pipe = make_pipeline()
+    channels, side = pipe.vae.config.block_out_channels[0], 512
+    most = side * side * 4 * (3 + 2 * channels)
+    for memory, fits in ((most, True), (most - 1, False)):
+        monkeypatch.setattr(
+            "psutil.virtual_memory", lambda memory=memory: SimpleNamespace(total=memory)
+        )
+        with nullcontext() if fits else pytest.raises(ValueError, match="512x512.*GB"):
+            checked_options(pipe, {"width": side, "height": side})
+    pipe.vae.enable_tiling()  # then it is decoded in parts
+    checked_options(pipe, {"width": side, "height": side})
 
 
 @pytest.mark.parametrize(

@@ -143,6 +143,21 @@ def test_a_word_that_is_asked_about_warns_as_a_prompt_does(call, demo):
         call(demo, *given, ask="dragon, dog", **options)
 
 
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: load_pipeline("demo", devic="cpu"), "'devic'.*mean 'device'"),
+        (lambda: load_pipeline("demo", torch_dtype="fp16"), "'torch_dtype'.*mean 'dtype'"),
+        (lambda: load_pipeline(None), "NoneType.*name"),
+        (lambda: capture(None, step="all"), "'step'.*mean 'steps'"),
+        (lambda: capture(None, xyz=1), "'xyz'.*It has: target, layers"),
+    ],
+)
+def test_a_keyword_that_is_none_names_the_nearest(call, said):
+    with pytest.raises(TypeError, match=said):
+        call()
+
+
 def test_an_edit_is_refused_beyond_its_memory(pipe, monkeypatch):
     ran = []
     monkeypatch.setattr(type(pipe.scheduler), "step", lambda *_, **__: ran.append(1))

@@ -14,14 +14,15 @@ from helpers.demo_words import PROMPT, THING, THIRD
 from helpers.page_data import data_of, maps_of
 from helpers.small_runs import edited, small_run
 from helpers.tiers import tiered
+from helpers.tiny_tokenizers import tiny_tokenizer
 
 import sdattn as library
 from scripts.benchmarks.random_run import random_run
-from sdattn import Heatmaps, generate, load_pipeline, load_run
+from sdattn import Heatmaps, generate, load_pipeline, load_run, read_prompt
 from sdattn.prompts.tokens import Word
 from sdattn.runs.again import command_of
 from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
-from sdattn.runs.report import report
+from sdattn.runs.report import _first_pins, report
 
 
 @pytest.fixture(scope="module")
@@ -267,3 +268,24 @@ def test_an_edit_with_an_option_that_its_command_has_not_is_no_command():
     other = replace(one, settings=replace(one.settings, options={**options, "eta": 1.0}))
     with pytest.raises(ValueError, match="eta"):
         command_of(other)
+
+
+@pytest.mark.parametrize(
+    ("peaks", "strange", "first"),
+    [
+        ({"red": 0.1, "cat": 0.2, "dog": 0.18}, (), ["cat", "dog"]),
+        ({"red": 0.3, "cat": 0.2, "dog": 0.09}, (), ["cat"]),
+        ({"red": 0.3, "cat": 0.05, "dog": 0.02}, (), ["red"]),  # on its scale both look bare
+        ({"red": 0.1, "cat": 0.2, "dog": 0.18}, ("cat",), ["dog"]),
+        ({"red": 0.1, "cat": 0.2, "dog": 0.18}, ("cat", "dog"), ["red"]),
+    ],
+)
+def test_the_first_words_are_things_that_show(peaks, strange, first):
+    prompt = read_prompt(tiny_tokenizer(), "a red cat and a dog")
+    maps = torch.full((4, 6, len(prompt.tokens)), 1e-4)
+    for cell, (word, peak) in enumerate(peaks.items()):
+        [columns] = prompt.find(word)
+        maps[cell, cell, columns[0]] = peak
+    held = Heatmaps(prompt, maps)
+    labels = [heatmap.label for heatmap in held.occurrences()]
+    assert [labels[i] for i in _first_pins(held, strange)] == first

@@ -28,6 +28,16 @@ from sdattn.runs.report import report
 pytestmark = pytest.mark.slow
 
 HINTS = (".words .hint", "#spot-where")
+# opacity of the heat in each of 16x16 cells, summed
+ALPHA = """() => {
+  const sums = Array(256).fill(0), cell = canvas.width / 16;
+  const pixels = canvas.getContext("2d").getImageData(0, 0, canvas.width, canvas.height).data;
+  for (let i = 3; i < pixels.length; i += 4) {
+    const at = (i - 3) / 4, x = at % canvas.width, y = Math.floor(at / canvas.width);
+    sums[Math.floor(y / cell) * 16 + Math.floor(x / cell)] += pixels[i];
+  }
+  return sums;
+}"""
 WIDTHS = "all => all.map((e) => parseFloat(e.style.width))"
 SMALL = {"height": 128, "width": 192, "num_inference_steps": 3}
 HOSTILE = [
@@ -51,11 +61,11 @@ def demo():
 
 @pytest.fixture(scope="module")
 def run(demo):
-    """With a step, further texts and what changes without a word."""
+    """With each step, further texts and where spots looked."""
     watch = {"steps": "all", "branch": "both"}
     return generate(
         demo, PROMPT, negative_prompt="yellow", ask=f"star {THIRD}", capture_options=watch,
-        num_inference_steps=6,
+        num_inference_steps=6, spots=True,
     )  # fmt: skip
 
 
@@ -362,6 +372,41 @@ def test_a_spot_lists_the_words_that_act_there(run, page_of):
     assert page.locator("#spot-words li").count() == 8  # kept
     page.keyboard.press("Escape")
     assert page.locator("#spot-words li").count() == 0
+
+
+def test_a_click_shows_where_a_spot_looked(run, page_of):
+    page, spots = page_of(run[0]), run[0].details.spots
+    page.keyboard.press("Escape")
+    image = page.locator("#image").bounding_box()
+
+    def click(row, col):
+        side = image["width"] / 16
+        page.mouse.click(image["x"] + (col + 0.5) * side, image["y"] + (row + 0.5) * side)
+        page.mouse.move(2, 2)
+        return spots[row, col], page.locator("#caption").inner_text(), heat()
+
+    def heat():
+        """Where the heat is strongest, (row, col) in cells, and its mean."""
+        alpha = np.array(page.evaluate(ALPHA)).reshape(16, 16)
+        return np.unravel_index(alpha.argmax(), alpha.shape), alpha.mean()
+
+    for row, col in ((3, 9), (11, 4)):  # row and column differ
+        looked, caption, (strongest, _) = click(row, col)
+        assert caption == "Where this spot looked"
+        best = np.unravel_index(looked.argmax(), looked.shape)
+        assert max(abs(a - b) for a, b in zip(strongest, best, strict=True)) <= 1
+    low, high = (page.locator(f"#{end}").inner_text() for end in ("low", "high"))
+    assert float(low) == pytest.approx(float(looked.min()), rel=0.06)
+    assert float(high.split()[0]) == pytest.approx(float(looked.max()), rel=0.06)
+    with page.expect_download() as waiting:
+        page.get_by_role("button", name="Save this view as PNG").click()
+    assert "Where_this_spot_looked" in waiting.value.suggested_filename
+    page.locator(f".word:has-text('{THING}')").first.hover()  # a word comes first
+    assert THING in page.locator("#caption").inner_text()
+    page.mouse.move(2, 2)
+    assert page.locator("#caption").inner_text() == "Where this spot looked"
+    page.locator("#looks").uncheck()
+    assert page.locator("#caption").inner_text() == "" and heat()[1] == 0
 
 
 def test_values_are_called_what_they_are(demo, page_of):

@@ -13,8 +13,9 @@ from helpers.trees import tree
 
 from sdattn import diff, load_run
 from sdattn.batch.storage.manifest import FORMAT as BATCH_FORMAT
+from sdattn.files.records import sealed
 from sdattn.files.writing import write_files
-from sdattn.runs.info import FORMAT, FURTHER, sealed
+from sdattn.runs.info import FORMAT, FURTHER
 from sdattn.runs.targets import RUN_FILE, check_target, new_folder, run_around
 
 

@@ -24,8 +24,7 @@ from scripts.training.motion import (
     video_latents,
     video_loss,
 )
-from sdattn.loading.lent import LENT
-from sdattn.loading.pipelines import load_pipeline
+from sdattn.loading.pipelines import LENT, load_pipeline
 from sdattn.models import demos
 
 pytestmark = pytest.mark.slow

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 import traceback
 import warnings
@@ -12,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 from ...edit.editing import edit
+from ...files.terminal import say
 from ...maps.presets import Preset, preset_for
 from ...models.pipeline import Pipeline
 from ...runs.editrun import EditRun
@@ -79,10 +79,9 @@ class BatchDrawer:
         size = 1
         if too_large:
             size = self.limits[part[0].shape] = (len(part) + 1) // 2
-            print(
-                f"sdattn: out of memory with {len(part)} items of {part[0].options}; from here on "
-                f"such items run {size} together",
-                file=sys.stderr,
+            say(
+                f"out of memory with {len(part)} items of {part[0].options}; from here on such "
+                f"items run {size} together"
             )
         start = 0
         while start < len(part):

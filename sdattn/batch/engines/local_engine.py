@@ -2,7 +2,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import torch
+
 from ...errors import InvalidValueError
+from ...loading.devices import limit_threads
 from ...models.pipeline import Pipeline
 from ..input.items import BadLine, Item
 from ..input.plan import Job
@@ -14,17 +17,20 @@ from .worker import Loaded, Worker, check, load
 
 
 class LocalEngine:
-    """Processes that accelerate started, each with the pipeline, seen from each of them."""
+    """Processes that accelerate started, each with the pipeline, seen from each of them; ``lost``
+    tells that one of them ended."""
 
     lost = False  # the team notices that
 
     def __init__(self, request: Request, team: ProcessGroup, folder: BatchFolder, job: str):
         self.request, self.team, self.folder, self.job = request, team, folder, job
         self.pipe: Pipeline  # once loaded
+        self.threads = torch.get_num_threads()  # to be restored
 
     def load(self) -> Loaded:
         team = self.team
         self.pipe = team.run_on_all(lambda: load(self.request, team.device))
+        limit_threads(self.pipe)
         loaded = team.all_gather(team.run_on_all(lambda: Loaded.of(self.pipe)))
         return team.broadcast(lambda: same(loaded))
 
@@ -37,6 +43,8 @@ class LocalEngine:
         return self.team.broadcast(lambda: find(self.pipe, jobs, self.request.preset, share))
 
     def draw(self, batches: Sequence[list[Job]], wanted: Mapping[str, str], deal: str) -> None:
+        """Draw the ``wanted`` items, id to fingerprint, of batches that are the same in all
+        processes, until none is left or the folder is stopped; ``deal`` is a new name."""
         size = max(map(len, batches), default=1)
         name = f"{self.job}-{self.team.rank}"
         with Worker(self.pipe, self.folder, name, self.request, size) as worker:
@@ -46,7 +54,7 @@ class LocalEngine:
                 worker.draw(batch, wanted)
 
     def close(self) -> None:
-        pass
+        torch.set_num_threads(self.threads)
 
 
 def same(loaded: Sequence[Loaded]) -> Loaded:
@@ -59,7 +67,6 @@ def same(loaded: Sequence[Loaded]) -> Loaded:
     if len(set(loaded)) > 1:
         checksums = ", ".join(one.weights for one in loaded)
         raise InvalidValueError(
-            f"The processes have loaded different models (checksums {checksums}). Give every "
-            "machine the same files."
+            f"The processes have loaded different models ({checksums}). Give all the same files."
         )
     return loaded[0]

@@ -4,7 +4,6 @@ import atexit
 import os
 import pickle
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +16,7 @@ from typing import Any, TypeVar
 import torch
 
 from ...errors import InvalidValueError, RunError, SdattnWarning, warn
+from ...files.terminal import say
 from ...loading.devices import checked_device
 from ..input.request import STOPS
 
@@ -52,8 +52,7 @@ class ProcessGroup:
         self.first, self.first_here = self.rank == 0, self._state.local_process_index == 0
         if device is not None and self.size > 1 and wanted.index is not None:
             raise InvalidValueError(
-                f"`device={str(device)!r}` names one device for {self.size} processes. Leave it "
-                "out: accelerate gives each process its own."
+                f"`device={str(device)!r}` names one for {self.size} processes. Leave it out."
             )
         # By way of the CPU on every device: a GPU is not to wait, nor to hold messages,
         # and gloo notices at once that a process on another machine is gone.
@@ -171,15 +170,10 @@ def _attempt(make: Callable[[], T]) -> tuple[Exception | None, T | None]:
     try:
         return None, make()
     except Exception as error:
-        return _sendable(error), None
-
-
-def _sendable(error: Exception) -> Exception:
-    try:
-        pickle.loads(pickle.dumps(error))
-        return error
-    except Exception:
-        return RunError(f"{type(error).__name__}: {error}")
+        with suppress(Exception):
+            pickle.loads(pickle.dumps(error))
+            return error, None
+        return RunError(f"{type(error).__name__}: {error}"), None
 
 
 @contextmanager
@@ -197,7 +191,7 @@ def heard(stop: Callable[[str], None]) -> Iterator[None]:
         if not first:
             first.append(time.monotonic())
             name = signal.Signals(number).name
-            print(f"sdattn: {name}: finishing the items in hand", file=sys.stderr, flush=True)
+            say(f"{name}: finishing the items in hand")
             stop(name)
         elif time.monotonic() - first[0] > _ECHO:
             signal.signal(number, before[number])

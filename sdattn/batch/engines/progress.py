@@ -6,7 +6,9 @@ import sys
 import threading
 import time
 from contextlib import suppress
+from datetime import timedelta
 
+from ...files.terminal import say
 from ..storage.storage import Storage
 
 _LINE_EVERY = 15.0  # seconds between lines if there is no terminal
@@ -23,20 +25,16 @@ class Tally:
     def count(self, kind: str) -> int:
         with self._lock:
             with suppress(OSError):  # they are counted next time; a writer raises it as well
-                self._read_new(kind)
+                for name, size in self._storage.listing(f".batch/{kind}").items():
+                    # Only new bytes are read: files of a long run are large.
+                    start, rows = self._read.get(name, (0, 0))
+                    if size != start:
+                        with (self._storage.root / name).open("rb") as file:
+                            file.seek(start)
+                            new = file.read()
+                        self._read[name] = start + len(new), rows + new.count(b"\n")
             read = self._read.items()
             return sum(rows for name, (_, rows) in read if name.startswith(f".batch/{kind}/"))
-
-    def _read_new(self, kind: str) -> None:
-        for name, size in self._storage.listing(f".batch/{kind}").items():
-            # Only new bytes are read: files of a long run are large.
-            start, rows = self._read.get(name, (0, 0))
-            if size == start:
-                continue
-            with (self._storage.root / name).open("rb") as file:
-                file.seek(start)
-                new = file.read()
-            self._read[name] = start + len(new), rows + new.count(b"\n")
 
 
 class Progress:
@@ -46,7 +44,8 @@ class Progress:
         self.tally, self.total, self.before = Tally(storage), total, before
         self._redraw = _LINE_EVERY if storage.is_remote else 0.5  # each redraw queries the storage
         self._end = threading.Event()
-        self._thread = threading.Thread(target=self._run, daemon=True)
+        show = self._draw_bar if sys.stderr.isatty() else self._print_lines
+        self._thread = threading.Thread(target=show, daemon=True)
         self._start = time.monotonic()
 
     def __enter__(self) -> Progress:
@@ -58,7 +57,7 @@ class Progress:
         self._thread.join()
 
     def text(self) -> str:
-        """Return ``120 of 200 items (80 were there), 3.20 items/s, 0:25 left, 1 failed``."""
+        """Return ``120 of 200 items (80 were there), 3.2 items/s, 0:00:25 left, 1 failed``."""
         done, failed = self.tally.count("done"), self.tally.count("failed")
         rate = done / max(time.monotonic() - self._start, 1e-6)
         left = self.total - self.before - done - failed
@@ -66,17 +65,14 @@ class Progress:
         if self.before:
             parts[0] += f" ({self.before:,} were there)"
         if done:
-            parts += [f"{rate:.3g} items/s", f"{clock(left / rate)} left"]
+            parts += [f"{rate:.3g} items/s", f"{timedelta(seconds=round(left / rate))} left"]
         if failed:
             parts.append(f"{failed:,} failed")
         return ", ".join(parts)
 
-    def _run(self) -> None:
-        if sys.stderr.isatty():
-            self._draw_bar()
-            return
+    def _print_lines(self) -> None:
         while not self._end.wait(_LINE_EVERY):
-            print(f"sdattn: {self.text()}", file=sys.stderr, flush=True)
+            say(self.text())
 
     def _draw_bar(self) -> None:
         from rich.console import Console
@@ -93,12 +89,3 @@ class Progress:
                 bar.update(task, completed=done, description=text)
                 if ended:
                     return
-
-
-def clock(seconds: float) -> str:
-    """Return a duration in a readable form, ``0:25``, ``1:02:05`` or ``2 days 7:33:20``."""
-    minutes, second = divmod(round(seconds), 60)
-    hours, minute = divmod(minutes, 60)
-    days, hour = divmod(hours, 24)
-    text = f"{hour}:{minute:02d}:{second:02d}" if hours else f"{minute}:{second:02d}"
-    return f"{days} days {text}" if days else text

@@ -9,7 +9,6 @@ from __future__ import annotations
 import logging
 import os
 import socket
-import sys
 import time
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
@@ -19,7 +18,7 @@ from typing import Any, NamedTuple
 
 from ...errors import AccessError, RunError
 from ...files.addresses import path_of
-from ...files.terminal import shorter
+from ...files.terminal import say, shorter
 from ...loading.quiet import quiet_libraries
 from ...models.pipeline import Pipeline
 from ..input.items import BadLine, Item
@@ -142,7 +141,11 @@ class RayEngine:
                 ray.kill(actor)
             if self.began:
                 ray.shutdown()
-            self._wait_for_the_lock()
+            # Killed workers share the lock, and the next command must find it free.
+            self.folder.close()
+            end = time.monotonic() + _LEAVING
+            while not self.folder.lock.free() and time.monotonic() < end:
+                time.sleep(0.05)
 
     # Ray
 
@@ -159,19 +162,12 @@ class RayEngine:
         gpus = int(ray.cluster_resources().get("GPU", 0))
         device = self.request.device or ("cuda" if gpus else "cpu")
         if not (self.request.device or gpus):  # an autoscaler may be waiting for a request
-            _say("Ray has no GPU now, so each worker takes a CPU; the device cuda waits for GPUs")
+            say("Ray has no GPU now, so each worker takes a CPU; the device cuda waits for GPUs")
         self.request = replace(self.request, device=device)
         self.takes = "GPU" if device == "cuda" else "CPU"
         takes: dict[str, Any] = {f"num_{self.takes.lower()}s": 1}
         self.kind = ray.remote(**takes)(RayActor)
         self.least, self.most = self.request.workers or (1, max(1, gpus))
-
-    def _wait_for_the_lock(self) -> None:
-        """Wait for killed workers, who share the lock: the next command must find it free."""
-        self.folder.close()
-        end = time.monotonic() + _LEAVING
-        while not self.folder.lock.free() and time.monotonic() < end:
-            time.sleep(0.05)
 
     def _hire(self) -> None:
         actor = self.kind.remote(self.request, self.job, os.getcwd())
@@ -228,20 +224,17 @@ class RayEngine:
         ray.kill(call.actor)
         self.actors.remove(call.actor)
         reason = _reason(gone)
-        _say(f"a worker has ended too soon ({reason})")
+        say(f"a worker has ended too soon ({reason})")
         # A batch that ends three workers is given up; so is the run if none of them can start.
         cause = call.batch[0].item.id if call.batch else call.method
         self.losses[cause] += 1
         if call.batch and self.losses[cause] == _TRIES:
-            self._give_up(call.batch, gone)
+            text = f"each of {_TRIES} workers that drew it ended ({type(gone).__name__})"
+            for job in call.batch:
+                self.folder.note_failed(self.job, asdict(job.item), text, str(gone))
         elif self.losses[cause] == _TRIES * self.most:
             self.errors.append(RunError(f"The workers end before they draw. {reason}"))
         self._hire()
-
-    def _give_up(self, batch: Sequence[Job], gone: Exception) -> None:
-        reason = f"each of {_TRIES} workers that drew it ended ({type(gone).__name__})"
-        for job in batch:
-            self.folder.note_failed(self.job, asdict(job.item), reason, str(gone))
 
     def _raise(self) -> None:
         if self.errors:
@@ -253,16 +246,10 @@ class RayEngine:
         if any(call.method != "load" for call in self.calls.values()):
             return
         there = f"{len(self.free)} of {self.least} workers have loaded the model"
-        has = f"{ray.cluster_resources().get(self.takes, 0):g}"
+        text = f"waiting: {there}; each takes a {self.takes}, and Ray has "
+        text += f"{ray.cluster_resources().get(self.takes, 0):g}"
         then = f"; asked for 1 to {self.most} workers it would start as many as fit"
-        _say(
-            f"waiting: {there}; each takes a {self.takes}, and Ray has {has}"
-            f"{then * (self.least > 1)}"
-        )
-
-
-def _say(text: str) -> None:
-    print(f"sdattn: {text}", file=sys.stderr, flush=True)
+        say(text + then * (self.least > 1))
 
 
 def _reason(gone: Exception) -> str:

@@ -12,7 +12,7 @@ from ...loading.pipelines import load_pipeline
 from ...loading.quiet import quiet_libraries
 from ...maps.presets import Preset, preset_of
 from ...models.pipeline import Options
-from ...models.videos import makes_videos
+from ...models.sizes import makes_videos
 from ...runs.editrun import EditRun
 from ...runs.imagerun import ImageRun
 from ...runs.info import MAPS

@@ -2,7 +2,6 @@
 
 import ctypes
 import math
-import sys
 import time
 import warnings
 from collections.abc import Sequence
@@ -10,11 +9,11 @@ from dataclasses import replace
 
 import torch
 
+from ...files.terminal import say
 from ...maps.presets import Preset, preset_for
 from ...models.pipeline import Options, Pipeline
 from ...models.reading import read_prompts
-from ...models.sizes import default_size
-from ...models.videos import default_frames, makes_videos
+from ...models.sizes import default_frames, default_size, makes_videos
 from ...runs.explaining import explain
 from ...runs.run import Run
 from ...runs.sampling import sample
@@ -46,7 +45,7 @@ def find_batch_size(pipe: Pipeline, jobs: Sequence[Job], preset: Preset, share: 
             break
         best, least, size = size, each, 2 * size
     release_memory()
-    print(f"sdattn: {best} items to a batch", file=sys.stderr)
+    say(f"{best} items to a batch")
     return best
 
 

@@ -15,7 +15,7 @@ from ...maps.presets import preset_for
 from ...maps.requirements import capture_settings, columns_of
 from ...models.layers import find_denoiser
 from ...models.pipeline import Pipeline
-from ...models.videos import makes_videos
+from ...models.sizes import makes_videos
 from ...runs.drawings import drawings
 from ...runs.editrun import EditRun
 from ...runs.folder import pack_with_page

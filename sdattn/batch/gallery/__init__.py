@@ -5,7 +5,7 @@ is opened, and the same run gives the same bytes anywhere.
 """
 
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -53,10 +53,12 @@ def write_gallery(folder: BatchFolder) -> None:
         data = {"opens": about["opens"], "has_images": about["has_images"], "rows": here}
         data |= {"videos": True} if about["videos"] else {}
         if about["overlays"]:
-            data["files"] = _files(word for row in here for word in row[4])
+            # the spelling of words in the names of their overlays, if it differs
+            words = ((word, file_name(word)) for row in here for word in row[4])
+            data["files"] = {word: name for word, name in words if name != word}
         links = _links(number, spans)
         made = page("gallery", home=_HERE, images_from=_IMAGES, data=data, pages=links, **about)
-        folder.write(_name(number), [made])
+        folder.storage.write(_name(number), [made])
     for old in folder.root.glob("index-*.html"):
         found = re.fullmatch(r"index-([1-9][0-9]*)\.html", old.name)
         if found and int(found[1]) > len(spans):
@@ -100,12 +102,6 @@ def _compact(row: Mapping[str, Any]) -> list[Any]:
         rises = [word["peak"] - word["mean"] for word in row["statistics"]]
         source = [None, row["source_file"], rises.index(max(rises)) if rises else -1]
     return [*seen, *size, row["truncated"], blanked, *source]
-
-
-def _files(words: Iterable[str]) -> dict[str, str]:
-    """Return the spelling of words in the names of their overlays, if it differs."""
-    names = {word: file_name(word) for word in words}
-    return {word: name for word, name in names.items() if name != word}
 
 
 def _links(number: int, spans: list[_Span]) -> list[dict[str, object]]:

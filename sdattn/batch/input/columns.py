@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ...errors import InvalidValueError, OptionError
 from ...files.terminal import shown
 from ..storage.rows import OWN_NAMES
-from .values import Fields, number
+from .values import Fields
 
 ALL = "all"
 PROMPTS = ("prompt", "Prompt", "Prompts", "caption", "text")
@@ -52,8 +52,7 @@ class Columns:
     def check(self) -> None:
         """Raise InvalidValueError for a column that cannot be kept."""
         if self.keep != ALL and (taken := sorted(OWN_NAMES.intersection(self.keep))):
-            text = "rows have columns of their own of that name. Rename yours in the list."
-            raise OptionError("keep_columns", taken, text)
+            raise OptionError("keep_columns", taken, "rows have columns so called. Rename yours.")
 
     def prompt_in(self, names: Collection[str]) -> str:
         """Return the column that holds the prompt; raise InvalidValueError for none or several."""
@@ -63,8 +62,7 @@ class Columns:
             return found[0]
         what = "the prompt is missing" if not found else f"{' and '.join(found)} may be the prompt"
         raise InvalidValueError(
-            f"{what}; found {shown([*names], 200)}. Write one, or name its column with "
-            "`prompt_column`."
+            f"{what}; found {shown([*names], 200)}. Write one, or pass `prompt_column`."
         )
 
     @property
@@ -80,8 +78,7 @@ class Columns:
         kept = kept if self.keep == ALL else list(self.named)
         if taken := sorted(OWN_NAMES.intersection(kept)):
             raise InvalidValueError(
-                f"rows have columns of their own called {', '.join(taken)}. Rename yours, or name "
-                "the columns to keep one by one."
+                f"rows have columns called {', '.join(taken)}. Rename yours, or name those to keep."
             )
         return found, {name: fields.text(name) for name in kept}
 
@@ -102,10 +99,3 @@ def renamed(name: str) -> str | None:
     plain = re.sub(r"[\s-]+", "_", name.strip()).lower()
     is_ours = plain != name and plain in (*OWN, *NUMBERS)
     return f"write {plain}" if is_ours else _HINTS.get(plain)
-
-
-def plain_number(name: str, value: object) -> object:
-    """Return the number that a field's value stands for: 7 for 7.0 and "7"; else the value."""
-    if name not in NUMBERS:
-        return value
-    return number(value, whole=name != "guidance_scale")

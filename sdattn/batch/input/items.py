@@ -15,10 +15,10 @@ from ...files.terminal import shorter, shown
 from ...models.pipeline import Options
 from ...models.values import LARGEST_SEED, checked_seeds
 from ...prompts.words import split_phrase, split_words
-from .columns import ALL, EDITS, OWN, Columns, plain_number, renamed
+from .columns import ALL, EDITS, NUMBERS, OWN, Columns, renamed
 from .lines import open_lines
 from .photos import Photo, photo_in
-from .values import ID
+from .values import ID, number
 
 _TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
 REFUSED, LEFT_OUT, KEPT = "refused", "left out", "kept"
@@ -72,12 +72,7 @@ class BadLine:
 
 
 def read_items(
-    data: bytes,
-    kind: str,
-    find: Find = _HERE,
-    *,
-    seed: int = 0,
-    columns: Columns | None = None,
+    data: bytes, kind: str, find: Find = _HERE, *, seed: int = 0, columns: Columns | None = None
 ) -> tuple[list[Item], list[BadLine]]:
     r"""Return the items and the bad lines of a batch, each in the order of the input.
 
@@ -107,12 +102,13 @@ def read_items(
             item = item_of(own, found, line, find, columns=kept, foreign=foreign)
             if (first := taken.setdefault(item.id.lower(), line)) != line:
                 raise InvalidValueError(
-                    f"id={item.id!r} is already used in line {first}. Write another; letter case "
-                    "is ignored."
+                    f"id={item.id!r} is already in line {first}. Write another; case is ignored."
                 )
             items.append(item)
         except ValueError as error:
-            bad.append(BadLine(line, printable(str(error)), _beginning(raw)))
+            text = raw[:800].decode(errors="backslashreplace")  # at most four bytes per character
+            text = printable(text.rstrip("\r\n")[:200])[:200]
+            bad.append(BadLine(line, printable(str(error)), text))
     columns.check_seen(seen)
     return (_with_same_columns(items) if columns.keep == ALL else items), bad
 
@@ -141,7 +137,8 @@ def item_of(
     image = find(found["image"]) if "image" in found else None
     given = {**defaults, **found}
     for name, value in given.items():
-        given[name] = plain_number(name, value)
+        if name in NUMBERS:
+            given[name] = number(value, whole=name != "guidance_scale")
         _check_field(name, given[name])
         if foreign == REFUSED and not name.isidentifier():
             raise InvalidValueError(
@@ -205,24 +202,15 @@ def _is_text(value: object) -> bool:
     return isinstance(value, str) and bool(value.strip())
 
 
-def _is_id(value: object) -> bool:
-    name = str(value) if type(value) is int else value
-    return isinstance(name, str) and bool(ID.fullmatch(name))
-
-
 def _is_words(value: object) -> bool:
     return isinstance(value, list) and bool(value) and all(map(_is_text, value))
-
-
-def _is_weights(value: object) -> bool:
-    return isinstance(value, dict) and all(type(held) in (int, float) for held in value.values())
 
 
 _ONE = (_between(1, 1), "an item is one image or video. Write a line for each")
 _SIDE = (_between(1, 16384), "write a whole number of pixels from 1 to 16384")
 _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
     "id": (
-        _is_id,
+        lambda value: type(value) in (int, str) and bool(ID.fullmatch(str(value))),
         "it names a folder. Write up to 100 letters a-z, digits and . _ -, beginning with a letter "
         "or digit, without a dot at the end or two in a row",
     ),
@@ -240,7 +228,10 @@ _RULES: dict[str, tuple[Callable[[Any], bool], str]] = {
         lambda value: _is_text(value) or _is_words(value),
         "write a word, or a list of words, where the image may change",
     ),
-    "weights": (_is_weights, 'write an object of words and their factors, as {"cat": 2}'),
+    "weights": (
+        lambda value: type(value) is dict and {*map(type, value.values())} <= {int, float},
+        'write an object of words and their factors, as {"cat": 2}',
+    ),
     "width": _SIDE,
     "height": _SIDE,
     "num_inference_steps": (_between(1, math.inf), "write a whole number from 1"),
@@ -264,11 +255,6 @@ def _check_words(words: Sequence[str], prompt: str) -> None:
                 f"{shown(phrase)} is not in the prompt. Its words are: {shorter(found, 300)}."
                 f"{did_you_mean(phrase, found.split(', '))}"
             )
-
-
-def _beginning(raw: bytes) -> str:
-    text = raw[:800].decode(errors="backslashreplace")  # at most four bytes per character
-    return printable(text.rstrip("\r\n")[:200])[:200]
 
 
 def printable(text: str) -> str:

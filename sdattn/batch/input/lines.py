@@ -47,18 +47,13 @@ def kind_of(name: str) -> str:
 def open_lines(
     data: bytes, kind: str, columns: Columns | None = None
 ) -> tuple[Numbered, Callable[[bytes], Fields | None]]:
-    """Return the numbered lines of an input, and a function that returns the fields of one or None.
+    """Return the numbered lines of an input, and a function that returns the fields of one or None;
+    raise ValueError for an input, or a header, that cannot be read as of its kind.
 
-    Args:
-        data: the whole input, UTF-8, or UTF-16 with a byte order mark. Lines end with a line feed,
-            or, in an input without any, with a carriage return.
-        kind: see :func:`kind_of`. ``"rows"``: lines of JSON that were the rows of a table.
-            ``"auto"``: JSON if it begins so, a table if the first line that is not blank is a
-            header, else text.
-
-    Raises:
-        ValueError: a header that cannot be read, broken UTF-16, JSON that is not a list, or a text
-            whose first line is a header.
+    The input is UTF-8, or UTF-16 with a byte order mark. Lines end with a line feed, or, in an
+    input without any, with a carriage return. For ``kind`` see :func:`kind_of`. ``"rows"``: lines
+    of JSON that were the rows of a table. ``"auto"``: JSON if it begins so, a table if the first
+    line that is not blank is a header, else text.
     """
     data = _as_utf8(data)
     if kind in ("auto", "txt"):
@@ -70,8 +65,7 @@ def open_lines(
     if kind == "json":
         if (found := _rows_of_json(data)) is None:
             raise InvalidValueError(
-                "The input is not a JSON list. Write an array of objects, or, in a .jsonl file, "
-                "one object per line."
+                "The input is not a JSON list. Write an array, or, in a .jsonl file, objects."
             )
         lines = [json.dumps(row).encode() for row in found]
     if kind == "txt":

@@ -7,6 +7,7 @@ photo.jpg photo.txt                                     # pairs, in a folder or 
 from __future__ import annotations
 
 import json
+import os
 import tarfile
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -14,7 +15,7 @@ from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, BinaryIO, NamedTuple, cast
 
 from PIL import Image
 
@@ -25,16 +26,18 @@ from ...files.terminal import shown
 from ...files.writing import sha256
 from .values import ID, decoded, parsed
 
+_RUNS = {"run.json", "batch.json"}  # in the folders of runs
+
 
 @dataclass(frozen=True, slots=True)
 class Photo:
     """An image to explain.
 
     Attributes:
-        where: its file, or the tar file or data set that holds it.
-        name: the name of its own file.
+        where: its file, or the tar file, Parquet file or data set that holds it.
+        name: the name of its own file; of a pair, with its folder below the source's.
         span: first byte and length in a tar file.
-        row: row in a data set that ``save_to_disk()`` wrote.
+        row: row in a Parquet file, or in a data set that ``save_to_disk()`` wrote.
         sha256: checksum when the list was read.
         size: upright (width, height) in pixels.
     """
@@ -63,7 +66,7 @@ class Photo:
 
     def read(self) -> bytes:
         if self.row is not None:
-            image = _saved(self.where)[self.row]["image"]
+            image = _image_at(self.where, self.row)
             return image["bytes"] or Path(image["path"]).read_bytes()
         with path_of(self.where).open("rb") as file:
             return _at(file, self.span or (0, -1))
@@ -92,8 +95,7 @@ def photo_in(folder: AnyPath, name: str) -> Photo:
     """Return the image of this name, relative to a folder; raise ValueError for none."""
     if is_address(name):
         raise InvalidValueError(
-            f"image={shown(name)} is an address, and images are not downloaded. Write a path, "
-            "relative to the list."
+            f"image={shown(name)} is an address. Write a path, relative to the list."
         )
     where = folder / name
     where = where.absolute() if isinstance(where, Path) else where
@@ -112,16 +114,14 @@ def find_photos(path: AnyPath) -> Found | None:
     if described.is_file() and b'"file_name"' in (data := described.read_bytes()):
         lines = map(_with_image, data.splitlines(keepends=True))
         return Found(b"".join(lines), "rows", partial(photo_in, path))
-    files = [one for one in sorted(path.iterdir()) if one.is_file()]
+    files = sorted(_files_below(path))
     if tars := [file for file in files if file.suffix.lower() == ".tar"]:
         return _pairs(_members(tars))
-    captions = {file.stem for file in files if file.suffix == ".txt"}
-    if captions.isdisjoint(file.stem for file in files if file.suffix.lower() in SUFFIXES):
+    captions = {file.with_suffix("") for file in files if file.suffix == ".txt"}
+    photos = (file for file in files if file.suffix.lower() in SUFFIXES)
+    if captions.isdisjoint(file.with_suffix("") for file in photos):
         return None
-    return _pairs(
-        _Member(file.stem, file.suffix, Photo(str(file.absolute()), file.name), file.read_bytes)
-        for file in files
-    )
+    return _pairs(_member(file, path) for file in files)
 
 
 def _with_image(line: bytes) -> bytes:
@@ -145,6 +145,22 @@ class _Member(NamedTuple):
     ending: str
     photo: Photo
     read: Callable[[], bytes]
+
+
+def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield the files of a folder and those in it, without what is hidden and runs' folders."""
+    for here, folders, names in os.walk(folder):  # Path.walk came with Python 3.12
+        folders[:] = [name for name in folders if not name.startswith(".")]
+        if _RUNS.intersection(names):
+            folders.clear()
+            continue
+        yield from (Path(here, name) for name in names)
+
+
+def _member(file: Path, folder: Path) -> _Member:
+    name = file.relative_to(folder)
+    key, photo = name.with_suffix("").as_posix(), Photo(str(file.absolute()), name.as_posix())
+    return _Member(key, file.suffix, photo, file.read_bytes)
 
 
 def _members(tars: Iterable[AnyPath]) -> Iterator[_Member]:
@@ -197,23 +213,56 @@ def _found(photos: Mapping[str, Photo | str], key: str) -> Photo:
 # Data sets
 
 
-def rows_of(rows: Any, folder: str, *, saved: bool) -> Found:
-    """Return a data set as a list; ``saved`` ones hold their images, of others only files are
-    read."""
+def rows_of(rows: Any, where: str, *, saved: bool) -> Found:
+    """Return a data set as a list, see :func:`list_rows`."""
+    return list_rows(_undecoded(rows), where, saved=saved)
+
+
+def list_rows(rows: Iterable[dict[str, Any]], where: str, *, saved: bool) -> Found:
+    """Return rows, whose images are ``{bytes, path}``, as a list; ``saved`` ones hold their images,
+    of others only files are read."""
     found = []
-    for number, row in enumerate(_undecoded(rows)):
+    for number, row in enumerate(rows):
         image = row.get("image")
         if isinstance(image, dict) and image.keys() == {"bytes", "path"}:
             path = image["path"] if image["bytes"] is None else b""
             row = {**row, "image": str(number) if saved else path}
         found.append(row)
-    find = partial(_in_saved if saved else photo_in, Path(folder).absolute())
+    find = partial(_in_saved if saved else photo_in, Path(where).absolute())
     return Found(json_lines(found), "rows", find)
 
 
-def _in_saved(folder: Path, row: str) -> Photo:
-    name = _saved(str(folder))[int(row)]["image"]["path"] or row
-    return Photo(str(folder), Path(name).name, row=int(row)).seen()
+def _in_saved(where: Path, row: str) -> Photo:
+    name = _image_at(str(where), int(row))["path"] or row
+    return Photo(str(where), Path(name).name, row=int(row)).seen()
+
+
+def _image_at(where: str, row: int) -> dict[str, Any]:
+    """Return an image's ``{bytes, path}``."""
+    if Path(where).is_dir():
+        return cast(dict[str, Any], _saved(where)[row]["image"])
+    for group, rows in enumerate(_row_groups(where)):
+        if row < rows:
+            return _row_group(where, group)[row]
+        row -= rows
+    raise InvalidValueError(f"{where} has fewer rows by now. Run the same command again.")
+
+
+@lru_cache(maxsize=1)
+def _row_groups(where: str) -> list[int]:
+    """Return the number of rows of each row group of a Parquet file."""
+    from pyarrow import parquet
+
+    found = parquet.read_metadata(where)
+    return [found.row_group(group).num_rows for group in range(found.num_row_groups)]
+
+
+@lru_cache(maxsize=2)  # a file may be larger than memory
+def _row_group(where: str, group: int) -> list[dict[str, Any]]:
+    from pyarrow import parquet
+
+    read = parquet.ParquetFile(where).read_row_group(group, columns=["image"])
+    return cast(list[dict[str, Any]], read["image"].to_pylist())
 
 
 @lru_cache(maxsize=1)

@@ -3,7 +3,6 @@
 import hashlib
 import inspect
 import json
-import sys
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,15 +13,15 @@ import torch
 
 from ...edit.editing import EditOptions, prepare
 from ...errors import InvalidValueError
-from ...files.terminal import shown
+from ...files.terminal import say, shown
 from ...files.writing import sha256
 from ...inversion.images import fitted_size
 from ...models.call_facts import images_a_prompt
 from ...models.pipeline import Options, Pipeline
 from ...models.pipeline_call import checked_options
 from ...models.reading import read_prompts
+from ...models.sizes import makes_videos
 from ...models.values import check_text
-from ...models.videos import makes_videos
 from ...runs.explaining import check_explained, is_decided
 from .columns import OWN
 from .items import KEPT, REFUSED, BadLine, Item, printable
@@ -59,14 +58,11 @@ def check_items(
             reason = printable(" ".join(reason.split()))
             bad.append(BadLine(item.line, reason, printable(item.prompt[:200])[:200]))
     if checks.left_out:
-        print(
-            f"sdattn: not used, as no {type(pipe).__name__} has such options: "
-            f"{', '.join(map(shown, checks.left_out))}. keep_columns keeps them in the rows.",
-            file=sys.stderr,
-        )
+        names = ", ".join(map(shown, checks.left_out))
+        why = f"not used, as no {type(pipe).__name__} has such options"
+        say(f"{why}: {names}. keep_columns keeps them in the rows.")
     if checks.decided:
-        names = ", ".join(map(shown, checks.decided))
-        print(f"sdattn: not used, as an image decides them: {names}", file=sys.stderr)
+        say(f"not used, as an image decides them: {', '.join(map(shown, checks.decided))}")
     return jobs, bad
 
 
@@ -107,8 +103,7 @@ class _Checks:
             columns = len(read.tokens) if self.of_length else 0
         if item.edit_to is not None and makes_videos(self.pipe):
             raise InvalidValueError(
-                f"A {type(self.pipe).__name__} makes videos, and only images can be edited. Leave "
-                "edit_to out, or choose a model that makes images."
+                f"A {type(self.pipe).__name__} makes videos, not images to edit. Leave edit_to out."
             )
         if item.edit_to is not None:  # its prompts run together, and with no other's
             prepare(self.pipe, item.prompt, item.edit_to, EditOptions(**item.edit), options)
@@ -215,10 +210,8 @@ def fingerprint(job: Job, settings: str) -> str:
 
 
 def digest_inputs(jobs: Iterable[Job]) -> str:
-    found = hashlib.sha256()
-    for job in jobs:
-        found.update(f"{job.item.id}\n{job.item.line}\n{fingerprint(job, '')}\n".encode())
-    return found.hexdigest()[:16]
+    told = (f"{job.item.id}\n{job.item.line}\n{fingerprint(job, '')}\n" for job in jobs)
+    return sha256("".join(told).encode())[:16]
 
 
 def digest_model(pipe: Pipeline) -> str:
@@ -234,7 +227,8 @@ def digest_model(pipe: Pipeline) -> str:
         if isinstance(part, torch.nn.Module):
             parts[name].append({key: _sum(weight) for key, weight in _weights(part).items()})
             # A LoRA's scale is not one of its weights.
-            scales = [[n, m.scaling] for n, m in part.named_modules() if _is_scaled(m)]
+            own = [(n, m) for n, m in part.named_modules() if hasattr(m, "base_layer")]
+            scales = [[n, m.scaling] for n, m in own if isinstance(getattr(m, "scaling", 0), dict)]
             parts[name] += [scales] if scales else []
     return digest(parts)
 
@@ -247,10 +241,6 @@ def _weights(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
 
         found = get_state_dict_offloaded_model(model)
     return found
-
-
-def _is_scaled(module: torch.nn.Module) -> bool:
-    return isinstance(getattr(module, "scaling", None), dict) and hasattr(module, "base_layer")
 
 
 def _config(part: object) -> dict[str, object]:

@@ -105,9 +105,8 @@ class Request:
             return USUAL if videos else USUAL_OF_IMAGES
         if "video" in self.save and not videos:
             raise InvalidValueError(
-                f"`model={str(self.model)!r}` makes images, so there is no video to save. "
-                f"Leave video out of `save={','.join(self.save)!r}`, or choose a model that makes "
-                "videos."
+                f"`model={str(self.model)!r}` makes images. Leave video out of "
+                f"`save={','.join(self.save)!r}`, or choose a model that makes videos."
             )
         return self.save
 
@@ -117,8 +116,7 @@ class Request:
         if self.engine == "local":
             if self.workers is not None:
                 raise InvalidValueError(
-                    "workers are for `engine='ray'`. The local engine has the processes of "
-                    "accelerate launch --num_processes."
+                    "workers are for `engine='ray'`; else use accelerate launch --num_processes."
                 )
             return
         least, most = self.workers or (1, 1)
@@ -126,8 +124,7 @@ class Request:
             raise refuse("workers", self.workers, "(at least, at most), from 1")
         if self.device is not None and ":" in self.device:
             raise InvalidValueError(
-                f"`device={self.device!r}` names one device for all workers. Leave the number out: "
-                "Ray gives each its own."
+                f"`device={self.device!r}` names one device for all workers. Leave the number out."
             )
         if find_spec("ray") is None:
             raise MissingPackageError("`engine='ray'` needs Ray: pip install 'sdattn[ray]'")

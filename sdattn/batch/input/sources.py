@@ -5,10 +5,10 @@ import sys
 from functools import partial
 from pathlib import Path
 
-from ...errors import InvalidValueError, MissingPackageError
+from ...errors import InvalidValueError, optional
 from ...files.addresses import path_of
 from .lines import kind_of
-from .photos import Found, find_photos, json_lines, photo_in, rows_of
+from .photos import Found, find_photos, json_lines, list_rows, photo_in, rows_of
 
 
 def read_source(source: str, kind: str | None = None) -> Found:
@@ -35,29 +35,21 @@ def read_source(source: str, kind: str | None = None) -> Found:
     folder = path.parent if isinstance(path, Path) else next(iter(path.parents), path)
     find = partial(photo_in, folder)
     if kind == "parquet":
-        return Found(json_lines(_rows_of_parquet(data)), "rows", find)
+        parquet = optional("pyarrow.parquet", "Parquet", "sdattn[parquet]")
+        from pyarrow import ArrowException
+
+        try:
+            rows = parquet.read_table(io.BytesIO(data)).to_pylist()
+        except (ArrowException, OSError) as error:
+            raise InvalidValueError(f"The input is not a readable Parquet file: {error}") from error
+        if isinstance(path, Path) and any(isinstance(row.get("image"), dict) for row in rows):
+            return list_rows(rows, source, saved=True)
+        return Found(json_lines(rows), "rows", find)
     return Found(data, kind, find)
 
 
-def _rows_of_parquet(data: bytes) -> list[dict[str, object]]:
-    from ..storage.parquets import require_pyarrow
-
-    require_pyarrow()
-    from pyarrow import ArrowException, parquet
-
-    try:
-        return parquet.read_table(io.BytesIO(data)).to_pylist()
-    except (ArrowException, OSError) as error:
-        raise InvalidValueError(f"The input is not a readable Parquet file: {error}") from error
-
-
 def _rows_of_folder(folder: str) -> Found:
-    try:
-        import datasets
-    except ModuleNotFoundError as error:
-        raise MissingPackageError(
-            f"To read the folder {folder} install datasets: pip install 'sdattn[datasets]'"
-        ) from error
+    datasets = optional("datasets", f"The folder {folder}", "sdattn[datasets]")
     saved = any(Path(folder, name).is_file() for name in ("state.json", "dataset_dict.json"))
     try:
         if saved:

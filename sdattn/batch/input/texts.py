@@ -4,6 +4,7 @@ import json
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 
 from ...errors import InvalidValueError
 from ...files.terminal import shown
@@ -69,16 +70,17 @@ def of_text(text: str) -> Fields:
     """Return the fields of a line of text, usually only the prompt; raise InvalidValueError if it
     is JSON, settings of an image, or options."""
     text = text.rstrip("\r\n")
-    if _is_row(text):
+    is_row = False
+    with suppress(ValueError, RecursionError):  # an object without it may be meant as a prompt
+        is_row = text.lstrip().startswith("{") and "prompt" in json.loads(text)
+    if is_row:
         raise InvalidValueError(
-            "it is a JSON object that names prompt. If the other lines are too, name the "
-            "file .jsonl or say that the input format is jsonl; or write the prompt alone."
+            "it is a JSON object that names prompt. Name the file .jsonl or write the prompt alone."
         )
     if ":" in text and (_is_settings(text) or any(map(_NEGATIVE.match, text.splitlines()))):
         raise InvalidValueError(
-            "it holds the settings of an image, as AUTOMATIC1111 writes them (Negative prompt:, "
-            "Steps:). Write the image as a line of JSON with prompt, negative_prompt, seed, "
-            "num_inference_steps and guidance_scale, in a .jsonl file."
+            "it holds the settings of an image (Negative prompt:, Steps:). Write it as JSON in a "
+            ".jsonl file: prompt, negative_prompt, seed, num_inference_steps, guidance_scale."
         )
     if "\r" in text:
         raise InvalidValueError(
@@ -92,14 +94,6 @@ def of_text(text: str) -> Fields:
             "Write the line as JSON, in a .jsonl file, or leave the option out."
         )
     return Fields({"prompt": text})
-
-
-def _is_row(text: str) -> bool:
-    """Check for a JSON object that names ``prompt``; one without may be meant as a prompt."""
-    try:
-        return text.lstrip().startswith("{") and "prompt" in json.loads(text)
-    except (ValueError, RecursionError):
-        return False
 
 
 def _of_options(text: str) -> Fields:

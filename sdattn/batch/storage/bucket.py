@@ -15,16 +15,16 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from uuid import uuid4
 
 from ...errors import AccessError
-from ...files.addresses import Address, at_once
-from ...files.copies import Copies
+from ...files.addresses import Address, Copies, at_once
 from ...files.paths import inside
 from .leases import StorageLease
 from .locks import Ownership
+from .storage import Storage
 
 _NEAR = 64  # groups of items with cached listings
 _KEPT = 4  # shards with local copies
@@ -43,7 +43,7 @@ class _Part:
     written: int = 0
 
 
-class Bucket:
+class Bucket(Storage):
     """A bucket. Failures are written at once; rows of items after a second, together with later
     ones, or at ``flush``. An item whose row was lost is drawn again, or found by its
     ``run.json``."""
@@ -53,7 +53,7 @@ class Bucket:
     def __init__(self, root: Address):
         self.root = root
         self.lock: Ownership = StorageLease(root / ".batch/lease.json", root)
-        self._groups: dict[str, dict[str, dict[str, int]]] = {}
+        self._group = lru_cache(_NEAR)(self._list_group)
         self._shards, self._reading = Copies(_KEPT), threading.RLock()
         self._copies, self._writing = Copies(), threading.RLock()
         self._parts: dict[str, _Part] = {}
@@ -81,13 +81,10 @@ class Bucket:
             raise AccessError(self.lock.lost)
         (self.root / name).write_parts(parts)
 
-    def tidy(self) -> None:
-        """Do nothing: an object is never unfinished."""
-
     # Folders of items
 
     def folders(self) -> Iterator[tuple[str, bool]]:
-        self._groups.clear()
+        self._group.cache_clear()
         for group in (self.root / "items").glob("[0-9]*"):
             for item, names in self._group(f"items/{group.name}").items():
                 yield f"items/{group.name}/{item}", _LAST in names
@@ -122,31 +119,23 @@ class Bucket:
         for name in sorted(files, key=lambda name: (name == _LAST, name)):
             inside(root, name).write_bytes(files[name])
 
-    def link_folder(self, folder: str, other: object, source: str) -> bool:
-        return False
-
     def delete_folder(self, folder: str) -> None:
         root = inside(self.root, folder)
         for name in sorted({*self.names(folder), _LAST}, key=lambda name: name != _LAST):
             (root / name).unlink(missing_ok=True)
-        self._groups.pop(folder.rpartition("/")[0], None)
+        self._group.cache_clear()
 
     def _listed(self, folder: str) -> dict[str, int]:
         group, _, item = folder.rpartition("/")
         return self._group(group).get(item, {})
 
-    def _group(self, group: str) -> dict[str, dict[str, int]]:
-        """Return the bytes of a thousand items' objects, by item and name, as last listed."""
-        if (known := self._groups.get(group)) is None:
-            known = {}
-            for path, size in inside(self.root, group).sizes().items():
-                item, _, name = path.partition("/")
-                known.setdefault(item, {})[name] = size
-            with suppress(StopIteration, KeyError):  # another thread may remove the same
-                if len(self._groups) >= _NEAR:
-                    self._groups.pop(next(iter(self._groups)))
-            self._groups[group] = known
-        return known
+    def _list_group(self, group: str) -> dict[str, dict[str, int]]:
+        """Return the bytes of a thousand items' objects, by item and name."""
+        found: dict[str, dict[str, int]] = defaultdict(dict)
+        for path, size in inside(self.root, group).sizes().items():
+            item, _, name = path.partition("/")
+            found[item][name] = size
+        return {**found}
 
     # Rows that processes append
 
@@ -187,7 +176,6 @@ class Bucket:
         self.flush()
 
     def flush(self) -> None:
-        """Write what has been appended; after an error the next call tries again."""
         with self._writing:
             for part in self._parts.values():
                 if len(part.rows) > part.written:

@@ -21,30 +21,25 @@ def check_item(
     of ``metadata.jsonl``, if any; ``save`` are the parts that the run saves."""
     problems: list[str] = []
     try:
-        problems.extend(_problems(layout, item, location, row, save))
+        files = layout.read(item, location)
+        info = read_info(files, location)
+        if info.id != item:
+            problems.append(f"run.json names item {info.id!r}")
+        elif row is not None:
+            problems += _compare_row(layout, row, info, files, location)
+        saved = [_FILES[part] for part in save if part in _FILES]
+        lacking = [name for name in saved if name not in info.files]
+        if "video" in save and info.files.keys().isdisjoint(VIDEOS):
+            lacking.append("video")
+        for name in lacking:
+            problems.append(f"run.json names no {name}, which the run saves of each item")
+        for name, digest in info.files.items():
+            problems += _check_file(name, files.get(name), digest, info)
     except (OSError, ValueError) as error:
         problems.append(str(error))
     except (KeyError, TypeError, AttributeError, IndexError) as error:
         problems.append(f"run.json is damaged: it is incomplete ({type(error).__name__}: {error})")
     return [" ".join(problem.split()) for problem in problems]
-
-
-def _problems(
-    layout: Layout, item: str, location: str, row: bytes | None, save: Collection[str]
-) -> Iterator[str]:
-    files = layout.read(item, location)
-    info = read_info(files, location)
-    if info.id != item:
-        yield f"run.json names item {info.id!r}"
-    elif row is not None:
-        yield from _compare_row(layout, row, info, files, location)
-    for name in (_FILES[part] for part in save if part in _FILES):
-        if name not in info.files:
-            yield f"run.json names no {name}, which the run saves of each item"
-    if "video" in save and info.files.keys().isdisjoint(VIDEOS):
-        yield "run.json names no video, which the run saves of each item"
-    for name, digest in info.files.items():
-        yield from _check_file(name, files.get(name), digest, info)
 
 
 def _compare_row(
@@ -73,22 +68,14 @@ def _check_file(name: str, data: bytes | None, digest: str, info: RunInfo) -> It
     elif sha256(data) != digest:
         yield f"{name} is not what was written: its checksum differs"
     elif name.endswith(".png"):
-        yield from _check_image(name, data)
+        try:
+            with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+                image.load()
+        except (OSError, UnidentifiedImageError, SyntaxError) as error:
+            yield f"{name} does not open: {error}"
     elif name == MAPS:
-        yield from _check_maps(data, info)
-
-
-def _check_image(name: str, data: bytes) -> Iterator[str]:
-    try:
-        with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
-            image.load()
-    except (OSError, UnidentifiedImageError, SyntaxError) as error:
-        yield f"{name} does not open: {error}"
-
-
-def _check_maps(data: bytes, info: RunInfo) -> Iterator[str]:
-    maps = load(data)
-    if {name: tuple(held.shape) for name, held in maps.items()} != map_shapes(info):
-        yield "maps.safetensors has other layers or sizes than run.json says"
-    if bad := [name for name, held in maps.items() if not held.isfinite().all()]:
-        yield f"maps.safetensors holds values that are not finite, in {bad[0]}"
+        maps = load(data)
+        if {name: tuple(held.shape) for name, held in maps.items()} != map_shapes(info):
+            yield "maps.safetensors has other layers or sizes than run.json says"
+        if bad := [name for name, held in maps.items() if not held.isfinite().all()]:
+            yield f"maps.safetensors holds values that are not finite, in {bad[0]}"

@@ -11,12 +11,13 @@ from io import FileIO
 from pathlib import Path
 from uuid import uuid4
 
-from ...files.paths import inside
+from ...files.paths import files_below, inside
 from ...files.writing import flush, flush_tree, write_files, write_whole
 from .locks import FolderLock, Ownership
+from .storage import Storage
 
 
-class Disk:
+class Disk(Storage):
     """A disk: all is written in ``.batch/tmp`` and renamed to its place once the disk holds it."""
 
     is_remote = False
@@ -61,11 +62,7 @@ class Disk:
 
     def names(self, folder: str) -> list[str]:
         root = self.root / folder
-        found = []
-        for at, folders, names in os.walk(root if not root.is_symlink() else ""):
-            links = [name for name in folders if Path(at, name).is_symlink()]
-            found += [Path(at, name).relative_to(root).as_posix() for name in [*names, *links]]
-        return sorted(found)
+        return [] if root.is_symlink() else files_below(root)
 
     def sizes(self, folder: str, names: Iterable[str]) -> dict[str, int]:
         found = {}
@@ -138,12 +135,6 @@ class Disk:
                 self._open.pop(kind).close()
             for name in names:
                 (self.root / name).unlink()
-
-    def together(self) -> AbstractContextManager[None]:
-        return nullcontext()
-
-    def flush(self) -> None:
-        """Do nothing: rows are appended at once."""
 
     def close(self) -> None:
         with self._writing:

@@ -17,19 +17,23 @@ from dataclasses import replace
 from fnmatch import fnmatchcase
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from ...errors import ExistsError
-from ...files.addresses import AnyPath
+from ...files.addresses import AnyPath, path_of
 from ...files.paths import check_writable, inside
+from ...files.records import read_sealed
 from ...files.writing import sha256
 from ...runs.info import RunInfo, read_info
+from .bucket import Bucket
 from .card import card_of
+from .disk import Disk
 from .formats import FORMATS, layout_of
 from .journals import Journals
 from .layouts import Layout
-from .manifest import Ended, Manifest, parsed, read_manifest
+from .manifest import FORMAT, LOST, Ended, Manifest, read_manifest
 from .rows import row_of
-from .storage import Files, storage_at
+from .storage import Files, Storage
 
 _TOP = ("metadata.jsonl", "errors.jsonl", "README.md", "ids.txt", "index.html", "index-*.html")
 
@@ -39,8 +43,9 @@ class BatchFolder:
     ``trusts_rows`` says that ``metadata.jsonl`` is what the last run wrote."""
 
     def __init__(self, root: str | Path):
-        self.storage = storage_at(root)
-        self.root, self.lock = self.storage.root, self.storage.lock
+        path: Any = path_of(root)
+        self.storage: Storage = Disk(path) if isinstance(path, Path) else Bucket(path)
+        self.root, self.lock = path, self.storage.lock
         self.hidden, self.temporary = self.root / ".batch", self.root / ".batch/tmp"
         self.journals = Journals(self.storage)
         self.trusts_rows = True
@@ -65,20 +70,15 @@ class BatchFolder:
         """Return the layout that the items show, if ``batch.json`` is not what was written; raise
         ValueError if it is of another version, or of something else."""
         path = inside(self.root, "batch.json")
-        parsed(path.read_bytes(), path)
+        read_sealed(path.read_bytes(), path, FORMAT, LOST)
         layouts = [layout_of(name, self.storage) for name in FORMATS]
         return next((one for one in layouts if any(True for _ in one.find())), layouts[0])
 
     # Ownership
 
     def open(self, owner: str) -> None:
-        """Create the folder if needed and lock it for the job ``owner``.
-
-        Raises:
-            FileExistsError: there is something else at this path.
-            ValueError: a link is in place of one of a run's folders.
-            OSError: it cannot be written, or another job is writing there.
-        """
+        """Create the folder if needed and lock it for the job ``owner``; raise OSError if it cannot
+        be written or is something else's or another job's, ValueError for a link in it."""
         if self.root.exists() and not self.root.is_dir():
             raise ExistsError(f"{self.root} is a file. Choose another `folder`.")
         paths = self.root.iterdir() if self.root.is_dir() else ()
@@ -121,8 +121,8 @@ class BatchFolder:
         """Record the folder's run; ``ids`` are the whole input's, in its order."""
         ended = None if self.is_new else self.manifest.ended
         self.trusts_rows = ended is None or "metadata.jsonl" not in self.changed(ended)
-        self.write("README.md", [card_of(manifest.settings, manifest.input.columns or ())])
-        self.write("ids.txt", (f"{item}\n".encode() for item in ids))
+        self.storage.write("README.md", [card_of(manifest.settings, manifest.input.columns or ())])
+        self.storage.write("ids.txt", (f"{item}\n".encode() for item in ids))
         self.write_manifest(replace(manifest, ended=None))
 
     def seal(self, whole: int) -> None:
@@ -145,33 +145,34 @@ class BatchFolder:
         return path.read_text().split("\n")[:-1] if path.is_file() else []
 
     def write_manifest(self, manifest: Manifest) -> None:
-        self.write("batch.json", [manifest.sealed()])
+        self.storage.write("batch.json", [manifest.sealed()])
         self._layout = None
-
-    def write(self, name: str, parts: Iterable[bytes]) -> None:
-        self.storage.write(name, parts)
 
     def note_whole(
         self, writer: str, item: str, location: str, files: Files, info: RunInfo | None = None
     ) -> None:
-        """Note a whole item; ``files`` holds at least ``run.json``, unless ``info`` is passed
-        (ValueError if damaged)."""
+        """Note a whole item; ``files`` holds at least ``run.json`` (ValueError if damaged)."""
+        self.journals.note("done", writer, self.row(item, location, files, info))
+
+    def row(
+        self, item: str, location: str, files: Files, info: RunInfo | None = None
+    ) -> dict[str, Any]:
+        """Return an item's row from its ``run.json`` and the sizes of its files."""
         info = info or read_info(files, location)
         names = ["run.json", *info.files]
         sizes = {name: len(files[name]) for name in names if name in files}
         if len(sizes) < len(names):
             sizes = self.layout.sizes(item, location, names)
-        self.journals.note("done", writer, row_of(info, location, sha256(files["run.json"]), sizes))
+        return row_of(info, location, sha256(files["run.json"]), sizes)
 
     def note_failed(self, writer: str, item: Mapping[str, object], reason: str, text: str) -> None:
         """Note an item that could not be drawn: its fields, the reason in a line, the traceback."""
         self.journals.note("failed", writer, {**item, "reason": reason, "traceback": text})
 
     def _top(self) -> list[str]:
-        found = [
-            path for path in self.root.iterdir() if any(fnmatchcase(path.name, n) for n in _TOP)
-        ]
-        return sorted(path.name for path in found if path.is_file() and not path.is_symlink())
+        found = self.root.iterdir()
+        named = (path for path in found if any(fnmatchcase(path.name, n) for n in _TOP))
+        return sorted(path.name for path in named if path.is_file() and not path.is_symlink())
 
 
 def _sha256(path: AnyPath) -> str:

@@ -4,13 +4,13 @@
 """
 
 import json
-import sys
 import threading
 import time
 from contextlib import suppress
 from uuid import uuid4
 
 from ...files.addresses import Address
+from ...files.terminal import say
 from .locks import Ownership, owner
 
 _BEAT = 20.0  # seconds between two signs of life
@@ -23,9 +23,10 @@ class StorageLease(Ownership):
     """One job at a time: its first process takes the lease, the others join it. A killed process is
     recognized by its unchanging beat, so no clocks are compared."""
 
+    note: Address
+
     def __init__(self, path: Address, what: Address):
         super().__init__(path, what)
-        self.path = path
         self.beat = _SLOW.get(path.scheme, _BEAT)
         self._lost: str | None = None
         self._joined: str | None = None
@@ -47,7 +48,7 @@ class StorageLease(Ownership):
         self._joined, self._mine = None, owner(job)
         # Write, wait, and see who wrote last: a storage has no other way to let one of two win.
         with suppress(FileExistsError):  # another was quicker, or this very one
-            self.path.create(self._written(0))
+            self.note.create(self._written(0))
         time.sleep(self.beat / 20)  # another may have written at the same time: the last one has it
         if not self._is_mine():
             self._refuse()
@@ -73,18 +74,17 @@ class StorageLease(Ownership):
         self._thread = None
         with suppress(OSError):  # the lease stays, and the next job finds that nobody has it
             if self._is_mine():
-                self.path.unlink(missing_ok=True)
+                self.note.unlink(missing_ok=True)
 
     def _wait_for(self, before: dict[str, object]) -> None:
         """Raise if the holder lives; otherwise remove its lease."""
         if not before:
-            self.path.unlink(missing_ok=True)  # a file that is not a lease
+            self.note.unlink(missing_ok=True)  # a file that is not a lease
             return
         patience = _MISSED * self.beat
-        print(
-            f"sdattn: {self.what} was not given back by {self.describe_holder()}; waiting up to "
-            f"{patience:.0f} s to see whether that job lives",
-            file=sys.stderr,
+        say(
+            f"{self.what} was not given back by {self.describe_holder()}; waiting up to "
+            f"{patience:.0f} s to see whether that job lives"
         )
         end = time.monotonic() + patience
         while time.monotonic() < end:
@@ -94,7 +94,7 @@ class StorageLease(Ownership):
                 return
             if now.get("sign") != before.get("sign"):
                 self._refuse()
-        self.path.unlink(missing_ok=True)
+        self.note.unlink(missing_ok=True)
 
     def _is_mine(self) -> bool:
         return self.holder.get("job") == self._mine["job"]
@@ -112,7 +112,7 @@ class StorageLease(Ownership):
                 if not self._is_mine():
                     self._lost = _NOT_MINE.format(self.what)
                     return
-                self.path.write_bytes(self._written(beat))
+                self.note.write_bytes(self._written(beat))
                 seen = time.monotonic()
             except OSError as error:
                 if time.monotonic() - seen > _MISSED * self.beat:  # others count it as dead

@@ -14,6 +14,11 @@ from typing import Any, NoReturn
 from ...errors import AccessError, SdattnWarning, warn
 from ...files.addresses import AnyPath
 
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None  # type: ignore[assignment]
+
 _TRIES = 5
 
 
@@ -91,10 +96,8 @@ class FolderLock(Ownership):
         self._file: Any = None
 
     def take(self, job: str) -> None:
-        try:
-            import fcntl
-        except ImportError as error:
-            raise AccessError(f"{self.what} cannot be locked: this system has no flock.") from error
+        if fcntl is None:
+            raise AccessError(f"{self.what} cannot be locked: this system has no flock.")
         # Exclusive for an instant, to write the holder; from then on shared with the job's other
         # processes.
         self._hold(fcntl.LOCK_EX)
@@ -102,16 +105,12 @@ class FolderLock(Ownership):
         self._hold(fcntl.LOCK_SH)
 
     def join(self, job: str) -> bool:
-        import fcntl
-
         if self.holder.get("job") != job:
             return False
         self._hold(fcntl.LOCK_SH)
         return True
 
     def free(self, *, unknown: bool = True) -> bool:
-        import fcntl
-
         if not self.path.exists():
             return True
         with self.path.open("r+b" if os.access(self.path, os.W_OK) else "rb") as file:
@@ -129,8 +128,6 @@ class FolderLock(Ownership):
             self._file = None
 
     def _hold(self, kind: int) -> None:
-        import fcntl
-
         if self._file is None:
             self._file = self.path.open("a+b")  # on NFS either lock needs its mode of opening
         try:

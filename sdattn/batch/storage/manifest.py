@@ -1,19 +1,18 @@
 """``batch.json``: the run that a folder belongs to, with a checksum of its own."""
 
-import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from ...errors import InvalidValueError, MissingFileError
+from ...errors import MissingFileError
 from ...files.addresses import AnyPath
 from ...files.paths import inside
-from ...files.records import Record, RecordError, read_record
-from ...files.writing import sha256, to_json
+from ...files.records import Record, read_document, read_sealed, sealed
 from ...loading.options import LoadingOptions
 
 FORMAT = "sdattn-batch-2"
-_LOST = "What it said is lost. Draw the run again into another `folder`."
+LOST = "Draw the run again into another `folder`."
+_SEAL = "digest"
 T = TypeVar("T")
 
 
@@ -86,7 +85,7 @@ class Manifest(Record):
     ended: Ended | None = None
 
     def sealed(self) -> bytes:
-        return sealed({"format": FORMAT, **self.to_json()})
+        return sealed({"format": FORMAT, **self.to_json()}, _SEAL)
 
 
 def read_manifest(root: AnyPath) -> Manifest:
@@ -94,37 +93,8 @@ def read_manifest(root: AnyPath) -> Manifest:
     path = inside(root, "batch.json")
     if not path.is_file():
         raise MissingFileError(
-            f"{root} has no batch.json, so it is not a batch run's folder. Those are made by "
-            "`run_batch()`."
+            f"{root} has no batch.json: it is not a batch run's folder. `run_batch()` makes those."
         )
-    written = path.read_bytes()  # once: a run that goes on may replace the file at any time
-    document = parsed(written, path)
-    if sealed(document) != written:
-        raise InvalidValueError(f"{path} is damaged: its own checksum differs. {_LOST}")
-    try:
-        manifest: Manifest = read_record(Manifest, document)
-    except RecordError as problem:
-        raise InvalidValueError(f"{path} is damaged: {problem}. {_LOST}") from None
-    return manifest
-
-
-def parsed(written: bytes, path: AnyPath) -> dict[str, Any]:
-    """Return the contents of ``batch.json``; raise ValueError if it is not JSON of this version."""
-    try:
-        document = json.loads(written)
-    except ValueError as error:
-        raise InvalidValueError(f"{path} is corrupt: {error}. {_LOST}") from error
-    if not isinstance(document, dict) or "format" not in document:
-        raise InvalidValueError(f"{path} is not a batch run's: it names no format. {_LOST}")
-    if document["format"] != FORMAT:
-        raise InvalidValueError(
-            f"{path} is of the format {document['format']!r}, and this version reads {FORMAT!r} "
-            "alone. Draw the run again into another `folder`, or read it with the version that "
-            "wrote it."
-        )
-    return document
-
-
-def sealed(document: Mapping[str, object]) -> bytes:
-    rest = {name: value for name, value in document.items() if name != "digest"}
-    return to_json({**rest, "digest": sha256(to_json(rest))})
+    # once: a run that goes on may replace the file at any time
+    document = read_sealed(path.read_bytes(), path, FORMAT, LOST, _SEAL)
+    return read_document(Manifest, document, path, LOST)

@@ -21,7 +21,7 @@ import torch
 from safetensors import SafetensorError
 from safetensors.torch import load
 
-from ...errors import InvalidValueError, MissingPackageError
+from ...errors import InvalidValueError, optional
 from ...maps.statistics import NUMBERS
 from ...runs.info import MAPS, read_info
 from ...runs.packing import pack_maps
@@ -81,10 +81,7 @@ class Parquets(Shards):
 
 
 def require_pyarrow() -> None:
-    try:
-        import pyarrow.parquet  # noqa: F401
-    except ModuleNotFoundError as error:
-        raise MissingPackageError("Parquet needs pyarrow: pip install 'sdattn[parquet]'") from error
+    optional("pyarrow.parquet", "Parquet", "sdattn[parquet]")
 
 
 @contextmanager

@@ -2,7 +2,7 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,14 +24,14 @@ OWN_NAMES = frozenset(
 
 
 class NotedRow(NamedTuple):
-    """The row of a whole item, and its position: file, first byte and length."""
+    """The row of a whole item, and its position if it has one: file, first byte and length."""
 
     line: int
     location: str
     fingerprint: str
-    file: Path
-    start: int
-    length: int
+    file: Path = Path()
+    start: int = 0
+    length: int = 0
 
 
 def row_of(
@@ -39,32 +39,9 @@ def row_of(
 ) -> dict[str, object]:
     """Return the row of ``metadata.jsonl`` for an item, with :meth:`WordStatistics.flat` of the
     ``words`` and ``run.json``'s ``checksum``; raise ValueError if ``run.json`` lacks something."""
-    try:
-        row = _said(info, location)
-    except (TypeError, ValueError) as error:
-        raise InvalidValueError(
-            f"{location}/run.json is damaged, a row needs more ({error})"
-        ) from error
-    files = [{"name": name, "bytes": sizes[name]} for name in sorted(sizes)]
-    return {**row, "run_sha256": checksum, "files": files}
-
-
-def line_of(row: Mapping[str, object]) -> bytes:
-    return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
-
-
-def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
-    """Return the bytes of an item's files from its row, or None if it lacks them."""
-    try:
-        return {file["name"]: file["bytes"] for file in row["files"]}
-    except (KeyError, TypeError):
-        return None
-
-
-def _said(info: RunInfo, location: str) -> dict[str, object]:
     needed = ("id", "line", "options", "size", "truncated", "fingerprint")
     if lacking := [name for name in needed if getattr(info, name) is None]:
-        raise InvalidValueError(f"it lacks {', '.join(lacking)}")
+        raise InvalidValueError(f"{location}/run.json is damaged: it lacks {', '.join(lacking)}")
     options, columns, size = info.options or {}, set(info.columns), info.size or (0, 0)
     image, folder = {}, "" if location.startswith("shards/") else f"{location}/"
     if "image.png" in info.files and folder:
@@ -87,7 +64,7 @@ def _said(info: RunInfo, location: str) -> dict[str, object]:
         "height": size[1],
         **({} if info.frames is None else {"frames": info.frames}),
         "num_inference_steps": options.get("num_inference_steps"),
-        "guidance_scale": None if guidance is None else float(guidance),
+        "guidance_scale": float(guidance) if isinstance(guidance, (int, float)) else None,
         "words": [
             word.text for word in info.words if word.columns and columns.issuperset(word.columns)
         ],
@@ -98,12 +75,26 @@ def _said(info: RunInfo, location: str) -> dict[str, object]:
         "place": location,
         "fingerprint": info.fingerprint,
         **(info.list_columns or {}),
+        "run_sha256": checksum,
+        "files": [{"name": name, "bytes": sizes[name]} for name in sorted(sizes)],
     }
 
 
+def line_of(row: Mapping[str, object]) -> bytes:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def sizes_in(row: Mapping[str, Any]) -> dict[str, int] | None:
+    """Return the bytes of an item's files from its row, or None if it lacks them."""
+    try:
+        return {file["name"]: file["bytes"] for file in row["files"]}
+    except (KeyError, TypeError):
+        return None
+
+
 def rows_in(path: AnyPath) -> Iterator[dict[str, Any]]:
-    """Yield the rows of items in a file; lines cut off by a crash are skipped."""
-    return (row for row, _, _ in _located_rows(path))
+    """Yield the rows of items in a file."""
+    return (row for row, _, _ in _located_rows(path) if isinstance(row.get("id"), str))
 
 
 def word_rows(rows: Iterable[NotedRow], columns: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
@@ -121,36 +112,27 @@ def word_rows(rows: Iterable[NotedRow], columns: Sequence[str] = ()) -> Iterator
 
 def bad_lines_in(path: AnyPath) -> Iterator[dict[str, Any]]:
     """Yield the rows of ``errors.jsonl`` about lines that could not be read."""
-    for line in path.read_bytes().splitlines() if path.is_file() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and "id" not in row and type(row.get("line")) is int:
-            yield row
+    rows = (row for row, _, _ in _located_rows(path))
+    return (row for row in rows if "id" not in row and type(row.get("line")) is int)
 
 
 def noted_in(path: Path) -> Iterator[tuple[str, NotedRow]]:
     """Yield the id and the rest of each row in a file of rows of whole items."""
     for row, start, length in _located_rows(path):
-        line, location, fingerprint = row.get("line"), row.get("place"), row.get("fingerprint")
-        if type(line) is int and isinstance(location, str) and isinstance(fingerprint, str):
-            yield row["id"], NotedRow(line, location, fingerprint, path, start, length)
+        texts = [row.get(name) for name in ("id", "place", "fingerprint")]
+        if type(row.get("line")) is int and all(isinstance(text, str) for text in texts):
+            noted = NotedRow(row["line"], row["place"], row["fingerprint"], path, start, length)
+            yield row["id"], noted
 
 
 def _located_rows(path: AnyPath) -> Iterator[tuple[dict[str, Any], int, int]]:
-    """Yield each row with its first byte and length."""
-    if not path.is_file():
-        return
+    """Yield each row with its first byte and length; lines cut off by a crash are skipped."""
     start = 0
-    with path.open("rb") as file:
-        for line in file:
-            try:
-                row = json.loads(line) if line.endswith(b"\n") else None
-            except ValueError:
-                row = None
-            if isinstance(row, dict) and isinstance(row.get("id"), str):
-                yield row, start, len(line)
+    with path.open("rb") if path.is_file() else nullcontext(()) as lines:
+        for line in lines:
+            with suppress(ValueError):
+                if line.endswith(b"\n") and isinstance(row := json.loads(line), dict):
+                    yield row, start, len(line)
             start += len(line)
 
 

@@ -74,7 +74,7 @@ class Shards(Layout):
 
     def _write(self, items: Mapping[str, Files]) -> str:
         data = self._pack(items)
-        location = f"shards/{_name(data)}{self.ending}"
+        location = f"shards/{sha256(data)[:16]}{self.ending}"
         self.storage.write(location, [data])
         return location
 
@@ -101,7 +101,7 @@ class Shards(Layout):
     def altered(self, locations: Iterable[str]) -> Iterator[str]:
         for location in locations:
             with self.storage.reading(location) as path:
-                if _name(path.read_bytes()) != PurePosixPath(location).stem:
+                if sha256(path.read_bytes())[:16] != PurePosixPath(location).stem:
                     yield location
 
     def sizes(self, item: str, location: str, names: Iterable[str]) -> dict[str, int]:
@@ -146,7 +146,3 @@ class Shards(Layout):
                 return self._index_of(path, known.st_ino, known.st_mtime_ns, known.st_size)
             except ValueError as error:
                 raise InvalidValueError(f"{location} cannot be read: {error}") from error
-
-
-def _name(data: bytes) -> str:
-    return sha256(data)[:16]

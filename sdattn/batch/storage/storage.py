@@ -1,21 +1,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...files.addresses import path_of
-from .bucket import Bucket
-from .disk import Disk
 from .locks import Ownership
 
 Files = Mapping[str, bytes]
 
 
 class Storage(Protocol):
-    """The methods in which :class:`Disk` and :class:`Bucket` differ; names are paths in a run's
-    folder.
+    """The methods in which a disk and a bucket differ; names are paths in a run's folder.
 
     All methods raise OSError if the storage fails, and ValueError for a name that leads out. If it
     ``is_remote``, requests are slow, and rows are trusted without looking at the items.
@@ -40,7 +36,8 @@ class Storage(Protocol):
         """Write a file, completely or not at all, if the job still has the folder."""
 
     def tidy(self) -> None:
-        """Remove unfinished files of processes that have ended."""
+        """Remove unfinished files of processes that have ended, if there can be any."""
+        return None
 
     # Folders of items
 
@@ -61,6 +58,7 @@ class Storage(Protocol):
 
     def link_folder(self, folder: str, other: Storage, source: str) -> bool:
         """Write a folder with another one's files without copies; return False if impossible."""
+        return False
 
     def delete_folder(self, folder: str) -> None: ...
 
@@ -76,14 +74,14 @@ class Storage(Protocol):
         """Remove files of ``.batch/KIND``; this process begins a new one."""
 
     def together(self) -> AbstractContextManager[None]:
-        """Return a block that writes the rows appended in it at its end, all or none of a kind."""
+        """Return a block that writes the rows appended in it at its end, all or none of a kind,
+        unless each is written at once."""
+        return nullcontext()
 
-    def flush(self) -> None: ...
+    def flush(self) -> None:
+        """Write what has been appended, unless it is written at once; after an error the next call
+        tries again."""
+        return None
 
     def close(self) -> None:
         """Write what has been appended, and close this process's files."""
-
-
-def storage_at(root: str | Path) -> Storage:
-    path = path_of(root)
-    return Disk(path) if isinstance(path, Path) else Bucket(path)

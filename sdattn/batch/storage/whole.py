@@ -1,29 +1,21 @@
 """Finding the whole items of a batch run's folder: those with all files, at their sizes."""
 
-import sys
 from collections.abc import Container, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 from uuid import uuid4
 
 from ...errors import InvalidValueError
-from ...files.writing import sha256
+from ...files.terminal import say
 from ...runs.info import read_info
 from .folder import BatchFolder
-from .layouts import Layout
-from .rows import NotedRow, row_of, rows_in, sizes_in
+from .rows import NotedRow, rows_in, sizes_in
 
 _NO_ITEM = "it has no run.json"
 _MOST_NAMED = 20  # items named one by one
 
 
-class WholeItem(NamedTuple):
-    line: int
-    location: str
-    fingerprint: str
-
-
-class _Seen(NamedTuple):
+class Seen(NamedTuple):
     """An item's location, and the files it lacks by its row; None without one."""
 
     location: str
@@ -37,7 +29,7 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
     Rows lost in a crash are read from the items. Remains of items are removed if they are
     ``redrawn``; others stay, and are named on stderr.
     """
-    layout, seen = folder.layout, _survey(folder)
+    layout, seen = folder.layout, survey(folder)
     layout.clear_unfinished()
     damage = _note_unnoted(folder, seen)
     # Removing items may move others to another shard, so everything is surveyed again.
@@ -51,38 +43,30 @@ def settle(folder: BatchFolder, redrawn: Container[str] = ()) -> dict[str, Noted
         if reason == _NO_ITEM:
             where = folder.root / seen[item].location
             raise InvalidValueError(f"{where} is not an item: {reason}. Remove it.")
-    left = [
-        _of_item(item, reason, seen[item].location, "left as it is")
-        for item, reason in damage.items()
-    ]
-    _report([*(f"{reason}; its items are drawn again" for _, reason in layout.broken()), *left])
+    broken = [f"{reason}; its items are drawn again" for _, reason in layout.broken()]
+    _report(broken + [_of_item(i, damage[i], seen[i].location, "left as it is") for i in damage])
     # Rows are kept for whole items, and for damaged items that had one.
     kept = {item: at for item, (at, lacking) in seen.items() if item not in damage or lacking}
     folder.journals.gather(kept)
     return folder.journals.rows()
 
 
-def find_whole(folder: BatchFolder) -> set[str]:
-    """Return the items whose files all exist at their sizes, and those without a row."""
-    return {item for item, (_, lacking) in _survey(folder).items() if not lacking}
-
-
-def whole_items(folder: BatchFolder) -> tuple[dict[str, WholeItem], list[str]]:
+def whole_items(folder: BatchFolder) -> tuple[dict[str, NotedRow], list[str]]:
     """Return the whole items, by id, and the ids of items that have a row but are not whole."""
-    rows, found = folder.journals.rows(), dict[str, WholeItem]()
-    for item, (location, lacking) in _survey(folder).items():
+    rows, found = folder.journals.rows(), dict[str, NotedRow]()
+    for item, (location, lacking) in survey(folder).items():
         row = rows.get(item)
         with suppress(OSError, ValueError):
             if lacking is None:
-                read = _read_row(folder.layout, item, location)
+                read = _read_row(folder, item, location)
                 if read["id"] == item:
-                    found[item] = WholeItem(read["line"], location, read["fingerprint"])
+                    found[item] = NotedRow(read["line"], location, read["fingerprint"])
             elif not lacking and row is not None and row.location == location:
-                found[item] = WholeItem(row.line, location, row.fingerprint)
+                found[item] = row
     return found, [item for item in rows if item not in found]
 
 
-def _survey(folder: BatchFolder) -> dict[str, _Seen]:
+def survey(folder: BatchFolder) -> dict[str, Seen]:
     """Look at every existing item, by id."""
     layout = folder.layout
     there = dict(layout.find())  # first: then a bucket is listed only once
@@ -93,10 +77,10 @@ def _survey(folder: BatchFolder) -> dict[str, _Seen]:
             if written is not None and isinstance(row.get("place"), str):
                 where = row["id"], row["place"]
                 lacking[where] = layout.lacking(*where, written)
-    return {item: _Seen(at, lacking.get((item, at))) for item, at in there.items()}
+    return {item: Seen(at, lacking.get((item, at))) for item, at in there.items()}
 
 
-def _note_unnoted(folder: BatchFolder, seen: Mapping[str, _Seen]) -> dict[str, str]:
+def _note_unnoted(folder: BatchFolder, seen: Mapping[str, Seen]) -> dict[str, str]:
     """Note the items without a good row; return the problems of items that are not whole, by id."""
     writer, damage = f"settled-{uuid4().hex[:12]}", dict[str, str]()
     for item, (location, lacking) in seen.items():
@@ -104,23 +88,21 @@ def _note_unnoted(folder: BatchFolder, seen: Mapping[str, _Seen]) -> dict[str, s
             damage[item] = f"{', '.join(lacking[:3])} is missing or cut short"
         elif lacking is None:
             try:
-                row = _read_row(folder.layout, item, location)
-                folder.journals.note("done", writer, row)
+                folder.journals.note("done", writer, _read_row(folder, item, location))
             except ValueError as error:
                 damage[item] = str(error)
     return damage
 
 
-def _read_row(layout: Layout, item: str, location: str) -> dict[str, Any]:
-    """Return an item's row from its ``run.json``; a ValueError names the problem."""
-    files = layout.read(item, location, ["run.json"])
+def _read_row(folder: BatchFolder, item: str, location: str) -> dict[str, Any]:
+    files = folder.layout.read(item, location, ["run.json"])
     if "run.json" not in files:
         raise InvalidValueError(_NO_ITEM)
     info = read_info(files, location)
-    sizes = layout.sizes(item, location, ["run.json", *info.files])
-    if lost := [name for name in info.files if name not in sizes]:
-        raise InvalidValueError(f"{', '.join(lost[:3])} is missing")
-    return row_of(info, location, sha256(files["run.json"]), sizes)
+    row = folder.row(item, location, files, info)
+    if lost := info.files.keys() - (sizes_in(row) or {}).keys():
+        raise InvalidValueError(f"{', '.join(sorted(lost)[:3])} is missing")
+    return row
 
 
 def _of_item(item: str, reason: str, location: str, end: str) -> str:
@@ -129,6 +111,6 @@ def _of_item(item: str, reason: str, location: str, end: str) -> str:
 
 def _report(lines: Sequence[str]) -> None:
     for line in lines[:_MOST_NAMED]:
-        print(f"sdattn: {line}", file=sys.stderr)
+        say(line)
     if len(lines) > _MOST_NAMED:
-        print(f"sdattn: and {len(lines) - _MOST_NAMED:,} more", file=sys.stderr)
+        say(f"and {len(lines) - _MOST_NAMED:,} more")

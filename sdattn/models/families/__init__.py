@@ -4,7 +4,7 @@ A module in this folder that holds a ``FAMILY`` is found by itself.
 """
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from difflib import get_close_matches
 from importlib import import_module
 from pkgutil import iter_modules
@@ -13,11 +13,10 @@ from typing import TypeVar
 from ...errors import InvalidTypeError, InvalidValueError
 from ..call_options import is_modular
 from ..denoiser_call import unwrapped
-from ..edits import Edits
 from ..encoders import Reader, refuse_unknown
 from ..family import GUIDED, Family, Guidance
 from ..guiders import guider_of
-from ..image_latents import ImageLatents
+from ..parts import Edits, ImageLatents
 from ..pipeline import Options, Pipeline
 
 Fact = TypeVar("Fact")
@@ -38,14 +37,9 @@ UNMAPPED: Mapping[str, str] = {
 }
 
 
-def _by_denoiser(families: tuple[Family, ...]) -> dict[type | str, Family]:
-    return {kind: family for family in families for kind in family.denoisers}
-
-
 _registered: tuple[Family, ...] = tuple(
     import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
 )
-_listed = _by_denoiser(_registered)
 
 
 def registered() -> tuple[Family, ...]:
@@ -59,7 +53,7 @@ def register(family: Family) -> None:
     Raises:
         ValueError: another family has one of its names.
     """
-    global _registered, _listed
+    global _registered
     names = _names(family)
     for other in _registered:
         if common := names & _names(other):
@@ -68,7 +62,6 @@ def register(family: Family) -> None:
                 f"{other.name!r} has. unregister() that one first."
             )
     _registered = (*_registered, family)
-    _listed = _by_denoiser(_registered)
 
 
 def unregister(family: Family) -> None:
@@ -77,11 +70,10 @@ def unregister(family: Family) -> None:
     Raises:
         ValueError: the family is not registered.
     """
-    global _registered, _listed
+    global _registered
     if family not in _registered:
         raise InvalidValueError(f"The family {family.name!r} is not registered.")
     _registered = tuple(other for other in _registered if other is not family)
-    _listed = _by_denoiser(_registered)
 
 
 def _names(family: Family) -> set[str]:
@@ -91,8 +83,8 @@ def _names(family: Family) -> set[str]:
 
 def listed(kind: type) -> Family | None:
     """Return the family that lists a class or its nearest base among its denoisers."""
-    names: Iterator[type | str] = (one for base in kind.__mro__ for one in (base, base.__name__))
-    return next((_listed[name] for name in names if name in _listed), None)
+    pairs = ((base, family) for base in kind.__mro__ for family in _registered)
+    return next((family for base, family in pairs if family.lists(base)), None)
 
 
 def claimed(model: object) -> Family | None:
@@ -103,11 +95,8 @@ def claimed(model: object) -> Family | None:
 
 
 def family_of(model: object, asked: str = "") -> Family:
-    """Return the family of a model.
-
-    Raises:
-        TypeError: no family claims it, by its name or for what was ``asked``.
-    """
+    """Return the family of a model; raise TypeError, naming it or what was ``asked``, if it has
+    none."""
     found = claimed(model)
     if found is None:
         what = asked or f"A {type(unwrapped(model)).__name__} is of no known family"
@@ -155,12 +144,8 @@ def reader_of(pipe: Pipeline) -> Reader:
 
 def guidance_of(pipe: Pipeline) -> Guidance:
     """Return how a pipeline runs guidance: from the guider of a modular pipeline, or from the
-    family that names its class or nearest base.
-
-    Raises:
-        ValueError: no family names the class, or the class lacks the property that its family
-            needs.
-    """
+    family that names its class or nearest base; raise ValueError if there is none, or the class
+    lacks the property that its family needs."""
     if is_modular(pipe) and guider_of(pipe) is not None:
         return GUIDED
     layouts = {name: layout for family in _registered for name, layout in family.guidance.items()}
@@ -182,12 +167,8 @@ def guidance_of(pipe: Pipeline) -> Guidance:
 
 
 def image_latents_of(pipe: Pipeline, *, invertible: bool = False) -> ImageLatents:
-    """Return how a text-to-image pipeline takes an image, by its class or nearest base. With
-    ``invertible``, only pipelines whose way back to the noise is known.
-
-    Raises:
-        TypeError: no family names the class; the message lists the classes it could be.
-    """
+    """Return how a text-to-image pipeline takes an image, by its class or nearest base (else
+    TypeError). With ``invertible``, only pipelines whose way back to the noise is known."""
     found = [family.image_latents for family in _registered if family.image_latents]
     known = {
         name: one for one in found if one.invertible or not invertible for name in one.pipelines
@@ -196,11 +177,8 @@ def image_latents_of(pipe: Pipeline, *, invertible: bool = False) -> ImageLatent
 
 
 def edits_of(pipe: Pipeline) -> Edits:
-    """Return how prompt-to-prompt edits a pipeline's images, by its class or nearest base.
-
-    Raises:
-        TypeError: no family names the class; the message lists the classes it could be.
-    """
+    """Return how prompt-to-prompt edits a pipeline's images, by its class or nearest base (else
+    TypeError)."""
     found = [family.edits for family in _registered if family.edits]
     return _known_of(pipe, {name: one for one in found for name in one.pipelines})
 
@@ -214,5 +192,4 @@ def _known_of(pipe: Pipeline, known: Mapping[str, Fact]) -> Fact:
 
 def unguided_options(pipe: Pipeline) -> Options:
     """Return the options that run a text-to-image pipeline without guidance."""
-    pipelines = image_latents_of(pipe).pipelines
-    return next(pipelines[cls.__name__] for cls in type(pipe).__mro__ if cls.__name__ in pipelines)
+    return _known_of(pipe, image_latents_of(pipe).pipelines)

@@ -6,7 +6,7 @@ modules attend across frames; they are not captured.
 
 from ..encoders import read_clip
 from ..family import NEGATIVE_FIRST
-from ..names import Names
+from ..parts import Names
 from .unet import UNets, cells
 
 _NEGATIVE_FIRST = """
@@ -18,6 +18,7 @@ AnimateDiffVideoToVideoControlNetPipeline
 FAMILY = UNets(
     name="AnimateDiff",
     denoisers=("UNetMotionModel",),
+    half="float16",
     grid=cells,
     video=True,
     patch=1,

@@ -2,10 +2,9 @@
 
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..attention_layer import DOUBLE_THEN_SINGLE
-from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, refuse_unknown, zero_filled
-from ..family import NEGATIVE_FIRST, Family
+from ..family import NEGATIVE_FIRST
+from .flux import flux_like
 
 
 def read_bria(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -19,17 +18,11 @@ def read_bria(call: TextCall, texts: list[str]) -> list[Prompt]:
     return zero_filled(read, length)
 
 
-FAMILY = Family(
+FAMILY = flux_like(
     name="Bria",
     denoisers=("BriaTransformer2DModel",),
-    layers=DOUBLE_THEN_SINGLE,
-    joined="text first",
-    grid=grid_of_ids,
-    grid_argument="img_ids",
+    timestep_unit=1.0,
     patch=1,  # the pipeline counts the cells of 2x2 that it packs
-    size_unit=16,
-    half="bfloat16",
     readers={"Bria": read_bria, "BriaFibo": refuse_unknown},
-    preset="joint",
     guidance={"BriaPipeline": NEGATIVE_FIRST},
 )

@@ -1,5 +1,6 @@
 """CogVideoX (Yang et al. 2024): videos as one sequence, joint attention with T5, the text first."""
 
+from ..denoiser_call import grid_of_patches
 from ..encoders import read_t5
 from ..family import NEGATIVE_FIRST_IN_CALL, Family
 from ..pipeline import Given, Model
@@ -7,13 +8,7 @@ from ..pipeline import Given, Model
 
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
     """Return the grid of a latent ``[B, frames, C, rows, cols]``; CogVideoX 1.5 joins frames."""
-    frames, _, rows, cols = given["hidden_states"].shape[1:]
-    config = model.config
-    return (
-        frames // (config.patch_size_t or 1),
-        rows // config.patch_size,
-        cols // config.patch_size,
-    )
+    return grid_of_patches(model, {"hidden_states": given["hidden_states"].transpose(1, 2)})
 
 
 def _fps(model: Model) -> int:
@@ -35,7 +30,7 @@ FAMILY = Family(
     video=True,
     fps=_fps,
     frame_unit=2,  # its VAE decodes two at a time, and of an even number makes three more
-    size_unit=16,
+    half="float16",
     readers={"CogVideoX": read_t5},
     # The call decides from the guidance scale at the beginning of a run, which then changes.
     guidance=dict.fromkeys(_PIPELINES.split(), NEGATIVE_FIRST_IN_CALL),

@@ -1,28 +1,19 @@
 """ERNIE-Image: one stream of joint attention, the image first, with Ministral."""
 
-from ...errors import InvalidValueError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches
-from ..encoders import TextCall, zero_filled
+from ..encoders import TextCall, refuse_rewriting, zero_filled
 from ..family import NEGATIVE_FIRST, Family
-from ..names import Names
+from ..parts import Names
 
 
 def read_ernie(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read each prompt alone, then zeros up to the longest in the batch, negative prompts included.
-    Source: pipeline_ernie_image.py, ``encode_prompt`` and ``_pad_text``.
-
-    Raises:
-        ValueError: the pipeline would rewrite the prompt.
-    """
+    Source: pipeline_ernie_image.py, ``encode_prompt`` and ``_pad_text``."""
     pipe = call.pipe
-    if call.option("use_pe") and None not in (pipe.pe, pipe.pe_tokenizer):
-        raise InvalidValueError(
-            f"A {type(pipe).__name__} rewrites the prompt before it is read. Take its "
-            "revised_prompts of a run, pass them as the prompt, and use_pe=False, to the run and "
-            "here."
-        )
+    if None not in (pipe.pe, pipe.pe_tokenizer):
+        refuse_rewriting(call, "use_pe", "Take its revised_prompts of a run")
     read = [read_source(pipe.tokenizer, Source.of(text), truncation=True) for text in texts]
     longest = max(len(prompt.tokens) for prompt in read)
     columns = longest if call.columns is None else call.columns
@@ -37,7 +28,7 @@ FAMILY = Family(
     layers={"layers.*.self_attention": ("single", "joint")},
     joined="image first",
     grid=grid_of_patches,
-    size_unit=16,
+    half="float16",
     readers={"ErnieImage": read_ernie},
     preset="joint",
     guidance={"ErnieImagePipeline": NEGATIVE_FIRST},

@@ -4,13 +4,11 @@ from torch import Tensor
 
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
-from ..attention_layer import DOUBLE_THEN_SINGLE
-from ..denoiser_call import grid_of_ids
-from ..edits import Edits
 from ..encoders import TextCall, in_chat, read_inside, rendered
-from ..family import IN_TURN, Family
-from ..image_latents import ImageLatents, vae_latents
+from ..family import IN_TURN
+from ..parts import Edits, ImageLatents, vae_latents
 from ..pipeline import Pipeline
+from .flux import flux_like
 
 
 def read_klein(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -58,19 +56,11 @@ _PIPELINES = """
 Flux2Pipeline Flux2KleinPipeline Flux2KleinInpaintPipeline Flux2ModularPipeline
 """
 
-FAMILY = Family(
+FAMILY = flux_like(
     name="FLUX.2",
     denoisers=("Flux2Transformer2DModel",),
-    layers=DOUBLE_THEN_SINGLE,
-    joined="text first",
-    grid=grid_of_ids,
-    grid_argument="img_ids",
-    timestep_unit=1000.0,
-    patch=2,  # cut by the pipelines; the model's own patches are of 1
     readers={"Flux2": read_flux2, "Flux2Klein": read_klein},
     text_stream=lambda model, states: model.context_embedder(states),
-    preset="joint",
-    half="bfloat16",
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
     image_latents=ImageLatents(
         # Flux2Pipeline's guidance_scale is an input of the model, which keeps its default

@@ -11,7 +11,7 @@ from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches, unwrapped
 from ..encoders import TextCall
 from ..family import NEGATIVE_FIRST, Family
-from ..names import Names
+from ..parts import Names
 from ..pipeline import Given, Model
 
 
@@ -32,7 +32,7 @@ def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
             )
             for tokenizer in (call.pipe.tokenizer_3, call.pipe.tokenizer_4)
         )
-        joined = join_prompts([t5, llama, llama])
+        joined = join_prompts([t5, llama, llama], ("T5", "Llama", "Llama, the block's layer"))
         read.append(replace(joined, encoded=t5.encoded + llama.encoded))
     return read
 
@@ -66,8 +66,6 @@ FAMILY = Family(
     grid=_grid,
     spans=_spans,
     names=Names(timestep=("timesteps",), text="encoder_hidden_states_t5"),
-    size_unit=16,
-    half="bfloat16",
     readers={"HiDreamImage": read_hidream},
     preset="joint",
     guidance={"HiDreamImagePipeline": NEGATIVE_FIRST},

@@ -6,7 +6,7 @@ from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall
 from ..family import NEGATIVE_FIRST, Family
-from ..names import Names
+from ..parts import Names
 
 BERT, T5 = 77, 256  # columns, which no option changes
 
@@ -22,7 +22,8 @@ def read_hunyuan_dit(call: TextCall, texts: list[str]) -> list[Prompt]:
             [
                 read_source(pipe.tokenizer, Source.of(text), **filled(BERT)),
                 read_source(pipe.tokenizer_2, Source.of(text), **filled(T5)),
-            ]
+            ],
+            ("BERT", "T5"),
         )
         for text in texts
     ]
@@ -36,7 +37,7 @@ FAMILY = Family(
         "blocks.*.attn2": ("block", "cross"),
     },
     grid=grid_of_patches,
-    size_unit=16,
+    half="float16",
     readers={"HunyuanDiT": read_hunyuan_dit},
     guidance=dict.fromkeys(("HunyuanDiTPipeline", "HunyuanDiTControlNetPipeline"), NEGATIVE_FIRST),
     text_options=(),

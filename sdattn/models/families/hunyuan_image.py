@@ -7,11 +7,11 @@ from dataclasses import replace
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
 from ..attention_layer import DOUBLE_THEN_SINGLE
-from ..denoiser_call import DenoiserCall
+from ..denoiser_call import DenoiserCall, grid_of_patches
 from ..encoders import TextCall, in_template, refuse_unknown
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, read_with_glyphs
-from ..names import Names
+from ..parts import Names
 from ..pipeline import Given, Model
 
 # pipeline_hunyuanimage.py, extract_glyph_text, in its order
@@ -21,11 +21,7 @@ _QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
 def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read ByT5's tokens of the quoted text, Qwen2.5-VL's tokens of the prompt inside a template,
     then the padding of both. Source: pipeline_hunyuanimage.py, ``encode_prompt``;
-    transformer_hunyuanimage.py, ``forward``.
-
-    Raises:
-        ValueError: several images for each of several prompts whose quoted texts differ in length.
-    """
+    transformer_hunyuanimage.py, ``forward``."""
     lengths = call.pipe.tokenizer_max_length, call.pipe.tokenizer_2_max_length
     if call.columns not in (None, sum(lengths)):
         raise call.unexplained(
@@ -37,11 +33,6 @@ def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
         return glyph_text(text, (one for pattern in _QUOTED for one in re.finditer(pattern, text)))
 
     return read_with_glyphs(call, texts, whole, quoted, "num_images_per_prompt")
-
-
-def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    sizes, patches = given["hidden_states"].shape[2:], model.config.patch_size
-    return tuple(size // patch for size, patch in zip(sizes, patches, strict=True))
 
 
 class HunyuanImage(Family):
@@ -63,8 +54,7 @@ FAMILY = HunyuanImage(
         **DOUBLE_THEN_SINGLE,
     },
     joined="image first",
-    grid=_grid,
-    half="bfloat16",
+    grid=grid_of_patches,
     readers={"HunyuanImage": read_hunyuan_image, "HunyuanImageRefiner": refuse_unknown},
     preset="joint",
     names=Names(text_2="encoder_hidden_states_2"),

@@ -4,7 +4,7 @@ Llama inside a template."""
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt
 from ..attention_layer import DOUBLE_THEN_SINGLE
-from ..denoiser_call import grid_of_video
+from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall, in_template, read_inside, refuse_unknown
 from ..family import IN_TURN, Family
 
@@ -29,11 +29,9 @@ FAMILY = Family(
         **DOUBLE_THEN_SINGLE,
     },
     joined="image first",
-    grid=grid_of_video,
+    grid=grid_of_patches,
     video=True,
     fps=24,
-    size_unit=16,
-    half="bfloat16",
     readers={
         "HunyuanVideo": read_hunyuan_video,
         "HunyuanSkyreels": read_hunyuan_video,

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ...attention.joint_processor import Spans
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
-from ..denoiser_call import grid_of_video
+from ..denoiser_call import grid_of_patches
 from ..encoders import TextCall, filled_to_longest, in_chat
 from ..family import IN_TURN, Family
 from ..glyphs import glyph_text, is_padding, read_with_glyphs
@@ -21,11 +21,7 @@ _QUOTED = '"(.*?)"|\u201c(.*?)\u201d'
 def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read ByT5's tokens of the quoted text, then Qwen2.5-VL's tokens of the chat without its first
     ones, padded to the longest prompt in the batch; negative prompts are read alone. Source:
-    pipeline_hunyuan_video1_5.py, ``encode_prompt``; transformer_hunyuan_video15.py, ``forward``.
-
-    Raises:
-        ValueError: several videos for each of several prompts whose quoted texts differ in length.
-    """
+    pipeline_hunyuan_video1_5.py, ``encode_prompt``; transformer_hunyuan_video15.py, ``forward``."""
     whole = in_chat(call.pipe.tokenizer, system=call.pipe.system_message)
     read = read_with_glyphs(call, texts, whole, _quoted, "num_videos_per_prompt")
     # padding is masked, and its columns are nobody's: see _spans
@@ -60,13 +56,11 @@ FAMILY = Family(
         "transformer_blocks.*.attn": ("double", "joint"),
     },
     joined="image first",
-    grid=grid_of_video,
+    grid=grid_of_patches,
     video=True,
     fps=24,
     spans=_spans,
     spans_arguments=("encoder_attention_mask", "encoder_attention_mask_2", "image_embeds"),
-    size_unit=16,
-    half="bfloat16",
     readers={"HunyuanVideo15": read_hunyuan_video15},
     # its guiders name the branch of each call
     guidance={"HunyuanVideo15Pipeline": IN_TURN},

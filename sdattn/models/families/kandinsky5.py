@@ -3,27 +3,25 @@ further."""
 
 import re
 from dataclasses import replace
+from functools import partial
 
 from ...errors import InvalidValueError
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
-from ..encoders import PLACEHOLDER, TextCall, read_inside
+from ..denoiser_call import grid_of_patches
+from ..encoders import PLACEHOLDER, TextCall, as_cleaned, read_inside
 from ..family import IN_TURN, Family
-from ..pipeline import Given, Model, Pipeline
+from ..pipeline import Pipeline
 
 
 def read_kandinsky5(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read Qwen2.5-VL inside a template, without its first tokens, padded to the longest prompt in
     the batch; CLIP gives one pooled vector. Source: pipeline_kandinsky_t2i.py,
-    ``_encode_prompt_qwen``.
-
-    Raises:
-        ValueError: the pipeline would cut a prompt or rewrite its characters.
-    """
+    ``_encode_prompt_qwen``."""
     pipe, tokenizer = call.pipe, getattr(call.pipe.tokenizer, "tokenizer", call.pipe.tokenizer)
     drop, most = pipe.prompt_template_encode_start_idx, call.option("max_sequence_length")
     before, _, after = pipe.prompt_template.format(PLACEHOLDER).partition(PLACEHOLDER)
-    sources = [_cleaned(text).within(before, after) for text in texts]
+    sources = [_cleaned(call, text).within(before, after) for text in texts]
     longest = max(len(tokenizer(source.text)["input_ids"]) for source in sources)
     if longest > drop + most:
         raise InvalidValueError(
@@ -35,7 +33,7 @@ def read_kandinsky5(call: TextCall, texts: list[str]) -> list[Prompt]:
     return read_inside(tokenizer, sources, drop, padding="max_length", max_length=longest)
 
 
-def _cleaned(text: str) -> Source:
+def _cleaned(call: TextCall, text: str) -> Source:
     """Return the prompt with single spaces; refuse it if ``prompt_clean`` would change more."""
     from diffusers.pipelines.kandinsky5.pipeline_kandinsky_t2i import prompt_clean
 
@@ -43,17 +41,7 @@ def _cleaned(text: str) -> Source:
     kept = [match.start() for match in re.finditer(r"\S|\s(?!\s)", source.text)]
     spaced = "".join(" " if source.text[i].isspace() else source.text[i] for i in kept)
     source = Source(text, spaced, tuple(source.origins[i] for i in kept))
-    if (found := prompt_clean(text)) != source.text:
-        raise InvalidValueError(
-            f"The pipeline's prompt_clean rewrites {text!r} to {found!r}. Pass that as the prompt."
-        )
-    return source
-
-
-def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of latents ``[B, frames, rows, cols, C]``."""
-    sizes = given["hidden_states"].shape[1:4]
-    return tuple(size // patch for size, patch in zip(sizes, model.patch_size, strict=True))
+    return as_cleaned(call, source, prompt_clean(text), "prompt_clean")
 
 
 class Kandinsky5(Family):
@@ -74,10 +62,8 @@ FAMILY = Kandinsky5(
         "visual_transformer_blocks.*.self_attention": ("block", "self"),
         "visual_transformer_blocks.*.cross_attention": ("block", "cross"),
     },
-    grid=_grid,
+    grid=partial(grid_of_patches, first=1),  # latents [B, frames, rows, cols, C]
     patch=2,
-    size_unit=16,
-    half="bfloat16",
     fps=24,
     readers=dict.fromkeys(("Kandinsky5T2IPipeline", *_OF_VIDEOS), read_kandinsky5),
     guidance=dict.fromkeys(("Kandinsky5T2IPipeline", *_OF_VIDEOS), IN_TURN),

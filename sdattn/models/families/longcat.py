@@ -8,26 +8,18 @@ from ...errors import InvalidValueError
 from ...prompts.tokenizing import PAD, Token, tokenize
 from ...prompts.tokens import Prompt, place_words
 from ...prompts.words import Source
-from ..attention_layer import DOUBLE_THEN_SINGLE
 from ..denoiser_call import grid_of_ids
-from ..encoders import TextCall, refuse_unknown
-from ..family import IN_TURN, Family
+from ..encoders import TextCall, refuse_rewriting, refuse_unknown
+from ..family import IN_TURN
+from .flux import flux_like
 
 
 def read_longcat(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read Qwen2.5-VL inside a template whose columns are all dropped. Source:
-    pipeline_longcat_image.py, ``_encode_prompt``.
-
-    Raises:
-        ValueError: the pipeline would rewrite the prompt.
-    """
+    pipeline_longcat_image.py, ``_encode_prompt``."""
     pipe = call.pipe
-    if call.option("enable_prompt_rewrite"):
-        raise InvalidValueError(
-            f"A {type(pipe).__name__} rewrites the prompt before it is read. Call "
-            "pipe.rewire_prompt(prompt, pipe.device) yourself, pass what it gives as the prompt, "
-            "and enable_prompt_rewrite=False, to the run and here."
-        )
+    how = "Call pipe.rewire_prompt(prompt, pipe.device) yourself"
+    refuse_rewriting(call, "enable_prompt_rewrite", how)
     if call.columns not in (None, pipe.tokenizer_max_length):
         raise call.unexplained(f"tokenizer_max_length {pipe.tokenizer_max_length} makes as many")
     before, after = (
@@ -69,19 +61,11 @@ def _filled(call: TextCall, tokens: list[Token]) -> list[Token]:
     return pads + kept if tokenizer.padding_side == "left" else kept + pads
 
 
-FAMILY = Family(
+FAMILY = flux_like(
     name="LongCat-Image",
     denoisers=("LongCatImageTransformer2DModel",),
-    layers=DOUBLE_THEN_SINGLE,
-    joined="text first",
     grid=partial(grid_of_ids, made=1),
-    grid_argument="img_ids",
-    timestep_unit=1000.0,
-    patch=2,  # cut by the pipelines; the model's own patches are of 1
-    size_unit=16,
-    half="bfloat16",
     readers={"LongCatImage": read_longcat, "LongCatImageEdit": refuse_unknown},
-    preset="joint",
     guidance=dict.fromkeys(("LongCatImagePipeline", "LongCatImageEditPipeline"), IN_TURN),
     text_options=("enable_prompt_rewrite",),
 )

@@ -38,8 +38,6 @@ FAMILY = Family(
     video=True,
     fps=25,
     patch=1,
-    size_unit=32,
-    half="bfloat16",
     readers={"LTX": read_t5},
     guidance=dict.fromkeys(
         ("LTXPipeline", "LTXImageToVideoPipeline", "LTXConditionPipeline"), NEGATIVE_FIRST

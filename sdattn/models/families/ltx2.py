@@ -3,32 +3,23 @@
 import math
 from dataclasses import replace
 
-from ...errors import InvalidValueError, OptionError
+from ...errors import InvalidValueError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..encoders import TextCall, refuse_unknown, zero_filled
+from ..encoders import TextCall, refuse_mixed_masks, refuse_rewriting, refuse_unknown, zero_filled
 from ..family import NEGATIVE_FIRST, Family
-from ..names import Names
+from ..parts import Names
 from ..pipeline import Given, Model
 
 
 def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read Gemma, padded on the left. The connectors move the prompt to the front and append
     learned registers, which belong to no token and attract attention. Source: pipeline_ltx2.py,
-    ``_get_gemma_prompt_embeds``; connectors.py, ``LTX2ConnectorTransformer1d.forward``.
-
-    Raises:
-        ValueError: the pipeline would rewrite the prompt, or several videos were asked for each of
-            several prompts of different length, whose masks the pipeline mixes up.
-    """
+    ``_get_gemma_prompt_embeds``; connectors.py, ``LTX2ConnectorTransformer1d.forward``."""
     pipe, length = call.pipe, call.length()
-    if call.option("enable_prompt_enhancement"):
-        raise InvalidValueError(
-            f"A {type(pipe).__name__} rewrites the prompt before it is read. Call "
-            "pipe.enhance_prompt(prompt, system_prompt) yourself, pass what it gives as the "
-            "prompt, and enable_prompt_enhancement=False, to the run and here."
-        )
+    how = "Call pipe.enhance_prompt(prompt, system_prompt) yourself"
+    refuse_rewriting(call, "enable_prompt_enhancement", how)
     read = []
     for text in texts:
         source, options = Source.of(text).strip(), filled(length)
@@ -36,22 +27,10 @@ def read_ltx2(call: TextCall, texts: list[str]) -> list[Prompt]:
         del options["padding"]
         bare = read_source(pipe.tokenizer, source, **options)
         read.append((padded, replace(bare, encoded=padded.encoded)))
-    _refuse_mixed_masks(call, [bare for _, bare in read])
+    refuse_mixed_masks(call, "num_videos_per_prompt", (len(bare.tokens) for _, bare in read))
     if pipe.connectors.config.video_connector_num_learnable_registers is None:
         return [padded for padded, _ in read]  # such connectors leave all where it is
     return zero_filled([bare for _, bare in read], length)
-
-
-def _refuse_mixed_masks(call: TextCall, prompts: list[Prompt]) -> None:
-    """Refuse prompts whose masks ``encode_prompt`` repeats in another order than its states."""
-    number = call.options.get("num_videos_per_prompt") or 1
-    if number > 1 and len({len(prompt.tokens) for prompt in prompts}) > 1:
-        texts = [prompt.text for prompt in prompts]
-        text = (
-            f"a {type(call.pipe).__name__} gives videos of prompts that differ in length, as "
-            f"{texts}, each other's masks. Draw one video a prompt, or each prompt by itself."
-        )
-        raise OptionError("num_videos_per_prompt", number, text)
 
 
 def _grid(model: Model, given: Given) -> tuple[int, ...]:
@@ -85,8 +64,6 @@ FAMILY = Family(
     video=True,
     fps=24,
     default_frames=121,
-    size_unit=32,
-    half="bfloat16",
     names=Names(
         # of a video that begins with an image, the timesteps of this image's tokens are 0; sigma
         # is the step's. Source: pipeline_ltx2_image2video.py, __call__

@@ -4,10 +4,9 @@ from dataclasses import replace
 
 from ...prompts.tokenizing import PAD, filled
 from ...prompts.tokens import Prompt
-from ..attention_layer import DOUBLE_THEN_SINGLE
-from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, in_chat, read_inside, zeros
-from ..family import IN_TURN, Family
+from ..family import IN_TURN
+from .flux import flux_like
 
 
 def read_ovis(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -23,18 +22,9 @@ def read_ovis(call: TextCall, texts: list[str]) -> list[Prompt]:
     ]
 
 
-FAMILY = Family(
+FAMILY = flux_like(
     name="Ovis-Image",
     denoisers=("OvisImageTransformer2DModel",),
-    layers=DOUBLE_THEN_SINGLE,
-    joined="text first",
-    grid=grid_of_ids,
-    grid_argument="img_ids",
-    timestep_unit=1000.0,
-    patch=2,  # cut by the pipeline; the model's own patches are of 1
-    size_unit=16,
-    half="bfloat16",
     readers={"OvisImage": read_ovis},
-    preset="joint",
     guidance={"OvisImagePipeline": IN_TURN},
 )

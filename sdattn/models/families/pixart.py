@@ -23,6 +23,7 @@ FAMILY = Family(
         "transformer_blocks.*.attn2": ("block", "cross"),
     },
     grid=grid_of_patches,
+    half="float16",
     readers={"PixArt": read_pixart},
     guidance=dict.fromkeys(_PIPELINES, NEGATIVE_FIRST_IN_CALL),
     text_options=("max_sequence_length", "clean_caption"),

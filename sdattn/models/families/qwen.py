@@ -1,14 +1,24 @@
-"""Qwen-Image and its variants for editing: joint attention, prompts inside a template."""
+"""Qwen-Image and its variants for editing: joint attention, prompts inside a template.
+
+In variants for editing the text encoder reads images before the prompt. An image becomes more or
+fewer tokens by its size, which moves the columns of the prompt after it.
+"""
+
+import math
+from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 
+from ...errors import InvalidValueError
+from ...prompts.tokenizing import TEMPLATE, Token
 from ...prompts.tokens import Prompt
-from ..edits import Edits
-from ..encoders import PLACEHOLDER, TextCall, refuse_unknown
+from ..encoders import TextCall, filled_to_longest, in_template, read_inside, refuse_unknown
 from ..family import IN_TURN, Family
-from ..image_latents import ImageLatents, packed, vae_latents
+from ..parts import Edits, ImageLatents, packed, vae_latents
 from ..pipeline import Given, Model, Pipeline
-from ..qwen_chats import read_edit, read_edit_plus, read_filled
+
+IMAGE = "<|image_pad|>"  # a token of an image
 
 
 def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -16,10 +26,84 @@ def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
     the longest prompt in the batch. Source: pipeline_qwenimage.py, ``_get_qwen_prompt_embeds``."""
     most, start = call.option("max_sequence_length"), "prompt_template_encode_start_idx"
     limit = call.setting("tokenizer_max_length") + call.setting(start)
-    template = call.setting("prompt_template_encode").format(PLACEHOLDER)
-    return read_filled(
-        call, texts, [template] * len(texts), most, truncation=True, max_length=limit
-    )
+    templates = [call.setting("prompt_template_encode")] * len(texts)
+    return _read_filled(call, texts, templates, most, truncation=True, max_length=limit)
+
+
+def _read_filled(
+    call: TextCall, texts: list[str], templates: list[str], most: int | None = None, **options: Any
+) -> list[Prompt]:
+    """Read prompts in their templates' ``{}``, without the first tokens, ``most`` columns at most,
+    filled with zeros up to the longest; options are the tokenizer's."""
+    drop = call.setting("prompt_template_encode_start_idx")
+    sources = [in_template(template)(text) for text, template in zip(texts, templates, strict=True)]
+    options["keep"] = lambda n: range(drop, n)[:most]
+    read = read_inside(call.pipe.tokenizer, sources, **options)
+    by = "these images" if most is None else f"`max_sequence_length={most}`"
+    return filled_to_longest(call, read, by)
+
+
+def read_edit(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read whole prompts after an image, which is resized to a megapixel; in a list each prompt has
+    its own image, not resized. Source: pipeline_qwenimage_edit.py, ``__call__`` and
+    ``_get_qwen_prompt_embeds``."""
+    given = _option(call, texts, "image", "prompt_image")
+    if isinstance(given, list):
+        numbers = [_tokens(call, image.size) for image in given]
+    else:
+        numbers = [_tokens(call, _resized(given.size, 1024 * 1024))] * len(texts)
+    template = call.setting("prompt_template_encode")
+    templates = [template.replace(IMAGE, IMAGE * number) for number in numbers]
+    return _of_template(_read_filled(call, texts, templates))
+
+
+def read_edit_plus(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read whole prompts after one or more images. Source: pipeline_qwenimage_edit_plus.py,
+    likewise."""
+    given = _option(call, texts, "image", "condition_images")
+    before = ""
+    for i, image in enumerate(given if isinstance(given, list) else [given], start=1):
+        number = _tokens(call, _resized(image.size, 384 * 384))
+        before += f"Picture {i}: <|vision_start|>{IMAGE * number}<|vision_end|>"
+    template = call.setting("prompt_template_encode").replace("{}", before + "{}")
+    return _of_template(_read_filled(call, texts, [template] * len(texts)))
+
+
+def _option(call: TextCall, texts: list[str], *names: str) -> Any:
+    """Return a call's images: its argument, or the running call's variable of that name."""
+    given = next((call.options[name] for name in names if call.options.get(name) is not None), None)
+    if given is None:
+        raise InvalidValueError(
+            f"The text encoder of a {type(call.pipe).__name__} reads images before the prompt, so "
+            f"the columns of {texts[0]!r} depend on their size. Pass image=, the images of the "
+            "run; or labels, for example {'cat': [2]}, and columns=."
+        )
+    return given
+
+
+def _resized(size: tuple[int, int], area: int) -> tuple[int, int]:
+    """Return the (width, height) to which an image is resized, about ``area`` pixels
+    (``calculate_dimensions`` of pipeline_qwenimage_edit.py)."""
+    ratio = size[0] / size[1]
+    width = math.sqrt(area * ratio)
+    return round(width / 32) * 32, round(width / ratio / 32) * 32
+
+
+def _tokens(call: TextCall, size: tuple[int, int]) -> int:
+    """Return the number of tokens for (width, height) (processing_qwen2_5_vl.py,
+    ``replace_image_token``)."""
+    processor = call.pipe.processor.image_processor
+    patches = processor.get_number_of_image_patches(size[1], size[0], {})
+    return int(patches // processor.merge_size**2)
+
+
+def _of_template(read: list[Prompt]) -> list[Prompt]:
+    """Mark the images' tokens as part of the template; a tokenizer takes them for end tokens."""
+    return [replace(prompt, tokens=tuple(map(_named, prompt.tokens))) for prompt in read]
+
+
+def _named(token: Token) -> Token:
+    return replace(token, special=TEMPLATE) if token.text == IMAGE else token
 
 
 def _grid_of_shapes(_model: Model, given: Given) -> tuple[int, ...]:
@@ -61,7 +145,6 @@ FAMILY = Family(
     # the images that the text encoder gets are variables of the running call
     text_options=("max_sequence_length", "prompt_image", "condition_images"),
     preset="joint",
-    half="bfloat16",
     guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
     image_latents=ImageLatents(
         pipelines={"QwenImagePipeline": {"true_cfg_scale": 1.0}}, encode=_encode, noise="flow"

@@ -54,14 +54,12 @@ class Sana(Family):
 
 FAMILY = Sana(
     name="Sana",
-    half="bfloat16",
     denoisers=("SanaTransformer2DModel",),
     layers={
         "transformer_blocks.*.attn1": ("block", "linear"),
         "transformer_blocks.*.attn2": ("block", "cross"),
     },
     grid=grid_of_patches,
-    size_unit=32,
     readers={"Sana": read_sana, "SanaWM": refuse_unknown},
     guidance={
         **dict.fromkeys(("SanaPipeline", "SanaControlNetPipeline"), NEGATIVE_FIRST),

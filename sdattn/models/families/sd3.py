@@ -4,10 +4,9 @@ from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches
-from ..edits import Edits
 from ..encoders import TextCall, read_clip, zeros
 from ..family import NEGATIVE_FIRST, Family
-from ..image_latents import ImageLatents, shifted_latents
+from ..parts import Edits, ImageLatents, shifted_latents
 
 
 def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -21,7 +20,7 @@ def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
         t5 = [Prompt(text, (), zeros(length)) for text in texts]
     else:
         t5 = [read_source(pipe.tokenizer_3, Source.of(text), **filled(length)) for text in texts]
-    return [join_prompts(parts) for parts in zip(clip, t5, strict=True)]
+    return [join_prompts(parts, ("CLIP", "T5")) for parts in zip(clip, t5, strict=True)]
 
 
 _PIPELINES = """
@@ -38,6 +37,7 @@ FAMILY = Family(
     },
     joined="image first",
     grid=grid_of_patches,
+    half="float16",
     readers={"StableDiffusion3": read_sd3},
     text_stream=lambda model, states: model.context_embedder(states),
     preset="joint",

@@ -6,19 +6,22 @@ blocks, 1 mid, 3 in each of 3 up blocks), so 32 layers.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 from torch import Tensor
 from torch.nn import Module
 
+from ...prompts.tokenizing import filled
+from ...prompts.tokens import Prompt, read_source
+from ...prompts.words import Source
 from ..attention_layer import PLACES, AttentionLayer, Kind
-from ..chatglm import read_chatglm
 from ..denoiser_call import head_count, innermost, unwrapped
-from ..edits import Edits
-from ..encoders import read_clip
+from ..encoders import TextCall, read_clip
 from ..family import NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Family, Guidance, Order
-from ..image_latents import ImageLatents, vae_latents
-from ..names import Names
+from ..parts import Edits, ImageLatents, Names, vae_latents
 from ..pipeline import Given, Model, Pipeline
+
+_CHATGLM = 256  # columns of Kolors' texts: encode_prompt's own
 
 
 def is_unet(model: Model) -> bool:
@@ -98,6 +101,38 @@ def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
     return latents * config.scaling_factor
 
 
+def read_chatglm(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read prompts padded on the left, then two start tokens, then the text.
+
+    Sources: pipeline_kolors.py, ``__call__``, whose ``max_sequence_length`` has no effect;
+    kolors/tokenizer.py, ``ChatGLMTokenizer``.
+    """
+    if call.columns not in (None, _CHATGLM):
+        raise call.unexplained(f"any max_sequence_length makes {_CHATGLM}")
+    tokenizer, options = _Marked(call.pipe.tokenizer), filled(_CHATGLM)
+    return [read_source(tokenizer, Source.of(text), **options) for text in texts]
+
+
+class _Marked:
+    """Tokenizer that marks special tokens: ChatGLM's own mask knows no padding and no start."""
+
+    def __init__(self, tokenizer: Any):
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: str, **options: object) -> dict[str, Any]:
+        encoded = dict(self._tokenizer(text, **options))
+        own = self._tokenizer.get_prefix_tokens()
+        seen = encoded["attention_mask"]
+        start = len(seen) - sum(seen)
+        ids = encoded["input_ids"]
+        ends = start + len(own) if ids[start : start + len(own)] == own else start
+        encoded["special_tokens_mask"] = [int(i < ends) for i in range(len(ids))]
+        return encoded
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._tokenizer, name)
+
+
 _READ_CLIP = """
 StableDiffusion StableUnCLIP SDXL LatentConsistencyModel TextToVideo VideoToVideoSD
 LEditsPP SemanticStableDiffusion CycleDiffusion AltDiffusion
@@ -128,6 +163,7 @@ FAMILY = UNets(
     name="UNets with self- and cross-attention in down, mid and up blocks: SD 1.x, 2.x, SDXL, "
     "Kolors",
     denoisers=("UNet2DConditionModel",),
+    half="float16",
     grid=cells,
     patch=1,
     names=Names(latents="sample"),

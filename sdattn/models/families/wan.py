@@ -6,8 +6,8 @@ import sys
 from ...errors import InvalidValueError, MissingPackageError, OptionError
 from ...prompts.tokens import Prompt, read_source
 from ...prompts.words import Source
-from ..denoiser_call import unwrapped
-from ..encoders import TextCall, zero_filled
+from ..denoiser_call import grid_of_patches, unwrapped
+from ..encoders import TextCall, as_cleaned, zero_filled
 from ..family import IN_TURN, Family
 from ..pipeline import Given, Model
 
@@ -18,11 +18,7 @@ _TEXT_BESIDE_IMAGE = 512
 
 def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read UMT5, then zeros, which attract attention, since no mask hides them. Source:
-    pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``.
-
-    Raises:
-        ValueError: a video from an image that diffusers cannot make, see :func:`_check_image`.
-    """
+    pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``."""
     length = call.length()
     _check_image(call, length)
     tokenizer, cleaned = call.pipe.tokenizer, [_cleaned(call, text) for text in texts]
@@ -67,17 +63,7 @@ def _cleaned(call: TextCall, text: str) -> Source:
             f"A {type(call.pipe).__name__} cleans its prompts with ftfy, which is not installed. "
             "Install it: pip install 'sdattn[video]'"
         ) from error
-    if cleaned != source.text:
-        raise InvalidValueError(
-            f"A {type(call.pipe).__name__} reads {cleaned!r} for {text!r}. Pass that as the prompt."
-        )
-    return source
-
-
-def _grid(model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, C, frames, rows, cols]``, cut into patches by the model."""
-    sizes = zip(given["hidden_states"].shape[2:], model.config.patch_size, strict=True)
-    return tuple(cells // patch for cells, patch in sizes)
+    return as_cleaned(call, source, cleaned, "prompt_clean")
 
 
 def _attends_to_image(model: Model) -> bool:
@@ -118,12 +104,10 @@ FAMILY = _Wan(
     name="Wan",
     denoisers=("WanTransformer3DModel",),
     layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
-    grid=_grid,
+    grid=grid_of_patches,
     video=True,
     fps=16,
     patch=2,
-    size_unit=16,
-    half="bfloat16",
     readers={"Wan": read_wan},
     guidance=dict.fromkeys(_PIPELINES, IN_TURN),
 )

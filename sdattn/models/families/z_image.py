@@ -8,7 +8,7 @@ from ...errors import InvalidTypeError
 from ...prompts.tokens import Prompt
 from ..encoders import PLACEHOLDER, TextCall, in_chat, read_inside, refuse_unknown, zero_filled
 from ..family import Family, Guidance
-from ..names import Names
+from ..parts import Names
 from ..pipeline import Given, Model
 
 UNIT = 32  # tokens: image and caption are filled up to multiples (SEQ_MULTI_OF)
@@ -76,8 +76,6 @@ FAMILY = Family(
     timestep_unit=-1000.0,
     timestep_start=1000.0,
     patch=2,
-    size_unit=16,
-    half="bfloat16",
     readers={"ZImage": read_z_image, "ZImageOmni": refuse_unknown},
     # cfg_truncation ends the guidance in the middle of a run, or before its first step
     guidance=dict.fromkeys(

@@ -7,7 +7,6 @@ from pathlib import Path
 import torch
 
 from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning, refuse, warn
-from ...maps.presets import Preset
 from ..folder import SavedRun, load_run
 from ..imagerun import ImageRun
 from ..run import Run
@@ -60,13 +59,19 @@ def diff(
         if words is None
         else [w for phrase in words for w in choose_words(*maps, phrase)]
     )
+    of_a, of_b = _settings(first.settings), _settings(second.settings)
+    differing = {
+        name: (of_a.get(name), of_b.get(name))
+        for name in {**of_a, **of_b}
+        if of_a.get(name) != of_b.get(name)
+    }
     return Comparison(
         names or _names(first, second),
         (first.heatmaps.prompt.text, second.heatmaps.prompt.text),
         first.image,
         second.image,
         found,
-        _differing(first, second),
+        differing,
         maps,
     )
 
@@ -80,8 +85,7 @@ def _side(run: RunLike) -> ImageRun:
     run, number = run if isinstance(run, tuple) else (run, None)
     if not isinstance(run, Run):
         raise InvalidTypeError(
-            f"Asked to compare a {type(run).__name__}. Pass a run's folder, or what load_run() or "
-            "generate() returned."
+            f"Asked to compare a {type(run).__name__}. Pass a run's folder, a SavedRun or a Run."
         )
     last = len(run) - 1
     number = 0 if number is None and last == 0 else number
@@ -97,14 +101,16 @@ def _check(a: ImageRun, b: ImageRun) -> None:
     """Refuse runs that cannot be compared; warn where their layers differ."""
     if a.video is not None or b.video is not None:
         raise InvalidTypeError(
-            "Comparisons work on images, but these are videos. Compare one frame of each, "
-            "diff(load_run(A).frame(0), load_run(B).frame(0))."
+            "Comparisons work on images, but these are videos. Compare a frame of each, .frame(0)."
         )
     # Values are compared, so they must be values of one thing: one preset, as many steps where
     # these are summed, images of one shape.
-    presets = [_in_unit(side.heatmaps.preset).to_json() for side in (a, b)]
-    if differ := [name for name in presets[0] if presets[0][name] != presets[1][name]]:
-        unlike = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in presets)
+    presets = [side.heatmaps.preset for side in (a, b)]
+    # Means over any steps are comparable.
+    presets = [one if one.part is None else replace(one, steps="mean") for one in presets]
+    told = [preset.to_json() for preset in presets]
+    if differ := [name for name in told[0] if told[0][name] != told[1][name]]:
+        unlike = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in told)
         raise InvalidValueError(
             "The maps were made by different presets: A with {}, B with {}. Their values cannot be "
             "compared; make both runs with one preset.".format(*unlike)
@@ -112,15 +118,13 @@ def _check(a: ImageRun, b: ImageRun) -> None:
     if a.heatmaps.preset.steps == "sum" and a.layers.passes != b.layers.passes:
         passes = f"{a.layers.passes} and {b.layers.passes}"
         raise InvalidValueError(
-            f"The maps are sums over {passes} steps, so their values cannot be "
-            "compared. Make both runs with the same steps, or with another preset."
+            f"The maps are sums over {passes} steps. Make both runs with as many steps."
         )
     ratios = [side.image.width / side.image.height for side in (a, b)]
     if max(ratios) > 1.01 * min(ratios):
         sizes = [f"{side.image.width}x{side.image.height}" for side in (a, b)]
         raise InvalidValueError(
-            f"A's image has {sizes[0]} pixels and B's {sizes[1]} (width x height), which are "
-            "other proportions. Make both runs with the same size."
+            f"A's image has {sizes[0]} pixels and B's {sizes[1]}. Make both runs with one size."
         )
     for name, side in (("A", a), ("B", b)):
         if not torch.isfinite(side.heatmaps.maps).all():
@@ -128,16 +132,9 @@ def _check(a: ImageRun, b: ImageRun) -> None:
                 f"The maps of {name} hold values that are not finite. If the model runs in "
                 "float16, try bfloat16 or float32."
             )
-    _compare_layers([*a.layers.layers], [*b.layers.layers])
-
-
-def _in_unit(preset: Preset) -> Preset:
-    """Return the part of a preset that decides its unit: means over any steps are comparable."""
-    return preset if preset.part is None else replace(preset, steps="mean")
-
-
-def _compare_layers(a: Sequence[str], b: Sequence[str]) -> None:
-    of_a, of_b = (sorted({*x}.difference(y)) for x, y in ((a, b), (b, a)))
+    of_a, of_b = (
+        sorted({*x.layers.layers}.difference(y.layers.layers)) for x, y in ((a, b), (b, a))
+    )
     if of_a or of_b:
         warn(
             f"The maps come from different layers: {len(of_a)} that only A has, {len(of_b)} that "
@@ -159,12 +156,6 @@ def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:
         if name_a != name_b:
             return name_a, name_b
     return parts[0][-1], parts[1][-1]
-
-
-def _differing(a: ImageRun, b: ImageRun) -> dict[str, tuple[object, object]]:
-    of_a, of_b = _settings(a.settings), _settings(b.settings)
-    names = [name for name in {**of_a, **of_b} if of_a.get(name) != of_b.get(name)]
-    return {name: (of_a.get(name), of_b.get(name)) for name in names}
 
 
 def _settings(settings: RunSettings) -> dict[str, object]:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
+from ...files.records import plain
 from ...files.terminal import shorter, two_digits
 from ...files.writing import to_json
 from ...maps import notebook, render, sheets
@@ -15,11 +16,11 @@ from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
 from ..report.pair import Counterpart, Side, pair_page
 from ..targets import new_folder
-from .info import ComparedRun, DiffInfo, WordNumbers
 from .matching import WordDifference
 
+FORMAT = "sdattn-diff-1"
 _FEW = 12  # words; more are drawn smaller
-_HEAD = ("mean A", "mean B", "correlation", "largest B - A")
+NUMBERS = ("mean A", "mean B", "correlation", "largest B - A")  # of a word
 
 
 @dataclass
@@ -53,11 +54,10 @@ class Comparison:
 
     def _repr_html_(self) -> str:
         runs = [("prompt", *self.prompts), *((n, *p) for n, p in self.told_settings().items())]
-        words = [(word.label, *_texts(word)) for word in self.words]
         a, b = self.names
         sheet = notebook.whole(self.sheet(), f"{a} and {b}, word by word")
         settings = notebook.table(("", f"A: {a}", f"B: {b}"), runs)
-        still = settings + sheet + notebook.table(("word", *_HEAD), words)
+        still = settings + sheet + notebook.table(("word", *NUMBERS), self.told_words())
         return f"{notebook.framed(self.page())}<details><summary>stills</summary>{still}</details>"
 
     def page(self) -> bytes:
@@ -88,7 +88,9 @@ class Comparison:
             PIL, RGB. All maps share one scale, and so do all differences. Many words are set in
             several columns.
         """
-        a = _scaled(self.image_a, 384 if len(self.words) <= _FEW else render.SHORTEST_SIDE)
+        side = 384 if len(self.words) <= _FEW else render.SHORTEST_SIDE
+        size = [round(pixels * side / min(self.image_a.size)) for pixels in self.image_a.size]
+        a = self.image_a.convert("RGB").resize(size, Image.Resampling.BICUBIC)
         b = self.image_b.convert("RGB").resize(a.size, Image.Resampling.BICUBIC)
         head = [render.caption(a, "A"), render.caption(b, "B"), self._pixels(a.size)]
         differ = [f"{name} {x} | {y}" for name, (x, y) in self.told_settings().items()]
@@ -106,12 +108,37 @@ class Comparison:
         differences = [word.difference for word in self.words if word.difference is not None]
         most = max((float(values.abs().max()) for values in differences), default=0.0)
         scale = 0.0, max((heatmap.full for heatmap in maps), default=1.0)
-        return [_row(word, a, b, scale, most) for word in self.words]
+        rows = []
+        for word in self.words:
+            label, tiles = f"{word.label}: B - A", []
+            for letter, image, heatmap in (("A", a, word.a), ("B", b, word.b)):
+                if heatmap:
+                    tiles.append(replace(heatmap, label=word.label).overlay(image, scale=scale))
+                else:
+                    tiles.append(_blank(image.size, word.label, f"not in {letter}"))
+            if word.difference is None:
+                tiles.append(_blank(a.size, label))
+            else:
+                tiles.append(render.signed(word.difference.numpy(), a.size, label, most))
+            rows.append(tiles)
+        return rows
 
     def told_settings(self) -> dict[str, tuple[str, str]]:
         """Return the settings that differ, except the prompt, each in at most 60 characters."""
         differ = {name: pair for name, pair in self.settings.items() if name != "prompt"}
         return {name: (_short(a), _short(b)) for name, (a, b) in differ.items()}
+
+    def told_words(self) -> list[list[str]]:
+        """Return each word, and its :data:`NUMBERS` to two digits."""
+        told = []
+        for word in self.words:
+            largest = None if word.largest is None else word.largest[0]
+            numbers = (word.mean_a, ""), (word.mean_b, ""), (word.correlation, ""), (largest, "+")
+            texts = [
+                "-" if number is None else two_digits(number, sign) for number, sign in numbers
+            ]
+            told.append([word.label, *texts])
+        return told
 
     def _pixels(self, size: tuple[int, int]) -> Image.Image:
         """Draw how far the images are apart, pixel by pixel."""
@@ -125,11 +152,14 @@ class Comparison:
         return render.caption(image, label, f"mean {apart.mean():.3g} of 255")
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the numbers, as :meth:`save` writes them to ``run.json``."""
+        """Return the numbers, as :meth:`save` writes them to ``run.json``. ``size`` is an image's
+        (width, height)."""
         runs = zip(self.names, self.prompts, (self.image_a, self.image_b), strict=True)
-        compared = [ComparedRun(name, prompt, image.size) for name, prompt, image in runs]
-        words = [WordNumbers.of(word) for word in self.words]
-        return DiffInfo(compared, self.settings, words).to_json()
+        compared = [
+            {"name": name, "prompt": prompt, "size": image.size} for name, prompt, image in runs
+        ]
+        told = {"runs": compared, "settings": self.settings, "words": self.words}
+        return {"format": FORMAT, **plain(told)}
 
     def save(self, folder: str | Path, *, force: bool = False) -> Path:
         """Write ``diff.html`` (the page), ``diff.png`` (the sheet) and ``run.json`` (the numbers).
@@ -165,40 +195,5 @@ def _short(value: object) -> str:
     return "-" if value is None else shorter(str(value), 60)
 
 
-def _row(
-    word: WordDifference,
-    image_a: Image.Image,
-    image_b: Image.Image,
-    scale: tuple[float, float],
-    most: float,
-) -> list[Image.Image]:
-    tiles = []
-    for letter, image, heatmap in (("A", image_a, word.a), ("B", image_b, word.b)):
-        if heatmap:
-            tiles.append(replace(heatmap, label=word.label).overlay(image, scale=scale))
-        else:
-            tiles.append(_blank(image.size, word.label, f"not in {letter}"))
-    label = f"{word.label}: B - A"
-    if word.difference is None:
-        return [*tiles, _blank(image_a.size, label)]
-    return [*tiles, render.signed(word.difference.numpy(), image_a.size, label, most)]
-
-
-def _scaled(image: Image.Image, side: int) -> Image.Image:
-    """Resize to a shorter side of ``side`` pixels; RGB."""
-    factor = side / min(image.size)
-    size = round(image.width * factor), round(image.height * factor)
-    return image.convert("RGB").resize(size, Image.Resampling.BICUBIC)
-
-
 def _blank(size: tuple[int, int], label: str, note: str = "") -> Image.Image:
     return render.caption(Image.new("RGB", size, (38, 38, 38)), label, note)
-
-
-def _texts(word: WordDifference) -> list[str]:
-    """Format the numbers under ``_HEAD``."""
-    texts = [
-        "-" if number is None else two_digits(number)
-        for number in (word.mean_a, word.mean_b, word.correlation)
-    ]
-    return [*texts, "-" if word.largest is None else two_digits(word.largest[0], "+")]

@@ -72,6 +72,17 @@ class WordDifference:
         row, col = divmod(int(difference.abs().argmax()), difference.shape[1])
         return float(difference[row, col]), (row, col)
 
+    def to_json(self) -> dict[str, object]:
+        """Return the means in A and B and how far the maps are apart, as ``run.json`` has them:
+        ``largest`` is the value of B - A furthest from 0, at (row, col) of the common ``grid``."""
+        means = self.mean_a, self.mean_b
+        told: dict[str, object] = {"word": self.label, "mean": means}
+        told |= {"correlation": self.correlation, "largest": None}
+        if self.difference is None or self.largest is None:
+            return told
+        largest = dict(zip(("value", "cell"), self.largest, strict=True))
+        return {**told, "largest": largest, "grid": tuple(self.difference.shape)}
+
 
 def match_words(a: Heatmaps, b: Heatmaps) -> list[WordDifference]:
     """Return all words: A's in order, then words that only B has."""
@@ -92,11 +103,8 @@ def _numbered(maps: Sequence[Heatmap]) -> dict[tuple[tuple[str, ...], int], Heat
 
 
 def choose_words(a: Heatmaps, b: Heatmaps, phrase: str) -> list[WordDifference]:
-    """Return each occurrence of a word or phrase, the n-th of A with the n-th of B.
-
-    Raises:
-        KeyError: it is in neither run.
-    """
+    """Return each occurrence of a word or phrase, the n-th of A with the n-th of B; raise KeyError
+    if it is in neither run."""
     found: list[tuple[Heatmap, ...]] = []
     reasons = []
     for maps in (a, b):

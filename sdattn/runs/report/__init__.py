@@ -1,6 +1,6 @@
 """`report.html`, the page of a run: one file that opens anywhere and loads nothing."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -32,6 +32,7 @@ _SHORT = {**PIPELINE, "negative_prompt": "negative prompt"}
 _MOST_SPECIAL = 24  # columns of image prompts can be many
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SAME_PLACE = 0.5  # maps of the first view are less alike
+_BARE = 1 / 3  # of the scale: a weaker map hardly shows
 
 
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
@@ -70,7 +71,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         data=data,
         image=image,
         parts=pieces(prompt, {(w.start, w.end): n for n, w in enumerate(run.heatmaps.held)}),
-        texts=[(n, _TITLES[n], text, [m.label for m in held]) for n, text, held in texts],
+        texts=[(n, _TITLES.get(n, n), text, [m.label for m in held]) for n, text, held in texts],
         unlearnt=demo.unlearnt(said) if demo else "",
         cut_off=[word.text for word in prompt.truncated],
         most_cut_off=MOST_CUT_OFF,
@@ -89,11 +90,12 @@ def _data(
 ) -> dict[str, Any]:
     """Return the data for the page's script."""
     words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
+    demo = demo_named(run.settings.model)
     names = dict(zip(run.details.calls, step_names(run), strict=True))
     return {
         "words": words,
         "content": [is_content_word(word) for word in words],
-        "first": _first_pins(run.heatmaps),
+        "first": _first_pins(run.heatmaps, demo.strange(words) if demo else ()),
         "texts": [_text(name, held) for name, _, held in texts],
         "reads": _reads(run),
         "groups": maps.groups,
@@ -103,6 +105,7 @@ def _data(
         "data": maps.data,
         "size": run.image.size,
         "part": run.heatmaps.crop and run.heatmaps.crop.parts,
+        "spots": None if run.details.spots is None else run.details.spots.shape[:2],
         "means": _means(run),
         "units": _units(run.heatmaps.preset),
         "rest": _sums_to_one(run),
@@ -120,14 +123,19 @@ def _text(name: str, held: Sequence[Heatmap]) -> dict[str, object]:
     return {"name": name, "words": [heatmap.label for heatmap in held], "content": content}
 
 
-def _first_pins(heatmaps: Heatmaps) -> list[int]:
+def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     """Return the words that the page opens with: the strongest that name a thing, see
     :func:`name_things`, at least half as strong as the first, each in another place than those
-    before it: their maps correlate by less than 0.5."""
+    before it: their maps correlate by less than 0.5. If all of these would look bare on the scale
+    of the prompt, return the strongest content word alone. ``strange`` words mean nothing."""
     maps = heatmaps.occurrences()
-    things = name_things([heatmap.label for heatmap in maps])
+    peaks = [-1.0 if one.label in strange else one.range[1] for one in maps]
+    things = [i for i in name_things([one.label for one in maps]) if peaks[i] >= 0]
+    content = [i for i, one in enumerate(maps) if is_content_word(one.label) and peaks[i] >= 0]
+    if content and max((peaks[i] for i in things), default=0) < _BARE * heatmaps.top:
+        return [max(content, key=lambda i: peaks[i])]
     pins: list[int] = []
-    for i in sorted(things, key=lambda i: -maps[i].range[1]):
+    for i in sorted(things, key=lambda i: -peaks[i]):
         alike = (correlation(maps[i].values, maps[pin].values) or 0.0 for pin in pins)
         apart = all(part < _SAME_PLACE for part in alike)
         strong = not pins or maps[i].range[1] >= 0.5 * maps[pins[0]].range[1]
@@ -167,7 +175,8 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
         if held.issuperset(columns):
             special.append(heatmaps[name])
     more = [(name, text, list(maps)) for name, (text, maps) in run.more.items()]
-    found = [("phrases", "", list(phrases)), *more, ("special", "", special)]
+    apart = [(f"Through {n}", "", hm.occurrences()) for n, hm in heatmaps.encoders.items()]
+    found = [("phrases", "", list(phrases)), *apart, *more, ("special", "", special)]
     return [group for group in found if group[2]]
 
 
@@ -175,10 +184,12 @@ def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
     """Return a row for each token column; runs of padding share one."""
     rows: list[dict[str, object]] = []
     words = {column: word.text for word in prompt.words for column in word.columns}
+    encoders = [name for name, number in prompt.encoders for _ in range(number)]
     captured = set(held)
     for column, token in enumerate(prompt.tokens):
-        last = rows[-1] if rows else None
-        if last and token.special and (token.special, token.id) == (last["special"], last["id"]):
+        last, encoder = rows[-1] if rows else None, encoders[column] if encoders else ""
+        alike = token.special, token.id, encoder
+        if last and token.special and alike == (last["special"], last["id"], last["encoder"]):
             last["last"] = column
             continue
         rows.append(
@@ -189,6 +200,7 @@ def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
                 "id": token.id,
                 "special": token.special,
                 "word": words.get(column, ""),
+                "encoder": encoder,
                 "captured": column in captured,
             }
         )

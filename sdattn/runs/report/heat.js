@@ -215,7 +215,7 @@ function withHeat({ image, heat, size, part }) {
   const [left, top, right, bottom] = part ?? WHOLE;
   fit(view, size);
   brush.drawImage(image, 0, 0, view.width, view.height);
-  if (shown().length) {
+  if (shown().length || state.looked != null) { // only the page of a run has that
     const seen = brush.getImageData(0, 0, view.width, view.height), pixels = seen.data;
     for (let i = 0; i < pixels.length; i += 4) // the weights of CSS's grayscale()
       pixels[i] = pixels[i + 1] = pixels[i + 2] = 0.2126 * pixels[i] + 0.7152 * pixels[i + 1] + 0.0722 * pixels[i + 2];

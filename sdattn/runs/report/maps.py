@@ -28,14 +28,15 @@ from ..imagerun import (
 
 _Item = TypeVar("_Item")
 
-# Cells at most of the heatmaps, of the groups of layers, of the steps, heads and further texts:
-# together, however noisy, they leave room for an image in a page of 3 MB.
+# Cells at most of the heatmaps, of the groups of layers, of the steps, heads, further texts and of
+# where spots looked: together, however noisy, they leave room for an image in a page of 3 MB.
 _BUDGETS = {
     "heatmaps": 450_000,
     "groups": 300_000,
     "steps": 500_000,
     "heads": 200_000,
     "further": 150_000,
+    "spots": 270_000,
 }
 _COARSEST = 8  # times fewer rows and columns
 Shape = tuple[int, int, float, float]  # rows, cols, lowest and highest value
@@ -52,7 +53,8 @@ class PageMaps:
         left_out: what was kept for a video but does not fit: "layers", "steps", "heads".
         maps: (rows, cols, lowest, highest) of each map. Order: the mean, then each call; in each,
             the heatmap, then each group; in each, the words in the order of
-            ``Heatmaps.occurrences()``. Then each head, word by word; then further texts.
+            ``Heatmaps.occurrences()``. Then each head, word by word; then further texts; then
+            where each spot looked, row by row.
         data: the maps' cells in that order, frame by frame and row by row, one byte each: the first
             of a row, then differences to the left neighbour modulo 256; a zlib stream as base64.
     """
@@ -98,6 +100,7 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         "steps": [m for look in looks for m in look],
         "heads": [m for _, head in heads for m in _values(head)],
         "further": [heatmap.values for heatmap in further],
+        "spots": [] if run.details.spots is None else [*run.details.spots.flatten(0, 1)],
     }
     # Each kind has a number of cells of its own, so that many steps do not make the heatmaps
     # coarse.

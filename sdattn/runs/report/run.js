@@ -7,13 +7,14 @@ const texts = [{ name: "prompt", words: page.words, content: page.content }, ...
 const words = texts.flatMap((text) => text.words.map((label) => ({ label, text })));
 texts.reduce((first, text) => ((text.first = first), first + text.words.length), 0);
 
+const LOOKED = "Where this spot looked";
 /* Each latent frame of a video has its own map, in order; an image has one. */
 const depth = page.video ? Math.max(...page.video.latent) + 1 : 1;
 page.maps = page.maps.flatMap((shape) => Array(depth).fill(shape));
 
 const state = {
   step: 0, group: 0, head: 0, opacity: 0.85, stretch: false, colormap: "",
-  hovered: null, pinned: [...page.first], bare: false, spot: null, kept: false,
+  hovered: null, pinned: [...page.first], bare: false, spot: null, kept: false, looked: null,
   frame: 0, when: "", // for a video: the latent frame, and the video frame's name
 };
 
@@ -40,6 +41,16 @@ function topOf(text) {
 const stretched = (word) => state.stretch && words[word].text.name !== "causal";
 const rangeOf = (word) => (stretched(word) ? page.maps[mapOf(word)].slice(2) : [0, topOf(words[word].text)]);
 
+/* Return the number of the map of where a kept spot looked, or null; a word that is pointed at comes
+   first. */
+function lookedFrom() {
+  const looks = page.spots && cells && state.kept && state.spot && state.hovered === null && $("looks").checked;
+  const at = looks ? within(state.spot, page.part) : null;
+  if (!at) return null;
+  const [rows, cols] = page.spots;
+  return page.maps.length - rows * cols + Math.floor(at.y * rows) * cols + Math.floor(at.x * cols);
+}
+
 /* ---- drawing ---- */
 
 const paintHeat = (some) => paint(canvas, some.map((word) => ({
@@ -49,13 +60,16 @@ const paintHeat = (some) => paint(canvas, some.map((word) => ({
 function draw() {
   for (const tell of sliders) tell();
   if (!cells) return;
-  const some = shown(), one = some.length === 1 ? some[0] : null;
-  stage.classList.toggle("hot", some.length > 0);
-  $("scale").hidden = one === null;
-  paintHeat(some);
-  if (one !== null) drawScale(rangeOf(one), unitOf(one));
+  const from = (state.looked = lookedFrom()), some = from === null ? shown() : [], one = some.length === 1 ? some[0] : null;
+  stage.classList.toggle("hot", some.length > 0 || from !== null);
+  $("scale").hidden = one === null && from === null;
+  if (from === null) paintHeat(some);
+  else paint(canvas, [{ number: from, range: page.maps[from].slice(2), even: false, tint: null }]);
+  if (from !== null) drawScale(page.maps[from].slice(2), "of its attention");
+  else if (one !== null) drawScale(rangeOf(one), unitOf(one));
   drawCaption(some);
   drawLegend((word) => [words[word].label, `peak ${told(peakOf(word))}`]);
+  $("legend").hidden ||= from !== null;
   for (const [i, button] of buttons.entries()) dress(button, i, peakOf(i), topOf(words[i].text), unitOf(i));
   drawSpot();
 }
@@ -74,7 +88,7 @@ function drawCaption(some) {
   const names = some.map((word) => `“${words[word].label}” peak ${told(peakOf(word))}`).join(", ");
   const whole = some.some((word) => words[word].text.name !== "prompt");
   const look = whole ? "over the whole run" : `${groupName()} · ${stepName()}`;
-  $("caption").textContent = some.length ? `${names} · ${look}` : "";
+  $("caption").textContent = state.looked !== null ? LOOKED : some.length ? `${names} · ${look}` : "";
 }
 
 /* ---- a spot ---- */
@@ -86,6 +100,7 @@ function textInView() {
 }
 
 function drawSpot() {
+  if (lookedFrom() !== state.looked) { draw(); return; } // which comes back here
   const list = $("spot-words"), text = textInView();
   for (const cross of stage.querySelectorAll(".cross")) drawCross(cross);
   for (const button of buttons) button.style.setProperty("--glow", 0);
@@ -126,6 +141,7 @@ listenToSpots({
   say,
 });
 
+$("looks")?.addEventListener("change", drawSpot);
 slider("group", groupName, (value) => (state.group = value));
 slider("step", stepName, (value) => (state.step = value));
 $("head")?.addEventListener("change", () => {
@@ -135,9 +151,9 @@ $("head")?.addEventListener("change", () => {
 });
 
 $("save").addEventListener("click", () => {
-  const some = shown(), names = some.map((word) => words[word].label);
+  const some = state.looked === null ? shown() : [], names = state.looked === null ? some.map((word) => words[word].label) : [LOOKED];
   if (state.when) names.unshift(state.when);
-  save([{ image: $("image"), heat: canvas, size: page.size, part: page.part, name: state.when }], linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`), names);
+  save([{ image: $("image"), heat: canvas, size: page.size, part: page.part, name: state.when }], state.looked === null ? linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`) : [{ tint: null, text: LOOKED }], names);
 });
 
 $("copy")?.addEventListener("click", async () => {

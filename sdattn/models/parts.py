@@ -1,18 +1,63 @@
-"""Given images as input of a family's text-to-image pipelines.
+"""Parts of a family's record: its model's inputs, its images as inputs, its prompt-to-prompt.
 
-A family's record has one :class:`ImageLatents`. Below it are functions that several families share:
-a VAE's latents of images, their scale, and the packing of 2x2 cells into one patch.
+Below them are functions that several families share: a VAE's latents of images, their scale, and
+the packing of 2x2 cells into one patch.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 from torch import Tensor
 
+from .attention_layer import AttentionLayer
 from .pipeline import Model, Options, Pipeline
 
 NoiseKind = Literal["diffusion", "flow"]
+Part = tuple[float, float]  # part of a run or of a model's depth, in [0, 1]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Names:
+    """Names of the inputs of a model's ``forward``.
+
+    Attributes:
+        latents: a tensor, or a list with one tensor per row.
+        timestep: possible names; the first that is given counts.
+        text: text states; "" if each row has states of its own.
+        text_2: text states of a second encoder, whose columns follow the first one's; "" for none.
+        skips: inputs that are set in the further passes of skip-layer guidance and the like.
+    """
+
+    latents: str = "hidden_states"
+    timestep: tuple[str, ...] = ("timestep",)
+    text: str = "encoder_hidden_states"
+    text_2: str = ""
+    skips: tuple[str, ...] = ("skip_layers",)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edits:
+    """Best settings of prompt-to-prompt for images of a family, as measured.
+
+    Attributes:
+        pipelines: class names of pipelines whose images can be edited.
+        depth: part of the layers, in running order, that takes the source's attention: 0 is before
+            the first layer, 1 after the last.
+        cross, self_: default part of the run that takes the source's attention to the text, and its
+            attention from image to image.
+    """
+
+    pipelines: tuple[str, ...]
+    depth: Part = (0.0, 1.0)
+    cross: float = 0.8
+    self_: float = 0.4
+
+    def layers(self, found: Sequence[AttentionLayer]) -> list[str]:
+        """Return the names of layers whose middle lies in :attr:`depth`."""
+        first, last = self.depth
+        middles = [(i + 0.5) / len(found) for i in range(len(found))]
+        return [la.name for la, at in zip(found, middles, strict=True) if first <= at <= last]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,7 +12,7 @@ from huggingface_hub.errors import (
 )
 
 from sdattn.errors import is_bug
-from sdattn.loading.hub import needs_the_hub
+from sdattn.loading.locating import needs_the_hub
 
 # Of huggingface_hub, by its version: requests, httpx or httpx2.
 http = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.partition(".")[0])
