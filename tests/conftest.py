@@ -22,6 +22,12 @@ def pytest_collect_file():
     return [found for found in (yield) if not isinstance(found, DoctestModule)]
 
 
+def pytest_itemcollected(item):
+    """What is left out of --all is left out of quick tests."""
+    if item.get_closest_marker("weekly"):
+        item.add_marker("slow")
+
+
 def pytest_collection_finish():
     gc.freeze()
     gc.enable()

@@ -25,6 +25,7 @@ def previewed(pipe, **options):
         handle.remove()
 
 
+@pytest.mark.slow
 def test_previews_come_near_to_the_image_and_change_nothing():
     pipe = load_pipeline("demo", device="cpu")
     run, shown = previewed(pipe, num_inference_steps=12)

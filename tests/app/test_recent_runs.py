@@ -72,6 +72,7 @@ with own_folder() as folder:
 """
 
 
+@pytest.mark.slow
 def test_what_killed_processes_left_goes_and_what_is_used_stays(tmp_path, monkeypatch):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     environment = {**os.environ, "TMPDIR": str(tmp_path)}

@@ -7,6 +7,7 @@ import sys
 
 import pytest
 import torch
+from helpers.tiers import tiered
 
 from sdattn.attention import plain
 from sdattn.attention.recording import logsumexp, record_share, record_softmax
@@ -109,11 +110,12 @@ def operations():
     }
 
 
-@pytest.mark.parametrize("name", operations())
+@pytest.mark.parametrize("name", tiered(operations(), 2))
 def test_torch_finds_the_operation_well_made(name):
     torch.library.opcheck(*operations()[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", ["eager", "aot_eager"])
 def test_a_compiled_model_stays_in_one_graph(backend):
     query, key, mask, scores = inputs(mask=MASKS["rows"])
@@ -150,6 +152,7 @@ def test_they_have_no_gradient():
     assert not (total.requires_grad or of_rows.requires_grad)
 
 
+@pytest.mark.slow
 def test_a_call_does_not_wait_for_torchs_compiler():
     code = (
         "import sys, torch; from sdattn.attention.recording import record_softmax; "

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
 from helpers.batch_runs import kept_of, rows_of
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 
@@ -28,6 +29,7 @@ def test_the_same_call_again_draws_nothing(model, watched, tmp_path):
     assert not [*(out / ".batch" / "tmp").iterdir(), *(out / ".batch" / "done").iterdir()]
 
 
+@pytest.mark.slow
 def test_a_batch_of_which_some_is_missing_is_drawn_whole(model, watched, tmp_path):
     """So that what is drawn again is bit for bit what it was."""
     out = tmp_path / "run"
@@ -56,7 +58,7 @@ def drawn(model, tmp_path_factory):
     return out
 
 
-@pytest.mark.parametrize("other", OTHER_RUNS)
+@pytest.mark.parametrize("other", tiered(OTHER_RUNS, 2))
 def test_the_folder_of_another_run_is_left_alone(model, drawn, other):
     before = kept_of(drawn)
     with pytest.raises(ValueError, match="belongs to another run: .*force=True"):
@@ -64,6 +66,7 @@ def test_the_folder_of_another_run_is_left_alone(model, drawn, other):
     assert kept_of(drawn) == before
 
 
+@pytest.mark.slow
 def test_another_model_is_another_run(drawn, tmp_path):
     pipe = make_pipeline()
     pipe.unet.conv_in.bias.data[0] += 1
@@ -79,6 +82,7 @@ def test_a_disk_is_no_place_for_two_formats(model, drawn):
         draw(model, drawn, ALL[:2], format="webdataset", force=True)
 
 
+@pytest.mark.slow
 def test_force_makes_anew_what_differs_and_nothing_else(model, watched, tmp_path):
     out = tmp_path / "run"
     rows = [{"prompt": prompt, "id": f"i{n}"} for n, prompt in enumerate(ALL[:4])]
@@ -97,6 +101,7 @@ def test_force_makes_anew_what_differs_and_nothing_else(model, watched, tmp_path
         assert (out / "items/0000" / item).stat().st_ino == inodes[item]
 
 
+@pytest.mark.slow
 def test_failures_of_another_input_are_not_this_ones(model, watched, tmp_path):
     watched.forbidden = tiny_tokenizer()("dog").input_ids[1]
     out = tmp_path / "run"
@@ -107,6 +112,7 @@ def test_failures_of_another_input_are_not_this_ones(model, watched, tmp_path):
     assert (out / "errors.jsonl").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_parts_draw_each_item_once_whatever_their_batches(model, tmp_path):
     """Machines of other sizes find other batch sizes."""
     for which in (1, 2):
@@ -115,6 +121,7 @@ def test_parts_draw_each_item_once_whatever_their_batches(model, tmp_path):
     assert drawn == Counter(f"{line:06d}" for line in range(1, 7))
 
 
+@pytest.mark.slow
 def test_strict_stops_before_anything_is_written(model, tmp_path, capsys):
     rows = ["a cat", {"prompt": "a dog", "width": 65}]
     with pytest.raises(ValueError, match=r"1 line\(s\) of .* cannot be drawn, the first is line 2"):
@@ -127,6 +134,7 @@ def test_strict_stops_before_anything_is_written(model, tmp_path, capsys):
     assert row["line"] == 2 and "width=65" in row["reason"] and "id" not in row
 
 
+@pytest.mark.slow
 def test_an_input_without_an_item_is_told(model, tmp_path):
     with pytest.raises(ValueError, match="no line that can be drawn"):
         draw(model, tmp_path / "run", [{"prompt": "a dog", "width": 65}])

@@ -9,6 +9,7 @@ import pytest
 from helpers.batch_draws import SMALL
 from helpers.batch_runs import rows_of
 from helpers.item_lines import check_message, line_of, read_one
+from helpers.tiers import tiered
 
 from sdattn.batch import Request, merge, open_batch, run_batch, verify
 from sdattn.batch.input.columns import Columns
@@ -272,7 +273,7 @@ def test_columns_to_keep_that_are_not_there_are_refused():
             read_items(data, kind, columns=Columns(keep=["Category", "Nope"]))
 
 
-@pytest.mark.parametrize("format", ["folder", "webdataset", "parquet"])
+@pytest.mark.parametrize("format", tiered(["folder", "webdataset", "parquet"], daily=3))
 def test_what_is_kept_is_read_again(model, tmp_path, monkeypatch, format):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     datasets = pytest.importorskip("datasets")

@@ -58,6 +58,7 @@ def check_rows(found, root):
         }
 
 
+@pytest.mark.slow
 def test_a_run_is_a_data_set_of_its_images(drawn, load_dataset):
     found = load_dataset("imagefolder", data_dir=str(drawn))
     check_rows(found, drawn)
@@ -74,6 +75,7 @@ def test_columns_that_are_empty_throughout_are_there(tmp_path, load_dataset, num
     assert found["negative_prompt"] == found["num_inference_steps"] == [None] * number
 
 
+@pytest.mark.slow
 def test_rows_with_and_without_numbers_of_words_are_of_one_kind(tmp_path, load_dataset):
     """An item without words, maps of 0, and numbers, in each order."""
     zero, plain = pack("a", 1, empty=range(77)), pack("c", 3)
@@ -96,6 +98,7 @@ def of_splits(model, tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_the_files_of_a_data_set_can_be_named(of_splits, load_dataset):
     files = {"train": ["metadata.jsonl", "items/*/*/image.png"]}
     found = load_dataset("imagefolder", data_dir=str(of_splits), data_files=files)
@@ -211,6 +214,7 @@ def parquets(tmp_path_factory):
     return root, items
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("streaming", [False, True])
 def test_parquet_is_a_data_set_of_images_rows_and_maps(parquets, load_dataset, streaming):
     root, items = parquets

@@ -17,11 +17,13 @@ from helpers.demo_batches import (  # noqa: F401
     write_lines,
 )
 from helpers.forks import in_own_namespace
+from helpers.tiers import tiered
 
 from sdattn.batch.reading import verify
 from sdattn.batch.storage.folder import BatchFolder
 
 pytestmark = pytest.mark.slow
+SMALL = [*SETTINGS, "--width", "64", "--height", "64"]
 
 
 @pytest.fixture
@@ -40,6 +42,7 @@ def said(folder, name):
     return int((folder / f"{name}.code").read_text()), out, err
 
 
+@pytest.mark.weekly
 @pytest.mark.usefixtures("may_mount")
 @pytest.mark.parametrize("kind", ["folder", "webdataset"])
 def test_a_full_disk_is_told_and_what_was_finished_stays(tmp_path, kind):
@@ -84,18 +87,19 @@ def test_a_full_disk_is_told_and_what_was_finished_stays(tmp_path, kind):
     check_complete(tmp_path / "after", number)
 
 
+@pytest.mark.weekly
 @pytest.mark.usefixtures("may_mount")
 def test_a_disk_that_cannot_be_written(tmp_path, batch):
     write_lines(tmp_path / "in.jsonl", colours(4))
-    assert batch("in.jsonl", *SETTINGS, "--out", "run")[0] == 0
+    assert batch("in.jsonl", *SMALL, "--out", "run")[0] == 0
     before = stamps(tmp_path / "run")
     (tmp_path / "disk").mkdir()
     steps = [
         "mount -t tmpfs -o ro none disk",
-        ("new", "batch", "in.jsonl", *SETTINGS, "--out", "disk/run"),
+        ("new", "batch", "in.jsonl", *SMALL, "--out", "disk/run"),
         "mount --bind run run",
         "mount -o remount,bind,ro run",
-        ("old", "batch", "in.jsonl", *SETTINGS, "--out", "run"),
+        ("old", "batch", "in.jsonl", *SMALL, "--out", "run"),
         ("status", "batch", "--status", "run"),
         ("verify", "batch", "--verify", "run"),
     ]
@@ -114,10 +118,10 @@ def test_a_disk_that_cannot_be_written(tmp_path, batch):
     assert stamps(tmp_path / "run") == before
 
 
-@pytest.mark.parametrize("full", ["the items", "the rows"])
+@pytest.mark.parametrize("full", tiered(["the items", "the rows"], quick=0, daily=1))
 def test_a_disk_that_fills_up_at_any_file_is_told_once(batch, tmp_path, monkeypatch, full):
     write_lines(tmp_path / "in.jsonl", colours(6))
-    arguments = ["in.jsonl", *SETTINGS, "--out", "run"]
+    arguments = ["in.jsonl", *SMALL, "--out", "run"]
     root = tmp_path / "run"
     error = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 

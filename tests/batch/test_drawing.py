@@ -12,6 +12,7 @@ import torch
 from helpers.batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
 from helpers.batch_runs import PROMPT, TOKENIZER, as_layers, files_of, kept_of, rows_of
 from helpers.presets import OF_UNETS
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 from helpers.transformer_rows import flux, sana, sd3
@@ -97,6 +98,7 @@ def test_a_small_model_runs_in_one_thread_while_the_batch_runs(model, tmp_path, 
         torch.set_num_threads(before)
 
 
+@pytest.mark.slow
 def test_items_that_run_together_are_what_they_are_alone(model, varied, watched, tmp_path):
     """Those that are compared come behind others in their batches."""
     seeded = [{"seed": line, **row} for line, row in enumerate(VARIED)]
@@ -145,6 +147,7 @@ def test_rows_have_the_numbers_of_the_saved_maps(varied):
             assert said == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_words_keep_their_columns_only(model, tmp_path):
     rows = [{"prompt": "cat, red cat and dog", "id": "all", "seed": 5}]
     rows.append({**rows[0], "id": "few", "words": ["red cat", "dog", "<sos>"]})
@@ -178,6 +181,7 @@ OTHERS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", OTHERS)
 def test_other_pipelines_run_alike(name, tmp_path):
     make, more = OTHERS[name]
@@ -201,6 +205,7 @@ def test_other_pipelines_run_alike(name, tmp_path):
         assert np.abs(pair[0] - pair[1]).max() <= 2
 
 
+@pytest.mark.slow
 def test_options_that_are_tuples_make_no_other_run(tmp_path):
     make_sdxl_pipeline().save_pretrained(tmp_path / "model")
     options = {"num_inference_steps": 1, "height": 64, "width": 64, "original_size": (64, 64)}
@@ -211,10 +216,14 @@ def test_options_that_are_tuples_make_no_other_run(tmp_path):
 
 @pytest.mark.parametrize(
     ("name", "format"),
-    [
-        *((name, "folder") for name in [*OF_UNETS, "default, refined"]),
-        ("daam, refined", "webdataset"),
-    ],
+    tiered(
+        [
+            ("daam, refined", "webdataset"),
+            *((name, "folder") for name in [*OF_UNETS, "default, refined"]),
+        ],
+        quick=1,
+        daily=4,
+    ),
 )
 def test_items_have_the_maps_of_their_preset(model, tmp_path, name, format):
     """Those of single runs, live and read back; ``verify`` knows their shapes."""
@@ -230,6 +239,7 @@ def test_items_have_the_maps_of_their_preset(model, tmp_path, name, format):
         torch.testing.assert_close(item.heatmaps.maps, alone.maps, atol=2e-3 * scale, rtol=0)
 
 
+@pytest.mark.slow
 def test_another_preset_is_another_run(model, tmp_path):
     draw(model, tmp_path / "run", ALL[:2])
     with pytest.raises(ValueError, match="belongs to another run: .*preset"):
@@ -244,6 +254,7 @@ def test_a_preset_that_the_model_cannot_have_is_refused_before_it_is_loaded(tmp_
     assert not (tmp_path / "run").exists()
 
 
+@pytest.mark.slow
 def test_a_run_names_the_preset_that_its_default_is(model, tmp_path):
     sd3().save_pretrained(tmp_path / "joint")
     for folder, name in ((model, "default"), (tmp_path / "joint", "joint")):
@@ -254,6 +265,7 @@ def test_a_run_names_the_preset_that_its_default_is(model, tmp_path):
         assert made["preset"]["name"] == run.heatmaps.preset.name == name
 
 
+@pytest.mark.slow
 def test_joint_attention_is_refined_in_batches_as_alone(tmp_path):
     sd3().save_pretrained(tmp_path / "model")
     preset, prompts = preset_of("default", "self"), ["a cat", "a red dog and a cat"]
@@ -269,6 +281,7 @@ def test_joint_attention_is_refined_in_batches_as_alone(tmp_path):
 # Memory
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_halved_for_good(model, watched, tmp_path, capsys):
     watched.most = 2
     outcome = draw(model, tmp_path / "run", ALL[:7], batch_size=4)
@@ -284,6 +297,7 @@ def test_a_batch_that_does_not_fit_is_halved_for_good(model, watched, tmp_path, 
         torch.testing.assert_close(one.heatmaps.maps, alone.maps, atol=1e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_what_is_said_to_run_no_more_together_does_not(model, watched, tmp_path, capsys):
     watched.most = 2
     outcome = draw(model, tmp_path / "run", ALL, batch_size=8)
@@ -292,6 +306,7 @@ def test_what_is_said_to_run_no_more_together_does_not(model, watched, tmp_path,
     assert capsys.readouterr().err.count("out of memory") == 2
 
 
+@pytest.mark.slow
 def test_a_limit_is_that_of_its_shape(model, watched, tmp_path):
     watched.most = 2
     rows = [{"prompt": one, "width": width} for one in ALL[:4] for width in (64, 128)]
@@ -301,6 +316,7 @@ def test_a_limit_is_that_of_its_shape(model, watched, tmp_path):
     assert sides == [(4, small), (2, small), (2, small), (4, large), (2, large), (2, large)]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batch_size", [2, "auto"])
 def test_items_that_do_not_fit_alone_fail_and_the_run_goes_on(model, watched, tmp_path, batch_size):
     watched.most = 0
@@ -318,6 +334,7 @@ def test_items_that_do_not_fit_alone_fail_and_the_run_goes_on(model, watched, tm
     assert (tmp_path / "run" / "errors.jsonl").read_bytes() == b""
 
 
+@pytest.mark.slow
 def test_an_item_that_fails_takes_no_other_with_it(model, watched, tmp_path, capsys):
     watched.forbidden = tiny_tokenizer()("dog").input_ids[1]
     prompts = ("a cat", "a red dog", "red", "a")
@@ -338,6 +355,7 @@ def test_an_item_that_fails_takes_no_other_with_it(model, watched, tmp_path, cap
     assert {name: after[name] for name in items} == {name: before[name] for name in items}
 
 
+@pytest.mark.slow
 def test_a_run_stops_once_too_many_have_failed(model, watched, tmp_path):
     watched.forbidden = tiny_tokenizer().bos_token_id  # which all prompts have
     outcome = draw(model, tmp_path / "run", ALL[:5], batch_size=1, max_errors=3)
@@ -348,6 +366,7 @@ def test_a_run_stops_once_too_many_have_failed(model, watched, tmp_path):
     assert (outcome.whole, outcome.failed, outcome.stopped) == (5, 0, None)
 
 
+@pytest.mark.slow
 def test_what_failed_before_a_crash_is_not_counted_again(model, watched, tmp_path):
     watched.forbidden = tiny_tokenizer()("dog").input_ids[1]
     prompts = ("a cat", "a dog", "red", "dog", "a")

@@ -55,6 +55,7 @@ def pixels(data):
     return np.array(Image.open(io.BytesIO(data)))
 
 
+@pytest.mark.slow
 def test_an_item_is_what_edit_makes_of_it(model, drawn):
     pipe, files = load_pipeline(model, device="cpu"), files_of(drawn)
     for line in LINES[1:3]:
@@ -93,6 +94,7 @@ def test_rows_and_checksums_know_the_source(drawn):
     assert [row["prompt"] for row in rows] == ["a red cat", "a red dog", "a red cat", "a red dog"]
 
 
+@pytest.mark.slow
 def test_a_source_that_was_changed_is_found(model, tmp_path):
     draw(model, tmp_path / "run", [SWAP], options=GUIDED)
     [path] = (tmp_path / "run").glob("items/*/swap/source.png")
@@ -158,6 +160,7 @@ def test_pipelines_without_edits_have_bad_lines():
     assert bad.reason.endswith("found a SanaPipeline.")
 
 
+@pytest.mark.slow
 def test_rows_of_ray_data_have_the_source_too(model):
     rows = [{**line, "words": None} for line in LINES[:2]]
     columns = {name: [row.get(name) for row in rows] for name in ("prompt", "edit_to", "seed")}

@@ -5,6 +5,7 @@ import shutil
 
 import pytest
 from helpers.batch_runs import FORMATS, draw, kept_of, manifest, new_run, rows_of, three
+from helpers.tiers import tiered
 
 from sdattn.batch import verify
 from sdattn.batch.storage.folder import BatchFolder
@@ -82,8 +83,7 @@ def test_rows_follow_the_input_not_the_time(tmp_path):
     assert rows[lines[-1] - 1]["fingerprint"] == "later"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", tiered(FORMATS, quick=0, daily=1))
 def test_what_is_broken_or_gone_is_made_anew(model, tmp_path, format):
     root = tmp_path / "run"
     rows = [{"prompt": prompt} for prompt in ("a cat", "a dog", "red")]

@@ -13,6 +13,7 @@ from helpers.demo_batches import contents, rows, stamps, wait_until, whole, writ
 from helpers.demo_words import needs_sprites
 from helpers.forks import Fork
 from helpers.galleries import data_of
+from helpers.tiers import tiered
 from PIL import Image
 
 from scripts.scenes.emoji import random_scene
@@ -63,6 +64,7 @@ def photos(tmp_path_factory):
 # What is explained
 
 
+@pytest.mark.slow
 @needs_sprites
 def test_an_item_is_what_explain_makes_of_it(demo, tmp_path):
     rng = np.random.default_rng(3)
@@ -94,6 +96,7 @@ def test_an_item_is_what_explain_makes_of_it(demo, tmp_path):
     assert (row["source_file"], row["words"]) == ("1.png", lines[1]["words"])
 
 
+@pytest.mark.slow
 def test_images_of_one_size_run_together_each_from_its_own_noise(model, photos, tmp_path):
     explain_all(model, photos, tmp_path / "alone")
     explain_all(model, photos, tmp_path / "together", batch_size=3)
@@ -106,7 +109,7 @@ def test_images_of_one_size_run_together_each_from_its_own_noise(model, photos, 
             assert (one.values - other.values).abs().max() < 2e-3 * one.values.max()
 
 
-@pytest.mark.parametrize("kind", ["folder", "webdataset", "parquet"])
+@pytest.mark.parametrize("kind", tiered(["folder", "webdataset", "parquet"], daily=3))
 def test_rows_name_a_mask_for_each_word(model, photos, tmp_path, kind):
     explain_all(model, photos, tmp_path / "run", format=kind)
     assert verify(tmp_path / "run") == (3, [])
@@ -323,6 +326,7 @@ def test_other_pipelines_have_bad_lines(tmp_path):
     assert "SanaPipeline" in bad_of(pipe, tmp_path, {"image": "a.png", "prompt": "a cat"})
 
 
+@pytest.mark.slow
 def test_an_image_that_cannot_be_decoded_fails_alone(model, photos, tmp_path):
     folder = pairs(tmp_path / "set", CAPTIONS[:2])
     data = as_bytes(photo(8), "JPEG")
@@ -339,6 +343,7 @@ def test_an_image_that_cannot_be_decoded_fails_alone(model, photos, tmp_path):
 # Going on
 
 
+@pytest.mark.slow
 def test_a_changed_photo_is_explained_anew_and_no_other(model, photos, tmp_path):
     folder, run = pairs(tmp_path / "set"), tmp_path / "run"
     explain_all(model, folder, run)
@@ -362,7 +367,7 @@ def test_a_photo_that_changes_during_the_run_is_not_explained(photos, tmp_path):
         items[1].image.open()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.skipif(os.name == "nt", reason="sends signals")
 def test_killed_in_the_middle_the_same_command_does_the_rest(invoke, model, tmp_path):
     pairs(tmp_path / "set", CAPTIONS * 5)
@@ -386,6 +391,7 @@ def test_killed_in_the_middle_the_same_command_does_the_rest(invoke, model, tmp_
 # What is shown
 
 
+@pytest.mark.slow
 def test_the_gallery_has_the_file_and_the_strongest_word(model, photos, tmp_path):
     draw(model, tmp_path / "run", ["a cat", {"image": str(photos / "p0.png"), "prompt": "a cat"}])
     drawn, explained = data_of(tmp_path / "run" / "index.html")["rows"]
@@ -398,6 +404,7 @@ def test_the_gallery_has_the_file_and_the_strongest_word(model, photos, tmp_path
     ]
 
 
+@pytest.mark.slow
 def test_masks_of_a_folder_of_photos_from_the_command_line(invoke, model, photos, tmp_path):
     arguments = ("--model", str(model), "--device", "cpu", "--save", "maps,masks")
     code, out, err = invoke("batch", str(photos), "--out", "run", *arguments)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from diffusers import DDIMScheduler, StableDiffusionPAGPipeline
 from helpers.batch_draws import SMALL, draw
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, make_vae
 from helpers.tiny_tokenizers import tiny_tokenizer
 from helpers.transformer_rows import qwen_image
@@ -220,7 +221,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("part", CHANGES)
+@pytest.mark.parametrize("part", tiered(CHANGES, 2))
 def test_a_digest_sees_every_configuration(part):
     assert digest_model(CHANGES[part]()) != digest_model(make_pipeline())
 
@@ -232,7 +233,7 @@ def test_a_digest_sees_the_pipelines_own_configuration():
     assert digest_model(pipe) != before
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_digest_is_the_same_wherever_a_model_lies(model, tmp_path):
     pipe = load_pipeline(model, device="cpu")
     digest = digest_model(pipe)

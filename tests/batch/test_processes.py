@@ -32,6 +32,7 @@ pytestmark = pytest.mark.slow  # many processes
 DEMO = Path(sdattn.__file__).parent / "models" / "demo"
 FEW = 16  # the lines of a smaller input; its batches are batches of the whole input too
 SETTINGS = ["--steps", "2", "--save", "image,maps", "--batch-size", "4", "--device", "cpu"]
+SETTINGS += ["--width", "64", "--height", "64"]
 LIMIT = 240  # seconds a command may take on a machine with other work
 FILES = {"image.png", "maps.safetensors", "run.json"}
 
@@ -305,7 +306,7 @@ def test_one_process_draws_every_line_as_it_asks(reference):
         assert row["negative_prompt"] == line.get("negative_prompt")
         assert row["seed"] == line.get("seed", number)
         assert row["num_inference_steps"] == line.get("num_inference_steps", 2)
-        size = line.get("width", 128), line.get("height", 128)
+        size = line.get("width", 64), line.get("height", 64)
         with Image.open(reference / row["file_name"]) as image:
             assert image.size == (row["width"], row["height"]) == size
         folder = reference / row["place"]
@@ -330,6 +331,7 @@ def test_two_processes_write_the_bytes_of_one(shared, reference, tmp_path):
     assert_same_files(files_below(out, ids=IDS), files_below(reference, ids=IDS))
 
 
+@pytest.mark.weekly
 def test_a_process_that_is_held_up_draws_little_and_the_bytes_are_those_of_one(
     shared, reference, tmp_path
 ):
@@ -357,6 +359,7 @@ def test_a_process_that_is_held_up_draws_little_and_the_bytes_are_those_of_one(
     assert_same_files(files_below(out), files_below(reference))
 
 
+@pytest.mark.weekly
 def test_machines_with_disks_of_their_own_are_merged(shared, reference, tmp_path, run, monkeypatch):
     source, merged = shared / "few.jsonl", tmp_path / "merged"
     outs = [tmp_path / "disk-0", tmp_path / "disk-1"]
@@ -381,6 +384,7 @@ def test_machines_with_disks_of_their_own_are_merged(shared, reference, tmp_path
 # Parts
 
 
+@pytest.mark.weekly
 def test_parts_are_merged_into_the_whole(shared, reference, tmp_path, run, monkeypatch):
     source, merged = shared / "few.jsonl", tmp_path / "merged"
     outs = [tmp_path / "part-1", tmp_path / "part-2"]
@@ -394,6 +398,7 @@ def test_parts_are_merged_into_the_whole(shared, reference, tmp_path, run, monke
     assert_finds_all(run, monkeypatch, source, merged, FEW)
 
 
+@pytest.mark.weekly
 def test_the_whole_command_draws_what_a_merge_lacks(shared, reference, tmp_path, run, monkeypatch):
     source, part, merged = shared / "few.jsonl", tmp_path / "part", tmp_path / "merged"
     assert run("batch", source, "--out", part, "--part", "1/2", *SETTINGS)[0] == 0
@@ -422,6 +427,7 @@ def parts_of(run, source, folder, sizes):
     return outs
 
 
+@pytest.mark.weekly
 def test_items_that_were_removed_from_a_part_do_not_stop_its_merge(tmp_path, run):
     source, merged = write_lines(tmp_path / "short.jsonl", LINES[:12]), tmp_path / "merged"
     outs = parts_of(run, source, tmp_path, (2, 2))
@@ -442,6 +448,7 @@ def test_items_that_were_removed_from_a_part_do_not_stop_its_merge(tmp_path, run
         assert_same_files(files_below(merged / "items/0000" / name), files)
 
 
+@pytest.mark.weekly
 def test_parts_with_different_batch_sizes_are_the_whole(tmp_path, run):
     """As with --batch-size auto, the default, on two machines that are not alike."""
     source = write_lines(tmp_path / "short.jsonl", [LINES[0]] * 12)
@@ -455,6 +462,7 @@ def test_parts_with_different_batch_sizes_are_the_whole(tmp_path, run):
 # Again, with other processes
 
 
+@pytest.mark.weekly
 def test_other_processes_make_only_what_is_missing(shared, reference, tmp_path):
     out = tmp_path / "out"
     shutil.copytree(reference, out)
@@ -495,6 +503,7 @@ def test_a_model_that_is_not_there_ends_all_processes(shared, tmp_path):
     assert not out.exists()
 
 
+@pytest.mark.weekly
 def test_a_model_that_one_machine_lacks_ends_both(shared, tmp_path):
     machines = [tmp_path / "machine-0", tmp_path / "machine-1"]
     for machine in machines:
@@ -512,6 +521,7 @@ def test_a_model_that_one_machine_lacks_ends_both(shared, tmp_path):
     assert not (out / "items").exists()
 
 
+@pytest.mark.weekly
 def test_a_process_that_cannot_write_ends_both_and_the_rest_comes_later(shared, tmp_path, run):
     """One machine may write no file of more than 20 kB, which maps have."""
     source, out = shared / "few.jsonl", tmp_path / "out"
@@ -535,6 +545,7 @@ def test_a_process_that_cannot_write_ends_both_and_the_rest_comes_later(shared, 
 # Shards
 
 
+@pytest.mark.weekly
 def test_shards_of_two_processes_hold_what_folders_hold(shared, reference, tmp_path, run):
     out = tmp_path / "out"
     arguments = [shared / "few.jsonl", "--out", out, "--format", "webdataset"]
@@ -573,6 +584,7 @@ def apart(maps, others):
     return ((maps.float() - others.float()).abs().max() / maps.max()).item()
 
 
+@pytest.mark.weekly
 def test_batch_sizes_change_less_than_can_be_seen(tmp_path):
     """Sums are in another order, so that the last bits may differ, which 20 steps make more of.
 

@@ -96,7 +96,7 @@ def test_a_worker_that_is_killed_loses_nothing(on_ray, model, local, tmp_path, c
     assert contents(run) == contents(local / "run")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_run_goes_on_with_the_other_engine(on_ray, model, local, tmp_path, monkeypatch):
     """Named by a path from a folder that Ray was not begun in."""
     write_lines(tmp_path / "in.jsonl", colours(ITEMS))
@@ -145,7 +145,7 @@ def test_what_fails_is_noted(on_ray, model, tmp_path, monkeypatch):
     assert on_ray.is_initialized()  # by somebody else, who goes on
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="Ray's GPU is one")
 def test_an_error_of_a_worker_is_that_of_the_run(on_ray, model, tmp_path):
     """Here that there is no GPU, which a worker takes where Ray has one."""
@@ -224,7 +224,7 @@ def noted_in(folder, name):
     return [(process, given) for process, (what, *given) in pairs if what == name]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_crew_whose_workers_end_and_fail(crew_of, tmp_path, monkeypatch):
     worker, noted = noting(tmp_path), partial(noted_in, tmp_path)
     monkeypatch.setattr("sdattn.batch.engines.ray_engine._TRIES", 2)
@@ -269,14 +269,14 @@ def light(of_each):
     return Worker, Light
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_workers_that_have_loaded_different_models(crew_of):
     worker, request = light(lambda: str(os.getpid()))
     with pytest.raises(ValueError, match="have loaded different models"):
         crew_of(worker, (2, 2), request).load()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_workers_that_ray_has_no_room_for(crew_of, monkeypatch, capfd):
     tell = RayEngine._tell_of_waiting
 
@@ -296,7 +296,7 @@ def test_workers_that_ray_has_no_room_for(crew_of, monkeypatch, capfd):
     )
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_without_a_gpu_it_says_what_workers_take(crew_of, monkeypatch, capfd):
     engine = crew_of(RayActor, (1, 1))
     monkeypatch.setattr("ray.cluster_resources", lambda: {"CPU": 2.0})
@@ -308,7 +308,7 @@ def test_without_a_gpu_it_says_what_workers_take(crew_of, monkeypatch, capfd):
     assert "no GPU now, so each worker takes a CPU; the device cuda waits" in capfd.readouterr().err
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_machine_that_has_no_sdattn(crew_of, capfd):
     worker, request = light(str)
     request.__reduce__ = lambda _: (importlib.import_module, ("not_installed_there",))
@@ -317,7 +317,7 @@ def test_a_machine_that_has_no_sdattn(crew_of, capfd):
     assert capfd.readouterr().err.count("a worker has ended too soon") == 3
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Ray to itself
 def test_draw_in_ones_own_ray_program(on_ray, model, local):
     prompts = [{**row, "seed": i} for i, row in enumerate(colours(4))]

@@ -30,6 +30,7 @@ def drawn(model):
     return Draw(str(model), options=SMALL, device="cpu")(columns_of(ROWS))
 
 
+@pytest.mark.slow
 def test_rows_are_those_of_a_run_bit_for_bit(model, drawn, tmp_path):
     draw(model, tmp_path / "run", ROWS, batch_size=4)
     items, noted = open_batch(tmp_path / "run"), rows_of(tmp_path / "run" / "metadata.jsonl")
@@ -72,6 +73,7 @@ def test_columns_of_one_shape_are_one_array_and_parts_are_left_out(model):
     assert set(made({"prompt": []})) == {"prompt"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("as_pandas", [False, True])
 def test_columns_that_lack_values_as_ray_data_has_them(model, as_pandas):
     """Whole numbers are floats there, with NaN."""
@@ -112,6 +114,7 @@ def test_a_row_that_fails_says_which(model, watched_draw):
         watched_draw({"prompt": ["a cat", "red"]})
 
 
+@pytest.mark.slow
 def test_a_batch_that_does_not_fit_is_halved(model, watched_draw):
     """An image of three is drawn alone where the memory holds no more."""
     watched_draw.most = 1
@@ -144,6 +147,7 @@ def test_a_part_that_is_not_known_is_refused_before_the_model_is_loaded():
         Draw("no such model", save=["image", "overlays"])
 
 
+@pytest.mark.slow
 def test_maps_are_of_every_layer(drawn, model, tmp_path):
     draw(model, tmp_path / "run", ROWS[:1], batch_size=1)
     held = load(drawn["maps"][0])

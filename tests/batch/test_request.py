@@ -5,11 +5,13 @@ import sys
 
 import pytest
 from helpers.batch_draws import ALL, SMALL, draw, quick_garbage, watch_models  # noqa: F401
+from helpers.tiers import tiered
 
 from sdattn import cli
 from sdattn.batch import Request, run_batch
 
 
+@pytest.mark.slow
 def test_a_model_may_be_a_path(model, tmp_path):
     (tmp_path / "in.txt").write_text("a cat\n")
     request = Request(tmp_path / "in.txt", tmp_path / "run", model, SMALL, device="cpu")
@@ -35,7 +37,9 @@ def test_what_cannot_be_asked_is_told_before_anything_is_read(tmp_path, asked, m
     assert os.listdir(tmp_path) == []
 
 
-@pytest.mark.parametrize("asked", [["--format", "zip"], ["--save", "image,"], ["--status", "run"]])
+@pytest.mark.parametrize(
+    "asked", tiered([["--format", "zip"], ["--save", "image,"], ["--status", "run"]], 2)
+)
 def test_what_cannot_be_asked_is_an_error_of_usage(tmp_path, monkeypatch, asked):
     monkeypatch.chdir(tmp_path)
     source = [] if "--status" in asked else ["in.txt"]

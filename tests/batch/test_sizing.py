@@ -3,10 +3,12 @@
 import json
 import shutil
 
+import pytest
 from helpers.batch_draws import ALL, draw, quick_garbage, watch_models  # noqa: F401
 from helpers.batch_runs import rows_of
 
 
+@pytest.mark.slow
 def test_auto_finds_what_fits_and_a_run_keeps_to_it(model, watched, tmp_path, capsys):
     watched.most = 2
     out = tmp_path / "run"
@@ -28,12 +30,14 @@ def test_auto_finds_what_fits_and_a_run_keeps_to_it(model, watched, tmp_path, ca
     assert "items to a batch" not in capsys.readouterr().err
 
 
+@pytest.mark.slow
 def test_auto_looks_no_further_than_there_are_items(model, watched, tmp_path):
     assert draw(model, tmp_path / "run", ALL[:3], batch_size="auto").whole == 3
     assert max(watched.rows) <= 2  # the largest power of two
     assert json.loads((tmp_path / "run" / "batch.json").read_bytes())["batch_size"] in (1, 2)
 
 
+@pytest.mark.slow
 def test_auto_tries_the_largest_image_also_if_that_is_the_models_own(model, watched, tmp_path):
     rows = [{"prompt": "a cat", "width": 64, "height": 64}, "a dog"]
     options = {"num_inference_steps": 1, "guidance_scale": 1.0}
@@ -43,6 +47,7 @@ def test_auto_tries_the_largest_image_also_if_that_is_the_models_own(model, watc
     assert set(watched.pixels[:-2]) == {128 * 128}
 
 
+@pytest.mark.slow
 def test_auto_survives_an_item_that_cannot_be_drawn(model, tmp_path):
     rows = [{"prompt": "a cat", "eta": "much"}, "a dog", "red"]
     outcome = draw(model, tmp_path / "run", rows, batch_size="auto")

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from helpers.batch_runs import FORMATS, draw, kept_of, new_run, pack, three
 from helpers.storages import MEMORY, begun, faulty, memory_bucket, objects_of, quick_waits  # noqa: F401
+from helpers.tiers import tiered
 
 from sdattn.batch import Request, merge, open_batch, run_batch, status, verify
 from sdattn.batch.engines.progress import Tally
@@ -227,7 +228,7 @@ def late(own, path, *args, **options):
 
 
 @pytest.mark.parametrize("fault", [refused, late])
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", tiered(FORMATS, 2))
 def test_puts_that_fail_now_and_then_change_nothing(memory, tmp_path, fault, format):
     new_run(faulty(memory / "run", pipe_file=every(3, fault)), three(), format=format)
     here = new_run(tmp_path / "run", three(), format=format)
@@ -236,7 +237,7 @@ def test_puts_that_fail_now_and_then_change_nothing(memory, tmp_path, fault, for
 
 
 @pytest.mark.parametrize("format", FORMATS)
-@pytest.mark.parametrize("failing", [0, 1, 2, 3, 6])
+@pytest.mark.parametrize("failing", tiered([0, 1, 2, 3, 6], 2))
 def test_a_put_that_never_comes_through_leaves_nothing_wrong(memory, failing, format):
     left = failing
 

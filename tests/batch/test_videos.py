@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers.batch_draws import draw
 from helpers.batch_runs import FORMATS, files_of, kept_of, rows_of
+from helpers.tiers import tiered
 from helpers.video_rows import wan
 from PIL import Image
 
@@ -48,6 +49,7 @@ def runs(video_model, tmp_path_factory):
     return root
 
 
+@pytest.mark.slow
 def test_an_item_is_what_generate_makes_of_it(video_model, runs, tmp_path):
     """And beside it stands what the gallery shows, the overlays of the middle frame among it."""
     pipe = load_pipeline(video_model, device="cpu")
@@ -67,6 +69,7 @@ def test_an_item_is_what_generate_makes_of_it(video_model, runs, tmp_path):
         assert {name: found[name] for name in same} == {name: alone[name] for name in same}
 
 
+@pytest.mark.slow
 def test_all_formats_hold_the_same_and_are_whole(runs):
     first = open_batch(runs / "folder")
     for format in FORMATS:
@@ -106,7 +109,7 @@ def test_a_preview_is_small_and_takes_the_videos_time(runs):
             assert (found.n_frames, max(found.size)) == (frames, 48)
 
 
-@pytest.mark.parametrize("format", ["folder", "webdataset"])
+@pytest.mark.parametrize("format", tiered(["folder", "webdataset"], quick=0, daily=1))
 def test_the_same_command_makes_anew_what_is_missing(video_model, runs, tmp_path, format):
     root = tmp_path / format
     shutil.copytree(runs / format, root)
@@ -123,6 +126,7 @@ def test_the_same_command_makes_anew_what_is_missing(video_model, runs, tmp_path
     assert found == expected
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("save", [("video", "maps"), ("maps",)])
 def test_only_what_is_asked_for_is_saved(video_model, tmp_path, save):
     draw(video_model, tmp_path / "run", ROWS[:1], options=OPTIONS, save=save)
@@ -158,6 +162,7 @@ def test_a_video_of_a_model_of_images_is_refused(model, tmp_path):
         Draw(str(model), save=["video"], device="cpu")
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize(("there", "do"), [("mp4", "pip install"), ("webp", "not installed")])
 def test_videos_of_two_kinds_do_not_come_into_one_run(
     video_model, tmp_path, monkeypatch, there, do

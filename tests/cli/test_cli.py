@@ -54,6 +54,7 @@ def test_wrong_usage_is_exit_code_2(invoke, arguments):
     assert "Usage" in err
 
 
+@pytest.mark.slow
 def test_show_draws_again_without_the_model(invoke, model):
     generate(invoke, model, "--out", "run")
     before = Image.open("run/heatmaps/03-cat.png").tobytes()

@@ -8,6 +8,7 @@ from pathlib import Path
 import fsspec
 import pytest
 from helpers.demo_words import THING
+from helpers.tiers import tiered
 
 from sdattn.batch import open_batch
 
@@ -33,6 +34,7 @@ def test_what_the_command_line_is_given_is_asked_of_the_run(invoke, asked):
     assert (asked[1].strict, asked[1].force) == (False, False)
 
 
+@pytest.mark.slow
 def test_batch_refines(invoke, tmp_path):
     (tmp_path / "in.txt").write_text(f"a red {THING}\n")
     options = ["--steps", "1", "--save", "image,maps", "--device", "cpu", "--refine", "self"]
@@ -81,6 +83,7 @@ def test_an_address_that_cannot_be_reached_is_refused_in_a_line(
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_run_in_a_storage_at_the_command_line(invoke, model):
     fsspec.filesystem("memory").store.clear()
     Path("in.txt").write_text("a cat\nred\n")
@@ -98,6 +101,7 @@ def test_a_run_in_a_storage_at_the_command_line(invoke, model):
     assert not Path("memory:").exists()
 
 
+@pytest.mark.slow
 def test_a_bad_line_is_a_failure_but_to_a_launcher(invoke, model, monkeypatch):
     """It would take any code but 0 for a crash."""
     Path("in.jsonl").write_text('{"prompt": "a cat"}\n{}\n')
@@ -114,8 +118,7 @@ def test_a_bad_line_is_a_failure_but_to_a_launcher(invoke, model, monkeypatch):
     assert invoke("batch", "in.jsonl", *options, "--strict")[0] == 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("layout", ["folder", "webdataset", "parquet"])
+@pytest.mark.parametrize("layout", tiered(["webdataset", "folder", "parquet"], quick=0, daily=1))
 def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
     Path("prompts.txt").write_text("a red cat\n\na dog\n \n")
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "2")

@@ -53,6 +53,7 @@ def test_the_part_that_the_model_saw_is_said(explained):
     assert f"the middle {width}x{height} of 150x120 pixels" in " ".join(out.split())
 
 
+@pytest.mark.weekly
 def test_the_command_with_choices_of_its_own(explained):
     options = ("--device", "cpu", "--out", "run", "--force")
     assert explained("My photo.png", f"a {THING}", "--timesteps", "30, 600", *options)[0] == 0
@@ -61,6 +62,7 @@ def test_the_command_with_choices_of_its_own(explained):
     assert json.loads(Path("run/run.json").read_text())["explained"]["way"] == "inversion"
 
 
+@pytest.mark.slow
 def test_the_command_takes_a_model_of_flow_matching(explained):
     options = ("--model", "demo-mmdit", "--device", "cpu", "--out", "run", "--force")
     for more in ((), ("--refine", "self", "--ask", "star"), ("--preset", "seg4diff")):
@@ -114,6 +116,7 @@ def test_what_is_no_photo_is_not_opened(tmp_path, kind):
         open_image(tmp_path / "photo.png")
 
 
+@pytest.mark.slow
 def test_maps_beyond_max_memory_are_refused(explained):
     given = ("My photo.png", "a red umbrella", "--device", "cpu", "--refine", "self")
     code, _, err = explained(*given, "--max-memory", "300kB")

@@ -40,6 +40,7 @@ def test_generate_writes_the_run_and_tells_the_words(invoke, model):
     assert 0 < low < high < 1
 
 
+@pytest.mark.slow
 def test_the_same_command_again_needs_force(invoke, model):
     assert generate(invoke, model, "--out", "run")[0] == 0
     code, _, err = generate(invoke, model, "--out", "run")
@@ -49,6 +50,7 @@ def test_the_same_command_again_needs_force(invoke, model):
     assert generate(invoke, model, "--out", "run", "--force")[0] == 0
 
 
+@pytest.mark.slow
 def test_a_transformer_draws_with_options_of_its_own(invoke, tmp_path):
     flux().save_pretrained(tmp_path / "flux")
     arguments = ("generate", "a red cat", "--model", str(tmp_path / "flux"), "--steps", "1")
@@ -65,6 +67,7 @@ def test_a_transformer_draws_with_options_of_its_own(invoke, tmp_path):
     assert invoke(*arguments, "--set", "steps")[0] == 2
 
 
+@pytest.mark.slow
 def test_a_video_of_joint_attention_has_maps_of_motion(invoke, tmp_path, monkeypatch):
     cogvideox().save_pretrained(tmp_path / "video")
     arguments = ("generate", "a red cat", "--model", str(tmp_path / "video"), "--steps", "1")
@@ -91,6 +94,7 @@ def test_videos_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeyp
     assert "run-1 exists" in err.splitlines()[-1]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("default")
 def test_warnings_of_cut_words_reach_the_user(invoke, tmp_path):
     make_pipeline(max_length=5).save_pretrained(tmp_path / "short")
@@ -99,7 +103,7 @@ def test_warnings_of_cut_words_reach_the_user(invoke, tmp_path):
     assert "never saw: and, a, dog" in err
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
     command = [sys.executable, "-m", "sdattn", "generate", PROMPT, "--model", model]
     process = subprocess.Popen(
@@ -121,6 +125,7 @@ def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
     assert os.listdir(tmp_path / "runs") == []
 
 
+@pytest.mark.slow
 def test_maps_beyond_max_memory_are_refused_in_the_words_that_are_typed(invoke, whole_model):
     code, _, err = generate(invoke, whole_model, "--keep", "steps,heads", "--max-memory", "1 MB")
     assert code == 1

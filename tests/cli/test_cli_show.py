@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 from helpers.demo_words import OTHER, PROMPT, THING
+from helpers.tiers import tiered
 from PIL import Image
 
 from sdattn import generate, load_pipeline
@@ -39,10 +40,13 @@ def assert_is(path, kind):
     assert re.match(BEGINS[kind], Path(path).read_bytes(), re.S)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "suffix"),
-    [("words", "pdf"), ("words", "png"), ("steps", "svg"), ("layers", "PDF"), ("heads", "svg")],
+    tiered(
+        [("words", "pdf"), ("steps", "svg"), ("words", "png"), ("layers", "PDF"), ("heads", "svg")],
+        quick=0,
+        daily=2,
+    ),
 )
 def test_a_figure_is_written(invoke, folders, kind, suffix):
     name = f"new/x.{suffix}"
@@ -52,6 +56,7 @@ def test_a_figure_is_written(invoke, folders, kind, suffix):
     assert os.listdir("new") == [f"x.{suffix}"]
 
 
+@pytest.mark.slow
 def test_the_words_of_a_figure(invoke, folders):
     arguments = f"red {THING}", OTHER, "--figure", "words", "--out", "x.svg"
     assert invoke("show", folders / "kept", *arguments)[0] == 0
@@ -118,6 +123,7 @@ def test_failures_say_why_in_one_line(invoke, folders, run, arguments, message):
     assert os.listdir() == []
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_leaves_nothing(invoke, folders):
     os.mkdir("x.png")
     code, _, err = invoke("show", folders / "kept", "--figure", "words", "-o", "x.png")
@@ -138,7 +144,7 @@ def test_the_page_holds_the_phrase_that_was_asked_for(invoke, folders):
     assert sorted(os.listdir("drawn/heatmaps"))[-2:] == ["07-blue.png", f"08-{OTHER}.png"]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_figure_of_an_item_of_a_batch(invoke):
     Path("prompts.txt").write_text(f"a star\n{PROMPT}\n")
     options = ("--model", "demo", "--steps", "1", "--device", "cpu", "--save", "image,maps")

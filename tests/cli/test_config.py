@@ -80,6 +80,7 @@ def test_a_run_is_drawn_again_from_its_run_json(invoke, model):
     assert load_run("other").settings.seed == 5
 
 
+@pytest.mark.slow
 def test_an_edit_is_read_from_its_run_json(invoke, model):
     edited = ("--blend", "cat", "--weight", "dog=2", "--cross", "0.5", "--seed", "3")
     options = ("--steps", "2", "--guidance", "3", "--device", "cpu", "--out", "edit")
@@ -100,6 +101,7 @@ def test_an_edit_is_read_from_its_run_json(invoke, model):
     assert code == 2 and "is of a run of `sdattn edit`" in said(err)
 
 
+@pytest.mark.weekly
 def test_an_image_is_looked_at_again_with_the_run_json_of_its_run(invoke):
     Image.new("RGB", (64, 64), (200, 30, 30)).save("photo.png")
     way = ("--timesteps", "50,100", "--seed", "2", "--ask", "umbrella", "--device", "cpu")

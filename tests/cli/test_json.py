@@ -54,6 +54,7 @@ def test_a_failure_is_an_object_too(invoke, model):
     assert (code, out) == (2, "") and "Usage" in err
 
 
+@pytest.mark.slow
 def test_quiet_prints_nothing_but_what_is_wrong(invoke, model):
     assert generate(invoke, model, "--quiet", "--out", "run") == (0, "", "")
     code, out, err = generate(invoke, model, "-q", "--out", "run")
@@ -71,6 +72,7 @@ def test_explain_answers_with_its_run(invoke):
     assert "looking: " in err
 
 
+@pytest.mark.slow
 def test_diff_answers_with_its_numbers(invoke, run):
     code, out, _ = invoke("diff", run, run, "--json", "--out", "diff")
     found = only(out)
@@ -121,6 +123,7 @@ def demo_batch(tmp_path_factory):
     return place / "RUN"
 
 
+@pytest.mark.slow
 def test_batch_answers_how_far_it_is(invoke, batch):
     code, out, _ = invoke("batch", "--status", "RUN", "--json")
     status = {"items": 2, "whole": 2, "failed": 0, "bad_lines": 0, "running": None}

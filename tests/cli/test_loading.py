@@ -11,6 +11,7 @@ import typer
 from helpers.ldm_checkpoints import filled, sd1
 from helpers.ldm_folders import save_settings
 from helpers.loras import save_lora
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
@@ -66,6 +67,7 @@ def test_choices_are_those_of_the_library():
     assert tuple(LOADING) == tuple(field.name for field in fields(LoadingOptions))
 
 
+@pytest.mark.slow
 def test_a_run_is_recorded_and_made_again_as_it_was_loaded(invoke, model, lora, tmp_path):
     asked = ("--lora", f"{lora}:0.5", "--offload", "group")
     asked += ("--scheduler", "EulerDiscreteScheduler")
@@ -85,6 +87,7 @@ def test_a_run_is_recorded_and_made_again_as_it_was_loaded(invoke, model, lora, 
     assert code == 0 and "loading" not in out
 
 
+@pytest.mark.slow
 def test_info_says_how_a_model_was_loaded(invoke, model):
     options = ("--scheduler", "DDIMScheduler", "--offload", "group")
     code, out, _ = invoke("info", model, "--json", *options)
@@ -95,6 +98,7 @@ def test_info_says_how_a_model_was_loaded(invoke, model):
     assert json.loads(invoke("info", model, "--json")[1])["loading"] == {}
 
 
+@pytest.mark.slow
 def test_a_batch_is_loaded_so_and_goes_on_only_so(invoke, model, lora):
     Path("in.txt").write_text("a cat\na dog\n")
     batch = ("batch", "in.txt", "--out", "RUN", "--model", model, *SMALL, "--save", "image,maps")
@@ -155,6 +159,7 @@ def files(tmp_path_factory):
     return folder
 
 
+@pytest.mark.weekly
 def test_a_single_file_is_drawn_from_and_made_again(invoke, files):
     asked = ("--model", str(files / "good.safetensors"))
     asked += ("--single-file-config", str(files / "settings"))
@@ -166,7 +171,7 @@ def test_a_single_file_is_drawn_from_and_made_again(invoke, files):
     assert again["files"]["image.png"] == info["files"]["image.png"]
 
 
-@pytest.mark.parametrize("command", ["generate", "batch"])
+@pytest.mark.parametrize("command", tiered(["generate", "batch"], 2))
 @pytest.mark.parametrize(
     ("name", "noun"),
     [

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from helpers.tiers import tiered
 
 HEAVY = "torch", "diffusers", "transformers", "accelerate", "numpy", "PIL", "matplotlib", "gradio"
 COMMANDS = "generate", "explain", "edit", "batch", "merge", "show", "diff", "info", "app"
@@ -92,11 +93,15 @@ except SystemExit:
 
 @pytest.mark.parametrize(
     "arguments",
-    [
-        ("generate", "a red circle"),
-        ("edit", "a red circle", "a red star"),
-        ("diff", "a cat", "--lora", "style.safetensors"),
-    ],
+    tiered(
+        [
+            ["diff", "a cat", "--lora", "style.safetensors"],
+            ["generate", "a red circle"],
+            ["edit", "a red circle", "a red star"],
+        ],
+        quick=0,
+        daily=1,
+    ),
 )
 def test_the_first_line_comes_before_anything_heavy_is_loaded(arguments, tmp_path):
     """The model asks for a device that no machine has, so that the command ends after it."""

@@ -107,6 +107,7 @@ def test_the_workflow_names_the_nodes_and_their_inputs():
                 assert returned is None or output < len(returned)
 
 
+@pytest.mark.weekly
 def test_nothing_of_comfyui_is_imported():
     code = (
         "import sys, integrations.comfyui; "

@@ -5,6 +5,7 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor2_0
 from helpers.chain_runs import CROSS, captured, chained, make_pipe, run, same_maps
 from helpers.joint_parity import sharp_inputs, sharp_model
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sd15_unet, make_unet
 
 import sdattn
@@ -35,6 +36,7 @@ def written_by_hand(store, unet):
     return {name: CrossProcessor(store, name.split("_")[0]) for name in unet.attn_processors}
 
 
+@pytest.mark.weekly
 @torch.no_grad()
 def test_a_store_that_is_alone_fills_with_the_16_maps_of_a_pass():
     """On torch's meta device, where nothing is computed."""
@@ -76,6 +78,7 @@ def test_a_store_that_is_alone_keeps_every_row_and_the_very_tensors(batch):
     assert all(ours is theirs for ours, theirs in zip(kept, shown, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale", [1.0, 4.0])
 @pytest.mark.parametrize("prompts", [["a red cat"], ["a red cat", "a dog, a cat"]])
 def test_processors_of_ones_own_feed_an_attached_store(prompts, scale):
@@ -187,7 +190,7 @@ def expected():
     EXPECTED.clear()
 
 
-@pytest.mark.parametrize("order", ORDERS)
+@pytest.mark.parametrize("order", tiered(ORDERS, quick=8, daily=16))
 def test_every_order_of_doing_things(order):
     hand = Hand()
     for verb in order.split():
@@ -213,6 +216,7 @@ def test_every_order_of_doing_things(order):
         assert not hand.pipe.unet._forward_hooks
 
 
+@pytest.mark.slow
 def test_attached_for_a_block():
     pipe = make_pipe()
     before = dict(pipe.unet.attn_processors)

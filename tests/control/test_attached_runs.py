@@ -5,6 +5,7 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from helpers.chain_runs import CROSS, chained, make_pipe, run
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_unet
 from helpers.unet_rows import UNETS, ip_adapter_weights
 from torch.utils.checkpoint import checkpoint
@@ -60,7 +61,7 @@ def told(store, match):
             read()
 
 
-@pytest.mark.parametrize("way", REPLACING)
+@pytest.mark.parametrize("way", tiered(REPLACING, 2))
 def test_replaced_processors_are_named_when_the_store_is_read(way):
     pipe, options = make_pipe(), {}
     store = attached(pipe)
@@ -74,6 +75,7 @@ def test_replaced_processors_are_named_when_the_store_is_read(way):
     assert store.last_step == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("way", ["slicing", "fused"])
 def test_the_way_out_that_the_message_names_is_one(way):
     expected, _ = chained(make_pipe(), ["a cat"])
@@ -129,6 +131,7 @@ def changing(unet, names, processor, at=0):
     return callback
 
 
+@pytest.mark.slow
 def test_layers_that_are_lost_during_a_run_are_named():
     pipe = make_pipe()
     store = attached(pipe)
@@ -219,6 +222,7 @@ def test_a_pass_of_the_negative_prompt_has_the_layers_of_the_other():
     told(store, "32 calls came in the first pass and 31 in a later one")
 
 
+@pytest.mark.slow
 def test_stores_take_turns():
     """What a store holds when another one takes its place stays."""
     pipe, stores = make_pipe(), []
@@ -233,8 +237,11 @@ def test_stores_take_turns():
                 torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("before", [False, True], ids=["never ran", "ran"])
-@pytest.mark.parametrize("controller", [EmptyControl, lambda: None, AttentionStore])
+@pytest.mark.parametrize(
+    "controller", tiered([AttentionStore, EmptyControl, lambda: None], daily=1)
+)
 def test_what_is_registered_for_a_while_lets_a_store_rest(controller, before):
     pipe = make_pipe()
     store = attached(pipe)
@@ -259,6 +266,7 @@ def test_a_controller_that_is_registered_takes_nothing_from_a_store_that_has_no_
     assert store.cur_step == 2
 
 
+@pytest.mark.slow
 def test_edits_captures_and_knockouts_go_on_beside_a_store():
     pipe, size = make_pipe(), {"height": 64, "width": 64, "num_inference_steps": 2}
     store = attached(pipe)
@@ -317,6 +325,7 @@ class CommunityProcessor:
         return attn.to_out[1](attn.to_out[0](hidden_states))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mixed", [False, True])
 def test_processors_of_other_code_that_hold_the_store(mixed):
     expected, _ = chained(make_pipe(), ["a cat", "a dog"])
@@ -356,6 +365,7 @@ def gradients(unet, store):
     return found, [m.detach() for m in maps]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("registered", [False, True])
 def test_layers_that_run_again_for_a_gradient_count_once(registered):
     expected = None
@@ -378,6 +388,7 @@ def test_layers_that_run_again_for_a_gradient_count_once(registered):
                 torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_sums_over_steps_with_checkpointing():
     unet = make_unet()
     unet.enable_gradient_checkpointing()
@@ -392,6 +403,7 @@ def test_sums_over_steps_with_checkpointing():
             torch.testing.assert_close(m.sum(-1), torch.ones(m.shape[:2]), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_model_that_runs_again_as_a_whole_counts_once():
     """As where a run of many steps is differentiated through."""
     unet = make_unet()

@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers.chain_runs import CROSS, chained, make_pipe, run
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_unet
 from helpers.unet_rows import UNETS
 
@@ -66,6 +67,7 @@ def test_the_prompts_rows_are_those_of_the_pipelines_layout(name):
         torch.testing.assert_close(ours, theirs, atol=2e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_runs_are_not_mixed():
     pipe = make_pipe()
     store, _ = chained(pipe, ["a cat"])
@@ -114,7 +116,7 @@ def test_a_bare_model_that_changes_its_size_is_told_and_one_that_broke_off_is_no
 
 @torch.no_grad()
 @pytest.mark.parametrize("target", ["unet", "pipeline"])
-@pytest.mark.parametrize("batch", [2, 4])
+@pytest.mark.parametrize("batch", tiered([2, 4], 2))
 def test_outside_of_a_pipelines_call_half_of_a_batch_is_not_dropped_unasked(target, batch):
     pipe = make_pipe()
     unet = pipe.unet

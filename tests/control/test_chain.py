@@ -20,7 +20,7 @@ from sdattn.edit import register_attention_control
 from sdattn.models.layers import find_layers
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @torch.no_grad()
 def test_one_pass_of_sd15_by_set_attn_processor():
     """Cross-attention only, since the self-attention of all heads is 2 GB: half of the layers
@@ -116,6 +116,7 @@ def test_heads_are_never_halved_for_images(batch, kept):
             torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_each_step_is_kept_on_request(kept_steps):
     _, _, store, maps = kept_steps
     assert len(store.steps) == store.cur_step == 4
@@ -165,6 +166,7 @@ def test_nothing_is_left_behind():
     assert unet() is None
 
 
+@pytest.mark.slow
 def test_heatmaps_of_a_registered_store():
     """register_attention_control() tells its store the latent's size too."""
     pipe = make_pipe()

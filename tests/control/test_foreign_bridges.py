@@ -39,6 +39,7 @@ def test_every_bridge_has_a_title_and_six_lines_at_most():
     assert max(len([line for line in code.splitlines() if line]) for code in BRIDGES.values()) <= 6
 
 
+@pytest.mark.weekly
 @pytest.mark.filterwarnings("ignore:torch.meshgrid:UserWarning")  # of the pipeline
 def test_attend_and_excite_of_diffusers(monkeypatch):
     """And SynGen, which is made of it. Its processors show maps with a gradient alone."""
@@ -74,6 +75,7 @@ def test_attend_and_excite_of_diffusers(monkeypatch):
         same({place: found}, {place: theirs.attention_store[place]}, exact=False)
 
 
+@pytest.mark.slow
 def test_infedit():
     pipe, theirs = make_pipe(), InfEditStore()
     register(pipe.unet, theirs, InfEditProcessor)
@@ -90,6 +92,7 @@ def test_infedit():
     assert ours.self_attn_forward(1, 2, 3, 4) == (1, 2, 3)
 
 
+@pytest.mark.slow
 def test_masactrl():
     pipe, theirs = make_pipe(), MasaEditor()
     with pytest.raises(TypeError, match="MasaEditor.*is_cross"):
@@ -108,6 +111,7 @@ def test_masactrl():
     assert len(selfs) == len(theirs.self_attns)  # of two steps: 16 of either kind
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("theirs", "takes"),
     [
@@ -136,6 +140,7 @@ def test_stores_that_take_the_heads(theirs, takes):
     assert len(called.maps) == 64
 
 
+@pytest.mark.slow
 def test_ledits(monkeypatch):
     """Its store is called with more arguments, and keeps a list of steps."""
     theirs = sys.modules[LEditsPPPipelineStableDiffusion.__module__].LeditsAttentionStore

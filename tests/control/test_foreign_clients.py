@@ -21,12 +21,14 @@ from helpers.foreign_code import (
     states,
     two_passes_a_step,
 )
+from helpers.tiers import tiered
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, CaptureWarning, TorchAttnProcessor
 from sdattn.edit import register_attention_control
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prompts", [WORDS, ["a cat", "a red dog"]])
 def test_forks_of_prompt_to_prompt(prompts):
     """local-prompt-mixing and PnPInversion: AttentionStore(low_resource), False."""
@@ -51,8 +53,8 @@ def test_forks_of_prompt_to_prompt(prompts):
     same(registered.get_average_attention(), theirs.get_average_attention(), exact=False)
 
 
-@pytest.mark.parametrize("n", [1, 2])
-@pytest.mark.parametrize("called", ["unet(...)", "unet.forward(...)"])
+@pytest.mark.parametrize("n", tiered([1, 2]))
+@pytest.mark.parametrize("called", tiered(["unet(...)", "unet.forward(...)"], daily=1))
 def test_two_passes_a_step(called, n):
     """DDPM_inversion and PnPInversion, whose LOW_RESOURCE is a global."""
     pipe, theirs, ours = make_pipe(), ForkStore(True), AttentionStore(guidance="passes")
@@ -150,6 +152,7 @@ def our_box_loss(store):
     return 1 - maps[..., 3].max() + maps[:2, :2, 5].sum()
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("save", [False, True])
 def test_boxdiff_and_attend_and_excite(save):
     pipe, theirs, ours = make_pipe(), ExciteStore(save), AttentionStore(save_global_store=save)
@@ -182,6 +185,7 @@ def test_the_bridge_of_boxdiff():
     torch.testing.assert_close(names["gradient"], expected, atol=1e-7, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("attached", [False, True])
 def test_a_processor_that_a_reader_wrote(attached):
     pipe, theirs = make_pipe(), ForkStore(False)

@@ -4,6 +4,7 @@ import pytest
 import torch
 from helpers.joint_parity import sharp_model
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.transformer_rows import TRANSFORMERS, own_norms
 from helpers.unet_rows import UNETS
 
@@ -57,7 +58,7 @@ class Foreign:
         return None if self.way == "none" else attn
 
 
-@pytest.mark.parametrize("name", [*NAMES, *UNET_NAMES])
+@pytest.mark.parametrize("name", tiered([*UNET_NAMES, *NAMES], quick=2))
 def test_plain_attention_is_that_of_diffusers(name):
     row = NAMED[name]
     pipe = row.make() if name in UNET_NAMES else sharp(name)
@@ -76,7 +77,7 @@ def test_plain_attention_is_that_of_diffusers(name):
     assert not model._forward_pre_hooks
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, 2))
 def test_every_way_of_editing_is_understood(name):
     row, images, controllers = NAMED[name], [], []
     pipe = sharp(name)
@@ -143,7 +144,7 @@ def test_everything_is_put_back_when_the_run_fails():
 
 
 @pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", tiered(NAMES, 2))
 def test_a_store_keeps_the_prompts_rows(name, attached):
     row, pipe = NAMED[name], sharp(name)
     with capture(pipe, heads="all", steps="last") as captured:

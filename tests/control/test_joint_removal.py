@@ -7,6 +7,7 @@ import torch
 from helpers.denoiser_outputs import outputs_recorded
 from helpers.matrix import ROWS
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.transformer_rows import flux, sd3
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -81,7 +82,7 @@ def outputs_of(pipe, row, way, context):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("queries", ["image", "all"])
-@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.parametrize("guided", tiered([True, False], quick=0, daily=1))
 @pytest.mark.parametrize("row", CASES, ids=str)
 def test_removing_is_masking_the_keys(row, guided, queries):
     way = row.fitted(Way(prompts=2, guided=guided, size=(64, 96)))

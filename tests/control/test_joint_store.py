@@ -231,6 +231,7 @@ def test_a_unets_processor_in_a_joint_layer_is_refused():
         NAMED["FLUX.1"].run(pipe, Way(size=(64, 96)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [sd3, flux, klein])
 def test_nothing_is_read_after_the_first_pass(make):
     pipe = make()

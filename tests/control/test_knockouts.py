@@ -10,6 +10,7 @@ from diffusers import (
 )
 from helpers.demo_words import needs_sprites
 from helpers.denoiser_outputs import outputs_recorded
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from helpers.transformer_rows import pixart, sd3
 from PIL import Image
@@ -230,9 +231,9 @@ def test_a_controller_that_is_registered_inside_is_refused():
     assert all(pipe.unet.attn_processors[name] is one for name, one in before.items())
 
 
+@pytest.mark.weekly
 @needs_sprites
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", tiered(range(3), quick=0, daily=1))
 def test_the_demo_loses_the_object_whose_words_it_may_not_see(seed):
     """In all steps: without them in the second half alone it keeps what the first half drew."""
     pipe = sdattn.load_pipeline("demo", device="cpu")

@@ -51,6 +51,7 @@ class Foreign:
         return None if self.way == "none" else attn
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_every_way_of_editing_is_understood():
     unet = make_unet()

@@ -11,6 +11,7 @@ from diffusers import (
 from helpers.denoiser_outputs import outputs_recorded
 from helpers.matrix import ROWS
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import TorchAttnProcessor
@@ -110,8 +111,7 @@ def late(layer):
     return layer.kind == "cross" and layer.place in ("up", "block")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("row", "guided"), CASES, ids=str)
+@pytest.mark.parametrize(("row", "guided"), tiered(CASES, quick=2, daily=10), ids=str)
 def test_removing_is_masking_the_keys(row, guided):
     """In the chosen layers and passes, for the rows that read the prompt, and nowhere else."""
     way = row.fitted(Way(prompts=2, guided=guided, size=(64, 96)))

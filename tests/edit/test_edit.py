@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from diffusers import HeunDiscreteScheduler, StableDiffusionImg2ImgPipeline
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, make_unet, small_pipeline, tiny_text_encoder
 from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
@@ -55,7 +56,7 @@ OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [small_pipeline, make_sdxl_pipeline, make_sd2_pipeline])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16], quick=0, daily=1))
 def test_an_edit_of_nothing_is_bit_for_bit_the_batch_without_a_controller(make, dtype):
     pipe = make().to(dtype)
     size = {"height": 64, "width": 96}
@@ -225,7 +226,7 @@ def test_other_pipelines_are_refused():
         edit(pipe, SOURCE, TARGET, image=Image.new("RGB", (64, 64)))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_sizes_beyond_the_stores_filter():
     """Every map has more than 32x32 queries; blending has its own, and nothing else is held."""
     pipe = make_sdxl_pipeline()

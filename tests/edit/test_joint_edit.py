@@ -5,6 +5,7 @@ import pytest
 import torch
 from diffusers import FlowMatchHeunDiscreteScheduler, FluxImg2ImgPipeline, PixArtSigmaPipeline
 from helpers.flow_pipelines import flow_pipeline
+from helpers.tiers import tiered
 from helpers.transformer_rows import flux, own_norms, pixart
 from PIL import Image
 
@@ -62,7 +63,7 @@ def same(images, others):
     return [a.tobytes() == b.tobytes() for a, b in zip(images, others, strict=True)]
 
 
-@pytest.mark.parametrize("name", GUIDED)
+@pytest.mark.parametrize("name", tiered(GUIDED, quick=2))
 def test_an_edit_of_nothing_is_the_open_processors_image_in_bits(name):
     pipe, options = made(name)
     with register_attention_control(pipe, None, layers=layers_of(pipe)):
@@ -88,7 +89,7 @@ def test_a_capture_around_an_edit_leaves_its_bits(name):
     assert all(after[key] is before[key] for key in before)
 
 
-@pytest.mark.parametrize("name", GUIDED)
+@pytest.mark.parametrize("name", tiered(GUIDED, quick=2))
 def test_the_source_is_left_alone_and_the_target_is_not(name):
     pipe, options = made(name)
     before = dict(pipe.transformer.attn_processors)
@@ -102,7 +103,7 @@ def test_the_source_is_left_alone_and_the_target_is_not(name):
     assert not pipe.transformer._forward_pre_hooks
 
 
-@pytest.mark.parametrize("name", GUIDED)
+@pytest.mark.parametrize("name", tiered(GUIDED, quick=2))
 def test_layers_of_the_familys_depth_take_the_sources_attention_and_no_others(name):
     """The image's rows of both prompts, in each call but a layer's first."""
     pipe, options = made(name)
@@ -254,7 +255,7 @@ def test_layers_that_call_a_controller_can_be_chosen():
         register_attention_control(pipe, control, layers="nothing")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_demo_changes_what_is_named_and_keeps_the_other(tmp_path):
     pipe = sdattn.load_pipeline("demo-mmdit", device="cpu")
     pipe.set_progress_bar_config(disable=True)

@@ -179,6 +179,7 @@ def test_every_refusal_is_one_of_sdattns():
     assert found == OTHERS
 
 
+@pytest.mark.slow
 def test_every_warning_is_one_of_sdattns():
     for path in PACKAGE.rglob("*.py"):
         for node in nodes_of(path):

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 import sdattn
@@ -133,7 +134,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("line", LINES, ids=lambda line: line.__name__)
+@pytest.mark.parametrize("line", tiered(LINES, 2), ids=lambda line: line.__name__)
 def test_a_warning_points_at_the_users_own_line(line):
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")
@@ -145,6 +146,7 @@ def test_a_warning_points_at_the_users_own_line(line):
         assert "# this line" in linecache.getline(__file__, one.lineno), one.lineno
 
 
+@pytest.mark.slow
 def test_nothing_counts_the_levels_of_the_stack():
     package = Path(sdattn.__file__).parent
     counting = {

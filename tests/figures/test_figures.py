@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.demo_words import HEADS, OTHER, PROMPT, THING
+from helpers.tiers import tiered
 from matplotlib import pyplot
 from matplotlib.font_manager import findfont
 from matplotlib.ft2font import FT2Font
@@ -131,6 +132,7 @@ def test_words_beside_the_image(run, figures):
     assert_one_scale(figures["words"], rest)
 
 
+@pytest.mark.slow
 def test_steps_are_a_few_from_the_first_to_the_last(run, pipe, figures):
     shown = panels(figures["steps"])
     titles = [one.get_title() for one in shown[:8]]
@@ -145,6 +147,7 @@ def test_steps_are_a_few_from_the_first_to_the_last(run, pipe, figures):
     assert_one_scale(figures["steps"], shown)
 
 
+@pytest.mark.slow
 def test_layers_by_place_and_grid(run, figures):
     shown, wanted = panels(figures["layers"]), {}
     for place in ("down", "mid", "up"):
@@ -160,6 +163,7 @@ def test_layers_by_place_and_grid(run, figures):
     assert_one_scale(figures["layers"], shown)
 
 
+@pytest.mark.slow
 def test_heads_of_each_layer(run, figures):
     shown, layers = panels(figures["heads"]), kept(run)
     (number,) = {maps.shape[1] for maps in layers.values()}
@@ -177,6 +181,7 @@ def test_heads_of_each_layer(run, figures):
     assert_one_scale(figures["heads"], shown)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_panels_have_the_shape_of_the_image_and_count_its_pixels(figures, kind):
     across, down = figures[kind].get_size_inches()
@@ -188,6 +193,7 @@ def test_panels_have_the_shape_of_the_image_and_count_its_pixels(figures, kind):
         assert axes.get_ylim() == (128, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "across"), [("steps", 8), ("layers", 7), ("heads", HEADS)])
 def test_a_row_is_a_row_and_a_column_stands_below_its_title(figures, kind, across):
     boxes = [axes.get_position() for axes in panels(figures[kind])]
@@ -222,7 +228,7 @@ def test_chosen_steps_and_heads_keep_their_numbers(pipe):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 0.25])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, quick=0, daily=2))
 def test_constant_maps_have_a_scale_from_zero(tmp_path, kind, value):
     run = random_run(2, steps=2, heads=2)
     for held in (run.layers, run.details.steps, run.details.heads):
@@ -237,6 +243,7 @@ def test_constant_maps_have_a_scale_from_zero(tmp_path, kind, value):
     save_figure(drawn, tmp_path / "x.svg")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("preset", "kind", "note"),
     [
@@ -287,6 +294,7 @@ def assert_legible(drawn):
         assert across <= 1 or down <= 1, f"{one!r} and {other!r} overlap"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_figures_of_a_run_are_legible(figures, kind):
     assert_legible(figures[kind])
@@ -299,19 +307,23 @@ HIGH = {"size": (512, 1024), "grid": (16, 8)}
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "words", "options", "number"),
-    [
-        ("words", 73, {}, 74),
-        ("words", 12, HIGH, 13),
-        ("words", ODD, {}, 10),
-        ("steps", 1, {"steps": 1}, 1),
-        ("steps", 4, {"steps": 50}, 4 * 8),
-        ("layers", 5, WIDE, 5 * 3),
-        ("heads", ODD, {"heads": 1}, 9 * 2),
-        ("heads", 3, {"heads": 8}, 3 * 2 * 8),
-        ("heads", 2, {"heads": 20, "layers": 1, "size": (768, 512), "grid": (8, 12)}, 40),
-        ("steps", 1, {"steps": 1, "size": (3000, 300), "grid": (8, 80)}, 1),
-        ("words", 3, {"size": (300, 3000), "grid": (80, 8)}, 4),
-    ],
+    tiered(
+        [
+            ("words", ODD, {}, 10),
+            ("steps", 1, {"steps": 1}, 1),
+            ("layers", 5, WIDE, 5 * 3),
+            ("heads", 3, {"heads": 8}, 3 * 2 * 8),
+            ("words", 3, {"size": (300, 3000), "grid": (80, 8)}, 4),
+            ("words", 73, {}, 74),
+            ("words", 12, HIGH, 13),
+            ("steps", 4, {"steps": 50}, 4 * 8),
+            ("heads", ODD, {"heads": 1}, 9 * 2),
+            ("heads", 2, {"heads": 20, "layers": 1, "size": (768, 512), "grid": (8, 12)}, 40),
+            ("steps", 1, {"steps": 1, "size": (3000, 300), "grid": (8, 80)}, 1),
+        ],
+        quick=0,
+        daily=3,
+    ),
 )
 def test_few_and_many_panels_are_legible(kind, words, options, number):
     drawn = figure(random_run(words, **options), kind)
@@ -319,7 +331,7 @@ def test_few_and_many_panels_are_legible(kind, words, options, number):
     assert len(panels(drawn)) == number
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_rows_of_different_lengths_are_legible():
     """Layers may differ in their numbers of heads; the longest rows may all be in one block."""
 
@@ -334,6 +346,7 @@ def test_rows_of_different_lengths_are_legible():
     assert drawn.axes[-1].get_position().x0 > max(axes.get_position().x1 for axes in panels(drawn))
 
 
+@pytest.mark.slow
 def test_odd_words_are_shown_as_they_are():
     run = random_run(ODD)
     shown = panels(figure(run, "words"))[1:]
@@ -353,7 +366,7 @@ def test_a_letter_that_the_font_lacks_comes_from_another():
     assert [bool(font.get_char_index(ord(letter))) for font in fonts] == [False, True]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize(("kind", "words"), [("words", ODD), ("steps", 2), ("heads", 1)])
 def test_fonts_and_sizes_of_the_user_are_taken_over(kind, words):
     run = random_run(words, steps=8, heads=4)
@@ -414,8 +427,8 @@ def all_bytes(drawn, folder):
     return [path.read_bytes() for path in paths]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["words", "steps"])  # panels in turn, and in a table
+@pytest.mark.weekly
+@pytest.mark.parametrize("kind", tiered(["steps", "words"], quick=0, daily=1))
 def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, kind):
     open_before = pyplot.get_fignums()
     drawn = figure(run.image_run(0), kind, [THING])
@@ -435,6 +448,7 @@ def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, 
     assert pyplot.get_fignums() == open_before
 
 
+@pytest.mark.slow
 def test_files_are_of_the_kind_that_their_names_say(figures, tmp_path):
     for name in ("x.pdf", "new/folder/x.SVG", "x.png"):
         save_figure(figures["words"], tmp_path / name)
@@ -451,6 +465,7 @@ def test_files_are_of_the_kind_that_their_names_say(figures, tmp_path):
     assert sorted(os.listdir(tmp_path)) == ["new", "x.pdf", "x.png"]
 
 
+@pytest.mark.slow
 def test_text_stays_text(tmp_path):
     words = [*ODD[:6], f"{THING} & {OTHER}"]
     save_figure(figure(random_run(words, steps=2), "steps"), tmp_path / "x.svg")
@@ -460,12 +475,14 @@ def test_text_stays_text(tmp_path):
     assert not any(one.tag.endswith("script") for one in elements)
 
 
+@pytest.mark.weekly
 @pytest.mark.parametrize("kind", ["pdf", "png"])
 def test_odd_words_can_be_saved(tmp_path, kind):
     save_figure(figure(random_run(ODD), "words"), tmp_path / f"x.{kind}")
     assert (tmp_path / f"x.{kind}").stat().st_size > 5000
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["x", "x.jpg", "pdf", "x.gif"])
 def test_other_formats_are_refused(figures, tmp_path, name):
     with pytest.raises(ValueError, match=r"\.pdf.*\.svg"):
@@ -473,6 +490,7 @@ def test_other_formats_are_refused(figures, tmp_path, name):
     assert os.listdir(tmp_path) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("at", ["savefig", "fsync", "replace"])
 def test_a_failure_leaves_the_old_file(figures, tmp_path, monkeypatch, at):
     path = tmp_path / "x.png"
@@ -508,6 +526,7 @@ def test_what_cannot_be_asked_for(kind, words, error, message):
         figure(random_run(2), kind, words)
 
 
+@pytest.mark.slow
 def test_too_many_panels_are_refused():
     run = random_run(73, heads=8)
     with pytest.raises(ValueError, match="146.*rows.*8"):

@@ -1,8 +1,6 @@
-"""Batches of the demo model as a person starts them, with processes where those matter."""
+"""Batches of the demo model as a person starts them."""
 
 import json
-import subprocess
-import sys
 import time
 from functools import partial
 from pathlib import Path
@@ -13,7 +11,6 @@ from helpers.demo_words import OTHER, THING
 from sdattn.batch.reading import verify
 from sdattn.batch.storage.folder import BatchFolder
 
-COMMAND = [sys.executable, "-m", "sdattn", "batch"]
 SETTINGS = ["--steps", "2", "--save", "image,maps", "--batch-size", "2", "--device", "cpu"]
 LINUX = Path("/proc/self/task").exists()
 
@@ -29,16 +26,6 @@ def colours(number):
 def write_lines(path, lines):
     path.write_text("".join(json.dumps(one) + "\n" for one in lines))
     return path
-
-
-def start(*arguments, cwd):
-    return subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        cwd=cwd,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
 
 
 @pytest.fixture(name="batch")

@@ -77,19 +77,28 @@ CASES = [
 ]
 
 
-# Of a test that runs many rows, those that scripts/test runs without --all.
-QUICK = ("Stable Diffusion 1.x", "SDXL", "Stable Diffusion 3", "FLUX.1", "FLUX.2 klein")
-QUICK += ("Qwen-Image", "Z-Image", "Wan 2.1", "CogVideoX", "HunyuanVideo 1.5")
+# Rows that scripts/test runs, of a test over many rows, and those that --all adds.
+QUICK = ("Stable Diffusion 1.x", "Stable Diffusion 3", "FLUX.1", "Wan 2.1")
+DAILY = (*QUICK, "SDXL", "FLUX.2 klein", "Qwen-Image", "Z-Image", "CogVideoX", "HunyuanVideo 1.5")
 
 
-def most_are_slow(rows: Iterable[Any]) -> list[Any]:
-    """Return rows, or their names, as parameters of a test: those not in QUICK are marked slow."""
-    return [pytest.param(one, marks=[pytest.mark.slow] * (str(one) not in QUICK)) for one in rows]
+def few_are_quick(rows: Iterable[Any]) -> list[Any]:
+    """Return rows, or their names, as parameters of a test: QUICK ones, slow ones, weekly ones."""
+    return [pytest.param(one, marks=_marks(str(one) in QUICK, str(one) in DAILY)) for one in rows]
 
 
-def is_quick(row: Any, processor: str, way: Way) -> bool:
-    """Whether scripts/test runs a case without --all: each row with its own processors, and each
-    other processor on the first UNet and the first transformer that may have it."""
+def marks_of(row: Any, processor: str, way: Way) -> list[Any]:
+    """Return a case's marks.
+
+    Every row runs in the first way with its own processors, and DAILY ones in every way. Each
+    other processor is quick on the first UNet and the first transformer that may have it.
+    """
     group = UNETS if row in UNETS else TRANSFORMERS
     first = next((one for one in group if processor in one.processors), None)
-    return way == WAYS[0] and (processor == "own" or row is first)
+    own = way == WAYS[0] and processor == "own"
+    quick = (own and row.name in DAILY) or (way == WAYS[0] and row is first)
+    return _marks(quick, own or row.name in DAILY)
+
+
+def _marks(quick: bool, daily: bool) -> list[Any]:
+    return [] if quick else [pytest.mark.slow if daily else pytest.mark.weekly]

@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers.capture_runs import assert_untouched, run
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_unet
 from helpers.video_rows import video, wan
 
@@ -40,6 +41,7 @@ def refused(pipe, max_bytes, options, **call):
     return str(error.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -85,7 +87,7 @@ def followed(advice, options, call):
     return options, call
 
 
-@pytest.mark.parametrize("part", [2, 40])
+@pytest.mark.parametrize("part", tiered([2, 40], quick=0, daily=1))
 def test_each_advice_is_enough_and_holds_what_it_says(part):
     pipe, call = make_pipeline(), {"num_inference_steps": 6, "num_images_per_prompt": 4}
     with capture(pipe, **FULL) as store:

@@ -24,6 +24,7 @@ from diffusers.models.attention_processor import (
     SlicedAttnProcessor,
 )
 from helpers.capture_runs import PROMPT, assert_untouched, oracle, record_inputs, run
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 
 import sdattn.hooks.attended
@@ -82,8 +83,8 @@ SETUPS = {
 }
 
 
-@pytest.mark.parametrize("large", [0, LARGE], ids=["kernel's logsumexp", "softmax"])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("large", tiered([0, LARGE]), ids=["kernel's logsumexp", "softmax"])
+@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16]), ids=str)
 @pytest.mark.parametrize("setup", SETUPS)
 @torch.no_grad()
 def test_looking_changes_nothing(setup, dtype, large, monkeypatch):

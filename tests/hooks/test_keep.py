@@ -9,6 +9,7 @@ from helpers.tiny_pipelines import make_pipeline
 from sdattn import CaptureError, capture
 
 
+@pytest.mark.slow
 def test_steps_heads_and_tokens_are_slices_of_everything():
     pipe = make_pipeline()
     options = {"num_inference_steps": 3}

@@ -56,6 +56,7 @@ def test_much_memory_is_said_before_it_is_held(monkeypatch, caplog):
     assert held[1] == store.expected_nbytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_running_sums_are_float32_whatever_the_maps_are(dtype):
     found = []

@@ -11,7 +11,7 @@ from functools import lru_cache
 
 import pytest
 import torch
-from helpers.matrix import CASES, PROCESSORS, WAYS, is_quick
+from helpers.matrix import CASES, PROCESSORS, ROWS, WAYS, few_are_quick, marks_of
 from helpers.matrix_oracle import expected_maps, processors, run_recorded
 from helpers.rows import PROMPTS
 
@@ -64,15 +64,10 @@ def pipeline(row, processor, dtype):
         raise
 
 
-def cases(chosen):
-    return [
-        pytest.param(*case, id="-".join(map(str, case)), marks=[pytest.mark.slow] * (not quick))
-        for case in chosen
-        for quick in [is_quick(*case)]
-    ]
-
-
-@pytest.mark.parametrize(("row", "processor", "way"), cases(CASES))
+@pytest.mark.parametrize(
+    ("row", "processor", "way"),
+    [pytest.param(*case, id="-".join(map(str, case)), marks=marks_of(*case)) for case in CASES],
+)
 def test_the_seven_laws(row, processor, way):
     first, way = way == WAYS[0], row.fitted(way)
     decoded = DECODED if first else {}
@@ -148,12 +143,10 @@ def numbers_of(cells, grid, latent):
     return [int(torch.arange(torch.Size(grid).numel()).view(grid)[tuple(one)]) for one in at]
 
 
-@pytest.mark.parametrize(
-    ("row", "processor", "way"), cases(case for case in CASES if case[1:] == ("own", WAYS[0]))
-)
-def test_where_cells_and_the_text_looked(row, processor, way):
-    way = row.fitted(way)
-    with pipeline(row, processor, way.dtype) as pipe:
+@pytest.mark.parametrize("row", few_are_quick(ROWS), ids=str)
+def test_where_cells_and_the_text_looked(row):
+    way = row.fitted(WAYS[0])
+    with pipeline(row, "own", way.dtype) as pipe:
         model, (plain, record, calls) = find_denoiser(pipe).model, first_run(row)[1]
         cells, kinds = spots_of(row, way), {one.name: one.kind for one in find_layers(model)}
         asked = [{"queries": cells}] if {"self", "joint"} & {*kinds.values()} else []

@@ -14,6 +14,7 @@ from diffusers import (
 )
 from helpers.padded_rows import LONG, cogview4, hunyuan_dit, krea2, lumina2, z_image
 from helpers.reads import reads_by_call
+from helpers.tiers import tiered
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, CaptureWarning, capture
@@ -95,7 +96,9 @@ def rows_by_step(pipe, branch, **options):
 
 
 @pytest.mark.parametrize("kind", [(ZImagePipeline, {}), IMG2IMG, INPAINT], ids=lambda kind: kind[0])
-@pytest.mark.parametrize("truncation", [None, 0, 0.25, 0.3, 0.6, 0.95, 1, 2])
+@pytest.mark.parametrize(
+    "truncation", tiered([0.6, None, 0.25, 1, 0, 0.3, 0.95, 2], quick=2, daily=4)
+)
 def test_guidance_of_z_image_may_never_begin(kind, truncation):
     """Against the rows of each call: two images are four rows with guidance, and two without."""
     pipe, options = z_image(kind[0]), {**kind[1], "cfg_truncation": truncation}
@@ -118,7 +121,10 @@ def test_guidance_of_z_image_may_never_begin(kind, truncation):
             pipe("a red cat", guidance_scale=0.0, **given)
 
 
-@pytest.mark.parametrize("scheduler", [FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler])
+@pytest.mark.parametrize(
+    "scheduler",
+    tiered([FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler], quick=0, daily=1),
+)
 @pytest.mark.parametrize("kind", [(ZImagePipeline, {}), IMG2IMG], ids=lambda kind: kind[0])
 def test_guidance_ends_in_the_very_step_in_which_the_pipeline_ends_it(kind, scheduler):
     """At the progress of each step, where it still acts, and just below it, where it does not."""

@@ -16,6 +16,7 @@ from diffusers import (
 )
 from diffusers.callbacks import MultiPipelineCallbacks, PipelineCallback
 from helpers.chain_runs import make_pipe
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_small_unet
 from helpers.transformer_rows import sd3
 
@@ -206,7 +207,7 @@ def alone():
     return store, image
 
 
-@pytest.mark.parametrize("beside", BESIDE, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("beside", tiered(BESIDE, quick=2, daily=6), ids=lambda one: one.__name__)
 def test_a_capture_counts_the_passes_alone(beside, alone):
     pipe = small_pipe()
     run = beside(pipe)
@@ -242,7 +243,7 @@ def test_who_called_is_named(beside, who):
 INSIDE = [one for one in BESIDE if one is not after_a_warm_up]  # controllers see loops of one's own
 
 
-@pytest.mark.parametrize("beside", INSIDE, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("beside", tiered(INSIDE, quick=1, daily=4), ids=lambda one: one.__name__)
 def test_an_attached_store_counts_the_passes_alone(beside):
     def attached(pipe, run):
         store = AttentionStore(pipeline=pipe)
@@ -274,7 +275,7 @@ class Recording:
         return attn
 
 
-@pytest.mark.parametrize("beside", INSIDE, ids=lambda one: one.__name__)
+@pytest.mark.parametrize("beside", tiered(INSIDE, quick=1, daily=4), ids=lambda one: one.__name__)
 def test_a_registered_controller_is_called_in_the_passes_alone(beside):
     pipe, other = small_pipe(), small_pipe()
     expected, controller = Recording(), Recording()
@@ -287,6 +288,7 @@ def test_a_registered_controller_is_called_in_the_passes_alone(beside):
     assert controller.rows == expected.rows
 
 
+@pytest.mark.slow
 def test_what_a_callback_calls_keeps_its_values():
     """The calls that are not counted run untouched, under an edit too."""
 
@@ -353,8 +355,8 @@ def of_kind(kind):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("guided", [True, False])
-@pytest.mark.parametrize(("kind", "more"), [(Reference, 3), (Recurrent, 6)])
+@pytest.mark.parametrize("guided", tiered([True, False]))
+@pytest.mark.parametrize(("kind", "more"), tiered([(Reference, 3), (Recurrent, 6)]))
 def test_a_subclass_that_calls_the_model_more_often_than_once_a_step(kind, more, guided):
     plain, pipe = of_kind(Alone), of_kind(kind)
     with sdattn.capture(plain) as expected:
@@ -411,7 +413,7 @@ def own_loop(pipe, rows, steps=2):
             pipe.unet(sample, t, encoder_hidden_states=text)
 
 
-@pytest.mark.parametrize("before", ["fresh", "unguided", "guided"])
+@pytest.mark.parametrize("before", tiered(["fresh", "unguided", "guided"], 2))
 def test_a_loop_of_ones_own_says_where_the_unconditional_rows_are(before):
     """What a call of the pipeline left behind is never asked."""
     pipe = small_pipe()
@@ -473,6 +475,7 @@ def test_an_attached_store_asks_nothing_of_a_call_that_is_over():
         store.heatmaps(pipe, PROMPT)
 
 
+@pytest.mark.slow
 def test_two_captures_of_two_stages_on_one_model():
     pipe, (first, second) = small_pipe(), (None, None)
     other, again = sharing(pipe)
@@ -500,6 +503,7 @@ def test_a_capture_of_the_wrong_pipeline_names_the_one_that_ran():
             again()
 
 
+@pytest.mark.slow
 def test_a_knockout_leaves_other_calls_alone():
     pipe, found = small_pipe(), []
 
@@ -515,6 +519,7 @@ def test_a_knockout_leaves_other_calls_alone():
         torch.testing.assert_close(one, called_by_hand(pipe), atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_generate_counts_the_passes_alone_and_says_so():
     options = {name: value for name, value in SMALL.items() if name != "output_type"}
 

@@ -7,6 +7,7 @@ from diffusers import (
     StableDiffusionImg2ImgPipeline,
 )
 from helpers.capture_runs import PROMPT, assert_untouched, oracle, record_inputs, run
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_scheduler, small_pipeline
 
 from sdattn import CaptureError, capture
@@ -77,7 +78,7 @@ def test_image_to_image():
         ("last", [5]),
     ],
 )
-@pytest.mark.parametrize("heads", ["mean", "all"])
+@pytest.mark.parametrize("heads", tiered(["mean", "all"]))
 def test_a_part_of_the_schedule_is_the_mean_of_its_passes(steps, passes, heads):
     pipe = small_pipeline()
     options = {"num_inference_steps": 6, "guidance_scale": 5.0, "num_images_per_prompt": 2}
@@ -95,7 +96,7 @@ def test_a_part_of_the_schedule_is_the_mean_of_its_passes(steps, passes, heads):
 
 
 @pytest.mark.parametrize("steps", [(0.5, 1.0), (0.0, 0.5), "last"])
-@pytest.mark.parametrize("number", [1, 2, 5])
+@pytest.mark.parametrize("number", tiered([5, 2, 1]))
 def test_a_part_of_the_schedule_holds_no_more_than_the_mean(steps, number):
     pipe = small_pipeline()
     with capture(pipe) as mean, capture(pipe, steps=steps) as some:
@@ -132,6 +133,7 @@ def test_image_to_image_begins_in_the_middle_of_the_schedule():
             pipe(PROMPT, output_type="np", **options)
 
 
+@pytest.mark.slow
 def test_a_second_order_scheduler_has_two_calls_at_a_place_of_the_schedule():
     """Heun looks ahead to the next timestep, which counts as that step's own."""
     pipe = small_pipeline(scheduler=HeunDiscreteScheduler.from_config(make_scheduler().config))

@@ -46,6 +46,7 @@ def added(mask):
     return None if mask is None else torch.zeros(mask.shape).masked_fill(~mask, -1e9)[:, None]
 
 
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.parametrize("mask", MASKS)
 @pytest.mark.parametrize("compiled", [False, True], ids=["eager", "graph"])

@@ -14,6 +14,7 @@ from helpers.joint_models import MODELS, inputs
 from helpers.matrix import ROWS
 from helpers.reads import reads_by_call
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_small_unet
 from torch.nn import functional
 from torch.overrides import TorchFunctionMode
@@ -117,7 +118,7 @@ def maps_of(model, given, **options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("function", RIGHT)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, 2))
 @torch.no_grad()
 def test_one_that_makes_the_softmax_is_captured_and_changes_no_bit(kind, function, dtype, replaced):
     model, given = KINDS[kind](dtype)
@@ -135,7 +136,7 @@ def test_one_that_makes_the_softmax_is_captured_and_changes_no_bit(kind, functio
 
 @pytest.mark.parametrize("when", ["before", "inside"])
 @pytest.mark.parametrize("function", WRONG)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", tiered(KINDS, 2))
 @torch.no_grad()
 def test_one_that_makes_something_else_is_refused_by_name(kind, function, when, replaced):
     model, given = KINDS[kind]()
@@ -194,7 +195,9 @@ def test_nothing_is_read_back_after_the_first_pass(kind, replaced):
     assert watched[0] > plain[0]
 
 
-@pytest.mark.parametrize("name", ["IP-Adapter", "Wan 2.1, from an image", "FLUX.2 klein", "Mochi"])
+@pytest.mark.parametrize(
+    "name", tiered(["IP-Adapter", "Wan 2.1, from an image", "FLUX.2 klein", "Mochi"], 2)
+)
 def test_layers_that_attend_twice_or_row_by_row(name, replaced):
     row = NAMED[name]
     way = row.fitted(Way(size=(64, 96)))
@@ -419,6 +422,7 @@ def test_a_backend_of_ones_own_that_changes_what_torchs_attention_made(kind, way
         model(**given)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 @torch.no_grad()
 def test_a_compiled_model_runs_eagerly_with_it(eagerly, replaced):

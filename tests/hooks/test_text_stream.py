@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, inputs
+from helpers.tiers import tiered
 from helpers.transformer_rows import flux, qwen_image, sd3
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
@@ -137,7 +138,7 @@ def test_a_loss_on_the_maps_reaches_the_latents():
 
 
 @pytest.mark.parametrize("make", [sd3, flux])
-@pytest.mark.parametrize("refine", [None, "self"])
+@pytest.mark.parametrize("refine", tiered([None, "self"], 2))
 def test_a_run_answers_for_each_image(make, refine):
     """Under guidance as well, in one batch or in turn, and several prompts together."""
     pipe = make()

@@ -12,6 +12,7 @@ import torch
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from helpers.explicit_processors import Returns
 from helpers.joint_models import inputs
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import small_pipeline
 from helpers.transformer_rows import flux
 from helpers.unet_rows import ip_adapter
@@ -76,7 +77,7 @@ def model_and_inputs(kind):
     )
 
 
-@pytest.mark.parametrize("watched", ["one", "both"])
+@pytest.mark.parametrize("watched", tiered(["both", "one"]))
 @pytest.mark.parametrize("kind", PROCESSORS)
 def test_a_capture_sees_the_calls_of_its_own_thread(kind, watched):
     model, own, other = model_and_inputs(kind)
@@ -142,7 +143,7 @@ def runs(pipe, options):
     }
 
 
-@pytest.mark.parametrize("kind", ["generate", "explain", "knockout", "edit"])
+@pytest.mark.parametrize("kind", tiered(["generate", "explain", "knockout", "edit"], daily=4))
 def test_runs_of_one_pipeline_take_turns(kind):
     pipe = small_pipeline()
     expected = [runs(pipe, SMALL)[one]() for one in ("generate", kind)]

@@ -11,7 +11,8 @@ import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
 from helpers.explicit_processors import Explicit, Returns, sharpened
-from helpers.matrix import ROWS
+from helpers.matrix import ROWS, few_are_quick
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_unet
 from torch.nn.functional import scaled_dot_product_attention
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -198,8 +199,8 @@ def expected(processor, calls):
     return used.unflatten(1, (2, -1)).mean((0, 2))
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("kind", [*SHOWN, *OTHER_AXES])
+@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16]), ids=str)
+@pytest.mark.parametrize("kind", tiered([*SHOWN, *OTHER_AXES], quick=4, daily=8))
 @torch.no_grad()
 def test_what_is_shown_is_what_was_used(kind, dtype):
     unet, processor = watched_mid(kind, dtype)
@@ -218,6 +219,7 @@ def test_what_is_shown_is_what_was_used(kind, dtype):
             assert (found.sum(-1) - 1).abs().max() < 1e-5
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_probabilities_of_these_processors_are_no_plain_softmax():
     """That the test above can see a difference."""
@@ -293,6 +295,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_no_more_is_read_back_after_the_first_pass_than_of_a_plain_processor():
     found = []
@@ -331,7 +334,7 @@ def test_one_that_shows_its_probabilities_twice_is_named():
         ran(unet)
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", few_are_quick(ROWS), ids=str)
 def test_the_processors_of_every_pipeline_are_plain(row):
     """They pay nothing for the others, which rotate their queries. Joint attention is seen in a way
     of its own."""

@@ -7,9 +7,10 @@ import pytest
 import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionPipeline, UNet2DConditionModel
 from helpers.joint_models import inputs
-from helpers.matrix import ROWS, most_are_slow
+from helpers.matrix import ROWS, few_are_quick
 from helpers.reads import Reads, copies_after_the_first, reads_by_call
 from helpers.rows import Way
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_scheduler, make_small_unet
 from helpers.tiny_tokenizers import tiny_tokenizer
 from helpers.transformer_rows import flux, klein, sd3
@@ -69,7 +70,7 @@ KEPT = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kept", KEPT)
+@pytest.mark.parametrize("kept", tiered(KEPT, quick=2, daily=4))
 def test_nothing_is_read_of_sd15_on_the_meta_device(sd15, kept):
     """Nor in the first of the two calls."""
     sample, text = meta_inputs(2)
@@ -86,7 +87,7 @@ def test_nothing_is_read_of_sd15_on_the_meta_device(sd15, kept):
 @pytest.mark.parametrize(
     ("steps", "kept"), [((0.5, 1.0), [1]), ((0.0, 1.0), [0, 1]), ("last", [1])]
 )
-@pytest.mark.parametrize("branch", ["conditional", "both"])
+@pytest.mark.parametrize("branch", tiered(["conditional", "both"]))
 def test_a_part_of_the_schedule_is_kept_without_a_look_at_the_timestep(sd15, steps, kept, branch):
     """The pipeline reckons with its timestep; the scheduler knows how far it is."""
     parts = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
@@ -119,7 +120,7 @@ CONTROLS = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", CONTROLS)
+@pytest.mark.parametrize("kind", tiered(CONTROLS, quick=0, daily=2))
 def test_our_controllers_read_nothing_and_copy_once(kind):
     with torch.device("meta"):
         unet = make_pipeline().unet.to("meta")
@@ -152,7 +153,7 @@ CHOSEN = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("chosen", CHOSEN)
+@pytest.mark.parametrize("chosen", tiered(CHOSEN))
 def test_what_is_chosen_is_copied_to_the_device_once(tiny, chosen):
     pipe, call = tiny
     with capture(pipe.unet, **CHOSEN[chosen]):
@@ -160,7 +161,7 @@ def test_what_is_chosen_is_copied_to_the_device_once(tiny, chosen):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"heads": "all"}, {"heads": [1, 0]}], ids=str)
+@pytest.mark.parametrize("options", tiered([{"heads": [1, 0]}, {}, {"heads": "all"}]), ids=str)
 def test_columns_of_joint_attention_are_copied_once(options):
     model = sd3().transformer
     given = {name: part.to("meta") for name, part in inputs("SD3", model).items()}
@@ -171,7 +172,7 @@ def test_columns_of_joint_attention_are_copied_once(options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", [{}, {"heads": "all"}, {"among": [[1, 5]]}], ids=str)
+@pytest.mark.parametrize("options", tiered([{}, {"heads": "all"}, {"among": [[1, 5]]}], 2), ids=str)
 def test_rows_that_are_not_in_a_row_are_copied_once(tiny, options, monkeypatch):
     """InstructPix2Pix has the prompt first and the negative prompt last."""
     pipe, call = tiny
@@ -286,7 +287,7 @@ def run(row, pipe, **options):
     return row.run(pipe, way, num_inference_steps=steps, **options)
 
 
-@pytest.mark.parametrize("name", most_are_slow(FAMILIES))
+@pytest.mark.parametrize("name", few_are_quick(FAMILIES))
 def test_no_more_is_read_after_the_first_pass_than_without_capture(name):
     row = NAMED[name]
     pipe = row.make()
@@ -324,6 +325,7 @@ def test_the_count_sees_what_would_be_read():
     assert not reads.number
 
 
+@pytest.mark.slow
 def test_generate_and_knockouts_read_nothing_more():
     pipe = make_pipeline()
     options = {"num_inference_steps": 4, "height": 64, "width": 64}

@@ -16,9 +16,10 @@ from diffusers.models.transformers.transformer_flux import (
     FluxAttnProcessor,
     FluxIPAdapterAttnProcessor,
 )
-from helpers.matrix import ROWS, WAYS, most_are_slow
+from helpers.matrix import ROWS, WAYS, few_are_quick
 from helpers.matrix_oracle import expected_maps, recorded
 from helpers.rounding import rounding
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from helpers.transformer_rows import flux, klein, qwen_image
 from helpers.unet_rows import ip_adapter, learned_token, with_image_prompts
@@ -98,7 +99,7 @@ def heatmaps_of(row, pipe, prompts, seed, images, **options):
     return store.heatmaps()
 
 
-@pytest.mark.parametrize("row", most_are_slow(OF_EACH_LAYOUT), ids=str)
+@pytest.mark.parametrize("row", few_are_quick(OF_EACH_LAYOUT), ids=str)
 def test_a_batch_is_its_images_one_by_one(row):
     pipe = row.make()
     way = of_separate_images(row)
@@ -125,7 +126,12 @@ def test_a_batch_is_its_images_one_by_one(row):
 
 
 @pytest.mark.parametrize(
-    "name", ["Stable Diffusion 1.x", "SDXL", "Stable Diffusion 3", "Sana", "FLUX.1", "Qwen-Image"]
+    "name",
+    tiered(
+        ["Stable Diffusion 1.x", "Stable Diffusion 3", "FLUX.1", "Sana", "SDXL", "Qwen-Image"],
+        quick=2,
+        daily=4,
+    ),
 )
 def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
     row = NAMED[name]
@@ -154,7 +160,7 @@ def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
         torch.testing.assert_close(found, negative[word].values, **near)
 
 
-@pytest.mark.parametrize("make", [flux, klein, qwen_image])
+@pytest.mark.parametrize("make", tiered([flux, klein, qwen_image], 2))
 def test_negative_prompts_of_pipelines_that_run_in_turn(make):
     pipe = make()
     options = {"negative_prompt": "dog, dog, dog", "true_cfg_scale": 4.0}
@@ -332,7 +338,7 @@ SAVERS = {
 }
 
 
-@pytest.mark.parametrize("saver", SAVERS)
+@pytest.mark.parametrize("saver", tiered(SAVERS, daily=3))
 def test_savers_change_nothing(saver):
     pipe = small_pipeline()
     with capture(pipe) as store:
@@ -422,6 +428,7 @@ def test_a_run_in_two_parts():
 # -- more than one at a time ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_two_pipelines_of_two_kinds_in_one_thread():
     one, other = small_pipeline(), flux()
     alone = []
@@ -436,6 +443,7 @@ def test_two_pipelines_of_two_kinds_in_one_thread():
         assert all(torch.equal(store.maps[name], maps) for name, maps in expected.items())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "makers",
     [(small_pipeline, lambda: small_pipeline(max_length=20)), (flux, qwen_image)],
@@ -466,6 +474,7 @@ def test_two_pipelines_in_two_threads(makers):
 # -- models that run their layers in ways of their own -------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", ["mean", "all"])
 def test_gradient_checkpointing_adds_nothing_twice(steps):
     unet = small_pipeline().unet.train()

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.chain_runs import make_pipe
+from helpers.tiers import tiered
 from helpers.unet_rows import animatediff
 
 import sdattn
@@ -58,7 +59,7 @@ def shorter(pipe):
 
 
 @pytest.mark.parametrize("change", [swapped, written, noisy])
-@pytest.mark.parametrize("given", [None, P])
+@pytest.mark.parametrize("given", tiered([None, P], 2))
 def test_maps_of_several_texts_have_the_words_of_none(change, given):
     pipe = make_pipe()
     with sdattn.capture(pipe) as store:
@@ -75,6 +76,7 @@ def test_a_text_of_another_length_is_refused():
             draw(pipe, shorter(pipe))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [swapped, written])
 def test_a_part_of_one_text_is_read_with_its_own_prompt(change):
     """Compared with a run of that part's text alone, from the latents where it begins."""
@@ -117,6 +119,7 @@ def test_guidance_that_ends_and_states_that_are_made_anew_are_no_other_text(guid
     assert store.heatmaps()[0].words == ("a", "red", "cat")
 
 
+@pytest.mark.slow
 def test_an_attached_store_knows_it_too():
     pipe = make_pipe()
     store = AttentionStore(pipeline=pipe, keep_steps=True)
@@ -149,6 +152,7 @@ def test_generate_refuses_a_run_whose_text_changed():
         )
 
 
+@pytest.mark.slow
 def test_frames_with_texts_of_their_own():
     def run(**options):
         pipe = animatediff()
@@ -170,11 +174,14 @@ def test_frames_with_texts_of_their_own():
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "a red circle++ left of a square", "a red circle+, left", "circle-- and square",
-        "a (blue square)1.4 here", "a (blue square)++", "(circle:1.3) left", "[cat:dog:0.5]",
-        "((circle)) left", '("a cat", "a dog").blend(0.5, 0.5)',
-    ],
+    tiered(
+        [
+            "a (blue square)1.4 here", "((circle)) left", '("a cat", "a dog").blend(0.5, 0.5)',
+            "[cat:dog:0.5]", "a red circle++ left of a square", "a red circle+, left",
+            "circle-- and square", "a (blue square)++", "(circle:1.3) left",
+        ],
+        quick=3, daily=5,
+    ),
 )  # fmt: skip
 def test_weights_in_a_text_that_no_encoder_was_heard_to_read(text):
     with pytest.raises(ValueError, match=r"weight.*labels"):

@@ -5,6 +5,7 @@ import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler
 from helpers.inversion_runs import strong_text
 from helpers.small_images import new_image
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
@@ -17,6 +18,7 @@ def pipe():
     return strong_text(make_pipeline())
 
 
+@pytest.mark.slow
 @torch.no_grad()
 def test_plain_inversion_is_the_formula(pipe):
     steps = 5
@@ -42,15 +44,18 @@ def test_plain_inversion_is_the_formula(pipe):
     )
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prediction", "spacing"),
-    [
-        ("epsilon", "leading"),
-        ("epsilon", "trailing"),
-        ("epsilon", "linspace"),
-        ("v_prediction", "trailing"),  # with a schedule whose alpha is 0 at t = 999
-    ],
+    tiered(
+        [
+            ("v_prediction", "trailing"),  # with a schedule whose alpha is 0 at t = 999
+            ("epsilon", "leading"),
+            ("epsilon", "trailing"),
+            ("epsilon", "linspace"),
+        ],
+        quick=0,
+        daily=2,
+    ),
 )
 def test_refined_inversion_is_undone_by_diffusers_own_steps(prediction, spacing):
     scheduler = DDIMScheduler(
@@ -80,6 +85,7 @@ def test_refined_inversion_is_undone_by_diffusers_own_steps(prediction, spacing)
     assert errors[1] < errors[0] / 20
 
 
+@pytest.mark.slow
 def test_any_scheduler_is_inverted_with_ddim_steps(pipe):
     mine = make_pipeline(scheduler=EulerDiscreteScheduler.from_config(pipe.scheduler.config))
     mine.unet.load_state_dict(pipe.unet.state_dict())
@@ -89,6 +95,7 @@ def test_any_scheduler_is_inverted_with_ddim_steps(pipe):
     assert torch.equal(one.trajectory, other.trajectory)
 
 
+@pytest.mark.slow
 def test_what_the_scheduler_clips_is_inverted_without_clipping(pipe):
     """DDIM's formula has no clipping, which has no inverse."""
     clipping = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=True)

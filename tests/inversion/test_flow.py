@@ -66,6 +66,7 @@ def test_the_way_up_is_the_formula(pipe, refinements):
     torch.testing.assert_close(found.trajectory.double(), torch.cat(expected), atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_refined_it_is_undone_by_the_pipelines_own_steps(pipe):
     smooth(pipe)
     errors = []
@@ -133,7 +134,7 @@ def test_packed_latents_are_refused():
         invert(flow_pipeline("FLUX.1")[0], new_image(), PROMPT)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_demo_comes_back_to_its_image():
     pipe = sdattn.load_pipeline("demo-mmdit", device="cpu")
     pipe.set_progress_bar_config(disable=True)

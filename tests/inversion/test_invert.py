@@ -8,6 +8,7 @@ from diffusers import DDIMScheduler, EulerDiscreteScheduler, StableDiffusionImg2
 from helpers.demo_words import THING
 from helpers.inversion_runs import descend, strong_text, without_null_text
 from helpers.small_images import new_image
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from PIL import Image
 
@@ -33,6 +34,7 @@ def found(pipe):
 # -- down: null-text optimisation -----------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_replay_uses_the_states_and_leaves_the_prompts_alone(pipe, found):
     prompts = [PROMPT, "a dog"]
     _, plain = descend(pipe, without_null_text(found), prompts, images=2)
@@ -45,6 +47,7 @@ def test_replay_uses_the_states_and_leaves_the_prompts_alone(pipe, found):
     assert not torch.equal(texts[0, 0], texts[-1, 0])
 
 
+@pytest.mark.weekly
 def test_the_run_of_the_optimisation_is_the_run_of_the_replay(pipe):
     calls = []
 
@@ -67,6 +70,7 @@ def test_the_run_of_the_optimisation_is_the_run_of_the_replay(pipe):
         assert torch.equal(text, text_again)
 
 
+@pytest.mark.weekly
 def test_sdxl_with_its_extra_conditions():
     pipe = strong_text(make_sdxl_pipeline())
     inversion = invert(pipe, new_image((160, 96)), PROMPT, num_inference_steps=3)
@@ -77,6 +81,7 @@ def test_sdxl_with_its_extra_conditions():
     assert (near[-1] - pivot).square().mean() < (far[-1] - pivot).square().mean()
 
 
+@pytest.mark.slow
 def test_a_run_is_captured_and_edited_like_any_other(pipe, found):
     with found.replay(pipe):
         run = sdattn.generate(pipe, [PROMPT, "a dog"], **found.options(2))
@@ -85,7 +90,7 @@ def test_a_run_is_captured_and_edited_like_any_other(pipe, found):
     assert run.heatmaps[1].words == ("a", "dog")
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_bfloat16_keeps_float32_states():
     pipe = strong_text(make_pipeline()).to(torch.bfloat16)
     inversion = invert(pipe, new_image(), PROMPT, num_inference_steps=2)
@@ -96,14 +101,14 @@ def test_bfloat16_keeps_float32_states():
     assert torch.equal(texts[:, 0], inversion.null_states.bfloat16())
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_inference_mode_around_it_does_not_matter(pipe, found):
     with torch.inference_mode():
         inversion = invert(pipe, new_image(), PROMPT, num_inference_steps=4)
     assert torch.equal(inversion.null_states, found.null_states)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_demo_model():
     pipe = sdattn.load_pipeline("demo", device="cpu")
     pipe.set_progress_bar_config(disable=True)
@@ -136,7 +141,7 @@ def state_of(pipe):
     return id(pipe.scheduler), pipe.config["scheduler"], hooks, flags, weights, grads
 
 
-@pytest.mark.parametrize("failing_call", [None, 1, 2, 3, 6])
+@pytest.mark.parametrize("failing_call", tiered([None, 1, 2, 3, 6], 2))
 def test_inverting_restores_the_pipeline(failing_call):
     pipe = make_pipeline(scheduler=EulerDiscreteScheduler(steps_offset=1))
     next(pipe.unet.parameters()).requires_grad_(False)
@@ -163,6 +168,7 @@ def test_inverting_restores_the_pipeline(failing_call):
     assert state_of(pipe) == before
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fails", [False, True])
 def test_replay_restores_the_pipeline(pipe, found, fails):
     before = state_of(pipe)
@@ -234,6 +240,7 @@ def test_a_schedule_that_cannot_be_inverted_is_told(pipe):
         invert(mine, new_image(), PROMPT, num_inference_steps=2)
 
 
+@pytest.mark.slow
 def test_a_replay_that_does_not_fit_is_refused(pipe, found):
     other = make_pipeline(unet=make_unet(cross_attention_dim=32), max_length=20)
     with pytest.raises(ValueError, match=r"states are \[77, 32\] .* text states \[20, 32\]"):

@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from helpers.tiers import tiered
 
 from sdattn.loading.facts import check_frames, check_size
 from sdattn.loading.outline import outline
@@ -18,7 +19,7 @@ def refused(check, *args):
     return ""
 
 
-@pytest.mark.parametrize("name", DEMOS)
+@pytest.mark.parametrize("name", tiered(DEMOS, 2))
 def test_files_refuse_what_the_pipeline_would(name):
     pipe = outline(name)
     unit = size_unit(pipe)

@@ -140,6 +140,7 @@ def as_pickle(part, names):
     return file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", ["unet", "text_encoder"])
 def test_weights_in_pickles_are_refused_and_how_to_convert_is_told(folder, part):
     names = {
@@ -183,6 +184,7 @@ def test_a_broken_tokenizer_file_is_told(folder):
     refuse(folder, r"cannot be loaded: .* is broken \(\w+: ")
 
 
+@pytest.mark.slow
 def test_a_tokenizer_without_its_length_is_told_before_the_model_runs(folder):
     (folder / "tokenizer/tokenizer_config.json").unlink()
     for pipe in (load_pipeline(folder, device="cpu"), outline(folder)):

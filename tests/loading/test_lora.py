@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
@@ -60,7 +61,7 @@ def draw(pipe):
 # -- what loads ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", ["peft", "diffusers", "kohya", "metadata"])
+@pytest.mark.parametrize("form", tiered(["peft", "diffusers", "kohya", "metadata"], 2))
 def test_each_form_adds_its_product_to_the_weight(load, form):
     """W + alpha / rank B A, computed here."""
     held, metadata, scale = pair(), None, 1.0
@@ -88,6 +89,7 @@ def test_a_text_encoder_s_lora_loads_beside_the_unet_s(load):
     assert load(held).get_list_adapters() == {"unet": ["lora_0"], "text_encoder": ["lora_0"]}
 
 
+@pytest.mark.slow
 def test_what_peft_writes_of_its_own_configuration_is_let_in(load):
     from peft import LoraConfig
 
@@ -100,6 +102,7 @@ def test_what_peft_writes_of_its_own_configuration_is_let_in(load):
     assert torch.equal(draw(pipe), draw(load(pair())))
 
 
+@pytest.mark.slow
 def test_a_folder_has_one_file_or_the_standard_one(folder, tmp_path, load):
     load(pair())
     with_one = load_pipeline(folder, device="cpu", lora=tmp_path)
@@ -177,7 +180,7 @@ TENSORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", TENSORS)
+@pytest.mark.parametrize("case", tiered(TENSORS, 2))
 def test_tensors_that_cannot_be_are_refused_by_the_files_name(load, case):
     tensors, noun = TENSORS[case]
     refused(load, noun, tensors)
@@ -241,7 +244,7 @@ def test_metadata_that_cannot_be_are_refused(load, case):
     refused(load, noun, pair(), metadata)
 
 
-@pytest.mark.parametrize("cut", [1, 40, 200, 10_000])
+@pytest.mark.parametrize("cut", tiered([1, 40, 200, 10_000], 2))
 def test_a_file_that_is_cut_off_is_refused(folder, tmp_path, load, cut):
     load(pair())
     path = tmp_path / "style.safetensors"

@@ -7,6 +7,7 @@ import json
 import pytest
 import torch
 from helpers.loras import save_lora
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux, pixart, sd3
 from safetensors.torch import load_file, save_file
@@ -47,6 +48,7 @@ def lora(tmp_path_factory):
 # -- LoRAs ----------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(folder, lora):
     """W + scale B A, computed here: a file without alphas has that of its rank."""
     weights, merged = load_file(lora), make_pipeline()
@@ -65,6 +67,7 @@ def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(fol
     assert len(store.maps) == 16
 
 
+@pytest.mark.weekly
 def test_several_loras_act_together_each_with_its_scale(folder, lora):
     halves = load_pipeline(folder, device="cpu", lora=[f"{lora.parent}:0.25", f"{lora}:0.25"])
     one = load_pipeline(folder, device="cpu", lora=f"{lora}:0.5")
@@ -74,6 +77,7 @@ def test_several_loras_act_together_each_with_its_scale(folder, lora):
     assert len({digest_model(pipe) for pipe in (halves, one, other, make_pipeline())}) == 4
 
 
+@pytest.mark.slow
 def test_what_a_lora_of_another_model_is(folder, tmp_path, lora):
     foreign = sd3()
     other = save_lora(tmp_path, foreign, foreign.transformer)
@@ -131,7 +135,7 @@ def write_gguf(model, path):
     writer.close()
 
 
-@pytest.mark.parametrize("make", [flux, sd3, make_pipeline])
+@pytest.mark.parametrize("make", tiered([flux, sd3, make_pipeline], 2))
 def test_a_gguf_file_takes_the_denoisers_place(make, tmp_path):
     plain, file = make(), tmp_path / "tiny.gguf"
     part = "unet" if make is make_pipeline else "transformer"
@@ -192,6 +196,7 @@ def test_bits_need_a_gpu(folder):
 # -- offload --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_group_offload_leaves_images_and_the_record_as_they_are(folder):
     pipe = load_pipeline(folder, device="cpu", offload="group")
     plain = make_pipeline()
@@ -237,6 +242,7 @@ def test_which_schedulers_go_with_a_model(name, own, fits):
             fitting_scheduler(name, own)
 
 
+@pytest.mark.slow
 def test_a_variant_is_that_of_its_files(folder, tmp_path):
     make_pipeline().to(torch.float16).save_pretrained(tmp_path, variant="fp16")
     pipe = load_pipeline(tmp_path, device="cpu", variant="fp16")
@@ -248,6 +254,7 @@ def test_a_variant_is_that_of_its_files(folder, tmp_path):
         outline(folder, LoadingOptions(variant="fp16"))
 
 
+@pytest.mark.slow
 def test_the_half_type_is_that_of_the_models_authors(monkeypatch, tmp_path):
     """On CUDA; here the device is only said to be one."""
     halves = {family.name: family.half for family in registered()}
@@ -348,6 +355,7 @@ def test_a_file_is_no_hub_id():
 # -- records --------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_record_is_read_as_it_was_written(folder, lora):
     given = {"lora": (f"{lora}:0.5",), "scheduler": "EulerDiscreteScheduler", "offload": "group"}
     pipe = load_pipeline(folder, device="cpu", **given)

@@ -11,7 +11,7 @@ import torch
 from diffusers import DDPMPipeline, DiffusionPipeline, UNet2DModel
 from diffusers.pipelines.stable_diffusion import StableDiffusionSafetyChecker
 from diffusers.utils import logging as diffusers_log
-from helpers.matrix import ROWS
+from helpers.matrix import ROWS, few_are_quick
 from helpers.tiny_pipelines import make_pipeline, make_scheduler
 from safetensors.torch import save_file
 from transformers import CLIPConfig, CLIPImageProcessor
@@ -63,7 +63,7 @@ def without_weights(folder):
     return folder
 
 
-@pytest.fixture(scope="module", params=["demo", *NAMES])
+@pytest.fixture(scope="module", params=["demo", *few_are_quick(NAMES)])
 def both(request, tmp_path_factory):
     """A loaded pipeline, and the outline of its folder after the weights were deleted."""
     if request.param == "demo":
@@ -203,6 +203,7 @@ def test_a_model_that_is_nowhere_is_told_as_by_loading(tmp_path, monkeypatch, mo
     check_errors(model)
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_loaded_is_told_as_by_loading(tmp_path):
     folder = tmp_path / "unconditional"
     unet = UNet2DModel(
@@ -246,6 +247,7 @@ def test_a_hub_that_cannot_be_reached_is_told_as_by_loading(monkeypatch):
     assert issubclass(check_errors("no-such-owner/no-such-model"), OSError)
 
 
+@pytest.mark.slow
 def test_a_model_of_the_hub_keeps_its_name(tmp_path, monkeypatch):
     make_pipeline().save_pretrained(tmp_path)
     asked = []

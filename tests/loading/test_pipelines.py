@@ -4,7 +4,7 @@ import json
 
 import pytest
 import torch
-from helpers.matrix import ROWS, WAYS
+from helpers.matrix import ROWS, WAYS, few_are_quick
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import sana, sd3
 from safetensors.torch import save_file
@@ -91,7 +91,7 @@ def test_a_hub_that_cannot_be_reached_is_told(monkeypatch, tmp_path):
         load_pipeline("no-such-owner/no-such-model")
 
 
-@pytest.mark.parametrize("row", ROWS, ids=str)
+@pytest.mark.parametrize("row", few_are_quick(ROWS), ids=str)
 def test_sizes_are_those_that_the_pipeline_makes(row):
     pipe, way = row.make(), row.fitted(WAYS[1])
     assert cell_size(pipe) == row.cell

@@ -10,6 +10,7 @@ import pytest
 import torch
 from helpers.ldm_checkpoints import filled, refiner, sd1, sd2, sdxl
 from helpers.ldm_folders import save_settings
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 from safetensors.torch import save_file
@@ -65,7 +66,7 @@ def tiny(name, **changes):
 # -- loading ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["sd1", "sd2", "sdxl"])
+@pytest.mark.parametrize("name", tiered(["sd1", "sdxl", "sd2"], daily=3))
 def test_a_single_file_loads_draws_and_is_captured(name, save, settings):
     path = save(tiny(name))
     pipe = load_pipeline(path, device="cpu", config=settings[name])
@@ -77,6 +78,7 @@ def test_a_single_file_loads_draws_and_is_captured(name, save, settings):
     assert outline(path) is None
 
 
+@pytest.mark.slow
 def test_weights_are_those_of_the_file(save, settings):
     """Under diffusers' names; the folder has other weights."""
     weights = tiny("sdxl")
@@ -103,6 +105,7 @@ def test_weights_are_those_of_the_file(save, settings):
     assert torch.equal(text["text_projection.weight"], projection.T)
 
 
+@pytest.mark.slow
 def test_settings_are_those_of_the_folder(save, settings):
     pipe = load_pipeline(save(tiny("sd2")), device="cpu", config=settings["sd2"])
     assert pipe.scheduler.config.prediction_type == "v_prediction"
@@ -119,6 +122,7 @@ def test_the_settings_need_no_weights(save, settings, tmp_path):
     assert torch.equal(pipe.unet.conv_in.weight, tiny("sd1")[FIRST])
 
 
+@pytest.mark.slow
 def test_the_refiner_and_inpainting_load(save, settings, tmp_path):
     pipe = load_pipeline(save(tiny("refiner")), device="cpu", config=settings["refiner"])
     assert pipe.text_encoder is None and pipe.config.requires_aesthetics_score
@@ -127,6 +131,7 @@ def test_the_refiner_and_inpainting_load(save, settings, tmp_path):
     assert type(pipe).__name__ == "StableDiffusionInpaintPipeline"
 
 
+@pytest.mark.slow
 def test_another_scheduler_keeps_what_the_model_predicts(save, settings):
     options = {"config": settings["sd2"], "scheduler": "EulerDiscreteScheduler"}
     pipe = load_pipeline(save(tiny("sd2")), device="cpu", **options)
@@ -134,7 +139,8 @@ def test_another_scheduler_keeps_what_the_model_predicts(save, settings):
     assert pipe.scheduler.config.prediction_type == "v_prediction"
 
 
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float8_e4m3fn])
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", tiered([torch.float16, torch.bfloat16, torch.float8_e4m3fn], 2))
 def test_weights_in_fewer_bits_load_in_the_dtype_that_is_asked_for(save, settings, dtype):
     weights = {name: weight.to(dtype) for name, weight in tiny("sd1").items()}
     pipe = load_pipeline(save(weights), device="cpu", config=settings["sd1"])
@@ -152,6 +158,7 @@ def test_what_to_do_without_settings_is_told(save):
     assert "tiny.safetensors" in str(told.value)
 
 
+@pytest.mark.slow
 def test_settings_are_found_in_the_hubs_cache(save, settings, tmp_path):
     name = "models--stable-diffusion-v1-5--stable-diffusion-v1-5"
     repository = tmp_path / "cache" / name
@@ -192,6 +199,7 @@ def test_code_in_the_settings_is_refused(save, settings, tmp_path):
         load_pipeline(save(tiny("sd1")), device="cpu", config=folder)
 
 
+@pytest.mark.slow
 def test_another_tokenizer_keeps_padding_and_length(save, settings, tokenizer, tmp_path):
     path, options = save(tiny("sdxl")), {"device": "cpu", "config": settings["sdxl"]}
     (tmp_path / "model").mkdir()
@@ -213,18 +221,22 @@ def test_another_tokenizer_keeps_padding_and_length(save, settings, tokenizer, t
 
 @pytest.mark.parametrize(
     "name",
-    [
-        f"{UNET}input_blocks.300000000.x",
-        f"{UNET}output_blocks.{'9' * 5000}.x",
-        f"{UNET}middle_block.-1.x",
-        f"{UNET}input_blocks..x",
-        "conditioner.embedders.0.transformer.resblocks.99999999.x",
-        "first_stage_model.encoder.down.99999999999.block.0.x",
-        "a\0b",
-        "\x1b[2J",
-        "🙂" * 500,
-        " ",
-    ],
+    tiered(
+        [
+            f"{UNET}output_blocks.{'9' * 5000}.x",
+            "a\0b",
+            f"{UNET}input_blocks.300000000.x",
+            f"{UNET}middle_block.-1.x",
+            f"{UNET}input_blocks..x",
+            "conditioner.embedders.0.transformer.resblocks.99999999.x",
+            "first_stage_model.encoder.down.99999999999.block.0.x",
+            "\x1b[2J",
+            "🙂" * 500,
+            " ",
+        ],
+        quick=2,
+        daily=6,
+    ),
     ids=ascii,
 )
 def test_odd_names_beside_a_whole_model_change_nothing(save, settings, name):
@@ -258,7 +270,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", HOSTILE)
+@pytest.mark.parametrize("case", tiered(HOSTILE, quick=3, daily=8))
 def test_a_tensor_that_cannot_be_is_refused_by_the_files_name(save, settings, case):
     changes, noun = HOSTILE[case]
     path = save(tiny("sd1", **changes))
@@ -276,7 +288,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", PARTS)
+@pytest.mark.parametrize("name", tiered(PARTS, quick=0, daily=2))
 def test_a_checkpoint_without_a_part_is_refused_and_no_weights_are_the_folders(
     save, settings, name
 ):
@@ -310,6 +322,7 @@ def test_files_of_other_things_are_told_apart(save, settings, case):
         load_pipeline(path, device="cpu", config=settings["sd1"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [2_500, 30_000])
 def test_more_blocks_than_any_model_are_refused_before_they_are_compared(save, number):
     """diffusers compares each block's name with all names, which takes minutes."""

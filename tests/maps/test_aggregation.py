@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from helpers.presets import OF_UNETS
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from helpers.transformer_rows import sana
 from torch.nn.functional import interpolate
@@ -188,13 +189,14 @@ def close(found, expected):
     torch.testing.assert_close(found.double(), expected, atol=1e-7, rtol=2e-5)
 
 
-@pytest.mark.parametrize("name", OF_UNETS)
+@pytest.mark.parametrize("name", tiered(OF_UNETS, daily=4))
 def test_a_run_has_the_maps_of_the_formula(reference, name):
     run = reference.run(name)
     for found, expected in zip(run.heatmaps, FORMULAS[name](reference), strict=True):
         close(found.maps, expected)
 
 
+@pytest.mark.slow
 def test_the_run_can_tell_formulas_apart(reference):
     """Steps, heads, layers and images differ by much more than the tests allow."""
     for one in reference.maps.values():
@@ -206,7 +208,7 @@ def test_the_run_can_tell_formulas_apart(reference):
         assert (one / one.mean() - other / other.mean()).abs().max() > 0.1
 
 
-@pytest.mark.parametrize("name", OF_UNETS)
+@pytest.mark.parametrize("name", tiered(OF_UNETS, daily=3))
 def test_words_are_sums_of_their_tokens_and_in_daam_means(reference, name):
     run = reference.run(name)
     maps = FORMULAS[name](reference)[0]
@@ -273,7 +275,7 @@ def test_the_middle_counts_where_its_grid_is_the_one(reference):
         close(one.maps, other)
 
 
-@pytest.mark.parametrize("steps", [(0.0, 0.5), (0.2, 0.6), (0.0, 1.0)])
+@pytest.mark.parametrize("steps", tiered([[0.2, 0.6], [0.0, 0.5], [0.0, 1.0]], daily=2))
 def test_a_part_of_the_schedule_is_the_mean_of_its_steps(reference, steps):
     own = Preset("own", ("up",), least_cells=32, steps=steps)
     kept = [i for i in range(4) if steps[0] <= (i + 0.5) / 4 <= steps[1]]
@@ -412,7 +414,7 @@ def refined(maps, everything, steps):
     return at(mixed.unflatten(1, (17, 20)), tuple(maps.shape[1:3]))
 
 
-@pytest.mark.parametrize("preset", ["default", "p2p", "sum"])
+@pytest.mark.parametrize("preset", tiered(["default", "p2p", "sum"]))
 def test_each_cell_is_the_mean_of_what_it_attends_to(refined_runs, preset):
     _, runs, everything = refined_runs
     plain, sharper = runs(preset=preset), runs(preset=preset, refine="self")
@@ -427,6 +429,7 @@ def test_each_cell_is_the_mean_of_what_it_attends_to(refined_runs, preset):
         assert one.tobytes() == other.tobytes()
 
 
+@pytest.mark.slow
 def test_a_sum_over_steps_is_refined_too(refined_runs):
     """DAAM's maps are sums over the calls; the affinity is a mean."""
     _, runs, everything = refined_runs
@@ -446,6 +449,7 @@ def test_a_cells_attention_still_sums_to_1(refined_runs):
     torch.testing.assert_close(rows, torch.ones_like(rows))
 
 
+@pytest.mark.slow
 def test_a_store_with_self_attention_is_refined_afterwards(refined_runs):
     pipe, runs, _ = refined_runs
     kinds = ("cross", "self")
@@ -459,6 +463,7 @@ def test_a_store_with_self_attention_is_refined_afterwards(refined_runs):
             torch.testing.assert_close(one.maps, other.maps)
 
 
+@pytest.mark.slow
 def test_images_are_never_mixed(refined_runs):
     pipe, runs, _ = refined_runs
     together = runs(preset="default", refine="self")

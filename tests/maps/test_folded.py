@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.chain_runs import CROSS, captured, make_pipe, same_maps
+from helpers.tiers import tiered
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor, aggregate_attention
@@ -53,7 +54,9 @@ def test_heatmaps_of_what_people_hold(kept_steps):
     assert found["cat"].values.shape == (16, 24)
 
 
-@pytest.mark.parametrize("preset", ["default", "daam", "p2p", "attend-and-excite", "sum"])
+@pytest.mark.parametrize(
+    "preset", tiered(["default", "daam", "p2p", "attend-and-excite", "sum"], 2)
+)
 def test_presets_read_a_store_as_they_read_a_capture(kept_steps, preset):
     pipe, prompts, store, _ = kept_steps
     asked = {"daam": {"heads": "all"}, "attend-and-excite": {"steps": "last"}}.get(preset, {})
@@ -65,7 +68,9 @@ def test_presets_read_a_store_as_they_read_a_capture(kept_steps, preset):
         torch.testing.assert_close(one.maps, other.maps, atol=1e-4 * scale, rtol=0)
 
 
-@pytest.mark.parametrize("preset", ["default", "daam", "attend-and-excite", PRESETS["sum"]])
+@pytest.mark.parametrize(
+    "preset", tiered(["default", "daam", "attend-and-excite", PRESETS["sum"]], 2)
+)
 def test_both_stores_give_the_maps_of_their_layers(kept_steps, preset):
     pipe, prompts, store, _ = kept_steps
     last = preset == "attend-and-excite"

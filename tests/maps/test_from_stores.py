@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.bilinear import stretch
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import CaptureError, Heatmap, Heatmaps, capture, heatmaps, read_prompt
@@ -57,8 +58,11 @@ def test_a_word_is_the_mean_over_the_way_up_of_its_columns(captured):
 
 @pytest.mark.parametrize(
     ("kept", "steps"),
-    [("mean", [0, 1, 2, 3]), ("last", [3]), ((0.5, 1.0), [2, 3]), ((0.0, 0.3), [0]),
-     ([0, 3], [0, 3]), ([0, 1], [0, 1])],
+    tiered(
+        [("mean", [0, 1, 2, 3]), ("last", [3]), ((0.5, 1.0), [2, 3]), ((0.0, 0.3), [0]),
+         ([0, 3], [0, 3]), ([0, 1], [0, 1])],
+        quick=1, daily=3,
+    ),
 )  # fmt: skip
 def test_other_steps_than_the_second_half_are_read_as_they_were_kept(captured, kept, steps):
     pipe, store = captured
@@ -80,6 +84,7 @@ def test_a_cells_attention_sums_to_1(captured):
     torch.testing.assert_close(total, torch.ones(32, 48))
 
 
+@pytest.mark.slow
 def test_the_running_mean_gives_the_same(captured):
     pipe, store = captured
     with capture(pipe, steps=(0.5, 1.0)) as mean:
@@ -123,6 +128,7 @@ def test_a_phrase_that_overlaps_itself_counts_each_of_its_columns_once():
     torch.testing.assert_close(found["cat cat"].values, expected)
 
 
+@pytest.mark.slow
 def test_images_are_never_mixed():
     """Two prompts, two images each: as four single runs, with the same noise."""
     pipe = make_pipeline()
@@ -139,6 +145,7 @@ def test_images_are_never_mixed():
         torch.testing.assert_close(one.maps, alone.maps, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_chosen_columns_only():
     pipe = make_pipeline()
     columns = [c for one in read_prompt(pipe.tokenizer, PROMPT).find("cat") for c in one]

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.joint_video_rows import cogvideox, hunyuan_video, hunyuan_video15
+from helpers.tiers import tiered
 from helpers.transformer_rows import flux, sd3
 from helpers.unet_rows import animatediff
 from helpers.video_rows import ltx, wan
@@ -38,8 +39,8 @@ def captured(pipe, prompt, space, options, drawn=None, **more):
     return torch.stack([maps[0].double() for maps in store.maps.values()]).mean(0)
 
 
-@pytest.mark.parametrize("kind", VIDEOS)
-@pytest.mark.parametrize("preset", ["gramcol", "imap"])
+@pytest.mark.parametrize("kind", tiered(VIDEOS, quick=0, daily=2))
+@pytest.mark.parametrize("preset", tiered(["gramcol", "imap"]))
 def test_a_word_is_the_mean_of_its_columns_above_the_mean_of_the_words(kind, preset, tmp_path):
     make, options = VIDEOS[kind]
     pipe, options = make(), {**SMALL, **options}
@@ -58,6 +59,7 @@ def test_a_word_is_the_mean_of_its_columns_above_the_mean_of_the_words(kind, pre
     torch.testing.assert_close(back["red"].values, found["red"].values, atol=4e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_steps_heads_and_groups_are_above_the_mean_of_the_words_too(tmp_path):
     options = {**SMALL, **VIDEOS["CogVideoX"][1]}
     kept = {"steps": "all", "heads": "all"}

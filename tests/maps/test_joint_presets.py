@@ -24,6 +24,7 @@ def every_step(pipe):
     return [maps[0].double() for maps in store.maps.values()]
 
 
+@pytest.mark.slow
 def test_seg4diff_is_the_mean_of_a_words_columns_in_one_block_and_step():
     pipe = sd3()
     blocks = every_step(pipe)
@@ -46,6 +47,7 @@ def test_a_depth_is_a_part_of_the_way_through_the_blocks(depth, name):
     assert list(read_by(held, replace(PRESETS["seg4diff"], depth=depth))) == [name]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("make", "sink"), [(sd3, "<sos>"), (flux, "<eos>")])
 def test_rescaled_is_a_multiple_of_what_the_start_or_end_token_gets(make, sink, tmp_path):
     pipe = make()
@@ -89,6 +91,7 @@ def test_words_alone_are_too_few_columns(name):
         heatmaps(store, pipe, PROMPT, preset=name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [sd3, flux])
 def test_the_default_of_joint_attention_is_refined_and_sharpened(make):
     pipe = make()

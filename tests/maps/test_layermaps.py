@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.presets import OF_UNETS
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import sd3
 
@@ -34,6 +35,7 @@ def everything():
 # -- what is read ---------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_every_layer_that_sees_the_text_is_there_in_order(everything):
     found = layer_maps(everything, PRESETS["default"])
     layers = [layer for layer in everything.layers if layer.kind == "cross"]
@@ -63,6 +65,7 @@ def test_the_heads_are_there_for_a_preset_that_reads_each(everything, name):
             assert one.maps.shape[1] == one.heads
 
 
+@pytest.mark.slow
 def test_a_step_in_the_very_middle_is_of_the_second_half():
     """Of 5 steps the third is at 0.5."""
     pipe = make_pipeline()
@@ -100,9 +103,12 @@ def test_the_graph_is_kept_where_the_store_has_one():
 
 @pytest.mark.parametrize(
     ("preset", "steps", "passes"),
-    [("p2p", "mean", 4), ("p2p", "all", 4), ("p2p", (0.5, 1.0), 2), ("p2p", [0, 3, 1], 3),
-     ("p2p", "last", 1), ("attend-and-excite", "last", 1), ("attend-and-excite", "all", 1),
-     ("default", "all", 2), ("default", (0.5, 1.0), 2)],
+    tiered(
+        [("p2p", "mean", 4), ("p2p", [0, 3, 1], 3), ("default", "all", 2), ("p2p", "all", 4),
+         ("p2p", (0.5, 1.0), 2), ("p2p", "last", 1), ("attend-and-excite", "last", 1),
+         ("attend-and-excite", "all", 1), ("default", (0.5, 1.0), 2)],
+        quick=3, daily=9,
+    ),
 )  # fmt: skip
 def test_it_is_known_how_many_calls_the_maps_are_the_mean_of(preset, steps, passes):
     _, store = captured(steps=steps)

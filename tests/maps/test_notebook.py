@@ -60,6 +60,7 @@ def test_heatmaps_show_an_image_for_each_word(run):
         assert f"peak {highest:.2g}" in seen.text
 
 
+@pytest.mark.slow
 def test_a_run_shows_the_pages_of_its_first_images(run):
     seen = Elements(run._repr_html_())
     frames = seen.of("iframe")
@@ -96,6 +97,7 @@ def opened(image):
     return Image.open(io.BytesIO(base64.b64decode(image["src"].partition(",")[2]))).convert("RGB")
 
 
+@pytest.mark.slow
 def test_a_comparison_shows_its_sheet_and_its_numbers():
     a, b = small_run(1), small_run(2, prompt="a red dog")
     words = match_words(a.heatmaps, b.heatmaps)

@@ -124,6 +124,7 @@ def test_looking_does_not_change_its_image(pipe):
     assert (before == during).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refine", [None, "self"])
 def test_words_that_are_asked_about_are_read_as_in_the_prompt(pipe, refine):
     """Its transformer knows of a prompt by attention alone, so that to ask about the prompt is to

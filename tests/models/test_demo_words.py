@@ -12,6 +12,7 @@ from sdattn.models.demos import demo_named
 from sdattn.runs.report import report
 
 
+@pytest.mark.slow
 def test_words_that_it_never_learnt_are_named_in_a_warning_and_on_the_page(demo):
     kinds = ", .*".join(kind[0] for kind in demo_named("demo").words.values())
     told = f"never learnt 'zebra', 'sofa'.*It knows only: {kinds}, "

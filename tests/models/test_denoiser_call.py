@@ -26,6 +26,7 @@ def test_a_plain_model_has_no_compiled_part():
     assert unwrapped(model) is model
 
 
+@pytest.mark.slow
 def test_a_model_behind_torch_compile_is_unwrapped():
     model = two_layers()
     compiled = torch.compile(model)
@@ -34,6 +35,7 @@ def test_a_model_behind_torch_compile_is_unwrapped():
     assert unwrapped(compiled) is model
 
 
+@pytest.mark.slow
 def test_a_part_that_compiled_itself_is_named():
     model = two_layers()
     model[1].compile()

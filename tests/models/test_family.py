@@ -284,6 +284,7 @@ def test_qwen_image_refuses_frames():
         model(**given)
 
 
+@pytest.mark.slow
 def test_every_family_has_a_row_in_the_matrix():
     """But for models of one's own, which have no pipeline."""
     videos = [row for row in UNETS if row.frames]

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 from helpers.unet_rows import animatediff
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -51,7 +52,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
-@pytest.mark.parametrize("break_it", BREAKS)
+@pytest.mark.parametrize("break_it", tiered(BREAKS, 2))
 def test_it_is_said_where_it_began(make, break_it):
     pipe = make()
     break_it(pipe)
@@ -78,6 +79,7 @@ def test_the_dtype_is_named(monkeypatch):
         pipe.vae.decoder(torch.ones(1, 4, 8, 8).half())
 
 
+@pytest.mark.slow
 def test_every_way_to_a_run_says_it():
     pipe = overflowing(make_pipeline())
     image = make_pipeline()(PROMPT, **QUICK).images[0]
@@ -113,6 +115,7 @@ class Reads(TorchDispatchMode):
         return func(*args, **(kwargs or {}))
 
 
+@pytest.mark.slow
 def test_the_image_stays_and_the_device_is_not_asked_meanwhile():
     pipe = make_pipeline()
 
@@ -152,7 +155,7 @@ def test_a_batch_goes_on_with_the_other_items(invoke, tmp_path):
     assert "NotFiniteError" in row["reason"]
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_vae_that_is_compiled_is_left_alone_and_its_maps_are_looked_at():
     pipe = broken_unet(make_pipeline())
     pipe.vae.decode = torch.compile(pipe.vae.decode, backend="eager")

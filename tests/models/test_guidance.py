@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import CaptureError, CaptureWarning, capture
@@ -66,7 +67,11 @@ def switched(pipe, branch, guided, **options):
 
 
 @pytest.mark.parametrize(
-    "guided", [(1, 1, 0, 0), (0, 0, 1, 1), (0, 1, 1, 0), (1, 0, 0, 1), (1, 1, 1, 1), (0, 0, 0, 0)]
+    "guided",
+    tiered(
+        [[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]],
+        daily=4,
+    ),
 )
 def test_guidance_may_act_in_any_part_of_a_run(guided):
     """Two images: four rows where it acts, the negative prompt's first, and two where not."""

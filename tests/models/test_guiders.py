@@ -7,6 +7,7 @@ import torch
 from diffusers import guiders
 from diffusers.hooks import LayerSkipConfig
 from helpers.modular_pipelines import modular
+from helpers.tiers import tiered
 from helpers.transformer_rows import qwen_image
 
 from sdattn.models.guidance import GuidanceWatch
@@ -43,7 +44,7 @@ GUIDERS = {
 }
 
 
-@pytest.mark.parametrize("name", GUIDERS)
+@pytest.mark.parametrize("name", tiered(GUIDERS, 2))
 def test_each_call_is_of_the_branch_whose_text_it_gets(name):
     guider, expected = GUIDERS[name]
     pipe = modular(qwen_image(), "QwenImageModularPipeline")

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import diffusers
 import pytest
 import torch
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, make_unet
 
 from sdattn.models.layers import find_denoiser, find_layers, select_layers
@@ -146,7 +147,7 @@ REAL = {  # published configurations: how many layers see the text
 }
 
 
-@pytest.mark.parametrize("name", REAL)
+@pytest.mark.parametrize("name", tiered(REAL, 2))
 def test_models_of_the_published_sizes(name):
     kind, config, count = REAL[name]
     with torch.device("meta"):

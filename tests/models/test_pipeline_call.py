@@ -62,6 +62,7 @@ def test_a_size_that_cannot_be_names_the_nearest(side, nearest):
     assert checked_options(PIPE, {"width": above})["width"] == above
 
 
+@pytest.mark.slow
 def test_knockouts_of_a_batch_are_those_of_single_runs():
     """With a negative prompt and noise for each."""
     pipe = make_pipeline()
@@ -141,6 +142,7 @@ def test_a_prompt_that_cannot_be_is_refused(prompt, reason):
         generate(make_pipeline(), prompt)
 
 
+@pytest.mark.slow
 def test_the_longest_prompt_keeps_page_and_settings_small(tmp_path):
     with pytest.warns(TruncationWarning):
         run = generate(make_pipeline(), "a " * 5_000, num_inference_steps=1)

@@ -30,6 +30,7 @@ def with_same_timesteps():
     return pipe
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 2])
 def test_a_store_begins_anew_though_the_timesteps_are_those_of_the_run_before(steps):
     def attached(pipe):
@@ -72,6 +73,7 @@ def test_a_loop_of_ones_own_is_one_run_for_as_long_as_its_schedule():
         assert store.cur_step == 3
 
 
+@pytest.mark.slow
 def test_a_second_order_scheduler_makes_one_run():
     pipe = make_pipe()
     pipe.scheduler = HeunDiscreteScheduler.from_config(make_scheduler().config)
@@ -91,6 +93,7 @@ def called(pipe, **options):
     return seen
 
 
+@pytest.mark.slow
 def test_what_stands_for_a_call_is_the_same_in_all_of_it_and_in_no_other():
     pipe = make_pipeline()
     every = [called(pipe) for _ in range(20)]  # frames come to lie where others lay

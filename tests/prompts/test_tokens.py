@@ -3,6 +3,7 @@
 import warnings
 
 import pytest
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.tiny_tokenizers import TINY_TOKENIZERS, tiny_t5, tiny_tokenizer
 
@@ -126,7 +127,7 @@ def test_a_text_around_the_prompt_is_template(kind):
 TOY = ["<cat-toy>", "<cat-toy>_1", "<cat-toy>_2", "sks", "<one>"]
 
 
-@pytest.mark.parametrize("kind", ["clip", "t5", "gemma", "qwen", "mistral"])
+@pytest.mark.parametrize("kind", tiered(["clip", "t5", "gemma", "qwen", "mistral"], 2))
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [

@@ -41,6 +41,7 @@ def steps_of(pipe, monkeypatch):
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"refine": "self"}, ALL, {**ALL, "preset": "daam"}])
 def test_all_maps_of_a_run_count_together(options, stores, monkeypatch):
     pipe = make_pipeline()
@@ -73,6 +74,7 @@ def test_both_branches_count_where_they_run_in_turn(stores, monkeypatch):
     generate(pipe, PROMPT, max_bytes=most - 1, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("part", [3, 60])
 def test_the_advice_is_enough(part, stores):
     pipe = make_pipeline()
@@ -99,6 +101,7 @@ def test_a_run_that_a_callback_may_stop_counts_its_early_steps(stores):
         generate(pipe, PROMPT, max_bytes=held(stores) - 1, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("invert", [False, True])
 def test_an_image_is_explained_within_it_or_not_at_all(invert, stores, monkeypatch):
     pipe, image = make_pipeline(), new_image((128, 128))

@@ -111,6 +111,7 @@ def test_a_run_and_itself():
     assert (last == render.colorize_signed(np.zeros((1, 1)))[0, 0]).all()
 
 
+@pytest.mark.slow
 def test_a_flat_map_correlates_with_nothing(tmp_path):
     a, b = run("red cat", 1), run("red cat", 2)
     a.heatmaps.maps[..., 2] = 1 / 77
@@ -249,6 +250,7 @@ def folders(demo, tmp_path_factory):
     return demo.save(tmp_path_factory.mktemp("demo") / "run")
 
 
+@pytest.mark.slow
 def test_runs_in_memory_and_in_folders_are_the_same(demo, folders):
     here, there = diff((demo, 0), (demo, 1)), diff(str(folders[0]), load_run(folders[1]))
     assert (here.names, there.names) == (("A", "B"), ("run-0", "run-1"))
@@ -299,6 +301,7 @@ def test_the_sheet_shows_all_maps_on_one_scale():
         assert len(tile(*place).getcolors()) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("words", [1, 60])
 def test_a_sheet_has_room_for_any_number_of_words(words):
     prompt = " ".join(["red"] * words)

@@ -21,6 +21,7 @@ from diffusers import (
     StableDiffusionXLInpaintPipeline,
 )
 from helpers.page_data import data_of
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_small_unet
 from helpers.transformer_rows import flux, klein, qwen_image, sd3, vae
 from PIL import Image
@@ -89,7 +90,7 @@ def run(pipe):
     return generate(pipe, PROMPT, capture_options=watch, **options)
 
 
-@pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.parametrize("name", tiered(PIPELINES, quick=2, daily=8))
 def test_maps_lie_where_the_pipeline_pastes(name, tmp_path):
     pipe, options = PIPELINES[name](), inpainted()
     if name == "ControlNet":
@@ -147,6 +148,7 @@ def crop_pipelines():
             yield kind
 
 
+@pytest.mark.slow
 def test_every_pipeline_with_the_option_is_read():
     kinds = list(crop_pipelines())
     assert len(kinds) >= 16
@@ -213,6 +215,7 @@ def test_a_page_says_where_the_crop_lies(run):
     assert data_of(report(whole))["part"] is None
 
 
+@pytest.mark.slow
 def test_figures_and_comparisons_lay_the_maps(run, pipe):
     from sdattn.runs.diff import diff
 

@@ -7,6 +7,7 @@ from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from helpers.demo_words import needs_sprites
 from helpers.flow_pipelines import FLOWS, flow_pipeline
 from helpers.small_images import new_image
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from PIL import Image
 
@@ -80,7 +81,7 @@ def test_sdxl_with_its_added_conditions():
     assert_same_maps(run.store, expected)
 
 
-@pytest.mark.parametrize("name", ["UNet", *FLOWS])
+@pytest.mark.parametrize("name", tiered(["UNet", *FLOWS], 2))
 def test_an_image_in_a_batch_is_shown_as_alone(pipe, name):
     used, options = (pipe, {}) if name == "UNet" else flow_pipeline(name)
     images, prompts = [new_image(seed=1), new_image(seed=2)], ["a red cat", "a red dog"]
@@ -123,6 +124,7 @@ def test_the_seed_decides_and_the_scheduler_does_not(pipe):
         assert not torch.equal(maps, other.store.maps[name])
 
 
+@pytest.mark.slow
 def test_what_is_held_does_not_grow_with_the_timesteps(pipe):
     few, many = (explain(pipe, new_image(), PROMPT, timesteps=range(9, n, 9)) for n in (20, 200))
     assert len(many.store.passes) == 22
@@ -203,8 +205,8 @@ def test_inverted_images_are_watched_on_their_way_back(pipe):
         assert both.images[i].tobytes() == images[i].tobytes()
 
 
+@pytest.mark.weekly
 @needs_sprites
-@pytest.mark.slow
 def test_the_demo_comes_back_to_its_image(demo):
     scene = random_scene(np.random.default_rng(0), n_objects=1)
     image = Image.fromarray(scene.draw())
@@ -215,6 +217,7 @@ def test_the_demo_comes_back_to_its_image(demo):
 # -- what the maps are good for -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @needs_sprites
 def test_words_point_at_their_own_objects_in_drawn_images(demo):
     rng = np.random.default_rng(3)
@@ -239,7 +242,7 @@ WAYS = {"UNet": {}, "UNet, inverted": {"invert": True, "num_inference_steps": 2}
 
 
 @pytest.mark.parametrize("name", [*WAYS, "SD3", "FLUX.1"])
-@pytest.mark.parametrize("failing", [None, "denoiser", "vae.encoder", "vae.decoder"])
+@pytest.mark.parametrize("failing", tiered([None, "denoiser", "vae.encoder", "vae.decoder"], 2))
 def test_explaining_restores_the_pipeline(failing, name):
     if name in WAYS:
         pipe, options = small_pipeline(scheduler=EulerDiscreteScheduler(steps_offset=1)), WAYS[name]
@@ -346,6 +349,7 @@ def test_other_pipelines_are_refused():
         explain(small_pipeline(StableDiffusionImg2ImgPipeline), new_image(), PROMPT)
 
 
+@pytest.mark.slow
 def test_a_photo_is_kept_as_fine_as_it_was_and_the_map_lies_where_it_lay(pipe, tmp_path):
     photo = Image.new("RGB", (1201, 900), (40, 60, 80))
     photo.paste((250, 240, 230), (900, 100, 1100, 300))

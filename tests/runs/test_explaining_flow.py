@@ -6,6 +6,7 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
 from helpers.flow_pipelines import FLOWS, Seen, flow_pipeline
 from helpers.small_images import new_image
+from helpers.tiers import tiered
 from PIL import Image
 
 from scripts.scenes.shapes import random_scene
@@ -37,7 +38,7 @@ def expected_latents(pipe, image, seed, timestep):
 # -- what the model is shown ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", FLOWS)
+@pytest.mark.parametrize("name", tiered(FLOWS, 2))
 def test_the_model_is_shown_the_noised_latents(name):
     pipe, options = flow_pipeline(name)
     image, asked = new_image((160, 96)), [40, 700, 300]
@@ -72,6 +73,7 @@ def test_the_maps_are_those_of_the_model_called_by_hand():
         torch.testing.assert_close(run.store.maps[layer], maps, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["SD3", "FLUX.1"])
 def test_neither_scheduler_nor_shift_matter(name):
     plain, options = flow_pipeline(name)
@@ -92,6 +94,7 @@ def test_the_guidance_that_a_model_takes_as_an_input_keeps_its_default():
     assert seen[0]["guidance"].tolist() == [3.5]
 
 
+@pytest.mark.slow
 def test_bfloat16():
     pipe, options = flow_pipeline("SD3")
     exact = explain(pipe, new_image(), PROMPT, **options)
@@ -124,6 +127,7 @@ def test_a_run_is_saved_and_read(tmp_path):
 # -- what the maps are good for -------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_words_point_at_their_own_objects_in_drawn_images(mmdit):
     rng = np.random.default_rng(3)
     scenes = [random_scene(rng, held_out=True, n_objects=2) for _ in range(10)]

@@ -79,6 +79,7 @@ def test_a_random_seed_is_recorded(call, pipe, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_each_image_can_have_a_seed_of_its_own(pipe):
     run = generate(pipe, [PROMPT] * 3, seed=[7, 1, 4], **QUICK)
     assert run.seeds == [7, 1, 4]
@@ -133,6 +134,7 @@ def test_dtypes_have_short_names():
             checked_dtype(wrong)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", [generate, explain], ids=["generate", "explain"])
 def test_a_word_that_is_asked_about_warns_as_a_prompt_does(call, demo):
     given = ("a cat",) if call is generate else (PHOTO, "a cat")

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.small_runs import saved, small_run
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import generate, load_run
@@ -40,6 +41,7 @@ def values(heatmaps):
     return torch.stack([one.values for one in heatmaps.occurrences()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("refine", [None, "self"])
 def test_the_steps_that_a_preset_reads_average_to_its_heatmap(runs, refine):
     run = runs(refine=refine).image_run(0)
@@ -50,12 +52,13 @@ def test_the_steps_that_a_preset_reads_average_to_its_heatmap(runs, refine):
     assert not torch.allclose(values(steps[0]), values(run.heatmaps), atol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_last_step_is_what_attend_and_excite_reads(runs):
     run = runs("attend-and-excite").image_run(0)
     torch.testing.assert_close(values(step_heatmaps(run)[-1]), values(run.heatmaps))
 
 
-@pytest.mark.parametrize("preset", ["default", "daam", "p2p", "sum"])
+@pytest.mark.parametrize("preset", tiered(["default", "daam", "p2p", "sum"], 2))
 def test_a_step_alone_is_the_heatmap_of_a_run_that_kept_it_alone(pipe, runs, preset):
     some = step_heatmaps(runs(preset).image_run(0))[1]
     kept = {"steps": [1]}
@@ -119,6 +122,7 @@ def test_chosen_steps_and_heads_keep_their_numbers(pipe):
     assert {tuple(heads) for heads in head_heatmaps(run).values()} == {(1,)}
 
 
+@pytest.mark.slow
 def test_a_run_that_kept_means_has_groups_only(pipe):
     run = generate(pipe, PROMPT, **OPTIONS).image_run(0)
     assert run.details.steps is None

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.small_runs import packed, saved
+from helpers.tiers import tiered
 from PIL import Image
 from safetensors.torch import load, save
 
@@ -87,6 +88,7 @@ def refusal(files):
     return None
 
 
+@pytest.mark.slow
 def test_every_entry_that_is_missing_is_named(whole):
     """None is a KeyError; what the rest does not need may be missing."""
     for place in entries():
@@ -103,7 +105,9 @@ def test_every_entry_that_is_missing_is_named(whole):
         assert re.search("generate the run again|saved without|this version's format", said)
 
 
-@pytest.mark.parametrize("junk", [None, True, -1, 10**30, 0.5, "x", [], [[]], {}, {"x": 1}])
+@pytest.mark.parametrize(
+    "junk", tiered([None, True, -1, 10**30, 0.5, "x", [], [[]], {}, {"x": 1}], daily=4)
+)
 def test_nothing_of_the_wrong_kind_is_a_traceback(whole, junk):
     """Every entry in turn holds something else: it is read as that, or file and reason are said."""
     for place in entries():
@@ -153,6 +157,7 @@ def test_what_is_wrong_is_named(whole, change, message):
 # Damage
 
 
+@pytest.mark.slow
 def test_a_flip_anywhere_in_run_json_is_found(whole):
     """Every 19th byte, one bit and all bits of it, and every byte of the last lines."""
     data = whole["run.json"]

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers.overlays import overlaid
 from helpers.presets import OF_UNETS
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 from safetensors.torch import load
@@ -51,7 +52,9 @@ CASES = [*itertools.product([*READ, OWN], [None, "self"])]
 
 
 @pytest.mark.parametrize(
-    ("preset", "refine"), CASES, ids=[f"{preset.name}-{refine}" for preset, refine in CASES]
+    ("preset", "refine"),
+    tiered(CASES, quick=2, daily=6),
+    ids=[f"{preset.name}-{refine}" for preset, refine in CASES],
 )
 def test_a_run_comes_back_with_its_heatmaps(run_of, preset, refine):
     run = run_of(preset, refine)

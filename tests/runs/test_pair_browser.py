@@ -15,6 +15,7 @@ from helpers.browser import (  # noqa: F401
     wait_for,
 )
 from helpers.small_runs import small_run
+from helpers.tiers import tiered
 from PIL import Image
 
 from sdattn import diff
@@ -300,7 +301,7 @@ def test_it_can_be_done_from_the_keyboard(page_of):
     assert page.locator("[aria-pressed='true']").count() == 0
 
 
-@pytest.mark.parametrize("width", [320, 390, 768])
+@pytest.mark.parametrize("width", tiered([320, 390, 768], 0, 1))
 def test_it_fits_a_phone_and_fingers(page_of, width):
     page = page_of(edited(*TEXTS), **{**PHONE, "viewport": {"width": width, "height": 844}})
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -328,7 +329,7 @@ def test_axe_finds_no_fault(page_of):
 
 
 @pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
-@pytest.mark.parametrize("theme", ["light", "dark"])
+@pytest.mark.parametrize("theme", tiered(["dark", "light"], 0, 1))
 def test_prompts_and_names_are_text(page_of, theme):
     found = compared(TEXTS[0], HOSTILE, names=("<script>alert(2)</script>", "b"))
     page = page_of(found, color_scheme=theme)

@@ -13,6 +13,7 @@ import torch
 from helpers.demo_words import PROMPT, THING, THIRD
 from helpers.page_data import data_of, maps_of
 from helpers.small_runs import edited, small_run
+from helpers.tiers import tiered
 from helpers.tiny_tokenizers import tiny_tokenizer
 
 import sdattn as library
@@ -154,9 +155,9 @@ def test_of_many_words_that_were_cut_off_the_first_are_listed(number, told):
     assert len(page) - len(short) < 15_000
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("words", "steps", "pixels"), [(10, 0, 512), (10, 50, 512), (73, 50, 512), (10, 0, 2500)]
+    ("words", "steps", "pixels"),
+    tiered([(10, 50, 512), (73, 50, 512), (10, 0, 512), (10, 0, 2500)], quick=0, daily=1),
 )
 def test_the_page_of_sd15_is_under_3_mb(words, steps, pixels):
     """Of noise, which does not pack, at SD 1.5's 16 layers."""
@@ -168,6 +169,7 @@ def test_the_page_of_sd15_is_under_3_mb(words, steps, pixels):
     assert (len(data["steps"]) >= 8) == (steps > 0)
 
 
+@pytest.mark.slow
 def test_where_there_are_very_many_cells_neighbours_are_averaged():
     run = random_run(73, 9)
     data, groups = data_of(report(run)), group_heatmaps(run)
@@ -183,17 +185,20 @@ def test_where_there_are_very_many_cells_neighbours_are_averaged():
 # The command
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
-    [
-        {"seed": 3},
-        {"prompt": f"--a red {THING} -- 'on'", "num_inference_steps": 2},
-        {"preset": "p2p", "refine": "self", "num_inference_steps": 4, "guidance_scale": 3.5},
-        {"negative_prompt": "a \"red\" 'x' $HOME", "ask": "red star", "num_inference_steps": 4},
-        {"capture_options": {"steps": "all"}, "num_inference_steps": 4, "causal": True},
-        {"height": 64, "width": 96, "num_inference_steps": 4, "guidance_rescale": 0.5},
-    ],
+    tiered(
+        [
+            {"prompt": f"--a red {THING} -- 'on'", "num_inference_steps": 2},
+            {"negative_prompt": "a \"red\" 'x' $HOME", "ask": "red star", "num_inference_steps": 4},
+            {"preset": "p2p", "refine": "self", "num_inference_steps": 4, "guidance_scale": 3.5},
+            {"height": 64, "width": 96, "num_inference_steps": 4, "guidance_rescale": 0.5},
+            {"capture_options": {"steps": "all"}, "num_inference_steps": 4, "causal": True},
+            {"seed": 3},
+        ],
+        quick=0,
+        daily=2,
+    ),
 )
 def test_the_command_makes_the_run_again(demo, invoke, options):
     made = generate(demo, **{"prompt": PROMPT, **options}).image_run(0)
@@ -209,9 +214,12 @@ def test_the_command_makes_the_run_again(demo, invoke, options):
     assert command_of(again) == command_of(made)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize(
-    "options", [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}]
+    "options",
+    tiered(
+        [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}], 0, 1
+    ),
 )
 def test_the_command_explains_again(demo, invoke, tmp_path, options):
     image = generate(demo, PROMPT, seed=5).images[0]
@@ -226,6 +234,7 @@ def test_the_command_explains_again(demo, invoke, tmp_path, options):
     )
 
 
+@pytest.mark.slow
 def test_the_command_edits_again(demo, invoke):
     target = PROMPT.replace(THING, "star")
     made = library.edit.edit(demo, PROMPT, target, blend=THING, num_inference_steps=4)

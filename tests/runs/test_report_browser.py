@@ -15,6 +15,7 @@ from helpers.browser import (  # noqa: F401
     wait_for,
 )
 from helpers.demo_words import PROMPT, THING, THIRD
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 
@@ -175,7 +176,9 @@ def test_it_opens_with_the_strongest_things_of_different_places_pinned(run, page
         assert np.ptp(colour(page, (col + 0.5) / 16, (row + 0.5) / 16)) > 30
 
 
-@pytest.mark.parametrize(("width", "beside"), [(1280, True), (768, True), (390, False)])
+@pytest.mark.parametrize(
+    ("width", "beside"), tiered([(1280, True), (390, False), (768, True)], 0, 2)
+)
 def test_the_image_in_its_own_colours_is_beside_its_heat(run, page_of, width, beside):
     one = run.image_run(0)
     assert report(one).count(b"data:image/") == 1
@@ -257,7 +260,7 @@ def test_words_that_are_saved_have_their_colours_below_the_image(run, page_of):
     assert (np.diff(ramp[::6]) > 0).all()  # inferno, from black to nearly white
 
 
-@pytest.mark.parametrize("width", [320, 390])
+@pytest.mark.parametrize("width", tiered([320, 390], 0, 1))
 def test_the_head_of_a_phones_page_is_two_lines_at_most(run, page_of, width):
     page = page_of(run.image_run(0), viewport={"width": width, "height": 844})
     lines = "(e) => e.getBoundingClientRect().height / parseFloat(getComputedStyle(e).lineHeight)"
@@ -553,7 +556,7 @@ def test_the_command_is_copied(run, page_of):
     assert page.evaluate("navigator.clipboard.readText()") == command_of(one)
 
 
-@pytest.mark.parametrize("width", [320, 390])
+@pytest.mark.parametrize("width", tiered([320, 390], 0, 1))
 def test_nothing_lies_beside_a_phone(run, page_of, width):
     page = page_of(run.image_run(0), viewport={"width": width, "height": 800}, has_touch=True)
     assert page.evaluate("document.documentElement.scrollWidth") <= width
@@ -572,7 +575,7 @@ def tiny():
 
 
 @pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
-@pytest.mark.parametrize("prompt", HOSTILE, ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("prompt", tiered(HOSTILE, 0, 3), ids=range(len(HOSTILE)))
 def test_prompts_are_text_and_nothing_else(tiny, page_of, tmp_path, prompt):
     made = generate(tiny, prompt, seed=1, **SMALL)
     one = made.image_run(0)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.small_runs import edited, small_run
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import capture, generate, heatmaps, load_run
@@ -30,6 +31,7 @@ def test_a_run_that_ends_early_has_the_maps_of_what_it_ran():
     torch.testing.assert_close(run.heatmaps[0].maps, expected.maps, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_word_of_one_prompt_has_its_causes_there_only(tmp_path):
     prompts = ["a cat", "a red dog"]
     run = generate(make_pipeline(), prompts, words=["cat"], causal=True, **QUICK)
@@ -39,7 +41,7 @@ def test_a_word_of_one_prompt_has_its_causes_there_only(tmp_path):
     assert (first / "causal" / "heatmaps" / "01-cat.png").is_file()
 
 
-@pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
+@pytest.mark.parametrize("make", tiered([make_pipeline, make_sdxl_pipeline], 2))
 @pytest.mark.parametrize(
     "capture_options", [{}, {"steps": "all", "heads": [0, 1], "kinds": ("cross", "self")}]
 )
@@ -53,6 +55,7 @@ def test_a_saved_run_comes_back(make, capture_options, tmp_path):
     assert back.info["options"] == QUICK
 
 
+@pytest.mark.slow
 def test_several_images_have_a_folder_each(tmp_path):
     run = generate(make_pipeline(), ["a cat", "a red dog"], **QUICK)
     paths = run.save(tmp_path / "run")
@@ -60,6 +63,7 @@ def test_several_images_have_a_folder_each(tmp_path):
     assert [load_run(path).info["prompt"] for path in paths] == ["a cat", "a red dog"]
 
 
+@pytest.mark.slow
 def test_a_run_is_a_list_of_its_images_runs(tmp_path):
     run = generate(make_pipeline(), ["a cat", "a red dog"], ask="cat", **QUICK)
     assert len(run) == 2 and [*run] == [run[0], run[1]] and run[-1] is run.image_run(1)

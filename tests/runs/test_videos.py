@@ -68,6 +68,7 @@ def files(run):
     return pack_run(run, ("image", "video", "overlays", "grid", "maps", "masks")).files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "frames", "options", "latent"),
     [

@@ -133,6 +133,7 @@ def test_relations_wordings_and_grounds_are_said_as_they_are():
     assert "at the beach a cat with a blue car" in beach and "a cat and a blue car" not in beach
 
 
+@pytest.mark.weekly
 def test_nothing_held_out_is_seen_in_training_however_it_is_said():
     rng = np.random.default_rng(3)
     turned = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}
@@ -162,6 +163,7 @@ def test_about_one_combination_in_eight_is_held_out_and_every_noun_is_learnt():
     assert 0.04 < np.mean(alone) < 0.3
 
 
+@pytest.mark.weekly
 def test_every_noun_hand_colour_and_ground_comes_up():
     rng = np.random.default_rng(4)
     many = [random_scene(rng) for _ in range(3000)]

@@ -265,6 +265,7 @@ def test_attention_map_diffusers_is_the_last_step_of_all_layers_in_the_largest_s
     torch.testing.assert_close(found.maps, wanted.permute(1, 2, 0), atol=1e-5, rtol=1e-4)
 
 
+@pytest.mark.weekly
 def test_a_small_run_from_images_to_figures(subject):
     records, ways = Records(), {**PEERS, **CANDIDATES}
     for image in noised(subject, unseen_scenes(random_scene, 2, seed=1), 0, ways):
@@ -298,6 +299,7 @@ def given(folder):
     return [part for name, path in paths.items() for part in (name, str(folder / path))]
 
 
+@pytest.mark.weekly
 def test_the_command_measures_a_folder_and_goes_on_where_it_stopped(folder, tmp_path, capsys):
     few = ["--scenes", "2", "--inverted", "1", "--causes", "1", "--pairs", "2"]
     asked = [*given(folder), *few, "--out", str(tmp_path)]
@@ -317,6 +319,7 @@ def test_the_command_measures_a_folder_and_goes_on_where_it_stopped(folder, tmp_
         evaluate_heatmaps.main([*asked, "--seed", "1"])
 
 
+@pytest.mark.weekly
 def test_the_command_tells_what_must_hold_and_draws_a_sheet(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluate_demo_model, "SHEET", (1, 2))
     work, out = str(tmp_path / "parts"), tmp_path / "out.json"

@@ -1,6 +1,7 @@
 """Two faults of each kind, of one seed: see scripts/fuzzing; scripts/fuzz goes on with others."""
 
 import pytest
+from helpers.tiers import tiered
 
 from scripts.fuzzing import KINDS, World, choose, try_case
 
@@ -16,7 +17,7 @@ def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("faults"))
 
 
-@pytest.mark.parametrize("number", EACH)
+@pytest.mark.parametrize("number", tiered(EACH, quick=0, daily=8))
 def test_a_fault_is_found(world, number):
     assert try_case(world, SEED, number) is None
 

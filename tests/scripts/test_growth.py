@@ -45,7 +45,7 @@ def test_a_video_of_81_frames_is_what_the_page_says():
     assert held["ten columns"] == held["default"] * 10 / 512
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_tables_json_and_plot_are_written(tmp_path, monkeypatch, capsys):
     paths = [str(tmp_path / name) for name in ("growth.json", "growth.png")]
     arguments = ["--quick", "--axes", "images", "--out", paths[0], "--plot", paths[1]]

@@ -93,6 +93,7 @@ def test_a_model_is_drawn_with_the_settings_beside_its_weights(tmp_path):
     assert own_settings(tmp_path) == {"guidance_scale": 3.0}
 
 
+@pytest.mark.weekly
 def test_the_command_measures_a_folder(tmp_path, capsys):
     model = tmp_path / "model"
     sd3().save_pretrained(model)

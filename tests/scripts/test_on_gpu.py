@@ -26,7 +26,7 @@ def script():
     return module
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run the script itself")
 def test_it_runs_on_a_machine_without_one(tmp_path):
     done = subprocess.run(
@@ -45,7 +45,7 @@ def test_it_runs_on_a_machine_without_one(tmp_path):
     assert "| capture-float32 | the demo model" in table and table in done.stdout
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_part_that_fails_or_takes_too_long_does_not_end_the_others(
     script, tmp_path, monkeypatch, capsys
 ):

@@ -127,6 +127,7 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path, monkeyp
     assert not list(broken.glob("*.new"))
 
 
+@pytest.mark.weekly
 def test_processes_that_began_apart_train_the_same_network(tmp_path):
     processes = [fork(training_process.train, rank, tmp_path) for rank in (0, 1)]
     for process in processes:
@@ -142,6 +143,7 @@ def settings(tmp_path, **changes):
     return argparse.Namespace(**{**made, "snapshot": False, **changes})
 
 
+@pytest.mark.weekly
 def test_the_steps_of_a_stage_can_be_changed_until_its_learning_rate_falls(tmp_path):
     record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=10))
     torch.save({"step": 6, "seconds": 1.0}, tmp_path / "vae.pt")
@@ -201,6 +203,7 @@ def drawn(seed, count):
     return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
 
 
+@pytest.mark.weekly
 def test_a_run_that_begins_with_a_model_reads_as_that_one_does(tmp_path):
     """Whatever its own scenes are: a tokenizer that is made of them can have other ids."""
     scenes = make_scenes(9, 400)

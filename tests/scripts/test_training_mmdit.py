@@ -136,6 +136,7 @@ def trained(work, steps, **options):
     return torch.load(work / "mmdit.pt")
 
 
+@pytest.mark.weekly
 def test_processes_share_the_batch_that_one_alone_would_see(small, tmp_path, monkeypatch):
     seen = []
 
@@ -185,6 +186,7 @@ def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_pa
         snapshot(tmp_path, START)
 
 
+@pytest.mark.weekly
 def test_it_is_evaluated_with_the_settings_beside_its_weights(small, tmp_path):
     trained(tmp_path / "run", 1)
     model, lengths = tmp_path / "run" / "model", set()

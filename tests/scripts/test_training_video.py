@@ -101,6 +101,7 @@ def test_latents_are_of_the_frames_in_their_order(few, pipe, tmp_path):
     torch.testing.assert_close(latents[4, :, 5], wanted, atol=1e-4, rtol=1e-4)
 
 
+@pytest.mark.weekly
 def test_only_motion_is_learnt_and_loaded_with_what_another_demo_lends(few, tmp_path, monkeypatch):
     kept = trained(tmp_path / "run")
     out = tmp_path / "run" / "model"
