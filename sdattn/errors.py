@@ -243,7 +243,7 @@ def option_names(names: Iterable[str]) -> str:
 
 
 def known_options(**meant: str) -> Callable[[Callable[Given, Made]], Callable[Given, Made]]:
-    """Have a function refuse keywords that it lacks, with the nearest that it has; ``meant`` are
+    """Make a function refuse keywords that it lacks, with the nearest that it has; ``meant`` are
     other libraries' names of its own.
 
     Raises (when called):

@@ -78,8 +78,8 @@ class Heatmap:
         return found if self.crop is None else found.within(self.crop.parts)
 
     def resize(self, size: Pixels) -> Tensor:
-        """Return float32 ``[(frames,) height, width]`` at (height, width) pixels, or at those of
-        an image of the run, bilinear."""
+        """Return float32 ``[(frames,) height, width]`` at (height, width) pixels, or as large as an
+        image of the run, bilinear."""
         pixels = self.pixels(size)
         return self._laid(self._seen(self.values, pixels), pixels)
 
