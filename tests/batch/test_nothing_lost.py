@@ -189,7 +189,7 @@ def test_items_that_fail_never_stop_the_others(batch, tmp_path):
     root = tmp_path / "run"
     code, out, err = batch(*arguments)
     assert code == 1
-    assert "6 of 9 items" in out and "3 failed, see errors.jsonl" in " ".join(out.split())
+    assert "6 of 9 items" in out and "3 failed, see run/errors.jsonl" in " ".join(out.split())
     assert verify(root) == (6, [])
     failed = rows(root / "errors.jsonl")
     assert [one["id"] for one in failed] == ["000003", "000006", "000007"]
