@@ -158,7 +158,7 @@ def test_two_runs_in_one_folder(batch, tmp_path):
         code, out, _ = batch("--status", "run")
         assert code == 0
         said = " ".join(out.split())
-        assert f"{status(root).whole} items are whole, the input has 20" in said
+        assert f"{status(root).whole} item" in said and "whole, the input has 20" in said
         assert number - 2 <= status(root).whole <= number  # a row is noted once an item is whole
         assert f"running: {who} on {host} (process {first.pid}, since " in said
         assert stamps(root) == before
