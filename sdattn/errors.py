@@ -165,7 +165,7 @@ def access_error(error: OSError, path: object = None) -> OSError:
     if isinstance(error, SdattnError) or error.errno not in _SYSTEM or path is None:
         return error
     kind, text = _SYSTEM[error.errno]
-    told = kind(text.format(path))
+    told = kind(text.format(repr(str(path)) if " " in str(path) else path))
     told.errno = error.errno
     return told
 

@@ -49,11 +49,30 @@ class _Command(_Literal, TyperCommand):
             said = error.message.removeprefix("Value error, ")  # pydantic's, in new typers
             error.message = with_nearest(said)
             raise
-        except Exception as error:  # an option that is none: perhaps by its name in Python
-            name = str(getattr(error, "option_name", "")).strip("-").replace("-", "_")
-            if known := typed(name):
-                vars(error)["possibilities"] = [known]
+        except Exception as error:
+            _advise(error, ctx)
             raise
+
+
+def _advise(error: Any, ctx: Any) -> None:
+    """Say what an option that is none, or an argument too many, may have been."""
+    if "unexpected extra argument" in str(getattr(error, "message", "")):
+        error.message += ". Put a prompt, or a name, of several words in quotes."
+    asked = str(getattr(error, "option_name", ""))
+    known = typed(asked.strip("-").replace("-", "_"))  # perhaps by its name in Python
+    if known in _options(ctx.command):
+        error.possibilities = [known]
+        return
+    group = ctx.parent.command.commands if ctx.parent else {}
+    owners = [name for name, one in group.items() if asked in _options(one)]
+    if owners and asked.startswith("--"):
+        error.possibilities = None
+        named = ", ".join(f"`sdattn {name}`" for name in owners)
+        error.message += f" ({named} {'has' if len(owners) == 1 else 'have'} {asked})"
+
+
+def _options(command: Any) -> set[str]:
+    return {name for param in command.params for name in (*param.opts, *param.secondary_opts)}
 
 
 class _Group(_Literal, TyperGroup):

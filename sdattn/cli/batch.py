@@ -1,13 +1,14 @@
 """``sdattn batch``: many prompts in one run that can be resumed."""
 
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
 from ..errors import InvalidValueError
-from ..files.terminal import say
+from ..files.terminal import counted, say
 from . import options
 from .checks import Checks
 from .messages import in_options
@@ -220,9 +221,10 @@ def _pair(text: str, between: str, option: str, why: str) -> tuple[int, int]:
 
 
 def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
+    from ..batch.storage.rows import rows_in
     from .printing import print_rows
 
-    text = f"{out}/: {outcome.whole:,} of {outcome.items:,} items"
+    text = f"{out}/: {outcome.whole:,} of {counted(outcome.items, 'item')}"
     if outcome.before:
         text += f", {outcome.before:,} of them were there"
     if made := outcome.whole - outcome.before:
@@ -230,11 +232,14 @@ def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
     if outcome.failed:
         text += f"; {outcome.failed:,} failed"
     if outcome.bad_lines:
-        text += f"; {outcome.bad_lines:,} lines could not be read"
+        text += f"; {counted(outcome.bad_lines, 'line')} could not be read"
     if outcome.failed or outcome.bad_lines:
-        text += ", see errors.jsonl"
+        text += f", see {out / 'errors.jsonl'}"
     output.print(text, len(text))
     output.answer({"folder": str(out), **vars(outcome)})
+    # Lines that could not be read were told before the first image.
+    for row in islice(rows_in(out / "errors.jsonl"), min(outcome.failed, 3)):
+        say(f"{row['id']} failed: {row.get('reason')}")
     if outcome.stopped:
         say(f"stopped early ({outcome.stopped}); the same command does the rest")
     elif (out / "index.html").is_file():
@@ -246,11 +251,13 @@ def _print_status(output: Output, run: Path) -> None:
     from ..files.addresses import path_of
 
     now, run_at = status(run), path_of(run)
-    lines = [f"{run_at}/: {now.whole:,} items are whole, the input has {now.items:,}"]
+    whole = f"{counted(now.whole, 'item')} {'is' if now.whole == 1 else 'are'} whole"
+    lines = [f"{run_at}/: {whole}, the input has {now.items:,}"]
     if now.failed:
-        lines.append(f"{now.failed:,} failed, see errors.jsonl; the same command tries them again")
+        listed = run_at / "errors.jsonl"
+        lines.append(f"{now.failed:,} failed, see {listed}; the same command tries them again")
     if now.bad_lines:
-        lines.append(f"{now.bad_lines:,} lines of the input could not be read")
+        lines.append(f"{counted(now.bad_lines, 'line')} of the input could not be read")
     lines.append(f"running: {now.running}" if now.running else "not running")
     for line in lines:
         output.print(line, len(line))
@@ -264,7 +271,7 @@ def _verify(output: Output, run: Path) -> None:
     (number, problems), run_at = verify(run), path_of(run)
     for problem in problems:
         say(problem)
-    line = f"{run_at}/: {number:,} items read, {len(problems):,} problems"
+    line = f"{run_at}/: {counted(number, 'item')} read, {counted(len(problems), 'problem')}"
     output.print(line, len(line))
     output.answer({"folder": str(run_at), "items": number, "problems": problems})
     if problems:

@@ -1,5 +1,7 @@
 """``sdattn explain``: heatmaps for an existing image."""
 
+import os
+import shlex
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -51,6 +53,9 @@ def explain(
         raise typer.BadParameter("--steps needs --invert; otherwise choose --timesteps.")
     if timesteps is not None and invert:
         raise typer.BadParameter("--invert chooses its own timesteps; pass --steps.")
+    if os.path.isfile(prompt) and not os.path.isfile(image):
+        asked = f"sdattn explain {shlex.quote(prompt)} {shlex.quote(str(image))}"
+        raise typer.BadParameter(f"The image and its prompt are swapped. Type: {asked}")
     checks = Checks()
     way: dict[str, Any] = {"timesteps": checks.run(_parsed, timesteps), "invert": invert}
     way |= {} if steps is None else {"num_inference_steps": steps}

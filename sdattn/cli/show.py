@@ -30,6 +30,12 @@ def show(
             min=1, help="Frame of a video for --figure and --animate (default: the middle)."
         ),
     ] = None,
+    masks: Annotated[
+        bool,
+        typer.Option(
+            "--masks", help="Draw masks too: masks/NN-WORD.png, white where the map is high."
+        ),
+    ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -55,8 +61,10 @@ def show(
         raise typer.BadParameter("Pass --figure or --animate, each has a file of its own.")
     if frame is not None and not animate and figure in (None, "frames"):
         raise typer.BadParameter("--frame needs --animate, or a --figure of one frame.")
+    if masks and (figure is not None or animate):
+        raise typer.BadParameter("--masks are drawn without --figure and --animate.")
     if figure is None and not animate:
-        _drawings(output, run, item, words, out, force)
+        _drawings(output, run, item, words, out, force, ("masks",) if masks else ())
         return
     from ..figures import FORMATS, animation, save_figure
     from ..figures import figure as draw
@@ -67,6 +75,8 @@ def show(
             f"Name a file that ends in {' or '.join(formats)}.", param_hint="--out"
         )
     _check_no_run(out)
+    if out.exists() and not force:
+        raise ExistsError(f"{out} exists already. Choose another --out, or pass --force.")
     loaded = _load(run, item, frame)
     if figure:
         save_figure(draw(loaded, figure, words), out)
@@ -83,6 +93,7 @@ def _drawings(
     words: list[str] | None,
     out: Path | None,
     force: bool,
+    more: tuple[str, ...],
 ) -> None:
     from ..files.addresses import is_address
     from ..files.paths import check_apart
@@ -111,7 +122,7 @@ def _drawings(
     held = {heatmap.columns for heatmap in all_words}
     page = report(saved, [heatmap for heatmap in maps if heatmap.columns not in held])
     parts = ("overlays",) if at_home and words else ("overlays", "grid")
-    made = drawings(saved, maps, saved.heatmaps.prompt.text, parts)
+    made = drawings(saved, maps, saved.heatmaps.prompt.text, (*parts, *more))
     made["report.html"] = page
     _check_free(folder, made.keys() - (saved.info["files"] if at_home else ()), force)
     (add_files if at_home else write_files)(folder, made)

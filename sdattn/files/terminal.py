@@ -22,6 +22,15 @@ def say(text: str) -> None:
     print(f"sdattn: {visible(text)}", file=sys.stderr, flush=True)
 
 
+def counted(number: int, noun: str) -> str:
+    """Return a number with its noun.
+
+    >>> counted(1, "item"), counted(1200, "item")
+    ('1 item', '1,200 items')
+    """
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
 def shorter(text: str, most: int) -> str:
     """Return the text on one line, in at most ``most`` letters.
 

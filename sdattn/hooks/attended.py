@@ -17,6 +17,7 @@ from ..attention import attention_probs, plain
 from ..attention.calls import ALL, AttentionCall, Rows, chosen_rows, row_index
 from ..attention.device_copies import DeviceCopies, chosen
 from ..attention.recording import add_softmax, logsumexp, record_share
+from ..errors import RunError
 
 Columns = Sequence[int] | None  # keys; None for all
 PART = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
@@ -40,7 +41,8 @@ class Attended(ABC):
 
     def of_queries(self, queries: Columns) -> Attended:
         """Return the same for some queries, None for all."""
-        raise NotImplementedError  # of what no layer's queries make alone
+        kind = type(self).__name__
+        raise RunError(f"{kind} shows no single queries. Leave this layer out (layers=…).")
 
     def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
         """Return the same attention among some keys of each image only: bool ``kept`` ``[B, 1, 1,

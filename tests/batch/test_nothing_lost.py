@@ -160,7 +160,7 @@ def test_two_runs_in_one_folder(batch, tmp_path):
         code, out, _ = batch("--status", "run")
         assert code == 0
         said = " ".join(out.split())
-        assert f"{status(root).whole} items are whole, the input has 20" in said
+        assert f"{status(root).whole} item" in said and "whole, the input has 20" in said
         assert number - 2 <= status(root).whole <= number  # a row is noted once an item is whole
         assert f"running: {who} on {host} (process {first.pid}, since " in said
         assert stamps(root) == before
@@ -192,7 +192,7 @@ def test_items_that_fail_never_stop_the_others(batch, tmp_path):
     root = tmp_path / "run"
     code, out, err = batch(*arguments)
     assert code == 1
-    assert "6 of 9 items" in out and "3 failed, see errors.jsonl" in " ".join(out.split())
+    assert "6 of 9 items" in out and "3 failed, see run/errors.jsonl" in " ".join(out.split())
     assert verify(root) == (6, [])
     failed = rows(root / "errors.jsonl")
     assert [one["id"] for one in failed] == ["000003", "000006", "000007"]

@@ -87,7 +87,7 @@ def test_what_cannot_be_read_is_refused(tmp_path):
     (tmp_path / "in.parquet").write_bytes(b"PAR1 no more")
     refuse(tmp_path / "in.parquet", ValueError, "not a readable Parquet file: ")
     (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.xyz").write_text("mine")
+    (tmp_path / "photos" / "a.parquet").write_text("mine")
     refuse(tmp_path / "photos", ValueError, "datasets cannot read the folder")
     two = {name: datasets.Dataset.from_list(ROWS) for name in ("train", "test")}
     datasets.DatasetDict(two).save_to_disk(tmp_path / "two")
@@ -106,6 +106,7 @@ def test_a_hub_that_cannot_be_reached_is_told_before_a_model_is_loaded(invoke, t
 def test_a_library_that_is_missing_is_named(tmp_path, monkeypatch, invoke, library):
     path = to_parquet(tmp_path / "in.parquet")
     (tmp_path / "set").mkdir()
+    (tmp_path / "set" / "in.csv").touch()
     monkeypatch.setitem(sys.modules, library, None)  # as if it were not installed
     if library == "datasets":
         code, _, err = invoke("batch", "set", "--out", "run")

@@ -1,6 +1,7 @@
 """The command line as a person uses it: what it prints, writes and returns."""
 
 import os
+import re
 
 import pytest
 from helpers.command_lines import generate
@@ -17,6 +18,7 @@ PROMPT = "a red cat and a dog"
         (("generate", "cat", "--width", "100"), "multiple of 8"),
         (("generate", "cat", "--out", "file/run"), "Cannot write to"),
         (("show", "nowhere"), "nowhere has no run.json"),
+        (("explain", "a cat", "no photo.jpg"), "There is no file 'a cat'"),
     ],
 )
 def test_failures_say_why_in_one_line(invoke, model, arguments, message):
@@ -52,6 +54,23 @@ def test_wrong_usage_is_exit_code_2(invoke, arguments):
     code, _, err = invoke(*arguments)
     assert code == 2
     assert "Usage" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("explain", "photo.jpg", "a cat", "--save", "masks"), "(`sdattn batch` has --save)"),
+        (("explain", "a cat", "my photo.jpg"), "explain 'my photo.jpg' 'a cat'"),
+        (("show", "run", "--steps", "4"), "`sdattn generate`"),
+        (("generate", "an", "owl"), "quotes"),
+        (("generate", "owl", "--num_inference_steps", "4"), "--steps"),
+    ],
+)
+def test_wrong_usage_is_told_with_what_to_type(invoke, arguments, message):
+    open("my photo.jpg", "w").close()
+    code, _, err = invoke(*arguments)
+    said = " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
+    assert code == 2 and message in said and "Possible options: --save" not in said
 
 
 @pytest.mark.slow

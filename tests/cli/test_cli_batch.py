@@ -1,5 +1,6 @@
 """The options of `sdattn batch` reach the run, and paths and seeds that cannot be are refused."""
 
+import json
 import os
 import re
 import sys
@@ -11,6 +12,8 @@ from helpers.demo_words import THING
 from helpers.tiers import tiered
 
 from sdattn.batch import open_batch
+from sdattn.batch.input.request import Outcome, Request
+from sdattn.errors import InvalidValueError
 
 
 @pytest.fixture
@@ -113,9 +116,36 @@ def test_a_bad_line_is_a_failure_but_to_a_launcher(invoke, model, monkeypatch):
             launcher.setenv(name, "none")
             code, out, _ = invoke("batch", "in.jsonl", *options)
         assert code == 0
-        assert "1 lines could not be read, see errors.jsonl" in out
+        assert "1 line could not be read, see run/errors.jsonl" in out
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert invoke("batch", "in.jsonl", *options, "--strict")[0] == 1
+
+
+def test_the_first_failed_items_are_named(invoke, monkeypatch):
+    rows = ({"id": f"00000{n}", "line": n, "reason": f"boom {n}"} for n in range(1, 6))
+    Path("run").mkdir()
+    Path("run/errors.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    monkeypatch.setattr(
+        "sdattn.batch.run.run_batch", lambda _: Outcome(6, 0, 1, 5, 0, None, seconds=1.0)
+    )
+    code, out, err = invoke("batch", "in.txt", "--out", "run")
+    assert code == 1 and "5 failed, see run/errors.jsonl" in out
+    assert err.splitlines() == [f"sdattn: 00000{n} failed: boom {n}" for n in (1, 2, 3)]
+
+
+@pytest.mark.parametrize("name", ["", "photo.jpg"])
+def test_a_folder_without_captions_is_told(invoke, name):
+    Path("in").mkdir()
+    Path("in", name or ".hidden").touch()
+    code, _, err = invoke("batch", "in", "--out", "run")
+    assert code == 1 and "captions" in err and "datasets" not in err
+
+
+def test_a_wrong_part_is_named(invoke):
+    code, _, err = invoke("batch", "in.txt", "--out", "run", "--save", "images,maps")
+    assert code == 2 and "--save images: " in err and "Did you mean 'image'" in err
+    with pytest.raises(InvalidValueError, match="tuple"):
+        Request("in.txt", "run", save="image").check()
 
 
 @pytest.mark.parametrize("layout", tiered(["webdataset", "folder", "parquet"], quick=0, daily=1))

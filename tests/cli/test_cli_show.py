@@ -5,12 +5,13 @@ import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 from helpers.demo_words import OTHER, PROMPT, THING
 from helpers.tiers import tiered
 from PIL import Image
 
-from sdattn import generate, load_pipeline
+from sdattn import generate, load_pipeline, load_run
 
 BEGINS = {
     "pdf": rb"%PDF-1\.\d",
@@ -123,10 +124,29 @@ def test_failures_say_why_in_one_line(invoke, folders, run, arguments, message):
     assert os.listdir() == []
 
 
+@pytest.mark.parametrize(
+    "how", [("--figure", "words", "-o", "x.png"), ("--animate", "-o", "x.gif")]
+)
+def test_a_file_is_only_replaced_with_force(invoke, folders, how):
+    Path(how[-1]).write_text("mine")
+    code, _, err = invoke("show", folders / "kept", THING, *how)
+    assert code == 1 and "--force" in err and Path(how[-1]).read_text() == "mine"
+    assert invoke("show", folders / "kept", THING, *how, "--force")[0] == 0
+    assert_is(how[-1], how[-1][-3:])
+
+
+def test_masks_are_those_of_the_maps(invoke, folders):
+    run = load_run(folders / "kept")
+    assert invoke("show", folders / "kept", THING, "--masks", "-o", "drawn")[0] == 0
+    mask = Image.open(f"drawn/masks/01-{THING}.png")
+    expected = run.heatmaps[THING].mask((run.image.height, run.image.width)).numpy()
+    assert (np.asarray(mask) == expected * 255).all() and expected.any() and not expected.all()
+
+
 @pytest.mark.slow
 def test_a_file_that_cannot_be_written_leaves_nothing(invoke, folders):
     os.mkdir("x.png")
-    code, _, err = invoke("show", folders / "kept", "--figure", "words", "-o", "x.png")
+    code, _, err = invoke("show", folders / "kept", "--figure", "words", "-o", "x.png", "--force")
     assert code == 1
     assert err.startswith("sdattn: ") and err.count("\n") == 1
     assert os.listdir() == ["x.png"] and os.listdir("x.png") == []

@@ -8,7 +8,7 @@ import time
 from contextlib import suppress
 from datetime import timedelta
 
-from ...files.terminal import say
+from ...files.terminal import counted, say
 from ..storage.storage import Storage
 
 _LINE_EVERY = 15.0  # seconds between lines if there is no terminal
@@ -61,7 +61,7 @@ class Progress:
         done, failed = self.tally.count("done"), self.tally.count("failed")
         rate = done / max(time.monotonic() - self._start, 1e-6)
         left = self.total - self.before - done - failed
-        parts = [f"{self.before + done:,} of {self.total:,} items"]
+        parts = [f"{self.before + done:,} of {counted(self.total, 'item')}"]
         if self.before:
             parts[0] += f" ({self.before:,} were there)"
         if done:

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import torch
 
-from ...files.terminal import say
+from ...files.terminal import counted, say
 from ...maps.presets import Preset, preset_for
 from ...models.pipeline import Options, Pipeline
 from ...models.reading import read_prompts
@@ -45,7 +45,7 @@ def find_batch_size(pipe: Pipeline, jobs: Sequence[Job], preset: Preset, share: 
             break
         best, least, size = size, each, 2 * size
     release_memory()
-    say(f"{best} items to a batch")
+    say(f"{counted(best, 'item')} to a batch")
     return best
 
 

@@ -86,9 +86,11 @@ class Request:
         if self.input_format not in (None, *KINDS):
             raise refuse("input_format", self.input_format, KINDS)
         self.columns.check()
-        unknown = sorted(set(self.save or ()) - set(PARTS))
-        if unknown or self.save == () or self.save == []:
-            raise refuse("save", unknown, PARTS)
+        if isinstance(self.save, str):
+            raise refuse("save", self.save, f"a tuple of names, some of {', '.join(PARTS)}")
+        unknown = [name for name in self.save or () if name not in PARTS]
+        if unknown or (self.save is not None and not self.save):
+            raise refuse("save", unknown[0] if unknown else self.save, PARTS)
         which, of = self.part
         if not 1 <= which <= of:
             raise refuse("part", self.part, f"{(1, of)} to {(of, of)}")

@@ -7,8 +7,11 @@ from pathlib import Path
 
 from ...errors import InvalidValueError, optional
 from ...files.addresses import path_of
-from .lines import kind_of
+from .lines import KINDS, kind_of
 from .photos import Found, find_photos, json_lines, list_rows, photo_in, rows_of
+
+# Endings of files that datasets reads
+_READ = {*KINDS, "ndjson", "arrow", "zip"}
 
 
 def read_source(source: str, kind: str | None = None) -> Found:
@@ -49,7 +52,14 @@ def read_source(source: str, kind: str | None = None) -> Found:
 
 
 def _rows_of_folder(folder: str) -> Found:
-    datasets = optional("datasets", f"The folder {folder}", "sdattn[datasets]")
+    endings = (path.name.lower().split(".")[1:] for path in Path(folder).rglob("*"))
+    if not any(map(_READ.intersection, endings)):
+        raise InvalidValueError(
+            f"{folder} holds no images with captions. Put NAME.txt next to each NAME.jpg, or pass "
+            "a file of prompts."
+        )
+    what = f"The folder {folder}, which holds no images with captions,"
+    datasets = optional("datasets", what, "sdattn[datasets]")
     saved = any(Path(folder, name).is_file() for name in ("state.json", "dataset_dict.json"))
     try:
         if saved:
