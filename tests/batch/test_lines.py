@@ -108,9 +108,7 @@ def test_a_json_object_with_a_prompt_is_no_line_of_a_text():
     items, bad = read_items("\n".join(lines).encode(), "txt")
     assert [one.prompt for one in items] == own
     assert [one.line for one in bad] == [1, 7]
-    assert all(
-        "name the file .jsonl or say that the input format is jsonl" in one.reason for one in bad
-    )
+    assert all("Name the file .jsonl" in one.reason for one in bad)
 
 
 def test_a_header_in_a_text_is_refused():

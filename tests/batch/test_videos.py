@@ -144,7 +144,7 @@ def test_only_what_is_asked_for_is_saved(video_model, tmp_path, save):
     [
         ({"prompt": "cat", "num_frames": 4}, "The nearest are 1 and 5"),
         ({"prompt": "cat", "num_frames": "many"}, "write a whole number from 1"),
-        ({"prompt": "cat", "edit_to": "dog"}, "makes videos, and only images"),
+        ({"prompt": "cat", "edit_to": "dog"}, "makes videos, not images to edit"),
     ],
 )
 def test_lines_that_cannot_be(video_model, tmp_path, capsys, row, reason):
@@ -155,7 +155,7 @@ def test_lines_that_cannot_be(video_model, tmp_path, capsys, row, reason):
 
 
 def test_a_video_of_a_model_of_images_is_refused(model, tmp_path):
-    with pytest.raises(ValueError, match="makes images, so there is no video"):
+    with pytest.raises(ValueError, match="makes images. Leave video out"):
         draw(model, tmp_path / "run", ["a cat"], save=("video", "maps"))
     assert not (tmp_path / "run").exists()
     with pytest.raises(ValueError, match="makes images"):
