@@ -9,9 +9,9 @@ from torch import nn
 
 from ..attention.controlled import Controller
 from ..attention.joining import TEXT, check_layer, unknown_layer
-from ..errors import InvalidTypeError, InvalidValueError, RunError
+from ..errors import InvalidTypeError, InvalidValueError, RunError, warn
 from ..hooks.pass_reader import PassReader
-from ..hooks.passes import Pass
+from ..hooks.passes import CaptureWarning, Pass
 from ..models.layers import (
     AttentionLayer,
     Denoiser,
@@ -109,6 +109,21 @@ def refuse_broken_step(controller: Controller | None) -> None:
             f"The {type(controller).__name__} is in the middle of a step: {begun} layers have "
             "called, and the model starts a new pass. After a run that stopped early, reset() the "
             "controller."
+        )
+
+
+def note_run(controller: Controller | None, found: Pass) -> None:
+    """Tell a store that a run begins, and warn of a controller that was made for a longer one."""
+    if not found.begins_run:
+        return
+    if begin := getattr(controller, "begin_run", None):
+        begin()
+    made, steps = getattr(controller, "num_steps", None), len(found.schedule or ())
+    if isinstance(made, int) and 0 < steps < made:
+        warn(
+            f"The {type(controller).__name__} was made for {made} passes of the model and this run "
+            f"has {steps}, so its parts of the run are others. Make it with {steps}.",
+            CaptureWarning,
         )
 
 

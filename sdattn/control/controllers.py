@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies
-from ..errors import InvalidValueError, refuse
+from ..errors import InvalidTypeError, InvalidValueError, refuse
 from ..hooks.run_part import RunPart, Span
 from ..prompts.tokens import Prompt
 from . import alignment
@@ -66,6 +66,11 @@ class AttentionControlEdit(AttentionStore):
         max_self_queries: int = 16**2,
         **store_options: Any,
     ):
+        if any(isinstance(prompt, str) for prompt in prompts):
+            raise InvalidTypeError(
+                f"{type(self).__name__} got texts, which do not say their tokens. Pass "
+                "sdattn.read_prompts(pipe, [source, target])."
+            )
         if len(prompts) < 2:
             raise InvalidValueError(
                 f"{len(prompts)} prompt(s): pass the source and at least one target."

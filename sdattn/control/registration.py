@@ -30,6 +30,7 @@ from .controlled_layers import (
     check_batch,
     check_weights,
     controlled_layers,
+    note_run,
     passes_of,
     refuse_broken_step,
 )
@@ -168,6 +169,7 @@ class ControlHandle:
             )
         if is_shown:
             check_batch(self.controller, found, is_unet(model))
+            note_run(self.controller, found)
         refuse_broken_step(self.controller)
         if replaced := self._installed.replaced():
             layer, processor = replaced[0]

@@ -1,11 +1,12 @@
 from collections.abc import Sequence
 from numbers import Integral
-from typing import Any
+from typing import Any, get_args
 
 import torch
 from torch import Tensor
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, OptionError, did_you_mean, refuse
+from ..models.layers import Place
 
 
 def aggregate_attention(
@@ -47,6 +48,12 @@ def aggregated(
     rows, cols = (res, res) if isinstance(res, (int, Integral)) else res
     kind = "cross" if is_cross else "self"
     average = store.get_average_attention()
+    known = [key.removesuffix(f"_{kind}") for key in average if key.endswith(f"_{kind}")]
+    for place in from_where:
+        if place not in (*get_args(Place), *known):
+            near = did_you_mean(str(place).partition("_")[0], known)
+            text = f"places are {', '.join(map(repr, known))}, without a kind.{near}"
+            raise OptionError("from_where", [*from_where], text)
     fitting = [
         maps
         for place in from_where
@@ -64,6 +71,8 @@ def aggregated(
             f"queries {there}. Choose another res or place; pass prompts= if the number of images "
             "is not known; larger maps are kept with AttentionStore(max_queries=...)."
         )
+    if not -images <= select < images:
+        raise refuse("select", select, f"0 to {images - 1}, since there are {images} image(s)")
     # One mean over all heads of all layers, so that a layer with more heads counts for more.
     by_image = [m.reshape(images, -1, rows, cols, m.shape[-1])[select] for m in fitting]
     every = torch.cat(by_image)  # [layers*heads, rows, cols, T]

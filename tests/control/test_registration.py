@@ -1,6 +1,7 @@
 """register_attention_control: any controller of the contract, and nothing left behind."""
 
 import gc
+import warnings
 import weakref
 from contextlib import nullcontext
 
@@ -8,6 +9,7 @@ import pytest
 import torch
 from helpers.tiny_pipelines import make_pipeline, make_unet
 
+import sdattn
 from sdattn import (
     AttentionStore,
     CaptureError,
@@ -300,3 +302,58 @@ def test_a_resolution_that_no_layer_has_is_refused_in_the_first_pass():
     with register_attention_control(unet, EmptyControl(), layers=5):
         with pytest.raises(ValueError, match="5"):
             unet(torch.randn(1, 4, 16, 12), 500, torch.randn(1, 7, 32))
+
+
+RUN = {"num_inference_steps": 2, "output_type": "latent"}
+
+
+@pytest.mark.parametrize("together", [True, False])
+def test_a_store_of_two_runs_says_so_when_it_is_read(together):
+    """Nothing fails while the model runs; the mean of two images is told."""
+    pipe, store = make_pipeline(), AttentionStore()
+    with register_attention_control(pipe, store):
+        pipe("a cat", **RUN)
+        if together:
+            pipe("a dog", **RUN)
+    if not together:
+        with register_attention_control(pipe, store):
+            pipe("a dog", **RUN)
+    with pytest.warns(CaptureWarning, match=r"several runs.*reset\(\)"):
+        store.get_average_attention()
+    store.reset()
+    with register_attention_control(pipe, store), warnings.catch_warnings():
+        warnings.simplefilter("error")
+        pipe("a dog", **RUN)
+        store.get_average_attention()
+
+
+@pytest.mark.parametrize(("made", "is_told"), [(50, True), (2, False)])
+def test_a_controller_for_a_longer_run_is_told(made, is_told):
+    pipe, texts = make_pipeline(), ["a cat", "a dog"]
+    prompts = [read_prompts(pipe, text)[0] for text in texts]
+    replace = AttentionReplace(prompts, made, cross_replace_steps=0.8, self_replace_steps=0.4)
+    with register_attention_control(pipe, replace), warnings.catch_warnings(record=True) as told:
+        warnings.simplefilter("always")
+        pipe(texts, guidance_scale=5.0, **RUN)
+    found = [str(one.message) for one in told if "made for 50 passes" in str(one.message)]
+    assert bool(found) == is_told and all("has 2" in text for text in found)
+
+
+def test_texts_in_place_of_read_prompts_are_named():
+    with pytest.raises(TypeError, match="read_prompts"):
+        AttentionReplace(["a cat", "a dog"], 2, cross_replace_steps=0.8, self_replace_steps=0.4)
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ((8, ["up_cross"], True, 0), "places are .*without a kind. Did you mean 'up'"),
+        ((8, ["up"], True, 3), "select=3.*0 to 0.*1 image"),
+    ],
+)
+def test_what_a_store_has_not_is_refused_by_name(asked, message):
+    pipe, store = make_pipeline(), AttentionStore()
+    with register_attention_control(pipe, store):
+        pipe("a cat", **RUN)
+    with pytest.raises(ValueError, match=message):
+        sdattn.aggregate_attention(store, *asked)
