@@ -112,7 +112,8 @@ def _cells(given: Any, keys: Side | None) -> Cells:
     read = tuple(tuple(at for at in cell if at is not None) for cell in cells)
     are_read = {*map(len, cells)} in ({2}, {3}) and [*map(len, read)] == [*map(len, cells)]
     if not are_read or len({*read}) < len(read):
-        known = '"image", "text", or a list of different cells of the latent, [(row, col)]'
+        known = '"image", "text", or a list of different cells, [(row, col)], numbered from 0 in '
+        known += "the latent, or fractions of the image's sides below 1"
         raise refuse("queries", given, known)
     if keys == "text":
         text = "to the text every cell's attention is kept by default. Leave out queries and keys."
