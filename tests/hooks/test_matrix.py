@@ -189,4 +189,6 @@ def test_where_cells_and_the_text_looked(row):
                 sides = ("image" if of_cells else "text", keys)
                 expected = expected_maps(record[name], calls, told, way, lengths, sides, picked)
                 found = (maps.flatten(1, -2) if keys == "image" else maps).double()
+                if row.name == "Z-Image, ControlNet":  # it runs the model's refiner before it
+                    expected = expected[:, -found.shape[1] :]
                 torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
