@@ -35,7 +35,7 @@ def checked_capture(
             text = f"`capture()` has no option {name!r}.{did_you_mean(name, known)}"
             raise OptionError("capture_options", dict(settings), text)
     branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
-    ours = {"text_states", "among", "refine", "depth", "space"} & set(settings)
+    ours = {"text_states", "among", "refine", "depth", "space", "queries", "keys"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
         text = (
             "this shows where the words of the prompt go. For anything else use `capture()` around "

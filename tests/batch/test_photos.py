@@ -358,6 +358,20 @@ def test_a_changed_photo_is_explained_anew_and_no_other(model, photos, tmp_path)
     assert verify(run) == (3, [])
 
 
+def test_a_parquet_file_that_was_written_again_is_read_again(tmp_path):
+    """In one process, too: what was read of the earlier file is not its images."""
+    source = parquet(tmp_path / "set")
+    before, _ = items_of(source)
+    image = {"bytes": as_bytes(photo(9)), "path": "p9.png"}
+    features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
+    held = {"image": [image], "text": ["a dog"]}
+    datasets.Dataset.from_dict(held, features).to_parquet(source)
+    [after], bad = items_of(source)
+    assert bad == [] and after.image.open().tobytes() == photo(9).tobytes()
+    with pytest.raises(ValueError, match="p0.png has changed"):
+        before[0].image.open()
+
+
 def test_a_photo_that_changes_during_the_run_is_not_explained(photos, tmp_path):
     folder = pairs(tmp_path / "set")
     items, _ = items_of(folder)

@@ -78,3 +78,12 @@ def test_each_text_encoder_is_told_apart(tmp_path):
     page = report(again).decode()
     assert "Through CLIP" in page and "Through T5" in page and "text encoder</th>" in page
     assert generate(small_pipeline(), PROMPT, **SIZE)[0].heatmaps.encoders == {}
+
+
+@pytest.mark.parametrize("asked", [{"queries": "text"}, {"queries": [(1, 2)]}, {"keys": "text"}])
+def test_a_run_shows_the_prompts_words_and_no_other_queries(asked):
+    """Refused before anything is drawn: run.json would call such maps those of words."""
+    pipe = sd3()
+    pipe.transformer.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
+    with pytest.raises(ValueError, match="capture_options"):
+        generate(pipe, PROMPT, capture_options=asked, **SIZE)

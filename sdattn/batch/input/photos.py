@@ -7,14 +7,13 @@ photo.jpg photo.txt                                     # pairs, in a folder or 
 from __future__ import annotations
 
 import json
-import os
 import tarfile
 from codecs import BOM_UTF8
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache, partial
 from io import BytesIO
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple, cast
 
 from PIL import Image
@@ -22,6 +21,7 @@ from PIL import Image
 from ...errors import InvalidValueError
 from ...files.addresses import AnyPath, is_address, path_of
 from ...files.images import SUFFIXES, read_image, size_of
+from ...files.paths import files_below
 from ...files.terminal import shown
 from ...files.writing import sha256
 from .values import ID, decoded, parsed
@@ -114,7 +114,7 @@ def find_photos(path: AnyPath) -> Found | None:
     if described.is_file() and b'"file_name"' in (data := described.read_bytes()):
         lines = map(_with_image, data.splitlines(keepends=True))
         return Found(b"".join(lines), "rows", partial(photo_in, path))
-    files = sorted(_files_below(path))
+    files = _files_of_photos(path)
     if tars := [file for file in files if file.suffix.lower() == ".tar"]:
         return _pairs(_members(tars))
     captions = {file.with_suffix("") for file in files if file.suffix == ".txt"}
@@ -147,14 +147,12 @@ class _Member(NamedTuple):
     read: Callable[[], bytes]
 
 
-def _files_below(folder: Path) -> Iterator[Path]:
-    """Yield the files of a folder and those in it, without what is hidden and runs' folders."""
-    for here, folders, names in os.walk(folder):  # Path.walk came with Python 3.12
-        folders[:] = [name for name in folders if not name.startswith(".")]
-        if _RUNS.intersection(names):
-            folders.clear()
-            continue
-        yield from (Path(here, name) for name in names)
+def _files_of_photos(folder: Path) -> list[Path]:
+    """Return the files of a folder and those in it, without what is hidden and runs' folders."""
+    names = [PurePosixPath(name) for name in files_below(folder)]
+    runs = {name.parent for name in names if name.name in _RUNS}
+    kept = [name for name in names if not any(part.startswith(".") for part in name.parts)]
+    return [folder / name for name in kept if runs.isdisjoint(name.parents)]
 
 
 def _member(file: Path, folder: Path) -> _Member:
@@ -241,15 +239,16 @@ def _image_at(where: str, row: int) -> dict[str, Any]:
     """Return an image's ``{bytes, path}``."""
     if Path(where).is_dir():
         return cast(dict[str, Any], _saved(where)[row]["image"])
-    for group, rows in enumerate(_row_groups(where)):
+    written = Path(where).stat().st_mtime_ns  # what was read of an earlier file is not its rows
+    for group, rows in enumerate(_row_groups(where, written)):
         if row < rows:
-            return _row_group(where, group)[row]
+            return _row_group(where, written, group)[row]
         row -= rows
     raise InvalidValueError(f"{where} has fewer rows by now. Run the same command again.")
 
 
 @lru_cache(maxsize=1)
-def _row_groups(where: str) -> list[int]:
+def _row_groups(where: str, _written: int) -> list[int]:
     """Return the number of rows of each row group of a Parquet file."""
     from pyarrow import parquet
 
@@ -258,7 +257,7 @@ def _row_groups(where: str) -> list[int]:
 
 
 @lru_cache(maxsize=2)  # a file may be larger than memory
-def _row_group(where: str, group: int) -> list[dict[str, Any]]:
+def _row_group(where: str, _written: int, group: int) -> list[dict[str, Any]]:
     from pyarrow import parquet
 
     read = parquet.ParquetFile(where).read_row_group(group, columns=["image"])
