@@ -49,6 +49,7 @@ class RunningSum:
         self._summed = 1  # heads that are averaged
         self._fitting: tuple[Size | None, int] | None = None  # latent and cells of the last call
         self._kept: DeviceCopies | None = None  # of the keys that ``among`` names
+        self._queries: Columns = None  # that are kept, known in the first call; None for all
         self._cells: tuple[int, ...] | None = None  # of the frames that are kept; None for all
 
     def wanted(self) -> bool:
@@ -72,10 +73,11 @@ class RunningSum:
     def add(self, attended: Attended) -> None:
         """Add the attention of one call's kept rows."""
         running = cast(Pass, self.running)
-        looks = self.keep.queries
-        if looks.turned:
-            some = looks.numbers(self.layer, running.latent_size, running.frame_rows)
-            attended = Turned(attended.of_queries(some))
+        if (looks := self.keep.queries).turned:
+            if not self.calls:  # a capture has one latent size
+                size = running.latent_size
+                self._queries = looks.numbers(self.layer, size, running.frame_rows)
+            attended = Turned(attended.of_queries(self._queries))
         if running.frame_rows > 1:
             attended = FramesTogether(attended, running.frame_rows)
         self._check_call(attended.cells, running)

@@ -22,12 +22,12 @@ def as_xarray(store: Any, layer: str) -> xr.DataArray:
     if store.keep.heads.each:
         axes["head"] = store.keep.heads.numbers or range(watched.heads)
     columns = range(maps.shape[-1])
-    tokens = store.tokens or columns
-    last = {"key": columns} if watched.kind == "self" else {"token": tokens}
-    last = last if store.keep.queries.cells is None else {"query": columns}
-    if store.keep.queries.in_text:
+    looks, tokens = store.keep.queries, store.tokens or columns
+    if looks.in_text:
         axes |= {"query": range(maps.shape[-2]), "token": tokens}
     else:
+        last = {"key": columns} if watched.kind == "self" else {"token": tokens}
+        last = last if looks.cells is None else {"query": columns}
         if maps.dim() - len(axes) == 4:
             axes["frame"] = store.keep.frames or range(maps.shape[len(axes)])
         axes |= {"row": None, "col": None, **last}

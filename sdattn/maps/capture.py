@@ -76,6 +76,7 @@ class MapStore(CapturedMaps):
 
         Raises:
             ValueError: the store was captured without cells.
+            CaptureError: no layer has run.
         """
         return spots(self)
 
@@ -111,7 +112,7 @@ def capture(
     space: Space = "attention",
     frames: Sequence[int] | None = None,
     depth: tuple[float, float] | None = None,
-    queries: Literal["image", "text"] | Sequence[tuple[int, ...]] = "image",
+    queries: Literal["image", "text"] | Sequence[tuple[float, ...]] = "image",
     keys: Literal["image", "text"] | None = None,
     max_bytes: int | Budget | None = None,
 ) -> AbstractContextManager[MapStore]:

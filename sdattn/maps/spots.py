@@ -5,6 +5,7 @@ from torch import Tensor
 
 from ..errors import InvalidValueError
 from ..hooks.map_store import CapturedMaps
+from ..hooks.passes import CaptureError
 from .heatmap import Heatmap
 from .layermaps import resize_maps
 
@@ -15,18 +16,17 @@ def spots(store: CapturedMaps) -> list[list[Heatmap]]:
     if cells is None:
         text = "This store has no cells of its own. Capture with queries=[(row, col), ...]."
         raise InvalidValueError(text)
-    values = _mean(store).movedim(-1, 1)  # [images, cells, (frames,) rows, cols]
     return [
         [
             Heatmap(str(cell), own, (i,), frames=store.frames, crop=store.crop)
             for i, (cell, own) in enumerate(zip(cells, image, strict=True))
         ]
-        for image in values
+        for image in spot_maps(store)
     ]
 
 
-def _mean(store: CapturedMaps) -> Tensor:
-    """Return the mean over layers, heads and steps, ``[images, (frames,) rows, cols, cells]``."""
+def spot_maps(store: CapturedMaps) -> Tensor:
+    """Return the mean over layers, heads and steps, ``[images, cells, (frames,) rows, cols]``."""
     several = store.keep.steps.each + store.keep.heads.each
     layers = []
     for name in store.maps:
@@ -34,6 +34,8 @@ def _mean(store: CapturedMaps) -> Tensor:
         maps = maps.flatten(1, several).mean(1) if several else maps
         # a share of a coarser grid's cell is spread over several cells of a finer one
         layers.append(maps.movedim(-1, 1) * (maps.shape[-3] * maps.shape[-2]))
+    if not layers:
+        raise CaptureError("The store holds no maps. Run the pipeline inside the with block.")
     size = max(((m.shape[-2], m.shape[-1]) for m in layers), key=lambda size: size[0] * size[1])
     mean = torch.stack([resize_maps(maps, size) for maps in layers]).mean(0)
-    return mean.movedim(1, -1) / (size[0] * size[1])
+    return mean / (size[0] * size[1])

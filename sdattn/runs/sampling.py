@@ -9,7 +9,6 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from ..errors import SdattnWarning, warn
@@ -25,6 +24,7 @@ from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
 from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, kept_columns
+from ..maps.spots import spot_maps
 from ..models.demos import model_name
 from ..models.finite import check_maps
 from ..models.pipeline import Options, Pipeline
@@ -138,7 +138,7 @@ def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
 
 def _spots_of(order: Order, store: MapStore) -> Tensor:
     """Return where the spots of each image looked, checked."""
-    found = torch.stack([torch.stack([spot.values for spot in image]) for image in store.spots()])
+    found = spot_maps(store)
     check_maps({"spots": found}, order.pipe, order.options)
     return found.unflatten(1, spots_grid(order))
 

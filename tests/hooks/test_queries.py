@@ -233,3 +233,10 @@ def test_fractions_of_the_image_are_the_cells_that_hold_them():
     assert Queries.of(cells, None).numbers(layer, (8, 12), 1) == [0, 9, 23, 7]
     with pytest.raises(ValueError, match="cells"):
         Queries.of([(1.0, 0.5)], None)
+
+
+def test_a_store_that_saw_nothing_has_no_spots():
+    with pytest.raises(CaptureError, match="never called"):  # on leaving
+        with capture(make_pipeline(), queries=[(0, 1)]) as store:
+            with pytest.raises(CaptureError, match="no maps"):
+                store.spots()
