@@ -221,8 +221,8 @@ class AttentionStore(StepMaps):
         return attn
 
     def begin_run(self) -> None:
-        """Note that a run begins: two in one store are told when their mean is read."""
-        if self.cur_step and self.attachment is None and self.save_global_store is None:
+        """Note that a run begins, for a registered store: two are told when their mean is read."""
+        if self.cur_step and self.save_global_store is None:
             self._guess = (
                 f"This {type(self).__name__} holds several runs, and what is read is their mean. "
                 "Call reset() between them, or use a new store for each."

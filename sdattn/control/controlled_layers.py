@@ -112,14 +112,10 @@ def refuse_broken_step(controller: Controller | None) -> None:
         )
 
 
-def note_run(controller: Controller | None, found: Pass) -> None:
-    """Tell a store that a run begins, and warn of a controller that was made for a longer one."""
-    if not found.begins_run:
-        return
-    if begin := getattr(controller, "begin_run", None):
-        begin()
+def check_length(controller: Controller | None, found: Pass) -> None:
+    """Warn, when a run begins, of a controller that was made for a longer one."""
     made, steps = getattr(controller, "num_steps", None), len(found.schedule or ())
-    if isinstance(made, int) and 0 < steps < made:
+    if found.begins_run and isinstance(made, int) and 0 < steps < made:
         warn(
             f"The {type(controller).__name__} was made for {made} passes of the model and this run "
             f"has {steps}, so its parts of the run are others. Make it with {steps}.",

@@ -28,9 +28,9 @@ from ..models.pipeline import Pipeline
 from .attention_store import AttentionStore
 from .controlled_layers import (
     check_batch,
+    check_length,
     check_weights,
     controlled_layers,
-    note_run,
     passes_of,
     refuse_broken_step,
 )
@@ -169,7 +169,7 @@ class ControlHandle:
             )
         if is_shown:
             check_batch(self.controller, found, is_unet(model))
-            note_run(self.controller, found)
+            check_length(self.controller, found)
         refuse_broken_step(self.controller)
         if replaced := self._installed.replaced():
             layer, processor = replaced[0]
@@ -211,6 +211,8 @@ class ControlHandle:
         store, call = self.controller, self._reader.call
         if not isinstance(store, AttentionStore) or store.attachment is not None or call is None:
             return
+        if found.begins_run:
+            store.begin_run()
         if found.of_no_prompt and not is_unet(self._denoiser.model):
             return
         prompts = None
