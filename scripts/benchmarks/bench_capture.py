@@ -28,6 +28,7 @@ import torch
 from transformers import CLIPTokenizer
 
 import sdattn
+from sdattn.batch.engines.sizing import trim_heap
 from sdattn.models.demos import DEMO
 
 from .machine import clock, forget_peak, machine_name, peak_bytes
@@ -51,12 +52,10 @@ def main() -> None:
         times = measure(bench, options)
         found["models"][name] = {"about": bench.about, "times": times}
         print_times(bench, times)
-        if device == "cuda":
-            sizes = peaks(bench, options, list(times))
-            found["models"][name].update(sizes)
-            for what, one in sizes.items():
-                cells = (f"{way} {size / 1e6:,.0f}" for way, size in one.items())
-                print(f"\nBytes of a call in MB, {what}: {', '.join(cells)}")
+        sizes = found["models"][name]["bytes"] = bytes_of(bench, options, list(times), device)
+        print(f"\n| {bench.about}, MB | held | peak beyond none's |\n|---|---|---|")
+        for way, (held, peak) in sizes.items():
+            print(f"| {way} | {held / 1e6:,.1f} | {(peak - sizes['none'][1]) / 1e6:+,.0f} |")
         del bench
         if options.out:  # what is known already, should the next model not fit
             options.out.write_text(json.dumps(found, indent=1) + "\n")
@@ -155,17 +154,20 @@ def eager(bench: Bench, way: Way, layers: LayerClock) -> dict[str, float]:
 
 
 @torch.no_grad()
-def peaks(bench: Bench, options: argparse.Namespace, ways: list[str]) -> dict[str, dict[str, int]]:
-    """The most bytes that a GPU held while the model was called, beyond what it held before, and
-    those that each way holds afterwards, wherever it does."""
-    known, found = ways_for(bench.pipe, options.peers), defaultdict(dict)
+def bytes_of(
+    bench: Bench, options: argparse.Namespace, ways: list[str], device: str
+) -> dict[str, tuple[int, int]]:
+    """The bytes that each way holds after one call, wherever it does, and the most that the device
+    (a CPU's process) held in the call and in making its maps, beyond what it held before."""
+    known, found = ways_for(bench.pipe, options.peers), {}
     for name in ways:
+        trim_heap()
+        forget_peak(device)
+        before = peak_bytes(device)
         with known[name](bench.pipe) as held:
-            before = torch.cuda.memory_allocated()
-            forget_peak("cuda")
             bench.call()
-            found["peaks"][name] = peak_bytes("cuda") - before
-            found["held"][name] = 0 if held is None else held.nbytes
+        read_maps(held)
+        found[name] = (0 if held is None else held.nbytes, peak_bytes(device) - before)
     return found
 
 
