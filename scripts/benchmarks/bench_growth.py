@@ -42,7 +42,7 @@ VALUES = {  # of each axis, and with --quick
     "steps": ((10, 20, 50, 100), (2, 4)),
     "frames": ((1, 17, 41, 81), (1, 9)),
 }
-LARGEST = 5_000  # cells of a layer whose time grows with their square; more with --whole
+LARGEST = 5_000  # cells of a layer whose time grows with their square
 IMAGE = ("cross", "cross, refined", "joint", "joint, refined")
 WAYS = {  # that are measured along an axis
     "side": IMAGE,
@@ -118,7 +118,7 @@ def shape_of(axis: str, way: str, value: int) -> Shape:
 
 
 @torch.no_grad()
-def measure(axis: str, way: str, shape: Shape, rounds: int, most: float) -> Point | None:
+def measure(axis: str, way: str, shape: Shape, rounds: int, most: int) -> Point | None:
     """Measure a layer; None if it is too large and its time grows with the square of its cells."""
     kind = "self" if way == "cross, refined" else way.partition(",")[0]
     one = layer_of(f"video, {kind}" if shape.frames else kind)
@@ -256,7 +256,13 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--quick", action="store_true", help="few small sizes, once each")
-    parser.add_argument("--whole", action="store_true", help="the largest layers too; an hour")
+    parser.add_argument(
+        "--largest",
+        type=int,
+        default=LARGEST,
+        metavar="CELLS",
+        help="of layers whose time grows with their square; 17000 takes an hour",
+    )
     parser.add_argument("--axes", nargs="+", choices=VALUES, default=list(VALUES))
     parser.add_argument("--out", type=Path, help="write all figures as JSON")
     parser.add_argument("--plot", type=Path, help="draw them")
@@ -264,11 +270,10 @@ def main() -> None:
     torch.set_num_threads(1)
     print(f"torch {torch.__version__}, {processor_name()}, float32")
     points, rounds = [], 1 if options.quick else 2
-    most = math.inf if options.whole else LARGEST
     for axis in options.axes:
         for way in WAYS[axis]:
             for value in VALUES[axis][options.quick]:
-                found = measure(axis, way, shape_of(axis, way, value), rounds, most)
+                found = measure(axis, way, shape_of(axis, way, value), rounds, options.largest)
                 if found:
                     points.append(found)
                     print(found, file=sys.stderr)

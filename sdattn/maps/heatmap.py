@@ -12,7 +12,7 @@ from ..errors import InvalidValueError, refuse
 from ..models.crops import Crop
 from ..models.values import whole
 from .layermaps import resize_maps
-from .laying import grid_of, inside, laid
+from .laying import fits, grid_of, inside, laid
 from .masks import mask_of, smooth
 from .statistics import WordStatistics
 
@@ -89,6 +89,7 @@ class Heatmap:
         if isinstance(size, (tuple, list)):
             height, width = (*map(whole, size), None, None)[:2]
             if len(size) == 2 and height and width and min(height, width) > 0:
+                self._refuse_swapped(height, width)
                 return height, width
         elif size is not None and not isinstance(size, (int, float)):
             from ..files.images import as_image  # pillow is loaded only here
@@ -98,6 +99,12 @@ class Heatmap:
             check_proportions(image, tuple(grid), self.crop)
             return image.height, image.width
         raise refuse("size", size, "(height, width) in pixels, or the image")
+
+    def _refuse_swapped(self, height: int, width: int) -> None:
+        grid = tuple(self.values.shape[-2:])
+        if fits((width, height), grid, self.crop) and not fits((height, width), grid, self.crop):
+            text = f"(height, width), here {(width, height)}: the map has {grid_text(grid)} cells"
+            raise refuse("size", (height, width), text)
 
     def _seen(self, values: Tensor, size: tuple[int, int] | None) -> Tensor:
         """Resize values, for a crop to the pixels inside it; without a size, return the cells."""

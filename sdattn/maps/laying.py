@@ -53,6 +53,16 @@ def laid(part: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
     return whole
 
 
+def fits(size: tuple[int, int], grid: tuple[int, ...], crop: Crop | None) -> bool:
+    """Check whether an image of (height, width) pixels may be that of a map of (rows, cols)."""
+    height, width = size
+    if crop is not None:  # of an image that may have been reduced since, rounded
+        whole_width, whole_height = crop.image
+        return abs(width * whole_height - height * whole_width) <= max(crop.image)
+    rows, cols = grid
+    return abs(rows - cols * height / width) < 1 or abs(cols - rows * width / height) < 1
+
+
 def _pixels(crop: Crop, size: tuple[int, int]) -> list[tuple[slice, Tensor]]:
     """Return, for rows and columns, the pixels in the box and their places as shares of a side."""
     left, top, right, bottom = crop.parts

@@ -10,7 +10,7 @@ from PIL import Image, ImageDraw, ImageFont
 from ..errors import InvalidValueError, OptionError, did_you_mean, refuse
 from ..files.images import AnyImage, as_image
 from ..models.crops import Crop
-from .laying import inside, laid
+from .laying import fits, inside, laid
 
 OPACITY = 0.85  # at the highest value
 COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
@@ -142,20 +142,20 @@ def _on_image(
 
 
 def check_proportions(image: Image.Image, grid: tuple[int, ...], crop: Crop | None) -> None:
-    rows, cols = grid
     width, height = image.size
+    if fits((height, width), grid, crop):
+        return
     if crop is not None:
-        whole_width, whole_height = crop.image  # the image may have been reduced since, rounded
-        if abs(width * whole_height - height * whole_width) > max(crop.image):
-            raise InvalidValueError(
-                f"A heatmap of a crop of an image of {whole_width}x{whole_height} pixels does not "
-                f"belong to one of {width}x{height}. Pass the image of the same run."
-            )
-    elif abs(rows - cols * height / width) >= 1 and abs(cols - rows * width / height) >= 1:
+        whole_width, whole_height = crop.image
         raise InvalidValueError(
-            f"A heatmap of {rows}x{cols} cells does not belong to an image of {width}x{height} "
-            "pixels (width x height). Pass the image of the same run."
+            f"A heatmap of a crop of an image of {whole_width}x{whole_height} pixels does not "
+            f"belong to one of {width}x{height}. Pass the image of the same run."
         )
+    rows, cols = grid
+    raise InvalidValueError(
+        f"A heatmap of {rows}x{cols} cells does not belong to an image of {width}x{height} "
+        "pixels (width x height). Pass the image of the same run."
+    )
 
 
 def enlarge(image: Image.Image) -> Image.Image:

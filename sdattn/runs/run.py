@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
 
-from ..errors import InvalidValueError
+from ..errors import InvalidTypeError, InvalidValueError
 from ..files.videos import Video
 from ..maps.capture import MapStore
 from ..maps.heatmap import Heatmap, latent_frames
@@ -79,6 +79,11 @@ class Run:
         return len(self.image_runs)
 
     def __getitem__(self, number: int) -> ImageRun:
+        if isinstance(number, str):
+            raise InvalidTypeError(
+                f"run[{number!r}]: a run has images by number, run[0]. For a word's map take "
+                f"run.heatmaps[0][{number!r}]."
+            )
         return self.image_runs[number]
 
     def __iter__(self) -> Iterator[ImageRun]:

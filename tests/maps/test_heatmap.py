@@ -197,6 +197,13 @@ def test_an_image_stands_for_its_size(blob, tmp_path):
         blob.mask(image.transpose(Image.Transpose.ROTATE_90))
 
 
+def test_a_size_as_pil_says_it_is_refused(blob):
+    for ask in (blob.mask, blob.resize):
+        with pytest.raises(ValueError, match=r"\(36, 24\).*here \(24, 36\): the map has 4x6 cells"):
+            ask((36, 24))
+        assert ask((32, 32)).shape == (32, 32)  # that fits neither way is meant so
+
+
 @pytest.mark.parametrize("size", [64, (64,), (2, 3, 4), (1.5, 2), None])
 def test_what_is_no_size_says_what_one_is(blob, size):
     with pytest.raises(ValueError, match="size=.*height, width"):

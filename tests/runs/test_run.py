@@ -88,6 +88,8 @@ def test_a_run_of_one_image_is_read_as_a_saved_one(tmp_path):
     assert run.asked_heatmaps["cat"].values.equal(run.asked_heatmaps[0]["cat"].values)
     with pytest.raises(KeyError, match="bird"):
         run.heatmaps["bird"]
+    with pytest.raises(TypeError, match=r"run\.heatmaps\[0\]\['cat'\]"):
+        run["cat"]
 
 
 @pytest.mark.parametrize("images", [0, 2, 3])
