@@ -224,6 +224,7 @@ def turned(word, wanted):
     return True
 
 
+@pytest.mark.weekly
 def test_all_can_be_done_with_the_keyboard(open_app):
     page = open_app(1280)
     page.get_by_label("Prompt", exact=True).wait_for()

@@ -20,6 +20,7 @@ from sdattn.runs.folder import load_run
 SMALL = {"height": 64, "width": 96, "num_inference_steps": 1}
 
 
+@pytest.mark.slow
 def test_a_kept_run_is_all_that_save_writes(tmp_path):
     run = generate(make_pipeline(), "a red cat", seed=7, **SMALL)
     kept = RecentRuns(tmp_path / "kept")
@@ -47,6 +48,7 @@ def test_images_of_one_run_have_a_folder_each(tmp_path):
     assert {name.split("/")[0] for name in names} == {"a-cat-0-0", "a-cat-0-1"}
 
 
+@pytest.mark.slow
 def test_the_oldest_go_when_there_is_no_room_and_the_last_stays(tmp_path):
     run = generate(make_pipeline(), "a cat", **SMALL)
     kept = RecentRuns(tmp_path)

@@ -171,6 +171,7 @@ def test_verify_finds_what_is_wrong_in_a_shard(tmp_path):
     assert [one[:31] for one in problems] == [f"{i}: metadata.jsonl names shards/" for i in "abc"]
 
 
+@pytest.mark.slow
 def test_verify_finds_every_byte_around_the_files_of_a_shard(tmp_path):
     items = {"a": pack("a", parts=("maps",))}
     root = new_run(tmp_path / "run", items, format="webdataset", save=["maps"])

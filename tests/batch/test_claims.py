@@ -15,6 +15,7 @@ from helpers.tiny_tokenizers import tiny_tokenizer
 from sdattn.batch import open_batch
 
 
+@pytest.mark.slow
 def test_the_same_call_again_draws_nothing(model, watched, tmp_path):
     out = tmp_path / "run"
     before = signal.getsignal(signal.SIGINT), signal.getsignal(signal.SIGTERM)
@@ -59,6 +60,7 @@ def drawn(model, tmp_path_factory):
 
 
 @pytest.mark.parametrize("other", tiered(OTHER_RUNS, 2))
+@pytest.mark.slow
 def test_the_folder_of_another_run_is_left_alone(model, drawn, other):
     before = kept_of(drawn)
     with pytest.raises(ValueError, match="belongs to another run: .*force=True"):

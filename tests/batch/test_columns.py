@@ -274,6 +274,7 @@ def test_columns_to_keep_that_are_not_there_are_refused():
 
 
 @pytest.mark.parametrize("format", tiered(["folder", "webdataset", "parquet"], daily=3))
+@pytest.mark.slow
 def test_what_is_kept_is_read_again(model, tmp_path, monkeypatch, format):
     monkeypatch.setenv("HF_DATASETS_OFFLINE", "1")
     datasets = pytest.importorskip("datasets")

@@ -119,6 +119,7 @@ def test_a_disk_that_cannot_be_written(tmp_path, batch):
 
 
 @pytest.mark.parametrize("full", tiered(["the items", "the rows"], quick=0, daily=1))
+@pytest.mark.weekly
 def test_a_disk_that_fills_up_at_any_file_is_told_once(batch, tmp_path, monkeypatch, full):
     write_lines(tmp_path / "in.jsonl", colours(6))
     arguments = ["in.jsonl", *SMALL, "--out", "run"]

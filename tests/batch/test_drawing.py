@@ -74,6 +74,7 @@ def generated(pipe, row, line, options):
     return generate(pipe, row.pop("prompt"), seed=row.pop("seed", line - 1), **row)
 
 
+@pytest.mark.slow
 def test_an_item_is_what_generate_makes_of_it(model, varied, tmp_path):
     pipe = load_pipeline(model, device="cpu")
     for line, row in enumerate(VARIED, 1):
@@ -225,6 +226,7 @@ def test_options_that_are_tuples_make_no_other_run(tmp_path):
         daily=4,
     ),
 )
+@pytest.mark.slow
 def test_items_have_the_maps_of_their_preset(model, tmp_path, name, format):
     """Those of single runs, live and read back; ``verify`` knows their shapes."""
     preset = preset_of(name.split(",")[0], "self" if "refined" in name else None)
@@ -456,6 +458,7 @@ def test_an_error_in_the_block_waits_for_what_was_begun(also):
     assert done == [0, 1, 2] + [3] * (not also)
 
 
+@pytest.mark.slow
 def test_maps_that_are_not_finite_are_no_item():
     maps = torch.full((4, 6, 77), torch.nan)
     heatmaps = Heatmaps(read_prompt(TOKENIZER, PROMPT), maps)

@@ -75,6 +75,7 @@ def test_an_item_is_what_edit_makes_of_it(model, drawn):
         assert source in page and target in page
 
 
+@pytest.mark.slow
 def test_items_beside_an_edit_are_no_edits(model, drawn):
     files, pipe = files_of(drawn), load_pipeline(model, device="cpu")
     for line in (LINES[0], LINES[3]):
@@ -174,6 +175,7 @@ def test_rows_of_ray_data_have_the_source_too(model):
     assert list(drawn["words"][1]) == ["a", "red", "dog"]
 
 
+@pytest.mark.slow
 def test_the_gallery_shows_both_images(model, tmp_path):
     draw(model, tmp_path / "run", LINES[:2], options=GUIDED, save=("image", "maps", "report"))
     rows = data_of(tmp_path / "run" / "index.html")["rows"]

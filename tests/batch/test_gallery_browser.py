@@ -77,6 +77,7 @@ def show_all(page):
         wait_for(page, f"document.querySelectorAll('#cards > li').length > {before}")
 
 
+@pytest.mark.weekly
 def test_of_ten_thousand_items_more_come_as_they_are_scrolled_to(many, open_page):
     root, rows = many
     page = open_page(root / "index.html", viewport={"width": 1280, "height": 900})

@@ -161,6 +161,7 @@ def test_phrases_are_found_as_heatmaps_find_them(prompt, phrase):
     assert read_one(line_of(prompt=prompt, words=[phrase])).words == (phrase,)
 
 
+@pytest.mark.slow
 def test_the_words_of_a_prompt_are_shown_in_one_line():
     prompt = "a \x01 cat" + " a\u2028b dog" * 500 + " unicorn" * 500
     reason = reason_of(line_of(prompt=prompt, words=["bird"]))

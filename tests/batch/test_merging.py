@@ -23,6 +23,7 @@ def part(root, which, of, names, **changes):
 
 
 @pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.slow
 def test_parts_become_the_run_of_the_whole(tmp_path, format):
     roots = [part(tmp_path / "1", 1, 2, "ac", format=format)]
     roots += [part(tmp_path / "2", 2, 2, "bd", format=format)]

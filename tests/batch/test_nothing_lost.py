@@ -304,6 +304,7 @@ def hostile_input():
     return b"\n".join(lines), bad
 
 
+@pytest.mark.weekly
 def test_a_thousand_hostile_lines(batch, tmp_path, monkeypatch):
     data, bad = hostile_input()
     assert len(bad) == 970

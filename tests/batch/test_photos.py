@@ -110,6 +110,7 @@ def test_images_of_one_size_run_together_each_from_its_own_noise(model, photos, 
 
 
 @pytest.mark.parametrize("kind", tiered(["folder", "webdataset", "parquet"], daily=3))
+@pytest.mark.slow
 def test_rows_name_a_mask_for_each_word(model, photos, tmp_path, kind):
     explain_all(model, photos, tmp_path / "run", format=kind)
     assert verify(tmp_path / "run") == (3, [])
@@ -430,6 +431,7 @@ def test_masks_of_a_folder_of_photos_from_the_command_line(invoke, model, photos
     )
 
 
+@pytest.mark.slow
 def test_a_run_of_photos_is_read_by_ray_data_too(model, photos):
     from sdattn.batch import Draw
 

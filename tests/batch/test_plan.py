@@ -164,7 +164,7 @@ def test_prompts_of_other_lengths_run_apart_where_a_batch_shares_its_columns(tmp
 # Which model it is
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_digest_sees_every_weight():
     pipe = make_pipeline()
     before, seen = digest_model(pipe), set[str]()
@@ -222,6 +222,7 @@ CHANGES = {
 
 
 @pytest.mark.parametrize("part", tiered(CHANGES, 2))
+@pytest.mark.slow
 def test_a_digest_sees_every_configuration(part):
     assert digest_model(CHANGES[part]()) != digest_model(make_pipeline())
 

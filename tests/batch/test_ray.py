@@ -388,6 +388,7 @@ def test_workers_that_cannot_be(invoke, text):
         ({"engine": "ray", "device": "cuda:1"}, "names one device for all workers"),
     ],
 )
+@pytest.mark.slow
 def test_what_cannot_be_asked_of_an_engine(asked, reason):
     with pytest.raises(ValueError, match=reason):
         Request("in.txt", "run", **asked).check()

@@ -6,6 +6,7 @@ import fsspec
 import pytest
 from helpers.batch_runs import FORMATS, kept_of, new_run, three
 from helpers.storages import begun, objects_of, quick_waits  # noqa: F401
+from helpers.tiers import tiered
 
 from sdattn.batch import merge, open_batch, status, verify
 from sdattn.batch.storage import leases
@@ -49,7 +50,7 @@ def bucket(server, monkeypatch, quick):
     monkeypatch.setitem(fsspec.config.conf, "s3", setting)
 
 
-@pytest.mark.parametrize("format", FORMATS)
+@pytest.mark.parametrize("format", tiered(FORMATS, 0, 1))
 def test_a_run_in_s3_is_that_of_the_disk(bucket, tmp_path, format):
     there, here = bucket / format, tmp_path / "run"
     assert not there.files.dircache.use_listings_cache  # others write there too

@@ -35,6 +35,7 @@ def test_a_run_in_a_storage_is_that_of_the_disk_byte_for_byte(both):
     assert not [name for name in there.sizes() if name.startswith(".batch/")]  # nothing at work
 
 
+@pytest.mark.slow
 def test_a_run_in_a_storage_is_read_checked_and_told_of(both):
     there, here = both
     assert verify(str(there)) == verify(here) == (3, [])

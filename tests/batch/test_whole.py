@@ -78,6 +78,7 @@ def without(shard, *names):
 # Gutted items
 
 
+@pytest.mark.weekly
 def test_items_that_lack_a_file_or_its_end_are_drawn_again(model, run, capsys):
     root = run()
     before = kept_of(root)

@@ -27,7 +27,7 @@ def drawn(**loading):
     return generate(pipe, PROMPT, seed=3, num_inference_steps=2)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_one_command_draws_with_and_without(invoke, lora):
     code, out, err = invoke("diff", PROMPT, "--lora", lora, *FEW, "--json")
     found = json.loads(out)
@@ -75,7 +75,7 @@ def test_what_does_not_go_together_is_refused_by_its_option(invoke, lora, argume
     assert not list(Path().rglob("*.html"))
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch, lora):
     drawn = "diffusers.AnimateDiffPipeline.__call__"
     monkeypatch.setattr(drawn, lambda *_, **__: pytest.fail("a video was drawn"))

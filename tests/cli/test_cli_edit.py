@@ -10,6 +10,7 @@ from PIL import Image
 from sdattn import load_run
 
 
+@pytest.mark.slow
 def test_edit_writes_both_runs_side_by_side(invoke, model):
     options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
     edited = ("--blend", "cat", "--weight", "dog=2", "--cross", "0.5", "--self", "0.5")
@@ -61,6 +62,7 @@ def test_edit_of_an_image_reports_how_well_it_came_back(invoke, model):
         (("a red dog", "--image", "photo.png", "--width", "64"), 2, "--image"),
     ],
 )
+@pytest.mark.slow
 def test_edits_that_cannot_be(invoke, model, monkeypatch, arguments, code, message):
     Image.new("RGB", (64, 64)).save("photo.png")
     with open("notes.txt", "w") as file:
@@ -74,6 +76,7 @@ def test_edits_that_cannot_be(invoke, model, monkeypatch, arguments, code, messa
     assert not os.path.exists("outputs") or not os.listdir("outputs")
 
 
+@pytest.mark.slow
 def test_an_edit_beyond_max_memory_is_refused_before_it_draws(invoke, model):
     options = ("--model", model, "--steps", "2", "--device", "cpu", "--max-memory", "2kB")
     code, _, err = invoke("edit", "a red cat", "a red dog", *options)

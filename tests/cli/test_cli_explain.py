@@ -27,6 +27,7 @@ def explained(invoke, tmp_path):
     return partial(invoke, "explain")
 
 
+@pytest.mark.slow
 def test_the_command_writes_a_run(explained, demo):
     code, out, err = explained("My photo.png", f"a red {THING}", "--device", "cpu", "--seed", "2")
     assert code == 0, err
@@ -43,6 +44,7 @@ def test_the_command_writes_a_run(explained, demo):
     )
 
 
+@pytest.mark.slow
 def test_the_part_that_the_model_saw_is_said(explained):
     Image.new("RGB", (150, 120)).save("odd.png")
     code, out, err = explained("odd.png", f"a red {THING}", "--device", "cpu")

@@ -19,6 +19,7 @@ from sdattn import load_run
 PROMPT = "a red cat and a dog"
 
 
+@pytest.mark.slow
 def test_generate_writes_the_run_and_tells_the_words(invoke, model):
     code, out, err = generate(invoke, model, "--seed", "4", "--width", "192")
     assert code == 0
@@ -84,6 +85,7 @@ def test_a_video_of_joint_attention_has_maps_of_motion(invoke, tmp_path, monkeyp
     assert "--frames 1: the preset 'imap' takes the heads that tell frames apart" in err
 
 
+@pytest.mark.slow
 def test_videos_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeypatch):
     animatediff().save_pretrained(tmp_path / "video")
     (tmp_path / "run-1").mkdir()

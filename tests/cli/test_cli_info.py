@@ -8,6 +8,7 @@ from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import sana
 
 
+@pytest.mark.slow
 def test_info_lists_layers_and_bytes(invoke, whole_model):
     code, out, _ = invoke("info", whole_model)
     assert code == 0

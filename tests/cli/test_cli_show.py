@@ -127,6 +127,7 @@ def test_failures_say_why_in_one_line(invoke, folders, run, arguments, message):
 @pytest.mark.parametrize(
     "how", [("--figure", "words", "-o", "x.png"), ("--animate", "-o", "x.gif")]
 )
+@pytest.mark.slow
 def test_a_file_is_only_replaced_with_force(invoke, folders, how):
     Path(how[-1]).write_text("mine")
     code, _, err = invoke("show", folders / "kept", THING, *how)
@@ -152,6 +153,7 @@ def test_a_file_that_cannot_be_written_leaves_nothing(invoke, folders):
     assert os.listdir() == ["x.png"] and os.listdir("x.png") == []
 
 
+@pytest.mark.slow
 def test_the_page_holds_the_phrase_that_was_asked_for(invoke, folders):
     for asked in ((), (f"red {THING}", "blue")):
         assert invoke("show", folders / "kept", *asked, "--out", "drawn", "--force")[0] == 0

@@ -67,6 +67,7 @@ def test_entries_that_cannot_be_are_named(invoke, asked, text, message):
     assert message in said(err)
 
 
+@pytest.mark.slow
 def test_a_run_is_drawn_again_from_its_run_json(invoke, model):
     more = ("--seed", "4", "--negative", "a dog", "--guidance", "3", "--width", "64", "--height")
     ways = ("64", "--refine", "self", "--keep", "steps,spots", "--negative-maps", "--set")

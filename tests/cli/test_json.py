@@ -30,6 +30,7 @@ def run(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 def test_generate_answers_with_its_run(invoke, model):
     code, out, err = generate(invoke, model, "--json", "--ask", "wheel", "--out", "run")
     assert code == 0
@@ -62,6 +63,7 @@ def test_quiet_prints_nothing_but_what_is_wrong(invoke, model):
     assert only(generate(invoke, model, "-q", "--json", "--out", "two")[1])["runs"]
 
 
+@pytest.mark.slow
 def test_explain_answers_with_its_run(invoke):
     Image.new("RGB", (64, 64), (200, 30, 30)).save("photo.png")
     options = ("--timesteps", "100", "--device", "cpu", "--json")
@@ -80,6 +82,7 @@ def test_diff_answers_with_its_numbers(invoke, run):
     assert found["info"] == json.loads(Path("diff/run.json").read_text())
 
 
+@pytest.mark.slow
 def test_info_answers_with_the_layers(invoke, whole_model):
     code, out, _ = invoke("info", whole_model, "--json")
     found = only(out)

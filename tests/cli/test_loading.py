@@ -36,6 +36,7 @@ def model(tmp_path_factory):
     ("size", "own", "chosen"),
     [(10**9, {}, [1]), (1, {}, []), (10**9, {"OMP_NUM_THREADS": "2"}, [])],
 )
+@pytest.mark.slow
 def test_a_small_model_on_a_cpu_runs_in_one_thread(model, monkeypatch, size, own, chosen):
     told = []
     monkeypatch.setattr("torch.set_num_threads", told.append)
@@ -98,7 +99,7 @@ def test_info_says_how_a_model_was_loaded(invoke, model):
     assert json.loads(invoke("info", model, "--json")[1])["loading"] == {}
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_batch_is_loaded_so_and_goes_on_only_so(invoke, model, lora):
     Path("in.txt").write_text("a cat\na dog\n")
     batch = ("batch", "in.txt", "--out", "RUN", "--model", model, *SMALL, "--save", "image,maps")
@@ -174,15 +175,19 @@ def test_a_single_file_is_drawn_from_and_made_again(invoke, files):
 @pytest.mark.parametrize("command", tiered(["generate", "batch"], 2))
 @pytest.mark.parametrize(
     ("name", "noun"),
-    [
-        ("scalar", "conv_in.weight"),
-        ("cut", "not a complete .safetensors file"),
-        ("pickle", "Pickled"),
-        ("half", "lora_B"),
-        ("partly", "1 of its 2 layers"),
-        ("metadata", "unet.r"),
-    ],
+    tiered(
+        [
+            ("scalar", "conv_in.weight"),
+            ("cut", "not a complete .safetensors file"),
+            ("pickle", "Pickled"),
+            ("half", "lora_B"),
+            ("partly", "1 of its 2 layers"),
+            ("metadata", "unet.r"),
+        ],
+        daily=3,
+    ),
 )
+@pytest.mark.slow
 def test_a_broken_file_ends_in_one_message_that_names_it(invoke, model, files, command, name, noun):
     file = next(files.glob(f"{name}.*"))
     asked = ("--model", model, "--lora", str(file))

@@ -63,6 +63,7 @@ def test_a_store_that_is_alone_fills_with_the_16_maps_of_a_pass():
 
 @torch.no_grad()
 @pytest.mark.parametrize("batch", [1, 2])
+@pytest.mark.slow
 def test_a_store_that_is_alone_keeps_every_row_and_the_very_tensors(batch):
     unet, store = make_unet(), AttentionStore()
     shown = []
@@ -190,7 +191,7 @@ def expected():
     EXPECTED.clear()
 
 
-@pytest.mark.parametrize("order", tiered(ORDERS, quick=8, daily=16))
+@pytest.mark.parametrize("order", tiered(ORDERS, quick=4, daily=8))
 def test_every_order_of_doing_things(order):
     hand = Hand()
     for verb in order.split():
@@ -240,6 +241,7 @@ def test_attached_for_a_block():
         store.heatmaps()
 
 
+@pytest.mark.slow
 def test_processors_that_were_set_before_the_store_was_attached_stay_and_that_is_said():
     pipe = make_pipe()
     store = AttentionStore()
@@ -417,6 +419,7 @@ def test_the_unconditional_calls_may_be_set():
     assert [float(m.mean()) for m in store.last_step["mid_cross"]] == [2, 3]
 
 
+@pytest.mark.slow
 def test_the_method_aggregates_as_the_function():
     pipe = make_pipe()
     store, _ = chained(pipe, ["a red cat", "a dog"])

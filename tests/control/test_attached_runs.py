@@ -91,6 +91,7 @@ def test_the_way_out_that_the_message_names_is_one(way):
             torch.testing.assert_close(ours, theirs, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_plain_run_after_one_of_the_store_is_told_too():
     pipe = make_pipe()
     store = attached(pipe)
@@ -206,6 +207,7 @@ def test_layers_that_a_pass_skips_or_repeats_are_named():
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_pass_of_the_negative_prompt_has_the_layers_of_the_other():
     unet = make_unet()
     store = AttentionStore(pipeline=unet, guidance="passes")
@@ -254,6 +256,7 @@ def test_what_is_registered_for_a_while_lets_a_store_rest(controller, before):
     assert store.cur_step == 2
 
 
+@pytest.mark.slow
 def test_a_controller_that_is_registered_takes_nothing_from_a_store_that_has_no_processor():
     pipe = make_pipe()
     AttentionStore(pipeline=pipe)
@@ -289,6 +292,7 @@ def test_edits_captures_and_knockouts_go_on_beside_a_store():
     assert (store.cur_step, store.num_att_layers) == (2, 16)
 
 
+@pytest.mark.slow
 def test_layers_that_other_code_has_call_the_store():
     """As prompt-to-prompt code does, which puts a forward of its own in place of each layer's."""
     pipe = make_pipe()

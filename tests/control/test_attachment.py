@@ -13,6 +13,7 @@ from sdattn import AttentionStore, CaptureError, TorchAttnProcessor
 from sdattn.models.layers import find_layers
 
 
+@pytest.mark.slow
 def test_the_store_may_be_attached_after_the_processor_is_set():
     pipe = make_pipe()
     first, _ = chained(pipe, ["a cat"])
@@ -25,6 +26,7 @@ def test_the_store_may_be_attached_after_the_processor_is_set():
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_a_store_that_is_not_attached_says_what_to_type_when_it_is_read():
     unet, inputs = make_unet(), (torch.randn(1, 4, 16, 12), 500, torch.randn(1, 7, 32))
     line = r"store\.attach\(pipe\).*unet\.set_attn_processor\(sdattn\.TorchAttnProcessor\(store\)\)"
@@ -49,6 +51,7 @@ def test_a_store_that_is_not_attached_says_what_to_type_when_it_is_read():
 
 
 @pytest.mark.parametrize("name", ["InstructPix2Pix", "image to image", "SDXL"])
+@pytest.mark.slow
 def test_the_prompts_rows_are_those_of_the_pipelines_layout(name):
     """InstructPix2Pix has the prompt first of three; the second half would be something else."""
     [row] = [one for one in UNETS if one.name == name]
@@ -117,6 +120,7 @@ def test_a_bare_model_that_changes_its_size_is_told_and_one_that_broke_off_is_no
 @torch.no_grad()
 @pytest.mark.parametrize("target", ["unet", "pipeline"])
 @pytest.mark.parametrize("batch", tiered([2, 4], 2))
+@pytest.mark.slow
 def test_outside_of_a_pipelines_call_half_of_a_batch_is_not_dropped_unasked(target, batch):
     pipe = make_pipe()
     unet = pipe.unet

@@ -12,6 +12,7 @@ from sdattn.models.layers import find_layers
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_one_pass_of_sd15_gives_its_16_maps_in_order():
     """On torch's meta device, where nothing is computed: the self-attention of one pass is 2 GB.
     What the maps hold is seen in test_chain.py."""
@@ -66,8 +67,9 @@ def by_the_definition(unet, calls, conditional):
 
 
 @pytest.mark.parametrize("prompts", [["a cat"], ["a red cat", "a dog, a cat"]])
-@pytest.mark.parametrize("scale", [1.0, 4.0])
-@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16], 2))
+@pytest.mark.parametrize("scale", tiered([4.0, 1.0], daily=1))
+@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16]))
+@pytest.mark.slow
 def test_averages_are_those_of_the_published_algorithm(prompts, scale, dtype):
     pipe = make_pipeline().to(dtype)
     calls = []

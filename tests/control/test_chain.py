@@ -66,6 +66,7 @@ def test_one_pass_of_sd15_by_set_attn_processor():
         (["a red cat", "a dog, a cat"], 1.0, 2),
     ],
 )
+@pytest.mark.slow
 def test_the_chain_agrees_with_capture(prompts, scale, each):
     pipe = make_pipe()
     expected, plain = captured(pipe, prompts, scale, num_images_per_prompt=each)
@@ -88,6 +89,7 @@ def test_the_chain_agrees_with_capture(prompts, scale, each):
 
 @torch.no_grad()
 @pytest.mark.parametrize(("batch", "kept"), [(1, 1), (2, 1), (3, 3), (4, 2)])
+@pytest.mark.slow
 def test_heads_are_never_halved_for_images(batch, kept):
     """Without a pipeline the first half of an even batch is unconditional, where the store was told
     so or belongs to no model, and that of no other."""
@@ -145,6 +147,7 @@ def test_much_is_said_after_the_first_step(monkeypatch, caplog):
     ]
 
 
+@pytest.mark.slow
 def test_nothing_is_left_behind():
     pipe = make_pipe()
     store = AttentionStore(pipeline=pipe)

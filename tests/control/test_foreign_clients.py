@@ -55,6 +55,7 @@ def test_forks_of_prompt_to_prompt(prompts):
 
 @pytest.mark.parametrize("n", tiered([1, 2]))
 @pytest.mark.parametrize("called", tiered(["unet(...)", "unet.forward(...)"], daily=1))
+@pytest.mark.slow
 def test_two_passes_a_step(called, n):
     """DDPM_inversion and PnPInversion, whose LOW_RESOURCE is a global."""
     pipe, theirs, ours = make_pipe(), ForkStore(True), AttentionStore(guidance="passes")

@@ -59,6 +59,7 @@ class Foreign:
 
 
 @pytest.mark.parametrize("name", tiered([*UNET_NAMES, *NAMES], quick=2))
+@pytest.mark.slow
 def test_plain_attention_is_that_of_diffusers(name):
     row = NAMED[name]
     pipe = row.make() if name in UNET_NAMES else sharp(name)

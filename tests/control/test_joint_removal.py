@@ -81,7 +81,7 @@ def outputs_of(pipe, row, way, context):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("queries", ["image", "all"])
+@pytest.mark.parametrize("queries", tiered(["all", "image"], 0, 1))
 @pytest.mark.parametrize("guided", tiered([True, False], quick=0, daily=1))
 @pytest.mark.parametrize("row", CASES, ids=str)
 def test_removing_is_masking_the_keys(row, guided, queries):
@@ -108,6 +108,7 @@ def test_removing_is_masking_the_keys(row, guided, queries):
     assert max(changed) > 20 * TOLERANCE  # what a fault would be confused with
 
 
+@pytest.mark.slow
 def test_the_text_s_own_queries_make_a_difference():
     options = {"num_inference_steps": 2, "height": 64, "width": 96, "max_sequence_length": 16}
     ways = ("image", "all", None)

@@ -78,6 +78,7 @@ def pixels(image):
         (make_sdxl_pipeline, {"prompt_2": PROMPT, "negative_prompt": ["dog"], "eta": 1.0}),
     ],
 )
+@pytest.mark.slow
 def test_where_nothing_is_removed_nothing_changes(make, options):
     """Rows of a batch differ in nothing else, and share the noise that is drawn on the way.
 

@@ -86,6 +86,7 @@ def test_the_order_of_calls_is_that_of_execution():
     assert [shape for place, cross, shape in controller.calls if cross and place == "down"] == down
 
 
+@pytest.mark.slow
 def test_everything_is_put_back_even_when_the_run_fails():
     unet = make_unet()
     before = dict(unet.attn_processors)
@@ -247,6 +248,7 @@ def test_an_edit_and_its_run_must_agree(options, run, message):
         assert control.cur_att_layer == 0
 
 
+@pytest.mark.slow
 def test_a_controller_that_saw_nothing_is_a_warning():
     pipe, other = make_pipeline(), make_pipeline()
     with pytest.warns(CaptureWarning, match="AttentionStore saw nothing"):
@@ -278,6 +280,7 @@ def test_processors_with_weights_of_their_own_are_refused():
 
 @torch.no_grad()
 @pytest.mark.parametrize("watched", ["bare", "attached", "captured"])
+@pytest.mark.slow
 def test_layers_of_a_resolution_are_those_that_call(watched):
     unet, held, text = make_unet(), {}, torch.randn(1, 7, 32)
     before = dict(unet.attn_processors)
@@ -308,6 +311,7 @@ RUN = {"num_inference_steps": 2, "output_type": "latent"}
 
 
 @pytest.mark.parametrize("together", [True, False])
+@pytest.mark.slow
 def test_a_store_of_two_runs_says_so_when_it_is_read(together):
     """Nothing fails while the model runs; the mean of two images is told."""
     pipe, store = make_pipeline(), AttentionStore()
@@ -328,6 +332,7 @@ def test_a_store_of_two_runs_says_so_when_it_is_read(together):
 
 
 @pytest.mark.parametrize(("made", "is_told"), [(50, True), (2, False)])
+@pytest.mark.slow
 def test_a_controller_for_a_longer_run_is_told(made, is_told):
     pipe, texts = make_pipeline(), ["a cat", "a dog"]
     prompts = [read_prompts(pipe, text)[0] for text in texts]
@@ -351,6 +356,7 @@ def test_texts_in_place_of_read_prompts_are_named():
         ((8, ["up"], True, 3), "select=3.*0 to 0.*1 image"),
     ],
 )
+@pytest.mark.slow
 def test_what_a_store_has_not_is_refused_by_name(asked, message):
     pipe, store = make_pipeline(), AttentionStore()
     with register_attention_control(pipe, store):

@@ -111,7 +111,8 @@ def late(layer):
     return layer.kind == "cross" and layer.place in ("up", "block")
 
 
-@pytest.mark.parametrize(("row", "guided"), tiered(CASES, quick=2, daily=10), ids=str)
+@pytest.mark.parametrize(("row", "guided"), tiered(CASES, quick=2, daily=4), ids=str)
+@pytest.mark.slow
 def test_removing_is_masking_the_keys(row, guided):
     """In the chosen layers and passes, for the rows that read the prompt, and nowhere else."""
     way = row.fitted(Way(prompts=2, guided=guided, size=(64, 96)))
@@ -142,6 +143,7 @@ def run(pipe, removal, **options):
     return torch.stack(outputs)
 
 
+@pytest.mark.slow
 def test_rows_of_the_negative_prompt_are_not_touched():
     pipe = make_pipeline()
     [nothing, nothing_later], [removed, later] = (
@@ -157,6 +159,7 @@ def test_rows_of_the_negative_prompt_are_not_touched():
 @pytest.mark.parametrize(
     ("steps", "changed"), [(0.5, [True, True]), ((0.5, 1), [False, True]), ((0, 1), [True, True])]
 )
+@pytest.mark.slow
 def test_the_part_of_the_run_that_an_image_leaves(steps, changed):
     """Of four steps, image to image at half strength runs two."""
     pipe = make_pipeline(StableDiffusionImg2ImgPipeline)
@@ -168,6 +171,7 @@ def test_the_part_of_the_run_that_an_image_leaves(steps, changed):
     assert all(one < ROUNDING for one in apart if one < REMOVED)
 
 
+@pytest.mark.slow
 def test_other_layers_keep_their_processors():
     pipe = make_pipeline()
     before = dict(pipe.unet.attn_processors)

@@ -91,6 +91,7 @@ def test_without_guidance_every_row_is_a_prompts():
     assert same(run.images, plain) == [True, False]
 
 
+@pytest.mark.slow
 def test_the_heatmaps_are_of_the_edited_attention():
     """With every step replaced, a target's word holds the very map of the source's."""
     run = edit(small_pipeline(), SOURCE, TARGET, cross_replace_steps=1.0, **FAST)
@@ -274,6 +275,7 @@ def test_two_tokenizers_must_put_words_into_the_same_columns():
         edit(pipe, SOURCE, TARGET, **FAST)
 
 
+@pytest.mark.slow
 def test_the_sources_noise_is_that_of_its_image():
     """Every row of an edit begins at the noise that the inversion found."""
     pipe, begun = small_pipeline(), []

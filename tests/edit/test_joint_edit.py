@@ -77,6 +77,7 @@ def test_an_edit_of_nothing_is_the_open_processors_image_in_bits(name):
 
 
 @pytest.mark.parametrize("name", ["SD3", "FLUX, true CFG"])
+@pytest.mark.slow
 def test_a_capture_around_an_edit_leaves_its_bits(name):
     pipe, options = made(name)
     before = dict(pipe.transformer.attn_processors)
@@ -148,6 +149,7 @@ def test_a_shift_that_depends_on_the_size_and_second_order_steps_are_counted():
 
 
 @pytest.mark.parametrize("name", ["SD3", "FLUX, distilled"])
+@pytest.mark.slow
 def test_blending_keeps_the_source_outside_of_the_mask(name):
     """A threshold of 1 is passed nowhere, one of 0 everywhere; also of packed latents."""
     pipe, options = made(name)
@@ -214,6 +216,7 @@ def test_families_without_a_record_are_refused_by_name(make):
     assert not ran
 
 
+@pytest.mark.slow
 def test_an_image_inverted_by_the_flow_is_the_source_of_its_edit():
     pipe, _ = made("SD3 without guidance")
     image = Image.radial_gradient("L").resize((96, 64)).convert("RGB")

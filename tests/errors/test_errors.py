@@ -163,6 +163,7 @@ def is_builtin_error(name):
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_every_refusal_is_one_of_sdattns():
     """No builtin exception is made or raised in the package, but those of the list."""
     found = set()

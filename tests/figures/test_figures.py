@@ -390,7 +390,7 @@ def test_text_that_leaves_no_room_is_refused():
 # Axes of the user
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_axes_of_the_user_are_drawn_into(run):
     """The same images, titles and scale; the figure stays the user's."""
     image = run.image_run(0)
@@ -526,7 +526,7 @@ def test_what_cannot_be_asked_for(kind, words, error, message):
         figure(random_run(2), kind, words)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_too_many_panels_are_refused():
     run = random_run(73, heads=8)
     with pytest.raises(ValueError, match="146.*rows.*8"):

@@ -105,6 +105,7 @@ def test_each_advice_is_enough_and_holds_what_it_says(part):
         assert size_text(held(store)) == size, advice
 
 
+@pytest.mark.slow
 def test_where_one_change_is_not_enough_several_are_named_and_hold_what_they_say():
     pipe, options = make_pipeline(), {**FULL, "layers": 16}
     with capture(pipe, **options) as store:

@@ -83,10 +83,13 @@ SETUPS = {
 }
 
 
-@pytest.mark.parametrize("large", tiered([0, LARGE]), ids=["kernel's logsumexp", "softmax"])
-@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16]), ids=str)
+@pytest.mark.parametrize(
+    "large", tiered([0, LARGE], daily=1), ids=["kernel's logsumexp", "softmax"]
+)
+@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16], daily=1), ids=str)
 @pytest.mark.parametrize("setup", SETUPS)
 @torch.no_grad()
+@pytest.mark.slow
 def test_looking_changes_nothing(setup, dtype, large, monkeypatch):
     monkeypatch.setattr("sdattn.hooks.sources.LARGE", large)
     unet = make_unet()
@@ -141,6 +144,7 @@ def test_the_kernels_logsumexp_takes_the_place_of_a_softmax(monkeypatch):
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
+@pytest.mark.slow
 def test_looking_changes_no_image(make):
     pipe = make()
     before = run(pipe)
@@ -149,6 +153,7 @@ def test_looking_changes_no_image(make):
     assert (before == during).all()
 
 
+@pytest.mark.slow
 def test_pag_images_do_not_change_and_its_perturbed_rows_are_left_out():
     pipe = make_pipeline(StableDiffusionPAGPipeline, pag_applied_layers=["mid"])
     before = run(pipe, pag_scale=3.0)
@@ -174,6 +179,7 @@ def test_pag_images_do_not_change_and_its_perturbed_rows_are_left_out():
 
 @pytest.mark.parametrize("guidance", [1.0, 5.0])
 @pytest.mark.parametrize("branch", ["conditional", "unconditional", "both"])
+@pytest.mark.slow
 def test_maps_are_the_mean_softmax_of_the_branch(branch, guidance):
     pipe = make_pipeline()
     _, record = record_inputs(pipe.unet)
@@ -366,6 +372,7 @@ def test_no_layers_are_not_all_layers(tiny_unet, none):
             pass
 
 
+@pytest.mark.slow
 def test_integers_of_numpy_are_integers(tiny_pipe):
     """Also where run.json is written, which holds Python's own only."""
     two, side, one = np.int64(2), np.int32(64), np.uint8(1)
@@ -405,6 +412,7 @@ def test_steps_that_are_not_reached_are_told(tiny_pipe):
             run(tiny_pipe)
 
 
+@pytest.mark.slow
 def test_resolutions_are_told_once_the_size_is_known(tiny_pipe):
     with capture(tiny_pipe, layers=4) as store:
         run(tiny_pipe, width=192)
@@ -495,6 +503,7 @@ def test_what_is_known_of_the_model_is_looked_up_when_capture_begins(monkeypatch
     assert len(store.passes) == 2 and asked == []
 
 
+@pytest.mark.slow
 def test_single_steps_are_held_as_small_as_was_asked():
     pipe, held = make_pipeline(), {}
     for dtype in (torch.float16, torch.float32):

@@ -185,6 +185,7 @@ def test_options_of_the_run_are_read_with():
     assert len(store.heatmaps()[0].prompt.tokens) == 77 + 24
 
 
+@pytest.mark.slow
 def test_a_store_that_travels_keeps_the_prompt_and_leaves_the_pipeline():
     pipe = small_pipeline()
     with capture(pipe) as store:

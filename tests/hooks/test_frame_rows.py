@@ -54,6 +54,7 @@ def called(model, n_frames=3, **options):
     return store
 
 
+@pytest.mark.slow
 def test_frames_of_both_branches_are_in_their_order(watched):
     """[negative, prompt], each frame by frame, with each head and step, against float64."""
     _, record, store = watched
@@ -127,6 +128,7 @@ def test_videos_of_a_bare_model_are_images():
     assert store.images == 2 and store.maps[MID].shape == (2, 3, 4, 6, 9)
 
 
+@pytest.mark.slow
 def test_each_video_may_be_asked_about_a_text_of_its_own():
     _, model = make_motion_model()
     own, asked = called(model), called(model, text_states=TEXT)
@@ -138,6 +140,7 @@ def test_each_video_may_be_asked_about_a_text_of_its_own():
         called(model, text_states=TEXT.repeat(3, 1, 1))
 
 
+@pytest.mark.slow
 def test_a_softmax_among_words_is_of_each_video():
     _, model = make_motion_model()
     whole, some = called(model), called(model, among=[[0, 1], [2, 5, 6]])

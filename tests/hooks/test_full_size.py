@@ -10,6 +10,7 @@ import pytest
 import torch
 from diffusers import WanTransformer3DModel
 from helpers.full_size import FULL_SIZES
+from helpers.tiers import tiered
 
 from sdattn import capture
 from sdattn.hooks.keep import Keep
@@ -32,7 +33,8 @@ def call(model, published):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("name", FULL_SIZES)
+@pytest.mark.parametrize("name", tiered(FULL_SIZES))
+@pytest.mark.slow
 def test_maps_have_the_shapes_and_bytes_that_were_said(name):
     """One call, of which one capture keeps the mean, another each step and head of some columns."""
     published = FULL_SIZES[name]
@@ -61,6 +63,7 @@ def test_maps_have_the_shapes_and_bytes_that_were_said(name):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_ids_without_values_are_refused_by_name():
     published = FULL_SIZES["FLUX.1-dev"]
     model = published.model()

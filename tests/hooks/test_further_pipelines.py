@@ -54,6 +54,7 @@ def test_a_store_leaves_out_the_prompts_that_edit(name):
 
 
 @pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.slow
 def test_the_degraded_pass_of_self_attention_guidance_is_of_no_prompt(guided):
     row, way = ROWS["SAG"], Way(guided=guided)
     pipe = row.make()

@@ -111,6 +111,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("case", CASES)
+@pytest.mark.weekly
 def test_videos_have_the_mean_of_the_heads_that_tell_frames_apart(case, monkeypatch):
     name, prompts, changes = CASES[case]
     row = ROWS_OF[name]
@@ -178,6 +179,7 @@ def test_single_heads_columns_and_frames_are_parts_of_it(video):
     assert not some[..., 1].any()  # it is not compared
 
 
+@pytest.mark.slow
 def test_nothing_is_read_of_the_device_and_words_are_copied_once(video, monkeypatch):
     # the CPU's hands out its logsumexp, so that capture may look at it: no other device has it
     monkeypatch.setattr("sdattn.hooks.sdpa.backend_with_logsumexp", lambda _call: 0)

@@ -59,6 +59,7 @@ def patched(how, part, ratio=0.75, **options):
 
 @pytest.mark.parametrize("ratio", [0.75, 0.5, 0.9375])  # two of them as many as another level has
 @pytest.mark.parametrize("part", ["attn1", "attn2"])
+@pytest.mark.slow
 def test_merged_tokens_are_no_grid(part, ratio):
     pipe = patched(merge, part, ratio)
     problem = rf"{DOWN}{part} ran on \d+ queries, and its grid is 16x16 .* tomesd.remove_patch"
@@ -69,6 +70,7 @@ def test_merged_tokens_are_no_grid(part, ratio):
     assert store.maps
 
 
+@pytest.mark.slow
 def test_merged_tokens_of_odd_sizes():
     """9x13 cells, rounded up 5x7 at the next level."""
     pipe = patched(merge, "attn2", 1 - 35 / 117)
@@ -82,6 +84,7 @@ def test_merged_tokens_of_odd_sizes():
 
 
 @pytest.mark.parametrize("how", [merge, fewer_keys])
+@pytest.mark.slow
 def test_maps_are_not_spread_along_merged_tokens(how):
     pipe = patched(how, "attn1")
     up = "up_blocks.3.attentions.{}.transformer_blocks.0.attn1"
@@ -95,6 +98,7 @@ def test_maps_are_not_spread_along_merged_tokens(how):
 
 
 @pytest.mark.parametrize("how", [merge, fewer_keys, in_tiles])
+@pytest.mark.slow
 def test_what_is_done_to_self_attention_leaves_the_words_maps_alone(how):
     """Against hooks of our own on the projections of the layer that follows."""
     pipe = patched(how, "attn1")
@@ -114,6 +118,7 @@ def test_what_is_done_to_self_attention_leaves_the_words_maps_alone(how):
 
 
 @pytest.mark.parametrize("passes", [{0}, {3}])
+@pytest.mark.slow
 def test_deep_layers_that_are_shrunk_in_some_steps(passes):
     """As by Kohya's hires fix."""
     pipe, calls = make_pipeline(), []
@@ -153,6 +158,7 @@ def regional(attn):
 
 
 @pytest.mark.parametrize("steps", ["mean", "last", "all", [1]])
+@pytest.mark.slow
 def test_a_layer_that_is_called_twice_is_refused(steps):
     pipe = make_pipeline()
     regional(pipe.unet.get_submodule(DOWN + "attn2"))

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_small_unet
 
 from sdattn import AttentionStore, CaptureError, CaptureWarning, capture
@@ -32,7 +33,7 @@ def assert_as_before(unet, before):
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("how", COMPILED)
+@pytest.mark.parametrize("how", tiered(COMPILED, 0, 1))
 def test_a_controller_sees_every_step_of_a_compiled_model(how):
     unet = make_small_unet()
     plain, store = AttentionStore(guidance=None), AttentionStore(guidance=None)
@@ -88,6 +89,7 @@ def test_a_controller_and_a_capture_may_end_in_either_order(first):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_an_observer_that_a_user_sets_again_counts_once():
     """As pipelines do that change processors for a while and put back what they found."""
     unet = make_unet()

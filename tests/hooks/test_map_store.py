@@ -6,6 +6,7 @@ import weakref
 import pytest
 import torch
 from helpers.capture_runs import run
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn import capture
@@ -29,8 +30,11 @@ def test_the_report_tells_what_was_seen(tiny_pipe):
         assert part in text
 
 
-@pytest.mark.parametrize("steps", ["mean", "all", [0, 3]])
-@pytest.mark.parametrize("heads", ["mean", "all", [0]])
+@pytest.mark.parametrize(
+    ("steps", "heads"),
+    tiered([("mean", [0]), ("all", "all"), ([0, 3], "mean"), ("all", [0])], 0, 3),
+)
+@pytest.mark.slow
 def test_memory_is_what_was_said_beforehand(steps, heads):
     pipe = make_pipeline()
     options = {"steps": steps, "heads": heads}
@@ -78,6 +82,7 @@ def test_self_attention_beside_chosen_tokens_keeps_every_cell():
     assert store.n_keys == 77
 
 
+@pytest.mark.slow
 def test_the_default_does_not_grow_with_steps():
     held = []
     for steps in (1, 5):
@@ -88,6 +93,7 @@ def test_the_default_does_not_grow_with_steps():
     assert held[0] == held[1]
 
 
+@pytest.mark.slow
 def test_maps_are_freed_with_their_store(tiny_pipe):
     """Not some time later: a long batch would hold the maps of many."""
     gc.collect()

@@ -53,6 +53,7 @@ def same(found, expected, tolerance=1e-4):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.slow
 def test_the_image_stays_and_the_maps_are_the_classic_pipelines(name):
     classic, pipe, run = pair(name)
     plain = run(pipe)
@@ -89,6 +90,7 @@ def test_the_negative_prompt_has_maps_of_its_own(name):
 
 @pytest.mark.parametrize("each", [1, 2])
 @pytest.mark.parametrize("name", GUIDED)
+@pytest.mark.slow
 def test_several_prompts_or_images_of_one(name, each):
     """Not both: diffusers 0.42's SDXL mixes up the pooled states of two prompts' images."""
     classic, pipe, run = pair(name)
@@ -105,6 +107,7 @@ def test_several_prompts_or_images_of_one(name, each):
 
 
 @pytest.mark.parametrize("name", PIPELINES)
+@pytest.mark.slow
 def test_an_attached_store_leaves_the_negative_prompt_out(name):
     classic, pipe, run = pair(name)
     model = find_denoiser(pipe).model
@@ -129,6 +132,7 @@ def test_a_store_that_says_the_negative_prompt_is_first_is_refused():
 
 
 @pytest.mark.parametrize("name", GUIDED)
+@pytest.mark.slow
 def test_generate_draws_what_the_classic_pipeline_draws(name, tmp_path):
     classic, pipe, _ = pair(name)
     options = {"num_inference_steps": 4, "negative_prompt": NEGATIVE, **SIZE, **PIPELINES[name][2]}
@@ -162,6 +166,7 @@ def test_a_negative_prompt_that_the_guider_drops_is_refused():
         sdattn.generate(pipe, PROMPT, negative_prompt=NEGATIVE, **SIZE)
 
 
+@pytest.mark.slow
 def test_the_passes_of_a_perturbed_model_are_of_no_prompt():
     """diffusers perturbs attention by the class of its processor, which capture() stands in for."""
     _, pipe, run = pair("Qwen-Image")

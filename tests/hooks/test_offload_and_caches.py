@@ -10,6 +10,7 @@ import torch
 from accelerate import cpu_offload
 from diffusers import ContextParallelConfig, FirstBlockCacheConfig
 from diffusers.models._modeling_parallel import ParallelConfig
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_unet
 from helpers.transformer_rows import flux, qwen_image, sd3
 
@@ -56,8 +57,9 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("make", [make_pipeline, pytest.param(sd3, marks=pytest.mark.slow), flux])
+@pytest.mark.parametrize("make", tiered([make_pipeline, sd3, flux], daily=1))
 @pytest.mark.parametrize("way", WAYS)
+@pytest.mark.slow
 def test_where_weights_wait_changes_neither_image_nor_maps(make, way):
     plain, pipe = make(), make()
     WAYS[way](pipe)
@@ -75,6 +77,7 @@ def test_where_weights_wait_changes_neither_image_nor_maps(make, way):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_weights_on_the_meta_device_between_the_layers_calls():
     """Sequential offload, of a UNet alone: accelerate does not offload these text encoders, whose
     weights are tied, from the CPU to itself."""

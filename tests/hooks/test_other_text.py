@@ -7,6 +7,7 @@ import torch
 from diffusers import PixArtSigmaPipeline
 from diffusers.models.attention_processor import AttnProcessor, FusedAttnProcessor2_0
 from helpers.presets import OF_UNETS
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from helpers.transformer_rows import pixart
 from helpers.unet_rows import lora
@@ -43,6 +44,7 @@ PIPES = {"LoRA": lora("loaded"), "LoRA, fused": lora("fused"), "SDXL": make_sdxl
 
 
 @pytest.mark.parametrize("name", [*SETUPS, *PIPES])
+@pytest.mark.slow
 def test_the_runs_own_prompt_gives_the_runs_own_maps(name):
     pipe = PIPES.get(name, make_pipeline)()
     SETUPS.get(name, SETUPS["own"])(pipe.unet)
@@ -135,6 +137,7 @@ def test_of_a_guided_batch_the_prompts_rows_are_asked():
 
 
 @pytest.mark.parametrize("steps", ["mean", (0.5, 1.0), "last", "all"])
+@pytest.mark.slow
 def test_memory_is_what_was_said_beforehand(steps):
     pipe = make_pipeline()
     states = encode_text(pipe, "a dog")[:, :5]
@@ -215,6 +218,7 @@ def test_nothing_is_left_behind_where_the_layer_fails(tiny_unet):
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
+@pytest.mark.weekly
 def test_asked_words_stand_against_each_other(make):
     """The softmax over <sos>, the words and the first <eos>, then as the default preset has it."""
     pipe, options = make(), {**SMALL, "num_inference_steps": 4}
@@ -253,7 +257,8 @@ def test_a_store_that_was_asked_is_read_like_any_other():
     torch.testing.assert_close(found["cat"].values, torch.stack(layers).mean(0)[..., 2])
 
 
-@pytest.mark.parametrize("name", OF_UNETS)
+@pytest.mark.parametrize("name", tiered(OF_UNETS, daily=3))
+@pytest.mark.slow
 def test_every_preset_and_refining_go_with_it(name, tmp_path):
     pipe = make_pipeline()
     one = generate(pipe, PROMPT, ask="dog cat", preset=name, refine="self", **SMALL)
@@ -269,6 +274,7 @@ def test_every_preset_and_refining_go_with_it(name, tmp_path):
     assert load_run(folder).info["asked"] == "dog cat"
 
 
+@pytest.mark.slow
 def test_asked_maps_are_refined_along_the_same_image():
     """On one grid: affinity @ maps."""
     pipe = make_pipeline()
@@ -281,6 +287,7 @@ def test_asked_maps_are_refined_along_the_same_image():
     torch.testing.assert_close(sharper.asked_heatmaps[0].maps.double(), expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_asking_holds_no_more_than_the_words_and_what_is_around_them(monkeypatch):
     stores = []
     real = sdattn.MapStore.check

@@ -101,6 +101,7 @@ def test_the_gradient_goes_through_both_outputs():
 
 @pytest.mark.parametrize("make", [sd3, flux])
 @pytest.mark.parametrize("refine", [None, "self"])
+@pytest.mark.slow
 def test_words_share_each_cell_by_their_likeness(make, refine, tmp_path):
     pipe = make()
     run = generate(pipe, PROMPT, seed=1, preset="output", refine=refine, **STEPS)

@@ -158,6 +158,7 @@ def test_guidance_that_a_callback_switches_off_and_on(kind, changed):
 
 
 @pytest.mark.parametrize("make", [z_image, lumina2])
+@pytest.mark.slow
 def test_rows_of_unlike_lengths_are_read_in_the_first_pass_only(make, monkeypatch):
     # the kernel of the CPU hands out its logsumexp, which is then looked at
     monkeypatch.setattr("sdattn.hooks.sdpa.backend_with_logsumexp", lambda _call: 0)

@@ -276,6 +276,7 @@ class Recording:
 
 
 @pytest.mark.parametrize("beside", tiered(INSIDE, quick=1, daily=4), ids=lambda one: one.__name__)
+@pytest.mark.slow
 def test_a_registered_controller_is_called_in_the_passes_alone(beside):
     pipe, other = small_pipe(), small_pipe()
     expected, controller = Recording(), Recording()
@@ -357,6 +358,7 @@ def of_kind(kind):
 @torch.no_grad()
 @pytest.mark.parametrize("guided", tiered([True, False]))
 @pytest.mark.parametrize(("kind", "more"), tiered([(Reference, 3), (Recurrent, 6)]))
+@pytest.mark.slow
 def test_a_subclass_that_calls_the_model_more_often_than_once_a_step(kind, more, guided):
     plain, pipe = of_kind(Alone), of_kind(kind)
     with sdattn.capture(plain) as expected:
@@ -414,6 +416,7 @@ def own_loop(pipe, rows, steps=2):
 
 
 @pytest.mark.parametrize("before", tiered(["fresh", "unguided", "guided"], 2))
+@pytest.mark.slow
 def test_a_loop_of_ones_own_says_where_the_unconditional_rows_are(before):
     """What a call of the pipeline left behind is never asked."""
     pipe = small_pipe()
@@ -439,6 +442,7 @@ def test_a_loop_of_ones_own_says_where_the_unconditional_rows_are(before):
     torch.testing.assert_close(first.maps, second.maps, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_a_loop_with_two_passes_a_step():
     pipe = small_pipe()
     negative, positive = states(pipe)

@@ -17,6 +17,7 @@ from sdattn.models.layers import find_layers
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
 
 
+@pytest.mark.slow
 def test_two_runs_are_not_mixed(tiny_pipe):
     with pytest.raises(CaptureError, match="A second run of the pipeline"), capture(tiny_pipe):
         run(tiny_pipe)

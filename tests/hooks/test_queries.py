@@ -109,6 +109,7 @@ def test_cells_of_grids_that_do_not_divide_and_their_spots(tiny_unet):
 
 
 @pytest.mark.parametrize("branch", ["conditional", "unconditional", "both"])
+@pytest.mark.slow
 def test_steps_heads_and_branches_are_slices_of_everything(branch):
     pipe, names = make_pipeline(), []
     options = {"queries": CELLS, "branch": branch}

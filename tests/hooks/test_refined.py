@@ -203,6 +203,7 @@ SHORT = {"num_inference_steps": 2, "height": 32, "width": 32}
 
 
 @pytest.mark.parametrize("make", [sd3, flux])
+@pytest.mark.slow
 def test_a_run_refines_and_comes_back_from_its_folder(make, tmp_path):
     pipe = make()
     (plain,) = generate(pipe, PROMPT, seed=1, preset="columns", **SHORT)

@@ -198,6 +198,7 @@ def test_nothing_is_read_back_after_the_first_pass(kind, replaced):
 @pytest.mark.parametrize(
     "name", tiered(["IP-Adapter", "Wan 2.1, from an image", "FLUX.2 klein", "Mochi"], 2)
 )
+@pytest.mark.slow
 def test_layers_that_attend_twice_or_row_by_row(name, replaced):
     row = NAMED[name]
     way = row.fitted(Way(size=(64, 96)))

@@ -144,6 +144,7 @@ def runs(pipe, options):
 
 
 @pytest.mark.parametrize("kind", tiered(["generate", "explain", "knockout", "edit"], daily=4))
+@pytest.mark.slow
 def test_runs_of_one_pipeline_take_turns(kind):
     pipe = small_pipeline()
     expected = [runs(pipe, SMALL)[one]() for one in ("generate", kind)]

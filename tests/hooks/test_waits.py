@@ -71,6 +71,7 @@ KEPT = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("kept", tiered(KEPT, quick=2, daily=4))
+@pytest.mark.slow
 def test_nothing_is_read_of_sd15_on_the_meta_device(sd15, kept):
     """Nor in the first of the two calls."""
     sample, text = meta_inputs(2)
@@ -85,9 +86,10 @@ def test_nothing_is_read_of_sd15_on_the_meta_device(sd15, kept):
 
 @torch.no_grad()
 @pytest.mark.parametrize(
-    ("steps", "kept"), [((0.5, 1.0), [1]), ((0.0, 1.0), [0, 1]), ("last", [1])]
+    ("steps", "kept"), tiered([((0.5, 1.0), [1]), ("last", [1]), ((0.0, 1.0), [0, 1])])
 )
-@pytest.mark.parametrize("branch", tiered(["conditional", "both"]))
+@pytest.mark.parametrize("branch", tiered(["conditional", "both"], daily=1))
+@pytest.mark.slow
 def test_a_part_of_the_schedule_is_kept_without_a_look_at_the_timestep(sd15, steps, kept, branch):
     """The pipeline reckons with its timestep; the scheduler knows how far it is."""
     parts = ("vae", "text_encoder", "tokenizer", "safety_checker", "feature_extractor")
@@ -154,6 +156,7 @@ CHOSEN = {
 
 @torch.no_grad()
 @pytest.mark.parametrize("chosen", tiered(CHOSEN))
+@pytest.mark.slow
 def test_what_is_chosen_is_copied_to_the_device_once(tiny, chosen):
     pipe, call = tiny
     with capture(pipe.unet, **CHOSEN[chosen]):
@@ -162,6 +165,7 @@ def test_what_is_chosen_is_copied_to_the_device_once(tiny, chosen):
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", tiered([{"heads": [1, 0]}, {}, {"heads": "all"}]), ids=str)
+@pytest.mark.slow
 def test_columns_of_joint_attention_are_copied_once(options):
     model = sd3().transformer
     given = {name: part.to("meta") for name, part in inputs("SD3", model).items()}
@@ -173,6 +177,7 @@ def test_columns_of_joint_attention_are_copied_once(options):
 
 @torch.no_grad()
 @pytest.mark.parametrize("options", tiered([{}, {"heads": "all"}, {"among": [[1, 5]]}], 2), ids=str)
+@pytest.mark.slow
 def test_rows_that_are_not_in_a_row_are_copied_once(tiny, options, monkeypatch):
     """InstructPix2Pix has the prompt first and the negative prompt last."""
     pipe, call = tiny
@@ -288,6 +293,7 @@ def run(row, pipe, **options):
 
 
 @pytest.mark.parametrize("name", few_are_quick(FAMILIES))
+@pytest.mark.slow
 def test_no_more_is_read_after_the_first_pass_than_without_capture(name):
     row = NAMED[name]
     pipe = row.make()
@@ -440,6 +446,7 @@ def test_ids_of_inference_mode_have_no_versions():
     assert sizes == [(3, 5), (3, 5)]
 
 
+@pytest.mark.slow
 def test_reference_images_join_the_ids_anew_in_every_step():
     """FLUX.2 does; in the run of a pipeline they are read once all the same."""
     pipe = klein()

@@ -100,6 +100,7 @@ def heatmaps_of(row, pipe, prompts, seed, images, **options):
 
 
 @pytest.mark.parametrize("row", few_are_quick(OF_EACH_LAYOUT), ids=str)
+@pytest.mark.slow
 def test_a_batch_is_its_images_one_by_one(row):
     pipe = row.make()
     way = of_separate_images(row)
@@ -133,6 +134,7 @@ def test_a_batch_is_its_images_one_by_one(row):
         daily=4,
     ),
 )
+@pytest.mark.slow
 def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
     row = NAMED[name]
     pipe, way = row.make(), row.fitted(WAYS[0])
@@ -161,6 +163,7 @@ def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
 
 
 @pytest.mark.parametrize("make", tiered([flux, klein, qwen_image], 2))
+@pytest.mark.slow
 def test_negative_prompts_of_pipelines_that_run_in_turn(make):
     pipe = make()
     options = {"negative_prompt": "dog, dog, dog", "true_cfg_scale": 4.0}
@@ -274,6 +277,7 @@ def test_learned_tokens_of_several_vectors_are_one_word():
     assert spelled == ["<cat-toy>", "<cat-toy>_1", "<cat-toy>_2"]
 
 
+@pytest.mark.slow
 def test_image_prompts_have_columns_of_their_own():
     pipe = ip_adapter(2)()
     options = with_image_prompts(2)(pipe, WAYS[0])
@@ -406,6 +410,7 @@ def test_an_exception_in_a_callback_goes_through_and_all_is_restored(make):
     assert all(processors(pipe)[name] is one for name, one in before.items())
 
 
+@pytest.mark.slow
 def test_a_run_in_two_parts():
     base = make_sdxl_pipeline()
     refiner = StableDiffusionXLImg2ImgPipeline(**base.components)

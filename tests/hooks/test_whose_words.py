@@ -60,6 +60,7 @@ def shorter(pipe):
 
 @pytest.mark.parametrize("change", [swapped, written, noisy])
 @pytest.mark.parametrize("given", tiered([None, P], 2))
+@pytest.mark.slow
 def test_maps_of_several_texts_have_the_words_of_none(change, given):
     pipe = make_pipe()
     with sdattn.capture(pipe) as store:
@@ -135,6 +136,7 @@ def test_an_attached_store_knows_it_too():
     assert store.heatmaps()[0].words == ("a", "red", "cat")
 
 
+@pytest.mark.slow
 def test_generate_refuses_a_run_whose_text_changed():
     pipe = make_pipe()
     options = {name: value for name, value in SMALL.items() if name != "output_type"}

@@ -142,6 +142,7 @@ def state_of(pipe):
 
 
 @pytest.mark.parametrize("failing_call", tiered([None, 1, 2, 3, 6], 2))
+@pytest.mark.slow
 def test_inverting_restores_the_pipeline(failing_call):
     pipe = make_pipeline(scheduler=EulerDiscreteScheduler(steps_offset=1))
     next(pipe.unet.parameters()).requires_grad_(False)
@@ -228,6 +229,7 @@ def test_other_pipelines_are_refused():
         invert(pipe, new_image(), PROMPT)
 
 
+@pytest.mark.slow
 def test_a_schedule_that_cannot_be_inverted_is_told(pipe):
     blind = DDIMScheduler(
         clip_sample=False,

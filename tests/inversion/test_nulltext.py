@@ -57,7 +57,7 @@ def algorithm_1(pipe, inversion, inner_steps, learning_rate):
     return torch.cat(states), distances
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_null_text_stays_as_close_to_the_trajectory_as_algorithm_1(pipe, found):
     pivots = found.trajectory.flip(0)[1:]
     with_null, _ = descend(pipe, found)

@@ -57,6 +57,7 @@ def refuse(folder, message):
             attempt()
 
 
+@pytest.mark.slow
 def test_what_diffusers_saved_is_let_in(folder):
     assert read_index(folder)["unet"] == ["diffusers", "UNet2DConditionModel"]
 
@@ -178,6 +179,7 @@ def test_a_part_that_is_missing_is_told(folder, part):
 @pytest.mark.skipif(
     transformers.__version__ < "5", reason="transformers 4 takes it for an empty vocabulary"
 )
+@pytest.mark.slow
 def test_a_broken_tokenizer_file_is_told(folder):
     for file in (folder / "tokenizer").glob("*.json"):
         file.write_text("{}")

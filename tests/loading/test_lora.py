@@ -62,6 +62,7 @@ def draw(pipe):
 
 
 @pytest.mark.parametrize("form", tiered(["peft", "diffusers", "kohya", "metadata"], 2))
+@pytest.mark.slow
 def test_each_form_adds_its_product_to_the_weight(load, form):
     """W + alpha / rank B A, computed here."""
     held, metadata, scale = pair(), None, 1.0

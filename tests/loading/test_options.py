@@ -136,6 +136,7 @@ def write_gguf(model, path):
 
 
 @pytest.mark.parametrize("make", tiered([flux, sd3, make_pipeline], 2))
+@pytest.mark.slow
 def test_a_gguf_file_takes_the_denoisers_place(make, tmp_path):
     plain, file = make(), tmp_path / "tiny.gguf"
     part = "unet" if make is make_pipeline else "transformer"
@@ -213,6 +214,7 @@ def test_group_offload_leaves_images_and_the_record_as_they_are(folder):
 # -- schedulers and variants ----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_a_scheduler_takes_the_settings_of_the_own_one(folder):
     name = "EulerDiscreteScheduler"
     pipe = load_pipeline(folder, device="cpu", scheduler=name)
@@ -370,6 +372,7 @@ def test_a_record_is_read_as_it_was_written(folder, lora):
     assert line.endswith(f"--lora {lora}:0.5 --offload group --scheduler EulerDiscreteScheduler")
 
 
+@pytest.mark.slow
 def test_a_pipeline_without_options_has_none_in_its_record(folder):
     pipe = load_pipeline(folder, device="cpu")
     assert options_of(pipe) is None and not LoadingOptions()

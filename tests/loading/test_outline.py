@@ -154,6 +154,7 @@ def test_prompts_are_read_alike(both):
     assert answer(read_prompts, made, "") == answer(read_prompts, pipe, "")
 
 
+@pytest.mark.slow
 def test_a_safety_checker_is_no_hindrance_and_all_is_silent(tmp_path, capfd, caplog):
     sizes = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1}
     sizes |= {"num_attention_heads": 1, "projection_dim": 8}
@@ -189,6 +190,7 @@ def test_an_old_name_of_a_class_is_understood(tmp_path):
     assert type(outline(tmp_path).transformer) is type(pipe.transformer)
 
 
+@pytest.mark.slow
 def test_what_only_loading_tells_has_no_outline(tmp_path):
     save_file({"cond_stage_model.weight": torch.zeros(2)}, tmp_path / "model.safetensors")
     assert outline(tmp_path / "model.safetensors") is None

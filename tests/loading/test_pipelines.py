@@ -21,6 +21,7 @@ def folder(tmp_path_factory):
     return path
 
 
+@pytest.mark.slow
 def test_a_folder_loads_as_the_pipeline_that_it_is(folder):
     pipe = load_pipeline(folder, device="cpu")
     assert type(pipe).__name__ == "StableDiffusionPipeline"
@@ -30,6 +31,7 @@ def test_a_folder_loads_as_the_pipeline_that_it_is(folder):
     assert load_pipeline(folder, device="cpu", dtype=torch.bfloat16).unet.dtype == torch.bfloat16
 
 
+@pytest.mark.slow
 def test_a_pipeline_that_was_saved_without_a_part_loads_without_it(tmp_path):
     """diffusers asks for SD 3's T5 by name, though the folder says that there is none."""
     made = sd3(t5=False)

@@ -67,6 +67,7 @@ def tiny(name, **changes):
 
 
 @pytest.mark.parametrize("name", tiered(["sd1", "sdxl", "sd2"], daily=3))
+@pytest.mark.slow
 def test_a_single_file_loads_draws_and_is_captured(name, save, settings):
     path = save(tiny(name))
     pipe = load_pipeline(path, device="cpu", config=settings[name])
@@ -115,6 +116,7 @@ def test_settings_are_those_of_the_folder(save, settings):
     assert pipe.vae.config.scaling_factor == 0.13025
 
 
+@pytest.mark.slow
 def test_the_settings_need_no_weights(save, settings, tmp_path):
     ignore = shutil.ignore_patterns("*.safetensors")
     bare = shutil.copytree(settings["sd1"], tmp_path / "bare", ignore=ignore)
@@ -122,7 +124,7 @@ def test_the_settings_need_no_weights(save, settings, tmp_path):
     assert torch.equal(pipe.unet.conv_in.weight, tiny("sd1")[FIRST])
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_the_refiner_and_inpainting_load(save, settings, tmp_path):
     pipe = load_pipeline(save(tiny("refiner")), device="cpu", config=settings["refiner"])
     assert pipe.text_encoder is None and pipe.config.requires_aesthetics_score
@@ -131,7 +133,7 @@ def test_the_refiner_and_inpainting_load(save, settings, tmp_path):
     assert type(pipe).__name__ == "StableDiffusionInpaintPipeline"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_another_scheduler_keeps_what_the_model_predicts(save, settings):
     options = {"config": settings["sd2"], "scheduler": "EulerDiscreteScheduler"}
     pipe = load_pipeline(save(tiny("sd2")), device="cpu", **options)
@@ -199,7 +201,7 @@ def test_code_in_the_settings_is_refused(save, settings, tmp_path):
         load_pipeline(save(tiny("sd1")), device="cpu", config=folder)
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_another_tokenizer_keeps_padding_and_length(save, settings, tokenizer, tmp_path):
     path, options = save(tiny("sdxl")), {"device": "cpu", "config": settings["sdxl"]}
     (tmp_path / "model").mkdir()
@@ -239,6 +241,7 @@ def test_another_tokenizer_keeps_padding_and_length(save, settings, tokenizer, t
     ),
     ids=ascii,
 )
+@pytest.mark.slow
 def test_odd_names_beside_a_whole_model_change_nothing(save, settings, name):
     path = save({**tiny("sd1"), name: torch.zeros(1)})
     pipe = load_pipeline(path, device="cpu", config=settings["sd1"])
@@ -386,6 +389,7 @@ def test_pickles_are_refused_unread(save, settings, tmp_path):
         load_pipeline(tmp_path / "model.safetensors", device="cpu", config=settings["sd1"])
 
 
+@pytest.mark.slow
 def test_numbers_that_float16_cannot_hold_are_told(save, settings):
     path = save(tiny("sd1", **{KEYS: torch.full((64, 64), 1e6)}))
     with pytest.raises(ValueError, match="bfloat16 or float32"):

@@ -190,6 +190,7 @@ def close(found, expected):
 
 
 @pytest.mark.parametrize("name", tiered(OF_UNETS, daily=4))
+@pytest.mark.slow
 def test_a_run_has_the_maps_of_the_formula(reference, name):
     run = reference.run(name)
     for found, expected in zip(run.heatmaps, FORMULAS[name](reference), strict=True):
@@ -231,6 +232,7 @@ def test_a_store_of_everything_is_read_the_same(reference, name):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_the_softmax_over_the_words_is_that_of_the_scores(reference):
     """One layer of OVAM's maps, from queries and keys."""
     [unet_layer] = [one for one in find_layers(reference.pipe.unet) if one.name == LAST_UP]
@@ -276,6 +278,7 @@ def test_the_middle_counts_where_its_grid_is_the_one(reference):
 
 
 @pytest.mark.parametrize("steps", tiered([[0.2, 0.6], [0.0, 0.5], [0.0, 1.0]], daily=2))
+@pytest.mark.slow
 def test_a_part_of_the_schedule_is_the_mean_of_its_steps(reference, steps):
     own = Preset("own", ("up",), least_cells=32, steps=steps)
     kept = [i for i in range(4) if steps[0] <= (i + 0.5) / 4 <= steps[1]]
@@ -415,6 +418,7 @@ def refined(maps, everything, steps):
 
 
 @pytest.mark.parametrize("preset", tiered(["default", "p2p", "sum"]))
+@pytest.mark.slow
 def test_each_cell_is_the_mean_of_what_it_attends_to(refined_runs, preset):
     _, runs, everything = refined_runs
     plain, sharper = runs(preset=preset), runs(preset=preset, refine="self")
@@ -429,7 +433,7 @@ def test_each_cell_is_the_mean_of_what_it_attends_to(refined_runs, preset):
         assert one.tobytes() == other.tobytes()
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_sum_over_steps_is_refined_too(refined_runs):
     """DAAM's maps are sums over the calls; the affinity is a mean."""
     _, runs, everything = refined_runs
@@ -512,6 +516,7 @@ def test_sd15_holds_the_bytes_that_are_told():
 
 
 @pytest.mark.parametrize("steps", [1, 4])
+@pytest.mark.slow
 def test_what_is_held_does_not_grow_with_the_steps(steps):
     pipe = make_pipeline()
     options = {"height": 128, "width": 192, "num_inference_steps": steps}

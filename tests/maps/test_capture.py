@@ -10,6 +10,7 @@ from sdattn.hooks.map_store import CapturedMaps
 SMALL = {"num_inference_steps": 2, "height": 64, "width": 64}
 
 
+@pytest.mark.slow
 def test_a_store_hands_prompt_and_options_on_to_heatmaps():
     pipe = make_pipeline()
     with sdattn.capture(pipe, heads="all") as store:

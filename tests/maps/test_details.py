@@ -1,5 +1,6 @@
 """What a run kept of steps and heads, against the store that it is of."""
 
+import pytest
 import torch
 from helpers.tiny_pipelines import make_pipeline
 
@@ -10,6 +11,7 @@ from sdattn.maps.from_stores import heatmaps
 PROMPT = "a red cat"
 
 
+@pytest.mark.slow
 def test_details_are_of_the_words_in_the_layers_that_see_the_text():
     pipe = make_pipeline()
     with capture(pipe, steps="all", heads="all", kinds=("cross", "self")) as store:

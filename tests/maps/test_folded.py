@@ -57,6 +57,7 @@ def test_heatmaps_of_what_people_hold(kept_steps):
 @pytest.mark.parametrize(
     "preset", tiered(["default", "daam", "p2p", "attend-and-excite", "sum"], 2)
 )
+@pytest.mark.slow
 def test_presets_read_a_store_as_they_read_a_capture(kept_steps, preset):
     pipe, prompts, store, _ = kept_steps
     asked = {"daam": {"heads": "all"}, "attend-and-excite": {"steps": "last"}}.get(preset, {})

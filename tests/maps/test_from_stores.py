@@ -46,6 +46,7 @@ def way_up(store, columns, steps):
     return expected
 
 
+@pytest.mark.slow
 def test_a_word_is_the_mean_over_the_way_up_of_its_columns(captured):
     """Over the second half of the schedule, as far as the store tells its steps apart."""
     pipe, store = captured
@@ -64,6 +65,7 @@ def test_a_word_is_the_mean_over_the_way_up_of_its_columns(captured):
         quick=1, daily=3,
     ),
 )  # fmt: skip
+@pytest.mark.slow
 def test_other_steps_than_the_second_half_are_read_as_they_were_kept(captured, kept, steps):
     pipe, store = captured
     with capture(pipe, steps=kept) as some:
@@ -118,6 +120,7 @@ def test_what_is_not_there_is_told(captured, key, message):
         heatmaps(store, pipe.tokenizer, PROMPT)[0][key]
 
 
+@pytest.mark.slow
 def test_a_phrase_that_overlaps_itself_counts_each_of_its_columns_once():
     pipe = make_pipeline()
     with capture(pipe) as store:

@@ -90,6 +90,7 @@ def test_words_of_each_prompt_and_of_the_negative_one_are_compared_by_themselves
     assert negative.words == ("a", "red", "dog") and float(negative["dog"].values.max()) > 0
 
 
+@pytest.mark.slow
 def test_another_text_is_compared_in_its_own_words():
     pipe = sd3()
     [asked] = generate(pipe, PROMPT, ask=SHORT, seed=1, preset="gramcol", **IMAGES).asked_heatmaps

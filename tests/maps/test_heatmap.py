@@ -219,6 +219,7 @@ def test_overlay_is_the_size_of_the_image_enlarged(blob):
     assert sdattn.Heatmap is Heatmap
 
 
+@pytest.mark.slow
 def test_the_range_of_summed_shares_is_called_no_probability():
     pipe = make_pipeline()
     found = sdattn.generate(pipe, PROMPT, preset="sum", num_inference_steps=1).heatmaps[0]

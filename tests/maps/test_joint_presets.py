@@ -124,6 +124,7 @@ def test_a_flat_map_is_sharpened_to_nothing_and_a_power_of_one_changes_nothing()
             replace(PRESETS["joint"], sharpen=wrong)
 
 
+@pytest.mark.slow
 def test_the_default_is_of_the_family_and_columns_are_one_option_away():
     [unet] = generate(make_pipeline(), PROMPT, num_inference_steps=1).heatmaps
     assert unet.preset == PRESETS["default"]
@@ -133,6 +134,7 @@ def test_the_default_is_of_the_family_and_columns_are_one_option_away():
     torch.testing.assert_close(plain.maps.double(), mean, atol=1e-6, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_prompts_drawn_together_have_the_columns_that_each_has_alone():
     pipe, texts = sd3(), [PROMPT, "a cat"]
     [long, short] = generate(pipe, texts, seed=1, **STEPS)

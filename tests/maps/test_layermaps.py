@@ -107,14 +107,16 @@ def test_the_graph_is_kept_where_the_store_has_one():
         [("p2p", "mean", 4), ("p2p", [0, 3, 1], 3), ("default", "all", 2), ("p2p", "all", 4),
          ("p2p", (0.5, 1.0), 2), ("p2p", "last", 1), ("attend-and-excite", "last", 1),
          ("attend-and-excite", "all", 1), ("default", (0.5, 1.0), 2)],
-        quick=3, daily=9,
+        quick=3, daily=4,
     ),
 )  # fmt: skip
+@pytest.mark.slow
 def test_it_is_known_how_many_calls_the_maps_are_the_mean_of(preset, steps, passes):
     _, store = captured(steps=steps)
     assert layer_maps(store, PRESETS[preset]).passes == passes
 
 
+@pytest.mark.slow
 def test_a_sum_over_the_last_step_alone_is_that_step():
     pipe, store = captured(steps="last", heads="all")
     _, whole = captured(steps=[3], heads="all")
@@ -162,6 +164,7 @@ def test_resizing_keeps_means_and_leading_axes():
         ("ovam", {"steps": "all", "heads": "all"}, "Capture with among=.*each image's words"),
     ],
 )
+@pytest.mark.slow
 def test_a_store_without_what_the_preset_reads_is_told_what_to_capture(preset, kept, message):
     pipe, store = captured(**kept)
     with pytest.raises(CaptureError, match=f"The preset '{preset}' reads what.*{message}"):

@@ -43,6 +43,7 @@ def run():
     return generate(make_pipeline(), PROMPT, num_images_per_prompt=6, **SMALL)
 
 
+@pytest.mark.slow
 def test_heatmaps_show_an_image_for_each_word(run):
     heatmaps = run.heatmaps[0]
     seen = Elements(heatmaps._repr_html_())

@@ -262,6 +262,7 @@ def maps_of_frame(store, preset, number):
     return total / len(store.maps) * 2  # two steps
 
 
+@pytest.mark.slow
 def test_one_capture_watches_both_models_of_wan_2_2():
     """Each runs in one of two steps: the mean is that of what either alone shows."""
     pipe = wan_of_two()

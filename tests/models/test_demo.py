@@ -84,6 +84,7 @@ def test_any_text_can_be_tokenized(demo, text):
     assert all(token.id != unknown for token in read.tokens if not token.special)
 
 
+@pytest.mark.slow
 def test_looking_does_not_change_its_image(demo):
     def draw():
         generator = torch.Generator().manual_seed(0)

@@ -112,6 +112,7 @@ def test_it_draws_by_its_own_settings(pipe):
     assert pipe.vae.config.shift_factor == 0.0
 
 
+@pytest.mark.slow
 def test_looking_does_not_change_its_image(pipe):
     def draw():
         generator = torch.Generator().manual_seed(0)

@@ -64,6 +64,7 @@ def with_another_class(model):
 
 
 @pytest.mark.parametrize("change", [wrapped, with_another_class])
+@pytest.mark.slow
 def test_a_forward_that_does_not_name_its_arguments_is_read_by_its_class(change):
     pipe = make_pipeline()
     options = {"num_inference_steps": 2, "height": 64, "width": 96, "output_type": "latent"}

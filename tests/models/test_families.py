@@ -237,6 +237,7 @@ def test_pixart_reads_t5_in_lower_case(kind):
     ("kind", "length"),
     [(SanaPipeline, 300), (SanaPipeline, 24), (SanaPAGPipeline, 300), (SanaSprintPipeline, 24)],
 )
+@pytest.mark.slow
 def test_sana_reads_gemma_behind_an_instruction(kind, length):
     pipe = make_sana(kind)
     default = inspect.signature(pipe.__call__).parameters["complex_human_instruction"].default
@@ -291,6 +292,7 @@ def test_qwen_image_cuts_its_states():
     assert [word.text for word in read[1].truncated] == [")!"]
 
 
+@pytest.mark.slow
 def test_qwen_image_cuts_long_prompts_where_its_encoder_does():
     """Beyond its 1024 tokens and those of the template, not before."""
     pipe = make_qwen()

@@ -73,6 +73,7 @@ def switched(pipe, branch, guided, **options):
         daily=4,
     ),
 )
+@pytest.mark.slow
 def test_guidance_may_act_in_any_part_of_a_run(guided):
     """Two images: four rows where it acts, the negative prompt's first, and two where not."""
     pipe, guided = make_pipeline(), tuple(map(bool, guided))

@@ -34,6 +34,7 @@ def test_the_pipeline_decodes_what_its_vae_made_of_the_image(name):
 
 
 @torch.no_grad()
+@pytest.mark.slow
 def test_latents_are_those_of_the_formulas():
     image = new_image((160, 96))
     shapes = {"SD3": (4, 12, 20), "FLUX.1": (60, 16), "FLUX.2": (16, 6, 10)}

@@ -93,7 +93,7 @@ def called(pipe, **options):
     return seen
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_what_stands_for_a_call_is_the_same_in_all_of_it_and_in_no_other():
     pipe = make_pipeline()
     every = [called(pipe) for _ in range(20)]  # frames come to lie where others lay
@@ -102,6 +102,7 @@ def test_what_stands_for_a_call_is_the_same_in_all_of_it_and_in_no_other():
     assert running_call(pipe) is running_call(None) is None
 
 
+@pytest.mark.slow
 def test_of_calls_within_each_other_the_innermost_counts():
     pipe, inner = make_pipeline(), []
 

@@ -7,6 +7,7 @@ import pytest
 import transformers
 from helpers.byte_pairs import clip_vocabulary, published, qwen_vocabulary, write_files
 from helpers.odd_prompts import PARTS, odd_prompts
+from helpers.tiers import tiered
 from helpers.tiny_tokenizers import byte_symbols
 
 from sdattn.prompts.tokenizing import filled
@@ -69,7 +70,7 @@ def columns_of(name, tokenizer, prompt):
     return read_source(tokenizer, Source.of(prompt)), 0, len(tokenizer(prompt)["input_ids"])
 
 
-@pytest.mark.parametrize("name", ["clip", "qwen"])
+@pytest.mark.parametrize("name", tiered(["clip", "qwen"], 0, 1))
 def test_words_own_the_columns_of_their_pieces(name, request):
     tokenizer, pairs = request.getfixturevalue(name)
     n_words = 0

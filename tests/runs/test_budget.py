@@ -93,6 +93,7 @@ def test_the_advice_is_enough(part, stores):
     generate(pipe, PROMPT, max_bytes=most, **ours, **QUICK)
 
 
+@pytest.mark.slow
 def test_a_run_that_a_callback_may_stop_counts_its_early_steps(stores):
     pipe = make_pipeline()
     options = {"callback_on_step_end": lambda *a: a[-1], **QUICK}

@@ -90,7 +90,7 @@ def run(pipe):
     return generate(pipe, PROMPT, capture_options=watch, **options)
 
 
-@pytest.mark.parametrize("name", tiered(PIPELINES, quick=2, daily=8))
+@pytest.mark.parametrize("name", tiered(PIPELINES, quick=2, daily=4))
 def test_maps_lie_where_the_pipeline_pastes(name, tmp_path):
     pipe, options = PIPELINES[name](), inpainted()
     if name == "ControlNet":
@@ -190,6 +190,7 @@ def test_capture_and_an_attached_store_know_the_crop(pipe):
     assert store.crop is None
 
 
+@pytest.mark.slow
 def test_all_that_a_run_holds_is_of_the_crop(run, tmp_path):
     [made] = run
     back = load_run(run.save(tmp_path / "run")[0])

@@ -113,6 +113,7 @@ def test_what_is_seen_at_a_timestep_depends_on_no_other(pipe, name):
     assert_same_maps(both.store, expected)
 
 
+@pytest.mark.slow
 def test_the_seed_decides_and_the_scheduler_does_not(pipe):
     mine = small_pipeline(scheduler=EulerDiscreteScheduler.from_config(pipe.scheduler.config))
     first, again, other = (
@@ -131,6 +132,7 @@ def test_what_is_held_does_not_grow_with_the_timesteps(pipe):
     assert few.store.nbytes == many.store.nbytes
 
 
+@pytest.mark.slow
 def test_bfloat16():
     pipe = small_pipeline().to(torch.bfloat16)
     run = explain(pipe, new_image(), PROMPT)

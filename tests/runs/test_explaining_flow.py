@@ -105,6 +105,7 @@ def test_bfloat16():
         torch.testing.assert_close(run.store.maps[layer], maps, atol=2e-3, rtol=0)
 
 
+@pytest.mark.slow
 def test_other_ways_to_read_an_image():
     pipe, options = flow_pipeline("SD3")
     run = explain(pipe, new_image(), PROMPT, words=["cat"], refine="self", ask="a dog", **options)
@@ -115,6 +116,7 @@ def test_other_ways_to_read_an_image():
         assert run.store.kept_passes == 3  # all the timesteps that were chosen
 
 
+@pytest.mark.slow
 def test_a_run_is_saved_and_read(tmp_path):
     pipe, options = flow_pipeline("Qwen-Image")
     run = explain(pipe, new_image(), PROMPT, seed=5, **options)

@@ -36,6 +36,7 @@ def pipe():
 
 
 @each_call
+@pytest.mark.slow
 def test_a_model_is_loaded_by_its_name(call, model, monkeypatch):
     loaded = []
     monkeypatch.setattr(
@@ -65,6 +66,7 @@ def test_swapped_arguments_are_refused(pipe):
 
 
 @each_call
+@pytest.mark.slow
 def test_a_random_seed_is_recorded(call, pipe, tmp_path):
     options = {} if call is CALLS["explain"] else QUICK
     run = call(pipe, seed=None, **options)

@@ -59,6 +59,7 @@ def test_the_last_step_is_what_attend_and_excite_reads(runs):
 
 
 @pytest.mark.parametrize("preset", tiered(["default", "daam", "p2p", "sum"], 2))
+@pytest.mark.slow
 def test_a_step_alone_is_the_heatmap_of_a_run_that_kept_it_alone(pipe, runs, preset):
     some = step_heatmaps(runs(preset).image_run(0))[1]
     kept = {"steps": [1]}
@@ -134,6 +135,7 @@ def test_a_run_that_kept_means_has_groups_only(pipe):
 @pytest.mark.parametrize(
     ("preset", "refine"), [("default", None), ("daam", "self"), ("attend-and-excite", None)]
 )
+@pytest.mark.slow
 def test_details_come_back_from_a_folder(runs, tmp_path, preset, refine):
     run = runs(preset, refine)
     before, back = run.image_run(0), load_run(run.save(tmp_path / "run")[0])

@@ -105,9 +105,8 @@ def test_every_entry_that_is_missing_is_named(whole):
         assert re.search("generate the run again|saved without|this version's format", said)
 
 
-@pytest.mark.parametrize(
-    "junk", tiered([None, True, -1, 10**30, 0.5, "x", [], [[]], {}, {"x": 1}], daily=4)
-)
+@pytest.mark.parametrize("junk", tiered([None, True, -1, 10**30, 0.5, "x", [], [[]], {}, {"x": 1}]))
+@pytest.mark.slow
 def test_nothing_of_the_wrong_kind_is_a_traceback(whole, junk):
     """Every entry in turn holds something else: it is read as that, or file and reason are said."""
     for place in entries():
@@ -157,7 +156,7 @@ def test_what_is_wrong_is_named(whole, change, message):
 # Damage
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 def test_a_flip_anywhere_in_run_json_is_found(whole):
     """Every 19th byte, one bit and all bits of it, and every byte of the last lines."""
     data = whole["run.json"]
@@ -252,6 +251,7 @@ def test_a_damaged_run_is_named_by_every_command(invoke):
         assert re.match("sdattn: b/run.json: 'words' is missing. Restore it or generate", err)
 
 
+@pytest.mark.slow
 def test_a_whole_run_comes_back(whole, tmp_path):
     run = use(whole)
     assert run.details.calls == (0, 1) and run.more["asked"][0] == "red cat"

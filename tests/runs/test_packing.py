@@ -56,6 +56,7 @@ CASES = [*itertools.product([*READ, OWN], [None, "self"])]
     tiered(CASES, quick=2, daily=6),
     ids=[f"{preset.name}-{refine}" for preset, refine in CASES],
 )
+@pytest.mark.slow
 def test_a_run_comes_back_with_its_heatmaps(run_of, preset, refine):
     run = run_of(preset, refine)
     for i in range(2):

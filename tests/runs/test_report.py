@@ -52,6 +52,7 @@ def close(shown, wanted):
         np.testing.assert_allclose(one, other, atol=0.51 / 255 * spread + 5e-5 * other.max())
 
 
+@pytest.mark.slow
 def test_the_page_holds_the_values_of_the_run(run):
     one = run.image_run(0)
     data = data_of(report(one))

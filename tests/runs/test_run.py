@@ -45,6 +45,7 @@ def test_a_word_of_one_prompt_has_its_causes_there_only(tmp_path):
 @pytest.mark.parametrize(
     "capture_options", [{}, {"steps": "all", "heads": [0, 1], "kinds": ("cross", "self")}]
 )
+@pytest.mark.slow
 def test_a_saved_run_comes_back(make, capture_options, tmp_path):
     run = generate(make(), PROMPT, capture_options=capture_options, **QUICK)
     [path] = run.save(tmp_path / "run")
@@ -76,6 +77,7 @@ def test_a_run_is_a_list_of_its_images_runs(tmp_path):
     assert run.negative_heatmaps == run.causal_heatmaps == []
 
 
+@pytest.mark.slow
 def test_a_run_of_one_image_is_read_as_a_saved_one(tmp_path):
     run = generate(make_pipeline(), PROMPT, ask="cat", **QUICK)
     back = load_run(*run.save(tmp_path / "run"))

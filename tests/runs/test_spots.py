@@ -17,6 +17,7 @@ SIZE = {"height": 64, "width": 128, "num_inference_steps": 2}  # a latent of 8x1
 
 
 @pytest.mark.parametrize("make", [small_pipeline, sd3])
+@pytest.mark.slow
 def test_an_even_grid_of_spots_is_kept_and_changes_nothing(make):
     pipe = make()
     plain, run = generate(pipe, PROMPT, **SIZE), generate(pipe, PROMPT, spots=True, **SIZE)
@@ -43,6 +44,7 @@ def test_an_even_grid_of_spots_is_kept_and_changes_nothing(make):
     assert whole - 0.9 < float(spots.sum((2, 3)).min()) and float(spots.sum((2, 3)).max()) < 1.001
 
 
+@pytest.mark.slow
 def test_they_are_saved_and_read_back(tmp_path):
     run = generate(small_pipeline(), PROMPT, spots=True, **SIZE)
     again = load_run(*run.save(tmp_path / "run"))
@@ -53,6 +55,7 @@ def test_they_are_saved_and_read_back(tmp_path):
     assert "--keep spots" in command_of(again)
 
 
+@pytest.mark.slow
 def test_the_page_has_them_last():
     run = generate(small_pipeline(), PROMPT, spots=True, ask="hat", **SIZE)[0]
     data, spots = data_of(report(run)), run.details.spots
@@ -64,6 +67,7 @@ def test_the_page_has_them_last():
     assert data_of(report(generate(small_pipeline(), PROMPT, **SIZE)[0]))["spots"] is None
 
 
+@pytest.mark.slow
 def test_each_text_encoder_is_told_apart(tmp_path):
     run = generate(sd3(), PROMPT, **SIZE)
     heatmaps = run[0].heatmaps

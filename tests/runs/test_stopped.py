@@ -63,6 +63,7 @@ def assert_maps(found, expected):
     ("after", "kept", "said"),
     [(3, range(3), "steps 1 to 3"), (1, range(1), "step 1"), (7, range(5, 7), "steps 6 to 7")],
 )
+@pytest.mark.slow
 def test_generate_keeps_the_image_and_the_maps_that_there_are(pipe, after, kept, said, tmp_path):
     with pytest.warns(CaptureWarning, match=f"{after} of 10 steps.*{said}") as heard:
         run = generate(pipe, PROMPT, **TEN, **stop_after(after))
@@ -102,6 +103,7 @@ def test_presets_read_the_steps_that_there_are(pipe, preset, keep):
     assert run[0].settings.stopped.kept == ((2,) if last else (0, 1, 2))
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_to_its_end_says_nothing(pipe):
     """Its maps are those without a callback, and it stops in its last step at the earliest."""
     plain = generate(pipe, PROMPT, **TEN)
@@ -201,6 +203,7 @@ def test_an_image_is_the_one_without_capture(pipe):
     assert np.array_equal(before, after)
 
 
+@pytest.mark.slow
 def test_guidance_in_turn_and_second_order_count_the_steps():
     made = flux(FluxPipeline)
     with pytest.warns(CaptureWarning, match="2 of 4 steps"):

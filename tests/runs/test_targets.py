@@ -176,6 +176,7 @@ def test_an_image_that_is_read_is_not_replaced(invoke, command):
 # show
 
 
+@pytest.mark.slow
 def test_show_asks_before_it_replaces_files(invoke):
     saved("run")
     Path("project").mkdir()
@@ -207,6 +208,7 @@ def test_show_leaves_the_folders_of_runs(invoke, out, force):
     assert run_around(Path("nothing")) is None
 
 
+@pytest.mark.slow
 def test_show_writes_through_no_link(invoke):
     for name in ("run", "linked"):
         saved(name)

@@ -15,6 +15,7 @@ from helpers.joint_video_rows import (
 )
 from helpers.ltx2_rows import ltx2
 from helpers.small_images import new_image
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.unet_rows import animatediff, make_small_unet
 from helpers.video_rows import ltx, wan
@@ -71,19 +72,23 @@ def files(run):
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("make", "frames", "options", "latent"),
-    [
-        (wan, 5, {"max_sequence_length": 12}, 2),
-        (wan_from_image, 5, FROM_IMAGE, 2),
-        (wan22_small_from_image, 5, {**FROM_IMAGE, "max_sequence_length": 12}, 2),
-        (ltx, 9, {"max_sequence_length": 12}, 2),
-        (ltx2, 9, {"max_sequence_length": 12}, 2),
-        (cogvideox, 9, {"max_sequence_length": 12}, 3),
-        (cogvideox15, 9, {"max_sequence_length": 12}, 2),
-        (hunyuan_video, 5, HUNYUAN, 2),
-        (hunyuan_video15, 5, {}, 2),
-        (mochi, 7, {"max_sequence_length": 12}, 2),
-        (animatediff, 3, {}, 3),
-    ],
+    tiered(
+        [
+            (wan, 5, {"max_sequence_length": 12}, 2),
+            (wan_from_image, 5, FROM_IMAGE, 2),
+            (wan22_small_from_image, 5, {**FROM_IMAGE, "max_sequence_length": 12}, 2),
+            (ltx, 9, {"max_sequence_length": 12}, 2),
+            (ltx2, 9, {"max_sequence_length": 12}, 2),
+            (cogvideox, 9, {"max_sequence_length": 12}, 3),
+            (cogvideox15, 9, {"max_sequence_length": 12}, 2),
+            (hunyuan_video, 5, HUNYUAN, 2),
+            (hunyuan_video15, 5, {}, 2),
+            (mochi, 7, {"max_sequence_length": 12}, 2),
+            (animatediff, 3, {}, 3),
+        ],
+        quick=0,
+        daily=4,
+    ),
 )
 def test_the_video_is_the_pipelines_own_and_its_maps_those_of_a_capture(
     make, frames, options, latent
@@ -112,6 +117,7 @@ def test_several_videos_have_seeds_of_their_own(pipe):
     assert "4 videos 96x64, 1 frames," in repr(both)
 
 
+@pytest.mark.slow
 def test_a_video_of_one_frame_has_the_images_maps():
     """The UNet of AnimateDiff with its motion modules at 0 is that of Stable Diffusion."""
     video = animatediff()
@@ -131,6 +137,7 @@ def test_a_video_of_one_frame_has_the_images_maps():
         torch.testing.assert_close(layer.maps[:, 0], expected, atol=1e-6, rtol=0)
 
 
+@pytest.mark.slow
 def test_the_folder_of_a_video(run, files):
     words = ["01-a", "02-red", "03-cat"]
     drawn = [f"heatmaps/{word}.mp4" for word in words] + [f"masks/{word}.webp" for word in words]
@@ -157,6 +164,7 @@ def test_masks_have_one_level_for_all_frames(run, files):
         assert ((np.asarray(frame)[..., 0] == 255) == mask[latent]).all()
 
 
+@pytest.mark.slow
 def test_a_folder_is_read_back(run, tmp_path):
     saved = sdattn.runs.folder.save_run(tmp_path / "run", run)
     back = load_run(saved)
@@ -194,6 +202,7 @@ def test_a_video_that_was_not_saved_is_refused_where_it_is_shown(run):
             way()
 
 
+@pytest.mark.slow
 def test_videos_are_compared_frame_by_frame(run, tmp_path):
     first = load_run(sdattn.runs.folder.save_run(tmp_path / "run", run))
     with pytest.raises(TypeError, match="Comparisons"):
@@ -221,6 +230,7 @@ def test_one_frame_is_an_images_run(run):
         first.frame(0)
 
 
+@pytest.mark.slow
 def test_refined_maps_of_frames_alone():
     """Each frame of AnimateDiff attends to itself alone: one frame's is that of an image."""
     pipe = animatediff()

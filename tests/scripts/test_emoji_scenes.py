@@ -42,6 +42,7 @@ def composed(scene, size=128):
     return np.asarray(image.convert("RGB")), np.stack(alphas)
 
 
+@pytest.mark.weekly
 def test_image_and_truth_agree_with_another_composition(scenes):
     for scene in scenes[:40]:
         image, alphas = composed(scene)
@@ -78,6 +79,7 @@ def test_objects_keep_clear_of_each_other_and_lie_wholly_in_the_image(scenes):
         assert scene.covers().sum(0).max() <= 1
 
 
+@pytest.mark.weekly
 def test_relation_words_agree_with_the_middles_of_the_masks():
     rng = np.random.default_rng(2)
     sides = {"left of": (1, -1), "right of": (1, 1), "above": (0, -1), "below": (0, 1)}

@@ -17,7 +17,7 @@ def world(tmp_path_factory):
     return World(tmp_path_factory.mktemp("faults"))
 
 
-@pytest.mark.parametrize("number", tiered(EACH, quick=0, daily=8))
+@pytest.mark.parametrize("number", tiered(EACH, quick=0))
 def test_a_fault_is_found(world, number):
     assert try_case(world, SEED, number) is None
 

@@ -18,6 +18,7 @@ TINY = Shape(side=64, tokens=8, images=2)
     ("way", "cells", "columns"),
     [("cross", 64, 8), ("cross, refined", 16, 16), ("cross, each step", 64, 8), ("joint", 16, 8)],
 )
+@pytest.mark.slow
 def test_a_point_has_the_bytes_of_its_maps_and_times_of_both(way, cells, columns):
     take = RunningSum.take
     point = measure("images", way, TINY, 2, math.inf)

@@ -61,6 +61,7 @@ def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(images):
             torch.testing.assert_close(one.maps, own.keep(one.columns).maps)
 
 
+@pytest.mark.weekly
 def test_words_are_those_of_the_text_that_the_maps_are_of(images):
     """ "Asked" says the objects alone, where the prompt says the background too."""
     _, asked, found = images

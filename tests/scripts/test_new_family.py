@@ -254,6 +254,7 @@ def test_paths_are_folded_at_numbers_alone():
     assert folded("0.attn") == "*.attn"
 
 
+@pytest.mark.slow
 def test_the_command_prints_a_module_for_an_unknown_model_only(tmp_path, monkeypatch, capsys):
     make_pipeline().save_pretrained(tmp_path)
     monkeypatch.setattr("sys.argv", ["new_family", str(tmp_path)])

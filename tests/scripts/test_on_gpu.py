@@ -75,7 +75,7 @@ def test_ratios_are_taken_round_by_round(script):
     assert script.ratio([3.0], [2.0]) == "1.500 (1.500 to 1.500)"
 
 
-@pytest.mark.slow
+@pytest.mark.weekly
 @pytest.mark.parametrize(("name", "count"), [("sd15", 16), ("sdxl", 70), ("sd3", 24), ("flux", 57)])
 def test_models_are_those_of_the_real_size(name, count):
     """On torch's meta device, where nothing is computed."""

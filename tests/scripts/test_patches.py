@@ -53,6 +53,7 @@ def test_components_are_those_of_a_singular_value_decomposition(drawn, patches):
     assert np.corrcoef(latents.T) == pytest.approx(np.eye(CHANNELS), abs=1e-3)
 
 
+@pytest.mark.weekly
 def test_the_encoder_has_the_latents_that_the_components_have(drawn, patches, vae):
     noise = torch.randint(0, 256, (4, 3, 128, 128), generator=torch.Generator().manual_seed(1))
     plain = torch.tensor([0, 255])[:, None, None, None].expand(-1, 3, 128, 128)

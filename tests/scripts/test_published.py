@@ -234,6 +234,7 @@ def test_right_maps_are_right_under_each_protocol(tmp_path):
     ("protocol", "write"),
     [("imagenet-seg", imagenet), ("voc-single", voc), ("voc-multi", voc), ("coco-gen", daam)],
 )
+@pytest.mark.weekly
 def test_the_command_measures_a_folder(protocol, write, tmp_path, capsys):
     make_pipeline().save_pretrained(tmp_path / "model")
     (tmp_path / "data").mkdir()
@@ -274,6 +275,7 @@ def test_drawn_words_are_scored_by_themselves_and_by_the_best_map(swapped, tmp_p
     assert found["IoU, unlabelled, above 0.4"] == found["IoU, assigned, above 0.4"] == 1
 
 
+@pytest.mark.weekly
 def test_maps_are_the_mean_over_the_papers_seeds():
     pipe, image = make_pipeline(), Image.fromarray(new_image(1, (64, 64)))
     found = protocols.Maps(pipe, 2, preset="sum").of(image, "a red cat", ["cat", "red"])

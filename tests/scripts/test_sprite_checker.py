@@ -58,6 +58,7 @@ def test_labels_are_those_of_the_masks(scenes):
         assert (wide == GROUND)[~masks.any(0)].mean() > 0.96
 
 
+@pytest.mark.weekly
 def test_a_segmenter_that_is_right_makes_every_scene_right(scenes):
     segmenter = Told(*(true_labels(scene) for scene in scenes))
     found = find_things(segmenter, [drawn(scene) for scene in scenes])
@@ -139,6 +140,7 @@ def test_the_kept_drawings_are_in_one_part_alone(scenes):
                 assert one.hand in (colourable(one.noun) if one.colour else hands()[one.noun])
 
 
+@pytest.mark.weekly
 def test_a_segmenter_that_is_trained_is_kept_and_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("scripts.training.train_sprite_checker.BATCH", 2)
     monkeypatch.setattr(

@@ -97,6 +97,7 @@ def test_an_icon_is_found_by_its_other_name_too_and_one_that_is_missing_is_named
 
 
 @pytest.mark.parametrize("noun", COLOURABLE)
+@pytest.mark.weekly
 def test_a_drawing_in_another_colour_keeps_its_outline_and_takes_the_hue(noun):
     for hand in colourable(noun):
         own = hands()[noun][hand].pixels

@@ -70,6 +70,7 @@ def mistaken_captions(scenes, seed, count):
     return [one for one in said if one.prompt], sum(one.prompt == "" for one in said)
 
 
+@pytest.mark.weekly
 def test_each_word_is_relied_on_for_what_it_says_itself(scenes, encoder):
     """Colours know the scene, shapes a scene of other colours, all else one of other shapes too."""
     said, _ = mistaken_captions(scenes, 0, 80)

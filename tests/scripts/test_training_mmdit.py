@@ -157,6 +157,7 @@ def test_processes_share_the_batch_that_one_alone_would_see(small, tmp_path, mon
         torch.testing.assert_close(alone[::2], even, atol=1e-4, rtol=1e-4)  # states, batched
 
 
+@pytest.mark.weekly
 def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_path, invoke):
     kept = trained(tmp_path / "run", 2)
     out = tmp_path / "snapshot"

@@ -59,6 +59,7 @@ def trained(work):
 
 
 @torch.no_grad()
+@pytest.mark.weekly
 def test_a_video_begins_as_images_of_the_model(pipe):
     noisy, states = torch.randn(2, CHANNELS, 3, 16, 16), torch.randn(2, TOKENS, WIDTH)
     made = pipe.unet(noisy, torch.tensor([700, 30]), states.repeat_interleave(3, 0)).sample
@@ -69,6 +70,7 @@ def test_a_video_begins_as_images_of_the_model(pipe):
             torch.testing.assert_close(made[video, None, :, frame], alone, atol=1e-5, rtol=1e-5)
 
 
+@pytest.mark.weekly
 def test_it_learns_the_velocity_of_every_frame(pipe):
     """Against the formula written out: x_t = sqrt(a) x + sqrt(1 - a) e, v = sqrt(a) e -
     sqrt(1 - a) x, a video each its own time."""
@@ -90,6 +92,7 @@ def test_it_learns_the_velocity_of_every_frame(pipe):
     torch.testing.assert_close(loss.double(), (found - velocity).square().mean())
 
 
+@pytest.mark.weekly
 def test_latents_are_of_the_frames_in_their_order(few, pipe, tmp_path):
     latents = video_latents(pipe.vae, 3, 1, tmp_path)
     assert latents.shape == (VIDEOS, CHANNELS, FRAMES, 16, 16)
