@@ -54,7 +54,7 @@ def laid(part: Tensor, crop: Crop, size: tuple[int, int]) -> Tensor:
 
 
 def fits(size: tuple[int, int], grid: tuple[int, ...], crop: Crop | None) -> bool:
-    """Check whether an image of (height, width) pixels may be that of a map of (rows, cols)."""
+    """Check whether a map of (rows, cols) can belong to an image of (height, width) pixels."""
     height, width = size
     if crop is not None:  # of an image that may have been reduced since, rounded
         whole_width, whole_height = crop.image

@@ -246,6 +246,7 @@ def test_all_can_be_done_with_the_keyboard(open_app):
         page.get_by_role("button", name="Save the page").press("Enter")
 
 
+@pytest.mark.weekly
 def test_the_result_is_beside_the_prompt_and_fits_into_the_window(open_app):
     page = open_app(1280)
     page.set_viewport_size({"width": 1280, "height": 900})
