@@ -80,7 +80,6 @@ def test_contributors_are_shown_the_same_list():
     assert tuple(re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)) == ROOMS
 
 
-@pytest.mark.slow
 def test_a_room_uses_only_the_rooms_below_it():
     used = {(module, name) for module in MODULES for name in imports(module) if name in MODULES}
     level = {module: ROOMS.index(room(module)) for module in MODULES}
@@ -160,7 +159,6 @@ assert "torch._dynamo" not in loaded()
 """
 
 
-@pytest.mark.slow
 def test_the_import_is_light_and_names_load_what_they_need():
     """Not torch, which names wait for, nor do they load matplotlib or torch's compiler."""
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
@@ -206,7 +204,6 @@ def test_tests_lie_in_the_rooms_of_what_they_test():
     assert folders <= {*ROOMS, "helpers", "scripts"}
 
 
-@pytest.mark.slow
 def test_what_tests_share_lies_in_helpers():
     wrong = set()
     for path in TESTS.rglob("*.py"):

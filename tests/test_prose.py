@@ -88,7 +88,6 @@ def test_each_pattern_is_seen(text, name, tmp_path):
     assert +counted([path]) == {name: 1}
 
 
-@pytest.mark.slow
 def test_docstrings_are_at_most_17_percent_of_the_lines():
     lines = docs = 0
     for path in (ROOT / "sdattn").rglob("*.py"):

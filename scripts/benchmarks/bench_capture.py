@@ -1,8 +1,8 @@
 """Time and memory of capture against no capture, on models of real shapes with random weights.
 
 All ways to watch run in turn, round by round, in one process, so that their ratios hold on a
-machine whose speed drifts. Layers are timed where they run, inside the model's call. What is held,
-and the most memory that a process has, after 1, 10 and 50 calls are measured in a process each.
+machine whose speed drifts. Layers are timed where they run, inside the model's call. Bytes held and
+the peak are of one more call of each way; those after 1, 10 and 50 calls of a process each.
 
     python -m scripts.benchmarks.bench_capture      four models, tables in Markdown
     python -m scripts.benchmarks.bench_capture --models sd15 --dtype float16 --images 8 --compile
@@ -159,16 +159,19 @@ def bytes_of(
 ) -> dict[str, tuple[int, int]]:
     """The bytes that each way holds after one call, wherever it does, and the most that the device
     (a CPU's process) held in the call and in making its maps, beyond what it held before."""
-    known, found = ways_for(bench.pipe, options.peers), {}
-    for name in ways:
-        trim_heap()
-        forget_peak(device)
-        before = peak_bytes(device)
-        with known[name](bench.pipe) as held:
-            bench.call()
-        read_maps(held)
-        found[name] = (0 if held is None else held.nbytes, peak_bytes(device) - before)
-    return found
+    known = ways_for(bench.pipe, options.peers)
+    return {name: _bytes_of(bench, known[name], device) for name in ways}
+
+
+def _bytes_of(bench: Bench, way: Way, device: str) -> tuple[int, int]:
+    """One way's; what it held goes when this returns, before the next one's memory is read."""
+    trim_heap()
+    forget_peak(device)
+    before = peak_bytes(device)
+    with way(bench.pipe) as held:
+        bench.call()
+    read_maps(held)
+    return 0 if held is None else held.nbytes, peak_bytes(device) - before
 
 
 def compiled(bench: Bench, way: Way, stack: ExitStack) -> Callable[[], dict[str, float]]:

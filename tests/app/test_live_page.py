@@ -256,7 +256,7 @@ def test_the_result_is_beside_the_prompt_and_fits_into_the_window(open_app):
         page.get_by_label("Steps", exact=True).count() == 0
         or not page.get_by_label("Steps", exact=True).is_visible()
     )
-    say(page, "a red cat left of a pizza", Steps="30")
+    say(page, "a red cat left of a pizza", Steps="60")
     page.get_by_role("button", name="Settings").click()
     page.get_by_role("button", name="Draw").click()
     page.locator("img.preview").wait_for()

@@ -79,7 +79,7 @@ def wait_for(page, expression, seconds=60):
         page.wait_for_timeout(20)
 
 
-LOOKS = [(390, "dark"), (768, "light"), (1280, "dark")]  # sizes and colours, each in one of them
+LOOKS = [(width, theme) for width in (390, 768, 1280) for theme in ("light", "dark")]
 
 
 def faults_in_every_look(page):
