@@ -18,11 +18,11 @@ from torch.overrides import TorchFunctionMode
 
 from ..attention.calls import Rows, chosen_rows, four_axes
 from ..attention.device_copies import index_on
-from ..attention.recording import record_softmax
+from ..attention.recording import addend, record_softmax
 from ..errors import RunError
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer, is_unet
-from .attended import Attended, Columns, addend, chosen_columns
+from .attended import Attended, Columns, chosen_columns
 from .installer import Installation
 from .keep import Keep
 from .map_store import CapturedMaps

@@ -22,8 +22,9 @@ from torch.nn.functional import pad
 
 from ..attention.calls import AttentionCall, Rows
 from ..attention.device_copies import DeviceCopies
+from ..attention.recording import addend
 from ..models.layers import AttentionLayer
-from .attended import Attended, Columns, addend
+from .attended import Attended, Columns
 from .keep import Keep
 from .passes import Pass
 from .run_part import RunPart
