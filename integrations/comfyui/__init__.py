@@ -1,8 +1,32 @@
 """Nodes for ComfyUI: where each word of a prompt went. README.md says how to install them."""
 
-from .nodes import NODES
+from typing import Any
 
-NODE_CLASS_MAPPINGS = {name: node for name, (node, _) in NODES.items()}
-NODE_DISPLAY_NAME_MAPPINGS = {name: title for name, (_, title) in NODES.items()}
+from .masks import MasksForRegions, WordMask
+from .nodes import WatchAttention, WordHeatmaps, WordsAtSpot
+from .pieces import spelled
 
+NODE_CLASS_MAPPINGS = {
+    "SdattnWatchAttention": WatchAttention,
+    "SdattnWordHeatmaps": WordHeatmaps,
+    "SdattnWordMask": WordMask,
+    "SdattnWordsAtSpot": WordsAtSpot,
+    "SdattnMasksForRegions": MasksForRegions,
+}
+NODE_DISPLAY_NAME_MAPPINGS = {
+    "SdattnWatchAttention": "Watch attention",
+    "SdattnWordHeatmaps": "Word heatmaps",
+    "SdattnWordMask": "Word mask",
+    "SdattnWordsAtSpot": "Words at a spot",
+    "SdattnMasksForRegions": "Masks for regions",
+}
 __all__ = ["NODE_CLASS_MAPPINGS", "NODE_DISPLAY_NAME_MAPPINGS"]
+
+
+def _pieces(clip: Any, prompt: str) -> list[list[str]]:
+    """Return the spelling of a prompt's tokens, for each tokenizer of a CLIP."""
+    found = []
+    for name, chunks in clip.tokenize(prompt, return_word_ids=True).items():
+        part = getattr(clip.tokenizer, f"clip_{name}", None) or getattr(clip.tokenizer, name)
+        found.append([spelled(part, token) for chunk in chunks for token, _, _ in chunk])
+    return found

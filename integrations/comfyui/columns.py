@@ -13,9 +13,10 @@ from typing import Any
 
 from sdattn import Prompt
 from sdattn.errors import InvalidValueError
-from sdattn.prompts.tokenizing import PAD, SOS, TEMPLATE, Token
+from sdattn.prompts.tokenizing import PAD, TEMPLATE, Token
 from sdattn.prompts.tokens import join_prompts
 
+from .layouts import TextFacts
 from .pieces import IMAGE, Tokenize, read_prompts
 
 CLIPS = ("l", "g", "h")  # tokenizers whose columns are one encoder's, or those of two at once
@@ -24,30 +25,25 @@ VISION = "<|vision_start|><|image_pad|><|vision_end|>"
 OMNI = "<|vision_end|>{}<|im_end|>\n<|im_start|>assistant\n<|vision_start|>"
 
 
-def read(
-    clip: Any, prompt: str, columns: int, *, skips: Sequence[str] = (), fills_left: bool = False
-) -> Prompt:
-    """Return the prompt of so many columns of text; raise ValueError if its tokens do not fit.
+def read(clip: Any, prompt: str, facts: TextFacts) -> Prompt:
+    """Return the prompt with its words' columns; raise ValueError if its tokens do not fit.
 
     Args:
         clip: ComfyUI's CLIP.
         prompt: the text, as typed. Lines of ``---`` stand between the prompts of concatenated
             conditionings.
-        columns: columns of text that the model got.
-        skips: tokenizers whose tokens the model does not attend to.
-        fills_left: shorter texts are filled up on their left.
+        facts: what the model got.
     """
     parts = [part for part in CONCATENATED.split(prompt) if part.strip()]
     if not parts:
         raise InvalidValueError("The prompt is empty. Write the text that was encoded.")
     tried: list[Prompt] = []
-    for tokenize in _ways(clip):
-        of_parts = [list(_readings(clip, tokenize, part, skips)) for part in parts]
+    for tokenize in _ways(clip, facts.has_images):
+        of_parts = [list(_readings(clip, tokenize, part, facts.skips)) for part in parts]
         tried += of_parts[0]
         fitting: dict[object, Prompt] = {}
         for readings in zip(*of_parts, strict=True):
-            whole = _concatenated(readings)
-            found = _fitted(whole, columns, fills_left)
+            found = _fitted(readings, facts)
             if found is not None:
                 fitting.setdefault(tuple(word.columns for word in found.words), found)
         if len(fitting) == 1:
@@ -57,14 +53,14 @@ def read(
             break
     listed = "\n".join(_listed(reading) for reading in tried) or "none"
     raise InvalidValueError(
-        f"The model got {columns} columns of text; which of them belong to the words of {prompt!r} "
-        "cannot be told. Connect the CLIP and write the prompt that the sampler's conditioning was "
-        "made from, with --- on a line of its own between the prompts of concatenated "
-        f"conditionings. Tokens of this prompt, by encoder:\n{listed}"
+        f"The model got {facts.columns} columns of text; which of them belong to the words of "
+        f"{prompt!r} cannot be told. Connect the CLIP and write the prompt that the sampler's "
+        "conditioning was made from, with --- on a line of its own between the prompts of "
+        f"concatenated conditionings. Tokens of this prompt, by encoder:\n{listed}"
     )
 
 
-def _ways(clip: Any) -> Iterator[Tokenize]:
+def _ways(clip: Any, has_images: bool) -> Iterator[Tokenize]:
     """Yield how ComfyUI's nodes may have had a text tokenized, the usual way first."""
 
     def tokenize(text: str, before: str = "", **options: Any) -> dict[str, Any]:
@@ -79,6 +75,8 @@ def _ways(clip: Any) -> Iterator[Tokenize]:
             before = f"{system} <Prompt Start> "
             yield lambda text, before=before: tokenize(text, before)
     images = getattr(clip.tokenizer, "llama_template_images", None)
+    if not has_images:
+        return
     if images is not None:  # Text Encode Qwen Image Edit, and Plus
         yield lambda text: tokenize(text, llama_template=images)
         plus = images.replace(VISION, "")
@@ -107,23 +105,30 @@ def _is_loaded(clip: Any, name: str) -> bool:
     return getattr(model, f"clip_{name}" if name in CLIPS else name, clip) is not None
 
 
-def _fitted(prompt: Prompt, columns: int, fills_left: bool) -> Prompt | None:
-    """Return a prompt that has so many columns, without the template's start if the encoder cuts it
-    off, and with images as large as they must be; None if it does not fit."""
-    tokens = prompt.tokens
+def _fitted(parts: Sequence[Prompt], facts: TextFacts) -> Prompt | None:
+    """Return prompts that follow each other, if they have so many columns: without their
+    templates' starts if the encoder cuts these off, filled up on the left, or with images as large
+    as they must be. None if they do not fit."""
+    whole = _concatenated(parts)
+    tokens, columns = whole.tokens, facts.columns
     images = [i for i, token in enumerate(tokens) if token.special == IMAGE]
     if images:  # their columns are what the text behind them leaves
-        tail = tokens[images[-1] + 1 :]
-        filled = columns - len(tail)
-        return _moved(prompt, len(tail), (IMAGE,) * filled) if filled > 0 else None
-    missing = columns - len(tokens)
-    if missing == 0:
-        return prompt
-    if missing < 0:
-        cut = tokens[:-missing]
-        is_around = all(token.special in (SOS, TEMPLATE) for token in cut)
-        return _moved(prompt, columns, ()) if is_around else None
-    return _moved(prompt, len(tokens), (PAD,) * missing) if fills_left else None
+        tail = len(tokens) - images[-1] - 1
+        filled = columns - tail
+        is_single = len(parts) == 1 and filled > 0
+        return _moved(whole, tail, (IMAGE,) * filled) if is_single else None
+    if len(tokens) == columns:
+        return whole
+    if len(tokens) < columns == facts.filled_to:
+        return _moved(whole, len(tokens), (PAD,) * (columns - len(tokens)))
+    cut = _concatenated([_moved(part, _after_template(part), ()) for part in parts])
+    return cut if len(cut.tokens) == columns else None
+
+
+def _after_template(prompt: Prompt) -> int:
+    """Return the number of columns after the template's start."""
+    specials = [token.special for token in prompt.tokens]
+    return len(specials) - next((i for i, one in enumerate(specials) if one != TEMPLATE), 0)
 
 
 def _moved(prompt: Prompt, kept: int, before: Sequence[str]) -> Prompt:

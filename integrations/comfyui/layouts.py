@@ -80,20 +80,37 @@ class Look:
     image: slice | None = None
 
 
-class Layout:
-    """Where text and image stand in one call of a model.
+@dataclass(frozen=True)
+class TextFacts:
+    """What is known of the columns of a model's text, but for their tokens.
 
     Attributes:
+        columns: their number.
         skips: names of tokenizers whose tokens the model does not attend to.
-        fills_left: text states of few tokens are filled up on their left.
+        filled_to: columns that shorter texts are filled up to on their left; 0 if they are not.
+        has_images: there are reference images, which the text may name.
     """
 
+    columns: int
     skips: tuple[str, ...] = ()
-    fills_left = False
+    filled_to: int = 0
+    has_images: bool = False
+
+
+class Layout:
+    """Where text and image stand in one call of a model."""
+
+    skips: tuple[str, ...] = ()
+    filled_to = 0
 
     def __init__(self, call: ModelCall):
         self.call = call
         self.n_text = call.text.shape[1]
+
+    def facts(self, repeats: int) -> TextFacts:
+        """Return what is known of the text's columns, which are repeated so often."""
+        images = bool(self.call.references)
+        return TextFacts(self.n_text // repeats, self.skips, self.filled_to, images)
 
     def look(self, queries: int, keys: int, options: Options) -> Look | None:
         """Return what an attention call of so many queries and keys shows; None for nothing."""
@@ -143,7 +160,7 @@ class FluxLayout(TextFirst):
 
     def __init__(self, call: ModelCall):
         super().__init__(call)
-        self.fills_left = call.family == "Flux2"
+        self.filled_to = 512 if call.family == "Flux2" else 0
 
 
 class SD3Layout(TextFirst):

@@ -80,23 +80,30 @@ def _chunk(part: Any, chunk: Sequence[Any]) -> Iterator[Piece]:
                 continue
             yield Piece(-1, "<embedding>", spelled=EMBEDDED)
             continue
-        text = part.inv_vocab.get(int(token), "")
+        text = spelled(part, int(token))
         special = "" if word else SOS if token == part.start_token and not ended else PAD
         if not word and token == part.end_token and not ended:
             special, ended = EOS, True
         if text in IMAGE_PADS:
             special = IMAGE
-        yield Piece(int(token), text, special, _spelled(text))
+        yield Piece(int(token), text, special, _data(text))
     for _ in range(dropped):
-        yield Piece(int(part.pad_token), part.inv_vocab.get(part.pad_token, ""), PAD)
+        yield Piece(int(part.pad_token), spelled(part, int(part.pad_token)), PAD)
+
+
+def spelled(part: Any, token: int) -> str:
+    """Return a token's spelling in the vocabulary; "" if it has none."""
+    try:
+        return str(part.untokenize([(token, 1.0)])[0][1])
+    except KeyError:  # a special token beside the vocabulary
+        return ""
 
 
 def _with_template(pieces: Sequence[Piece], template: Sequence[Any]) -> Iterator[Piece]:
     """Yield pieces, those marked that stand in every prompt's tokens, before it or after it."""
     ids = [piece.id for piece in pieces if not piece.special or piece.special == IMAGE]
-    before = _common(ids, template)
-    rest = min(len(ids), len(template)) - before
-    after = min(_common(ids[::-1], template[::-1]), rest)
+    after = _common(ids[::-1], template[::-1])
+    before = _common(ids, template[: len(template) - after])
     number = -1
     for piece in pieces:
         number += not piece.special or piece.special == IMAGE
@@ -113,7 +120,7 @@ def _common(first: Sequence[Any], second: Sequence[Any]) -> int:
     return min(len(first), len(second))
 
 
-def _spelled(text: str) -> bytes:
+def _data(text: str) -> bytes:
     """Return the bytes of a vocabulary's entry, in lower case and without spaces."""
     if byte := _BYTE.fullmatch(text):
         return bytes([int(byte[1], 16)])

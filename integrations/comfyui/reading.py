@@ -6,11 +6,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+from torch import Tensor
+
 from sdattn import PRESETS, Heatmap, Heatmaps
 from sdattn.errors import CaptureError, InvalidValueError
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps, resize_maps
-from torch import Tensor
 
 from .columns import read
 from .recording import Recorder
@@ -54,15 +55,8 @@ def heatmaps(recorder: Recorder, asked: Asked, step: int | None = None) -> list[
             f"The sampler drew {one.images} image(s), and {len(asked.images)} were passed. Connect "
             "the decoded images of the sampler whose model has Watch attention."
         )
-    layout = one.layout
-    assert layout is not None
-    prompt = read(
-        asked.clip,
-        asked.prompt,
-        one.n_text,
-        skips=layout.skips,
-        fills_left=layout.fills_left,
-    )
+    assert one.facts is not None
+    prompt = read(asked.clip, asked.prompt, one.facts)
     preset = replace(POOLED, refine="self") if asked.spread else POOLED
     layers = _layers(_sums(run, one, step), one.affinity if asked.spread else None)
     found = aggregate(layers, preset)
@@ -89,7 +83,7 @@ def steps_kept(recorder: Recorder, asked: Asked) -> list[int]:
 
 
 def of_word(maps: Heatmaps, word: str) -> Heatmap:
-    """Return a word's map; an embedding is found by its name too. Raise KeyError if there is none."""
+    """Return a word's map; an embedding is found by its name too. Raise KeyError for none."""
     embedding = f"embedding:{word}"
     known = {held.text: held for held in maps.prompt.words}
     if held := known.get(word if word.startswith("embedding:") else embedding):
@@ -147,9 +141,10 @@ def _text(run: Run, asked: Asked) -> Conditioning:
         raise CaptureError("The model was not called: no steps, or a model without text.")
     named = [one for one in run.conditionings.values() if one.name == asked.name]
     if not named:
+        names = ", ".join({one.name for one in run.conditionings.values()})
         raise CaptureError(
             f"Nothing was drawn from a {asked.name} text (a guidance scale of 1 leaves out the "
-            f"negative one). There are: {', '.join({one.name for one in run.conditionings.values()})}."
+            f"negative one). There are: {names}."
         )
     if asked.conditioning is not None:
         texts = [states for states, _ in asked.conditioning]
@@ -180,7 +175,7 @@ def _is_same(drawn: Tensor, text: Tensor) -> bool:
 
 
 def _unseen(run: Run, texts: Sequence[Conditioning]) -> str:
-    if not any(one.layout for one in texts):
+    if not any(one.facts for one in texts):
         steps = sorted(set.union(*(one.steps for one in texts)))
         return (
             f"This text was drawn in steps {steps[0]} to {steps[-1]} of {run.n_steps} alone, and "

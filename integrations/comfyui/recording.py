@@ -14,23 +14,20 @@ could not be followed is said when maps are read.
 """
 
 import functools
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sdattn.attention import add_attention
 from sdattn.errors import CaptureError
 
-from .layouts import Layout, Look, ModelCall, by_head, grouped, read_layout, rows_of
-from .runs import Conditioning, Run, Settings, Sums
+from .layouts import Layout, ModelCall, by_head, grouped, read_layout, rows_of
+from .runs import Conditioning, Run, Settings
+from .summing import Chunk, add
 
 KEY = "sdattn"
 OVERRIDE = "optimized_attention_override"
-MOST_CELLS = 32 * 32  # largest grid whose self-attention is kept for spreading maps
 DRAWN_AGAIN = "The {} text was drawn again within a step (perturbed guidance); the first counts."
 ANOTHER_PATCH = "Another node changes the text between the layers (attn2_patch of {})."
 ANOTHER_ATTENTION = (
@@ -38,16 +35,6 @@ ANOTHER_ATTENTION = (
     "of the queries and keys that it was given."
 )
 OTHER_TEXTS = "Another node attends to further texts or images in some layers; they are not shown."
-NO_AFFINITY = "The image's self-attention did not fit into the bytes that Watch attention may keep."
-
-
-@dataclass(eq=False)
-class Chunk:
-    """Rows of a call of the model that are drawn from one text."""
-
-    conditioning: Conditioning
-    rows: slice
-    repeats: int  # of the text's columns, which ComfyUI repeats to batch it with a longer one
 
 
 def _watches(method: Callable[..., Any]) -> Callable[..., Any]:
@@ -160,7 +147,7 @@ class Recorder:
         try:
             return executor(latent, sigma, concat, text, control, options, **given)
         finally:
-            self._chunks = []
+            self._layout, self._chunks = None, []  # which hold the latent and the text
 
     # One call of the model, and the attention in it
 
@@ -196,8 +183,7 @@ class Recorder:
             found.steps.add(run.step)
             repeats = text.shape[1] // found.text.shape[1]
             if is_kept:
-                found.layout, found.images = self._layout, each
-                found.n_text = self._layout.n_text // repeats
+                found.facts, found.images = self._layout.facts(repeats), each
                 chunks.append(Chunk(found, slice(number * each, (number + 1) * each), repeats))
         self._chunks = chunks
 
@@ -279,59 +265,7 @@ class Recorder:
             own = layout.of_row(look, chunk.rows.start)
             given = query[chunk.rows][:, :, own.queries], key[chunk.rows]
             of_rows = rows_of(mask, chunk.rows, own.queries)
-            self._add(run, chunk, own, *given, of_rows, others.get("scale"))
-
-    def _add(
-        self,
-        run: Run,
-        chunk: Chunk,
-        look: Look,
-        query: Tensor,
-        key: Tensor,
-        mask: Tensor | None,
-        scale: float | None,
-    ) -> None:
-        one, cells = chunk.conditioning, query.shape[2]
-        add = functools.partial(add_attention, query=query, key=key, mask=mask, scale=scale)
-        if look.texts:
-            total = self._sum(run, one, look, (len(query), cells, one.n_text), query)
-            if chunk.repeats == 1:
-                for part, columns in zip(look.texts, _columns(look.texts, one.n_text), strict=True):
-                    add(total[..., columns], keys=part)
-            else:
-                every = total.new_zeros(len(query), cells, chunk.repeats * one.n_text)
-                add(every, keys=look.texts[0])
-                total += every.unflatten(-1, (chunk.repeats, -1)).sum(-2)
-        is_read = look.place not in ("down", "mid") and cells <= MOST_CELLS
-        if self.settings.spread and look.image is not None and is_read:
-            total = self._affinity(run, one, look, (len(query), cells, cells), query)
-            if total is not None:
-                add(total, keys=look.image)
-
-    def _sum(
-        self, run: Run, one: Conditioning, look: Look, shape: tuple[int, ...], query: Tensor
-    ) -> Tensor:
-        """Return the sum that a layer's attention to the text is added to."""
-        sums, step = one.sums, run.step
-        if self.settings.every_step and step not in run.over_budget:
-            sums = one.by_step.setdefault(step, Sums())
-            is_new = (look.place, look.grid) not in sums.totals
-            if is_new and run.kept_apart + 4 * math.prod(shape) > self.settings.max_bytes:
-                run.over_budget.add(step)
-                for other in run.conditionings.values():
-                    other.sums += other.by_step.pop(step, Sums())
-                sums = one.sums
-        return _total(sums, look, shape, query)
-
-    def _affinity(
-        self, run: Run, one: Conditioning, look: Look, shape: tuple[int, ...], query: Tensor
-    ) -> Tensor | None:
-        """Return the sum that a layer's self-attention is added to; None if it does not fit."""
-        is_new = (look.place, look.grid) not in one.affinity.totals
-        if is_new and run.kept_apart + 4 * math.prod(shape) > self.settings.max_bytes:
-            run.notes[NO_AFFINITY] = None
-            return None
-        return _total(one.affinity, look, shape, query)
+            add(self.settings, run, chunk, own, *given, of_rows, others.get("scale"))
 
     @_watches
     def _end_steps(self) -> None:
@@ -342,23 +276,6 @@ class Recorder:
             for step, sums in one.by_step.items():
                 if step < self._run.step:
                     sums.totals = {key: total.cpu() for key, total in sums.totals.items()}
-
-
-def _total(sums: Sums, look: Look, shape: tuple[int, ...], query: Tensor) -> Tensor:
-    key = look.place, look.grid
-    if key not in sums.totals:
-        sums.totals[key] = torch.zeros(shape, dtype=torch.float32, device=query.device)
-    sums.heads[key] += query.shape[1]
-    sums.calls[key] += 1
-    return sums.totals[key]
-
-
-def _columns(texts: Sequence[slice], n_text: int) -> Iterator[slice]:
-    """Yield the columns that each part of the text is added to: the first part's, or for a
-    repeated part the last ones."""
-    yield slice(0, texts[0].stop - texts[0].start)
-    for part in texts[1:]:
-        yield slice(n_text - (part.stop - part.start), n_text)
 
 
 def _names_of(patches: Sequence[Any]) -> list[str]:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from .layouts import Layout
+from .layouts import TextFacts
 
 Key = tuple[str, tuple[int, int]]  # place, grid
 
@@ -61,8 +61,7 @@ class Conditioning:
         text: text states, as the text encoder made them, ``[1 or images, T, width]``.
         area: part of the latent that is drawn from it, (rows, cols, top, left); None for all.
         latent: (rows, cols) of the whole latent.
-        layout: where its text stands; None if it was drawn in no step that is kept.
-        n_text: columns of its text.
+        facts: of its columns; None if it was drawn in no step that is kept.
         steps: steps in which it was drawn, counted from 0.
         sums: the sums over all kept steps, but for those in ``by_step``.
         by_step: the sums of each step, if they are kept.
@@ -73,8 +72,7 @@ class Conditioning:
     text: Tensor
     area: tuple[int, ...] | None
     latent: tuple[int, int]
-    layout: Layout | None = None
-    n_text: int = 0
+    facts: TextFacts | None = None
     images: int = 0
     steps: set[int] = field(default_factory=set)
     sums: Sums = field(default_factory=Sums)

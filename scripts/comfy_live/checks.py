@@ -6,7 +6,7 @@ import re
 
 import torch
 
-from . import core, models
+from . import core
 from .oracle import Oracle
 from .prompts import PROMPTS
 
@@ -85,7 +85,7 @@ def check_maps(model, images=1, prompt="a cat left of a pizza", negative="", **o
     for one in run.conditionings.values():
         kind = ("positive", "negative").index(one.name)
         expected = oracle.means(
-            model.name, model.patcher.model.diffusion_model, latent.shape, one.n_text, kind
+            model.name, model.patcher.model.diffusion_model, latent.shape, one.facts.columns, kind
         )
         found = one.sums.means()
         assert found.keys() == expected.keys(), (model.name, one.name, [*found], [*expected])
@@ -103,7 +103,9 @@ def check_places(model):
     latent = model.latent(*SIZES[model.name])
     with torch.inference_mode():
         positive = model.encode("a cat left of a pizza")
-    changed = {}
+    recording = __import__(f"{core.nodes().__name__}.recording", fromlist=["read_layout"])
+    changed, layouts, original = {}, [], recording.read_layout
+    recording.read_layout = lambda call: layouts.append(original(call)) or layouts[-1]
     for what in ("nothing", "patch", "token"):
         oracle = Oracle()
         patched, recorder = watched(model.patcher, oracle, steps="all steps")
@@ -115,14 +117,14 @@ def check_places(model):
                 given[0][1]["conditioning_llama3"][:, :, -1] += 1.0
         sample(model, patched, given, given, latent, steps=1, cfg=1.0, change=change)
         changed[what] = oracle, recorder
-    oracle, recorder = changed["nothing"]
-    (one,) = recorder.runs[None].conditionings.values()
+    recording.read_layout = original
+    oracle, _ = changed["nothing"]
     is_unet = model.name in ("sd15", "sdxl")
     first = None
     for number, seen in enumerate(oracle.seen):
-        look = one.layout.look(seen.query.shape[2], seen.key.shape[2], _options(seen))
+        look = layouts[0].look(seen.query.shape[2], seen.key.shape[2], _options(seen))
         if look is not None and look.texts:
-            first = number, one.layout.of_row(look, 0)
+            first = number, layouts[0].of_row(look, 0)
             break
     number, look = first
     for what, tensor in (("patch", "query"), ("token", "key")):
@@ -180,14 +182,15 @@ def check_columns(model, embeddings=None, prompts=PROMPTS):
     """Columns are those of the encoder's own ids, and every word of each prompt is found."""
     nodes = core.nodes()
     columns = __import__(f"{nodes.__name__}.columns", fromlist=["read"])
-    skips = {"flux": ("l", "g"), "hidream": ("l", "g")}.get(model.name, ())
+    layouts = __import__(f"{nodes.__name__}.layouts", fromlist=["TextFacts"])
+    skips = ("l", "g") if model.name in ("flux", "hidream") else ()
     for prompt in prompts:
         with encoded(model.clip) as kept, torch.inference_mode():
             states, extra = model.encode(prompt)[0]
         n_text = states.shape[1]
         if "conditioning_llama3" in extra:
             n_text += extra["conditioning_llama3"].shape[2]
-        read = columns.read(model.clip, prompt, n_text, skips=skips)
+        read = columns.read(model.clip, prompt, layouts.TextFacts(n_text, skips))
         _check_ids(model, prompt, read, kept)
         _check_words(model, prompt, read)
 

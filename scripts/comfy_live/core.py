@@ -32,6 +32,8 @@ def load(folder):
     folder = str(Path(folder).resolve())
     if folder not in sys.path:
         sys.path.insert(0, folder)
+        from diffusers import StableDiffusionPipeline  # noqa: F401  (before the stand-ins)
+
         stood_in = [name for name in STAND_INS if _stand_in(name)]
         if stood_in:
             print(f"stood in for: {', '.join(name for name in stood_in if '.' not in name)}")
@@ -42,7 +44,7 @@ def load(folder):
         sys.argv = argv
         import comfy.sample
         import comfy.samplers
-        import comfy.sd  # noqa: F401
+        import comfy.sd
     return nodes()
 
 
