@@ -2,6 +2,7 @@
 
 import contextlib
 import copy
+import functools
 import re
 
 import torch
@@ -157,6 +158,62 @@ def _options(seen):
 
 def _patch(model):
     return 1 if model.name == "flux2_klein" else 2
+
+
+class Spy:
+    """Wrappers that keep what they are called with, in few words."""
+
+    def __init__(self):
+        self.told = []
+
+    def install(self, patcher):
+        for kind in ("outer_sample", "predict_noise", "calc_cond_batch", "apply_model"):
+            patcher.add_wrapper_with_key(kind, "spy", functools.partial(self.wrap, kind))
+
+    def wrap(self, kind, executor, *args, **kwargs):
+        self.told.append((kind, *map(_briefly, args), *self.named(kind, kwargs)))
+        return executor(*args, **kwargs)
+
+    def named(self, kind, kwargs):
+        # In a call of the model text and options are told, by position or by name.
+        options = kwargs.get("transformer_options") if kind == "apply_model" else None
+        keys = ("cond_or_uncond", "uuids", "sigmas")
+        return [{key: _briefly(options[key]) for key in keys}] if options else []
+
+
+def _briefly(one):
+    if isinstance(one, torch.Tensor):
+        return f"tensor of {one.ndim} axes"
+    if isinstance(one, (list, tuple)):
+        return [_briefly(part) for part in one]
+    return "number" if isinstance(one, int) else type(one).__name__ if one is None else "object"
+
+
+def check_double(model):
+    """The double in tests/ calls wrappers as the core does: which, in which order, with what."""
+    from tests.helpers import comfy_double as double
+
+    with torch.inference_mode():
+        positive, negative = model.encode("a cat"), model.encode("a dog")
+    patched, ours = model.patcher.clone(), Spy()
+    ours.install(patched)
+    sample(model, patched, positive, negative, odd_latent(model), steps=2, cfg=2.0)
+    kind = double.UNetModel if model.name == "sd15" else double.Flux
+    other, theirs = double.Patcher(double.Base(kind())), Spy()
+    theirs.install(other)
+    text = [[double.states(seed, 6), {}] for seed in (1, 2)]
+    double.Guider(other, text[:1], text[1:]).sample(double.latents(7, 10), steps=2)
+    kinds = [[one[0] for one in spy.told] for spy in (ours, theirs)]
+    assert kinds[0] == kinds[1], kinds
+    for own, made in zip(ours.told, theirs.told, strict=True):
+        numbers = min(len(own), len(made), 4)
+        assert own[:numbers] == made[:numbers] or own[0] == "outer_sample", (own, made)
+        if own[0] == "apply_model":
+            assert own[-1] == made[-1], (own, made)
+
+
+def odd_latent(model):
+    return model.latent(*SIZES[model.name])
 
 
 @contextlib.contextmanager

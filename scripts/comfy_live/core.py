@@ -24,7 +24,7 @@ STAND_INS = (
 )
 
 
-def load(folder):
+def load(folder, device="cpu"):
     """Put the core on the path and import it; return the package of our nodes.
 
     Packages that cannot be installed beside a CPU build of torch are stood in for by empty modules.
@@ -40,7 +40,7 @@ def load(folder):
         argv, sys.argv = sys.argv, sys.argv[:1]
         import comfy.cli_args
 
-        comfy.cli_args.args.cpu = True
+        comfy.cli_args.args.cpu = device == "cpu"
         sys.argv = argv
         import comfy.sample
         import comfy.samplers

@@ -286,6 +286,25 @@ def run(name, model, folder, **changes):
     return [told for kind, told in server.told if kind == "executed"]
 
 
+def check(name, model, folder):
+    """An example's file runs, small, and saves the image and what it shows of words."""
+    model.vae = Pixels()
+    size = {"width": 320, "height": 192}
+    told = run(
+        name,
+        model,
+        Path(folder) / name,
+        KSampler={"steps": 4},
+        EmptyLatentImage=size,
+        EmptySD3LatentImage=size,
+        SdattnWordsAtSpot={"x": 50, "y": 60},
+    )
+    files = sorted(path.name for path in (Path(folder) / name).glob("*.png"))
+    graph = json.loads((HOME / f"{name}.json").read_text(encoding="utf-8"))
+    saves = [node for node in graph["nodes"] if node["type"] == "SaveImage"]
+    assert len(files) >= len(saves), (files, told)
+
+
 def _is_output(kind):
     import nodes
 
