@@ -25,7 +25,7 @@ HERE = Path(__file__).resolve().parent
 ROOT = HERE.parents[1]
 sys.path[:0] = [str(HERE.parent), str(ROOT)]
 CHECKS = ("double", "maps", "places", "columns", "scenarios", "workflows")
-NOT_INSTALLED = {  # by --install: no build for a CPU beside torch's, or not needed by the core itself
+NOT_INSTALLED = {  # no build for a CPU beside torch's, or not needed by the core itself
     "torch",
     "torchvision",
     "torchaudio",
@@ -131,9 +131,8 @@ def main():
         for told, plain, middle, low, high in overhead.measure(
             asked.pairs, asked.steps, device=asked.device
         ):
-            print(
-                f"{told or 'second half'}: {plain:.2f} s without, x{middle:.3f} ({low:.3f} to {high:.3f})"
-            )
+            ratios = f"x{middle:.3f} ({low:.3f} to {high:.3f})"
+            print(f"{told or 'second half'}: {plain:.2f} s without, {ratios}")
         return
     if "write" in asked.checks:
         workflows.write()
