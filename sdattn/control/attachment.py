@@ -8,10 +8,10 @@ from torch import nn
 
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
-from ..hooks.drawn import PromptWatch
-from ..hooks.installer import Installation, PassHooks, in_backward, put_innermost
-from ..hooks.pass_reader import PassReader
-from ..hooks.passes import Pass, Strays
+from ..follow.drawn import PromptWatch
+from ..follow.installer import Installation, PassHooks, in_backward, put_innermost
+from ..follow.pass_reader import PassReader
+from ..follow.passes import Pass, Strays
 from ..models.attention_layer import Kind
 from ..models.denoiser_call import Size, innermost
 from ..models.guidance import guided_order

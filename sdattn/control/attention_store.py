@@ -8,11 +8,11 @@ from torch import Tensor, nn
 
 from ..attention.controlled import Spans
 from ..errors import CaptureError, RunError, refuse, warn
-from ..hooks.drawn import DrawnPrompts
-from ..hooks.installer import in_backward
-from ..hooks.pass_options import Guidance
-from ..hooks.passes import CaptureWarning
-from ..hooks.text_watch import RepeatedCalls, TextsOfRun
+from ..follow.drawn import DrawnPrompts
+from ..follow.installer import in_backward
+from ..follow.pass_options import Guidance
+from ..follow.passes import CaptureWarning
+from ..follow.text_watch import RepeatedCalls, TextsOfRun
 from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import PLACES, Place

@@ -10,8 +10,8 @@ from torch import nn
 from ..attention.controlled import Controller
 from ..attention.joining import TEXT, check_layer, unknown_layer
 from ..errors import InvalidTypeError, InvalidValueError, RunError, warn
-from ..hooks.pass_reader import PassReader
-from ..hooks.passes import CaptureWarning, Pass
+from ..follow.pass_reader import PassReader
+from ..follow.passes import CaptureWarning, Pass
 from ..models.layers import (
     AttentionLayer,
     Denoiser,

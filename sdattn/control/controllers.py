@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidTypeError, InvalidValueError, refuse
-from ..hooks.run_part import RunPart, Span
+from ..follow.run_part import RunPart, Span
 from ..prompts.tokens import Prompt
 from . import alignment
 from .attention_store import AttentionStore

@@ -9,9 +9,9 @@ from typing import Protocol
 from torch import nn
 
 from ..attention.controlled import ControlledProcessor
-from ..hooks.drawn import DrawnPrompts
-from ..hooks.pass_options import Guidance
-from ..hooks.text_watch import RepeatedCalls, TextsOfRun
+from ..follow.drawn import DrawnPrompts
+from ..follow.pass_options import Guidance
+from ..follow.text_watch import RepeatedCalls, TextsOfRun
 from ..models.attention_layer import Kind, Place
 from ..models.crops import Crop
 from ..models.denoiser_call import Size, innermost

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..attention.joint_processor import Queries
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, RunError
 from ..files.terminal import shorter
-from ..hooks.run_part import Span
+from ..follow.run_part import Span
 from ..maps import render
 from ..maps.heatmap import Heatmap
 from ..maps.notebook import figures_of

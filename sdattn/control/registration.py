@@ -11,9 +11,9 @@ from torch import Tensor, nn
 from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..attention.controlled import ControlledProcessor, Controller, check_controller
 from ..errors import InvalidValueError, RunError, warn
-from ..hooks.installer import Installation, PassHooks
-from ..hooks.pass_reader import PassReader
-from ..hooks.passes import CaptureError, CaptureWarning, Pass, Strays
+from ..follow.installer import Installation, PassHooks
+from ..follow.pass_reader import PassReader
+from ..follow.passes import CaptureError, CaptureWarning, Pass, Strays
 from ..models.attention_layer import KINDS
 from ..models.denoiser_call import Size, innermost, is_compiled, unwrapped
 from ..models.layers import (

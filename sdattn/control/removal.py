@@ -18,10 +18,10 @@ from torch import Tensor
 from ..attention.device_copies import index_on
 from ..attention.joint_processor import Queries
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
-from ..hooks.pass_reader import PassReader
-from ..hooks.passes import CaptureError, Pass
-from ..hooks.run_part import RunPart, Span
-from ..hooks.unknown_processors import is_plain
+from ..follow.pass_reader import PassReader
+from ..follow.passes import CaptureError, Pass
+from ..follow.run_part import RunPart, Span
+from ..look.unknown_processors import is_plain
 from ..models.denoiser_call import DenoiserCall, Size, innermost
 from ..models.guidance import Order, guided_order
 from ..models.layers import (

@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError, refuse
-from ..hooks.keep import MUCH
-from ..hooks.run_part import RunPart
+from ..follow.run_part import RunPart
+from ..keep.keep import MUCH
 from ..maps.by_place import aggregated
 from ..maps.folded import Maps, StepChoice, folded_maps
 from ..maps.from_stores import heatmaps

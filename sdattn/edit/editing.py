@@ -17,9 +17,9 @@ from ..control.controllers import (
 from ..control.registration import register_attention_control, step_end
 from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.records import plain
-from ..hooks.budget import Budget
-from ..hooks.run_part import Span
+from ..follow.run_part import Span
 from ..inversion.invert import Inversion, psnr
+from ..keep.budget import Budget
 from ..loading.pipelines import pipeline_of
 from ..maps.presets import Preset, preset_for
 from ..models.call_facts import is_guided, model_passes

@@ -9,11 +9,12 @@ from typing import Any, Literal
 import torch
 
 from ..errors import known_options
-from ..hooks.budget import Budget
-from ..hooks.capture import watch_model
-from ..hooks.keep import Heads, Keep, Selection, Space, Steps
-from ..hooks.map_store import CapturedMaps
-from ..hooks.pass_options import Guidance
+from ..follow.pass_options import Guidance
+from ..keep.budget import Budget
+from ..keep.capture import watch_model
+from ..keep.keep import Heads, Keep, Selection, Steps
+from ..keep.map_store import CapturedMaps
+from ..look.output_space import Space
 from ..models.layers import LayerSelection
 from .from_stores import heatmaps
 from .heatmap import Heatmap
@@ -154,7 +155,7 @@ def capture(
         text_states: ``[1 or images, T, width]``, states of another text (or of the prompt): the
             maps show what the image would attend to in it. For UNets' cross-attention, and the
             joint attention of SD3 and FLUX, where each block runs twice; see
-            :mod:`sdattn.hooks.other_text`.
+            :mod:`sdattn.look.other_text`.
         device: where to hold the maps (default: where they are computed).
         dtype: dtype of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents.
@@ -162,15 +163,15 @@ def capture(
             row. Models of diffusers know it, except those on torch's meta device whose grid is in
             the values of ids (FLUX).
         refine: ``"self"``, for joint attention: spread maps twice along the image's own
-            self-attention while the model runs, see :mod:`sdattn.hooks.refined`. A UNet's maps are
+            self-attention while the model runs, see :mod:`sdattn.look.refined`. A UNet's maps are
             spread afterwards: capture ``kinds=("cross", "self")``.
         space: for joint attention. ``"output"``: instead of attention, the similarity of the
             outputs of a cell and a token, as the product of their outputs before the output
-            projection, averaged over features, of any sign, see :mod:`sdattn.hooks.output_space`.
+            projection, averaged over features, of any sign, see :mod:`sdattn.look.output_space`.
             ``"gramcol"``: similarity of each cell to the token's best cell in its frame, as
             z-scores over the columns of ``among``, of any sign; ``"imap"``: the same from the five
             heads of each layer that best distinguish a video's frames, see
-            :mod:`sdattn.hooks.output_space`.
+            :mod:`sdattn.look.output_space`.
         frames: frames of a video's latent to keep, counted from 0; None for all. A latent frame
             may stand for several video frames, see :meth:`sdattn.Heatmap.of_frames`.
         depth: with ``refine="self"``, the part of the depth whose blocks spread maps and have one,

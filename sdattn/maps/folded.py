@@ -9,9 +9,9 @@ from torch import Tensor
 
 from ..attention import level_grids, query_grid
 from ..errors import CaptureError, InvalidTypeError, InvalidValueError, OptionError
-from ..hooks.drawn import DrawnPrompts
-from ..hooks.run_part import RunPart
-from ..hooks.text_watch import TextsOfRun
+from ..follow.drawn import DrawnPrompts
+from ..follow.run_part import RunPart
+from ..follow.text_watch import TextsOfRun
 from ..models.crops import Crop
 from ..models.guidance import Branch
 from ..models.layers import PLACES

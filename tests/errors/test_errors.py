@@ -48,7 +48,7 @@ OTHERS = {
     ("batch/engines/process_group.py", "SystemExit"),  # a process that leaves without a word
     ("batch/storage/disk.py", "OSError"),  # with errno, as the system would have raised it
     ("control/controllers.py", "NotImplementedError"),  # a method of subclasses
-    ("hooks/recorders.py", "NotImplementedError"),  # a method that nobody calls
+    ("keep/recorders.py", "NotImplementedError"),  # a method that nobody calls
     ("control/step_maps.py", "NotImplementedError"),  # methods of subclasses
 }
 
