@@ -18,6 +18,7 @@ from torch import Tensor
 from ..attention.device_copies import index_on
 from ..attention.joint_processor import Queries
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
+from ..follow.follower import Subscriber
 from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureError, Pass
 from ..follow.run_part import RunPart, Span
@@ -46,7 +47,7 @@ def without_columns(probs: Tensor, columns: Columns) -> Tensor:
     return (kept / left.clamp_min(torch.finfo(kept.dtype).tiny)).to(probs.dtype)
 
 
-class Removal:
+class Removal(Subscriber):
     """One run of a pipeline, in a ``with`` block that restores the processors however it ends.
 
     The chosen layers get our processors, for all rows of the batch; the others keep their own. Only
@@ -90,8 +91,8 @@ class Removal:
     def __enter__(self) -> Removal:
         # No layer yet: which of them have a resolution is known once the model runs.
         self._reader = PassReader(self._denoiser)
-        handle = ControlHandle(self._denoiser, [], self, self._reader, self._begin_pass)
-        self._handle = handle.__enter__()
+        self._handle = ControlHandle(self._denoiser, [], self, self._reader).__enter__()
+        self._handle.follower.subscribe(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -103,7 +104,7 @@ class Removal:
                 "run to its end."
             )
         if kind is None:
-            self._handle.tell_strays()
+            self._handle.follower.strays.tell()
 
     def __call__(self, probs: Tensor, _is_cross: bool, place: str) -> None:
         """Edit ``[B*heads, N, T]`` in place, in joint attention a part of the softmax."""
@@ -114,7 +115,7 @@ class Removal:
             else:
                 by_row[row] = without_columns(by_row[row], columns)
 
-    def _begin_pass(self, found: Pass) -> None:
+    def begin_pass(self, found: Pass) -> None:
         self._batch, self._edits, order = found.batch, {}, found.order
         if found.skips_layers:
             text = "skip-layer guidance runs the prompt once more, with the word. Leave it out."
@@ -135,10 +136,11 @@ class Removal:
             self.grid = cast(Size, found.latent_size)
             chosen = select_layers(self._denoiser.layers, self.layers, TEXT_KINDS, self.grid)
             self._handle.put(chosen, queries=self.queries, image=False)
+        if not found.again:  # else the same step goes on
+            self._passes += 1
         # Asked in each pass, since guidance may end in the middle of a run.
-        if self._passes in self._during:
+        if self._passes - 1 in self._during:
             self._edits = self._edits_of(order)
-        self._passes += 1
 
     def _edits_of(self, order: Order) -> dict[int, Columns]:
         """Return the columns removed from each row of the batch, PAG's perturbed copy among them:

@@ -18,8 +18,8 @@ from .text_watch import RepeatedCalls
 class RunWarnings:
     """Doubts noted while the model runs, and reported at the end, when reading is free."""
 
-    def __init__(self, denoiser: Denoiser, branch: str):
-        self.strays = Strays(denoiser.model)
+    def __init__(self, denoiser: Denoiser, branch: str, strays: Strays):
+        self.strays = strays
         self._pipeline = type(denoiser.pipeline).__name__
         self._is_bare, self._is_both = denoiser.pipeline is None, branch == "both"
         self._of_one_branch = 0  # passes without guidance, where both branches were asked for

@@ -139,19 +139,18 @@ class Installation:
 
 
 class PassHooks:
-    """Hooks before and after each pass of a model, held weakly: ``before(model, args, kwargs)``,
-    ``after()``, and ``direct`` in place of ``before`` for ``unet.forward(...)``, which would run
-    only the hooks of the UNet's parts."""
+    """Hooks before and after each pass of a model, held weakly: ``before(model, args, kwargs,
+    is_direct)`` and ``after()``. Direct is ``unet.forward(...)``, which runs only the hooks of the
+    UNet's parts."""
 
     def __init__(
         self,
         installed: Installation,
         model: Any,
         before: Callable[..., None],
-        after: Callable[[], None] = lambda: None,
-        direct: Callable[..., None] | None = None,
+        after: Callable[[], None],
     ):
-        self._before, self._after, self._direct = before, after, direct or before
+        self._before, self._after = before, after
         self._model = weakref.ref(model)
         self._is_hooked = self._is_direct = False
         installed.watch(model, self._begin, self._end)
@@ -173,7 +172,7 @@ class PassHooks:
         if given is not None:
             names = ("sample", "timestep", "encoder_hidden_states")
             self._is_direct = True
-            self._direct(self._model(), (), {name: given[name] for name in names})
+            self._before(self._model(), (), {name: given[name] for name in names}, is_direct=True)
 
     def _end_part(self, *_: Any) -> None:
         if self._is_direct:

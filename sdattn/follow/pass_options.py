@@ -7,6 +7,7 @@ from typing import Any, Literal
 from ..errors import InvalidValueError, OptionError, refuse
 from ..models.guidance import Branch, Order
 from ..models.layers import Denoiser, is_own, unwrapped
+from ..models.values import whole
 
 BRANCHES: dict[str, tuple[Branch, ...]] = {
     "conditional": ("conditional",),
@@ -22,9 +23,15 @@ TOLD: dict[str | None, tuple[Order, ...]] = {
 
 
 def check_options(
-    denoiser: Denoiser, branch: str, guidance: str | None, latent_size: tuple[int, int] | None
+    denoiser: Denoiser,
+    branch: str,
+    guidance: str | None,
+    latent_size: tuple[int, int] | None,
+    step_call: int | None = None,
 ) -> None:
     """Raise ValueError for options of a capture that do not fit its model."""
+    if step_call is not None and (whole(step_call) is None or step_call < 0):
+        raise refuse("step_call", step_call, "the number of a call in its step, from 0, or None")
     if guidance not in ("auto", *TOLD):
         raise refuse("guidance", guidance, ("auto", *TOLD))
     if latent_size is not None and not _needs_size(denoiser):

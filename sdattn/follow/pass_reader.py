@@ -1,14 +1,15 @@
 """`PassReader` tells which call of a model is running; all that watches or edits attention asks it.
 
-A call is a pass of a run if the pipeline's own call made it, and if it is the next one of its
-schedule for its branch of the guidance. Other calls are strays: from a callback, a reference pass
-or another pipeline. They run untouched and are not counted.
+A call is a pass of a run if the pipeline's own call made it. Other calls are strays: from a
+callback or another pipeline. They run untouched and are not counted. A step has one pass for each
+branch of the guidance; if the pipeline calls its model once more, which call counts must be said.
 """
 
 from __future__ import annotations
 
 import math
 import weakref
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -41,6 +42,8 @@ class PassReader:
             device whose ids would give them.
         counts_gradients: True if calls for a gradient count; a step may have several of them.
         frames: frames of a video that are kept; None for all.
+        step_call: call that counts, from 0, where a step has several for one branch; None for the
+            first.
 
     Attributes:
         call: the running call; None if nothing of it is kept.
@@ -61,10 +64,11 @@ class PassReader:
         latent_size: tuple[int, int] | None = None,
         counts_gradients: bool = True,
         frames: Sequence[int] | None = None,
+        step_call: int | None = None,
     ):
         pipeline = denoiser.pipeline
         if branch is not None:
-            check_options(denoiser, branch, guidance, latent_size)
+            check_options(denoiser, branch, guidance, latent_size, step_call)
         self._told = TOLD.get(guidance)  # None for "auto": the pipeline is asked
         self._pipeline: Callable[[], Any]
         self._pipeline = (lambda: None) if pipeline is None else weakref.ref(pipeline)
@@ -78,6 +82,7 @@ class PassReader:
             refuse_both_in_turn(denoiser)
         self._branch, self._latent_size = branch, latent_size
         self._counts_gradients, self._frames = counts_gradients, frames
+        self._step_call = step_call or 0
         self.call: DenoiserCall | None = None
         self._size: Size | None = None  # in the running pass
         self._spans: Sequence[Spans] | None = None  # in that pass, one pair or one per row
@@ -108,8 +113,9 @@ class PassReader:
         found = Pass(call.timestep, None, call.batch, None, frame_rows=call.frame_rows)
         found.skips_layers = call.skips_layers
         own = caller if caller is not None and caller.kind == "pipeline" else None
-        if own is not None and own.discards and not self._is_for_gradient(call):
-            found.stray = Stray(f"{own.name}, which throws the result away")
+        for_gradient = is_for_gradient(call)
+        if own is not None and own.is_decorated and for_gradient and not self._counts_gradients:
+            found.stray = Stray(f"{own.name}, for a gradient, which grad=True would count")
             return found
         # Find its rows, and its entry in the schedule.
         found.begins_run = self._begins(pipeline, None if own is None else own.call)
@@ -117,9 +123,8 @@ class PassReader:
         found.schedule = self.schedule
         if self.schedule is not None:
             found.index = self.schedule.index(call.timestep, pipeline.scheduler)
-        if own is not None and self._came_before(found, call):
-            found.stray = Stray(f"{own.name}, once more in a step, whose first call counts")
-            return found
+        if own is not None and not (for_gradient and self._counts_gradients):
+            found.again = self._count(found)
         kept = self._kept(found)
         if kept is not None:
             found.rows = tuple(row for row, _ in kept)
@@ -127,6 +132,15 @@ class PassReader:
         if kept is not None or self._branch is None:
             self._lay_out(found, call, in_run=pipeline is not None and not found.begins_run)
         return found
+
+    def steps_without(self) -> int:
+        """Return the number of steps of the kept branch without the call that counts."""
+        kept = set(BRANCHES[self._branch or "both"])
+        return sum(
+            calls <= self._step_call
+            for (_, order), calls in self._calls.items()
+            if kept & set(order)
+        )
 
     def listen(self) -> None:
         """Follow the names that the pipeline gives its calls, until :meth:`close`."""
@@ -186,7 +200,7 @@ class PassReader:
 
     def _begin_run(self) -> None:
         self._turn = -1
-        self._came: set[Any] = set()  # the passes of the run
+        self._calls: Counter[tuple[int, Order]] = Counter()  # of the run, by step and branch
         self._texts = TextWatch(self._frames)
 
     def _order(self, model: Any, caller: Caller | None) -> Order | None:
@@ -200,24 +214,21 @@ class PassReader:
             return None
         return self.watch.named(model) if caller.kind == "loop" else self.watch.order(model)
 
-    def _is_for_gradient(self, call: DenoiserCall) -> bool:
-        """Check whether the model is called for a loss on its attention, and such calls count."""
-        wants = call.sample is not None and call.sample.requires_grad and torch.is_grad_enabled()
-        return self._counts_gradients and wants
-
-    def _came_before(self, found: Pass, call: DenoiserCall) -> bool:
-        """Check whether the run had this pass already, for example a step of self-recurrence."""
-        is_named = found.order is not None and any(found.order) and not found.skips_layers
-        if found.index is None or not is_named or self._is_for_gradient(call):
-            return False
-        key = found.index, found.order
-        came = key in self._came
-        self._came.add(key)
-        return came
+    def _count(self, found: Pass) -> int:
+        """Count a call of its step, and return how many the run had before, for the same branch:
+        reference passes, or the repetitions of self-recurrence."""
+        order = found.order
+        if found.index is None or order is None or not any(order) or found.skips_layers:
+            return 0
+        key = found.index, order
+        self._calls[key] += 1
+        return self._calls[key] - 1
 
     def _kept(self, found: Pass) -> list[tuple[int, Branch]] | None:
         """Return the kept rows with their branch, or None if the batch has only another one."""
         if self._branch is None or found.order is None or found.skips_layers:
+            return None
+        if found.again != self._step_call:
             return None
         rows, every = branch_rows(found.order, found.batch), range(found.batch)
         wanted = BRANCHES[self._branch]
@@ -242,3 +253,8 @@ class PassReader:
     @staticmethod
     def _rows_of(prompts: slice | None) -> tuple[int, ...]:
         return () if prompts is None else tuple(range(prompts.start, prompts.stop))
+
+
+def is_for_gradient(call: DenoiserCall) -> bool:
+    """Check whether a model is called for a gradient, for a loss on its attention perhaps."""
+    return call.sample is not None and call.sample.requires_grad and torch.is_grad_enabled()

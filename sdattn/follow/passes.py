@@ -1,4 +1,5 @@
-"""`Pass`: one call of a model; its place in the `Schedule` of a run; `Strays` of no run."""
+"""`Pass`: one call of a model; its place in the `Schedule` of a run; `Strays` of no run, and
+`StepCalls` of steps that had one already."""
 
 from __future__ import annotations
 
@@ -63,6 +64,28 @@ class Strays:
         self.forget()
 
 
+class StepCalls:
+    """Calls that a pipeline made itself at a step that had one already for the same branch. The
+    program does not show which of them makes the image."""
+
+    def __init__(self, pipeline: Any, model: Any):
+        self._names = type(pipeline).__name__, type(unwrapped(model)).__name__
+        self._most = 1  # calls in one step
+
+    def note(self, again: Pass) -> None:
+        self._most = max(self._most, again.again + 1)
+
+    def __str__(self) -> str:
+        """Return what is doubtful; empty if no step had two calls."""
+        if self._most == 1:
+            return ""
+        pipeline, model = self._names
+        return (
+            f"The {pipeline} called its {model} {self._most} times in a step, for the same branch, "
+            "and which of these calls makes the image is not known."
+        )
+
+
 class Schedule:
     """Timesteps of one run, as the scheduler holds them, and a pass's place among them."""
 
@@ -118,6 +141,9 @@ class Pass:
         schedule: schedule of the run, or None if unknown.
         index: the pass's entry in the schedule; None if it must be found by the timestep.
         skips_layers: True for the extra pass of skip-layer guidance.
+        again: number of calls that the pipeline itself made before at this entry of the schedule,
+            for the same branch.
+        is_direct: True for ``unet.forward(...)``, which runs no hooks of the UNet itself.
         stray: caller of the model, if this pass belongs to no run; else None.
         text_changed: True if the kept rows have other text states than in the previous pass.
         text_by_frame: True if the kept frames of a video have text states of their own.
@@ -135,6 +161,8 @@ class Pass:
     schedule: Schedule | None = None
     index: int | None = None
     skips_layers: bool = False
+    again: int = 0
+    is_direct: bool = False
     stray: Stray | None = None
     text_changed: Verdict = False
     text_by_frame: Verdict = False

@@ -9,7 +9,6 @@ from threading import get_ident
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
-from torch import nn
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError, warn
@@ -21,7 +20,8 @@ from ..follow.capture_warnings import (
     warn_of_running_eagerly,
 )
 from ..follow.drawn import PromptWatch, running_crop
-from ..follow.installer import Installation, PassHooks
+from ..follow.follower import Follower, Subscriber
+from ..follow.installer import Installation
 from ..follow.pass_options import Guidance
 from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureError, CaptureWarning, Pass
@@ -63,6 +63,7 @@ def watch_model(
     guidance: Guidance | None,
     text_states: torch.Tensor | None,
     latent_size: tuple[int, int] | None,
+    step_call: int | None = None,
     max_bytes: int | Budget | None = None,
 ) -> Iterator[Store]:
     """Watch a model while it runs and yield the store, see :func:`sdattn.capture`.
@@ -71,7 +72,8 @@ def watch_model(
         target: pipeline or its model.
         store_class: class of the store.
         keep: steps, heads, columns and frames to keep.
-        layers, kinds, branch, guidance, text_states, latent_size: as for :func:`sdattn.capture`.
+        layers, kinds, branch, guidance, text_states, latent_size, step_call: as for
+            :func:`sdattn.capture`.
         max_bytes: likewise, or a budget that several captures share.
     """
     # All that cannot be is refused here, before anything is put into the model.
@@ -91,16 +93,26 @@ def watch_model(
     check_backends(chosen)
     check_ways(denoiser, chosen, "self" if keep.refine else None, keep.space)
     store = store_class(spreading_layers(chosen, keep.depth), keep)
-    reader = PassReader(denoiser, branch, guidance, latent_size, keep.grad, keep.frames)
+    store.step_call = step_call
+    reader = PassReader(
+        denoiser,
+        branch,
+        guidance,
+        latent_size,
+        counts_gradients=keep.grad,
+        frames=keep.frames,
+        step_call=step_call,
+    )
     other = denoiser.stands_in
     twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
     # a user may replace any of them
-    with closing(reader), Installation([*every, *twins]) as installed:
-        reader.listen()
+    with Installation([*every, *twins]) as installed:
+        follower = Follower(denoiser, reader, installed, thread=get_ident())
         asked = None if text_states is None else DeviceCopies(text_states)
         prompts = PromptWatch(denoiser, installed) if asked is None else None
-        warns = RunWarnings(denoiser, branch)
-        watch = _Watch(reader, installed, store, (layers, kinds), asked, prompts, warns, budget)
+        warns = RunWarnings(denoiser, branch, follower.strays)
+        watch = _Watch(follower, installed, store, (layers, kinds), asked, prompts, warns, budget)
+        follower.subscribe(watch)
         if asked is not None and any(layer.kind == "joint" for layer in found):
             watch.stream = TextStream(denoiser, asked, keep.grad)
             watch.stream.follow(installed, found)
@@ -128,11 +140,11 @@ def watch_model(
 
 
 @dataclass(eq=False)
-class _Watch:
+class _Watch(Subscriber):
     """Running capture: the observers that it installs, and the results that they pass to the
     store."""
 
-    passes: PassReader
+    follower: Follower
     installed: Installation
     store: CapturedMaps
     selection: tuple[LayerSelection, Sequence[str]]
@@ -141,11 +153,14 @@ class _Watch:
     warns: RunWarnings
     budget: Budget | None
     observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
-    thread: int = field(default_factory=get_ident)
     recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
     stream: TextStream | None = None  # of another text in joint attention
     may_stop: bool = False
     spreading: Spreading | None = None  # of joint attention that is refined
+
+    @property
+    def passes(self) -> PassReader:
+        return self.follower.passes
 
     def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
         """Install observers in a model's layers, and warn of anything that users may not expect.
@@ -154,14 +169,14 @@ class _Watch:
         """
         compiled = is_compiled(model)
         if compiled and self.text_states is None and can_record(model, layers, self.store.keep):
-            self.recorders.put(self.installed, layers)
+            self.recorders.put(self.installed, model, layers)
         else:
             if self.installed.run_eagerly(model):
                 warn_of_running_eagerly(model)
             for layer in layers:
                 self.install(layer)
         warn_of_image_prompts(layers)
-        PassHooks(self.installed, model, self.before_pass, self.after_pass)
+        self.follower.follow(model)
 
     def install(self, layer: AttentionLayer) -> None:
         from ..look.observers import (
@@ -206,36 +221,63 @@ class _Watch:
         branches in turn. This is read at the end, so that the device did not wait while the model
         ran."""
         self.recorders.check()
+        if missing := self.passes.steps_without():
+            number = self.store.step_call
+            self.store.problem = (
+                f"{missing} step(s) had too few calls of the model for one branch, and "
+                f"step_call={number} leaves them out. Pass a smaller number."
+            )
         for layer, observer in self.observers:
             for problem, found in observer.noted.items():
                 if found > 1:
                     raise CaptureError(f"{layer.name}: {problem}")
 
-    def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Identify the pass before the layers run; the model's forward pre-hook.
+    def begin_run(self, first: Pass) -> None:
+        if self.passes.runs < 2:
+            return
+        if getattr(self.passes.pipeline, "free_init_enabled", False):
+            raise CaptureError(
+                "FreeInit runs the whole schedule several times, which would mix the maps of all. "
+                "Call pipe.disable_free_init(), or capture(pipe.unet)."
+            )
+        raise CaptureError(
+            "A second run of the pipeline began inside one capture(), which would mix the maps of "
+            "two images. Enter capture() once for each run."
+        )
 
-        A capture belongs to the thread that entered it: calls from other threads are ignored.
-        """
-        if get_ident() != self.thread:
-            return self.recorders.disturb()
-        self.store.end_pass()
+    def begin_pass(self, begun: Pass) -> None:
+        self.store.end_pass()  # one that an error broke off
         self._notice_swaps()
-        found = self.passes.read(model, args, kwargs)
         if self.stream is not None:
-            self.stream.begin(found.rows or None)
-        if found.stray is not None:
-            self.recorders.rest()
-            return self.warns.strays.note(found.stray)
-        self._refuse_second_run(found)
-        self.warns.note(found, self.passes)
+            self.stream.begin(begun.rows or None)
+        self.warns.note(begun, self.passes)
+        if begun.again and self.store.step_call is None:
+            self.store.problem = (
+                f"{self.follower.step_calls} Say which counts, from 0: capture(pipe, step_call=0)."
+            )
         if not self.store.passes:
             self._look_at_the_run()
-        if not found.rows:  # of the other branch of a guidance that runs in turn
+        if begun.again:  # it may have other shapes
+            self.recorders.rest()
+        if not begun.rows:  # of another branch, in its own call, or another call of the step
             self.store.skipped += 1
             return
         if self.text_states is not None:
-            found.n_text = self.text_states.own.shape[1]
-        self._begin_pass(found)
+            begun.n_text = self.text_states.own.shape[1]
+        self._begin_kept(begun)
+
+    def end_pass(self, ended: Pass) -> None:
+        if self.passes.call is not None:
+            self.recorders.end(self.store)
+        # Layers that run later are rerun for a gradient (checkpointing), and ignored.
+        self.passes.call = None
+        self.store.end_pass()
+
+    def stray(self, call: Pass) -> None:
+        self.store.end_pass()
+        if self.stream is not None:
+            self.stream.begin(None)
+        self.recorders.rest()
 
     def _look_at_the_run(self) -> None:
         """Read, in a first pass, the pipeline's facts about the whole run."""
@@ -245,7 +287,7 @@ class _Watch:
         pipeline = self.passes.pipeline
         self.store.crop, self.may_stop = running_crop(pipeline), may_stop(pipeline)
 
-    def _begin_pass(self, found: Pass) -> None:
+    def _begin_kept(self, found: Pass) -> None:
         check_frames(self.store.keep.space, found.latent_size)
         is_first, call = not self.store.passes, self.passes.call
         if is_first:  # resolutions are known only now
@@ -278,28 +320,6 @@ class _Watch:
         columns = run.columns if own is None else own.own.shape[1]
         layers = select_layers(store.layers, *self.selection, run.latent_size)
         return replace(run, keep=store.keep, layers=layers, columns=columns, part=part)
-
-    def after_pass(self, *_: Any) -> None:
-        """End the pass. Layers that run later are rerun for a gradient (checkpointing), and
-        ignored."""
-        if get_ident() == self.thread:
-            if self.passes.call is not None:
-                self.recorders.end(self.store)
-            self.passes.call = None
-            self.store.end_pass()
-
-    def _refuse_second_run(self, found: Pass) -> None:
-        if not found.begins_run or self.passes.runs < 2:
-            return
-        if getattr(self.passes.pipeline, "free_init_enabled", False):
-            raise CaptureError(
-                "FreeInit runs the whole schedule several times, which would mix the maps of all. "
-                "Call pipe.disable_free_init(), or capture(pipe.unet)."
-            )
-        raise CaptureError(
-            "A second run of the pipeline began inside one capture(), which would mix the maps of "
-            "two images. Enter capture() once for each run."
-        )
 
     def _notice_swaps(self) -> None:
         found = [pair for pair in self.installed.replaced() if pair[0] in self.store.watched]

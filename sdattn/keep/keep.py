@@ -217,12 +217,24 @@ class Keep:
         if depth is not None and not (refine and part and part.first < part.last):
             raise refuse("depth", depth, "with refine='self', a part of the depth, (0.5, 1.0)")
         columns = None if tokens is None else _columns(tokens)
-        chosen = Steps.of(steps), Heads.of(heads)
-        held = None if frames is None else _indices("frames", frames)
-        spread, looks = refine is not None, Queries.of(queries, keys)
-        looks.check(refine=spread, among=lists, space=space != "attention")
-        looks.check(tokens=looks.cells and tokens, frames=looks.in_text and frames)
-        return cls(*chosen, columns, lists, device, dtype, grad, spread, space, held, part, looks)
+        is_refined = refine is not None
+        asked = Queries.of(queries, keys)
+        asked.check(refine=is_refined, among=lists, space=space != "attention")
+        asked.check(tokens=asked.cells and tokens, frames=asked.in_text and frames)
+        return cls(
+            steps=Steps.of(steps),
+            heads=Heads.of(heads),
+            tokens=columns,
+            among=lists,
+            device=device,
+            dtype=dtype,
+            grad=grad,
+            refine=is_refined,
+            space=space,
+            frames=None if frames is None else _indices("frames", frames),
+            depth=part,
+            queries=asked,
+        )
 
     @cached_property
     def held_dtype(self) -> torch.dtype:

@@ -40,6 +40,8 @@ class CapturedMaps:
         self.passes: list[Pass] = []
         self.texts = TextsOfRun()
         self.skipped = 0
+        self.step_call: int | None = None
+        self.problem = ""  # why the maps cannot be read
         self.stopped: Stopped | None = None
         self.checks_itself = True
         self.has_no_guidance = False
@@ -49,7 +51,7 @@ class CapturedMaps:
         if not self.passes:
             return f"MapStore({len(self.layers)} layers watched, nothing captured yet)"
         return (
-            f"MapStore({len(self.maps)} of {len(self.layers)} layers, {self.images} image(s), "
+            f"MapStore({len(self._maps)} of {len(self.layers)} layers, {self.images} image(s), "
             f"{len(self.passes)} steps run, kept: steps {self.steps}, heads {self.heads}, "
             f"{self.nbytes / 1e6:.2f} MB)"
         )
@@ -72,6 +74,12 @@ class CapturedMaps:
 
     @property
     def maps(self) -> Mapping[str, Tensor]:
+        if self.problem:
+            raise CaptureError(self.problem)
+        return self._maps
+
+    @property
+    def _maps(self) -> Mapping[str, Tensor]:
         return MapsByLayer(self.sums)
 
     @property
@@ -145,7 +153,7 @@ class CapturedMaps:
         """Model calls, counted from 0, whose maps are held, for each layer that ran. They are the
         same for all layers, unless something skips some of them (a cache)."""
         numbers = {id(one): number for number, one in enumerate(self.passes)}
-        return {name: tuple(numbers[id(p)] for p in self.sums[name].seen) for name in self.maps}
+        return {name: tuple(numbers[id(p)] for p in self.sums[name].seen) for name in self._maps}
 
     @property
     def nbytes(self) -> int:
@@ -206,7 +214,7 @@ class CapturedMaps:
 
     def missing(self) -> list[str]:
         """Return the names of the watched layers that never ran."""
-        return [layer.name for layer in self.layers if layer.name not in self.maps]
+        return [layer.name for layer in self.layers if layer.name not in self._maps]
 
     def check(self) -> None:
         """Raise if nothing was captured, warn if some layers are missing.
@@ -215,6 +223,8 @@ class CapturedMaps:
             CaptureError: the model did not run, or none of the layers did.
         """
         missing, steps = self.missing(), self.keep.steps
+        if not self.passes and self.problem:
+            raise CaptureError(self.problem)
         if not self.passes and self.skipped:
             text = (
                 f"The model was called {self.skipped} time(s), but never for the unconditional "

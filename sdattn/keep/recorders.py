@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Iterator, Sequence
+from threading import get_ident
 from typing import Any, cast
 
 import torch
@@ -124,8 +125,10 @@ class Recorders:
         self._of: dict[str, Recorder] = {}
         self._ran: frozenset[str] | None = None  # layers in the first pass
         self._disturbed = False
+        self._thread = get_ident()
 
-    def put(self, installed: Installation, layers: Sequence[AttentionLayer]) -> None:
+    def put(self, installed: Installation, model: Any, layers: Sequence[AttentionLayer]) -> None:
+        installed.watch(model, self._notice_thread)
         for layer in layers:
             self._of[layer.name] = Recorder(layer.module.processor)
             installed.put(layer, self._of[layer.name])
@@ -171,10 +174,6 @@ class Recorders:
         for recorder in self._of.values():
             recorder.sums = None
 
-    def disturb(self) -> None:
-        """Remember that another thread calls the model, which is recorded with the rest."""
-        self._disturbed = bool(self._of)
-
     def check(self) -> None:
         """Raise CaptureError if another thread called the model."""
         if self._disturbed:
@@ -188,6 +187,10 @@ class Recorders:
         """Let go of what was recorded."""
         for recorder in self._of.values():
             recorder.sums = recorder.rows = None
+
+    def _notice_thread(self, *_: object) -> None:
+        if get_ident() != self._thread:
+            self._disturbed = bool(self._of)
 
     def _held(self, layers: Sequence[AttentionLayer]) -> Iterator[tuple[AttentionLayer, Recorder]]:
         return ((layer, self._of[layer.name]) for layer in layers if layer.name in self._of)

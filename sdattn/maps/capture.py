@@ -115,6 +115,7 @@ def capture(
     depth: tuple[float, float] | None = None,
     queries: Literal["image", "text"] | Sequence[tuple[float, ...]] = "image",
     keys: Literal["image", "text"] | None = None,
+    step_call: int | None = None,
     max_bytes: int | Budget | None = None,
 ) -> AbstractContextManager[MapStore]:
     """Watch the attention of a model while it runs; its output stays the same, bit for bit.
@@ -188,6 +189,9 @@ def capture(
             image's height and width. No ``[N, N]`` matrix is made.
         keys: what they attend to; ``"text"`` with ``queries="text"`` keeps the text's attention to
             itself, ``[images, (steps,) (heads,) T, T]``, a row for each query.
+        step_call: number of the call that counts, from 0, for a pipeline that calls its model
+            several times in a step for the same branch: 1 after a reference pass. By default maps
+            of such a run are refused when they are read.
         max_bytes: bytes that the maps may take at most. A run whose maps would take more is refused
             at its first call of the model, before that runs; the message says what holds less.
             Default: no limit, and a warning is logged above 1 GB.
@@ -204,8 +208,21 @@ def capture(
             changed, or a second run began.
         RuntimeError: a layer's attention cannot be seen, or did not produce its output.
     """
-    chosen = steps, heads, tokens, among, device, dtype, grad, refine, space, frames, depth
-    keep = Keep.of(*chosen, queries, keys)
+    keep = Keep.of(
+        steps=steps,
+        heads=heads,
+        tokens=tokens,
+        among=among,
+        device=device,
+        dtype=dtype,
+        grad=grad,
+        refine=refine,
+        space=space,
+        frames=frames,
+        depth=depth,
+        queries=queries,
+        keys=keys,
+    )
     return watch_model(
         target,
         MapStore,
@@ -216,5 +233,6 @@ def capture(
         guidance=guidance,
         text_states=text_states,
         latent_size=latent_size,
+        step_call=step_call,
         max_bytes=max_bytes,
     )

@@ -1,6 +1,7 @@
 """Which call of a model is a pass of the run: all others run untouched and are not counted.
 
-Each case is compared with the same run without the other calls.
+Each case is compared with the same run without the other calls. Where the pipeline's own code makes
+the others, maps are refused, and an edit is in all of them.
 """
 
 import functools
@@ -22,6 +23,7 @@ from helpers.transformer_rows import sd3
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, CaptureWarning, TorchAttnProcessor
+from sdattn.control.removal import Removal
 from sdattn.edit import register_attention_control
 
 PROMPT = "a red cat"
@@ -228,7 +230,7 @@ def test_a_capture_counts_the_passes_alone(beside, alone):
         (before_a_hires_fix, "StableDiffusionImg2ImgPipeline.__call__"),
         (around_another_pipeline, "`callback_on_step_end`"),
         (after_a_warm_up, "called_by_hand"),
-        (of_a_guidance_function, "once more in a step"),
+        (of_a_guidance_function, "`scheduler.step`"),
     ],
     ids=lambda one: getattr(one, "__name__", ""),
 )
@@ -275,6 +277,14 @@ class Recording:
         return attn
 
 
+class Zero(Recording):
+    """A controller that leaves no attention."""
+
+    def __call__(self, attn, is_cross, place):
+        super().__call__(attn, is_cross, place)
+        return attn * 0
+
+
 @pytest.mark.parametrize("beside", tiered(INSIDE, quick=1, daily=4), ids=lambda one: one.__name__)
 @pytest.mark.slow
 def test_a_registered_controller_is_called_in_the_passes_alone(beside):
@@ -292,10 +302,6 @@ def test_a_registered_controller_is_called_in_the_passes_alone(beside):
 @pytest.mark.slow
 def test_what_a_callback_calls_keeps_its_values():
     """The calls that are not counted run untouched, under an edit too."""
-
-    class Zero(Recording):
-        def __call__(self, attn, is_cross, place):
-            return attn * 0
 
     pipe, found = small_pipe(), []
 
@@ -355,19 +361,142 @@ def of_kind(kind):
     return kind(**pipe.components, requires_safety_checker=False)
 
 
+MORE = [(Reference, 1), (Recurrent, 0)]  # with the call that makes the image
+
+
 @torch.no_grad()
 @pytest.mark.parametrize("guided", tiered([True, False]))
-@pytest.mark.parametrize(("kind", "more"), tiered([(Reference, 3), (Recurrent, 6)]))
+@pytest.mark.parametrize(("kind", "step_call"), tiered(MORE))
 @pytest.mark.slow
-def test_a_subclass_that_calls_the_model_more_often_than_once_a_step(kind, more, guided):
+def test_a_subclass_that_calls_the_model_more_often_than_once_a_step(kind, step_call, guided):
     plain, pipe = of_kind(Alone), of_kind(kind)
     with sdattn.capture(plain) as expected:
         plain(PROMPT, guided=guided)
-    with pytest.warns(CaptureWarning, match=f"{more} {TOLD}"):
-        with sdattn.capture(pipe) as store:
-            pipe(PROMPT, guided=guided)
+    with sdattn.capture(pipe) as store:
+        pipe(PROMPT, guided=guided)
+    for read in (lambda: store.maps, lambda: sdattn.heatmaps(store, pipe, PROMPT)):
+        with pytest.raises(CaptureError, match=f"{kind.__name__} called its .*step_call=0"):
+            read()
+    with sdattn.capture(pipe, step_call=step_call) as store:
+        pipe(PROMPT, guided=guided)
     assert len(store.passes) == 3
     same_maps(store, expected)
+
+
+@torch.no_grad()
+def test_a_step_without_the_call_that_counts_is_missed():
+    pipe = of_kind(Recurrent)
+    with sdattn.capture(pipe, step_call=2) as store:
+        pipe(PROMPT)
+    assert len(store.passes) == 3
+    assert store.maps
+    pipe.again = 2
+    with pytest.raises(CaptureError, match=r"3 step\(s\) had too few calls"):
+        with sdattn.capture(pipe, step_call=2):
+            pipe(PROMPT)
+    with pytest.raises(ValueError, match="step_call"):
+        sdattn.capture(pipe, step_call=-1).__enter__()
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("way", ["store", "registered"])
+@pytest.mark.parametrize("kind", tiered([Recurrent, Reference]), ids=lambda kind: kind.__name__)
+def test_an_edit_is_in_every_call_of_a_step(kind, way):
+    """The steps of the store are then refused, and the image is as if each layer were edited."""
+
+    class Half(AttentionStore):
+        def forward(self, attn, is_cross, place_in_unet):
+            super().forward(attn, is_cross, place_in_unet)
+            return attn * 0.5
+
+    class Halved:
+        num_att_layers = 0
+
+        def __call__(self, attn, is_cross, place):
+            return attn * 0.5
+
+    pipe, other = of_kind(kind), of_kind(kind)
+    other.unet.set_attn_processor(TorchAttnProcessor(Halved()))
+    expected = other(PROMPT)
+    if way == "store":
+        store = Half(pipeline=pipe, guidance=None)
+        pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+        found = pipe(PROMPT)
+    else:
+        store = Half(guidance=None)
+        with pytest.warns(CaptureWarning, match=f"{kind.__name__} called its"):
+            with register_attention_control(pipe, store):
+                found = pipe(PROMPT)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
+    with pytest.raises(CaptureError, match=f"{kind.__name__} called its"):
+        store.get_average_attention()
+
+
+@torch.no_grad()
+def test_a_knockout_is_in_every_call_of_a_step():
+    found = []
+    for kind in (Alone, Recurrent):
+        pipe = of_kind(kind)
+        with Removal(pipe, [(3,)], 77, steps=(0.0, 0.7)):
+            found.append(pipe(PROMPT))
+    plain, recurrent = found
+    assert not torch.allclose(plain, of_kind(Alone)(PROMPT), atol=1e-4)
+    torch.testing.assert_close(recurrent, plain, atol=1e-5, rtol=0)
+
+
+def decorated(function):
+    def wrapper(*args, **options):
+        return function(*args, **options)
+
+    return wrapper
+
+
+@pytest.mark.parametrize("decorator", tiered([torch.no_grad(), decorated]), ids=["torch's", "own"])
+def test_a_callback_is_not_known_by_its_decorator(decorator):
+    """The pipeline's own method has the same one, and with it the same code."""
+
+    class Predicting(Alone):
+        @decorator
+        def predict(self, *args, **options):
+            return self.unet(*args, **options)
+
+        def __call__(self, prompt, callback_on_step_end):
+            text = torch.cat(states(self, prompt))
+            self._guidance_scale = 4.0
+            self.scheduler.set_timesteps(2)
+            latents = torch.randn(1, 4, 8, 8, generator=seeded())
+            for t in self.scheduler.timesteps:
+                both = torch.cat([latents] * 2)
+                noise = self.predict(both, t, encoder_hidden_states=text).sample
+                latents = self.scheduler.step(noise[1:], t, latents).prev_sample
+                callback_on_step_end(self)
+            return latents
+
+    @decorator
+    def nothing(pipe):
+        pass
+
+    @decorator
+    def calls(pipe):
+        pipe.predict(torch.randn(2, 4, 16, 16), 7, torch.randn(2, 77, 32))
+
+    pipe = of_kind(Predicting)
+    with sdattn.capture(pipe) as expected:  # each step of it with the graph of those before
+        image = pipe(PROMPT, nothing)
+    assert len(expected.passes) == 2
+    with pytest.warns(CaptureWarning, match="2 " + TOLD + "`callback_on_step_end`"):
+        with sdattn.capture(pipe) as store:
+            found = pipe(PROMPT, calls)
+    same_maps(store, expected)
+    torch.testing.assert_close(found, image, atol=1e-5, rtol=0)
+    images = []
+    for callback in (nothing, None):
+        controller = Zero()
+        with register_attention_control(pipe, controller):
+            images.append(pipe(PROMPT, callback or (lambda pipe: None)))
+        assert len(controller.rows) == 2 * controller.num_att_layers
+    torch.testing.assert_close(*images, atol=1e-5, rtol=0)
+    assert not torch.allclose(images[0], image, atol=1e-4)
 
 
 def test_calls_for_a_gradient_are_seen_by_an_attached_store():
