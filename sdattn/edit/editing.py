@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..attention import level_grids
-from ..control import alignment
 from ..control.blend import LocalBlend
 from ..control.controllers import (
     AttentionControlEdit,
@@ -30,6 +29,7 @@ from ..models.pipeline_call import checked_options, one_at_a_time
 from ..models.reading import read_prompts
 from ..models.sizes import latent_size
 from ..models.values import checked_prompts, seeds_of
+from ..prompts.matching import blended_words, edited_words, is_swap
 from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample
@@ -117,7 +117,7 @@ def edit(
         edited = replace(edited, reconstruction_psnr=near)
         own = {"seed": None}  # the noise is the image's own
     image_runs = [replace(r, settings=replace(r.settings, edited=edited, **own)) for r in run]
-    words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
+    words = [edited_words(read, i, list(weights or ())) for i in range(len(read))]
     return EditRun(image_runs, run.store, run.layers, words, edited)
 
 
@@ -158,7 +158,7 @@ def prepare(
     checked = checked_options(pipe, _own_options(options), prompts=len(texts))
     read = read_prompts(pipe, texts, **checked)
     warn_of_unlearnt(pipe, read)
-    mode, blend = _mode(read, asked.mode, asked.weights), alignment.blended_words(read, asked.blend)
+    mode, blend = _mode(read, asked.mode, asked.weights), blended_words(read, asked.blend)
     cross, self_ = asked.cross_replace_steps, asked.self_replace_steps
     asked = replace(
         asked,
@@ -224,7 +224,7 @@ def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | N
                 "Change a word, or pass `weights={'word': 2.0}`."
             )
         return "reweight"
-    return "replace" if all(alignment.is_swap(source, target) for target in targets) else "refine"
+    return "replace" if all(is_swap(source, target) for target in targets) else "refine"
 
 
 def _controller(
