@@ -175,7 +175,8 @@ class Attachment(Subscriber):
 
     def begin_pass(self, begun: Pass) -> None:
         self._begin_call()
-        store, call = self._store(), self._passes.call
+        store = self._store()
+        call = self._passes.call
         if begun.order is None and store is not None and call is not None:
             store.repeats.note(call)
 
@@ -188,13 +189,15 @@ class Attachment(Subscriber):
 
     def _begin_call(self) -> None:
         """Begin to count the layers' calls; the store's pass begins with the first of them."""
-        self.is_suspended, self._looks = False, False
+        self.is_suspended = False
+        self._looks = False
         self._calls: Counter[bool] = Counter()  # by "is self-attention"
         self._error = ""
 
     def _begins(self) -> bool:
         """Begin a pass when its first layer calls: by then, hooks that set processors have run."""
-        store, begun = self._store(), self._follower.running
+        store = self._store()
+        begun = self._follower.running
         self.is_suspended = is_suspended(self._layers, store)
         if store is None or self.is_suspended:
             return False
@@ -204,7 +207,8 @@ class Attachment(Subscriber):
         if begun.stray:
             return False
         if self._is_new_run:
-            missed, self._is_new_run = self._n_missed, False
+            missed = self._n_missed
+            self._is_new_run = False
             store.reset()
             self._n_missed = missed
         if begun.of_no_prompt:
@@ -264,7 +268,8 @@ class Attachment(Subscriber):
             for module, layer in self._layers.items()
         )
         first = self._n_calls = calls if self._n_calls is None else self._n_calls
-        text, more = self._calls[False], self._calls[True]
+        text = self._calls[False]
+        more = self._calls[True]
         joint = self.n_layers - self._kinds[True]
         if calls < expected:
             store.note(

@@ -113,14 +113,16 @@ class AttentionStore(StoreSteps):
         """
         attachment = Attachment(target, self)
         self.detach()
-        self.attachment, self.num_att_layers = attachment, attachment.n_layers
+        self.attachment = attachment
+        self.num_att_layers = attachment.n_layers
 
     def detach(self) -> None:
         """Detach from the model. The maps stay; later calls are ignored until a reset or the next
         model."""
         if self.attachment is not None:
             self.attachment.close()
-            self.attachment, self.num_att_layers = None, 0
+            self.attachment = None
+            self.num_att_layers = 0
 
     def remove(self) -> None:
         """Put back the processors from before :meth:`attach`, and detach; warn if layers keep the
@@ -177,7 +179,8 @@ class AttentionStore(StoreSteps):
                 )
             return attn
         in_pass = attachment is not None and attachment.in_pass
-        n_calls, n_uncond = self.num_att_layers, self.num_uncond_att_layers
+        n_calls = self.num_att_layers
+        n_uncond = self.num_uncond_att_layers
         is_first = not self._is_second_pass if in_pass else self.cur_att_layer < n_uncond
         if not (n_uncond and is_first):
             self._look(attn, is_cross, place_in_unet)
@@ -192,7 +195,8 @@ class AttentionStore(StoreSteps):
 
     def check_whole(self) -> None:
         """Raise CaptureError if the store did not see the whole run; warn if it had to guess."""
-        attachment, problem = self.attachment, self._problem
+        attachment = self.attachment
+        problem = self._problem
         if attachment is not None:
             problem = problem or attachment.problem(self)
             if not problem:
@@ -230,10 +234,12 @@ class AttentionStore(StoreSteps):
     def _kept(self, rows: int) -> slice:
         """Return the rows, batch times heads, that are not unconditional."""
         batch = self._batch if self._batch and rows % self._batch == 0 else None
-        start, stop = 0, batch or rows
+        start = 0
+        stop = batch or rows
         is_registered = self.attachment is None and self.num_att_layers > 0
         if self.guidance in ("auto", "batch") and self._prompts is not None and batch:
-            start, stop = self._prompts.start, self._prompts.stop
+            start = self._prompts.start
+            stop = self._prompts.stop
         # An odd batch has no halves, and heads are no images.
         elif stop % 2 == 0 and (
             self.guidance == "batch" or (self.guidance == "auto" and is_registered)

@@ -6,7 +6,7 @@ from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..attention.controlled import ControlledProcessor, Controller, check_controller
@@ -51,11 +51,14 @@ class ControlHandle(Subscriber):
         by_size: Callable[[Size], list[AttentionLayer]] | None = None,
     ):
         self.controller = controller
-        self._denoiser, self._reader = denoiser, passes
-        self._by_size, self._size = by_size, Size()
+        self._denoiser = denoiser
+        self._reader = passes
+        self._by_size = by_size
+        self._size = Size()
         self._processors: dict[AttentionLayer, ControlledProcessor] = {}
         self._passes = 0
-        self._active, self._entered = True, False
+        self._active = True
+        self._entered = False
         # Should any layer refuse its processor, those before it get theirs back.
         with ExitStack() as undo:
             self._installed = undo.enter_context(Installation())
@@ -126,7 +129,9 @@ class ControlHandle(Subscriber):
 
     def _warn_if_unused(self) -> None:
         name = type(self.controller).__name__
-        problem, strays, repeats = "", str(self.follower.strays), str(self.follower.step_calls)
+        problem = ""
+        strays = str(self.follower.strays)
+        repeats = str(self.follower.step_calls)
         self.follower.strays.forget()
         if repeats:
             repeats += f" The {name} was shown each of them, as a pass of its own."
@@ -161,7 +166,8 @@ class ControlHandle(Subscriber):
         self._show(False)
 
     def _refuse(self, begun: Pass, is_shown: bool) -> None:
-        model, name = self._denoiser.model, type(self.controller).__name__
+        model = self._denoiser.model
+        name = type(self.controller).__name__
         if is_compiled(model):
             raise CaptureError(
                 f"The {type(unwrapped(model)).__name__} was compiled while the {name} was "
@@ -180,11 +186,11 @@ class ControlHandle(Subscriber):
                 "change them until it ends."
             )
 
-    def _fit(self, found: Pass) -> None:
+    def _fit(self, begun: Pass) -> None:
         """Make exactly the layers for this latent's size call the controller."""
-        if self._by_size is None or found.latent_size in (None, self._size):
+        if self._by_size is None or begun.latent_size in (None, self._size):
             return
-        self._size = found.latent_size
+        self._size = begun.latent_size
         chosen = self._by_size(self._size)
         for layer in [layer for layer in self._processors if layer not in chosen]:
             self._installed.take_out(layer)
@@ -196,25 +202,26 @@ class ControlHandle(Subscriber):
         for processor in self._processors.values():
             processor.asks = is_shown
 
-    def _tell_store(self, found: Pass) -> None:
+    def _tell_store(self, begun: Pass) -> None:
         """Tell a store the facts of a pass, which an attached store already knows."""
-        store, call = self.controller, self._reader.call
+        store = self.controller
+        call = self._reader.call
         if not isinstance(store, AttentionStore) or store.attachment is not None or call is None:
             return
-        if found.begins_run:
+        if begun.begins_run:
             store.begin_run()
-        if found.again:
+        if begun.again:
             store.note(f"{self.follower.step_calls} capture(pipe, step_call=0) keeps one of them.")
-        if found.of_no_prompt and not is_unet(self._denoiser.model):
+        if begun.of_no_prompt and not is_unet(self._denoiser.model):
             return
         prompts = None
         with suppress(InvalidValueError):  # a batch of another guidance than the pipeline's
-            prompts = found.prompts
+            prompts = begun.prompts
         if prompts is None:
             store.repeats.note(call)
-        size = cast(Size, found.latent_size)
+        size = cast(Size, begun.latent_size)
         places = tuple(dict.fromkeys(layer.place for layer in self._processors))
-        store.begin_pass(found.batch, size, self._denoiser.levels, prompts, places)
+        store.begin_pass(begun.batch, size, self._denoiser.levels, prompts, places)
 
 
 def count_calls(controller: Controller | None, layers: Sequence[AttentionLayer]) -> None:
@@ -262,10 +269,10 @@ def register_attention_control(
         RuntimeError: a controller is registered in a ``with`` block that is still open.
     """
     check_controller(controller)
-    denoiser, found = controlled_layers(target)
-    chosen = select_layers(found, layers, KINDS)
+    denoiser, known = controlled_layers(target)
+    chosen = select_layers(known, layers, KINDS)
     passes = passes_of(denoiser, controller)
-    for layer in found:  # one that was registered before may be in other layers
+    for layer in known:  # one that was registered before may be in other layers
         former = getattr(innermost(layer.module.processor), "handle", None)
         if former is not None:
             former.supersede()
@@ -278,18 +285,5 @@ def register_attention_control(
             "from the compiled model's in its last bits.",
             CaptureWarning,
         )
-    by_size = partial(select_layers, found, layers, KINDS) if needs_size(layers) else None
+    by_size = partial(select_layers, known, layers, KINDS) if needs_size(layers) else None
     return ControlHandle(denoiser, chosen, controller, passes, by_size=by_size)
-
-
-def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
-    """Return a ``callback_on_step_end`` for diffusers' pipelines that calls
-    ``controller.step_callback(latents)`` after each step of the scheduler."""
-
-    def callback(
-        _pipe: object, _step: int, _timestep: object, tensors: dict[str, Any]
-    ) -> dict[str, Any]:
-        latents: Tensor = controller.step_callback(tensors["latents"])
-        return {"latents": latents}
-
-    return callback

@@ -78,9 +78,12 @@ class Removal(Subscriber):
         steps: Span = (0.0, 1.0),
         queries: Queries | None = None,
     ):
-        self.pipe, self._denoiser = pipe, find_denoiser(pipe)
-        self.rows, self.n_text = rows, n_text
-        self.layers, self.steps = layers, check_removal(pipe, layers, steps, queries)
+        self.pipe = pipe
+        self._denoiser = find_denoiser(pipe)
+        self.rows = rows
+        self.n_text = n_text
+        self.layers = layers
+        self.steps = check_removal(pipe, layers, steps, queries)
         self.queries: Queries = queries or "all"
         self.grid: Size = (0, 0)
         self._passes = self._expected = 0
@@ -115,13 +118,15 @@ class Removal(Subscriber):
             else:
                 by_row[row] = without_columns(by_row[row], columns)
 
-    def begin_pass(self, found: Pass) -> None:
-        self._batch, self._edits, order = found.batch, {}, found.order
-        if found.skips_layers:
+    def begin_pass(self, begun: Pass) -> None:
+        self._batch = begun.batch
+        self._edits = {}
+        order = begun.order
+        if begun.skips_layers:
             text = "skip-layer guidance runs the prompt once more, with the word. Leave it out."
             raise OptionError("skip_guidance_layers", True, text)
         # A pass for the negative prompt alone: the guidance runs its branches in turn.
-        if order is None or found.of_no_prompt:
+        if order is None or begun.of_no_prompt:
             return
         if not self._passes:
             self._check_start(cast(DenoiserCall, self._reader.call), order)
@@ -133,10 +138,10 @@ class Removal(Subscriber):
                     f"steps={astuple(self.steps)} is less than one of the {self._expected} passes "
                     f"of this run. One pass is 1 / {self._expected} of it."
                 )
-            self.grid = cast(Size, found.latent_size)
+            self.grid = cast(Size, begun.latent_size)
             chosen = select_layers(self._denoiser.layers, self.layers, TEXT_KINDS, self.grid)
             self._handle.put(chosen, queries=self.queries, image=False)
-        if not found.again:  # else the same step goes on
+        if not begun.again:  # else the same step goes on
             self._passes += 1
         # Asked in each pass, since guidance may end in the middle of a run.
         if self._passes - 1 in self._during:

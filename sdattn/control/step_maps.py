@@ -72,7 +72,8 @@ class StepMaps:
     ):
         self.kinds = () if kinds is None else checked_kinds(kinds, KINDS)
         self.max_queries = max_queries
-        self.keep_steps, self.save_global_store = keep_steps, save_global_store
+        self.keep_steps = keep_steps
+        self.save_global_store = save_global_store
         self.reset()
 
     @staticmethod
@@ -104,7 +105,8 @@ class StepMaps:
         """Append ``attn``, the kept rows, to its list; an override may edit or replace it."""
         kind = "cross" if is_cross else "self"
         if kind in self.kinds:
-            key, is_alone = f"{place_in_unet}_{kind}", self.num_att_layers < 1
+            key = f"{place_in_unet}_{kind}"
+            is_alone = self.num_att_layers < 1
             if is_alone or attn.shape[1] <= self.max_queries:
                 self.step_store.setdefault(key, []).append(attn)
             if is_cross and not is_alone:
@@ -130,7 +132,8 @@ class StepMaps:
         if self.save_global_store:
             self.global_store = self._sum(self.global_store, detached(step))
         if self.save_global_store is not None:  # Attend-and-Excite: the last step, with its graph
-            self.attention_store, self.full_attention_store = step, full
+            self.attention_store = step
+            self.full_attention_store = full
         else:
             self.attention_store = self._sum(self.attention_store, step)
             self.full_attention_store = self._sum(self.full_attention_store, full)

@@ -32,7 +32,8 @@ class StoreSteps(StepMaps):
         save_global_store: bool | None,
     ):
         self.guidance = guidance
-        self.num_att_layers, self._num_uncond = -1, -1
+        self.num_att_layers = -1
+        self._num_uncond = -1
         self.repeats = RepeatedCalls()  # passes outside of a pipeline's call
         super().__init__(max_queries, kinds, keep_steps, save_global_store)
 
@@ -89,8 +90,11 @@ class StoreSteps(StepMaps):
                 f"the latent was {before} at first and {size} later. Call store.reset() "
                 "between runs."
             )
-        self.latent_size, self.levels, self.places = size, levels, tuple(places)
-        self._batch, self._prompts = batch, prompts
+        self.latent_size = size
+        self.levels = levels
+        self.places = tuple(places)
+        self._batch = batch
+        self._prompts = prompts
         if not self._is_second_pass:  # an earlier pass may have broken off
             self.cur_att_layer = 0 if self.attachment is not None else self.cur_att_layer
             self.empty_step()
@@ -115,7 +119,8 @@ class StoreSteps(StepMaps):
             raise RunError(f"A {type(self).__name__} may edit attention, but cannot here: {why}")
 
     def _end_step(self) -> None:
-        self.cur_att_layer, self._is_second_pass = 0, False
+        self.cur_att_layer = 0
+        self._is_second_pass = False
         self.cur_step += 1
         self.between_steps()
         self.empty_step()

@@ -12,8 +12,9 @@ from ..control.controllers import (
     AttentionRefine,
     AttentionReplace,
     AttentionReweight,
+    step_end,
 )
-from ..control.registration import register_attention_control, step_end
+from ..control.registration import register_attention_control
 from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.records import plain
 from ..follow.run_part import Span

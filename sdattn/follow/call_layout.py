@@ -17,7 +17,8 @@ class CallLayout:
     read again only when they change, since the device waits for that."""
 
     def __init__(self) -> None:
-        self._sizes, self._spans = _ReadOnce(), _ReadOnce()
+        self._sizes = _ReadOnce()
+        self._spans = _ReadOnce()
 
     def size(self, call: DenoiserCall, in_run: bool) -> Size | None:
         """Return (rows, cols) of a call's queries. ``in_run``: it belongs to the same run as the

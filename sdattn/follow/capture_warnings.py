@@ -21,7 +21,8 @@ class RunWarnings:
     def __init__(self, denoiser: Denoiser, branch: str, strays: Strays):
         self.strays = strays
         self._pipeline = type(denoiser.pipeline).__name__
-        self._is_bare, self._is_both = denoiser.pipeline is None, branch == "both"
+        self._is_bare = denoiser.pipeline is None
+        self._is_both = branch == "both"
         self._of_one_branch = 0  # passes without guidance, where both branches were asked for
         self._has_kept = False
         self._repeats = RepeatedCalls()
@@ -103,7 +104,8 @@ class Stopped(Record):
     def _maps(self) -> str:
         if not self.kept:
             return "there are no maps"
-        first, last = self.kept[0] + 1, self.kept[-1] + 1
+        first = self.kept[0] + 1
+        last = self.kept[-1] + 1
         if len(self.kept) == 1:
             return f"the maps are of step {first}"
         if len(self.kept) == last - first + 1:

@@ -85,7 +85,8 @@ class DrawnPrompts:
 
     def _pairs(self, branches: Sequence[Branch], prompts: int) -> list[tuple[int, Branch, int]]:
         """Return (number of a prompt, branch, number of the text that it must match)."""
-        each, pairs = len(branches) // prompts, set()
+        each = len(branches) // prompts
+        pairs = set()
         for branch, texts in self.texts.items():
             images = [i for i, side in enumerate(branches) if side == branch]
             drawn_each, rest = divmod(len(images), len(texts))
@@ -94,7 +95,8 @@ class DrawnPrompts:
         return sorted(pairs)
 
     def _refuse_another(self, text: str, branch: Branch, number: int) -> None:
-        what, drawn = _NAMES[branch], self.texts[branch][number]
+        what = _NAMES[branch]
+        drawn = self.texts[branch][number]
         if text != drawn:
             raise InvalidValueError(
                 f"Asked for the heatmaps of {text!r}, but the {what} of this run was {drawn!r}, so "
@@ -128,16 +130,19 @@ class PromptWatch:
     """
 
     def __init__(self, denoiser: Denoiser, installed: Installation):
-        pipeline, family = denoiser.pipeline, denoiser.family
+        pipeline = denoiser.pipeline
+        family = denoiser.family
         self._pipeline: Callable[[], Any] = _gone if pipeline is None else weakref.ref(pipeline)
-        self._argument, self._options = family.text_argument, family.text_options
+        self._argument = family.text_argument
+        self._options = family.text_options
         self._heard: dict[int, _Heard] = {}  # by thread, for its last call
         for name, encoder in _text_encoders(pipeline):
             installed.watch(encoder, self._listener(name))
 
     def drawn(self) -> DrawnPrompts | None:
         """Return the prompts of the running call, or None if unknown; ask before a pass."""
-        pipeline, heard = self._pipeline(), self._heard.get(get_ident())
+        pipeline = self._pipeline()
+        heard = self._heard.get(get_ident())
         variables = running_variables(pipeline)
         if heard is None or variables is None or heard.call is not running_call(pipeline):
             return None
@@ -154,7 +159,8 @@ class PromptWatch:
         # long prompt, or something else of the pipeline's own.
         if any(len(calls) > len(given) for calls in heard.ids.values()):
             return None  # which call had which text is not known
-        texts, ids = {}, {}
+        texts = {}
+        ids = {}
         most = max(map(len, heard.ids.values()), default=0)
         for number, (branch, text) in enumerate(islice(given.items(), most)):
             # The prompts are encoded first. What an encoder got that is not called for every text
@@ -162,7 +168,8 @@ class PromptWatch:
             own = {name: calls[min(number, len(calls) - 1)] for name, calls in heard.ids.items()}
             rows = _text_of_each_row("" if text is None else text, list(own.values()))
             if rows is not None:
-                texts[branch], ids[branch] = rows, own
+                texts[branch] = rows
+                ids[branch] = own
         options = {name: variables[name] for name in self._options if name in variables}
         options = {name: value for name, value in options.items() if value is not None}
         return DrawnPrompts(texts, ids, options, self._pipeline) if texts else None
@@ -174,7 +181,8 @@ class PromptWatch:
         """Return the forward pre-hook of a text encoder."""
 
         def hear(_model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-            ids, call = kwargs.get("input_ids", *args[:1]), running_call(self._pipeline())
+            ids = kwargs.get("input_ids", *args[:1])
+            call = running_call(self._pipeline())
             if call is None or not isinstance(ids, Tensor) or ids.ndim != 2:
                 return  # called by hand, or with embeddings
             heard = self._heard.get(get_ident())

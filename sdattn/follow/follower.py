@@ -56,7 +56,8 @@ class Follower:
         installed: Installation,
         thread: int | None = None,
     ):
-        self.passes, self.thread = passes, thread
+        self.passes = passes
+        self.thread = thread
         self.strays = Strays(denoiser.model)
         self.step_calls = StepCalls(denoiser.pipeline, denoiser.model)
         self.running: Pass | None = None
@@ -83,7 +84,8 @@ class Follower:
     ) -> None:
         if self._is_ignored():
             return
-        self.running, self.in_call = None, True
+        self.running = None
+        self.in_call = True
         try:
             call = self.passes.read(model, args, kwargs)
         except Exception as error:
@@ -107,7 +109,9 @@ class Follower:
     def _end(self) -> None:
         if self._is_ignored() or not self.in_call:
             return
-        ended, self.running, self.in_call = self.running, None, False
+        ended = self.running
+        self.running = None
+        self.in_call = False
         if ended is not None and ended.stray is None:
             for subscriber in self._subscribers:
                 subscriber.end_pass(ended)

@@ -150,7 +150,8 @@ class PassHooks:
         before: Callable[..., None],
         after: Callable[[], None],
     ):
-        self._before, self._after = before, after
+        self._before = before
+        self._after = after
         self._model = weakref.ref(model)
         self._is_hooked = self._is_direct = False
         installed.watch(model, self._begin, self._end)
@@ -159,7 +160,8 @@ class PassHooks:
             installed.follow(model.conv_out, self._end_part)
 
     def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        self._is_hooked, self._is_direct = True, False
+        self._is_hooked = True
+        self._is_direct = False
         self._before(model, args, kwargs)
 
     def _end(self, *_: Any) -> None:

@@ -72,7 +72,8 @@ class PassReader:
         self._told = TOLD.get(guidance)  # None for "auto": the pipeline is asked
         self._pipeline: Callable[[], Any]
         self._pipeline = (lambda: None) if pipeline is None else weakref.ref(pipeline)
-        self._family, self._joined = denoiser.family, None
+        self._family = denoiser.family
+        self._joined = None
         if any(layer.kind == "joint" for layer in denoiser.layers):
             self._joined = denoiser.family.order_of(unwrapped(denoiser.model))
         asks = pipeline is not None and self._told is None
@@ -80,8 +81,10 @@ class PassReader:
         in_turn = guidance == "passes" if self.watch is None else self.watch.in_turn
         if branch == "both" and in_turn:
             refuse_both_in_turn(denoiser)
-        self._branch, self._latent_size = branch, latent_size
-        self._counts_gradients, self._frames = counts_gradients, frames
+        self._branch = branch
+        self._latent_size = latent_size
+        self._counts_gradients = counts_gradients
+        self._frames = frames
         self._step_call = step_call or 0
         self.call: DenoiserCall | None = None
         self._size: Size | None = None  # in the running pass
@@ -105,7 +108,8 @@ class PassReader:
     def read(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pass:
         """Return the pass that begins now; :attr:`Pass.stray` is set if it does not belong to the
         run. Raise ValueError if the branches of its rows are unknown."""
-        self.call, pipeline = None, self.pipeline
+        self.call = None
+        pipeline = self.pipeline
         caller = None if pipeline is None else caller_of(pipeline)
         if caller is not None and self._is_beside(model, caller):
             return Pass(0.0, None, 0, None, stray=Stray(caller.name, caller.call))
@@ -230,7 +234,8 @@ class PassReader:
             return None
         if found.again != self._step_call:
             return None
-        rows, every = branch_rows(found.order, found.batch), range(found.batch)
+        rows = branch_rows(found.order, found.batch)
+        every = range(found.batch)
         wanted = BRANCHES[self._branch]
         if not set(wanted) <= set(rows):
             return None
@@ -238,7 +243,8 @@ class PassReader:
 
     def _lay_out(self, found: Pass, call: DenoiserCall, in_run: bool) -> None:
         """Find the grid, the text's columns, and whether the text changed since the last pass."""
-        self.call, rows = call, found.rows or tuple(range(call.batch))
+        self.call = call
+        rows = found.rows or tuple(range(call.batch))
         found.latent_size = self._size = self._latent_size or self._layout.size(call, in_run)
         self._spans = self._layout.spans(call, self._size, rows)
         found.n_text = call.n_text

@@ -29,7 +29,8 @@ class TextWatch:
         pass, and a video's frames, ``frame_rows`` rows each, have states of their own."""
         if text is None or text.is_meta or len(text) <= max(rows, default=0):
             return False, False
-        version, before = 0 if text.is_inference() else text._version, self._kept
+        version = 0 if text.is_inference() else text._version
+        before = self._kept
         given, self._given = self._given, (text, version)
         same = given is not None and given[0] is text and given[1] == version
         if same and before is not None and len(rows) == len(before):
@@ -92,6 +93,7 @@ class RepeatedCalls:
 
     def found(self) -> float | None:
         """Return the first timestep at which the model ran twice, or None; each only once."""
-        doubtful, self._doubtful = self._doubtful, []
+        doubtful = self._doubtful
+        self._doubtful = []
         same = (float(one) for before, one in doubtful if float(before) == float(one))
         return next(same, None)

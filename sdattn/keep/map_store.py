@@ -20,7 +20,7 @@ from ..models.layers import AttentionLayer, LayerSelection, select_layers
 from .expected import Expected
 from .keep import Keep, Selection
 from .running_sums import MapsByLayer, RunningSum
-from .store_views import as_text, as_xarray
+from .store_views import as_text, as_xarray, warn_of_calls
 from .text_only import TextOnly
 
 if TYPE_CHECKING:
@@ -34,7 +34,8 @@ class CapturedMaps:
     crop: Crop | None = None
 
     def __init__(self, layers: Sequence[AttentionLayer], keep: Keep):
-        self.layers, self.keep = list(layers), keep
+        self.layers = list(layers)
+        self.keep = keep
         self.text_only: list[AttentionLayer] = []  # watched for layers that spread their maps
         self.sums = {layer.name: RunningSum(layer, keep) for layer in layers}
         self.passes: list[Pass] = []
@@ -206,7 +207,8 @@ class CapturedMaps:
             passes: calls of the model in the run.
         """
         assert self.latent_size is not None
-        branches, frame_rows = len(set(self.branches)), self.passes[0].frame_rows
+        branches = len(set(self.branches))
+        frame_rows = self.passes[0].frame_rows
         run = self.latent_size, columns, self.images, branches, passes, frame_rows
         expected = Expected(self.keep, self.layers, *run)
         self.expected_nbytes = expected.nbytes
@@ -222,7 +224,8 @@ class CapturedMaps:
         Raises:
             CaptureError: the model did not run, or none of the layers did.
         """
-        missing, steps = self.missing(), self.keep.steps
+        missing = self.missing()
+        steps = self.keep.steps
         if not self.passes and self.problem:
             raise CaptureError(self.problem)
         if not self.passes and self.skipped:
@@ -253,30 +256,11 @@ class CapturedMaps:
                 + ", ".join(missing),
                 CaptureWarning,
             )
-        self._check_calls()
+        warn_of_calls(self)
 
     def uneven(self) -> list[str]:
         """Return the names of layers that ran, but not exactly once in each kept pass."""
         return [n for n, held in self.sums.items() if held.calls not in (0, self.kept_passes)]
-
-    def _check_calls(self) -> None:
-        # A cache (FirstBlockCache, DeepCache, FasterCache) skips layers in some steps.
-        if uneven := self.uneven():
-            some = [f"{name} in {', '.join(map(str, self.seen[name]))}" for name in uneven[:3]]
-            often = any(self.sums[name].calls > self.kept_passes for name in uneven)
-            why = "some were called several times in one" if often else "is a cache enabled?"
-            warn(
-                f"{len(uneven)} watched layers did not run once in each of {self.kept_passes} "
-                f"steps ({why}). Their maps are of these alone: {'; '.join(some)}.",
-                CaptureWarning,
-            )
-        chosen = () if self.stopped else self.keep.steps.numbers or ()
-        if skipped := [step for step in chosen if step >= len(self.passes)]:
-            warn(
-                f"Asked for steps {list(chosen)}, but the model ran {len(self.passes)} times "
-                f"(0 to {len(self.passes) - 1}): nothing is held of {skipped}.",
-                CaptureWarning,
-            )
 
     def to_xarray(self, layer: str) -> xr.DataArray:
         """Return the maps of one layer as an xarray array, with the axes of :attr:`maps`.

@@ -93,7 +93,8 @@ class _Recording(TorchFunctionMode):
 
     def __init__(self, sums: Tensor, rows: Any):
         super().__init__()
-        self.sums, self.rows = sums, rows
+        self.sums = sums
+        self.rows = rows
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

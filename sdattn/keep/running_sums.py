@@ -37,7 +37,8 @@ class RunningSum:
     """
 
     def __init__(self, layer: AttentionLayer, keep: Keep):
-        self.layer, self.keep = layer, keep
+        self.layer = layer
+        self.keep = keep
         self.running: Pass | None = None
         self.calls = 0
         self.seen: list[Pass] = []
@@ -120,7 +121,8 @@ class RunningSum:
         )
 
     def _begin(self, attended: Attended, size: Size | None) -> None:
-        cells, self.keys = attended.cells, attended.keys
+        cells = attended.cells
+        self.keys = attended.keys
         self.grid = self._grid(size, cells)
         if self.keep.frames is not None:
             self._choose_frames(self.keep.frames, self.grid)
@@ -169,7 +171,8 @@ class RunningSum:
         if self._cells is not None:
             cells = self._cells
             pieces = (chosen(piece, -2, cells) for piece in pieces)
-        device, dtype = self.keep.device, self.keep.held_dtype
+        device = self.keep.device
+        dtype = self.keep.held_dtype
         # then held one by one, or moved. On its way from a GPU a map is not waited for until the
         # next.
         if self.keep.steps.each or device is not None:  # a copy to another device is made once
@@ -198,7 +201,8 @@ class RunningSum:
 
     def _receive(self) -> None:
         """Add the maps that are on their way from a GPU, out of their pinned memory."""
-        sent, steps = self.copy.take(), self.keep.steps
+        sent = self.copy.take()
+        steps = self.keep.steps
         if sent is not None:
             is_added = self.total is not None and not steps.last
             self._hold(sent if is_added else sent.clone())

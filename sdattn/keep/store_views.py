@@ -1,4 +1,4 @@
-"""A :class:`sdattn.MapStore` as an array of xarray, and as a text."""
+"""A :class:`sdattn.MapStore` as an array of xarray, and as a text; warnings of calls it lacks."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..attention.core import grid_text
+from ..errors import warn
 from ..files.tables import labelled
+from ..follow.passes import CaptureWarning
 
 if TYPE_CHECKING:
     import xarray as xr
@@ -16,13 +18,15 @@ def as_xarray(store: Any, layer: str) -> xr.DataArray:
     """See :meth:`sdattn.MapStore.to_xarray`."""
     maps = store.maps[layer].detach().float().cpu()
     [watched] = [la for la in store.layers if la.name == layer]
-    calls, each = store.seen[layer], store.keep.steps.each
+    calls = store.seen[layer]
+    each = store.keep.steps.each
     axes: dict[str, Sequence[Any] | None] = {"image": range(len(maps))}
     axes |= {"step": calls} if each else {}
     if store.keep.heads.each:
         axes["head"] = store.keep.heads.numbers or range(watched.heads)
     columns = range(maps.shape[-1])
-    looks, tokens = store.keep.queries, store.tokens or columns
+    looks = store.keep.queries
+    tokens = store.tokens or columns
     if looks.in_text:
         axes |= {"query": range(maps.shape[-2]), "token": tokens}
     else:
@@ -40,7 +44,8 @@ def as_text(store: Any) -> str:
     """See :meth:`sdattn.MapStore.report`."""
     if not store.passes:
         return f"layers     {len(store.layers)} watched\npasses     none yet"
-    first, missing = store.passes[0], store.missing()
+    first = store.passes[0]
+    missing = store.missing()
     grids = sorted({held.grid for held in store.sums.values() if held.grid}, reverse=True)
     layout = " | ".join(chunk or "neither" for chunk in first.order or ())
     times = [f"{t:g}" for t in store.timesteps]
@@ -59,3 +64,25 @@ def as_text(store: Any) -> str:
         "held": f"{store.nbytes / 1e6:.2f} MB",
     }
     return "\n".join(f"{name:10} {text}" for name, text in lines.items())
+
+
+def warn_of_calls(store: Any) -> None:
+    """Warn of layers that did not run once in each kept pass, and of chosen passes that never
+    came."""
+    # A cache (FirstBlockCache, DeepCache, FasterCache) skips layers in some steps.
+    if uneven := store.uneven():
+        some = [f"{name} in {', '.join(map(str, store.seen[name]))}" for name in uneven[:3]]
+        often = any(store.sums[name].calls > store.kept_passes for name in uneven)
+        why = "some were called several times in one" if often else "is a cache enabled?"
+        warn(
+            f"{len(uneven)} watched layers did not run once in each of {store.kept_passes} steps "
+            f"({why}). Their maps are of these alone: {'; '.join(some)}.",
+            CaptureWarning,
+        )
+    chosen = () if store.stopped else store.keep.steps.numbers or ()
+    if skipped := [step for step in chosen if step >= len(store.passes)]:
+        warn(
+            f"Asked for steps {list(chosen)}, but the model ran {len(store.passes)} times (0 to "
+            f"{len(store.passes) - 1}): nothing is held of {skipped}.",
+            CaptureWarning,
+        )

@@ -28,7 +28,10 @@ class Attended(ABC):
     """The attention of one call of one layer: its rows, heads, N queries and T key columns."""
 
     def __init__(self, batch: int, heads: int, cells: int, keys: int):
-        self.batch, self.heads, self.cells, self.keys = batch, heads, cells, keys
+        self.batch = batch
+        self.heads = heads
+        self.cells = cells
+        self.keys = keys
 
     @abstractmethod
     def of(self, rows: Rows) -> Attended:
@@ -115,7 +118,9 @@ class Softmax(Attended):
         batch, heads, cells, every = call.shape
         first, last, _ = keys.indices(every)
         super().__init__(batch, heads, cells, last - first)
-        self.call, self.shown, self._shows_all = call, slice(first, last), last - first == every
+        self.call = call
+        self.shown = slice(first, last)
+        self._shows_all = last - first == every
         self.scale = 1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale
 
     def of(self, rows: Rows) -> Attended:
@@ -126,8 +131,10 @@ class Softmax(Attended):
         return Softmax(self.call.between(some), self.shown)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        call, mask = self.call, addend(self.call.mask)
-        query, key = call.query[:, heads].float(), call.key[:, heads]
+        call = self.call
+        mask = addend(self.call.mask)
+        query = call.query[:, heads].float()
+        key = call.key[:, heads]
         mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
         if call.logsumexp is None and self._shows_all:
             probs = attention_probs(query, key.float(), mask, scale=self.scale)
@@ -144,7 +151,8 @@ class Softmax(Attended):
         return scores.sub_(of_rows.unsqueeze(-1)).exp_()
 
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
-        call, mask = self.call, addend(self.call.mask)
+        call = self.call
+        mask = addend(self.call.mask)
         total = new_sums(self, call.query, columns) if total is None else total
         # One softmax over all keys is cheaper than a logsumexp and then each share.
         if call.logsumexp is None and (self._shows_all or call.key.shape[2] <= FEW):
@@ -154,7 +162,8 @@ class Softmax(Attended):
             add_softmax(total, call.query, call.key, mask, self.scale, columns)
             return total
         # Many: exp(scores - logsumexp) for the shown keys only.
-        key, mask = call.key[:, :, self.shown], mask if mask is None else mask[..., self.shown]
+        key = call.key[:, :, self.shown]
+        mask = mask if mask is None else mask[..., self.shown]
         record_share(total, call.query, key, mask, self.scale, self._of_rows, columns)
         return total
 
@@ -197,7 +206,8 @@ class SideBySide(Attended):
     def __init__(self, first: Attended, others: Sequence[Attended | int]):
         more = sum(other if isinstance(other, int) else other.keys for other in others)
         super().__init__(first.batch, first.heads, first.cells, first.keys + more)
-        self.first, self.others = first, others
+        self.first = first
+        self.others = others
 
     def of(self, rows: Rows) -> Attended:
         others = [other if isinstance(other, int) else other.of(rows) for other in self.others]
@@ -238,7 +248,8 @@ class FramesTogether(Attended):
 
     def __init__(self, single: Attended, frames: int):
         super().__init__(single.batch // frames, single.heads, frames * single.cells, single.keys)
-        self.single, self.frames = single, frames
+        self.single = single
+        self.frames = frames
 
     def of(self, rows: Rows) -> Attended:
         videos = range(self.batch)[rows] if isinstance(rows, slice) else rows
@@ -268,13 +279,15 @@ class AmongKeys(Attended):
 
     def __init__(self, whole: Attended, kept: DeviceCopies):
         super().__init__(whole.batch, whole.heads, whole.cells, whole.keys)
-        self.whole, self.kept = whole, kept
+        self.whole = whole
+        self.kept = kept
 
     def of(self, rows: Rows) -> Attended:
         return AmongKeys(self.whole.of(rows), DeviceCopies(chosen_rows(self.kept.own, rows)))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
-        probs, n_text = self.whole.probs(heads, None), self.kept.own.shape[-1]
+        probs = self.whole.probs(heads, None)
+        n_text = self.kept.own.shape[-1]
         text = probs[..., :n_text] * self.kept.on(probs.device)
         text = text / text.sum(-1, keepdim=True).clamp(min=torch.finfo(text.dtype).tiny)
         return chosen_columns(torch.cat([text, probs[..., n_text:]], dim=-1), columns)

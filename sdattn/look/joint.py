@@ -73,8 +73,10 @@ class JointLook:
         queries: Queries = IMAGE_TO_TEXT,
         frames: Callable[[], int] = lambda: 1,
     ):
-        self.spans, self.spreading = spans, spreading
-        self.space, self.queries = space, queries
+        self.spans = spans
+        self.spreading = spreading
+        self.space = space
+        self.queries = queries
         self.frames = frames
         self.checked = False  # whether the text's values were found, which reads from the device
         self._order: RowOrder | None = None  # for rows that differ; the previous call's
@@ -148,7 +150,8 @@ class JointLook:
     ) -> None:
         """Refuse a call that did not make the output projection's input, in this order."""
         predicted, first = merge_heads(call.output), spans[0].start  # [B, S, heads*d]
-        cells, length = arrived[-1].shape[1], predicted.shape[1]
+        cells = arrived[-1].shape[1]
+        length = predicted.shape[1]
         # Reference images follow the generated one and reach the projection with it.
         own = predicted[:, first : first + cells]
         if not self.checked and cells < length:
@@ -167,7 +170,9 @@ class JointLook:
             of = tuple(rows), call.shape[3]
             if self._order is None or self._order.of != of:
                 self._order = RowOrder(*of)
-            call, image, text = self._order(call), self._order.image, self._order.text
+            call = self._order(call)
+            image = self._order.image
+            text = self._order.text
             kept = self._order.tokens
         elif isinstance(call, RowCalls):
             kept = DeviceCopies(call.taken[:, None, None, text])
@@ -176,8 +181,10 @@ class JointLook:
             attended: Attended = OutputSpace(made[:, :, image], made[:, :, text])
         elif self.space in Z_SCORES:
             check_compared(call, self.space, inner)
-            best, of_image = BEST if self.space == "imap" else None, call.output[:, :, image]
-            query, key = call.query[:, :, image], call.key[:, :, text]
+            best = BEST if self.space == "imap" else None
+            of_image = call.output[:, :, image]
+            query = call.query[:, :, image]
+            key = call.key[:, :, text]
             attended = GramCol(query, key, of_image, self.frames(), best, kept)
         else:
             place = {"image": image, "text": text}

@@ -57,7 +57,8 @@ def _backend_of(processor: Any) -> tuple[str, bool] | None:
 
 def is_diffusers_own(processor: Any) -> bool:
     """Check that a processor, its dispatcher and its backend are all diffusers' own."""
-    call, chosen = unwrap(type(processor).__call__), _backend_of(processor)
+    call = unwrap(type(processor).__call__)
+    chosen = _backend_of(processor)
     dispatcher = getattr(call.__globals__.get("dispatch_attention_fn"), "__module__", DISPATCH)
     own = dispatcher == DISPATCH and (chosen is None or chosen[1])
     return own and call.__module__.startswith("diffusers.")
@@ -87,7 +88,8 @@ def check_ways(
 
 def token_count(given: dict[str, Any]) -> int:
     """Count the tokens of a layer's call; some models pass a single stream's tokens twice."""
-    image, text = given["hidden_states"], given.get("encoder_hidden_states")
+    image = given["hidden_states"]
+    text = given.get("encoder_hidden_states")
     return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
 
 

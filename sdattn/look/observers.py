@@ -80,7 +80,9 @@ class ObservingProcessor:
         look: Look | None = None,
         wanted: Wanted | None = None,
     ):
-        self.inner, self.observe, self.look = inner, observe, look or see
+        self.inner = inner
+        self.observe = observe
+        self.look = look or see
         self.wanted = wanted or _always
         self.thread = get_ident()
         self.projections = Projections()
@@ -126,7 +128,8 @@ class ObservingProcessor:
 
     def end(self) -> None:
         """Stop watching, and let go of every callback."""
-        self.observe, self.wanted = _nothing, _never
+        self.observe = _nothing
+        self.wanted = _never
         self.projections.remove()
 
     def check(self, predicted: Tensor, *arrived: Tensor) -> None:

@@ -87,7 +87,8 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
         )
     given = options or {}
     scale = (given.get("cross_attention_kwargs") or {}).get("scale")
-    known, length = inspect.signature(pipe.encode_prompt).parameters, "max_sequence_length"
+    known = inspect.signature(pipe.encode_prompt).parameters
+    length = "max_sequence_length"
     # its own default may be more columns than the pipeline asks for
     if length in known and length in call_options(pipe):
         given = {length: option_of(pipe, given, length), **given}
@@ -112,7 +113,8 @@ class OtherTextLook:
     """
 
     def __init__(self, text_states: DeviceCopies, frame_rows: Callable[[], int] = lambda: 1):
-        self.text_states, self.frame_rows = text_states, frame_rows
+        self.text_states = text_states
+        self.frame_rows = frame_rows
 
     def __call__(
         self, observer: Observer, inner: Any, attn: Any, *args: Any, **kwargs: Any
@@ -133,7 +135,9 @@ class _OtherText(Attended):
 
     def __init__(self, attn: Any, query: Tensor, text_states: DeviceCopies, frame_rows: int):
         super().__init__(len(query), attn.heads, query.shape[1], text_states.own.shape[1])
-        self.attn, self.query, self.text_states = attn, query, text_states
+        self.attn = attn
+        self.query = query
+        self.text_states = text_states
         self.frame_rows = frame_rows
 
     def of(self, rows: Rows) -> Attended:
@@ -169,8 +173,10 @@ class TextStream:
     """
 
     def __init__(self, denoiser: Denoiser, text_states: DeviceCopies, grad: bool):
-        self.model, self.enter = unwrapped(denoiser.model), denoiser.family.text_stream
-        self.text_states, self.grad = text_states, grad
+        self.model = unwrapped(denoiser.model)
+        self.enter = denoiser.family.text_stream
+        self.text_states = text_states
+        self.grad = grad
         self.thread = get_ident()
         self.rows: tuple[int, ...] | None = None  # watched rows of the batch; None for no pass
         self.now: Tensor | None = None  # what goes into the next block
@@ -190,7 +196,8 @@ class TextStream:
 
     def begin(self, rows: tuple[int, ...] | None) -> None:
         """Begin a pass in which these rows are watched, None for none."""
-        self.rows, self.now = rows, None
+        self.rows = rows
+        self.now = None
 
     def run_again(
         self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _made: Any

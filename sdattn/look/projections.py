@@ -77,7 +77,8 @@ class Projections:
             self._parts = parts
             self._hooks = [_Hook(self, *part) for part in parts if part[1] is not None]
         # A layer may be run again inside its own run (checkpointing).
-        before, self._seen = self._seen, {}
+        before = self._seen
+        self._seen = {}
         try:
             yield self._seen
         finally:
@@ -98,7 +99,8 @@ class _Hook:
     """A hook of one projection."""
 
     def __init__(self, owner: Projections, name: str, module: Any):
-        self.owner, self.name = owner, name
+        self.owner = owner
+        self.name = name
         arrives = name == ARRIVED
         self.beside = module._forward_pre_hooks if arrives else module._forward_hooks
         register = module.register_forward_pre_hook if arrives else module.register_forward_hook

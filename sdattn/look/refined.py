@@ -51,7 +51,8 @@ class Spreading:
         """Make the pass that ends now the previous one, if any of it was kept."""
         if self._text.total is not None and self._spread.total is not None:
             self.before = self._text.value(), self._spread.value()
-        self._text, self._spread = _Mean(), _Mean()
+        self._text = _Mean()
+        self._spread = _Mean()
 
     def add_text(self, text: Tensor) -> None:
         """Take in what one layer of the pass that runs pays to the text, ``[images, N, T]``."""
@@ -74,7 +75,8 @@ class _Mean:
         self.number = 0
 
     def add(self, one: Tensor) -> None:
-        self.total, self.number = self._with(one.detach()), self.number + 1
+        self.total = self._with(one.detach())
+        self.number = self.number + 1
 
     def value(self) -> Tensor:
         assert self.total is not None
@@ -96,7 +98,8 @@ def spreading_layers(
     if part is None:
         return layers
     joint = [layer for layer in layers if layer.kind == "joint"]
-    first, last = int(part.first * len(joint)), math.ceil(part.last * len(joint))
+    first = int(part.first * len(joint))
+    last = math.ceil(part.last * len(joint))
     return [layer for layer in layers if layer.kind != "joint" or layer in joint[first:last]]
 
 
@@ -114,7 +117,9 @@ class Refined(Attended):
 
     def __init__(self, text: Attended, spreading: Spreading, image: AttentionCall):
         super().__init__(text.batch, text.heads, text.cells, text.keys)
-        self.text, self.spreading, self.image = text, spreading, image
+        self.text = text
+        self.spreading = spreading
+        self.image = image
 
     def of(self, rows: Rows) -> Attended:
         return Refined(self.text.of(rows), self.spreading, self.image.of(rows))
@@ -150,8 +155,10 @@ class Refined(Attended):
             shares = self.image.probs.float()
             tiny = torch.finfo(shares.dtype).tiny  # for a row without attention to the image
             return shares / shares.sum(-1, keepdim=True).clamp_min(tiny) @ maps[:, None]
-        query, key = self.image.query.float(), self.image.key.float()
-        mask, scale = addend(self.image.mask), self.image.scale
+        query = self.image.query.float()
+        key = self.image.key.float()
+        mask = addend(self.image.mask)
+        scale = self.image.scale
         # Kernels that make no matrix want values as wide as keys, so columns go in such groups.
         width = query.shape[-1]
         found = []

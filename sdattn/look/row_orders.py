@@ -38,7 +38,8 @@ class RowOrder:
         self.of = tuple(spans), length
         cells = spans[0][0].stop - spans[0][0].start
         n_text = max(text.stop - text.start for _, text in spans)
-        self.image, self.text = slice(0, cells), slice(cells, cells + n_text)
+        self.image = slice(0, cells)
+        self.text = slice(cells, cells + n_text)
         lengths = torch.tensor([text.stop - text.start for _, text in spans])
         own = torch.arange(n_text) < lengths[:, None]
         self.tokens = DeviceCopies(own[:, None, None])
@@ -110,7 +111,8 @@ class RowCalls(AttentionCall):
         self.taken = torch.cat([image >= 0, taken], dim=1)
         super().__init__(self._all("query"), self._all("key"))
         del self.value, self.output  # made on demand: maps of attention need neither
-        self.mask, self.scale = self.taken[:, None, None], calls[0].scale
+        self.mask = self.taken[:, None, None]
+        self.scale = calls[0].scale
         self.dropout = any(call.dropout or call.causal for call in calls)
         if all(call.logsumexp is not None for call in calls):
             self.logsumexp = self._all("logsumexp")
@@ -131,11 +133,13 @@ class RowCalls(AttentionCall):
 
 def as_one_call(calls: Sequence[AttentionCall], given: dict[str, Any]) -> Sequence[AttentionCall]:
     """Return a processor's calls as one call if it attended to one row at a time."""
-    image, text = given["hidden_states"], given.get("encoder_hidden_states")
+    image = given["hidden_states"]
+    text = given.get("encoder_hidden_states")
     mask = given.get("attention_mask")
     if text is None or text is image or mask is None or mask.shape != text.shape[:2]:
         return calls
-    cells, longest = image.shape[1], image.shape[1] + text.shape[1]
+    cells = image.shape[1]
+    longest = image.shape[1] + text.shape[1]
     if len(calls) != len(image) or not all(_is_of_a_row(one, cells, longest) for one in calls):
         return calls
     return [RowCalls(calls, cells, mask)]

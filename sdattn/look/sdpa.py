@@ -153,8 +153,10 @@ class SdpaWatch(TorchFunctionMode):
         **unknown: Any,
     ) -> Tensor:
         """Make the output by ``attend``, from the arguments after ``by``, and note the call."""
-        call, inside = AttentionCall(query, key, value, attn_mask, scale), len(self.calls)
-        call.dropout, call.causal = bool(dropout_p), is_causal
+        call = AttentionCall(query, key, value, attn_mask, scale)
+        inside = len(self.calls)
+        call.dropout = bool(dropout_p)
+        call.causal = is_causal
         plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa or unknown)
         if plain and by is None and (backend := backend_with_logsumexp(call)):
             call.output, call.logsumexp = attend_with_logsumexp(attend, backend, call)

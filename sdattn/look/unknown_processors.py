@@ -52,7 +52,8 @@ def is_plain(attn: Any, processor: Any) -> bool:
         return False
     if home.get("F", nn.functional) is not nn.functional:
         return False
-    scale, width = getattr(attn, "scale", None), getattr(attn, "inner_dim", None)
+    scale = getattr(attn, "scale", None)
+    width = getattr(attn, "inner_dim", None)
     return scale is None or width is None or scale == (width // attn.heads) ** -0.5
 
 
