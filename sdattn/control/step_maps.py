@@ -11,7 +11,7 @@ from ..errors import RunError, refuse
 from ..follow.run_part import RunPart
 from ..keep.keep import MUCH
 from ..maps.by_place import aggregated
-from ..maps.folded import Maps, StepChoice, folded_maps
+from ..maps.folded import Maps, StepChoice, StepStore, folded_maps
 from ..maps.from_stores import heatmaps
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
@@ -29,7 +29,7 @@ HOW = (
 KINDS = ("cross", "self")
 
 
-class StepMaps:
+class StepMaps(StepStore):
     """Maps of the running step and of the finished ones, dictionaries of lists in call order.
 
     ============================ ==================== ==============================================
@@ -158,7 +158,7 @@ class StepMaps:
 
     def heatmaps(self, tokenizer: Any = None, prompt: Any = None, **options: Any) -> list[Heatmaps]:
         """Return the heatmaps of each image, see :func:`sdattn.heatmaps`."""
-        return heatmaps(self, tokenizer, prompt, **options)  # type: ignore[arg-type]
+        return heatmaps(self, tokenizer, prompt, **options)
 
     def layer_maps(
         self,
@@ -171,7 +171,7 @@ class StepMaps:
         """Return the map of each layer that sees the text; arguments and errors as for
         :func:`sdattn.heatmaps`."""
         preset = preset_of(preset)
-        found = folded_maps(self, preset, latent_size, steps)  # type: ignore[arg-type]
+        found = folded_maps(self, preset, latent_size, steps)
         return found.of_images(images).layer_maps(preset)
 
     def get_average_attention(self) -> Maps:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from ..attention.controlled import LayerController
 from ..errors import RunError
 from ..follow.drawn import DrawnPrompts
 from ..follow.pass_options import Guidance
@@ -15,7 +16,7 @@ from ..models.layers import PLACES, Place
 from .step_maps import StepMaps
 
 
-class StoreSteps(StepMaps):
+class StoreSteps(StepMaps, LayerController):
     """Maps by step, told by whoever follows the model where runs, passes and steps begin and end.
 
     :class:`sdattn.AttentionStore` lists its attributes.

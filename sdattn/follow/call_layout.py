@@ -25,28 +25,28 @@ class CallLayout:
         previous call, so ids of the same shape are not read again."""
         if call.grid_ids is None:
             return call.latent_size
-        return self._sizes.of((call.grid_ids,), lambda: call.latent_size, trusts_shape=in_run)
+        return self._sizes.get((call.grid_ids,), lambda: call.latent_size, trusts_shape=in_run)
 
     def spans(
         self, call: DenoiserCall, size: Size | None, rows: Sequence[int]
     ) -> Sequence[Spans] | None:
         """Return the places of the image's cells, a grid of ``size``, and of the text: one pair if
         all kept rows share it, else one per row; None if their order is enough."""
-        found = None if size is None else self._read_spans(call, math.prod(size))
-        if found is None:
+        spans = None if size is None else self._read_spans(call, math.prod(size))
+        if spans is None:
             return None
-        kept = rows if len(found) > 1 else (0,)
-        first = found[kept[0]]
-        if all(found[row] == first for row in kept):
+        kept = rows if len(spans) > 1 else (0,)
+        first = spans[kept[0]]
+        if all(spans[row] == first for row in kept):
             return (first,)
         # nobody looks at the other rows
-        return tuple(found[row] if row in kept else first for row in range(call.batch))
+        return tuple(spans[row] if row in kept else first for row in range(call.batch))
 
     def _read_spans(self, call: DenoiserCall, cells: int) -> Sequence[Spans] | None:
         spans = call.spans
         if spans is None or not call.spans_of:
             return spans and spans(cells)
-        return self._spans.of(call.spans_of, lambda: spans(cells), about=cells)
+        return self._spans.get(call.spans_of, lambda: spans(cells), about=cells)
 
 
 class _ReadOnce:
@@ -55,7 +55,7 @@ class _ReadOnce:
     def __init__(self) -> None:
         self._known: tuple[list[tuple[Tensor, int]], Any, Any] | None = None
 
-    def of(
+    def get(
         self,
         tensors: Sequence[Tensor],
         read: Callable[[], Any],
@@ -68,15 +68,15 @@ class _ReadOnce:
             about: anything else that the result depends on.
             trusts_shape: True if other tensors of the same shapes give the same result.
         """
-        given = [(one, 0 if one.is_inference() else one._version) for one in tensors]
+        versions = [(one, 0 if one.is_inference() else one._version) for one in tensors]
         if self._known is not None:
-            before, same, found = self._known
-            pairs = list(zip(given, before, strict=True))
+            before, same, result = self._known
+            pairs = list(zip(versions, before, strict=True))
             is_known = all(a is b and v == w for (a, v), (b, w) in pairs)
             if trusts_shape:
                 is_known = is_known or all(a.shape == b.shape for (a, _), (b, _) in pairs)
             if is_known and same == about:
-                return found
-        found = read()
-        self._known = given, about, found
-        return found
+                return result
+        result = read()
+        self._known = versions, about, result
+        return result

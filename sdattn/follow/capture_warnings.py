@@ -27,10 +27,10 @@ class RunWarnings:
         self._has_kept = False
         self._repeats = RepeatedCalls()
 
-    def note(self, found: Pass, passes: PassReader) -> None:
+    def note(self, begun: Pass, passes: PassReader) -> None:
         """Note a pass that begins now."""
-        self._has_kept |= bool(found.rows)
-        if self._is_both and not found.rows and "conditional" in (found.order or ()):
+        self._has_kept |= bool(begun.rows)
+        if self._is_both and not begun.rows and "conditional" in (begun.order or ()):
             self._of_one_branch += 1
         if self._is_bare and passes.call is not None:
             self._repeats.note(passes.call)

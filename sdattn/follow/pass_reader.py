@@ -114,28 +114,27 @@ class PassReader:
         if caller is not None and self._is_beside(model, caller):
             return Pass(0.0, None, 0, None, stray=Stray(caller.name, caller.call))
         call = self._family.read_call(model, args, kwargs)
-        found = Pass(call.timestep, None, call.batch, None, frame_rows=call.frame_rows)
-        found.skips_layers = call.skips_layers
-        own = caller if caller is not None and caller.kind == "pipeline" else None
-        for_gradient = is_for_gradient(call)
-        if own is not None and own.is_decorated and for_gradient and not self._counts_gradients:
-            found.stray = Stray(f"{own.name}, for a gradient, which grad=True would count")
-            return found
+        begun = Pass(call.timestep, None, call.batch, None, frame_rows=call.frame_rows)
+        begun.skips_layers = call.skips_layers
+        own_call = caller if caller is not None and caller.kind == "pipeline" else None
+        if own_call is not None and own_call.is_decorated and self._is_for_loss(call):
+            begun.stray = Stray(f"{own_call.name}, for a gradient, which grad=True would count")
+            return begun
         # Find its rows, and its entry in the schedule.
-        found.begins_run = self._begins(pipeline, None if own is None else own.call)
-        found.order = self._order(model, caller)
-        found.schedule = self.schedule
+        begun.begins_run = self._begins(pipeline, None if own_call is None else own_call.call)
+        begun.order = self._order(model, caller)
+        begun.schedule = self.schedule
         if self.schedule is not None:
-            found.index = self.schedule.index(call.timestep, pipeline.scheduler)
-        if own is not None and not (for_gradient and self._counts_gradients):
-            found.again = self._count(found)
-        kept = self._kept(found)
+            begun.index = self.schedule.index(call.timestep, pipeline.scheduler)
+        if own_call is not None and not (self._counts_gradients and is_for_gradient(call)):
+            begun.again = self._count(begun)
+        kept = self._kept(begun)
         if kept is not None:
-            found.rows = tuple(row for row, _ in kept)
-            found.branches = tuple(name for _, name in kept[:: call.frame_rows])
+            begun.rows = tuple(row for row, _ in kept)
+            begun.branches = tuple(name for _, name in kept[:: call.frame_rows])
         if kept is not None or self._branch is None:
-            self._lay_out(found, call, in_run=pipeline is not None and not found.begins_run)
-        return found
+            self._lay_out(begun, call, in_run=pipeline is not None and not begun.begins_run)
+        return begun
 
     def steps_without(self) -> int:
         """Return the number of steps of the kept branch without the call that counts."""
@@ -218,43 +217,47 @@ class PassReader:
             return None
         return self.watch.named(model) if caller.kind == "loop" else self.watch.order(model)
 
-    def _count(self, found: Pass) -> int:
+    def _is_for_loss(self, call: DenoiserCall) -> bool:
+        """Check for a call for a gradient, where such calls are no passes."""
+        return not self._counts_gradients and is_for_gradient(call)
+
+    def _count(self, begun: Pass) -> int:
         """Count a call of its step, and return how many the run had before, for the same branch:
         reference passes, or the repetitions of self-recurrence."""
-        order = found.order
-        if found.index is None or order is None or not any(order) or found.skips_layers:
+        order = begun.order
+        if begun.index is None or order is None or not any(order) or begun.skips_layers:
             return 0
-        key = found.index, order
+        key = begun.index, order
         self._calls[key] += 1
         return self._calls[key] - 1
 
-    def _kept(self, found: Pass) -> list[tuple[int, Branch]] | None:
+    def _kept(self, begun: Pass) -> list[tuple[int, Branch]] | None:
         """Return the kept rows with their branch, or None if the batch has only another one."""
-        if self._branch is None or found.order is None or found.skips_layers:
+        if self._branch is None or begun.order is None or begun.skips_layers:
             return None
-        if found.again != self._step_call:
+        if begun.again != self._step_call:
             return None
-        rows = branch_rows(found.order, found.batch)
-        every = range(found.batch)
+        rows = branch_rows(begun.order, begun.batch)
+        every = range(begun.batch)
         wanted = BRANCHES[self._branch]
         if not set(wanted) <= set(rows):
             return None
         return [(row, name) for name in wanted for row in every[rows[name]]]
 
-    def _lay_out(self, found: Pass, call: DenoiserCall, in_run: bool) -> None:
+    def _lay_out(self, begun: Pass, call: DenoiserCall, in_run: bool) -> None:
         """Find the grid, the text's columns, and whether the text changed since the last pass."""
         self.call = call
-        rows = found.rows or tuple(range(call.batch))
-        found.latent_size = self._size = self._latent_size or self._layout.size(call, in_run)
+        rows = begun.rows or tuple(range(call.batch))
+        begun.latent_size = self._size = self._latent_size or self._layout.size(call, in_run)
         self._spans = self._layout.spans(call, self._size, rows)
-        found.n_text = call.n_text
+        begun.n_text = call.n_text
         if self._spans is not None:  # if rows differ, the longest counts
-            found.n_text = max(text.stop - text.start for _, text in self._spans)
+            begun.n_text = max(text.stop - text.start for _, text in self._spans)
         with suppress(InvalidValueError):  # controllers may see batches without chunks
-            own = found.rows or self._rows_of(found.prompts)
-            if own:
-                verdicts = self._texts.note(call.text, own, call.frame_rows)
-                found.text_changed, found.text_by_frame = verdicts
+            rows = begun.rows or self._rows_of(begun.prompts)
+            if rows:
+                verdicts = self._texts.note(call.text, rows, call.frame_rows)
+                begun.text_changed, begun.text_by_frame = verdicts
 
     @staticmethod
     def _rows_of(prompts: slice | None) -> tuple[int, ...]:

@@ -21,8 +21,9 @@ from ..follow.installer import Installation
 from ..follow.pass_options import Guidance
 from ..follow.pass_reader import PassReader
 from ..look.joint_checks import check_backends, check_ways
-from ..look.other_text import TextStream, asked_layers
+from ..look.other_text import asked_layers
 from ..look.refined import Spreading, spreading_layers
+from ..look.text_stream import TextStream
 from ..models.layers import (
     AttentionLayer,
     LayerSelection,

@@ -138,21 +138,21 @@ class Recorders:
         """Forget a layer that is observed in another way now."""
         self._of.pop(layer.name, None)
 
-    def begin(self, layers: Sequence[AttentionLayer], found: Pass, device: torch.device) -> None:
+    def begin(self, layers: Sequence[AttentionLayer], begun: Pass, device: torch.device) -> None:
         """Begin a pass with nothing recorded, for ``layers`` of the chosen resolutions; refuse an
         attention that no graph shows."""
         if self._of and (by := replacement()) is not None:
             raise CaptureError(f"Inside capture() of a compiled model, {no_softmax(by)}")
         for layer, recorder in self._held(layers):
-            cells = math.prod(layer.grid(cast(Size, found.latent_size))) // found.frame_rows
-            shape = len(found.rows), cells, cells if layer.kind == "self" else found.n_text
+            cells = math.prod(layer.grid(cast(Size, begun.latent_size))) // begun.frame_rows
+            shape = len(begun.rows), cells, cells if layer.kind == "self" else begun.n_text
             sums = recorder.sums
             if sums is None or (sums.shape, sums.device) != (shape, device):
                 with torch.inference_mode(False):  # the graph is made for either
                     recorder.sums = torch.zeros(shape, device=device)
             else:
                 sums.zero_()
-            recorder.rows = index_on(device, found.rows)
+            recorder.rows = index_on(device, begun.rows)
 
     def end(self, store: CapturedMaps) -> None:
         """End a pass: hand what was recorded to the store; refuse a layer that ran twice."""
@@ -204,7 +204,7 @@ class Recorded(Attended):
         super().__init__(len(sums), heads, *sums.shape[1:])
         self.sums = sums
 
-    def of(self, rows: Rows) -> Attended:
+    def of_rows(self, rows: Rows) -> Attended:
         return Recorded(chosen_rows(self.sums, rows), self.heads)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:

@@ -69,7 +69,7 @@ class RunningSum:
         # Rows of the other branch are dropped before anything is computed.
         has_graph = torch.is_grad_enabled() and not self.keep.grad
         with torch.no_grad() if has_graph else nullcontext():
-            self.add(attended if running.kept is None else attended.of(running.kept))
+            self.add(attended if running.kept is None else attended.of_rows(running.kept))
 
     def add(self, attended: Attended) -> None:
         """Add the attention of one call's kept rows."""

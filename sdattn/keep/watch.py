@@ -21,9 +21,11 @@ from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureError, CaptureWarning, Pass
 from ..look.joint import JointLook
 from ..look.joint_checks import check_backends
-from ..look.other_text import OtherTextLook, TextStream
+from ..look.other_text import OtherTextLook
 from ..look.output_space import check_frames
 from ..look.refined import Spreading
+from ..look.sources import see
+from ..look.text_stream import TextStream
 from ..models.denoiser_call import is_compiled
 from ..models.layers import (
     AttentionLayer,
@@ -84,8 +86,8 @@ class Watch(Subscriber):
         )
 
         inner = layer.module.processor
-        held = self.store.sums[layer.name]
-        look: Look | None = None
+        layer_sum = self.store.sums[layer.name]
+        look: Look = see
         if layer.kind == "joint":
             passes = self.passes
             keep = self.store.keep
@@ -99,7 +101,7 @@ class Watch(Subscriber):
             )
         elif self.text_states is not None:
             look = OtherTextLook(self.text_states, self.passes.frame_rows)
-        observer = observing(inner, held.take, look, held.wanted)
+        observer = observing(inner, layer_sum.take, look, layer_sum.wanted)
         observer.stream = self.stream
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
@@ -130,8 +132,8 @@ class Watch(Subscriber):
                 f"step_call={number} leaves them out. Pass a smaller number."
             )
         for layer, observer in self.observers:
-            for problem, found in observer.noted.items():
-                if found > 1:
+            for problem, times in observer.noted.items():
+                if times > 1:
                     raise CaptureError(f"{layer.name}: {problem}")
 
     def begin_run(self, first: Pass) -> None:
@@ -190,29 +192,30 @@ class Watch(Subscriber):
         self.store.crop = running_crop(pipeline)
         self.may_stop = may_stop(pipeline)
 
-    def _begin_kept(self, found: Pass) -> None:
-        check_frames(self.store.keep.space, found.latent_size)
+    def _begin_kept(self, begun: Pass) -> None:
+        check_frames(self.store.keep.space, begun.latent_size)
         is_first = not self.store.passes
         call = self.passes.call
         if is_first:  # resolutions are known only now
-            self.store.choose(self.selection, found.latent_size)
-        self.store.begin_pass(found)
+            self.store.choose(self.selection, begun.latent_size)
+        self.store.begin_pass(begun)
         if self.spreading is not None:
             self.spreading.begin_pass()
         if is_first and call is not None:
-            self._foresee(found, found.n_text + call.n_image)
+            self._foresee(begun, begun.n_text + call.n_image)
         if call is not None and call.text is not None:
-            self.recorders.begin(self.store.layers, found, call.text.device)
+            self.recorders.begin(self.store.layers, begun, call.text.device)
 
-    def _foresee(self, found: Pass, columns: int) -> None:
+    def _foresee(self, begun: Pass, columns: int) -> None:
         """Warn of much memory, or refuse more than the budget allows."""
-        passes = None if found.schedule is None else len(found.schedule)
+        passes = None if begun.schedule is None else len(begun.schedule)
         if self.budget is not None:
-            self.budget.check_known(self.store.keep, found.latent_size, passes)
-        if found.latent_size is None:
+            self.budget.check_known(self.store.keep, begun.latent_size, passes)
+        if begun.latent_size is None:
             return  # how many queries a mere sequence has is not known before its layers run
-        own = self.text_states is None
-        expected = self.store.foresee(columns if own else self.store.n_text or 0, passes or 1)
+        if self.text_states is not None:
+            columns = self.store.n_text or 0
+        expected = self.store.foresee(columns, passes or 1)
         if self.budget is None:
             warn_of_much(expected)
         else:
@@ -228,13 +231,13 @@ class Watch(Subscriber):
         return replace(run, keep=store.keep, layers=layers, columns=columns, part=part)
 
     def _notice_swaps(self) -> None:
-        found = [pair for pair in self.installed.replaced() if pair[0] in self.store.watched]
-        for layer, _ in found:
+        swapped = [pair for pair in self.installed.replaced() if pair[0] in self.store.watched]
+        for layer, _ in swapped:
             self.install(layer)
-        if found:
-            names = [f"{layer.name} ({type(new).__name__})" for layer, new in found]
+        if swapped:
+            names = [f"{layer.name} ({type(new).__name__})" for layer, new in swapped]
             warn(
-                f"{len(found)} attention processors were replaced inside capture(); the new ones "
+                f"{len(swapped)} attention processors were replaced inside capture(); the new ones "
                 "are watched from here on and those from before come back at the end: "
                 + ", ".join(names[:3]),
                 CaptureWarning,

@@ -13,6 +13,6 @@ An observer (`observers`) lets the layer's own processor make the output, and ha
    (:mod:`sdattn.keep.recorders`).
 
 An `Attended` is a part of a call, computed on demand (`attended`): one `Softmax`, and what is made
-of it (`output_space`, `refined`). `queries` says who attends to what; `other_text` asks about
-another text. To support another kind of processor, begin in `sources`.
+of it (`output_space`, `refined`). `queries` says who attends to what; `other_text` and
+`text_stream` ask about another text. To support another kind of processor, begin in `sources`.
 """

@@ -34,7 +34,7 @@ class Attended(ABC):
         self.keys = keys
 
     @abstractmethod
-    def of(self, rows: Rows) -> Attended:
+    def of_rows(self, rows: Rows) -> Attended:
         """Return the same for some rows of the batch: a slice, or their numbers."""
 
     @abstractmethod
@@ -100,7 +100,7 @@ class GivenProbs(Attended):
         super().__init__(*given.shape)
         self.given = given
 
-    def of(self, rows: Rows) -> Attended:
+    def of_rows(self, rows: Rows) -> Attended:
         return GivenProbs(chosen_rows(self.given, rows))
 
     def of_queries(self, queries: Columns) -> Attended:
@@ -123,8 +123,8 @@ class Softmax(Attended):
         self._shows_all = last - first == every
         self.scale = 1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale
 
-    def of(self, rows: Rows) -> Attended:
-        return Softmax(self.call.of(rows), self.shown)
+    def of_rows(self, rows: Rows) -> Attended:
+        return Softmax(self.call.of_rows(rows), self.shown)
 
     def of_queries(self, queries: Columns) -> Attended:
         some = ALL if queries is None else tuple(queries)
@@ -209,9 +209,9 @@ class SideBySide(Attended):
         self.first = first
         self.others = others
 
-    def of(self, rows: Rows) -> Attended:
-        others = [other if isinstance(other, int) else other.of(rows) for other in self.others]
-        return SideBySide(self.first.of(rows), others)
+    def of_rows(self, rows: Rows) -> Attended:
+        others = [other if isinstance(other, int) else other.of_rows(rows) for other in self.others]
+        return SideBySide(self.first.of_rows(rows), others)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         parts = [self.first.probs(heads, None)]
@@ -236,8 +236,8 @@ class Turned(Attended):
         super().__init__(looks.batch, looks.heads, looks.keys, looks.cells)
         self.looks = looks
 
-    def of(self, rows: Rows) -> Attended:
-        return Turned(self.looks.of(rows))
+    def of_rows(self, rows: Rows) -> Attended:
+        return Turned(self.looks.of_rows(rows))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         return self.looks.of_queries(columns).probs(heads, None).mT
@@ -251,11 +251,11 @@ class FramesTogether(Attended):
         self.single = single
         self.frames = frames
 
-    def of(self, rows: Rows) -> Attended:
+    def of_rows(self, rows: Rows) -> Attended:
         videos = range(self.batch)[rows] if isinstance(rows, slice) else rows
         frames = range(self.frames)
         chosen_frames = tuple(video * self.frames + frame for video in videos for frame in frames)
-        return FramesTogether(self.single.of(row_index(chosen_frames)), self.frames)
+        return FramesTogether(self.single.of_rows(row_index(chosen_frames)), self.frames)
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         probs = self.single.probs(heads, columns)  # [videos*frames, heads, N, T]
@@ -282,8 +282,8 @@ class AmongKeys(Attended):
         self.whole = whole
         self.kept = kept
 
-    def of(self, rows: Rows) -> Attended:
-        return AmongKeys(self.whole.of(rows), DeviceCopies(chosen_rows(self.kept.own, rows)))
+    def of_rows(self, rows: Rows) -> Attended:
+        return AmongKeys(self.whole.of_rows(rows), DeviceCopies(chosen_rows(self.kept.own, rows)))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
         probs = self.whole.probs(heads, None)

@@ -163,17 +163,18 @@ class JointLook:
 
     def _shown(self, call: AttentionCall, rows: Sequence[Spans], inner: Any) -> Attended:
         """Return what is shown of one call for text and image, and where each of them is."""
-        (image, text), kept = rows[0], None
+        image, text = rows[0]
+        kept = None
         if len(rows) > 1:
             if call.probs is not None:
                 raise RunError(own_lengths(inner))
-            of = tuple(rows), call.shape[3]
-            if self._order is None or self._order.of != of:
-                self._order = RowOrder(*of)
-            call = self._order(call)
-            image = self._order.image
-            text = self._order.text
-            kept = self._order.tokens
+            order = self._order
+            if order is None or order.spans != tuple(rows) or order.length != call.shape[3]:
+                order = self._order = RowOrder(tuple(rows), call.shape[3])
+            call = order(call)
+            image = order.image
+            text = order.text
+            kept = order.tokens
         elif isinstance(call, RowCalls):
             kept = DeviceCopies(call.taken[:, None, None, text])
         if self.space == "output":

@@ -20,10 +20,9 @@ from ..attention.calls import AttentionCall
 from ..errors import RunError
 from ..models.denoiser_call import innermost
 from .attended import Attended
-from .other_text import TextStream, running_stream
 from .projections import Projections, named
 from .sdpa import SdpaWatch, no_softmax, spied
-from .sources import see
+from .text_stream import TextStream, running_stream
 from .unknown_processors import misfit, unknown_use
 
 Observe = Callable[[Attended], None]
@@ -35,7 +34,7 @@ Calls = list[AttentionCall]
 
 
 def observing(
-    inner: Any, observe: Observe, look: Look | None = None, wanted: Wanted | None = None
+    inner: Any, observe: Observe, look: Look, wanted: Wanted | None = None
 ) -> ObservingProcessor:
     """Return an observer of ``inner``, a module if ``inner`` is one, so that weights move along."""
     kind = ObservingModule if isinstance(inner, nn.Module) else ObservingProcessor
@@ -58,7 +57,7 @@ class ObservingProcessor:
     Args:
         inner: the watched processor; see :func:`observing` for one that has weights.
         observe: function that gets what each call attended to.
-        look: another way to see that than :func:`sdattn.look.sources.see`.
+        look: function that sees what a call attended to, such as :func:`sdattn.look.sources.see`.
         wanted: function that tells, before a call, whether anybody would look.
 
     Attributes:
@@ -77,12 +76,12 @@ class ObservingProcessor:
         self,
         inner: Any,
         observe: Observe,
-        look: Look | None = None,
+        look: Look,
         wanted: Wanted | None = None,
     ):
         self.inner = inner
         self.observe = observe
-        self.look = look or see
+        self.look = look
         self.wanted = wanted or _always
         self.thread = get_ident()
         self.projections = Projections()

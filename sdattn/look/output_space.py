@@ -64,7 +64,7 @@ class OutputSpace(Attended):
         super().__init__(batch, heads, cells, text.shape[2])
         self.image, self.text = image, text
 
-    def of(self, rows: Rows) -> Attended:
+    def of_rows(self, rows: Rows) -> Attended:
         return OutputSpace(chosen_rows(self.image, rows), chosen_rows(self.text, rows))
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:
@@ -110,7 +110,7 @@ class GramCol(Attended):
         self.frames, self.best, self.kept = frames, best, kept
         self._compared: Sequence[int] = range(self.keys)  # in order, of any image
 
-    def of(self, rows: Rows) -> Attended:
+    def of_rows(self, rows: Rows) -> Attended:
         query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
         output, kept = chosen_rows(self.output, rows), self.kept
         if kept is not None:

@@ -121,8 +121,8 @@ class Refined(Attended):
         self.spreading = spreading
         self.image = image
 
-    def of(self, rows: Rows) -> Attended:
-        return Refined(self.text.of(rows), self.spreading, self.image.of(rows))
+    def of_rows(self, rows: Rows) -> Attended:
+        return Refined(self.text.of_rows(rows), self.spreading, self.image.of_rows(rows))
 
     def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
         chosen = copy.copy(self)

@@ -35,7 +35,8 @@ class RowOrder:
     """
 
     def __init__(self, spans: Sequence[Spans], length: int):
-        self.of = tuple(spans), length
+        self.spans = spans
+        self.length = length
         cells = spans[0][0].stop - spans[0][0].start
         n_text = max(text.stop - text.start for _, text in spans)
         self.image = slice(0, cells)

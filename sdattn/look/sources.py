@@ -20,9 +20,8 @@ Source: Ye et al. 2023, "IP-Adapter", equation 4; diffusers' transformer_wan.py,
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager
 from threading import get_ident
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -36,7 +35,6 @@ from .attended import Attended, SideBySide, softmax_of
 from .projections import (
     ARRIVED,
     Projection,
-    Projections,
     by_name,
     named,
     output_projection,
@@ -46,26 +44,15 @@ from .projections import (
 from .sdpa import ProductWatch, SdpaWatch, replacement
 from .unknown_processors import GATES, gated, is_plain, maker_in, unknown_use
 
+if TYPE_CHECKING:
+    from .observers import ObservingProcessor as Observer
+
 QUERY_KEY = ("to_q", "to_k", "to_kv", "to_qkv")  # projections; the last two are fused ones
 # Projections of a layer's keys and values of an image; the last is a fused one
 IMAGE = ("add_k_proj", "add_v_proj", "to_added_kv")
 LARGE = 1 << 20  # numbers in the hidden states; in smaller layers a watch costs more than it spares
 Seen = Mapping[str, Sequence[Tensor]]  # projections' outputs, by name, a tensor per call
 Used = tuple[Attended, Tensor]  # an attention, and what it makes of the values, [B, N, heads*d]
-
-
-class Observer(Protocol):
-    """The processor that observes, as far as a source needs it."""
-
-    inner: Any
-    thread: int
-    projections: Projections
-
-    def watched(
-        self, calls: list[AttentionCall], kind: type[SdpaWatch], *args: Any, **kwargs: Any
-    ) -> Any: ...
-    def check(self, predicted: Tensor, *arrived: Tensor) -> None: ...
-    def projected(self, attn: Any, *names: str) -> AbstractContextManager[dict[str, Tensor]]: ...
 
 
 def see(

@@ -117,7 +117,7 @@ def test_what_was_recorded_goes_to_the_store_after_each_pass():
 
 def test_of_what_was_recorded_rows_can_be_taken():
     sums = torch.arange(24.0).reshape(3, 2, 4)
-    some = Recorded(sums, heads=5).of((2, 0))
+    some = Recorded(sums, heads=5).of_rows((2, 0))
     assert (some.batch, some.heads, some.cells, some.keys) == (2, 5, 2, 4)
     assert torch.equal(some.add_to(None, (3, 1)), sums[[2, 0]][..., [3, 1]])
 
@@ -169,7 +169,7 @@ def test_what_can_be_recorded(options, processor, expected):
 def test_of_sums_columns_and_rows_can_be_had_and_no_heads():
     sums = torch.rand(2, CELLS, KEYS, generator=GENERATOR)
     attended = Recorded(sums, HEADS)
-    assert torch.equal(attended.of((1,)).add_to(None, [3, 0]), sums[1:][..., [3, 0]])
+    assert torch.equal(attended.of_rows((1,)).add_to(None, [3, 0]), sums[1:][..., [3, 0]])
     total = torch.ones(2, CELLS, KEYS)
     assert torch.equal(attended.add_to(total, None), sums + 1) and attended.sums is sums
     assert torch.equal(next(attended.head_sums(None)), sums)

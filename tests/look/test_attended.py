@@ -66,7 +66,7 @@ def test_every_way_is_the_softmax(way, rows, part, monkeypatch):
     attended = make()
     assert (attended.batch, attended.heads, attended.cells) == (B, HEADS, N)
     assert attended.keys == expected.shape[-1]
-    some = attended.of(row_index(tuple(rows)))
+    some = attended.of_rows(row_index(tuple(rows)))
     for columns in (None, [3, 0]):
         wanted = expected if columns is None else expected[..., columns]
         for found in (some.every_head(columns), some.probs(slice(None), columns)):
@@ -80,7 +80,7 @@ def test_every_way_is_the_softmax(way, rows, part, monkeypatch):
 @pytest.mark.parametrize("rows", [[1, 2], [2, 0]], ids=str)
 def test_of_sums_that_a_graph_recorded_the_heads_are_not_known(rows):
     sums = softmax(KEY).sum(1).float()
-    some = Recorded(sums, HEADS).of(row_index(tuple(rows)))
+    some = Recorded(sums, HEADS).of_rows(row_index(tuple(rows)))
     assert (some.batch, some.heads, some.cells) == (len(rows), HEADS, N)
     for columns in (None, [3, 0]):
         wanted = sums[rows] if columns is None else sums[rows][..., columns]

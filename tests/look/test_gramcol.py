@@ -211,7 +211,7 @@ def test_rows_take_their_own_words_along():
     assert torch.equal(whole.flatten(1, 2).any(1), kept)
     for rows in (slice(1, 3), (2, 0)):
         wanted = whole[rows] if isinstance(rows, slice) else whole[list(rows)]
-        torch.testing.assert_close(attended.of(rows).every_head(None), wanted)
+        torch.testing.assert_close(attended.of_rows(rows).every_head(None), wanted)
 
 
 def test_no_matrix_of_cells_by_cells_is_made():

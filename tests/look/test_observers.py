@@ -18,6 +18,7 @@ from torch import nn
 
 from sdattn import TorchAttnProcessor
 from sdattn.look.observers import ObservingModule, ObservingProcessor, observing
+from sdattn.look.sources import see
 
 HEADS, CELLS, KEYS, WIDTH = 2, 6, 5, 8
 GENERATOR = torch.Generator().manual_seed(0)
@@ -53,10 +54,10 @@ def make_layer(processor):
     return layer.requires_grad_(False)
 
 
-def watched(processor, **options):
+def watched(processor, look=see, **options):
     """The layer, what its observer hands on, and the observer."""
     layer, seen = make_layer(processor), []
-    observer = observing(processor, seen.append, **options)
+    observer = observing(processor, seen.append, look, **options)
     layer.processor = observer
     return layer, seen, observer
 
@@ -84,7 +85,7 @@ def test_what_a_processor_attends_to_is_seen(name, mask):
     assert (attended.batch, attended.heads, attended.cells, attended.keys) == (3, 2, 6, 5)
     expected = softmax(layer, mask)
     torch.testing.assert_close(attended.every_head(None).double(), expected, atol=1e-6, rtol=0)
-    found = attended.of((2, 0)).add_to(None, [3, 0]).double()
+    found = attended.of_rows((2, 0)).add_to(None, [3, 0]).double()
     torch.testing.assert_close(found, expected[[2, 0]][..., [3, 0]].sum(1), atol=1e-6, rtol=0)
 
 
@@ -134,7 +135,7 @@ def test_one_with_weights_is_a_module_and_its_weights_move():
     assert seen[0].keys == KEYS + 4  # image prompts stand behind the text
     text = seen[0].every_head(None)[..., :KEYS].double()
     torch.testing.assert_close(text, softmax(layer), atol=1e-6, rtol=0)
-    assert not isinstance(observing(Sharp(), seen.append), nn.Module)
+    assert not isinstance(observing(Sharp(), seen.append, see), nn.Module)
 
 
 def test_calls_that_nobody_wants_are_the_processors_alone():
@@ -159,7 +160,7 @@ def test_observers_in_each_other_see_the_same(name):
     processor = PROCESSORS.get(name, Sharp)()
     layer, inner, observer = watched(processor)
     outer = []
-    layer.processor = observing(observer, outer.append)
+    layer.processor = observing(observer, outer.append, see)
     call(layer)
     assert len(inner) == len(outer) == 1
     assert torch.equal(inner[0].every_head(None), outer[0].every_head(None))

@@ -131,7 +131,7 @@ def test_a_mask_of_the_cells_counts(shape):
 
     torch.testing.assert_close(one().every_head(None).double(), wanted, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(
-        one().of((1,)).add_to(None, (8, 2)).double(),
+        one().of_rows((1,)).add_to(None, (8, 2)).double(),
         wanted[[1]].sum(1)[..., [8, 2]],
         atol=1e-5,
         rtol=1e-5,

@@ -58,7 +58,7 @@ def test_each_row_shows_its_own_tokens_at_their_columns(mask, scale):
             whole = softmax_in_float64(call.query, call.key, None, scale)
             expected[row][..., taken] = whole[0, :, :CELLS, CELLS:]
         torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
-        sums = attended.of((3, 1)).add_to(None, [0, 4]).double()
+        sums = attended.of_rows((3, 1)).add_to(None, [0, 4]).double()
         torch.testing.assert_close(sums, expected[[3, 1]].sum(1)[..., [0, 4]], atol=1e-6, rtol=0)
 
 

@@ -68,7 +68,7 @@ def test_sums_and_chosen_rows_are_the_same_numbers():
     expected = attended.every_head(None).sum(1)
     torch.testing.assert_close(attended.add_to(None, None), expected, atol=1e-6, rtol=0)
     for rows in (slice(1, 3), (2, 0)):
-        chosen = attended.of(rows).add_to(None, [0, 4])
+        chosen = attended.of_rows(rows).add_to(None, [0, 4])
         of = expected[rows] if isinstance(rows, slice) else expected[list(rows)]
         torch.testing.assert_close(chosen, of[..., [0, 4]], atol=1e-6, rtol=0)
 

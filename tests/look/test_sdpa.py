@@ -83,7 +83,7 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
     expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
     attended = softmax_of(AttentionCall(query, key, mask=given), slice(4, 11), slice(0, 4))
     for columns in (None, [3, 1]):
-        found = attended.of((2, 0)).every_head(columns)
+        found = attended.of_rows((2, 0)).every_head(columns)
         wanted = expected if columns is None else expected[..., columns]
         torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
 
@@ -177,7 +177,7 @@ def test_what_it_attended_to_is_known_by_row_and_head(name):
     call = watch.calls[0].by_head(batch, count // batch)
     wanted = probs.reshape(batch, -1, *probs.shape[-2:])
     for rows in ((0,), tuple(range(batch))):
-        found = softmax_of(call).of(rows).every_head(None).double()
+        found = softmax_of(call).of_rows(rows).every_head(None).double()
         torch.testing.assert_close(found, wanted[list(rows)], atol=1e-6, rtol=0)
     summed = softmax_of(call).add_to(None, None).double()
     torch.testing.assert_close(summed, wanted.sum(1), atol=1e-6, rtol=0)
