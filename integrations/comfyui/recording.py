@@ -6,11 +6,10 @@
     ...                                      # sample with the patched model
     recorder.runs                            # a sampler's run, with a sum of maps for each text
 
-ComfyUI's own wrappers say what happens: a run begins and ends, a step calls the model, which texts
-are the rows of a call. Only inside such a call is the attention function overridden, in front of
-whatever override is set by then, so the order of nodes does not matter. Nothing of ComfyUI is
-changed, the output is the attention function's, and nothing raises while the sampler runs: what
-could not be followed is said when maps are read.
+ComfyUI's own wrappers tell when a run begins and ends, when a step calls the model, and which texts
+are the rows of a call. The attention function is overridden inside such a call alone, in front of
+any other override, so the order of nodes does not matter. The output is the attention function's,
+and nothing raises while the sampler runs: what could not be followed is said when maps are read.
 """
 
 import functools
@@ -103,6 +102,7 @@ class Recorder:
             run.is_whole = True
             return output
         finally:
+            self._end_run(run)
             self._run, self._conds = None, ()
 
     def _predict_noise(self, executor: Any, *args: Any, **kwargs: Any) -> Tensor:
@@ -275,7 +275,12 @@ class Recorder:
         for one in self._run.conditionings.values():
             for step, sums in one.by_step.items():
                 if step < self._run.step:
-                    sums.totals = {key: total.cpu() for key, total in sums.totals.items()}
+                    sums.leave_device()
+
+    @_watches
+    def _end_run(self, run: Run) -> None:
+        for one in run.conditionings.values():
+            one.leave_device()
 
 
 def _names_of(patches: Sequence[Any]) -> list[str]:

@@ -42,10 +42,14 @@ class Sums:
     def __add__(self, other: "Sums") -> "Sums":
         both = Sums()
         both.heads, both.calls = self.heads + other.heads, self.calls + other.calls
-        both.totals = {key: total.cpu() for key, total in self.totals.items()}
+        both.totals = dict(self.totals)
         for key, total in other.totals.items():
-            both.totals[key] = both.totals[key] + total.cpu() if key in both.totals else total.cpu()
+            held = both.totals.get(key)
+            both.totals[key] = total if held is None else held + total.to(held.device)
         return both
+
+    def leave_device(self) -> None:
+        self.totals = {key: total.cpu() for key, total in self.totals.items()}
 
     def means(self) -> dict[Key, Tensor]:
         """Return the means over heads, layers and calls, float32 on the CPU."""
@@ -78,6 +82,12 @@ class Conditioning:
     sums: Sums = field(default_factory=Sums)
     by_step: dict[int, Sums] = field(default_factory=dict)
     affinity: Sums = field(default_factory=Sums)
+
+    def leave_device(self) -> None:
+        """Move what is held off the model's device, at the end of a run."""
+        self.text = self.text.cpu()
+        for sums in (self.sums, self.affinity, *self.by_step.values()):
+            sums.leave_device()
 
     @property
     def kept_apart(self) -> int:
