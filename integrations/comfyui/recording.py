@@ -257,7 +257,7 @@ class Recorder:
             raise CaptureError(
                 f"A layer ran on {len(query)} rows in a call of {self._batch}, so which text each "
                 "row belongs to is not known. Another node splits the batch (regional prompting "
-                "does so); take it out, or put Watch attention in front of it."
+                "does so); take it out."
             )
         query, key = by_head(query, heads, skip_reshape), by_head(key, heads, skip_reshape)
         key = grouped(key, query.shape[1])
@@ -283,11 +283,9 @@ class Recorder:
             one.leave_device()
 
 
-def _names_of(patches: Sequence[Any]) -> list[str]:
-    names = [
-        f"{type(p).__module__}.{getattr(p, '__qualname__', type(p).__name__)}" for p in patches
-    ]
-    return [", ".join(names)]
+def _names_of(patches: Sequence[Any]) -> str:
+    kinds = [patch if hasattr(patch, "__qualname__") else type(patch) for patch in patches]
+    return ", ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
 
 
 def executing_node() -> str | None:
