@@ -172,7 +172,7 @@ class Guider:
         x = noise
         for step, sigma in enumerate(sigmas[:-1]):
             rows = sigma * torch.ones(len(x))
-            denoised = self.patcher.run("predict_noise", self._predict, self, x, rows, {}, None)
+            denoised = self.patcher.run("predict_noise", self._predict, self, x, rows, {}, 0)
             x = x - 0.1 * denoised / denoised.abs().max()
             if callback is not None:
                 callback(step, denoised, x, len(sigmas) - 1)

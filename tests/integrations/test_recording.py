@@ -118,7 +118,7 @@ def test_several_texts_are_kept_apart_and_the_first_half_is_left_out():
     first, second, negative = texts(6, 6, 6)
     patched, recorder = watched(patcher("unet"), Settings())
     sampled(patched, [first, second], [negative], steps=4)
-    one, other = kept(recorder)
+    other, one = kept(recorder)  # ComfyUI runs the last first
     assert torch.equal(one.text, first[0]) and torch.equal(other.text, second[0])
     assert one.steps == {0, 1, 2, 3} and set(one.sums.calls.values()) == {2}
 
