@@ -19,7 +19,7 @@ from typer.core import TyperCommand, TyperGroup
 
 from ..errors import SdattnWarning
 from ..files.terminal import say
-from . import app, batch, diff, edit, explain, generate, info, merge, show
+from . import app, batch, diff, edit, explain, generate, info, show
 from .common_options import with_common_options
 from .messages import failure, in_options, typed, with_nearest
 
@@ -89,7 +89,7 @@ commands = typer.Typer(
 )
 for command in (
     *(generate.generate, explain.explain, edit.edit, batch.batch),
-    *(merge.merge, show.show, diff.diff, info.info, app.app),
+    *(show.show, diff.diff, info.info, app.app),
 ):
     commands.command(cls=_Command)(with_common_options(command))
 

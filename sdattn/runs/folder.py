@@ -63,7 +63,7 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
     sums = {name: sha256(data) for name, data in files.items()}
     changed = with_files(document, str(folder), sums)
     write_files(folder, files)
-    write_whole(folder / "run.json", [changed])
+    write_whole(folder / "run.json", changed)
 
 
 def load_run(folder: str | Path) -> SavedRun:

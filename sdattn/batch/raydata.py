@@ -7,21 +7,20 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...errors import InvalidValueError, OptionError, RunError, refuse
-from ...loading.pipelines import load_pipeline
-from ...loading.quiet import quiet_libraries
-from ...maps.presets import Preset, preset_of
-from ...models.pipeline import Options
-from ...models.sizes import makes_videos
-from ...runs.editrun import EditRun
-from ...runs.imagerun import ImageRun
-from ...runs.info import MAPS
-from ...runs.packing import heatmaps_from, pack_run
-from ..input.items import BadLine, Item, item_of
-from ..input.plan import check_items, plan_batches
-from ..input.values import number
+from ..errors import InvalidValueError, OptionError, RunError, refuse
+from ..loading.pipelines import load_pipeline
+from ..loading.quiet import quiet_libraries
+from ..maps.presets import Preset, preset_of
+from ..models.pipeline import Options
+from ..models.sizes import makes_videos
+from ..runs.editrun import EditRun
+from ..runs.imagerun import ImageRun
+from ..runs.info import MAPS
+from ..runs.packing import heatmaps_from, pack_run
+from .checks import Job, check_items
 from .drawing import BatchDrawer
-from .worker import of_words
+from .items import BadLine, Item, item_of, number
+from .shard import of_words
 
 USUAL = ("image", "heatmaps", "maps")
 PARTS = (*USUAL, "video")
@@ -98,8 +97,11 @@ class Draw:
         if bad:
             raise _refused(bad[0])
         self._drawn.clear()
-        for part in plan_batches(jobs, max(1, len(jobs))):
-            self._drawer.draw(part, {item.id for item in items})
+        by_shape: dict[int, list[Job]] = {}
+        for job in jobs:
+            by_shape.setdefault(job.shape, []).append(job)
+        for part in by_shape.values():
+            self._drawer.draw(part, {job.item.id for job in part})
         # In the order of the rows, whatever the order of their shapes.
         rows = [self._drawn.pop(item.id) for item in items]
         if any(item.edit_to is not None for item in items) and "image" in self.save:
@@ -116,8 +118,8 @@ class Draw:
             except ValueError as error:
                 raise _refused(BadLine(line, str(error), "")) from error
 
-    def _store(self, item: Item, run: ImageRun, edit: EditRun | None) -> None:
-        run = of_words(item, run)
+    def _store(self, job: Job, run: ImageRun, edit: EditRun | None) -> None:
+        run = of_words(job.item, run)
         packed, heatmaps = pack_run(run, ["maps"]), run.heatmaps
         found: dict[str, object] = {
             "words": list(heatmaps.words),
@@ -136,10 +138,10 @@ class Draw:
             found["heatmaps"] = np.stack([word.map.numpy() for word in saved.occurrences()])
         if "maps" in self.save:
             found["maps"] = packed.files[MAPS]
-        self._drawn[item.id] = found
+        self._drawn[job.item.id] = found
 
-    def _fail(self, item: Item, reason: str, _: str) -> None:
-        raise RunError(f"Row {item.line} of the batch, {item.prompt!r}: {reason}")
+    def _fail(self, job: Job, reason: str, _: str) -> None:
+        raise RunError(f"Row {job.item.line} of the batch, {job.item.prompt!r}: {reason}")
 
 
 def _refused(bad: BadLine) -> ValueError:
