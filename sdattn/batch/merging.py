@@ -8,7 +8,6 @@ from uuid import uuid4
 from ..errors import AccessError, InvalidValueError
 from ..files.addresses import path_of
 from ..files.paths import check_apart
-from .gallery import write_gallery
 from .input.plan import digest
 from .storage.folder import BatchFolder
 from .storage.manifest import BatchInput, Manifest
@@ -71,7 +70,6 @@ def merge_runs(roots: Sequence[str | Path], out: str | Path) -> Merged:
         _take_missing(target, name, sources)
         number = target.journals.gather()
         _merge_errors(sources, target)
-        write_gallery(target)
         target.seal(number)
         # Missing: ids that an input has, or a row names, and that are not whole anywhere.
         known = [*ids, *(item for source in sources for item in source.lost)]

@@ -15,7 +15,6 @@ from .engines.process_group import ProcessGroup, heard
 from .engines.progress import Progress
 from .engines.ray_engine import RayEngine
 from .engines.worker import Loaded, check, join_lock
-from .gallery import write_gallery
 from .input.items import BadLine, Item, read_items
 from .input.plan import Job, fingerprint, plan_batches
 from .input.request import Outcome, Request
@@ -234,7 +233,6 @@ class _BatchRun:
                 number = journals.gather()
                 whole = journals.rows().keys() & self.fingerprints.keys()
                 failed = journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
-                write_gallery(self.folder)
                 self.folder.seal(number)
         except OSError as another:
             error = error or another
