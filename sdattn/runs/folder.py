@@ -7,7 +7,8 @@ from pathlib import Path
 from ..files.addresses import AnyPath, path_of
 from ..files.paths import inside
 from ..files.writing import sha256, write_files, write_whole
-from .drawings import USUAL
+from ..maps.masks import MaskSettings
+from .drawings import EVERY_MASK, USUAL
 from .imagerun import ImageRun, described
 from .info import with_files
 from .packing import Packed, pack_run
@@ -31,12 +32,15 @@ class SavedRun(ImageRun):
 
 
 def pack_with_page(
-    run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
+    run: ImageRun,
+    parts: Collection[str] = USUAL,
+    beside: Mapping[str, bytes] | None = None,
+    masks: MaskSettings = EVERY_MASK,
 ) -> Packed:
     """Return :func:`sdattn.runs.packing.pack_run`, with ``report.html`` if ``parts`` has a
     report."""
     page = {"report.html": report(run)} if "report" in parts else {}
-    return pack_run(run, parts, {**page, **(beside or {})})
+    return pack_run(run, parts, {**page, **(beside or {})}, masks)
 
 
 def save_run(

@@ -31,9 +31,10 @@ from ..maps.aggregation import aggregate
 from ..maps.finishing import finish
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, halved
+from ..maps.masks import MaskSettings
 from ..maps.presets import Preset
 from ..prompts.tokens import Prompt
-from .drawings import USUAL, drawings, image_files, named
+from .drawings import EVERY_MASK, USUAL, drawings, image_files, named
 from .imagerun import ImageRun
 from .info import (
     FORMAT,
@@ -59,14 +60,17 @@ class Packed(NamedTuple):
 
 
 def pack_run(
-    run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
+    run: ImageRun,
+    parts: Collection[str] = USUAL,
+    beside: Mapping[str, bytes] | None = None,
+    masks: MaskSettings = EVERY_MASK,
 ) -> Packed:
     """Return the files of one image's run, with its maps as float16; the same run gives the same
     bytes. Raise ValueError if a map holds values that are not finite.
 
     ``parts`` are names in :data:`sdattn.runs.drawings.PARTS`. Single steps and heads, and further
     maps, each in a folder of their own, go with ``maps``; a report comes in ``beside``, with other
-    files of the folder.
+    files of the folder. ``masks`` says which masks there are, if ``parts`` has them.
     """
     # As a reader will get them: float16, so that statistics and drawings are those of the file.
     run = replace(run, layers=run.layers.as_saved())
@@ -94,13 +98,13 @@ def pack_run(
     if "maps" in parts:
         files |= {name: pack_maps(held) for name, held in tensors.items()}
     heatmaps = run.heatmaps
-    files |= drawings(run, heatmaps.occurrences(), heatmaps.prompt.text, parts)
+    files |= drawings(run, heatmaps.occurrences(), heatmaps.prompt.text, parts, masks=masks)
     # The same of every further text, in a folder of its own.
     for folder, (text, maps) in run.more.items():
         # a knockout that changed nothing is not to glow
         is_change = FURTHER[folder].changes
         scale = (0.0, max(heatmap.range[1] for heatmap in maps)) if is_change else None
-        drawn = drawings(run, maps, text, parts, scale)
+        drawn = drawings(run, maps, text, parts, scale, masks)
         if "maps" in parts:
             names = named(heatmap.label for heatmap in maps)
             drawn[MAPS] = pack_maps({n: m.values for n, m in zip(names, maps, strict=True)})
