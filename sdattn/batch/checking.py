@@ -22,10 +22,11 @@ from safetensors.torch import load
 
 from ..files.place import Place
 from ..files.writing import sha256
+from ..maps.presets import Preset
 from ..runs.info import MAPS, RunInfo, read_info
 from ..runs.unpacking import VIDEOS, map_shapes
 from .formats import FORMATS, RUN, Format, file_sha256, format_of
-from .gallery import gallery_pages
+from .gallery import About, gallery_pages
 from .records import (
     BatchSettings,
     Manifest,
@@ -77,8 +78,21 @@ def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator
         ),
     )
     yield "README.md", iter([card_of(manifest.settings, manifest.input.columns or ())])
-    for name, page in gallery_pages(manifest, rows):
-        yield name, iter([page.encode()])
+    for name, page in gallery_pages(_about(manifest), rows):
+        yield name, iter([page])
+
+
+def _about(manifest: Manifest) -> About:
+    settings = manifest.settings
+    return About(
+        model=settings.model,
+        preset=Preset.from_json(settings.preset),
+        items=manifest.input.items,
+        bad_lines=manifest.input.bad_lines,
+        save=settings.save,
+        format=settings.format,
+        video_format=settings.video_format,
+    )
 
 
 def _rows(place: Place, manifest: Manifest) -> Iterator[dict[str, Any]]:
@@ -95,7 +109,8 @@ def _stale_pages(place: Place, manifest: Manifest) -> list[str]:
     there = [name for name in place.files() if name.startswith("index-")]
     if not there:
         return []
-    pages = {name for name, _ in gallery_pages(manifest, partial(_rows, place, manifest))}
+    rows = partial(_rows, place, manifest)
+    pages = {name for name, _ in gallery_pages(_about(manifest), rows)}
     return [name for name in there if name not in pages]
 
 

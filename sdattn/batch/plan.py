@@ -66,6 +66,7 @@ class Plan:
         bad_lines: number of lines that are not items.
         bad: the first 100 of them.
         bad_file: all of them, as lines of JSON.
+        has_edits: some items are edits.
         digest: checksum of all items, with their options and images.
         columns: names of kept columns, or None.
         shard_items: items in a full shard.
@@ -83,6 +84,7 @@ class Plan:
         self._again: dict[str, int] = {}  # the last suffix of a photo's name
         self._sum = sha256()
         self._end = 0
+        self.has_edits = False
         self.bad_lines = 0
         self.bad: list[BadLine] = []
         self.columns: list[str] | None = None
@@ -119,6 +121,9 @@ class Plan:
     def shard(self, number: int) -> Shard:
         """Return a shard, read from the file."""
         return Shard(number, tuple(map(self._job, self._written(number))))
+
+    def shard_size(self, number: int) -> int:
+        return int(self._starts[number + 1] - self._starts[number])
 
     def shard_digest(self, number: int) -> str:
         """Return a checksum of a shard's items, with their options and images."""
@@ -163,6 +168,7 @@ class Plan:
         if job.shape not in self._options:
             self._options[job.shape], self._keys[job.shape] = job.options, _json(job.options)
         self._taken[key] = item.line
+        self.has_edits |= item.edit_to is not None
         self._offsets.append(self._end)
         self._shapes.append(job.shape)
         self._end += self._spool.write(line)

@@ -10,10 +10,10 @@ import torch
 
 from ..errors import InvalidValueError, MissingPackageError, OptionError, refuse
 from ..loading.options import LoadingOptions
+from ..maps.masks import MaskSettings
 from ..maps.presets import PRESETS, Preset
 from ..models.pipeline import Options
 from ..runs.drawings import PARTS, USUAL, USUAL_OF_IMAGES
-from .columns import Columns
 from .formats import FORMATS, require_pyarrow
 from .tables import KINDS
 
@@ -106,7 +106,6 @@ class Request:
             require_pyarrow()
         if self.input_format not in (None, *KINDS):
             raise refuse("input_format", self.input_format, KINDS)
-        self.columns.check()
         self._check_save()
         which, of = self.part or (1, 1)
         if not 1 <= which <= of:
@@ -128,11 +127,13 @@ class Request:
             for name in ("mask_words", "mask_threshold"):
                 if getattr(self, name) is not None:
                     raise OptionError(name, getattr(self, name), "add masks to `save`.")
+        self.masks  # noqa: B018
 
     @property
-    def columns(self) -> Columns:
-        """How the columns of the list are read."""
-        return Columns(self.prompt_column, self.keep_columns)
+    def masks(self) -> MaskSettings:
+        """Which masks there are; raise ValueError for a word or share that cannot be."""
+        words = None if self.mask_words is None else tuple(self.mask_words)
+        return MaskSettings(words, self.mask_threshold)  # type: ignore[arg-type]
 
     def batch_of(self, *, videos: bool) -> int:
         """Return the number of items that are drawn together."""

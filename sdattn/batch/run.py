@@ -121,7 +121,7 @@ def forecast(request: Request) -> Forecast:
             parts = request.parts(videos=makes_videos(pipe))
 
             def measure(job: Job, run: ImageRun, edit: EditRun | None) -> None:
-                files = pack_item(job, run, edit, parts, "").files
+                files = pack_item(job, run, edit, parts, request.masks, "").files
                 sizes.append(sum(map(len, files.values())))
                 numbers.append(len(files))
 

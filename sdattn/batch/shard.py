@@ -21,6 +21,7 @@ from ..files.writing import sha256
 from ..loading.devices import limit_threads
 from ..loading.digests import digest, digest_model
 from ..loading.pipelines import load_pipeline
+from ..maps.masks import MaskSettings
 from ..maps.requirements import columns_of
 from ..models.layers import find_denoiser
 from ..models.pipeline import Pipeline
@@ -31,11 +32,11 @@ from ..runs.folder import pack_with_page
 from ..runs.imagerun import ImageRun
 from ..runs.info import read_info
 from ..runs.packing import Packed, heatmaps_from
-from ..runs.unpacking import unpack_run
+from ..runs.unpacking import open_png, unpack_run
 from .checks import Job
 from .drawing import BatchDrawer, trim_heap
 from .formats import RUN, format_of, whole_items
-from .gallery.sheets import Tile, make_sheet, tile
+from .gallery.sheets import Tile, make_sheet, tile, tile_of_images
 from .items import Item
 from .plan import Shard
 from .records import (
@@ -139,9 +140,9 @@ def draw_shard(
         job.item.id: item_fingerprint(job, manifest.settings.fingerprint) for job in shard.jobs
     }
     format = format_of(place, manifest)
-    kept = whole_items(format, shard.number, found, expected)
-    missing = expected.keys() - kept.keys()
     packer = _Packer(request, manifest, expected)
+    kept = whole_items(format, shard.number, found, expected) if packer.can_read_back else {}
+    missing = expected.keys() - kept.keys()
     with format.writer(shard.number) as writer, ThreadPoolExecutor(_threads()) as pool:
         packed = _InOrder(shard.jobs, writer.add, tell or (lambda whole, failed: None))
         for item, files in kept.items():
@@ -176,9 +177,9 @@ def _publish_record(
     locations: Mapping[str, str],
 ) -> ShardRecord:
     tiles = [held.tile if isinstance(held, _Packed) else None for held in packed.done]
-    sheet, thumbs = None, [None] * len(tiles)
-    if any(tiles):
-        image, thumbs = make_sheet(tiles)
+    sheet = None
+    image, thumbs = make_sheet(tiles)
+    if image:
         checksum = sha256(image)
         sheet = ShardFile(f"shards/{shard.number:06d}-{checksum[:6]}.webp", len(image), checksum)
         place.publish(sheet.name, image)
@@ -186,8 +187,7 @@ def _publish_record(
     for job, held, thumb in zip(shard.jobs, packed.done, thumbs, strict=True):
         if isinstance(held, _Packed):
             location = locations[job.item.id]
-            row = row_of(held.info, location, held.checksum, held.sizes)
-            rows.append(row if thumb is None else {**row, "thumb": thumb})
+            rows.append({**row_of(held.info, location, held.checksum, held.sizes), "thumb": thumb})
         else:
             rows.append(failed_row(job.item, held.reason, held.traceback))
     record = ShardRecord(shard.number, fingerprint, data, sheet, rows)
@@ -237,21 +237,33 @@ class _Packer:
     """Makes items' files, in any thread."""
 
     def __init__(self, request: Request, manifest: Manifest, expected: Mapping[str, str]):
-        self.request, self.expected = request, expected
+        self.masks, self.expected = request.masks, expected
         self.parts = manifest.settings.save
+        # What an item that is read back shows, too.
+        self.shown = [part for part in self.parts if part in ("image", "video", "maps")]
 
     def pack(self, job: Job, run: ImageRun, edit: EditRun | None) -> _Packed:
         run = of_words(job.item, run)
-        packed = pack_item(job, run, edit, self.parts, self.expected[job.item.id])
-        # As a reader will see it, so that an item that is read back has the same thumbnail.
+        packed = pack_item(job, run, edit, self.parts, self.masks, self.expected[job.item.id])
         maps = heatmaps_from(run.layers.as_saved(), run.heatmaps.prompt, run.heatmaps.preset)
-        return _Packed.of(packed.files, packed.info, tile(replace(run, heatmaps=maps), self.parts))
+        source = None if edit is None else edit.images[0]
+        seen = tile(replace(run, heatmaps=maps), self.shown, self.masks, source)
+        return _Packed.of(packed.files, packed.info, seen)
 
     def again(self, item: str, files: Files) -> _Packed:
         """Return an item that an earlier attempt packed."""
-        has_tile = {"image.png", "maps.safetensors"} <= files.keys()
-        seen = tile(unpack_run(files, item), self.parts) if has_tile else None
+        source = None if "source.png" not in files else open_png(files["source.png"], item)
+        if "maps" in self.parts:
+            seen = tile(unpack_run(files, item), self.shown, self.masks, source)
+        else:
+            image = None if "image.png" not in files else open_png(files["image.png"], item)
+            seen = tile_of_images(image, source)
         return _Packed.of(files, read_info(files, item), seen)
+
+    @property
+    def can_read_back(self) -> bool:
+        """Check whether what an item shows can be had from its files."""
+        return "maps" not in self.parts or not {"image", "video"}.isdisjoint(self.parts)
 
 
 class _InOrder:
@@ -289,7 +301,12 @@ def _result(found: Future[_Packed] | _Failure) -> _Packed | _Failure:
 
 
 def pack_item(
-    job: Job, run: ImageRun, edit: EditRun | None, parts: Collection[str], fingerprint: str
+    job: Job,
+    run: ImageRun,
+    edit: EditRun | None,
+    parts: Collection[str],
+    masks: MaskSettings,
+    fingerprint: str,
 ) -> Packed:
     """Return an item's files."""
     item, run = job.item, of_words(job.item, run)
@@ -301,7 +318,7 @@ def pack_item(
         list_columns=dict(item.columns) or None,
     )
     beside = edit.beside_target(parts) if edit else _beside_video(run, parts)
-    return pack_with_page(replace(run, settings=settings), parts, beside)
+    return pack_with_page(replace(run, settings=settings), parts, beside, masks)
 
 
 def _threads() -> int:

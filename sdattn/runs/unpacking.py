@@ -37,7 +37,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
     info = read_info(files, where)
     _check(files, info, where)
     files = {name: data for name, data in files.items() if name in info.files}
-    image = _open_png(files["image.png"], f"{where}/image.png")
+    image = open_png(files["image.png"], f"{where}/image.png")
     try:
         layers = _unpack_layers(files[MAPS], info)
         return ImageRun(
@@ -56,7 +56,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         ) from error
 
 
-def _open_png(data: bytes, where: str) -> Image.Image:
+def open_png(data: bytes, where: str) -> Image.Image:
     """Open a PNG as RGB, and nothing else: other readers of Pillow start programs of their own."""
     try:
         return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")

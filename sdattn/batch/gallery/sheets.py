@@ -49,12 +49,11 @@ def tile(
 ) -> Tile:
     """Return an item's tile: the image, of a video its middle frame, if it is saved, and the maps
     if anything else is. ``source`` is the image that was edited."""
-    shown = {} if {"image", "video"}.isdisjoint(parts) else {"image": run.image, "source": source}
-    images = {name: _small(image) for name, image in shown.items() if image is not None}
+    is_shown = not {"image", "video"}.isdisjoint(parts)
+    made = tile_of_images(run.image, source) if is_shown else Tile({}, [], [])
     words: dict[str, Heatmap] = {}
     for heatmap in run.heatmaps.occurrences() if {*parts} - {"image", "video"} else ():
         words.setdefault(heatmap.label, heatmap)
-    made = Tile(images, [], [])
     for heatmap in [*words.values()][:MOST_WORDS]:
         (low, high), level = heatmap.range, masks.level(heatmap.values)  # of all frames
         if run.video is not None:
@@ -68,6 +67,12 @@ def tile(
         made.maps.append((shades.clamp(0, 1) * 255).round().byte().numpy())
         made.ranges.append((float(f"{low:.3g}"), float(f"{high:.3g}"), share))
     return made
+
+
+def tile_of_images(image: Image.Image | None, source: Image.Image | None) -> Tile:
+    """Return the tile of an item whose maps are not saved."""
+    images = {"image": image, "source": source}
+    return Tile({n: _small(each) for n, each in images.items() if each is not None}, [], [])
 
 
 def make_sheet(tiles: Sequence[Tile | None]) -> tuple[bytes, list[dict[str, Any] | None]]:
