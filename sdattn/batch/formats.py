@@ -127,12 +127,11 @@ class Folders(Format):
         )
 
     def items(self, record: ShardRecord | None, number: int) -> Iterator[tuple[str, str]]:
-        """Yield the items that are there, whether or not a record names them."""
+        """Yield the items that are there, whether or not a record names them, or they are whole."""
         begins = f"shards/{number:06d}"
-        for path in self.place.files(begins, deep=True):
-            folder, _, name = path.rpartition("/")
-            if name == RUN and "/" not in folder:
-                yield f"{begins}/{folder}", folder.rpartition("-")[0]
+        names = self.place.files(begins, deep=True)
+        for folder in sorted({name.partition("/")[0] for name in names if "/" in name}):
+            yield f"{begins}/{folder}", folder.rpartition("-")[0]
 
 
 class _FolderWriter(ShardWriter):
@@ -426,12 +425,14 @@ def whole_items(
     ``expected`` fingerprints, by id."""
     found = {}
     for location, item in format.items(record, number):
-        with suppress(OSError, ValueError):
+        try:
             files = format.read(location, item)
             info = read_info(files, location)
-            right = all(sha256(files.get(name, b"")) == sum for name, sum in info.files.items())
-            if right and info.id == item and info.fingerprint == expected.get(item, ""):
-                found[item] = {name: files[name] for name in (*info.files, RUN)}
-            elif not right and format.ending is None:
-                format.place.remove(location)  # its name is needed for a whole one
+            is_whole = all(sha256(files[name]) == digest for name, digest in info.files.items())
+        except (ValueError, KeyError, FileNotFoundError):
+            is_whole = False
+        if not is_whole and format.ending is None and not format.place.is_remote:
+            format.place.remove(location)  # a whole one needs its name
+        if is_whole and info.id == item and info.fingerprint == expected.get(item):
+            found[item] = {name: files[name] for name in (*info.files, RUN)}
     return found

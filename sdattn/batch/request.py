@@ -61,8 +61,8 @@ class Request:
 
     source: str | Path | None = None
     out: str | Path = ""
-    photos: str | Path | None = None
     model: str = "demo"
+    photos: str | Path | None = None
     options: Options = field(default_factory=dict)
     seed: int = 0
     batch_size: int | None = None

@@ -159,6 +159,7 @@ class Place:
 
     def _temporary_path(self) -> Path:
         folder = Path(tempfile.gettempdir()) if self.is_remote else self.root
+        folder.mkdir(parents=True, exist_ok=True)
         return folder / temporary_name(_TEMPORARY)
 
 
