@@ -12,6 +12,7 @@ from typing import Any
 from ..edit.editing import EditOptions, prepare
 from ..errors import InvalidValueError
 from ..inversion.images import fitted_size
+from ..loading.quiet import only_errors
 from ..models.call_facts import images_a_prompt
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options
@@ -204,7 +205,7 @@ class _Words:
         key = json.dumps({n: options[n] for n in options if n not in NUMBERS}, default=repr)
         if key not in self.seen:
             self.seen[key] = (-1,) * len(self.tokenizers)
-            with suppress(ValueError, TypeError):  # reported for the items that it concerns
+            with suppress(ValueError, TypeError), only_errors():  # or tell the items' own
                 words = self.read(_LONG_TEXT, options).words
                 n_seen = sum(bool(word.columns) for word in words)
                 if n_seen and all(word.columns for word in words[:n_seen]):

@@ -10,7 +10,7 @@ import re
 import time
 from array import array
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import islice
@@ -231,26 +231,25 @@ def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) ->
         rows = photo_rows(str(request.photos), request.input_format, columns)
     else:
         rows = list_rows(str(request.source), request.input_format, columns.choose)
-    plan, checks = Plan(), Checks(pipe, request.options)
-    try:
-        n_lines = 0
+    checks, n_lines = Checks(pipe, request.options), 0
+    with closing(rows), ExitStack() as undo:
+        plan = undo.enter_context(Plan())
         for part in _parts(rows):
             n_lines += len(part)
             _add(plan, part, checks, columns, request)
             tell(n_lines, plan.items, plan.bad_lines)
-            if request.limit is not None and plan.items >= request.limit:
+            if plan.items == request.limit:
                 break
         else:
             columns.check_seen()
         videos = makes_videos(pipe)
-        size = request.shard_items or default_shard_items(
-            plan.items, request.batch_of(videos=videos), videos=videos
+        batch_size = request.batch_of(videos=videos)
+        n_items = request.shard_items or default_shard_items(
+            plan.items, batch_size, videos=videos
         )
-        plan.divide(size, list(columns.kept) or None)
-    except BaseException:
-        plan.close()
-        raise
-    _say_unused(columns, pipe)
+        plan.divide(n_items, list(columns.kept) or None)
+        _say_unused(columns, pipe)
+        undo.pop_all()  # the plan stays open
     return plan
 
 

@@ -109,9 +109,16 @@ def rows_of(file: BinaryIO, kind: str, choose: Choose) -> Iterator[Row]:
         return
     # What is not UTF-8 becomes half characters, and its line is refused.
     lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
-    if kind in ("csv", "tsv"):
-        yield from _table_rows(_cells(lines, kind), choose)
-        return
+    try:
+        if kind in ("csv", "tsv"):
+            yield from _table_rows(_cells(lines, kind), choose)
+        else:
+            yield from _line_rows(lines, kind)
+    finally:
+        lines.detach()  # it would close the file
+
+
+def _line_rows(lines: Iterable[str], kind: str) -> Iterator[Row]:
     for line, text in enumerate(lines, 1):
         text = text.rstrip("\r\n")
         if text and not text.isspace():
