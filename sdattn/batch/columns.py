@@ -76,6 +76,7 @@ class Columns:
         self.kept = dict.fromkeys(self.named)
         self.left_out: dict[str, None] = {}  # of tables, as the pipeline has no such options
         self.decided: dict[str, None] = {}  # of tables, as an image decides them
+        self.image = IMAGES[0]  # the column of images
         self.seen: dict[str, None] = {}
         self._splits: dict[tuple[str, ...], Split] = {}
 
@@ -84,7 +85,8 @@ class Columns:
         columns of images."""
         pictures = [*(name for name in IMAGES if name in names), *images]
         if self.photos:
-            pictures = [self.image_in(pictures)]
+            pictures = [self.image_in(pictures, *pictures)]
+            self.image = pictures[0]
         elif pictures and pictures != ["file_name"]:
             raise InvalidValueError(
                 f"the list has a column {pictures[0]!r} of images. Pass it as `photos`."
@@ -107,9 +109,9 @@ class Columns:
             fields[name] = row.fields[name]
         return fields, {name: _text(row, name) for name in split.kept}
 
-    def image_in(self, names: Iterable[str]) -> str:
+    def image_in(self, names: Collection[str], *further: str) -> str:
         """Return the column that holds the image."""
-        for name in dict.fromkeys((*IMAGES, *names)):
+        for name in (self.image, *IMAGES, *further):
             if name in names:
                 return name
         raise InvalidValueError("there is no image. Write its path under image or file_name.")

@@ -27,7 +27,6 @@ from ..files.terminal import counted, say, shown
 from ..files.writing import sha256
 from .columns import IMAGES, Columns
 from .tables import (
-    AT_ONCE,
     SPLIT,
     Row,
     check_splits,
@@ -107,7 +106,11 @@ def _bytes_in(where: str, row: int, column: str) -> bytes:
         value = _saved(where)[row][column]
     else:
         changed = path.stat().st_mtime_ns if isinstance(path, Path) else 0
-        value = _parquet(where, column, changed).value(row)
+        starts = _starts(where, changed)
+        if row >= starts[-1]:
+            raise InvalidValueError(f"{where} has fewer rows by now. Run the same command again.")
+        group = bisect_right(starts, row) - 1
+        value = _row_group(where, column, group, changed)[row - starts[group]].as_py()
     return value["bytes"] if isinstance(value, dict) else value
 
 
@@ -115,32 +118,18 @@ _saved = lru_cache(maxsize=1)(open_saved)
 
 
 @lru_cache(maxsize=1)
-def _parquet(where: str, column: str, _changed: int) -> "_Cursor":
-    return _Cursor(where, column)
-
-
-class _Cursor:
-    """A column of a Parquet file, which may be larger than memory, read from row to row."""
-
-    def __init__(self, where: str, column: str):
-        self.file, self.column = open_parquet(path_of(where).open("rb")), column
-        groups = self.file.metadata
+def _starts(where: str, _changed: int) -> list[int]:
+    """Return the first row of each row group of a Parquet file, and the number of all rows."""
+    with path_of(where).open("rb") as file:
+        groups = open_parquet(file).metadata
         sizes = [groups.row_group(group).num_rows for group in range(groups.num_row_groups)]
-        self.starts = [0, *accumulate(sizes)]
-        self.first, self.values = self.starts[-1], list[Any]()  # the last rows that were read
+    return [0, *accumulate(sizes)]
 
-    def value(self, row: int) -> Any:
-        if row >= self.starts[-1]:
-            raise InvalidValueError("The list has fewer rows by now. Run the same command again.")
-        group = bisect_right(self.starts, row) - 1
-        if not self.starts[group] <= self.first <= row:
-            self.first, self.values = self.starts[group], []
-            options = {"row_groups": [group], "columns": [self.column], "use_threads": False}
-            self.batches = self.file.iter_batches(AT_ONCE, **options)
-        while row >= self.first + len(self.values):
-            self.first += len(self.values)
-            self.values = next(self.batches)[0].to_pylist()
-        return self.values[row - self.first]
+
+@lru_cache(maxsize=1)  # a file may be larger than memory
+def _row_group(where: str, column: str, group: int, _changed: int) -> Any:
+    with path_of(where).open("rb") as file:
+        return open_parquet(file).read_row_group(group, columns=[column], use_threads=False)[0]
 
 
 def _table_rows(path: AnyPath, kind: str | None, columns: Columns) -> Iterator[Row]:
@@ -271,7 +260,7 @@ def photo_rows(source: str, kind: str | None, columns: Columns) -> Iterator[Row]
     for number, row in enumerate(rows, 1):
         yield row._replace(line=row.line or number)
     if hidden := skipped.pop(_HIDDEN, 0):
-        say(f"{source}: {counted(hidden, 'hidden file or run')} skipped")
+        say(f"{source}: {counted(hidden, 'file')} or folders skipped: hidden, or of a run")
     if skipped:
         names = ", ".join(f"{name} ({n:,})" for name, n in skipped.most_common(10))
         say(f"{source}: {counted(skipped.total(), 'other file')} not read: {names}")

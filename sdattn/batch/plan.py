@@ -18,6 +18,7 @@ from math import ceil
 from pathlib import Path
 from posixpath import splitext
 from tempfile import TemporaryDirectory
+from unicodedata import normalize
 
 import numpy as np
 
@@ -155,7 +156,8 @@ class Plan(ExitStack):
     def _free_id(self, name: str) -> str:
         """Return an id like a name: signs that an id does not take are "-", and if it is taken it
         gets a suffix."""
-        plain = re.sub(r"[^A-Za-z0-9._-]+|\.\.+", "-", name)[-90:].strip(".-_") or "photo"
+        plain = re.sub(r"[\u0300-\u036f]", "", normalize("NFKD", name))  # without accents
+        plain = re.sub(r"[^A-Za-z0-9._-]+|\.\.+", "-", plain)[-90:].strip(".-_") or "photo"
         number, found = self._suffixes.get(plain.lower(), 1), plain
         while hash(found.lower()) in self._taken:
             number += 1
@@ -244,9 +246,7 @@ def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) ->
             columns.check_seen()
         videos = makes_videos(pipe)
         batch_size = request.batch_of(videos=videos)
-        n_items = request.shard_items or default_shard_items(
-            plan.items, batch_size, videos=videos
-        )
+        n_items = request.shard_items or default_shard_items(plan.items, batch_size, videos=videos)
         plan.divide(n_items, list(columns.kept) or None)
         _say_unused(columns, pipe)
         undo.pop_all()  # the plan stays open

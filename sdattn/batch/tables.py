@@ -187,7 +187,7 @@ def _cells(lines: Iterable[str], kind: str) -> Iterator[tuple[int, list[str], st
                 cells = next(csv.reader([text], delimiter="\t", strict=True))
             except csv.Error:
                 cells = text.rstrip("\r\n").split("\t")
-            if cells:
+            if text.strip():
                 yield line, cells, ""
         return
     reader = csv.reader(lines, strict=True)
@@ -200,7 +200,7 @@ def _cells(lines: Iterable[str], kind: str) -> Iterator[tuple[int, list[str], st
         except csv.Error as error:
             more = reader.line_num - line
             reason = f"no row of a table: {error}, {more:,} lines below. Close and double quotes."
-        if cells or reason:
+        if "".join(cells).strip() or len(cells) > 1 or reason:
             yield line, cells, reason
 
 
