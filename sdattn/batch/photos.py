@@ -15,7 +15,7 @@ from io import BytesIO
 from itertools import accumulate
 from pathlib import Path, PurePosixPath
 from posixpath import normpath, splitext
-from typing import Any, NamedTuple
+from typing import Any
 from unicodedata import normalize
 
 from PIL import Image
@@ -25,19 +25,9 @@ from ..files.addresses import AnyPath, is_address, path_of
 from ..files.images import SUFFIXES, UNREAD, read_image, size_of
 from ..files.terminal import counted, say, shown
 from ..files.writing import sha256
+from . import tables
 from .columns import IMAGES, Columns
-from .tables import (
-    SPLIT,
-    Row,
-    check_splits,
-    image_columns,
-    is_saved,
-    kind_of,
-    names_below,
-    open_parquet,
-    open_saved,
-    table_rows,
-)
+from .tables import Row, open_parquet
 
 _RUNS = {"run.json", "batch.json"}  # in the folders of runs
 _METADATA = ("metadata.jsonl", "metadata.csv")  # of datasets' imagefolder
@@ -114,7 +104,7 @@ def _bytes_in(where: str, row: int, column: str) -> bytes:
     return value["bytes"] if isinstance(value, dict) else value
 
 
-_saved = lru_cache(maxsize=1)(open_saved)
+_saved = lru_cache(maxsize=1)(tables.open_saved)
 
 
 @lru_cache(maxsize=1)
@@ -136,7 +126,7 @@ def _table_rows(path: AnyPath, kind: str | None, columns: Columns) -> Iterator[R
     """Yield the rows of a table, each with its image, in the table or named next to it."""
     folder = path if not isinstance(path, Path) else path.parent
     folder = folder if isinstance(folder, Path) else folder.parents[0]
-    for row in table_rows(path, kind, columns.choose):
+    for row in tables.table_rows(path, kind, columns.choose):
         fields = dict(row.fields)
         try:
             if row.reason:
@@ -250,11 +240,11 @@ def photo_rows(source: str, kind: str | None, columns: Columns) -> Iterator[Row]
     """
     path, skipped = path_of(source), Counter[str]()
     rows: Iterable[Row] = ()
-    if path.is_dir() and not is_saved(path):
+    if path.is_dir() and not tables.is_saved(path):
         rows = _folder_rows(path, columns, skipped)
     elif _ending(path.name) == ".tar":
         rows = _tar_rows(path, skipped)
-    elif kind or kind_of(path.name) not in (None, "txt") or is_saved(path):
+    elif kind or tables.kind_of(path.name) not in (None, "txt") or tables.is_saved(path):
         rows = _table_rows(path, kind, columns)
     number = 0
     for number, row in enumerate(rows, 1):
@@ -272,43 +262,37 @@ def photo_rows(source: str, kind: str | None, columns: Columns) -> Iterator[Row]
         )
 
 
-class _Folder(NamedTuple):
-    """A folder below a source: its path from there, "" or with "/" at the end, and, named likewise,
-    its files and what cannot be opened, with the reason."""
-
-    prefix: str
-    files: list[str]
-    bad: dict[str, str]
-
-
-def _folders(root: AnyPath, skipped: Counter[str]) -> Iterator[_Folder]:
-    """Yield a folder and those below it, each before what is in it, without what is hidden."""
+def _folders(
+    root: AnyPath, skipped: Counter[str]
+) -> Iterator[tuple[str, list[str], dict[str, str]]]:
+    """Yield a folder and those below it, without hidden ones: its path from the root, "" or with
+    "/" at the end, and, named likewise, its files and what cannot be opened, with the reason."""
     if not isinstance(root, Path):
         tree: dict[str, list[str]] = {"": []}
-        for name in names_below(root):
+        for name in tables.names_below(root):
             folder, slash, _ = name.rpartition("/")
             tree.setdefault(folder + slash, []).append(name)
-        yield from (_Folder(prefix, tree[prefix], {}) for prefix in sorted(tree))
+        yield from ((prefix, tree[prefix], {}) for prefix in sorted(tree))
         return
     waiting = [""]
     while waiting:
-        found = _Folder(waiting.pop(), [], {})
-        folders = []
-        for entry in sorted(os.scandir(root / found.prefix), key=lambda entry: entry.name):
-            name = found.prefix + entry.name
+        prefix = waiting.pop()
+        folders, files, bad = list[str](), list[str](), dict[str, str]()
+        for entry in sorted(os.scandir(root / prefix), key=lambda entry: entry.name):
+            name = prefix + entry.name
             if entry.name.startswith("."):
                 skipped[_HIDDEN] += 1
             elif reason := _reason_against(entry, root):
-                found.bad[name] = reason
+                bad[name] = reason
             elif entry.is_dir():
                 folders.append(f"{name}/")
             else:
-                found.files.append(name)
-        if found.prefix and any(found.prefix + name in found.files for name in _RUNS):
+                files.append(name)
+        if prefix and any(prefix + name in files for name in _RUNS):
             skipped[_HIDDEN] += 1
         else:
             waiting += reversed(folders)
-            yield found
+            yield prefix, files, bad
 
 
 def _reason_against(entry: os.DirEntry[str], root: Path) -> str:
@@ -325,8 +309,8 @@ def _folder_rows(root: AnyPath, columns: Columns, skipped: Counter[str]) -> Iter
     above, metadata, named = "", "", set[int]()  # of the folder that imagefolder's metadata is in
     for prefix, names, bad in _folders(root, skipped):
         if not metadata or not prefix.startswith(above):
-            tables = (f"{prefix}{name}" for name in _METADATA if f"{prefix}{name}" in names)
-            metadata = next((name for name in tables if _names_files(root / name)), "")
+            found = (prefix + name for name in _METADATA if prefix + name in names)
+            metadata = next((name for name in found if _names_files(root / name)), "")
             above, named = prefix, set()
             for row in _table_rows(root / metadata, None, columns) if metadata else ():
                 yield row._replace(line=0)
@@ -356,7 +340,9 @@ def _packed_rows(
     root: AnyPath, names: Sequence[str], columns: Columns, skipped: Counter[str]
 ) -> Iterator[Row]:
     """Yield the rows of a folder's tars, and of its Parquet files with images."""
-    check_splits(root, (split[1] for name in names if (split := SPLIT.fullmatch(name))))
+    tables.check_splits(
+        root, (split[1] for name in names if (split := tables.SPLIT.fullmatch(name)))
+    )
     for name in names:
         try:
             if _ending(name) == ".tar":
@@ -377,4 +363,4 @@ def _names_files(path: AnyPath) -> bool:
 def _has_images(path: AnyPath) -> bool:
     with path.open("rb") as file:
         schema = open_parquet(file).schema_arrow
-        return bool(image_columns(schema)) or not {*IMAGES}.isdisjoint(schema.names)
+        return bool(tables.image_columns(schema)) or not {*IMAGES}.isdisjoint(schema.names)

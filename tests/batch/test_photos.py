@@ -9,6 +9,7 @@ from pathlib import Path
 import pyarrow as pa
 import pytest
 from helpers.item_lines import check_message, photo, planned, put, write_tar
+from PIL import Image
 from pyarrow import parquet
 
 from sdattn.files.writing import sha256
@@ -54,8 +55,9 @@ def test_a_folder_of_pairs_is_explained(tmp_path):
 
 
 def test_an_image_upright_by_its_tag_and_changed_since(tmp_path):
-    exif = b"Exif\x00\x00MM\x00*\x00\x00\x00\x08\x00\x01\x01\x12\x00\x03\x00\x00\x00\x01\x00\x06\x00\x00"
-    path = put(tmp_path, "a.jpg", photo(size=(128, 64), kind="JPEG", exif=exif + b"\0" * 4))
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    path = put(tmp_path, "a.jpg", photo(size=(128, 64), kind="JPEG", exif=exif))
     put(tmp_path, "a.txt", "a cat")
     [item], _ = planned(photos=tmp_path)
     assert item.image.size == (64, 128)
@@ -331,8 +333,6 @@ def test_a_data_set_as_the_hub_has_it(tmp_path):
 def test_a_saved_data_set_of_images(tmp_path):
     datasets = pytest.importorskip("datasets")
     datasets.disable_progress_bars()
-    from PIL import Image
-
     images = [Image.new("RGB", (64, 64), "red"), None]
     rows = datasets.Dataset.from_dict({"picture": images, "text": ["a cat", "x"]})
     rows.cast_column("picture", datasets.Image()).save_to_disk(str(tmp_path / "d"))
@@ -354,8 +354,6 @@ def test_photos_in_a_storage_are_explained():
 
 def test_a_heic_is_read_with_its_package(tmp_path):
     heif = pytest.importorskip("pillow_heif")
-    from PIL import Image
-
     image = heif.from_pillow(Image.new("RGB", (64, 64), "red"))
     image.save(Path(tmp_path, "a.HEIC"))
     put(tmp_path, "a.txt", "a cat")

@@ -92,8 +92,10 @@ def test_an_item_comes_back_as_it_was(plan_of):
 
 @pytest.mark.parametrize(
     "change",
-    [{"id": "b"}, {"prompt": "a dog"}, {"seed": 5}, {"negative_prompt": ""}, {"words": ["red"]}]
-    + [{"width": 128}, {"edit_to": "a red dog"}, {"guidance_scale": 3}],
+    [
+        *({"id": "b"}, {"prompt": "a dog"}, {"seed": 5}, {"negative_prompt": ""}),
+        *({"words": ["red"]}, {"width": 128}, {"edit_to": "a red dog"}, {"guidance_scale": 3}),
+    ],
 )
 def test_digests_tell_items_apart(plan_of, change):
     rows = [{"id": "a", "seed": 3, "width": 64}, {"id": "z"}]

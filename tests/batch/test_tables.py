@@ -253,7 +253,7 @@ def test_a_folder_of_lists_is_one_list(tmp_path):
     parquet.write_table(
         pa.table({"text": ["four"]}), tmp_path / "data/train-00000-of-00001.parquet"
     )
-    items, bad = planned(source=tmp_path)
+    items, _ = planned(source=tmp_path)
     assert [(item.line, item.prompt) for item in items] == [
         *((1, "one"), (2, "two"), (3, "three"), (4, "four"))
     ]

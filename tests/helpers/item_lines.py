@@ -8,9 +8,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import numpy as np
-from helpers.tiny_pipelines import small_pipeline
 from PIL import Image
 
+from helpers.tiny_pipelines import small_pipeline
 from sdattn.batch.plan import make_plan
 from sdattn.batch.request import Request
 
