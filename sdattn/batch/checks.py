@@ -12,6 +12,7 @@ from typing import Any
 from ..edit.editing import EditOptions, prepare
 from ..errors import InvalidValueError
 from ..inversion.images import fitted_size
+from ..loading.quiet import only_errors
 from ..models.call_facts import images_a_prompt
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options
@@ -24,11 +25,10 @@ from .columns import NUMBERS
 from .items import BadLine, Item, number
 
 _WHOLE = (int, int | None)  # annotations of integer options
-_REMEMBERED = 10_000  # texts
-# Texts that every tokenizer takes as they are: no control character, no entity, no special token
-_PLAIN_TEXT = re.compile(r"[ -%'-;=?-~]+")
-_PLAIN_WORDS = re.compile(r"[a-z0-9'-]+")
-_PHRASE = re.compile(r"[a-z0-9]+( [a-z0-9]+)+")
+# Texts that every tokenizer takes as they are: no control character, entity or special token
+_PLAIN = re.compile(r"[ -%'-;=?-~]+")
+_PHRASE = re.compile(r"[a-z0-9]+( [a-z0-9]+)*")
+_SIGN = re.compile(r"[^a-z0-9'\- ]")  # no part of a word
 _LONG_TEXT = "a " * 2000
 _MARGIN = 2  # tokens that may join with those of a text around
 
@@ -77,8 +77,10 @@ class Checks:
         self.shapes: dict[tuple[str, bool, int, bool], int] = {}
         self.words = _Words(pipe, cleans="clean_caption" in self.kinds)
         # Some pipelines pad prompts only to the longest of a batch.
-        lengths = {_columns(pipe, text) for text in ("a", "a cat and a dog and a cat")}
-        self.of_length = len(lengths) > 1
+        self.of_length = False
+        with suppress(TypeError, ValueError):  # reported for each item that needs it
+            lengths = {len(self.words.read(text, {}).tokens) for text in ("a", _LONG_TEXT[:20])}
+            self.of_length = len(lengths) > 1
 
     def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
         """Return the jobs, and the items that cannot be drawn."""
@@ -157,39 +159,34 @@ class Checks:
 class _Words:
     """Checks that words are in their texts and that a pipeline's text encoder sees them.
 
-    Reading a text as the pipeline does takes a millisecond. A plain text that all tokenizers count
-    few enough tokens of is seen whole, and then a word between spaces or signs is one of its words.
+    Reading a text as the pipeline does takes a millisecond. But a plain text of few enough tokens
+    is seen whole, and a phrase between spaces or other signs is in it.
     """
 
     def __init__(self, pipe: Pipeline, *, cleans: bool):
-        parts = [getattr(part, "tokenizer", part) for part in pipe.components.values()]
         self.pipe = pipe
+        parts = [getattr(part, "tokenizer", part) for part in pipe.components.values()]
         # A pipeline that cleans captions may drop words.
         self.tokenizers = [] if cleans else [p for p in parts if hasattr(p, "added_tokens_decoder")]
         added = (t for part in self.tokenizers for t in part.added_tokens_decoder.values())
         self.added = [token.content.lower() for token in added if not token.special]
-        self.counts: dict[str, list[int]] = {}
-        self.seen: dict[str, list[int]] = {}  # tokens that are seen for sure, by options
-        self.last: tuple[object, Prompt | None] = (None, None)
+        self.counts: dict[str, tuple[int, ...]] = {}  # tokens of each plain text, by tokenizer
+        self.seen: dict[str, tuple[int, ...]] = {}  # tokens that are seen for sure, by options
 
     def count(self, texts: Iterable[str]) -> None:
-        """Count the tokens of plain texts, many at a time."""
-        if len(self.counts) > _REMEMBERED:
-            self.counts.clear()
-        new = [text for text in dict.fromkeys(texts) if text not in self.counts]
-        new = [text for text in new if _PLAIN_TEXT.fullmatch(text) and not self._has_added(text)]
-        if new and self.tokenizers:
-            numbers = [_lengths(tokenizer, new) for tokenizer in self.tokenizers]
-            self.counts.update(zip(new, map(list, zip(*numbers, strict=True)), strict=True))
+        """Count the tokens of plain texts, which :meth:`check` is asked about next."""
+        plain = [text for text in dict.fromkeys(texts) if _PLAIN.fullmatch(text)]
+        plain = [text for text in plain if not any(word in text.lower() for word in self.added)]
+        numbers = zip(*(_lengths(part, plain) for part in self.tokenizers), strict=True)
+        self.counts = dict(zip(plain, numbers, strict=True)) if plain and self.tokenizers else {}
 
     def check(self, text: str, words: Sequence[str], options: Options) -> None:
         """Raise KeyError for words that are not in the text, or not seen by the text encoder."""
         if counts := self.counts.get(text):
-            seen = self._seen(options)
-            lower = text.lower()
-            found = {*_PLAIN_WORDS.findall(lower)}
-            if all(map(int.__le__, counts, seen)) and all(
-                word in found if (word := phrase.lower()).isalnum() else _is_between(word, lower)
+            is_seen = all(map(int.__le__, counts, self._seen(options)))
+            spaced = _SIGN.sub(r" \g<0> ", f" {text.lower()} ")
+            if is_seen and all(
+                _PHRASE.fullmatch(word := phrase.lower()) and f" {word} " in spaced
                 for phrase in words
             ):
                 return
@@ -199,45 +196,26 @@ class _Words:
 
     def read(self, text: str, options: Options) -> Prompt:
         """Return a text as the pipeline reads it; truncated words are in the item's row."""
-        key = text, id(options)
-        if self.last[0] != key or self.last[1] is None:
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                [read] = read_prompts(self.pipe, text, **options)
-            self.last = key, read
-        return self.last[1]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            return read_prompts(self.pipe, text, **options)[0]
 
-    def _seen(self, options: Options) -> list[int]:
-        """Return the number of tokens, by tokenizer, that are seen for sure."""
-        that_count = {name: options[name] for name in options if name not in NUMBERS}
-        key = json.dumps(that_count, sort_keys=True, default=repr)
+    def _seen(self, options: Options) -> tuple[int, ...]:
+        """Return the number of tokens, by tokenizer, up to which a text is seen whole."""
+        key = json.dumps({n: options[n] for n in options if n not in NUMBERS}, default=repr)
         if key not in self.seen:
-            self.seen[key] = [-1] * len(self.tokenizers)
-            with suppress(ValueError, TypeError):  # reported for the items that it concerns
+            self.seen[key] = (-1,) * len(self.tokenizers)
+            with suppress(ValueError, TypeError), only_errors():  # or tell the items' own
                 words = self.read(_LONG_TEXT, options).words
                 n_seen = sum(bool(word.columns) for word in words)
                 if n_seen and all(word.columns for word in words[:n_seen]):
                     text = _LONG_TEXT[: words[n_seen - 1].end]
-                    lengths = (_lengths(tokenizer, [text]) for tokenizer in self.tokenizers)
-                    self.seen[key] = [length - _MARGIN for [length] in lengths]
+                    self.seen[key] = tuple(
+                        _lengths(t, [text])[0] - _MARGIN for t in self.tokenizers
+                    )
         return self.seen[key]
-
-    def _has_added(self, text: str) -> bool:
-        return any(token in text.lower() for token in self.added)
 
 
 def _lengths(tokenizer: Any, texts: list[str]) -> list[int]:
-    encoded = tokenizer(texts, add_special_tokens=False, verbose=False)
-    return [len(ids) for ids in encoded["input_ids"]]
-
-
-def _is_between(phrase: str, text: str) -> bool:
-    """Check that a phrase of plain words is between spaces."""
-    return bool(_PHRASE.fullmatch(phrase)) and f" {phrase} " in f" {text} "
-
-
-def _columns(pipe: Pipeline, text: str) -> int:
-    try:
-        return len(read_prompts(pipe, text)[0].tokens)
-    except (TypeError, ValueError):  # reported for each item that needs it
-        return 0
+    options = {"add_special_tokens": False, "return_attention_mask": False, "verbose": False}
+    return [len(ids) for ids in tokenizer(texts, **options)["input_ids"]] if texts else []

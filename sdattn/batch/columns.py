@@ -1,15 +1,15 @@
-"""Columns of a list: which one holds the prompt, which are options, which are kept; other programs'
-names for ours."""
+"""Columns of a list: which one holds the prompt, which are options, which are kept."""
 
 import json
 import re
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from difflib import get_close_matches
 from typing import Any, NamedTuple
 
 from ..errors import InvalidValueError, OptionError
 from ..files.terminal import shown
 from ..maps.statistics import NUMBERS as _STATISTICS
+from ..models.pipeline_call import MEANT
 from ..runs.explaining import is_decided
 from .tables import Row
 
@@ -30,36 +30,16 @@ OWN_NAMES = frozenset(
     | {"file_name", "image", "video", "failed", "traceback", "maps", "run"}
     | {*WORD_LABELS, *_STATISTICS}
 )
-_CALLED = {  # names in other programs, such as AUTOMATIC1111 and ComfyUI
-    "guidance_scale": "cfg cfg_scale cfgscale guidance",
-    "num_inference_steps": "num_steps sampling_steps step steps",
-    "negative_prompt": "neg neg_prompt negative negativeprompt negative_prompts",
-    "prompt": "positive positive_prompt",
-    "seed": "noise_seed",
-    "num_frames": "n_frames",
-    "width": "w",
-    "height": "h",
-}
-_HINTS = {name: f"write {ours}" for ours, names in _CALLED.items() for name in names.split()}
-_HINTS |= dict.fromkeys(
-    ("sampler", "sampler_name", "sampler_index", "scheduler"),
-    "choose a scheduler for the whole run, with the option scheduler",
-)
-_HINTS |= dict.fromkeys(
-    ("batch_size", "n_iter", "n_samples", "num_images"),
-    "write a line for each image; how many run together is the option batch_size",
-)
 
 
-def renamed(name: str) -> str | None:
-    """Return advice for a name that other programs use for an option of ours.
+def meant(name: str) -> str | None:
+    """Return our name for what other programs, or tables, call otherwise.
 
-    >>> renamed("CFG scale"), renamed("Category")
-    ('write guidance_scale', None)
+    >>> meant("CFG scale"), meant("Category"), meant("seed")
+    ('guidance_scale', None, None)
     """
     plain = re.sub(r"[\s-]+", "_", name.strip()).lower()
-    is_ours = plain != name and plain in (*OWN, *NUMBERS)
-    return f"write {plain}" if is_ours else _HINTS.get(plain)
+    return plain if plain != name and plain in (*OWN, *NUMBERS) else MEANT.get(plain)
 
 
 class Split(NamedTuple):
@@ -96,23 +76,24 @@ class Columns:
         self.kept = dict.fromkeys(self.named)
         self.left_out: dict[str, None] = {}  # of tables, as the pipeline has no such options
         self.decided: dict[str, None] = {}  # of tables, as an image decides them
-        self._lacking: set[str] | None = None
+        self.image = IMAGES[0]  # the column of images
+        self.seen: dict[str, None] = {}
         self._splits: dict[tuple[str, ...], Split] = {}
 
     def choose(self, names: Sequence[str], images: Sequence[str]) -> list[str]:
         """Return the columns of a table to read; raise ValueError for what it lacks. ``images`` are
         columns of images."""
-        image = []
+        pictures = [*(name for name in IMAGES if name in names), *images]
         if self.photos:
-            image = [self.image_in(names, images)]
-        elif found := [*images, *(name for name in IMAGES if name in names and name != IMAGES[1])]:
+            pictures = [self.image_in(pictures, *pictures)]
+            self.image = pictures[0]
+        elif pictures and pictures != ["file_name"]:
             raise InvalidValueError(
-                f"the list has a column {shown(found[0])} of images. Pass it as `photos` to "
-                "explain them."
+                f"the list has a column {pictures[0]!r} of images. Pass it as `photos`."
             )
-        split = self._split([name for name in names if name not in image], of_table=True)
-        self._note(names)
+        split = self._split([name for name in names if name not in pictures], of_table=True)
         self.check_seen()
+        image = pictures if self.photos else []
         return list(dict.fromkeys([split.prompt, *split.fields, *split.kept, *image]))
 
     def read(self, row: Row) -> tuple[dict[str, Any], dict[str, str]]:
@@ -121,7 +102,6 @@ class Columns:
         if names not in self._splits:
             if len(self._splits) > 1000:
                 self._splits.clear()
-            self._note(names)
             self._splits[names] = self._split(names, of_table=row.of_table)
         split = self._splits[names]
         fields = {"prompt": row.fields[split.prompt]}
@@ -129,68 +109,53 @@ class Columns:
             fields[name] = row.fields[name]
         return fields, {name: _text(row, name) for name in split.kept}
 
-    def image_in(self, names: Sequence[str], images: Sequence[str] = ()) -> str:
+    def image_in(self, names: Collection[str], *further: str) -> str:
         """Return the column that holds the image."""
-        for name in (*IMAGES, *images):
+        for name in (self.image, *IMAGES, *further):
             if name in names:
                 return name
-        raise InvalidValueError(
-            f"there is no image; found {shown([*names], 200)}. Write its path under image or "
-            "file_name."
-        )
-
-    def prompt_in(self, names: Sequence[str]) -> str:
-        """Return the column that holds the prompt."""
-        choice = [self.prompt] if self.prompt else [n for n in PROMPTS if n not in self.named]
-        found = [name for name in choice if name in names]
-        if len(found) == 1:
-            return found[0]
-        what = "the prompt is missing" if not found else f"{' and '.join(found)} may be the prompt"
-        raise InvalidValueError(
-            f"{what}; found {shown([*names], 200)}. Write one, or pass `prompt_column`."
-        )
+        raise InvalidValueError("there is no image. Write its path under image or file_name.")
 
     def check_seen(self) -> None:
         """Raise ValueError for columns to keep that no line has."""
-        if self._lacking:
-            lacking = [name for name in self.named if name in self._lacking]
-            raise OptionError("keep_columns", lacking, "the list has no such column.")
-
-    def _note(self, names: Iterable[str]) -> None:
-        lacking = set(self.named) if self._lacking is None else self._lacking
-        self._lacking = lacking.difference(names)
+        if self.seen and (lacking := [name for name in self.named if name not in self.seen]):
+            text = f"the list has no such column. It has {shown([*self.seen], 300)}."
+            raise OptionError("keep_columns", lacking, text)
 
     def _split(self, names: Sequence[str], *, of_table: bool) -> Split:
-        prompt = self.prompt_in(names)
-        rest = [name for name in names if name not in (prompt, "prompt", *self.named)]
+        self.seen |= dict.fromkeys(names)
+        choice = [self.prompt] if self.prompt else [n for n in PROMPTS if n not in self.named]
+        found = [name for name in choice if name in names]
+        if len(found) != 1:
+            what = f"{' and '.join(found)} may be" if found else "it lacks"
+            raise InvalidValueError(
+                f"{what} the prompt; found {shown([*names], 200)}. Write one, or pass "
+                "`prompt_column`."
+            )
+        rest = [name for name in names if name not in (found[0], "prompt", *self.named)]
         kept = list(self.named)
         if of_table or self.keep == ALL:
             foreign = [name for name in rest if self._is_foreign(name)]
+            decided = [name for name in rest if self.photos and is_decided(name)]
             if self.keep == ALL:
                 kept = foreign
-                self.kept |= dict.fromkeys(foreign)
+                self.kept |= dict.fromkeys(kept)
             else:
                 self.left_out |= dict.fromkeys(foreign)
-            decided = [name for name in rest if self.photos and is_decided(name)]
             self.decided |= dict.fromkeys(decided)
             rest = [name for name in rest if name not in (*foreign, *decided)]
         if taken := sorted(OWN_NAMES.intersection(kept)):
             raise InvalidValueError(
                 f"rows have columns called {', '.join(taken)}. Rename yours, or name those to keep."
             )
-        return Split(prompt, rest, kept)
+        return Split(found[0], rest, kept)
 
     def _is_foreign(self, name: str) -> bool:
-        """Check that no option has this name; raise ValueError for what may be one's."""
-        if name in (*OWN, *NUMBERS) or name in self.options:
+        """Check that no option has this name, or nearly this name, which may be a typo."""
+        known = (*self.options, *OWN, *NUMBERS)
+        if name in known or (meant(name) and not self.photos):
             return False
-        near = get_close_matches(name.lower(), [*self.options, *OWN], n=1, cutoff=0.85)
-        if self.photos or not (near or renamed(name)):
-            return True
-        advice = renamed(name) or f"did you mean {near[0]}?"
-        raise InvalidValueError(
-            f"{shown(name)} is not an option: {advice} To keep the column use `keep_columns`."
-        )
+        return self.photos or not get_close_matches(name.lower(), known, n=1, cutoff=0.85)
 
 
 def _text(row: Row, name: str) -> str:

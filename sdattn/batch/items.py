@@ -10,14 +10,13 @@ from ..errors import InvalidValueError
 from ..files.terminal import shown
 from ..models.pipeline import Options
 from ..models.values import LARGEST_SEED
-from .columns import EDITS, NUMBERS, OWN, renamed
+from .columns import EDITS, NUMBERS, OWN, meant
 from .photos import Photo
 from .tables import parsed
 
 # Names of items, which name folders
 ID = re.compile(r"(?!.*\.\.)[A-Za-z0-9]([A-Za-z0-9._-]{0,98}[A-Za-z0-9_-])?")
-_TAKEN = ("prompt_embeds", "generator", "output_type", "return_dict")
-_NO_OPTIONS: Options = {}  # one for all items that have none
+_NONE: Options = {}  # one for all items that have none
 _NUMBER = re.compile(r"\s*(-?)\+?0*(?=[0-9])([0-9.eE+-]+)\s*")
 _EXACT = 2**53  # a larger float may have been rounded
 
@@ -29,10 +28,7 @@ class Item:
     Attributes:
         id: name of its folder, unique even if letter case is ignored.
         line: number in the list, from 1.
-        prompt: at least one word.
-        seed: 0 to 2**63 - 1.
-        words: words and phrases to keep, from the prompt or, for an edit, from ``edit_to``; None
-            for all.
+        words: words and phrases to keep of :attr:`text`; None for all.
         options: of the pipeline's call.
         edit_to: the prompt of the image, which is then an edit of :attr:`prompt`'s.
         columns: further columns of the list, name to text, for the item's row.
@@ -75,7 +71,7 @@ def item_of(
     line: int,
     *,
     image: Photo | None = None,
-    columns: Mapping[str, str] = _NO_OPTIONS,
+    columns: Mapping[str, str] = _NONE,
 ) -> Item:
     """Return the item for a line's fields, ignoring None; raise ValueError for an invalid field.
 
@@ -98,10 +94,10 @@ def item_of(
         seed=given["seed"],
         negative_prompt=given.get("negative_prompt"),
         words=None if words is None else tuple(words),
-        options={name: value for name, value in given.items() if name not in OWN} or _NO_OPTIONS,
+        options={name: value for name, value in given.items() if name not in OWN} or _NONE,
         edit_to=given.get("edit_to"),
-        edit={name: given[name] for name in EDITS if name in given} or _NO_OPTIONS,
-        columns=columns or _NO_OPTIONS,
+        edit={name: given[name] for name in EDITS if name in given} or _NONE,
+        columns=columns or _NONE,
         image=image,
     )
 
@@ -132,19 +128,11 @@ def _check_field(name: str, value: object) -> None:
         if not holds(value):
             raise InvalidValueError(f"{name}={shown(value)}: {wanted}.")
     elif name == "image":
+        raise InvalidValueError("image is for one to explain. Pass the list as `photos`.")
+    elif (ours := meant(name)) or not name.isidentifier():
         raise InvalidValueError(
-            "image is for an image to explain, and this is a list of prompts to draw. Pass the "
-            "list as `photos`, or leave image out."
-        )
-    elif name in _TAKEN:
-        raise InvalidValueError(f"{name} cannot be chosen in a batch. Leave it out.")
-    elif advice := renamed(name):
-        raise InvalidValueError(
-            f"{shown(name)} is not an option: {advice}. To keep the column use `keep_columns`."
-        )
-    elif not name.isidentifier():
-        raise InvalidValueError(
-            f"{shown(name)} is not an option. Write one of the pipeline, for example width."
+            f"{shown(name)} is not an option. Write {ours or 'one of the pipeline, as width'}; to "
+            "keep the column use `keep_columns`."
         )
 
 

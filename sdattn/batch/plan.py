@@ -7,18 +7,18 @@ with make_plan(request, pipe, tell) as plan:
 import inspect
 import json
 import re
-import tempfile
 import time
 from array import array
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, closing
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from itertools import islice
 from math import ceil
 from pathlib import Path
 from posixpath import splitext
-from types import TracebackType
-from typing import Any
+from tempfile import TemporaryDirectory
+from unicodedata import normalize
 
 import numpy as np
 
@@ -58,7 +58,7 @@ def default_shard_items(items: int, batch_size: int, *, videos: bool) -> int:
     return min(4 if videos else 100, max(batch_size, ceil(items / 16)))
 
 
-class Plan:
+class Plan(ExitStack):
     """A checked list, in a temporary file, and which of its items are in which shard.
 
     Attributes:
@@ -73,39 +73,21 @@ class Plan:
     """
 
     def __init__(self) -> None:
-        self._folder = tempfile.TemporaryDirectory(prefix="sdattn-plan-")
-        self.bad_file = Path(self._folder.name) / "bad_lines.jsonl"
-        self._bad = self.bad_file.open("w", encoding="utf-8")
-        self._spool = (Path(self._folder.name) / "items").open("wb")
-        self._offsets, self._shapes = array("Q"), array("L")
+        super().__init__()
+        folder = Path(self.enter_context(TemporaryDirectory(prefix="sdattn-plan-")))
+        self.bad_file, self._file = folder / "bad_lines.jsonl", folder / "items"
+        self._bad = self.enter_context(self.bad_file.open("wb"))
+        self._items = self.enter_context(self._file.open("wb"))
+        self._offsets, self._shapes, self._end = array("Q"), array("L"), 0
         self._options: dict[int, Options] = {}  # by shape
-        self._keys: dict[int, bytes] = {}  # the same, as text
         self._taken: dict[int, int] = {}  # hash of each id -> its line
-        self._again: dict[str, int] = {}  # the last suffix of a photo's name
+        self._suffixes: dict[str, int] = {}  # the last one of each photo's name
         self._sum = sha256()
-        self._end = 0
         self.has_edits = False
         self.bad_lines = 0
         self.bad: list[BadLine] = []
         self.columns: list[str] | None = None
         self.shard_items = 1
-
-    def __enter__(self) -> "Plan":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Remove the temporary files."""
-        self._spool.close()
-        self._bad.close()
-        self._folder.cleanup()
 
     def __len__(self) -> int:
         return len(self._starts) - 1
@@ -120,44 +102,48 @@ class Plan:
 
     def shard(self, number: int) -> Shard:
         """Return a shard, read from the file."""
-        return Shard(number, tuple(map(self._job, self._written(number))))
+        return Shard(number, tuple(map(self._job, self._lines(number))))
 
     def shard_size(self, number: int) -> int:
         return int(self._starts[number + 1] - self._starts[number])
 
     def shard_digest(self, number: int) -> str:
         """Return a checksum of a shard's items, with their options and images."""
-        found = sha256()
-        for line in self._written(number):
-            shape, _, item = line.split(b"\t")
-            found.update(self._keys[int(shape)] + item)
-        return found.hexdigest()[:16]
+        return sha256(b"".join(map(self._told, self._lines(number)))).hexdigest()[:16]
 
-    def _written(self, number: int) -> Iterator[bytes]:
-        with open(self._spool.name, "rb") as file:
+    def _lines(self, number: int) -> Iterator[bytes]:
+        with self._file.open("rb") as file:
             for index in self._order[self._starts[number] : self._starts[number + 1]]:
                 file.seek(self._offsets[index])
                 yield file.readline()
 
+    def _told(self, line: bytes) -> bytes:
+        """Return what an item is: without the number of its shape and the place of its image."""
+        shape, _, item = line.split(b"\t")
+        return _json(self._options[int(shape)]) + item
+
     def _job(self, line: bytes) -> Job:
-        shape, where, rest = line.split(b"\t")
-        *fields, words, image = json.loads(rest)
-        fields = dict(zip(_FIELDS, fields, strict=True))
-        if self.columns:
-            fields["columns"] = {name: fields["columns"].get(name, "") for name in self.columns}
-        if image is not None:
-            image = Photo(**json.loads(where), **{**image, "size": tuple(image["size"])})
-        item = Item(**fields, words=None if words is None else tuple(words), image=image)
-        return Job(item, self._options[int(shape)], int(shape))
+        shape, place, told = map(json.loads, line.split(b"\t"))
+        words, columns, *photo = told[len(_FIELDS) :]
+        image = None
+        if photo:
+            where, span, row = place
+            [[name, checksum, size]] = photo
+            span, row = span and tuple(span), row and tuple(row)
+            image = Photo(where, name, span, row, checksum, tuple(size))
+        if self.columns is not None:
+            columns = {name: columns.get(name, "") for name in self.columns}
+        words = None if words is None else tuple(words)
+        fields = dict(zip(_FIELDS, told, strict=False))
+        item = Item(**fields, words=words, columns=columns, image=image)
+        return Job(item, self._options[shape], shape)
 
     # Making it
 
     def add(self, job: Job, name: str | None = None) -> None:
         """Add a job, with a free id made from ``name`` or else its own; raise ValueError if that is
-        taken, or a text or number cannot be written."""
-        item = job.item
-        if name is not None:
-            item = replace(item, id=self._free_id(name))
+        taken, or a text cannot be written."""
+        item = job.item if name is None else replace(job.item, id=self._free_id(name))
         key = hash(item.id.lower())
         if key in self._taken:
             raise InvalidValueError(
@@ -165,80 +151,71 @@ class Plan:
                 "ignored."
             )
         line = _line_of(item, job.shape)
-        if job.shape not in self._options:
-            self._options[job.shape], self._keys[job.shape] = job.options, _json(job.options)
         self._taken[key] = item.line
         self.has_edits |= item.edit_to is not None
+        self._options.setdefault(job.shape, job.options)
         self._offsets.append(self._end)
         self._shapes.append(job.shape)
-        self._end += self._spool.write(line)
-        self._sum.update(self._keys[job.shape] + line.split(b"\t")[2])
+        self._end += self._items.write(line)
+        self._sum.update(self._told(line))
+
+    def _free_id(self, name: str) -> str:
+        """Return an id like a name: signs that an id does not take are "-", and if it is taken it
+        gets a suffix."""
+        plain = re.sub(r"[\u0300-\u036f]", "", normalize("NFKD", name))  # without accents
+        plain = re.sub(r"[^A-Za-z0-9._-]+|\.\.+", "-", plain)[-90:].strip(".-_") or "photo"
+        number, found = self._suffixes.get(plain.lower(), 1), plain
+        while hash(found.lower()) in self._taken:
+            number += 1
+            found = f"{plain}-{number}"
+        self._suffixes[plain.lower()] = number
+        return found
 
     def refuse(self, line: BadLine) -> None:
         """Note a line that is not an item."""
         self.bad_lines += 1
         if len(self.bad) < _SHOWN:
             self.bad.append(line)
-        self._bad.write(json.dumps(asdict(line), ensure_ascii=False) + "\n")
+        self._bad.write(_json(asdict(line)) + b"\n")
 
     def divide(self, shard_items: int, columns: list[str] | None) -> None:
-        """Divide the items into shards: each is put into the open shard of its shape."""
+        """Put each item into the open shard of its shape; a full one is followed by another."""
         self.shard_items, self.columns = shard_items, columns
-        numbers = array("L")
+        numbers, n_shards = array("L"), 0
         open_shards: dict[int, list[int]] = {}  # shape -> number of the shard, free places
-        n_shards = 0
         for shape in self._shapes:
             if not open_shards.get(shape, [0, 0])[1]:
                 open_shards[shape] = [n_shards, shard_items]
                 n_shards += 1
-            place = open_shards[shape]
-            numbers.append(place[0])
-            place[1] -= 1
-        shards = np.asarray(numbers)
-        self._order = np.argsort(shards, kind="stable")
-        self._starts = np.searchsorted(shards[self._order], np.arange(n_shards + 1))
+            numbers.append(open_shards[shape][0])
+            open_shards[shape][1] -= 1
+        self._order = np.argsort(numbers, kind="stable")
+        self._starts = np.searchsorted(np.sort(numbers), np.arange(n_shards + 1))
+        self._items.flush()
         self._bad.flush()
-        self._spool.flush()
         self._taken.clear()
 
-    def _free_id(self, name: str) -> str:
-        """Return an id for a name: signs that an id does not take are "-", one that is taken gets a
-        suffix."""
-        plain = re.sub(r"[^A-Za-z0-9._-]+|\.\.+", "-", name)[-90:].strip(".-_ ") or "photo"
-        number = self._again.get(plain.lower(), 1)
-        found = plain
-        while hash(found.lower()) in self._taken:
-            number += 1
-            found = f"{plain}-{number}"
-        if number > 1:
-            self._again[plain.lower()] = number
-        return found
 
-
-_FIELDS = (
-    *("id", "line", "prompt", "seed", "negative_prompt", "options", "edit_to", "edit", "columns"),
-)
+_FIELDS = ("id", "line", "prompt", "seed", "negative_prompt", "options", "edit_to", "edit")
+_JSON = json.JSONEncoder(ensure_ascii=False, allow_nan=False, separators=(",", ":"))
 
 
 def _json(value: object) -> bytes:
-    return json.dumps(value, ensure_ascii=False, allow_nan=False, separators=(",", ":")).encode()
+    return _JSON.encode(value).encode()
 
 
 def _line_of(item: Item, shape: int) -> bytes:
     """Return an item as a line: its shape, where its image is, and what it is, between tabs."""
-    where: dict[str, Any] = {}
-    image = None
-    if item.image is not None:
-        photo = item.image
-        where = {"where": photo.where, "span": photo.span, "row": photo.row}
-        image = {"name": photo.name, "sha256": photo.sha256, "size": photo.size}
+    values = [*(getattr(item, name) for name in _FIELDS), item.words, item.columns]
+    place, photo = None, item.image
+    if photo is not None:
+        place = [photo.where, photo.span, photo.row]
+        values.append([photo.name, photo.sha256, photo.size])
     try:
-        rest = _json([*(getattr(item, name) for name in _FIELDS), item.words, image])
+        return b"%d\t%s\t%s\n" % (shape, _json(place), _json(values))
     except UnicodeEncodeError as error:
-        raise InvalidValueError(
-            f"{error.object[error.start]!r} is half a character. Write the character itself."
-        ) from None
-    return b"%d\t%s\t%s\n" % (shape, _json(where), rest)
+        sign = error.object[error.start]
+        raise InvalidValueError(f"{sign!r} is half a character. Write it whole.") from None
 
 
 def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) -> Plan:
@@ -262,26 +239,23 @@ def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) ->
         rows = photo_rows(str(request.photos), request.input_format, columns)
     else:
         rows = list_rows(str(request.source), request.input_format, columns.choose)
-    plan, checks = Plan(), Checks(pipe, request.options)
-    try:
-        n_lines = 0
+    checks, n_lines = Checks(pipe, request.options), 0
+    with closing(rows), ExitStack() as undo:
+        plan = undo.enter_context(Plan())
         for part in _parts(rows):
             n_lines += len(part)
             _add(plan, part, checks, columns, request)
             tell(n_lines, plan.items, plan.bad_lines)
-            if request.limit is not None and plan.items >= request.limit:
+            if plan.items == request.limit:
                 break
         else:
             columns.check_seen()
         videos = makes_videos(pipe)
-        size = request.shard_items or default_shard_items(
-            plan.items, request.batch_of(videos=videos), videos=videos
-        )
-        plan.divide(size, list(columns.kept) or None)
-    except BaseException:
-        plan.close()
-        raise
-    _say_unused(columns, pipe)
+        batch_size = request.batch_of(videos=videos)
+        n_items = request.shard_items or default_shard_items(plan.items, batch_size, videos=videos)
+        plan.divide(n_items, list(columns.kept) or None)
+        _say_unused(columns, pipe)
+        undo.pop_all()  # the plan stays open
     return plan
 
 
@@ -300,7 +274,8 @@ def _add(plan: Plan, part: list[Row], checks: Checks, columns: Columns, request:
             if row.image is not None and fields.get("id") is None:
                 photo_names[row.line] = splitext(row.image.name)[0]
         except ValueError as error:
-            bad.append(BadLine.of(row.line, error, row.text or str(dict(row.fields))))
+            texts = (value for value in row.fields.values() if isinstance(value, str))
+            bad.append(BadLine.of(row.line, error, row.text or " ".join(texts)))
     jobs, refused = checks.check(items)
     last = part[-1].line
     for job in jobs:

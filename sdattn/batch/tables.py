@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -17,20 +17,10 @@ from ..files.paths import files_below
 from ..files.terminal import shown
 
 KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
-TEXTS = (
-    "id",
-    "prompt",
-    "Prompt",
-    "Prompts",
-    "caption",
-    "text",
-    "txt",
-    "negative_prompt",
-    "edit_to",
-)
+AT_ONCE = 16  # rows with images in memory
 _KIND = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
-_HEADER = re.compile(r"\W?prompts?\W?([,;\t|].*)?", re.IGNORECASE)  # of a table, above a text
-_SPLIT = re.compile(r"(.+)-\d{5}-of-\d{5}\.parquet")  # a file of a split, as the Hub names it
+_UNREADABLE = re.compile("[\0\r\ud800-\udfff]")
+SPLIT = re.compile(r"(?:.*/)?([^/]+)-\d{5}-of-\d{5}\.parquet")  # as the Hub names a split's files
 
 
 class Row(NamedTuple):
@@ -39,7 +29,7 @@ class Row(NamedTuple):
     Attributes:
         line: number, from 1.
         fields: values by column.
-        text: its beginning, as written.
+        text: its beginning.
         reason: why it cannot be read; "" if it can.
         cells: the texts of a CSV row's cells.
         of_table: all rows have the same columns, some of which may not be for us.
@@ -74,39 +64,36 @@ def list_rows(source: str, kind: str | None, choose: Choose) -> Iterator[Row]:
     path = path_of(source)
     if source == "-":
         yield from rows_of(sys.stdin.buffer, kind or "jsonl", choose)
-    elif path.name.lower().endswith((".tar", *SUFFIXES)):
-        raise InvalidValueError(f"{source} holds images, not prompts. Pass it as `photos`.")
-    elif path.is_dir() and not is_saved(path):
+    elif is_saved(path) or not path.is_dir():
+        yield from table_rows(path, kind, choose)
+    else:
         names = names_below(path)
-        if any(name.lower().endswith((".tar", *SUFFIXES)) for name in names):
-            raise InvalidValueError(
-                f"The folder {source} holds images. Pass it as `photos` to explain them, or a file "
-                "of prompts to draw."
-            )
         lists = [name for name in names if kind_of(name) not in (None, "txt")]
-        check_splits(path, lists)
-        if not lists:
+        if not lists or any(name.lower().endswith((".tar", *SUFFIXES)) for name in names):
             raise InvalidValueError(
-                f"The folder {source} holds no list of prompts. Put .jsonl, .csv, .tsv or .parquet "
-                "files there; for images with captions pass `photos`."
+                f"The folder {source} holds {'images' if names else 'nothing'}, not lists of "
+                "prompts. Pass images with captions as `photos`, prompts as .jsonl, .csv, .tsv or "
+                ".parquet."
             )
+        check_splits(source, {split[1] for name in lists if (split := SPLIT.fullmatch(name))})
         rows = (row for name in lists for row in table_rows(path / name, None, choose))
         yield from (row._replace(line=line) for line, row in enumerate(rows, 1))
-    else:
-        yield from table_rows(path, kind, choose)
 
 
 def table_rows(path: AnyPath, kind: str | None, choose: Choose) -> Iterator[Row]:
     """Yield the rows of a file of one of :data:`KINDS`, or of a saved data set."""
     if is_saved(path):
-        yield from _saved_rows(str(path), choose)
+        rows = open_saved(str(path))
+        chosen = choose(rows.column_names, image_columns(rows.features.arrow_schema))
+        for line, row in enumerate(rows.select_columns(list(chosen)), 1):
+            yield Row(line, row, of_table=True)
         return
     kind = kind or kind_of(path.name)
     if kind is None:
         raise InvalidValueError(
-            f"Asked for the list {str(path)!r}. Pass a file that ends in .jsonl or .ndjson (a JSON "
+            f"Asked for the prompts in {str(path)!r}. Pass a file that ends in .jsonl (a JSON "
             "object per line), .csv or .tsv (a header, then rows), .txt (a prompt per line) or "
-            ".parquet, or a folder of them, or - for standard input."
+            ".parquet, a folder of them, or - for standard input; images as `photos`."
         )
     try:
         with path.open("rb") as file:
@@ -118,72 +105,49 @@ def table_rows(path: AnyPath, kind: str | None, choose: Choose) -> Iterator[Row]
 def rows_of(file: BinaryIO, kind: str, choose: Choose) -> Iterator[Row]:
     """Yield the rows of an open file of one of :data:`KINDS`."""
     if kind == "parquet":
-        yield from _parquet_rows(file, choose)
+        yield from _parquet_rows(file if file.seekable() else io.BytesIO(file.read()), choose)
         return
     # What is not UTF-8 becomes half characters, and its line is refused.
     lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
-    if kind in ("csv", "tsv"):
-        yield from _cell_rows(lines, kind, choose)
-        return
-    fields_of = _of_json if kind == "jsonl" else _of_text
+    try:
+        if kind in ("csv", "tsv"):
+            yield from _table_rows(_cells(lines, kind), choose)
+        else:
+            yield from _line_rows(lines, kind)
+    finally:
+        lines.detach()  # it would close the file
+
+
+def _line_rows(lines: Iterable[str], kind: str) -> Iterator[Row]:
     for line, text in enumerate(lines, 1):
         text = text.rstrip("\r\n")
         if text and not text.isspace():
             try:
-                yield Row(line, fields_of(readable(text), line), text[:200])
+                check_readable(text)
+                fields = _fields_in(text) if kind == "jsonl" else _prompt_in(text, line)
+                yield Row(line, fields, text[:200])
             except ValueError as error:
                 yield Row(line, text=text[:200], reason=str(error))
 
 
-def names_below(folder: AnyPath) -> list[str]:
-    """Return the paths of a folder's files, sorted, without hidden ones."""
-    names = files_below(folder) if isinstance(folder, Path) else sorted(folder.sizes())
-    return [name for name in names if not f"/{name}".count("/.")]
-
-
-def check_splits(folder: AnyPath, names: Sequence[str]) -> None:
-    """Raise ValueError for Parquet files of several splits."""
-    found = {split[1] for name in names if (split := _SPLIT.fullmatch(PurePosixPath(name).name))}
-    if len(found) > 1:
-        raise _splits(folder, found)
-
-
-def _splits(folder: object, found: Sequence[str] | set[str]) -> InvalidValueError:
-    return InvalidValueError(
-        f"{folder} has the splits {', '.join(sorted(found))}. Pass the files of one: put them into "
-        "a folder of their own, or write it with dataset[split].to_parquet('one.parquet')."
-    )
-
-
-def readable(text: str) -> str:
-    """Return a text as it is; raise ValueError for bytes that are not UTF-8, and signs that no text
-    has."""
-    try:
-        if not text.isascii():
-            text.encode()
-    except UnicodeEncodeError as error:
-        at = error.start
+def check_readable(text: str) -> None:
+    """Raise ValueError for bytes that are not UTF-8, and signs that no text has."""
+    if bad := _UNREADABLE.search(text):
         raise InvalidValueError(
-            f"its character {at + 1}, {text[at]!r}, is not UTF-8. Save the list as UTF-8."
-        ) from None
-    if "\0" in text:
-        raise InvalidValueError("there is a zero byte in it, as in UTF-16. Save it as UTF-8.")
-    if "\r" in text:
-        raise InvalidValueError("there is a carriage return in it. End lines with a line feed.")
-    return text
+            f"there is {bad[0]!r} in it. Save the list as UTF-8 text, lines ended by line feeds."
+        )
 
 
-def _of_text(text: str, line: int) -> dict[str, Any]:
-    if text.lstrip().startswith('{"'):
-        raise InvalidValueError("it is JSON. Name the file .jsonl or pass `input_format='jsonl'`.")
-    if line == 1 and _HEADER.fullmatch(text):
+def _prompt_in(text: str, line: int) -> dict[str, Any]:
+    if text.lstrip().startswith('{"') or (line == 1 and text.startswith(("prompt,", "prompt\t"))):
         raise InvalidValueError(
-            "it is the header of a table. Name the file .csv or .tsv, or leave the line out."
+            "it is JSON, or the header of a table. Name the file .jsonl, .csv or .tsv, or pass "
+            "`input_format`."
         )
     return {"prompt": text}
 
 
-def _of_json(text: str, _: int) -> dict[str, Any]:
+def _fields_in(text: str) -> dict[str, Any]:
     try:
         found = parsed(text)
     except json.JSONDecodeError as error:
@@ -196,7 +160,7 @@ def _of_json(text: str, _: int) -> dict[str, Any]:
 
 
 def parsed(text: str) -> Any:
-    """Return a JSON value; raise ValueError for NaN, infinity, a name that occurs twice."""
+    """Return a JSON value; raise ValueError for NaN, infinity and what is nested too deep."""
     try:
         return _JSON.decode(text)
     except RecursionError:
@@ -209,102 +173,68 @@ def _finite(digits: str) -> float:
     return float(digits)
 
 
-def _once(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    found = dict(pairs)
-    if len(found) < len(pairs):
-        names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise InvalidValueError(f"{shown(twice)} occurs twice. Write it once.")
-    return found
-
-
-_JSON = json.JSONDecoder(object_pairs_hook=_once, parse_float=_finite, parse_constant=_finite)
+_JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
 
 
 # Tables: their columns are known before their rows
 
 
-def _cell_rows(lines: Iterator[str], kind: str, choose: Choose) -> Iterator[Row]:
-    names: list[str] = []
-    chosen: Sequence[str] = ()
-    for line, text, cells, reason in (_tabbed if kind == "tsv" else _quoted)(lines):
-        if not names and not reason and text.strip():
-            names = [name.strip() for name in cells]
-            chosen = _header(names, line, choose)
-        elif names and (reason or text.strip()):
+def _cells(lines: Iterable[str], kind: str) -> Iterator[tuple[int, list[str], str]]:
+    """Yield the line, the cells, and what is wrong, of each row that is not blank."""
+    if kind == "tsv":  # each line is a row, and a quote may be part of the text
+        for line, text in enumerate(lines, 1):
             try:
-                if reason:
-                    raise InvalidValueError(reason)
-                readable(text.replace("\r", ""))
-                texts = _texts(names, cells)
-                fields = {name: _value(name, texts[name]) for name in chosen}
-                yield Row(line, fields, text[:200], cells=texts, of_table=True)
-            except ValueError as error:
-                yield Row(line, text=text[:200], reason=str(error))
-        elif reason:
-            raise InvalidValueError(f"The header of the table, line {line}: {reason}")
-
-
-Cells = Iterator[tuple[int, str, list[str], str]]  # line, its text, its cells, what is wrong
-
-
-def _quoted(lines: Iterator[str]) -> Cells:
-    texts: list[str] = []
-    reader = csv.reader((texts.append(line) or line for line in lines), strict=True)  # type: ignore[func-returns-value]
+                cells = next(csv.reader([text], delimiter="\t", strict=True))
+            except csv.Error:
+                cells = text.rstrip("\r\n").split("\t")
+            if text.strip():
+                yield line, cells, ""
+        return
+    reader = csv.reader(lines, strict=True)
     while True:
         line, cells, reason = reader.line_num + 1, [], ""
-        texts.clear()
         try:
             cells = next(reader)
         except StopIteration:
             return
         except csv.Error as error:
-            reason = (
-                f"no row of a table: {error}, {len(texts) - 1:,} lines below. Close every quote "
-                "that is opened, and double those inside."
-            )
-        yield line, "".join(texts[:100]).rstrip("\r\n"), cells, reason
+            more = reader.line_num - line
+            reason = f"no row of a table: {error}, {more:,} lines below. Close and double quotes."
+        if "".join(cells).strip() or len(cells) > 1 or reason:
+            yield line, cells, reason
 
 
-def _tabbed(lines: Iterator[str]) -> Cells:
-    """Each line is a row, and a quote may be part of the text."""
-    for line, text in enumerate(lines, 1):
-        text = text.rstrip("\r\n")
-        try:
-            cells = next(csv.reader([text], delimiter="\t", strict=True), [])
-        except csv.Error:
-            cells = text.split("\t")
-        yield line, text, cells, ""
-
-
-def _header(names: Sequence[str], line: int, choose: Choose) -> Sequence[str]:
+def _table_rows(rows: Iterator[tuple[int, list[str], str]], choose: Choose) -> Iterator[Row]:
+    line, header, reason = next(rows, (1, [], ""))
+    if not header and not reason:
+        return
+    names = [name.strip() for name in header]
     try:
         # pandas writes its index as a first column without a name
-        if "" in names[1:] or len(set(names)) < len(names):
-            raise InvalidValueError(
-                f"it has the columns {shown(names, 200)}. Name every column, each once, with "
-                "commas between in .csv, tabs in .tsv."
-            )
-        return choose([name for name in names if name], ())
+        if reason or "" in names[1:] or len(set(names)) < len(names):
+            raise InvalidValueError(reason or f"found {shown(names)}. Name each column, once.")
+        chosen = choose([name for name in names if name], ())
     except ValueError as error:
         raise InvalidValueError(f"The header of the table, line {line}: {error}") from None
+    for line, cells, reason in rows:
+        text = "\t".join(cells)[:200]
+        try:
+            if not reason and len(cells) != len(names):
+                reason = f"found {len(cells)} cells below a header of {len(names)}. Quote commas."
+            if reason:
+                raise InvalidValueError(reason)
+            check_readable("".join(cells).replace("\r\n", ""))
+            texts = dict(zip(names, cells, strict=True))
+            fields = {name: _value(name, texts[name], chosen[0]) for name in chosen}
+            yield Row(line, fields, text, cells=texts, of_table=True)
+        except ValueError as error:
+            yield Row(line, text=text, reason=str(error))
 
 
-def _texts(names: Sequence[str], cells: Sequence[str]) -> dict[str, str]:
-    if len(cells) != len(names):
-        raise InvalidValueError(
-            f"found {len(cells)} cells below a header of {len(names)}. Write one per column, "
-            "empty if there is no value, and put quotes around a cell with a separator in it."
-        )
-    return dict(zip(names, cells, strict=True))
-
-
-def _value(name: str, cell: str) -> object:
+def _value(name: str, cell: str, prompt: str) -> object:
     """Return a cell's value: None, a list of words, JSON, or the text."""
-    if not cell.strip():
-        return None
-    if name in TEXTS:
-        return cell
+    if not cell.strip() or name in (prompt, "id", "negative_prompt", "edit_to"):
+        return cell if cell.strip() else None
     if name == "words" and not cell.lstrip().startswith("["):
         return [phrase.strip() for phrase in cell.split(";") if phrase.strip()]
     try:
@@ -314,43 +244,32 @@ def _value(name: str, cell: str) -> object:
 
 
 def open_parquet(file: Any) -> Any:
-    """Open a Parquet file such that reading a batch of rows holds no more than their pages."""
+    """Open a Parquet file such that a batch of rows takes no more memory than their pages."""
     parquet = optional("pyarrow.parquet", "Parquet", "sdattn[parquet]")
-    from pyarrow import ArrowException
-
     try:
         return parquet.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
-    except (ArrowException, OSError) as error:
+    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
         raise InvalidValueError(f"The list is not a readable Parquet file: {error}") from error
 
 
 def image_columns(schema: Any) -> list[str]:
     """Return the columns of bytes, or of ``{bytes, path}``, of a schema of pyarrow."""
-    from pyarrow import types
-
-    def holds_bytes(kind: Any) -> bool:
-        if types.is_struct(kind):
-            return bool(kind.get_all_field_indices("bytes"))
-        return types.is_binary(kind) or types.is_large_binary(kind)
-
-    return [field.name for field in schema if holds_bytes(field.type)]
+    text = ((field.name, str(field.type)) for field in schema)
+    return [name for name, kind in text if "binary" in kind and not kind.startswith("list")]
 
 
 def _parquet_rows(file: BinaryIO, choose: Choose) -> Iterator[Row]:
-    opened = open_parquet(file if file.seekable() else io.BytesIO(file.read()))
+    opened = open_parquet(file)
     images = image_columns(opened.schema_arrow)
     chosen = list(choose(opened.schema_arrow.names, images))
-    size = 1000 if set(chosen).isdisjoint(images) else 16
+    size = 1000 if set(chosen).isdisjoint(images) else AT_ONCE
     batches = opened.iter_batches(size, columns=chosen, use_threads=False)
-    rows = (row for batch in batches for row in batch.to_pylist())
-    for line, row in enumerate(rows, 1):
+    for line, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
         yield Row(line, row, of_table=True)
 
 
-# Data sets that datasets' save_to_disk() wrote
-
-
 def is_saved(path: AnyPath) -> bool:
+    """Check for a data set that datasets' ``save_to_disk()`` wrote."""
     names = ("state.json", "dataset_dict.json")
     return isinstance(path, Path) and any((path / name).is_file() for name in names)
 
@@ -361,20 +280,26 @@ def open_saved(folder: str) -> Any:
     try:
         found = datasets.load_from_disk(folder)
     except Exception as error:  # of many kinds
-        reason = " ".join(str(error).split())
-        raise InvalidValueError(f"datasets cannot read the folder {folder}: {reason}") from error
+        raise InvalidValueError(f"datasets cannot read the folder {folder}: {error}") from error
     splits = found if isinstance(found, dict) else {"": found}
-    if len(splits) != 1:
-        raise _splits(folder, set(splits))
-    [rows] = splits.values()
+    check_splits(folder, splits)
+    rows = next(iter(splits.values()))
     for name, feature in rows.features.items():
         if isinstance(feature, datasets.Image):
             rows = rows.cast_column(name, datasets.Image(decode=False))
     return rows
 
 
-def _saved_rows(folder: str, choose: Choose) -> Iterator[Row]:
-    rows = open_saved(folder)
-    chosen = choose(rows.column_names, image_columns(rows.features.arrow_schema))
-    for line, row in enumerate(rows.select_columns(list(chosen)), 1):
-        yield Row(line, row, of_table=True)
+def names_below(folder: AnyPath) -> list[str]:
+    """Return the paths of a folder's files, sorted, without hidden ones."""
+    names = files_below(folder) if isinstance(folder, Path) else sorted(folder.sizes())
+    return [name for name in names if "/." not in f"/{name}"]
+
+
+def check_splits(source: object, names: Iterable[str]) -> None:
+    """Raise ValueError for a data set of several splits."""
+    if len(splits := sorted(set(names))) > 1:
+        raise InvalidValueError(
+            f"{source} has the splits {', '.join(splits)}. Pass one: put its files into a folder "
+            "of their own, or write it with dataset[split].to_parquet('one.parquet')."
+        )

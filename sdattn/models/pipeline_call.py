@@ -29,11 +29,13 @@ from .sizes import (
 from .values import EACH, OURS, check_side, check_values, checked_seeds, no_videos, whole
 
 # What other programs and the command line call options of the pipelines
-_MEANT = {
-    **{name: "num_inference_steps" for name in ("step", "steps", "num_steps")},
-    **{name: "guidance_scale" for name in ("cfg", "cfg_scale", "guidance", "scale")},
-    **{name: "num_images_per_prompt" for name in ("batch_size", "n", "num_images", "num_samples")},
-    **{"frames": "num_frames", "negative": "negative_prompt", "w": "width", "h": "height"},
+MEANT = {
+    **dict.fromkeys(("step", "steps", "num_steps", "sampling_steps"), "num_inference_steps"),
+    **dict.fromkeys(("cfg", "cfg_scale", "guidance", "scale"), "guidance_scale"),
+    **dict.fromkeys(("batch_size", "n", "num_images", "num_samples"), "num_images_per_prompt"),
+    **dict.fromkeys(("negative", "neg", "neg_prompt"), "negative_prompt"),
+    **{"frames": "num_frames", "w": "width", "h": "height", "noise_seed": "seed"},
+    **{"positive": "prompt", "sampler": "scheduler", "sampler_name": "scheduler"},
 }
 # Options of generate() and others, which a misspelt name may mean
 _CALLERS = ("seed", "words", "preset", "refine", "ask", "capture_options", "max_bytes")
@@ -153,7 +155,7 @@ def _check_names(pipe: Pipeline, options: Options) -> None:
         if name == "num_frames" and name not in known:
             raise no_videos(options[name], type(pipe).__name__)
         if name not in known:
-            meant = _MEANT.get(name)
+            meant = MEANT.get(name)
             near = did_you_mean(name, (*known, *_CALLERS)) or f" It has: {', '.join(known)}."
             near = f" Did you mean `{meant}`?" if meant in known else near
             raise InvalidValueError(f"A {type(pipe).__name__} has no option {name!r}.{near}")
