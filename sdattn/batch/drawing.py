@@ -77,8 +77,11 @@ class BatchDrawer:
             say(
                 f"out of memory with {len(part)} items of {part[0].options}; trying {size} together"
             )
-        for start in range(0, len(part), size):
+        start = 0
+        while start < len(part):
             self._attempt(part[start : start + size], wanted)
+            start += size
+            size = min(size, self.limit or size)  # it may have been halved again
 
     def _draw_together(self, part: Sequence[Job]) -> list[tuple[ImageRun, EditRun | None]]:
         first = part[0].item

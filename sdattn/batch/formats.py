@@ -26,7 +26,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load
 
 from ..errors import InvalidValueError, MissingFileError, optional
-from ..files.place import File, Files, Place
+from ..files.place import Files, Place
 from ..files.writing import sha256
 from ..maps.statistics import NUMBERS
 from ..runs.info import MAPS, read_info
@@ -64,19 +64,18 @@ class Format(ABC):
         """Return an item's files, or only the existing ones of these names. Raise FileNotFoundError
         if it is not there, ValueError if the shard is damaged."""
 
-    def is_there(self, record: ShardRecord, files: Mapping[str, File]) -> bool:
-        """Check that a shard's data is there with its size, as ``files``, those in ``shards/``,
-        tell."""
-        data = record.data
-        if data is None:
+    def is_there(self, record: ShardRecord) -> bool:
+        """Check that a shard's data is there with its size, in this format."""
+        if record.data is None:
             return not record.whole
-        found = files.get(data.name.removeprefix("shards/"))
-        return found is not None and found.size == data.bytes
+        name, is_ours = record.data.name, record.data.name.endswith(self.ending or "")
+        return is_ours and self.place.size(name) == record.data.bytes
 
     def items(self, record: ShardRecord | None, number: int) -> Iterator[tuple[str, str]]:
         """Yield (location, id) of the items that a shard's record names."""
         for row in record.whole if record else ():
-            yield row["place"], row["id"]
+            if row["place"].endswith(self.ending or ""):  # a run may have got another format
+                yield row["place"], row["id"]
 
 
 class ShardWriter(ABC):
@@ -117,7 +116,9 @@ class Folders(Format):
             raise MissingFileError(f"{self.place.root / location} has no {RUN}")
         return found
 
-    def is_there(self, record: ShardRecord, files: Mapping[str, File]) -> bool:
+    def is_there(self, record: ShardRecord) -> bool:
+        if record.data is not None:
+            return False
         found = self.place.files(f"shards/{record.number:06d}", deep=True)
         there = {f"shards/{record.number:06d}/{name}": file.size for name, file in found.items()}
         return all(

@@ -45,7 +45,7 @@ from .records import (
     sound_record,
 )
 from .request import STOPS, Outcome, Request, part_of_environment
-from .shard import Loaded, load, pack_item, shard_fingerprint
+from .shard import Loaded, is_done, load, pack_item, shard_fingerprint
 
 # Settings that determine the items' files
 _DECISIVE = (
@@ -305,17 +305,12 @@ def _part(request: Request) -> tuple[int, int]:
 def _done(place: Place, manifest: Manifest, plan: Plan, numbers: range) -> dict[int, ShardRecord]:
     """Return the records of the shards that are done: with this run's fingerprint, and with their
     data where they name it."""
-    there = place.files("shards")
     format = format_of(place, manifest)
 
     def look(number: int) -> ShardRecord | None:
-        if record_name(number).removeprefix("shards/") not in there:
-            return None
         record = sound_record(place, number)
         expected = shard_fingerprint(manifest, plan.shard_digest(number))
-        if record is None or record.fingerprint != expected:
-            return None
-        return record if format.is_there(record, there) else None
+        return record if is_done(format, record, expected) else None
 
     with ThreadPoolExecutor(16) as pool:
         records = zip(numbers, pool.map(look, numbers), strict=True)

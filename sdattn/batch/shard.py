@@ -13,7 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeGuard
 
 from ..files.place import Files, Place
 from ..files.videos import best_format, preview, smaller
@@ -35,7 +35,7 @@ from ..runs.packing import Packed, heatmaps_from
 from ..runs.unpacking import open_png, unpack_run
 from .checks import Job
 from .drawing import BatchDrawer, trim_heap
-from .formats import RUN, format_of, whole_items
+from .formats import RUN, Format, format_of, whole_items
 from .gallery.sheets import Tile, make_sheet, tile, tile_of_images
 from .items import Item
 from .plan import Shard
@@ -111,17 +111,13 @@ def _load(request: Request) -> _Cached:
         return _cached[0]
 
 
-def item_fingerprint(job: Job, settings: str) -> str:
-    """Return a checksum of what determines an item's files: fields, options, the run's settings."""
-    item = job.item
-    fields: list[object] = [item.prompt, item.seed, item.negative_prompt, item.words, job.options]
-    fields += [item.edit_to, item.edit, item.columns]
-    fields += [None if item.image is None else [item.image.name, item.image.sha256]]
-    return digest([settings, *fields])
-
-
 def shard_fingerprint(manifest: Manifest, shard_digest: str) -> str:
     return digest([manifest.settings.fingerprint, shard_digest])
+
+
+def is_done(format: Format, record: ShardRecord | None, fingerprint: str) -> TypeGuard[ShardRecord]:
+    """Check that a record is of this run, and its data where it says."""
+    return record is not None and record.fingerprint == fingerprint and format.is_there(record)
 
 
 def draw_shard(
@@ -133,13 +129,12 @@ def draw_shard(
     row; only a disk or a storage that fails raises, OSError.
     """
     place = Place(request.out)
-    found = sound_record(place, shard.number)
-    if found is not None and found.fingerprint == fingerprint and not request.retry_failed:
-        return found  # another command's, meanwhile
-    expected = {
-        job.item.id: item_fingerprint(job, manifest.settings.fingerprint) for job in shard.jobs
-    }
     format = format_of(place, manifest)
+    found = sound_record(place, shard.number)
+    if is_done(format, found, fingerprint) and not (request.retry_failed and found.failed):
+        return found  # another command drew it meanwhile
+    # An item's bytes depend a little on the others of its batch, so on all of the shard.
+    expected = {job.item.id: digest([fingerprint, job.item.id]) for job in shard.jobs}
     packer = _Packer(request, manifest, expected)
     kept = whole_items(format, shard.number, found, expected) if packer.can_read_back else {}
     missing = expected.keys() - kept.keys()

@@ -292,9 +292,9 @@ def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
     output.print(text, len(text))
     output.answer({"folder": str(out), **vars(outcome)})
     if outcome.failed and (out / "errors.jsonl").is_file():
-        for line in islice((out / "errors.jsonl").open("rb"), 3):
-            row = json.loads(line)
-            say(f"{row['id']} failed: {row['failed']}")
+        with (out / "errors.jsonl").open("rb") as lines:
+            for row in map(json.loads, islice(lines, 3)):
+                say(f"{row['id']} failed: {row['failed']}")
     if outcome.stopped:
         say(f"stopped early ({outcome.stopped}); the same command does the rest")
     elif (out / "index.html").is_file():

@@ -48,6 +48,13 @@ class Place:
     def read(self, name: str) -> bytes:
         return inside(self.root, name).read_bytes()
 
+    def size(self, name: str) -> int | None:
+        """Return a file's size in bytes, or None if there is none."""
+        path = inside(self.root, name)
+        if isinstance(path, Address):
+            return path.size()
+        return path.stat().st_size if path.is_file() else None
+
     def local(self, name: str) -> Path:
         """Return a path on this machine to read a file whose name carries its checksum; of a file
         in a storage, a copy. The last few copies are kept."""

@@ -125,18 +125,18 @@ def test_data_that_is_gone_or_cut_is_seen(tmp_path, name):
     place = Place(root)
     format = format_of(place, manifest(format=name))
     record = read_record(place, 0)
-    assert format.is_there(record, place.files("shards"))
+    assert format.is_there(record)
     path = root / record.data.name if record.data else root / record.rows[0]["place"] / "image.png"
     data = path.read_bytes()
     path.write_bytes(data[:-1])
-    assert not format.is_there(record, place.files("shards"))
+    assert not format.is_there(record)
     path.write_bytes(data)
-    assert format.is_there(record, place.files("shards"))
+    assert format.is_there(record)
     if record.data is None:
         shutil.rmtree(path.parent)
     else:
         path.unlink()
-    assert not format.is_there(record, place.files("shards"))
+    assert not format.is_there(record)
 
 
 def test_a_format_of_another_version_is_refused(tmp_path):

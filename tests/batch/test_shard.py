@@ -187,7 +187,7 @@ def test_on_another_kind_of_card_the_last_record_wins_and_both_are_true(
             path.write_bytes(data)
             found = read_record(Place(tmp_path / out), 0)
             if found.data is not None:
-                assert (tmp_path / found.data.name).stat().st_size == found.data.bytes
+                assert (tmp_path / out / found.data.name).stat().st_size == found.data.bytes
             for row in found.whole:
                 if found.data is None:
                     for file in row["files"]:

@@ -190,7 +190,7 @@ def test_a_batch_is_drawn_shown_and_checked(invoke, model, layout):
         (
             ("batch", "prompts.txt", "--out", "run", "--batch-size", "0"),
             2,
-            "0 is not in the range",
+            "greater than or equal to 1",
         ),
         (("batch", "prompts.txt", "--out", "run", "--part", "3/2"), 2, "not K/N"),
         (
