@@ -8,6 +8,7 @@ from sdattn.batch.gallery import About, gallery_pages
 from sdattn.batch.gallery.sheets import make_sheet, tile
 from sdattn.files.videos import preview
 from sdattn.maps.presets import Preset
+from sdattn.runs.drawings import EVERY_MASK
 from sdattn.runs.folder import pack_with_page
 
 HOSTILE = (
@@ -84,13 +85,14 @@ def written(root, rows, *, items=None, bad_lines=0, **about):
     return root
 
 
-def gallery_of(root, runs, *, save=USUAL, sources=None, others=(), format="folder", **about):
+def gallery_of(
+    root, runs, *, save=USUAL, sources=None, others=(), format="folder", masks=EVERY_MASK, **about
+):
     """Write one shard of runs, with its sheet, and the gallery, with rows of ``others`` last."""
     shard = root / "shards" / "000000"
     shard.mkdir(parents=True)
     sources = sources or [None] * len(runs)
-    masks = {"masks": about["masks"]} if "masks" in about else {}
-    tiles = [tile(run, save, source=old, **masks) for run, old in zip(runs, sources, strict=True)]
+    tiles = [tile(run, save, masks, source=old) for run, old in zip(runs, sources, strict=True)]
     sheet, places = make_sheet(tiles)
     (root / "shards" / "000000-5eed.webp").write_bytes(sheet)
     rows = []
@@ -101,7 +103,7 @@ def gallery_of(root, runs, *, save=USUAL, sources=None, others=(), format="folde
         if name is None:
             continue
         beside = {"preview.webp": preview(run.video)} if run.video else {}
-        for path, data in pack_with_page(run, save, beside).files.items():
+        for path, data in pack_with_page(run, save, beside, masks).files.items():
             (shard / name / path).parent.mkdir(parents=True, exist_ok=True)
             (shard / name / path).write_bytes(data)
         if old is not None and "image" in save:
