@@ -61,17 +61,21 @@ def failed(line, reason="RuntimeError: no", prompt="a red circle"):
 
 def row_of(run, line, place, **more):
     """The row of a run as a batch has it."""
-    packed = pack_with_page(run, ("maps",)).info
-    named = {"source_prompt": packed.edited.prompt} if packed.edited else {}
-    named |= {"source_file": packed.explained.file} if packed.explained else {}
+    info = pack_with_page(run, ("maps",)).info
     return row(
         line,
-        packed.prompt,
-        **{"seed": packed.seed, "width": packed.size[0], "height": packed.size[1]},
+        info.prompt,
+        seed=info.seed,
+        width=run.image.width,
+        height=run.image.height,
         words=[*run.heatmaps.words],
-        statistics=[word.flat() for word in packed.statistics],
-        truncated=packed.truncated,
-        **{"place": place, "blanked": bool(packed.blanked), **named, **more},
+        statistics=[word.flat() for word in info.statistics],
+        truncated=info.truncated,
+        blanked=bool(info.blanked),
+        source_prompt=info.edited and info.edited.prompt,
+        source_file=info.explained and info.explained.file,
+        place=place,
+        **more,
     )
 
 
