@@ -152,7 +152,7 @@ function layer(box, part) {
 /* Return the image with a word's map over it, or with its mask cut out, and the scale below. */
 function heat(row, at) {
   const [left, top, all, height] = row.thumb.maps, width = all / row.thumb.ranges.length, [low, high, share] = row.thumb.ranges[at], word = row.words[at];
-  const box = pane(row, view(), row.thumb.image), canvas = layer(box, [left + at * width, top, width, height]);
+  const box = pane(row, view(), row.thumb.image), canvas = layer(box, [left + at * width + 1, top + 1, width - 2, height - 2]); // in a border
   const masked = view() === "mask", from = share === null ? "empty" : `from ${told(low + share * (high - low))}`;
   canvas.className = "map";
   box.classList.toggle("bare", !row.thumb.image && !hasFiles);

@@ -63,8 +63,8 @@ def make_sheet(tiles: Sequence[Tile | None]) -> tuple[bytes, list[dict[str, Any]
     """Return a shard's sheet, ``b""`` if it is empty, and for each item where its parts are, or
     None. The bytes depend on the tiles alone.
 
-    ``"image"``, ``"source"`` and ``"maps"``, all maps in a row, are (left, top, width, height) in
-    pixels; ``"ranges"`` are those of :class:`Tile`, one for each map.
+    ``"image"``, ``"source"`` and ``"maps"``, all maps in a row, each in a border of one pixel, are
+    (left, top, width, height) in pixels; ``"ranges"`` are those of :class:`Tile`, one per map.
     """
     items = [(n, one) for n, one in enumerate(tiles) if one is not None]
     side = math.isqrt(MOST_PIXELS // max(1, sum(len(one.images) for _, one in items)))
@@ -73,7 +73,8 @@ def make_sheet(tiles: Sequence[Tile | None]) -> tuple[bytes, list[dict[str, Any]
     pieces: list[tuple[int, str, Image.Image]] = []
     for n, one in items:
         pieces += [(n, name, _small(image, side)) for name, image in one.images.items()]
-        if maps := one.maps[: max(1, most)]:
+        # each with its border twice: browsers smooth beyond the part that they draw
+        if maps := [np.pad(cells, 1, mode="edge") for cells in one.maps[: max(1, most)]]:
             black = Image.new("RGB", (maps[0].shape[1] * len(maps), len(maps[0])))
             black.putalpha(Image.fromarray(np.hstack(maps)))
             pieces.append((n, "maps", black))
