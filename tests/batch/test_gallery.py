@@ -79,7 +79,7 @@ def test_large_maps_are_averaged_to_few_cells():
     found = tile(with_maps(run, values), ["maps"])
     assert {one.shape for one in found.maps} == {expected} and found.images == {}
     fine = torch.rand(32, 48, 77, generator=torch.Generator().manual_seed(0))
-    for one, word in zip(tile(with_maps(run, fine), BOTH).maps, "a red cat".split(), strict=True):
+    for one, word in zip(tile(with_maps(run, fine), BOTH).maps, ("a", "red", "cat"), strict=True):
         values = with_maps(run, fine).heatmaps[word].values.double().numpy()
         averaged = values.reshape(16, 2, 24, 2).mean((1, 3))
         shades = 255 * (averaged - values.min()) / (values.max() - values.min())

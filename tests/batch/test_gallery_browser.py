@@ -37,7 +37,6 @@ PHONE = {"width": 390, "height": 844}
 PAINTED = (
     "[...document.querySelectorAll('#cards canvas')].every((one) => parts.has(one) && one.width)"
 )
-SIZES = "all => all.map((one) => [one.width, one.height])"
 
 
 def shown(page):
@@ -217,7 +216,7 @@ def test_images_are_whole_in_each_format(tmp_path, open_page, size):
         root = gallery_of(tmp_path / format, several, format=format)
         page = open_page(root / "index.html")
         wait_for(page, PAINTED)
-        boxes = "all => all.map((one) => one.getBoundingClientRect()).map((one) => one.width / one.height)"
+        boxes = "all => all.map((one) => one.offsetWidth / one.offsetHeight)"
         layers = page.locator("#cards li >> nth=0 >> .pane > *")
         ratio = size[0] / size[1]
         assert layers.evaluate_all(boxes) == pytest.approx([ratio] * layers.count(), rel=0.02)
@@ -372,9 +371,11 @@ def test_a_video_plays_under_the_pointer_and_the_keyboard_and_by_its_button(tmp_
     runs, save = [disc_run(), disc_run()], ("video", "maps", "report")
     root = gallery_of(tmp_path / "run", runs, save=save, video_format="webp")
     page = open_page(root / "index.html", has_touch=True)
-    seen = lambda: [
-        one.get_attribute("src").split("/")[-1] for one in page.locator(".image img").all()
-    ]  # noqa: E731
+
+    def seen():
+        images = page.locator(".image img").all()
+        return [one.get_attribute("src").split("/")[-1] for one in images]
+
     still, video = ["image.png", "image.png"], ["preview.webp", "image.png"]
     assert seen() == still
     page.hover("#cards a >> nth=0")
