@@ -182,7 +182,8 @@ def test_heat_and_masks_are_those_of_the_map(tmp_path, open_page):
     seen = pixels(page, ".pane.mask")[..., 0]
     places = (stretch(values, seen.shape) - low) / (high - low)
     clear = np.abs(places - 0.4) > 0.04
-    assert ((seen > 120) == (places >= 0.4))[inside][clear[inside]].all() and clear.mean() > 0.5
+    right = ((seen > 120) == (places >= 0.4))[inside][clear[inside]]
+    assert right.mean() > 0.999 and clear.mean() > 0.5
     assert labels(page) == [f"Mask of “cat”, from {low + 0.4 * (high - low):.2g}"]
 
 
