@@ -8,6 +8,7 @@ from sdattn.batch.gallery import About, gallery_pages
 from sdattn.batch.gallery.sheets import make_sheet, tile
 from sdattn.files.videos import preview
 from sdattn.maps.presets import Preset
+from sdattn.runs.drawings import EVERY_MASK
 from sdattn.runs.folder import pack_with_page
 
 HOSTILE = (
@@ -60,17 +61,21 @@ def failed(line, reason="RuntimeError: no", prompt="a red circle"):
 
 def row_of(run, line, place, **more):
     """The row of a run as a batch has it."""
-    packed = pack_with_page(run, ("maps",)).info
-    named = {"source_prompt": packed.edited.prompt} if packed.edited else {}
-    named |= {"source_file": packed.explained.file} if packed.explained else {}
+    info = pack_with_page(run, ("maps",)).info
     return row(
         line,
-        packed.prompt,
-        **{"seed": packed.seed, "width": packed.size[0], "height": packed.size[1]},
+        info.prompt,
+        seed=info.seed,
+        width=run.image.width,
+        height=run.image.height,
         words=[*run.heatmaps.words],
-        statistics=[word.flat() for word in packed.statistics],
-        truncated=packed.truncated,
-        **{"place": place, "blanked": bool(packed.blanked), **named, **more},
+        statistics=[word.flat() for word in info.statistics],
+        truncated=info.truncated,
+        blanked=bool(info.blanked),
+        source_prompt=info.edited and info.edited.prompt,
+        source_file=info.explained and info.explained.file,
+        place=place,
+        **more,
     )
 
 
@@ -84,13 +89,14 @@ def written(root, rows, *, items=None, bad_lines=0, **about):
     return root
 
 
-def gallery_of(root, runs, *, save=USUAL, sources=None, others=(), format="folder", **about):
+def gallery_of(
+    root, runs, *, save=USUAL, sources=None, others=(), format="folder", masks=EVERY_MASK, **about
+):
     """Write one shard of runs, with its sheet, and the gallery, with rows of ``others`` last."""
     shard = root / "shards" / "000000"
     shard.mkdir(parents=True)
     sources = sources or [None] * len(runs)
-    masks = {"masks": about["masks"]} if "masks" in about else {}
-    tiles = [tile(run, save, source=old, **masks) for run, old in zip(runs, sources, strict=True)]
+    tiles = [tile(run, save, masks, source=old) for run, old in zip(runs, sources, strict=True)]
     sheet, places = make_sheet(tiles)
     (root / "shards" / "000000-5eed.webp").write_bytes(sheet)
     rows = []
@@ -101,7 +107,7 @@ def gallery_of(root, runs, *, save=USUAL, sources=None, others=(), format="folde
         if name is None:
             continue
         beside = {"preview.webp": preview(run.video)} if run.video else {}
-        for path, data in pack_with_page(run, save, beside).files.items():
+        for path, data in pack_with_page(run, save, beside, masks).files.items():
             (shard / name / path).parent.mkdir(parents=True, exist_ok=True)
             (shard / name / path).write_bytes(data)
         if old is not None and "image" in save:

@@ -1,6 +1,5 @@
-"""``index.html`` of a batch run, its items to browse: images, maps and what failed. Pages are made
-from rows alone, and the same rows give the same bytes anywhere; images and maps are in the shards'
-sheets, see :mod:`sdattn.batch.gallery.sheets`."""
+"""``index.html`` of a batch run, its items to browse: images, maps and what failed. The same
+rows give the same bytes; images and maps are in the shards' sheets, see :mod:`.sheets`."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -10,14 +9,14 @@ from typing import Any
 
 from ...maps.presets import Preset
 from ...models.demos import demo_named
-from ...prompts.words import is_content_word, name_things
+from ...prompts.words import is_content_word, name_things, split_words
 from ...runs.report.images import colour_tables
 from ...runs.report.pages import page
 
 EACH = 10_000  # items per page: a browser searches this many instantly
-_HERE = Path(__file__).parent
-# A card opens the first of these that was saved
-_OPENS = ("report.html", "grid.png", "video", "image.png")
+_HOME = Path(__file__).parent
+_KEYS = ("id", "place", "prompt", "source_prompt", "source_file", "truncated", "blanked", "failed")
+_OPENS = ("report.html", "grid.png", "video", "image.png")  # a card the first that was saved
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,71 +44,49 @@ def gallery_pages(
     spans: list[tuple[int, int]] = []  # the first and the last line of each page
     failed = items = 0
     for items, row in enumerate(rows(), 1):
-        if items % EACH == 1 or EACH == 1:
+        if items > EACH * len(spans):
             spans.append((row["line"], row["line"]))
         spans[-1] = spans[-1][0], row["line"]
         failed += "failed" in row
-    is_video, in_folders = about.video_format is not None, about.format == "folder"
-    saved = {*about.save, "image"} if is_video else {*about.save}  # a video has one next to it
-    opens = [name for name in _OPENS if in_folders and name.partition(".")[0] in saved]
-    data = {
-        "opens": opens[0].replace("video", f"video.{about.video_format}") if opens else None,
-        "has_files": "image.png" in opens,
-        "plays": "video" in opens,
-        "unit": about.preset.unit,
-        "colours": colour_tables()["inferno"],
-    }
-    values = {
-        "about": about,
-        "failed": failed,
-        "done": items - failed,
-        "demo": demo_named(about.model),
-        "spans": spans,
-        "has_command": not in_folders and {"image", "maps"} <= saved,  # else it could draw nothing
-    }
-    every = rows()
+    saved = {*about.save, "image"} if about.video_format else {*about.save}  # a video has one too
+    opens = [name for name in _OPENS if name.partition(".")[0] in saved]
+    opens = opens if about.format == "folder" else []  # a browser opens no file of many items
+    names = [name.replace("video", f"video.{about.video_format}") for name in opens]
+    data = {"opens": names, "unit": about.preset.unit, "colours": colour_tables()["inferno"]}
+    told = {"about": about, "failed": failed, "done": items - failed, "spans": spans}
+    every, demo = rows(), demo_named(about.model)
     for number in range(1, max(len(spans), 1) + 1):
         sheets: dict[str, int] = {}
         data["rows"] = [_compact(about, row, sheets) for row in islice(every, EACH)]
-        data["sheets"] = [*sheets]
-        made = page(
-            "gallery", home=_HERE, images_from="'self' file:", data=data, number=number, **values
-        )
-        yield "index.html" if number == 1 else f"index-{number}.html", made
+        told |= {"number": number, "data": {**data, "sheets": [*sheets]}, "demo": demo}
+        name = "index.html" if number == 1 else f"index-{number}.html"
+        yield name, page("gallery", home=_HOME, images_from="'self' file:", **told)
 
 
 def _compact(about: About, row: Mapping[str, Any], sheets: dict[str, int]) -> dict[str, Any]:
     """Return a row for gallery.js, without what is empty; the seed is text: JavaScript's integers
     end at 2**53."""
-    found = {"id": row["id"], "prompt": row["prompt"], "seed": str(row["seed"])}
-    if "failed" in row:
-        return {**found, "failed": row["failed"]}
-    words, demo = row["words"], demo_named(about.model)
-    strange = demo.strange(filter(is_content_word, words)) if demo else []
-    found |= {
-        "place": row["place"],
-        "words": [*dict.fromkeys(words)],
-        "best": _best(words, strange, row["statistics"]),
-        "size": [row["width"], row["height"]],
-        "cut": row["truncated"],
-        "blanked": row["blanked"],
-        "strange": strange,
-        "source": row.get("source_prompt"),
-        "file": row.get("source_file"),
-    }
-    found = {name: value for name, value in found.items() if value not in (None, [], False)}
-    if row["thumb"]:
-        found |= {"thumb": row["thumb"], "sheet": sheets.setdefault(row["sheet"], len(sheets))}
-    return found
+    made = {name: row.get(name) for name in _KEYS} | {"seed": str(row["seed"])}
+    if "failed" not in row:
+        demo, content = demo_named(about.model), filter(is_content_word, row["words"])
+        made["strange"] = strange = demo.strange(content) if demo else []
+        made |= {"words": [*dict.fromkeys(row["words"])], "best": _best(row, strange)}
+        made["size"] = [row["width"], row["height"]]
+    made = {name: value for name, value in made.items() if value not in (None, [], False)}
+    if row.get("thumb"):
+        made |= {"thumb": row["thumb"], "sheet": sheets.setdefault(row["sheet"], len(sheets))}
+    return made
 
 
-def _best(
-    words: Sequence[str], strange: Sequence[str], statistics: Sequence[Mapping[str, Any]]
-) -> str | None:
-    """Return the word whose map rises highest above its mean among those that name a thing, else
-    among content words; None if the model never learnt any of these."""
-    rises = {one["word"]: one["peak"] - one["mean"] for one in reversed(statistics)}
-    for among in ([words[i] for i in name_things(words)], filter(is_content_word, words)):
-        if known := [word for word in among if word not in strange]:
+def _best(row: Mapping[str, Any], strange: Sequence[str]) -> str | None:
+    """Return the word whose map rises highest above its mean among those that name a thing, of an
+    edit a new one, else among content words; None if the model never learnt any of these."""
+    words, source = row["words"], row.get("source_prompt") or ""
+    things = [words[i] for i in name_things(words)]
+    old = {word.casefold() for word, _, _ in split_words(source)}
+    new = [word for word in things if word.casefold() not in old]
+    rises = {word["word"]: word["peak"] - word["mean"] for word in reversed(row["statistics"])}
+    for group in (new, things, filter(is_content_word, words)):
+        if known := [word for word in group if word not in strange]:
             return max(known, key=lambda word: rises[word])
     return None

@@ -6,8 +6,9 @@ const CHUNK = 60; // cards added at a time, near the end of the list
 const PAUSE = 120; // milliseconds after the last key before a search
 const SHEETS = 12; // kept unpacked
 const SIDE = 192; // pixels of the longer side of a canvas
-const FILTERS = ["failed", "cut", "blanked", "strange"]; // names in rows, in the address and on the page
+const FILTERS = ["failed", "truncated", "blanked", "strange"]; // names in rows, in the address and on the page
 const data = JSON.parse($("data").textContent);
+const [opens] = data.opens, hasFiles = data.opens.includes("image.png");
 const number = new Intl.NumberFormat("en-US");
 const folder = decode(location.pathname.split("/").at(-2) ?? "");
 const has = (row, name) => row[name] !== undefined;
@@ -131,7 +132,7 @@ function pane(row, name, part) {
   box.style.setProperty("--shape", `${width} / ${height}`);
   box.style.setProperty("--fit", `${Math.min(1, width / height / shape) * 100}%`);
   if (part) layer(box, part);
-  if (data.has_files) {
+  if (hasFiles) {
     const image = make("img");
     Object.assign(image, { loading: "lazy", decoding: "async", alt: "", width, height });
     image.addEventListener("error", () => image.remove());
@@ -150,14 +151,15 @@ function layer(box, part) {
 
 /* Return the image with a word's map over it, or with its mask cut out, and the scale below. */
 function heat(row, at) {
-  const [left, top, width, height] = row.thumb.maps, [low, high, share] = row.thumb.ranges[at], word = row.words[at];
-  const box = pane(row, view(), row.thumb.image), canvas = layer(box, [left + at * width, top, width, height]);
+  const [left, top, all, height] = row.thumb.maps, width = all / row.thumb.ranges.length, [low, high, share] = row.thumb.ranges[at], word = row.words[at];
+  const box = pane(row, view(), row.thumb.image), canvas = layer(box, [left + at * width + 1, top + 1, width - 2, height - 2]); // in a border
   const masked = view() === "mask", from = share === null ? "empty" : `from ${told(low + share * (high - low))}`;
   canvas.className = "map";
+  box.classList.toggle("bare", !row.thumb.image && !hasFiles);
   if (masked) canvas.style.filter = cutAt(share);
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", masked ? `Mask of “${word}”, ${from}` : `Heatmap of “${word}”, ${told(low)} to ${told(high)}`);
-  const scale = make("p", "scale"), label = make("bdi", "", word);
+  const scale = make("p", "scale"), label = make("bdi", "", row.strange?.includes(word) ? `${word}, never learnt` : word);
   scale.title = data.unit;
   scale.append(label, ...(masked ? [make("span", "", from)] : [make("span", "", told(low)), make("i"), make("span", "", told(high))]));
   return [box, scale];
@@ -165,8 +167,8 @@ function heat(row, at) {
 
 function pictures(row) {
   const { thumb = {} } = row, box = make("div", "panes"), at = view() === "image" ? -1 : mapOf(row);
-  if (has(row, "source") && (thumb.source || data.has_files)) box.append(pane(row, "source", thumb.source));
-  if (thumb.image || data.has_files) box.append(pane(row, "image", thumb.image));
+  if (has(row, "source_prompt") && (thumb.source || hasFiles)) box.append(pane(row, "source", thumb.source));
+  if (thumb.image || hasFiles) box.append(pane(row, "image", thumb.image));
   if (at < 0 && view() !== "image" && row.thumb?.maps) box.append(make("p", "pane without", "No heatmap: the model learnt none of these words"));
   if (at < 0) return [box];
   const [mapped, scale] = heat(row, at);
@@ -182,19 +184,19 @@ function badge(text, title) {
 
 function card(index) {
   const row = data.rows[index], entry = make("li"), failed = has(row, "failed");
-  const item = make(data.opens && !failed ? "a" : "div", "card item"), text = make("div", "text");
+  const item = make(opens && !failed ? "a" : "div", "card item"), text = make("div", "text");
   entry.dataset.row = index;
-  if (item.href !== undefined) item.href = address(row.place, has(row, "source") && data.opens === "report.html" ? "edit.html" : data.opens);
+  if (item.href !== undefined) item.href = address(row.place, has(row, "source_prompt") && opens === "report.html" ? "edit.html" : opens);
   item.classList.toggle("failed", failed);
-  if (has(row, "thumb") || (data.has_files && !failed)) item.append(...pictures(row));
-  const said = make("p", "prompt", has(row, "source") ? `${row.source} \u2192 ${row.prompt}` : row.prompt);
+  if (has(row, "thumb") || (hasFiles && !failed)) item.append(...pictures(row));
+  const said = make("p", "prompt", has(row, "source_prompt") ? `${row.source_prompt} \u2192 ${row.prompt}` : row.prompt);
   said.dir = "auto";
   said.title = said.textContent;
   text.append(said);
-  if (failed) text.append(make("p", "reason", row.failed));
+  if (failed) text.append(make("p", "reason", `Failed: ${row.failed}`));
   const meta = make("p", "meta");
-  meta.append(make("span", "mono", row.id), make("span", "", row.file ?? `seed ${row.seed}`));
-  if (has(row, "cut")) meta.append(badge("cut off", `Too long for the model, cut off: ${row.cut.join(" ")}`));
+  meta.append(make("span", "mono", row.id), make("span", "", row.source_file ?? `seed ${row.seed}`));
+  if (has(row, "truncated")) meta.append(badge("cut off", `Too long for the model, cut off: ${row.truncated.join(" ")}`));
   if (has(row, "blanked")) meta.append(badge("blanked", "Blanked by the model's safety checker"));
   if (has(row, "strange")) meta.append(badge(`never learnt: ${row.strange.join(", ")}`, "What the model draws for these words, and their heatmaps, mean nothing"));
   if ($("command") && !failed) meta.append(copier(row.id));
@@ -202,7 +204,7 @@ function card(index) {
   item.append(text);
   entry.append(item);
   const still = item.querySelector(".image img");
-  if (data.plays && still && !has(row, "source")) playing(entry, item, still, row);
+  if (data.opens.some((name) => name.startsWith("video.")) && still && !has(row, "source_prompt")) playing(entry, item, still, row);
   if (has(row, "sheet")) eye.observe(entry);
   return entry;
 }
@@ -372,8 +374,8 @@ function listen() {
 
 // Start
 
-const texts = data.rows.map(({ id, prompt, seed, words = [], source = "", file = "", failed = "" }) =>
-  plain([prompt, id, seed, ...words, source, file, failed].join("\n")));
+const texts = data.rows.map(({ id, prompt, seed, words = [], source_prompt = "", source_file = "", failed = "" }) =>
+  plain([prompt, id, seed, ...words, source_prompt, source_file, failed].join("\n")));
 const shapes = new Set(data.rows.filter((row) => has(row, "size")).map(({ size: [width, height] }) => width / height));
 const shape = shapes.size === 1 ? [...shapes][0] : 1; // of every box: the images', or a square
 const eye = new IntersectionObserver(sight, { rootMargin: "600px" });
@@ -389,11 +391,13 @@ if (data.rows.length) {
   const some = (name) => data.rows.some((row) => row.thumb?.[name]);
   $("find").hidden = false;
   $("views").hidden = !some("maps");
+  document.querySelector("input[value=image]").parentElement.hidden = !some("image") && !hasFiles;
+  if (some("maps")) $("search").placeholder = "Search; a word shows its heatmaps";
   if ($("learnt")) $("learnt").hidden = !data.rows.some((row) => has(row, "strange"));
   $("cards").style.setProperty("--ratio", shape);
-  $("cards").classList.toggle("mapped", some("maps"));
-  $("cards").classList.toggle("edits", data.rows.some((row) => has(row, "source")));
-  $("cards").classList.toggle("texts", !some("image") && !some("maps") && !data.has_files);
+  $("cards").classList.toggle("mapped", some("maps") && (some("image") || hasFiles));
+  $("cards").classList.toggle("edits", data.rows.some((row) => has(row, "source_prompt")));
+  $("cards").classList.toggle("texts", !some("image") && !some("maps") && !hasFiles);
   listen();
   recall();
 }

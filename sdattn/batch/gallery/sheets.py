@@ -1,11 +1,6 @@
-"""A shard's images and maps for the gallery, small, in one WebP file.
-
-    tile(run, parts)       one item's, made where the item is drawn
-    make_sheet(tiles)      the file, and where in it the page finds each item's
-
-Images are lossy. Maps are the file's alpha channel, which WebP keeps exactly, over black: a page on
-a disk may not read pixels, but a filter can colour them by their alpha.
-"""
+"""A shard's images and maps for the gallery, small, in one WebP file. Images are lossy. Maps are in
+the alpha channel, which WebP keeps exactly, over black: a page on a disk may not read an image's
+pixels, but a filter can colour them by their alpha."""
 
 import io
 import math
@@ -27,16 +22,11 @@ MOST_PIXELS = 20_000_000  # of all images, and of all maps: a browser unpacks th
 
 
 class Tile(NamedTuple):
-    """One item's part of a sheet.
+    """One item's part of a sheet: ``"image"`` and of an edit ``"source"``; each word's map, uint8
+    ``[rows, cols]``, with the values of 0 and 255 and the share of that range at which its mask
+    begins, None for an empty mask."""
 
-    Attributes:
-        images: ``"image"``, and for an edit ``"source"``: uint8 ``[rows, cols, 3]``.
-        maps: of the first occurrence of each word, uint8 ``[rows, cols]`` in its own range.
-        ranges: for each map the values of 0 and 255, and the share of the range at which its mask
-            begins, None for an empty mask.
-    """
-
-    images: dict[str, np.ndarray]
+    images: dict[str, Image.Image]
     maps: list[np.ndarray]
     ranges: list[tuple[float, float, float | None]]
 
@@ -59,10 +49,10 @@ def tile(
         if run.video is not None:
             frames = latent_frames(len(heatmap.values), len(run.video))
             heatmap = heatmap.frame(frames[run.video.middle])
-        values = heatmap.map[None]
-        factor = max(1.0, max(values.shape) / CELLS)
-        rows, cols = (max(1, round(many / factor)) for many in values.shape[1:])
-        shades = (adaptive_avg_pool2d(values, (rows, cols))[0] - low) / ((high - low) or 1.0)
+        factor = max(1.0, max(heatmap.map.shape) / CELLS)
+        rows, cols = (max(1, round(many / factor)) for many in heatmap.map.shape)
+        cells = adaptive_avg_pool2d(heatmap.map[None], (rows, cols))[0]
+        shades = (cells - low) / ((high - low) or 1.0)
         share = None if math.isinf(level) else round((level - low) / (high - low), 3)
         made.maps.append((shades.clamp(0, 1) * 255).round().byte().numpy())
         made.ranges.append((float(f"{low:.3g}"), float(f"{high:.3g}"), share))
@@ -79,43 +69,39 @@ def make_sheet(tiles: Sequence[Tile | None]) -> tuple[bytes, list[dict[str, Any]
     """Return a shard's sheet, ``b""`` if it is empty, and for each item where its parts are, or
     None. The bytes depend on the tiles alone.
 
-    ``"image"`` and ``"source"`` are (left, top, width, height) in pixels, and so is ``"maps"``, the
-    first map; the others follow to its right. ``"ranges"`` are those of :class:`Tile`.
+    ``"image"``, ``"source"`` and ``"maps"``, all maps in a row, each in a border of one pixel, are
+    (left, top, width, height) in pixels; ``"ranges"`` are those of :class:`Tile`, one per map.
     """
     items = [(n, one) for n, one in enumerate(tiles) if one is not None]
     side = math.isqrt(MOST_PIXELS // max(1, sum(len(one.images) for _, one in items)))
     most = MOST_PIXELS // max(1, sum(one.maps[0].size for _, one in items if one.maps))
+    places: list[dict[str, Any]] = [{} for _ in tiles]
     pieces: list[tuple[int, str, Image.Image]] = []
     for n, one in items:
-        for name, pixels in one.images.items():
-            pieces.append((n, name, Image.fromarray(_small(Image.fromarray(pixels), side))))
-    for n, one in items:
-        if maps := one.maps[: max(1, most)]:
+        pieces += [(n, name, _small(image, side)) for name, image in one.images.items()]
+        # each with its border twice: browsers smooth beyond the part that they draw
+        if maps := [np.pad(cells, 1, mode="edge") for cells in one.maps[: max(1, most)]]:
             black = Image.new("RGB", (maps[0].shape[1] * len(maps), len(maps[0])))
             black.putalpha(Image.fromarray(np.hstack(maps)))
             pieces.append((n, "maps", black))
-    width = max([2048, *(piece.width for *_, piece in pieces)])
-    width = max(width, math.isqrt(sum(piece.width * piece.height for *_, piece in pieces)))
-    places: list[dict[str, Any]] = [{} for _ in tiles]
-    left = top = tallest = 0
+            places[n]["ranges"] = [*map(list, one.ranges[: len(maps)])]
+    pieces.sort(key=lambda piece: -piece[2].height)  # on shelves
+    area = sum(piece.width * piece.height for *_, piece in pieces)
+    width = max([2048, math.isqrt(area), *(piece.width for *_, piece in pieces)])
+    left = top = shelf = 0
     for n, name, piece in pieces:
         if left + piece.width > width:
-            left, top, tallest = 0, top + tallest, 0
+            left, top, shelf = 0, top + shelf, 0
         places[n][name] = [left, top, piece.width, piece.height]
-        left, tallest = left + piece.width, max(tallest, piece.height)
-    sheet, buffer = Image.new("RGBA", (width, max(1, top + tallest))), io.BytesIO()
+        left, shelf = left + piece.width, max(shelf, piece.height)
+    sheet, buffer = Image.new("RGBA", (width, max(1, top + shelf))), io.BytesIO()
     for n, name, piece in pieces:
-        sheet.paste(piece, (places[n][name][0], places[n][name][1]))
-    for n, one in items:
-        if one.maps:
-            wide = one.maps[0].shape[1]
-            places[n]["ranges"] = [*map(list, one.ranges[: places[n]["maps"][2] // wide])]
-            places[n]["maps"][2] = wide
+        sheet.paste(piece, tuple(places[n][name][:2]))
     sheet.save(buffer, "WEBP", quality=80, alpha_quality=100, method=2)
     return buffer.getvalue() if pieces else b"", [place or None for place in places]
 
 
-def _small(image: Image.Image, side: int = SIDE) -> np.ndarray:
+def _small(image: Image.Image, side: int = SIDE) -> Image.Image:
     small = image.convert("RGB")
     small.thumbnail((side, side))
-    return np.asarray(small)
+    return small

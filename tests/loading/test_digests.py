@@ -9,7 +9,7 @@ from helpers.batch_draws import SMALL
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, make_vae
 from helpers.tiny_tokenizers import tiny_tokenizer
-from sdattn.batch.digests import digest_model
+from sdattn.loading.digests import digest_model
 
 from sdattn import generate, load_pipeline
 
