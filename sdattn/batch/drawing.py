@@ -27,8 +27,8 @@ class BatchDrawer:
     """Draws batches of one shape; a batch that does not fit into memory is halved, and an item's
     failure does not affect others.
 
-    ``store`` is called with each job, the run of its image and, for an edit, the edit; ``fail`` with
-    each that could not be drawn, the reason in one line, and the traceback.
+    ``store`` is called with each job, the run of its image and, for an edit, the edit; ``fail``
+    with each that could not be drawn, the reason in one line, and the traceback.
     """
 
     def __init__(
@@ -65,14 +65,16 @@ class BatchDrawer:
             return
         if too_large:
             _release_memory()
-        # An item that fails alone has failed. With several it is unknown which one: try half as
-        # many if memory was short, else each by itself.
-        if len(part) == 1:
-            if part[0].item.id in wanted:
-                self.fail(part[0], reason, text)
-            return
+        if len(part) > 1:
+            self._attempt_fewer(part, wanted, halved=too_large)
+        elif part[0].item.id in wanted:
+            self.fail(part[0], reason, text)
+
+    def _attempt_fewer(self, part: Sequence[Job], wanted: Container[str], *, halved: bool) -> None:
+        """Try a batch again that failed: half as many if memory was short, else each by itself, as
+        it is unknown whose fault it was."""
         size = 1
-        if too_large:
+        if halved:
             size = self.limit = (len(part) + 1) // 2
             say(
                 f"out of memory with {len(part)} items of {part[0].options}; trying {size} together"

@@ -107,6 +107,9 @@ class Request:
         if self.input_format not in (None, *KINDS):
             raise refuse("input_format", self.input_format, KINDS)
         self._check_save()
+        self._check_workers()
+
+    def _check_workers(self) -> None:
         which, of = self.part or (1, 1)
         if not 1 <= which <= of:
             raise refuse("part", self.part, f"{(1, of)} to {(of, of)}")

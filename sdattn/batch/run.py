@@ -118,10 +118,8 @@ def forecast(request: Request) -> Forecast:
             sizes: list[int] = []
             numbers: list[int] = []
 
-            parts = request.parts(videos=makes_videos(pipe))
-
             def measure(job: Job, run: ImageRun, edit: EditRun | None) -> None:
-                files = pack_item(job, run, edit, parts, request.masks, "").files
+                files = pack_item(request, job, run, edit)
                 sizes.append(sum(map(len, files.values())))
                 numbers.append(len(files))
 

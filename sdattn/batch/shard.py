@@ -13,6 +13,7 @@ from collections import deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple, TypeGuard
 
 from ..files.place import Files, Place
@@ -30,8 +31,7 @@ from ..runs.drawings import drawings
 from ..runs.editrun import EditRun
 from ..runs.folder import pack_with_page
 from ..runs.imagerun import ImageRun
-from ..runs.info import read_info
-from ..runs.packing import Packed, heatmaps_from
+from ..runs.info import MAPS, RunInfo, read_info
 from ..runs.unpacking import open_png, unpack_run
 from .checks import Job
 from .drawing import BatchDrawer, trim_heap
@@ -50,6 +50,7 @@ from .records import (
 from .request import Request
 
 Tell = Callable[[int, int], None]  # items that are whole now, and that failed
+Row = dict[str, Any]  # of a record
 
 
 class Loaded(NamedTuple):
@@ -135,23 +136,24 @@ def draw_shard(
         return found  # another command drew it meanwhile
     # An item's bytes depend a little on the others of its batch, so on all of the shard.
     expected = {job.item.id: digest([fingerprint, job.item.id]) for job in shard.jobs}
-    packer = _Packer(request, manifest, expected)
-    kept = whole_items(format, shard.number, found, expected) if packer.can_read_back else {}
+    kept = whole_items(format, shard.number, found, expected)
     missing = expected.keys() - kept.keys()
+    pack = partial(_pack, manifest.settings.save, request.masks, expected)
+    look = partial(_Packed.of, manifest.settings.save, request.masks)
     with format.writer(shard.number) as writer, ThreadPoolExecutor(_threads()) as pool:
         packed = _InOrder(shard.jobs, writer.add, tell or (lambda whole, failed: None))
         for item, files in kept.items():
-            packed.put(item, pool.submit(packer.again, item, files))
+            packed.found[item] = pool.submit(look, files)
+
+        def store(job: Job, run: ImageRun, edit: EditRun | None) -> None:
+            packed.found[job.item.id] = pool.submit(lambda: look(pack(job, run, edit)))
+
+        def fail(job: Job, reason: str, text: str) -> None:
+            packed.found[job.item.id] = failed_row(job.item, reason, text)
+
         if missing:
             pipe, lock = load(request)
-            drawer = BatchDrawer(
-                pipe,
-                request.preset,
-                lambda job, run, edit: packed.put(
-                    job.item.id, pool.submit(packer.pack, job, run, edit)
-                ),
-                lambda job, reason, text: packed.put(job.item.id, _Failure(reason, text)),
-            )
+            drawer = BatchDrawer(pipe, request.preset, store, fail)
             size = manifest.settings.batch_size
             for start in range(0, len(shard.jobs), size):
                 with lock:
@@ -160,39 +162,41 @@ def draw_shard(
         packed.write(at_most=0)
         data, locations = writer.finish()
     trim_heap()
-    return _publish_record(place, shard, fingerprint, packed, data, locations)
-
-
-def _publish_record(
-    place: Place,
-    shard: Shard,
-    fingerprint: str,
-    packed: _InOrder,
-    data: ShardFile | None,
-    locations: Mapping[str, str],
-) -> ShardRecord:
-    tiles = [held.tile if isinstance(held, _Packed) else None for held in packed.done]
-    sheet = None
-    image, thumbs = make_sheet(tiles)
-    if image:
-        checksum = sha256(image)
-        sheet = ShardFile(f"shards/{shard.number:06d}-{checksum[:6]}.webp", len(image), checksum)
-        place.publish(sheet.name, image)
+    sheet, thumbs = _publish_sheet(place, shard.number, packed.done)
     rows = []
-    for job, held, thumb in zip(shard.jobs, packed.done, thumbs, strict=True):
+    for held, thumb in zip(packed.done, thumbs, strict=True):
         if isinstance(held, _Packed):
-            location = locations[job.item.id]
-            rows.append({**row_of(held.info, location, held.checksum, held.sizes), "thumb": thumb})
+            row = row_of(held.info, locations[held.info.id or ""], held.checksum, held.sizes)
+            rows.append({**row, "thumb": thumb})
         else:
-            rows.append(failed_row(job.item, held.reason, held.traceback))
+            rows.append(held)
     record = ShardRecord(shard.number, fingerprint, data, sheet, rows)
     place.publish(record_name(shard.number), record.packed())
     return record
 
 
+def _publish_sheet(
+    place: Place, number: int, items: Sequence[_Packed | Row]
+) -> tuple[ShardFile | None, Sequence[object]]:
+    """Publish a shard's thumbnails, if any; return its file, and where each item's are in it."""
+    image, thumbs = make_sheet([one.tile if isinstance(one, _Packed) else None for one in items])
+    if not image:
+        return None, thumbs
+    checksum = sha256(image)
+    sheet = ShardFile(f"shards/{number:06d}-{checksum[:6]}.webp", len(image), checksum)
+    place.publish(sheet.name, image)
+    return sheet, thumbs
+
+
 def failed_row(item: Item, reason: str, text: str = "") -> dict[str, Any]:
     row = {"id": item.id, "line": item.line, "prompt": item.prompt, "seed": item.seed}
     return {**row, "failed": reason, "traceback": text}
+
+
+def pack_item(request: Request, job: Job, run: ImageRun, edit: EditRun | None) -> Files:
+    """Return the files that an item would have."""
+    parts = request.parts(videos=run.video is not None)
+    return _pack(parts, request.masks, {}, job, run, edit)
 
 
 def record_failure(request: Request, shard: Shard, fingerprint: str, reason: str) -> ShardRecord:
@@ -206,114 +210,78 @@ def record_failure(request: Request, shard: Shard, fingerprint: str, reason: str
 # Packing
 
 
-@dataclass(frozen=True)
-class _Failure:
-    reason: str
-    traceback: str
-
-
 @dataclass
 class _Packed:
-    """An item's files, which are let go once written, and what its row needs."""
+    """An item's files, which are let go once written, and what its row needs of them."""
 
     files: Files
-    info: Any
+    info: RunInfo
     checksum: str
     sizes: dict[str, int]
-    tile: Tile | None
+    tile: Tile
 
     @classmethod
-    def of(cls, files: Files, info: Any, tile: Tile | None) -> _Packed:
-        sizes = {name: len(data) for name, data in files.items()}
-        return cls(files, info, sha256(files[RUN]), sizes, tile)
-
-
-class _Packer:
-    """Makes items' files, in any thread."""
-
-    def __init__(self, request: Request, manifest: Manifest, expected: Mapping[str, str]):
-        self.masks, self.expected = request.masks, expected
-        self.parts = manifest.settings.save
-        # What an item that is read back shows, too.
-        self.shown = [part for part in self.parts if part in ("image", "video", "maps")]
-
-    def pack(self, job: Job, run: ImageRun, edit: EditRun | None) -> _Packed:
-        run = of_words(job.item, run)
-        packed = pack_item(job, run, edit, self.parts, self.masks, self.expected[job.item.id])
-        maps = heatmaps_from(run.layers.as_saved(), run.heatmaps.prompt, run.heatmaps.preset)
-        source = None if edit is None else edit.images[0]
-        seen = tile(replace(run, heatmaps=maps), self.shown, self.masks, source)
-        return _Packed.of(packed.files, packed.info, seen)
-
-    def again(self, item: str, files: Files) -> _Packed:
-        """Return an item that an earlier attempt packed."""
-        source = None if "source.png" not in files else open_png(files["source.png"], item)
-        if "maps" in self.parts:
-            seen = tile(unpack_run(files, item), self.shown, self.masks, source)
+    def of(cls, parts: Collection[str], masks: MaskSettings, files: Files) -> _Packed:
+        info = read_info(files, "an item")
+        shown = [part for part in parts if part in ("image", "video", "maps")]
+        names = ("image.png", "source.png")
+        image, source = (open_png(files[n], n) if n in files else None for n in names)
+        if image is not None and MAPS in files:
+            seen = tile(unpack_run(files, "an item"), shown, masks, source)
         else:
-            image = None if "image.png" not in files else open_png(files["image.png"], item)
             seen = tile_of_images(image, source)
-        return _Packed.of(files, read_info(files, item), seen)
-
-    @property
-    def can_read_back(self) -> bool:
-        """Check whether what an item shows can be had from its files."""
-        return "maps" not in self.parts or not {"image", "video"}.isdisjoint(self.parts)
+        sizes = {name: len(data) for name, data in files.items()}
+        return cls(files, info, sha256(files[RUN]), sizes, seen)
 
 
 class _InOrder:
-    """Packed items and failures, written in the order of their shard as soon as that allows."""
+    """Packed items and failed rows, written in the order of their shard as soon as that allows."""
 
     def __init__(self, jobs: Sequence[Job], add: Callable[[str, Files], None], tell: Tell):
-        self.waiting = deque(job.item.id for job in jobs)
-        self.found: dict[str, Future[_Packed] | _Failure] = {}
+        self.waiting = deque(job.item for job in jobs)
+        self.found: dict[str, Future[_Packed] | Row] = {}
         self.add, self.tell = add, tell
-        self.done: list[_Packed | _Failure] = []
-
-    def put(self, item: str, found: Future[_Packed] | _Failure) -> None:
-        self.found[item] = found
+        self.done: list[_Packed | Row] = []
 
     def write(self, at_most: int) -> None:
         """Write items until only so many wait."""
-        while len(self.found) > at_most and self.waiting and self.waiting[0] in self.found:
+        while len(self.found) > at_most and self.waiting and self.waiting[0].id in self.found:
             item = self.waiting.popleft()
-            held = _result(self.found.pop(item))
+            held = self.found.pop(item.id)
+            if isinstance(held, Future):
+                try:
+                    held = held.result()
+                except Exception as error:
+                    reason = " ".join(f"{type(error).__name__}: {error}".split())
+                    text = "".join(traceback.format_exception(error))
+                    held = failed_row(item, reason, text)
             if isinstance(held, _Packed):
-                self.add(item, held.files)
+                self.add(item.id, held.files)
                 held.files = {}
             self.done.append(held)
-            self.tell(int(isinstance(held, _Packed)), int(isinstance(held, _Failure)))
+            self.tell(int(isinstance(held, _Packed)), int(not isinstance(held, _Packed)))
 
 
-def _result(found: Future[_Packed] | _Failure) -> _Packed | _Failure:
-    if isinstance(found, _Failure):
-        return found
-    try:
-        return found.result()
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        return _Failure(reason, "".join(traceback.format_exception(error)))
-
-
-def pack_item(
+def _pack(
+    parts: Collection[str],
+    masks: MaskSettings,
+    fingerprints: Mapping[str, str],
     job: Job,
     run: ImageRun,
     edit: EditRun | None,
-    parts: Collection[str],
-    masks: MaskSettings,
-    fingerprint: str,
-) -> Packed:
+) -> Files:
     """Return an item's files."""
-    item, run = job.item, of_words(job.item, run)
+    item = job.item
+    run = of_words(item, run)
     settings = replace(
         run.settings,
         id=item.id,
         line=item.line,
-        fingerprint=fingerprint,
+        fingerprint=fingerprints.get(item.id, ""),
         list_columns=dict(item.columns) or None,
     )
     beside = edit.beside_target(parts) if edit else _beside_video(run, parts)
-    return pack_with_page(replace(run, settings=settings), parts, beside, masks)
+    return pack_with_page(replace(run, settings=settings), parts, beside, masks).files
 
 
 def _threads() -> int:

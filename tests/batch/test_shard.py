@@ -9,6 +9,7 @@ from helpers.batch_runs import FORMATS, files_of
 from sdattn import load_pipeline
 from sdattn.batch import Request
 from sdattn.batch import shard as module
+from sdattn.batch.formats import whole_items
 from sdattn.batch.plan import make_plan
 from sdattn.batch.records import read_record, record_name
 from sdattn.batch.run import manifest_of
@@ -160,10 +161,9 @@ def test_on_another_kind_of_card_the_last_record_wins_and_both_are_true(
     drawn, tmp_path, monkeypatch
 ):
     """Two attempts whose bytes differ a little, at the same time: no file of one is the other's."""
+    monkeypatch.setattr(module, "digest_model", lambda pipe: "the same on both")
     for format in FORMATS:
         out = f"run-{format}"
-        weights = "the same on both"
-        monkeypatch.setattr(module, "digest_model", lambda pipe: weights)
         record = drawn(out, format=format)
         path = tmp_path / out / record_name(0)
         first = path.read_bytes()
@@ -178,7 +178,6 @@ def test_on_another_kind_of_card_the_last_record_wins_and_both_are_true(
             return pipe
 
         monkeypatch.setattr(module, "load_pipeline", other_card)
-        monkeypatch.setattr(module, "digest_model", lambda pipe: weights)
         second = drawn(out, format=format)
         assert [row["run_sha256"] for row in second.rows] != [
             row["run_sha256"] for row in record.rows
@@ -194,4 +193,5 @@ def test_on_another_kind_of_card_the_last_record_wins_and_both_are_true(
                         held = tmp_path / out / row["place"] / file["name"]
                         assert held.stat().st_size == file["bytes"]
         forget_pipeline()
-        monkeypatch.undo()
+        monkeypatch.setattr(module, "load_pipeline", load_pipeline)
+        monkeypatch.setattr(module, "whole_items", whole_items)
