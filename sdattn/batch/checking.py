@@ -116,32 +116,36 @@ def _stale_pages(place: Place, manifest: Manifest) -> list[str]:
 
 def remove_litter(place: Place, manifest: Manifest) -> list[str]:
     """Remove what no record names from ``shards/`` and return it: what an older record named, or a
-    kill left before its record. What is younger than an hour may still get a record, and stays."""
+    kill left before its record. What is younger than an hour may still get a record, and stays; so
+    do items in folders whose shard is not done, since they need not be drawn again."""
     place.remove_temporary()
-    named = {record_name(number) for number in range(manifest.input.shards)}
-    done = set()
+    named, done = set[str](), set[str]()
     for record in read_records(place, manifest.input.shards):
         done.add(f"{record.number:06d}")
+        named |= {record_name(record.number), *(row["place"] for row in record.whole)}
         named |= {file.name for file in (record.data, record.sheet) if file is not None}
-        named |= {row["place"] for row in record.whole}
     removed = []
-    in_folders = manifest.settings.format == "folder"
-    for name, file in place.files("shards", deep=place.is_remote and in_folders).items():
+    for name, written in _entries(place, "shards").items():
         path = f"shards/{name}"
-        if path in named or time.time() - file.time < _LITTER:
-            continue
-        if name in done and in_folders:
-            removed += _items_without_record(place, path, named)
-        elif name.split("/")[0] not in done or not in_folders:
-            removed.append(path)
+        if manifest.settings.format != "folder" or not name.isdecimal():
+            if path not in named and time.time() - written > _LITTER:
+                removed.append(path)
+        elif name in done:
+            items = _entries(place, path).items()
+            old = {f"{path}/{item}" for item, at in items if time.time() - at > _LITTER}
+            removed += sorted(old - named)
     for path in removed:
         place.remove(path)
     return removed
 
 
-def _items_without_record(place: Place, folder: str, named: Collection[str]) -> list[str]:
-    found = {name.split("/")[0] for name in place.files(folder, deep=True)}
-    return sorted(f"{folder}/{item}" for item in found if f"{folder}/{item}" not in named)
+def _entries(place: Place, folder: str) -> dict[str, float]:
+    """Return the files and folders in a folder, and when each was written last."""
+    found: dict[str, float] = {}
+    for path, file in place.files(folder, deep=place.is_remote).items():
+        name = path.partition("/")[0]
+        found[name] = max(file.time, found.get(name, 0.0))
+    return found
 
 
 # The card for datasets

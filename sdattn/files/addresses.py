@@ -174,7 +174,7 @@ class Address:
 
     def check_writable(self) -> None:
         """Raise OSError, with the reason, if nothing can be written below."""
-        probe = self / f".batch/probe-{uuid4().hex}"
+        probe = self / f".sdattn-probe-{uuid4().hex}"
         try:
             probe.write_bytes(b"")
             probe.unlink(missing_ok=True)
