@@ -62,7 +62,6 @@ def tile(
 def make_sheet(tiles: Sequence[Tile | None]) -> tuple[bytes, list[dict[str, Any] | None]]:
     """Return a shard's sheet, ``b""`` if it is empty, and for each item where its parts are, or
     None. The bytes depend on the tiles alone.
-
     ``"image"``, ``"source"`` and ``"maps"``, all maps in a row, each in a border of one pixel, are
     (left, top, width, height) in pixels; ``"ranges"`` are those of :class:`Tile`, one per map.
     """
