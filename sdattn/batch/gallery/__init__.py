@@ -20,8 +20,8 @@ _OPENS = ("report.html", "grid.png", "video", "image.png")  # a card the first t
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Facts of a run that its pages state: numbers of its items and of lines that could not be
-    read; what it saved, in which format, and that of its videos, None for images."""
+    """Facts of a run that its pages state: number of items, number of lines that could not be read,
+    what it saved, its format and its video format, None for images."""
 
     model: str
     preset: Preset
@@ -77,8 +77,8 @@ def _compact(about: About, row: Mapping[str, Any], sheets: dict[str, int]) -> di
 
 
 def _best(row: Mapping[str, Any], strange: Sequence[str]) -> str | None:
-    """Return the word whose map rises highest above its mean among those that name a thing, of an
-    edit a new one, else among content words; None if the model never learnt any of these."""
+    """Return the word whose map rises highest above its mean: among an edit's new things, else
+    words that name a thing, else content words; None if the model never learnt any of these."""
     words, source = row["words"], row.get("source_prompt") or ""
     things = [words[i] for i in name_things(words)]
     old = {word.casefold() for word, _, _ in split_words(source)}
