@@ -9,10 +9,10 @@ import pytest
 from helpers.batch_runs import draw, new_run, pack, rows_of, without_columns
 from PIL import Image
 from safetensors.torch import load
-
-from sdattn.batch import open_batch
 from sdattn.batch.storage.disk import Disk
 from sdattn.batch.storage.parquets import Parquets
+
+from sdattn.batch import open_batch
 from sdattn.runs.drawings import PARTS
 
 OF_IMAGES = tuple(part for part in PARTS if part != "video")

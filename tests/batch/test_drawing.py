@@ -18,11 +18,11 @@ from helpers.tiny_tokenizers import tiny_tokenizer
 from helpers.transformer_rows import flux, sana, sd3
 from PIL import Image
 from safetensors.torch import load_file
+from sdattn.batch.engines.drawing import Writer
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from sdattn import Heatmaps, generate, load_pipeline, read_prompt
 from sdattn.batch import open_batch, verify
-from sdattn.batch.engines.drawing import Writer
 from sdattn.maps.presets import PRESETS, preset_of
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.packing import pack_run

@@ -9,13 +9,13 @@ import pytest
 from helpers.batch_draws import SMALL, draw
 from helpers.galleries import data_of
 from PIL import Image
-
-from sdattn import edit_image, generate, load_pipeline
 from sdattn.batch.engines.raydata import Draw
 from sdattn.batch.input.items import read_items
 from sdattn.batch.input.plan import check_items, fingerprint
-from sdattn.batch.reading import open_batch, verify
 from sdattn.batch.storage.folder import BatchFolder
+
+from sdattn import edit_image, generate, load_pipeline
+from sdattn.batch.reading import open_batch, verify
 
 GUIDED = {**SMALL, "guidance_scale": 5.0, "num_inference_steps": 2}
 SWAP = {"id": "swap", "prompt": "a red cat", "edit_to": "a red dog", "seed": 3}

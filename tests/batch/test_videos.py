@@ -12,13 +12,13 @@ from helpers.batch_runs import FORMATS, files_of, kept_of, rows_of
 from helpers.tiers import tiered
 from helpers.video_rows import wan
 from PIL import Image
-
-from sdattn import generate, load_pipeline
-from sdattn.batch import open_batch, verify
 from sdattn.batch.engines.raydata import Draw
 from sdattn.batch.engines.sizing import _largest
 from sdattn.batch.input.items import read_items
 from sdattn.batch.input.plan import check_items, plan_batches
+
+from sdattn import generate, load_pipeline
+from sdattn.batch import open_batch, verify
 from sdattn.files.videos import best_format
 from sdattn.maps.presets import PRESETS
 

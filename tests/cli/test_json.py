@@ -117,6 +117,7 @@ def batch(demo_batch, tmp_path):
 @pytest.fixture(scope="module")
 def demo_batch(tmp_path_factory):
     from sdattn.batch.input.request import Request
+
     from sdattn.batch.run import run_batch
 
     place = tmp_path_factory.mktemp("batch")

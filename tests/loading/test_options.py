@@ -11,10 +11,10 @@ from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux, pixart, sd3
 from safetensors.torch import load_file, save_file
+from sdattn.batch.input.plan import digest_model
 
 import sdattn
 from sdattn import load_pipeline
-from sdattn.batch.input.plan import digest_model
 from sdattn.loading.devices import device_of
 from sdattn.loading.folder import PipelineFolder, _large, fitting_scheduler, quantized
 from sdattn.loading.locating import is_hub_id
