@@ -82,7 +82,7 @@ def test_what_killed_processes_left_goes_and_what_is_used_stays(tmp_path, monkey
         for _ in range(2)
     ]
     try:
-        killed, used = (tmp_path / process.stdout.readline().strip() for process in held)
+        _, used = (tmp_path / process.stdout.readline().strip() for process in held)
         held[0].kill()
         held[0].wait()
         with own_folder() as new:
