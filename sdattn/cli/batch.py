@@ -11,7 +11,6 @@ from ..errors import InvalidValueError
 from ..files.terminal import counted, say
 from . import options
 from .checks import Checks
-from .messages import in_options
 from .output import Output
 
 _LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for its jobs
@@ -31,17 +30,19 @@ def batch(
             "images with captions; - reads standard input."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder, or s3://BUCKET/RUN.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder, or s3://BUCKET/RUN.")
+    ] = None,
     model: options.Model = "demo",
     seed: Annotated[
         int, typer.Option(help="Seed of the first prompt; each later line adds 1.")
     ] = 0,
-    steps: options.Steps = None,
-    guidance: options.Guidance = None,
-    negative: options.Negative = None,
+    num_inference_steps: options.Steps = None,
+    guidance_scale: options.Guidance = None,
+    negative_prompt: options.Negative = None,
     width: options.Pixels = None,
     height: options.Pixels = None,
-    frames: options.Frames = None,
+    num_frames: options.Frames = None,
     set_: options.Settings = None,
     preset: options.Preset = "default",
     refine: options.Refine = None,
@@ -141,16 +142,23 @@ def batch(
       sdattn batch photos/ --out RUN --model owner/name --save image,maps,masks
       sdattn batch --status RUN
     """
-    if (status or verify) and (prompts is not None or out is not None or (status and verify)):
+    if (status or verify) and (prompts is not None or folder is not None or (status and verify)):
         raise typer.BadParameter("--status and --verify each take a run and nothing else.")
     if status:
         return _print_status(output, status)
     if verify:
         return _verify(output, verify)
-    if prompts is None or out is None:
+    if prompts is None or folder is None:
         raise typer.BadParameter("Pass a file of prompts and --out RUN.")
     checks = Checks()
-    given = options.pipeline_options(steps, guidance, negative, width, height, frames)
+    given = options.pipeline_options(
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        negative_prompt=negative_prompt,
+        width=width,
+        height=height,
+        num_frames=num_frames,
+    )
     given |= checks.settings(set_)
     checks.refuse()
     from ..batch.input.request import Request
@@ -159,7 +167,7 @@ def batch(
 
     request = Request(
         source=prompts,
-        out=out,
+        out=folder,
         model=model,
         options=given,
         seed=seed,
@@ -196,7 +204,7 @@ def _run(output: Output, request: Any) -> None:
     try:
         request.check()
     except InvalidValueError as error:
-        raise typer.BadParameter(in_options(error)) from error
+        raise typer.BadParameter(str(error)) from error
     # A wrong request is a usage error, exit code 2; a wrong input is 1.
     outcome = run_batch(request)
     if outcome is not None:  # the first process reports

@@ -1,5 +1,6 @@
-"""How a run, an edit or an explained image was made, as the records that ``run.json`` holds. For
-the contents of its files see :mod:`sdattn.runs.info`."""
+"""How a run, an edit or an explained image was made, as the records that ``run.json`` holds, and
+the command that makes it again from these. For the contents of its files see
+:mod:`sdattn.runs.info`."""
 
 from __future__ import annotations
 
@@ -7,12 +8,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ..errors import InvalidValueError
 from ..files.records import Record
 from ..hooks.capture_warnings import Stopped
 from ..loading.options import LoadingOptions
+from ..maps.presets import PRESETS, Preset
 from ..models.crops import Crop
 
 EDIT_FORMAT = "sdattn-edit-1"
+OPTIONS_OF_EDITS = (  # options of the pipeline that the command for edits has
+    *("num_inference_steps", "guidance_scale", "negative_prompt", "width", "height"),
+    "num_images_per_prompt",  # 1
+)
 Kept = str | Sequence[int] | tuple[float, ...] | None
 Span = float | list[float]
 
@@ -128,3 +135,33 @@ class EditInfo(Edited, RunSettings):
         """Return the settings as each image has them."""
         edited = Edited(**{f.name: getattr(self, f.name) for f in fields(Edited)})
         return replace(self.alone(), edited=edited)
+
+
+def command_for(settings: RunSettings, preset: Preset) -> str:
+    """Return the command whose ``--config run.json`` makes a run again: generate, explain or edit.
+
+    Raises:
+        ValueError: the run needs something that only Python can give; says what.
+    """
+    edited, explained = settings.edited, settings.explained
+    if not settings.model:
+        raise InvalidValueError("The pipeline was built in Python, so no name of a model is known.")
+    if settings.stopped:
+        raise InvalidValueError("It was stopped before its end.")
+    python = set(settings.options_left_out or ()) - ({"latents"} if explained else set())
+    if edited and edited.reconstruction_psnr is not None:
+        raise InvalidValueError("The image was edited from one that the run does not hold.")
+    if edited:
+        python |= set(settings.options or ()) - {*OPTIONS_OF_EDITS}
+        for name in ("cross_replace_steps", "self_replace_steps"):
+            if not isinstance(getattr(edited, name), (int, float)):
+                python.add(name)
+    if python:
+        text = f"Options were given that only Python can: {', '.join(sorted(python))}."
+        raise InvalidValueError(text)
+    known = PRESETS.get(preset.name)
+    if known and explained:  # it reads the chosen timesteps
+        known = replace(known, steps=preset.steps)
+    if known is None or replace(known, refine=None) != replace(preset, refine=None):
+        raise InvalidValueError(f"The preset {preset.name!r} was made in Python.")
+    return "edit" if edited else "explain" if explained else "generate"
