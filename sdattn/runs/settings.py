@@ -148,7 +148,11 @@ def command_for(settings: RunSettings, preset: Preset) -> str:
         raise InvalidValueError("The pipeline was built in Python, so no name of a model is known.")
     if settings.stopped:
         raise InvalidValueError("It was stopped before its end.")
-    python = set(settings.options_left_out or ()) - ({"latents"} if explained else set())
+    python = set(settings.options_left_out or ())
+    if edited:
+        python -= {"callback_on_step_end"}  # the edit's own
+    if explained:
+        python -= {"latents"}  # the image's
     if edited and edited.reconstruction_psnr is not None:
         raise InvalidValueError("The image was edited from one that the run does not hold.")
     if edited:
