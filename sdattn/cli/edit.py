@@ -97,7 +97,7 @@ def edit(
     if given_image is not None:
         prepare(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, given_image, source, given, null_text)
-    given |= {"preset": preset, "refine": refine, "max_bytes": options.budget(allowed)}
+    given |= {"preset": preset, "refine": refine, "max_bytes": allowed}
     run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
     run.save(folder, force=force)
     rows = [

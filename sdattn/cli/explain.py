@@ -74,7 +74,7 @@ def explain(
     from ..runs.explaining import explain
     from .printing import print_rows, print_run
 
-    maps["max_bytes"] = options.budget(allowed)
+    maps["max_bytes"] = allowed
     run = explain(pipe, opened, prompt, seed=seed, **way, **maps)
     print_run(output, run, run.save(folder, force=force))
     explained, seen, whole = run[0].settings.explained, run[0].image.size, opened.size

@@ -89,7 +89,7 @@ def generate(
     ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
     ways["spots"] = spots
     ways |= {"capture_options": watch, "out": folder, "force": force}
-    ways["max_bytes"] = options.budget(allowed)
+    ways["max_bytes"] = allowed
     run = prepare(pipe, prompt, seed=seed, **ways, **given)()
     print_run(output, run, run.save(folder, force=force))
 

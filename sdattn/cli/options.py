@@ -173,13 +173,6 @@ def bytes_of(size: str | None) -> int | None:
     return number
 
 
-def budget(number: int | None) -> Any:
-    """Return the budget that advises what can be typed; None for None."""
-    from ..hooks.budget import COMMAND, Budget
-
-    return Budget.of(number, COMMAND)
-
-
 def load(
     model: str,
     device: str | None,

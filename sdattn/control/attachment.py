@@ -17,6 +17,8 @@ from ..models.denoiser_call import Size, innermost
 from ..models.guidance import guided_order
 from ..models.layers import Place, is_unet
 from ..models.pipeline import Pipeline
+from ..models.running_call import running_variables
+from ..models.values import refuse_crop
 from .controlled_layers import check_guidance, controlled_layers
 from .held import FollowingStore, calls_in_a_pass, holds, is_suspended, is_taken, standing
 
@@ -205,7 +207,10 @@ class Attachment:
         is_known = store.guidance is not None or prompts == slice(0, found.batch)
         if not store.cur_step:
             store.drawn = self._prompts.drawn() if is_known else None
-            store.crop = self._prompts.crop()
+            try:
+                refuse_crop(running_variables(self._passes.pipeline) or {})
+            except InvalidValueError as error:
+                store.note(str(error))
         store.texts.add(found.text_changed, found.text_by_frame)
         schedule = self._passes.schedule
         store.passes = 1 if schedule is None else len(schedule)

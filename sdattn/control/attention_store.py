@@ -13,7 +13,6 @@ from ..hooks.installer import in_backward
 from ..hooks.pass_options import Guidance
 from ..hooks.passes import CaptureWarning
 from ..hooks.text_watch import RepeatedCalls, TextsOfRun
-from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import PLACES, Place
 from ..models.pipeline import Pipeline
@@ -67,7 +66,6 @@ class AttentionStore(StepMaps):
         levels: number of the model's resolutions; None if not known.
         images: rows of the batch that are kept; None if not known.
         drawn: prompts of the run; None if not known.
-        crop: part of the image that was drawn (``padding_mask_crop``); None for all of it.
         texts: numbers of the texts that the steps were drawn from.
         curr_step_index: for callers' own count.
 
@@ -109,7 +107,6 @@ class AttentionStore(StepMaps):
         self.levels: int | None = None
         self.images: int | None = None
         self.drawn: DrawnPrompts | None = None
-        self.crop: Crop | None = None
         self.texts = TextsOfRun()
         self._batch: int | None = None  # rows of the pass
         self._prompts: slice | None = None  # the prompts' among them

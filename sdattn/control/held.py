@@ -13,7 +13,6 @@ from ..hooks.drawn import DrawnPrompts
 from ..hooks.pass_options import Guidance
 from ..hooks.text_watch import RepeatedCalls, TextsOfRun
 from ..models.attention_layer import Kind, Place
-from ..models.crops import Crop
 from ..models.denoiser_call import Size, innermost
 
 
@@ -24,7 +23,6 @@ class FollowingStore(Protocol):
     cur_step: int
     passes: int
     drawn: DrawnPrompts | None
-    crop: Crop | None
     texts: TextsOfRun
     repeats: RepeatedCalls
     _batch: int | None

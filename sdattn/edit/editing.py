@@ -34,7 +34,7 @@ from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample
 from ..runs.settings import Edited
-from ..runs.watched import budget_of, warn_of_unlearnt
+from ..runs.watched import warn_of_unlearnt
 
 # Changes that an edit has no option for, so that its budget does not advise them
 _FIXED = ("steps", "fewer steps", "dtype", "branch", "ask", "words", "num_frames", "images")
@@ -105,7 +105,7 @@ def edit(
         read, options = plan.prompts, plan.options
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
-        budget = budget_of(max_bytes, chosen, {"refine": refine}, *_FIXED)
+        budget = Budget.of(max_bytes)
         seeds = seeds_of(seed) * len(read)
         with register_attention_control(pipe, plan.control, layers=plan.layers):
             run = sample(pipe, read, seeds, options, preset=chosen, budget=budget)

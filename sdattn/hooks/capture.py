@@ -22,6 +22,8 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
+from ..models.running_call import running_variables
+from ..models.values import refuse_crop
 from .budget import Budget, warn_of_much
 from .capture_warnings import (
     RunWarnings,
@@ -30,7 +32,7 @@ from .capture_warnings import (
     warn_of_image_prompts,
     warn_of_running_eagerly,
 )
-from .drawn import PromptWatch, running_crop
+from .drawn import PromptWatch
 from .expected import Expected
 from .installer import Installation, PassHooks
 from .joint import JointLook
@@ -145,6 +147,7 @@ class _Watch:
     recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
     stream: TextStream | None = None  # of another text in joint attention
     may_stop: bool = False
+    steps: int | None = None  # of the running call; None if it does not say
     spreading: Spreading | None = None  # of joint attention that is refined
 
     def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
@@ -235,7 +238,11 @@ class _Watch:
         if self.prompts is not None:
             self.store.drawn = self.prompts.drawn()
         pipeline = self.passes.pipeline
-        self.store.crop, self.may_stop = running_crop(pipeline), may_stop(pipeline)
+        self.may_stop = may_stop(pipeline)
+        variables = running_variables(pipeline) or {}
+        refuse_crop(variables)
+        timesteps = variables.get("timesteps")  # those of the run, which a scheduler has more of
+        self.steps = None if timesteps is None else len(timesteps)
 
     def _begin_pass(self, found: Pass) -> None:
         check_frames(self.store.keep.space, found.latent_size)
@@ -252,7 +259,9 @@ class _Watch:
 
     def _foresee(self, found: Pass, columns: int) -> None:
         """Warn of much memory, or refuse more than the budget allows."""
-        passes = None if found.schedule is None else len(found.schedule)
+        passes = None
+        if found.schedule is not None:
+            passes = self.steps or len(found.schedule)
         if self.budget is not None:
             self.budget.check_known(self.store.keep, found.latent_size, passes)
         if found.latent_size is None:
@@ -266,10 +275,9 @@ class _Watch:
 
     def expected(self, run: Expected) -> Expected:
         """Return what the store will hold in a run of which another store knows what it will."""
-        store, own, part = self.store, self.text_states, self.budget.part if self.budget else ""
-        columns = run.columns if own is None else own.own.shape[1]
-        layers = select_layers(store.layers, *self.selection, run.latent_size)
-        return replace(run, keep=store.keep, layers=layers, columns=columns, part=part)
+        columns = run.columns if self.text_states is None else self.text_states.own.shape[1]
+        layers = select_layers(self.store.layers, *self.selection, run.latent_size)
+        return replace(run, keep=self.store.keep, layers=layers, columns=columns)
 
     def after_pass(self, *_: Any) -> None:
         """End the pass. Layers that run later are rerun for a gradient (checkpointing), and

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ..errors import warn
-from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer, LayerSelection, select_layers
@@ -30,7 +29,6 @@ class CapturedMaps:
     """Maps that a capture collects; :class:`sdattn.MapStore` describes the contents."""
 
     drawn: DrawnPrompts | None = None
-    crop: Crop | None = None
 
     def __init__(self, layers: Sequence[AttentionLayer], keep: Keep):
         self.layers, self.keep = list(layers), keep
@@ -197,9 +195,15 @@ class CapturedMaps:
             passes: calls of the model in the run.
         """
         assert self.latent_size is not None
-        branches, frame_rows = len(set(self.branches)), self.passes[0].frame_rows
-        run = self.latent_size, columns, self.images, branches, passes, frame_rows
-        expected = Expected(self.keep, self.layers, *run)
+        expected = Expected(
+            keep=self.keep,
+            layers=self.layers,
+            latent_size=self.latent_size,
+            columns=columns,
+            rows=self.images,
+            passes=passes,
+            frame_rows=self.passes[0].frame_rows,
+        )
         self.expected_nbytes = expected.nbytes
         return expected
 

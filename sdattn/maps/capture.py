@@ -38,7 +38,6 @@ class MapStore(CapturedMaps):
         skipped: calls of the model that are not captured: the other branch's, in pipelines that run
             the two in turn, and skip-layer guidance's.
         tokens: key columns kept, or None for all.
-        crop: the part of the image that the maps cover (``padding_mask_crop``); None for all of it.
         drawn: the prompts of the run; None if unknown (a bare model, text states) or before it
             runs.
         expected_nbytes: upper limit of the bytes held at the end of the run; for a bare model,

@@ -2,11 +2,9 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from ..models.crops import Crop
 from ..prompts.tokens import Prompt
 from .aggregation import contrast, rescaled, sharpened
 from .heatmaps import Heatmaps
-from .laying import cut
 from .masks import smooth
 from .presets import Preset
 
@@ -17,11 +15,9 @@ def finish(
     preset: Preset,
     columns: Sequence[int] | None = None,
     frames: Sequence[int] | None = None,
-    crop: Crop | None = None,
 ) -> Heatmaps:
     """Return the heatmaps of one image from its aggregated maps ``[(frames,) rows, cols,
     columns]``; ``columns`` and ``frames`` are the ones that there are, None for all."""
-    maps = cut(maps.movedim(-1, 0), crop).movedim(0, -1)
     if preset.contrast:
         columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
         maps = contrast(maps, columns, preset.contrast)
@@ -33,4 +29,4 @@ def finish(
         maps = sharpened(maps, preset.sharpen)
     if preset.sigma:
         maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
-    return Heatmaps(prompt, maps, columns, preset=preset, frames=frames, crop=crop)
+    return Heatmaps(prompt, maps, columns, preset=preset, frames=frames)

@@ -246,7 +246,7 @@ def heatmaps_of(
             )
     shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
     return [
-        finish(maps.detach(), shown[i // each], preset, store.tokens, store.frames, layers.crop)
+        finish(maps.detach(), shown[i // each], preset, store.tokens, store.frames)
         for i, maps in enumerate(aggregate(layers, preset))
     ]
 

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..hooks.map_store import CapturedMaps
 from ..hooks.passes import CaptureError
-from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import TEXT_KINDS, AttentionLayer
 from .presets import Preset
@@ -61,7 +60,6 @@ class LayerMaps:
     passes: int
     affinity: Tensor | None = None
     affinity_grid: Size | None = None
-    crop: Crop | None = None
 
     def image(self, number: int) -> LayerMaps:
         some = slice(number, number + 1)
@@ -126,9 +124,9 @@ def layer_maps(
     columns = store.tokens or tuple(range(store.n_keys or 0))
     passes = len(read_steps(store, preset))
     if preset.refine is None or store.keep.refine:
-        return LayerMaps(found, columns, passes, crop=store.crop)
+        return LayerMaps(found, columns, passes)
     affinity = _affinity(self_attention or store, preset)
-    return LayerMaps(found, columns, passes, *affinity, store.crop)
+    return LayerMaps(found, columns, passes, *affinity)
 
 
 def _check_kept(store: CapturedMaps, preset: Preset) -> None:
@@ -248,3 +246,9 @@ def resize_maps(maps: Tensor, size: tuple[int, int], mode: str = "bilinear") -> 
     batched = maps.reshape(-1, 1, *maps.shape[-2:])
     resized = torch.nn.functional.interpolate(batched, size=size, mode=mode, align_corners=False)
     return resized.reshape(*maps.shape[:-2], *size)
+
+
+def fits(size: tuple[int, int], grid: tuple[int, ...]) -> bool:
+    """Check whether a map of (rows, cols) can belong to an image of (height, width) pixels."""
+    (height, width), (rows, cols) = size, grid
+    return abs(rows - cols * height / width) < 1 or abs(cols - rows * width / height) < 1

@@ -39,7 +39,7 @@ from ..prompts.tokens import Prompt
 from .run import Run
 from .sampling import sample
 from .settings import Explained
-from .watched import Asked, Order, budget_of, check_images, warn_of_unlearnt
+from .watched import Asked, Order, check_images, warn_of_unlearnt
 
 # Of the training schedule: where the model looks by default. With flow matching none points better
 # than these either, see scripts/evaluation/evaluate_explained.py.
@@ -128,7 +128,7 @@ def explain(
     settings = capture_settings(pipe, chosen, read, options, watch)
     warn_of_unlearnt(pipe, read, ask)
     seeds = seeds_of(seed, len(read))
-    budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, "size")
+    budget = Budget.of(max_bytes)
     if budget and invert:  # which takes longer than the run
         asked = None if ask is None else Asked(pipe, ask, chosen, options)
         order = Order(pipe, read, seeds, options, chosen, asked)

@@ -25,7 +25,7 @@ from .run import Run, run_folders
 from .sampling import sample
 from .stops import has_callback
 from .targets import check_target
-from .watched import budget_of, read_negative, warn_of_unlearnt
+from .watched import read_negative, warn_of_unlearnt
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
@@ -162,13 +162,19 @@ def prepare(
     settings = capture_settings(pipe, chosen, read, options, watch)
     warn_of_unlearnt(pipe, read, ask)
     plans = _causal_plans(pipe, read, seeds, options) if causal else []
-    # with a callback the steps before the preset's part would be kept too, in place of all steps
-    early = has_callback(options)
-    fixed = ("steps",) if early else ()
-    budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, *fixed)
-    call = pipe, read, seeds, options, settings
-    how: dict[str, Any] = {"preset": chosen, "ask": ask, "early": early, "budget": budget}
-    draw = partial(sample, *call, **how, spots=spots)
+    draw = partial(
+        sample,
+        pipe,
+        read,
+        seeds,
+        options,
+        settings,
+        preset=chosen,
+        ask=ask,
+        early=has_callback(options),
+        budget=Budget.of(max_bytes),
+        spots=spots,
+    )
     return partial(_draw, draw, plans, words)
 
 

@@ -148,7 +148,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
 def heatmaps_from(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps:
     """Return the heatmaps made of one image's layer maps."""
     maps = aggregate(layers, preset)[0]
-    return finish(maps, prompt, preset, layers.columns, crop=layers.crop)
+    return finish(maps, prompt, preset, layers.columns)
 
 
 def pack_maps(maps: Mapping[str, Tensor]) -> bytes:

@@ -98,8 +98,7 @@ def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -
     with turn(pipe), ExitStack() as captures:
         stores = {}
         for of, kept in watched.items():
-            share = None if budget is None else replace(budget, part=of)
-            stores[of] = captures.enter_context(capture(pipe, max_bytes=share, **kept))
+            stores[of] = captures.enter_context(capture(pipe, max_bytes=budget, **kept))
             stores[of].checks_itself = False
         texts = [prompt.text for prompt in order.prompts]
         result = call_pipeline(pipe, texts, order.seeds, options)
@@ -235,6 +234,5 @@ def _described(order: Order, store: MapStore) -> RunSettings:
         dtype=str(pipe.dtype).removeprefix("torch."),
         timesteps=store.timesteps,
         captured=Captured(steps=store.steps, heads=store.heads, spots=order.spots or None),
-        crop=store.crop,
         versions={"python": platform.python_version(), **versions()},
     )

@@ -13,7 +13,6 @@ from ..files.records import Record
 from ..hooks.capture_warnings import Stopped
 from ..loading.options import LoadingOptions
 from ..maps.presets import PRESETS, Preset
-from ..models.crops import Crop
 
 EDIT_FORMAT = "sdattn-edit-1"
 OPTIONS_OF_EDITS = (  # options of the pipeline that the command for edits has
@@ -78,7 +77,6 @@ class RunSettings(Record):
         stopped: where the run was stopped, if it was, and the steps of its maps.
         versions: versions of the packages.
         size: width and height in pixels.
-        crop: the part of the image that was drawn, or None for all of it.
         frames, frame_rate: a video's number of frames, and frames per second; None for an image.
         blanked: the pipeline's safety checker blanked the image.
         asked: the other text that was asked about.
@@ -104,7 +102,6 @@ class RunSettings(Record):
     stopped: Stopped | None = None
     versions: dict[str, str] | None = None
     size: tuple[int, int] | None = None
-    crop: Crop | None = None
     frames: int | None = None
     frame_rate: float | None = None
     blanked: bool | None = None
@@ -148,19 +145,9 @@ def command_for(settings: RunSettings, preset: Preset) -> str:
         raise InvalidValueError("The pipeline was built in Python, so no name of a model is known.")
     if settings.stopped:
         raise InvalidValueError("It was stopped before its end.")
-    python = set(settings.options_left_out or ())
-    if edited:
-        python -= {"callback_on_step_end"}  # the edit's own
-    if explained:
-        python -= {"latents"}  # the image's
     if edited and edited.reconstruction_psnr is not None:
         raise InvalidValueError("The image was edited from one that the run does not hold.")
-    if edited:
-        python |= set(settings.options or ()) - {*OPTIONS_OF_EDITS}
-        for name in ("cross_replace_steps", "self_replace_steps"):
-            if not isinstance(getattr(edited, name), (int, float)):
-                python.add(name)
-    if python:
+    if python := _of_python(settings):
         text = f"Options were given that only Python can: {', '.join(sorted(python))}."
         raise InvalidValueError(text)
     known = PRESETS.get(preset.name)
@@ -169,3 +156,17 @@ def command_for(settings: RunSettings, preset: Preset) -> str:
     if known is None or replace(known, refine=None) != replace(preset, refine=None):
         raise InvalidValueError(f"The preset {preset.name!r} was made in Python.")
     return "edit" if edited else "explain" if explained else "generate"
+
+
+def _of_python(settings: RunSettings) -> set[str]:
+    """Return the options that the run's command does not have."""
+    found = set(settings.options_left_out or ())
+    if settings.explained:
+        return found - {"latents"}  # the image's
+    if settings.edited:
+        found -= {"callback_on_step_end"}  # the edit's own
+        found |= set(settings.options or {}) - {*OPTIONS_OF_EDITS}
+        for name in ("cross_replace_steps", "self_replace_steps"):
+            if not isinstance(getattr(settings.edited, name), (int, float)):
+                found.add(name)
+    return found

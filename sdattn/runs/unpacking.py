@@ -111,9 +111,9 @@ def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
         name: _layer_map(layer, tensors[name].float()[None]) for name, layer in info.layers.items()
     }
     if info.self_attention is None:
-        return LayerMaps(layers, info.columns, info.passes, crop=info.crop)
+        return LayerMaps(layers, info.columns, info.passes)
     affinity = tensors[AFFINITY].float()[None], info.self_attention
-    return LayerMaps(layers, info.columns, info.passes, *affinity, info.crop)
+    return LayerMaps(layers, info.columns, info.passes, *affinity)
 
 
 def _layer_map(entry: LayerEntry, maps: Tensor) -> LayerMap:
@@ -157,7 +157,7 @@ def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
     for key in named(labels):
         _check_shape(tensors, key, (*tensors[key].shape[: 2 if info.frames is None else 3],))
     maps = [
-        Heatmap(label, tensors[key].float(), columns, crop=info.crop)
+        Heatmap(label, tensors[key].float(), columns)
         for key, (label, columns) in zip(named(labels), further.maps, strict=True)
     ]
     return Further(further.text, maps)

@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import SdattnWarning, warn
-from ..hooks.budget import RUN, Budget
+from ..hooks.budget import Budget
 from ..hooks.expected import Expected
 from ..hooks.keep import Keep
 from ..hooks.other_text import encode_text
@@ -120,25 +120,21 @@ def read_negative(
     return read_prompts(pipe, texts, columns, negative=True, **options)
 
 
-def budget_of(
-    max_bytes: int | Budget | None, preset: Preset, given: Options, *fixed: str
-) -> Budget | None:
-    """Read ``max_bytes`` for a run. It advises to leave out only options that are ``given``, and no
-    change that is ``fixed``."""
-    kept = {name for name in ("heads", "refine") if not given.get(name)}.union(fixed)
-    if preset.needs_all_columns:
-        kept.add("words")
-    return Budget.of(max_bytes, [name for name in RUN if name not in kept])
-
-
 def check_images(budget: Budget, order: Order, settings: Options, passes: int) -> None:
     """Refuse a run of an image model that would hold too much, before anything else runs."""
     size, every = latent_size(order.pipe, order.options), find_denoiser(order.pipe).layers
     names = {field.name for field in fields(Keep)}
     expected = []
-    for part, kept in watch(order, settings).items():
+    for kept in watch(order, settings).values():
         keep = Keep.of(**{name: value for name, value in kept.items() if name in names})
         layers = select_layers(every, kept.get("layers"), kept.get("kinds", TEXT_KINDS), size)
-        columns, rows = len(order.prompts[0].tokens), len(order.prompts)
-        expected.append(Expected(keep, layers, size, columns, rows, passes=passes, part=part))
+        store = Expected(
+            keep=keep,
+            layers=layers,
+            latent_size=size,
+            columns=len(order.prompts[0].tokens),
+            rows=len(order.prompts),
+            passes=passes,
+        )
+        expected.append(store)
     budget.check(expected)

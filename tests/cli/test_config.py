@@ -100,7 +100,7 @@ def test_an_edit_is_read_from_its_run_json(invoke, model):
     with Image.open("edit/edit.png") as one, Image.open("again/edit.png") as other:
         assert one.tobytes() == other.tobytes()
     code, _, err = invoke("generate", "--config", "edit/target/run.json")
-    assert code == 2 and "is of a run of `sdattn edit`" in said(err)
+    assert code == 2 and "is of one image of an edit" in said(err)
 
 
 @pytest.mark.weekly
