@@ -99,8 +99,6 @@ Preset = Annotated[
         "rescaled",
         "joint",
         "columns",
-        "gramcol",
-        "imap",
     ],
     typer.Option(help="How maps are made (default: best measured for the model's family)."),
 ]

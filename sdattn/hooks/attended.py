@@ -44,9 +44,9 @@ class Attended(ABC):
         kind = type(self).__name__
         raise RunError(f"{kind} shows no single queries. Leave this layer out (layers=…).")
 
-    def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
+    def among(self, kept: DeviceCopies) -> Attended:
         """Return the same attention among some keys of each image only: bool ``kept`` ``[B, 1, 1,
-        T]``; ``columns`` is the union over the images."""
+        T]``."""
         return AmongKeys(self, kept)
 
     def every_head(self, columns: Columns) -> Tensor:

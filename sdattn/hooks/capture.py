@@ -40,7 +40,6 @@ from .joint_checks import check_backends, check_ways
 from .keep import Keep
 from .map_store import CapturedMaps
 from .other_text import OtherTextLook, TextStream, asked_layers
-from .output_space import check_frames
 from .pass_options import Guidance
 from .pass_reader import PassReader
 from .passes import CaptureError, CaptureWarning, Pass
@@ -174,7 +173,7 @@ class _Watch:
         if layer.kind == "joint":
             passes, keep = self.passes, self.store.keep
             spreading = None if layer in self.store.text_only else self.spreading
-            look = JointLook(passes.spans, spreading, keep, passes.frames)
+            look = JointLook(passes.spans, spreading, keep)
         elif self.text_states is not None:
             look = OtherTextLook(self.text_states, self.passes.frame_rows)
         observer = observing(inner, held.take, look, held.wanted)
@@ -245,7 +244,6 @@ class _Watch:
         self.steps = None if timesteps is None else len(timesteps)
 
     def _begin_pass(self, found: Pass) -> None:
-        check_frames(self.store.keep.space, found.latent_size)
         is_first, call = not self.store.passes, self.passes.call
         if is_first:  # resolutions are known only now
             self.store.choose(self.selection, found.latent_size)

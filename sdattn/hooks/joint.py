@@ -17,7 +17,6 @@ from ..attention.joint_processor import Spans
 from ..errors import RunError
 from .attended import Attended, Softmax, softmax_of, without_padding
 from .joint_checks import (
-    check_compared,
     check_order,
     fits,
     is_diffusers_own,
@@ -27,8 +26,8 @@ from .joint_checks import (
     token_count,
     whole_call,
 )
-from .keep import Z_SCORES, Keep, Space
-from .output_space import BEST, GramCol, OutputSpace
+from .keep import Keep, Space
+from .output_space import OutputSpace
 from .projections import ARRIVED, by_name, output_projection
 from .queries import IMAGE_TO_TEXT
 from .refined import Refined, Spreading
@@ -58,7 +57,6 @@ class JointLook:
         spans: places of the image's queries and the text's keys, one pair or one per row.
         spreading: for maps that are spread along the image's own attention, else None.
         keep: who attends to what, and in which space, see :mod:`sdattn.hooks.output_space`.
-        frames: function that returns the number of frames in the running pass.
 
     Raises (when called):
         RuntimeError: the processor did not call ``scaled_dot_product_attention`` just once for text
@@ -70,12 +68,10 @@ class JointLook:
         spans: RowSpans,
         spreading: Spreading | None = None,
         keep: Keep | None = None,
-        frames: Callable[[], int] = lambda: 1,
     ):
         self.spans, self.spreading = spans, spreading
         self.space: Space = "attention" if keep is None else keep.space
         self.queries = IMAGE_TO_TEXT if keep is None else keep.queries
-        self.frames = frames
         self.checked = False  # whether the text's values were found, which reads from the device
         self._order: RowOrder | None = None  # for rows that differ; the previous call's
 
@@ -174,11 +170,6 @@ class JointLook:
         if self.space == "output":
             made = call.output
             attended: Attended = OutputSpace(made[:, :, image], made[:, :, text])
-        elif self.space in Z_SCORES:
-            check_compared(call, self.space, inner)
-            best, of_image = BEST if self.space == "imap" else None, call.output[:, :, image]
-            query, key = call.query[:, :, image], call.key[:, :, text]
-            attended = GramCol(query, key, of_image, self.frames(), best, kept)
         else:
             place = {"image": image, "text": text}
             if kept is not None and self.queries.side == "text":

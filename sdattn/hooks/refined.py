@@ -142,9 +142,9 @@ class Refined(Attended):
     def of(self, rows: Rows) -> Attended:
         return Refined(self.text.of(rows), self.spreading, self.image.of(rows))
 
-    def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
+    def among(self, kept: DeviceCopies) -> Attended:
         chosen = copy.copy(self)
-        chosen.text = self.text.among(kept, columns)
+        chosen.text = self.text.among(kept)
         return chosen
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:

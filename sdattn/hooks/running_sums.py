@@ -220,11 +220,11 @@ class RunningSum:
         return held.to(self.keep.dtype).unflatten(-2, cast(Size, self.grid))
 
     def _among(self, attended: Attended, n_text: int) -> Attended:
-        """Return the softmax, or the z-score, over each image's chosen keys."""
+        """Return the softmax over each image's chosen keys."""
         shape = attended.batch, 1, 1, n_text
         if self._kept is None or self._kept.own.shape != shape:
             self._kept = DeviceCopies(self._among_mask(attended.batch, n_text))
-        return attended.among(self._kept, sorted({c for one in self.keep.among or () for c in one}))
+        return attended.among(self._kept)
 
     def _among_mask(self, images: int, n_text: int) -> Tensor:
         lists = list(self.keep.among or ())

@@ -148,8 +148,8 @@ def capture(
             ``"last"``, only the last call; ``"all"``, or a list of the calls to keep one by one.
         heads: ``"mean"``, ``"all"``, or the indices of the heads to keep one by one.
         tokens: key columns to keep, None for all. The softmax is over all keys either way.
-        among: key columns that the softmax, or the z-score of ``space``, is taken over instead of
-            all, for each image or once for all. Not for self-attention.
+        among: key columns that the softmax is taken over instead of all, for each image or once for
+            all. Not for self-attention.
         text_states: ``[1 or images, T, width]``, states of another text (or of the prompt): the
             maps show what the image would attend to in it. For UNets' cross-attention, and the
             joint attention of SD3 and FLUX, where each block runs twice; see
@@ -166,10 +166,6 @@ def capture(
         space: for joint attention. ``"output"``: instead of attention, the similarity of the
             outputs of a cell and a token, as the product of their outputs before the output
             projection, averaged over features, of any sign, see :mod:`sdattn.hooks.output_space`.
-            ``"gramcol"``: similarity of each cell to the token's best cell in its frame, as
-            z-scores over the columns of ``among``, of any sign; ``"imap"``: the same from the five
-            heads of each layer that best distinguish a video's frames, see
-            :mod:`sdattn.hooks.output_space`.
         frames: frames of a video's latent to keep, counted from 0; None for all. A latent frame
             may stand for several video frames, see :meth:`sdattn.Heatmap.of_frames`.
         depth: with ``refine="self"``, the part of the depth whose blocks spread maps and have one,

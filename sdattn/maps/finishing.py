@@ -21,8 +21,6 @@ def finish(
     if preset.contrast:
         columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
         maps = contrast(maps, columns, preset.contrast)
-    elif preset.compares_words:
-        maps = maps.clamp(min=0)
     if preset.rescale:
         maps = rescaled(maps, prompt)
     if preset.sharpen != 1:

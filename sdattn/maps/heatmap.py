@@ -33,8 +33,8 @@ class Heatmap:
             0; ``[frames, rows, cols]`` with the latent's frames for a video. By default the share
             of a cell's attention that goes to the columns, in [0, 1]: a prompt's columns sum to 1
             in cross-attention, to less in joint attention, whose rest goes to the image; an image
-            prompt's sum to 1 by themselves. Presets that sum give sums of shares; ``gramcol`` and
-            ``imap`` z-scores among the words; a knockout the change of the image.
+            prompt's sum to 1 by themselves. Presets that sum give sums of shares; a knockout
+            the change of the image.
         map: ``values``.
         columns: the token columns that it comes from.
         top: the highest value in a content word's map, see :attr:`sdattn.Heatmaps.top`, or None.

@@ -142,8 +142,6 @@ def _check_kept(store: CapturedMaps, preset: Preset) -> None:
         missing.append('steps="last"')
     if preset.among_words and store.keep.among is None:
         missing.append("among=[...], the columns of each image's words, <sos> and <eos>")
-    if preset.compares_words and store.keep.among is None:
-        missing.append("among=[...], the columns of each image's words")
     if preset.needs_all_columns and store.tokens is not None:
         missing.append("tokens=None")
     if preset.space != store.keep.space:

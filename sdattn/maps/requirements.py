@@ -11,7 +11,6 @@ from ..hooks.run_part import RunPart
 from ..models.call_facts import images_a_prompt
 from ..models.call_options import call_options, option_of
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
-from ..models.sizes import default_frames, makes_videos
 from ..prompts.tokenizing import PAD
 from ..prompts.tokens import Prompt
 from .aggregation import refines_itself, refining
@@ -63,16 +62,16 @@ def capture_settings(
 ) -> dict[str, Any]:
     """Return what :func:`sdattn.capture` must keep for a preset, with the ``chosen`` options; raise
     ValueError if they conflict, or the run lacks what the preset reads."""
-    needs: dict[str, Any] = _of_joint_attention(pipe, preset, options)
+    needs: dict[str, Any] = _of_joint_attention(pipe, preset)
     _check_layers(pipe, preset, chosen or {})
     # What the preset reads must be kept; so is what the user chose, unless it rules that out.
     if preset.each_head:
         needs["heads"] = "all"
     if preset.steps == "last":
         needs["steps"] = "last"
-    if preset.among_words or preset.compares_words:
+    if preset.among_words:
         images = images_a_prompt(pipe, options)
-        needs["among"] = [columns_among(preset, one) for one in prompts for _ in range(images)]
+        needs["among"] = [columns_around(one) for one in prompts for _ in range(images)]
     if preset.needs_all_columns:
         needs["tokens"] = None
     chosen = dict(chosen or {})
@@ -121,7 +120,7 @@ def _known_steps(pipe: Any, options: Mapping[str, Any]) -> int | None:
     return option_of(pipe, options, "num_inference_steps")
 
 
-def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> dict[str, Any]:
+def _of_joint_attention(pipe: Any, preset: Preset) -> dict[str, Any]:
     needs: dict[str, Any] = {}
     is_joint = refines_itself(pipe)
     if preset.space != "attention":
@@ -132,8 +131,6 @@ def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -
                 f"text and image, and a {type(find_denoiser(pipe).model).__name__} has none. "
                 "Choose another preset."
             )
-    if preset.space == "imap":
-        _check_video(pipe, preset, options)
     if preset.refine and is_joint:
         needs["refine"] = "self"
         if isinstance(preset.depth, tuple):
@@ -141,21 +138,6 @@ def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -
     elif preset.refine:
         refining(pipe)  # or refuse
     return needs
-
-
-def _check_video(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> None:
-    """Refuse a preset that chooses heads by how well they distinguish frames, without frames."""
-    if not makes_videos(pipe):
-        raise InvalidTypeError(
-            f"The preset {preset.name!r} takes the heads that tell a video's frames apart, but a "
-            f"{type(pipe).__name__} makes images. Choose 'gramcol', which takes all heads."
-        )
-    if (options.get("num_frames") or default_frames(pipe)) == 1:
-        text = (
-            f"the preset {preset.name!r} takes the heads that tell frames apart. Take more, or "
-            "'gramcol'."
-        )
-        raise OptionError("num_frames", 1, text)
 
 
 def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
@@ -183,26 +165,11 @@ def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
     return sorted(columns)
 
 
-def columns_among(preset: Preset, prompt: Prompt) -> list[int]:
-    """Return the columns that a preset compares: words', for a softmax also the special tokens'
-    around them. Raise ValueError for z-scores with one word."""
-    if not preset.compares_words:
-        return columns_around(prompt)
-    if len(prompt.seen) < 2:
-        raise InvalidValueError(
-            f"The preset {preset.name!r} compares the words of a prompt with each other, and "
-            f"{prompt.text!r} has {len(prompt.seen)}. Write more words, or choose another preset."
-        )
-    return [i for i, token in enumerate(prompt.tokens) if not token.special]
-
-
 def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> list[int] | None:
     """Return the columns to keep for a preset, None for all; ``refined`` maps cost time per
     column."""
-    if not prompts or preset.needs_all_columns or not (refined or preset.compares_words):
+    if not prompts or preset.needs_all_columns or not refined:
         return None
-    if preset.compares_words:
-        return sorted({column for one in prompts for column in columns_among(preset, one)})
     return columns_around(*prompts)
 
 

@@ -191,9 +191,7 @@ def described(runs: Sequence[ImageRun]) -> str:
 
 def plain(preset: Preset) -> Preset:
     """Return the preset for groups of layers and heads, whatever the run's preset: words are sums
-    of columns, values are shares of attention; for z-scores words are means of columns."""
-    if preset.compares_words:
-        return replace(PRESETS["default"], space=preset.space, words="mean")
+    of columns, values are shares of attention."""
     return replace(PRESETS["default"], among_words=preset.among_words)
 
 

@@ -13,7 +13,7 @@ from ..hooks.keep import Keep
 from ..hooks.other_text import encode_text
 from ..maps.aggregation import PLACE, refining
 from ..maps.presets import Preset
-from ..maps.requirements import columns_among
+from ..maps.requirements import columns_around
 from ..models.call_facts import images_a_prompt
 from ..models.demos import demo_of
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
@@ -57,10 +57,10 @@ def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
         found["self"] = {**alike, "kinds": ("self",), "layers": refining(order.pipe)}
     if both:  # a capture of its own, since some pipelines run the two in turn
         own: dict[str, object] = {"branch": "unconditional", "tokens": None, "among": None}
-        if preset.among_words or preset.compares_words:
+        if preset.among_words:
             read = read_negative(order.pipe, order.options, len(order.prompts))
             images = images_a_prompt(order.pipe, order.options)
-            own["among"] = [columns_among(preset, one) for one in read for _ in range(images)]
+            own["among"] = [columns_around(one) for one in read for _ in range(images)]
         found["negative"] = {**settings, **own}
     if order.asked is not None:
         found["asked"] = {**settings, **order.asked.settings}
@@ -91,14 +91,14 @@ class Asked:
     def __init__(self, pipe: Pipeline, text: str, preset: Preset, options: Options):
         text = " ".join(text.replace(",", " ").split())  # a comma would take part in the softmax
         [self.prompt] = read_prompts(pipe, text, **options)
-        columns = columns_among(preset, self.prompt)
+        columns = columns_around(self.prompt)
         self.settings: dict[str, object] = {
             "text_states": encode_text(pipe, text, options),
             "tokens": None if preset.needs_all_columns else columns,
         }
         # in joint attention the image's own columns compete with the words already
         is_joint = any(layer.kind == "joint" for layer in find_denoiser(pipe).layers)
-        if preset.compares_words or not is_joint:
+        if not is_joint:
             self.settings["among"] = [columns]
 
 

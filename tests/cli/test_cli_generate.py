@@ -69,23 +69,6 @@ def test_a_transformer_draws_with_options_of_its_own(invoke, tmp_path):
 
 
 @pytest.mark.slow
-def test_a_video_of_joint_attention_has_maps_of_motion(invoke, tmp_path, monkeypatch):
-    cogvideox().save_pretrained(tmp_path / "video")
-    arguments = ("generate", "a red cat", "--model", str(tmp_path / "video"), "--steps", "1")
-    arguments += ("--width", "96", "--height", "64", "--preset", "imap")
-    settings = ("--set", "max_sequence_length=12", "--out", "run")
-    assert invoke(*arguments, *settings, "--frames", "9")[0] == 0
-    run = load_run("run")
-    assert run.heatmaps.preset.name == "imap" and run.heatmaps["cat"].values.shape == (3, 4, 6)
-    monkeypatch.setattr(
-        CogVideoXTransformer3DModel, "forward", lambda *_, **__: pytest.fail("the model ran")
-    )
-    code, _, err = invoke(*arguments, *settings, "--frames", "1", "--force")
-    assert code == 1
-    assert "--frames 1: the preset 'imap' takes the heads that tell frames apart" in err
-
-
-@pytest.mark.slow
 def test_videos_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeypatch):
     animatediff().save_pretrained(tmp_path / "video")
     (tmp_path / "run-1").mkdir()
