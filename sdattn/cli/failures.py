@@ -1,4 +1,4 @@
-"""What a command prints when it fails."""
+"""Texts printed for errors that end a command."""
 
 import re
 import sys

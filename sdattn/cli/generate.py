@@ -1,5 +1,6 @@
 """``sdattn generate``: an image, and where the words of its prompt went."""
 
+import math
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -10,6 +11,7 @@ from .checks import Checks
 from .output import Output
 
 _KEPT = ("steps", "heads", "spots")
+_MOST = 1000  # folders that are looked at before the run
 
 
 def generate(
@@ -58,8 +60,8 @@ def generate(
       sdattn generate --config outputs/a-cat-on-a-sofa-0/run.json --seed 1
     """
     from ..files.paths import file_name
-    from ..models.values import EACH
-    from ..runs.targets import check_target
+    from ..models.values import EACH, whole
+    from ..runs.targets import check_target, run_folders
 
     if negative_maps and not negative_prompt:
         raise typer.BadParameter("--negative-maps needs --negative.")
@@ -79,8 +81,9 @@ def generate(
     folder = folder or Path("outputs") / f"{file_name(prompt)}-{seed}"
     allowed = checks.run(options.bytes_of, max_bytes)
     checks.of_call(model, loading, [prompt], seed, given)
-    if all(given.get(name, 1) == 1 for name in EACH):  # known before the model is loaded
-        checks.run(check_target, folder, force=force)
+    images = math.prod(whole(given.get(name)) or 1 for name in EACH)
+    for one in run_folders(folder, min(images, _MOST)):
+        checks.run(check_target, one, force=force)
     checks.refuse()
     pipe = options.load(model, device, dtype, loading, output)
     from ..runs.generation import prepare
@@ -88,7 +91,7 @@ def generate(
 
     ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
     ways["spots"] = spots
-    ways |= {"capture_options": watch, "out": folder, "force": force}
+    ways |= {"capture_options": watch}
     ways["max_bytes"] = allowed
     run = prepare(pipe, prompt, seed=seed, **ways, **given)()
     print_run(output, run, run.save(folder, force=force))

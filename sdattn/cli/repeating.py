@@ -13,7 +13,7 @@ from ..runs.settings import EDIT_FORMAT, EditInfo, Explained, RunSettings, comma
 
 def options_of_run(path: Path) -> tuple[str, dict[str, Any]]:
     """Return the command that makes a run again, and its options by their names in Python, except
-    the device; those of the pipeline alone as ``options``.
+    the device; the pipeline's own as ``options``.
 
     Raises:
         ValueError: it is no run, or only Python can make it again; says why.

@@ -183,8 +183,8 @@ def capture(
         keys: what they attend to; ``"text"`` with ``queries="text"`` keeps the text's attention to
             itself, ``[images, (steps,) (heads,) T, T]``, a row for each query.
         max_bytes: bytes that the maps may take at most. A run whose maps would take more is refused
-            at its first call of the model, before that runs; the message says what holds less.
-            Default: no limit, and a warning is logged above 1 GB.
+            at its first call of the model, before that runs. Default: no limit, and a warning is
+            logged above 1 GB.
 
     Returns:
         A context manager that gives a :class:`MapStore`. By default it does not grow with the

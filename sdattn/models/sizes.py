@@ -4,9 +4,7 @@ import math
 
 from ..errors import InvalidTypeError, OptionError, refuse
 from ..files.videos import RATES, is_rate
-from .call_options import call_options, option_of
-from .demos import demo_settings
-from .layers import find_denoiser
+from .facts import PipelineFacts
 from .pipeline import Options, Pipeline
 from .values import no_videos
 
@@ -19,10 +17,11 @@ _FACTORS = (
 )
 
 
-def cell_size(pipe: Pipeline) -> int:
+def cell_size(pipe: Pipeline | PipelineFacts) -> int:
     """Return the pixels per side of the maps' finest cell: a latent cell or a patch."""
-    denoiser = find_denoiser(pipe)
-    return int(_latent_cell(pipe) * denoiser.family.cell(denoiser.model))
+    facts = PipelineFacts.of(pipe)
+    denoiser = facts.denoiser
+    return int(_latent_cell(facts.pipe) * denoiser.family.cell(denoiser.model))
 
 
 def _latent_cell(pipe: Pipeline) -> int:
@@ -30,20 +29,21 @@ def _latent_cell(pipe: Pipeline) -> int:
     return next(int(getattr(pipe, name)) for name in _FACTORS if hasattr(pipe, name))
 
 
-def size_unit(pipe: Pipeline) -> int:
+def size_unit(pipe: Pipeline | PipelineFacts) -> int:
     """Return the pixels that sides must be a multiple of, diffusers' own unit included."""
-    return math.lcm(find_denoiser(pipe).family.size_unit, cell_size(pipe))
+    facts = PipelineFacts.of(pipe)
+    return math.lcm(facts.denoiser.family.size_unit, cell_size(facts))
 
 
-def default_size(pipe: Pipeline) -> tuple[int, int]:
+def default_size(pipe: Pipeline | PipelineFacts) -> tuple[int, int]:
     """Return the default (height, width) in pixels of a pipeline's images."""
-    known = call_options(pipe)
-    height, width = known.get("height"), known.get("width")
+    facts = PipelineFacts.of(pipe)
+    height, width = facts.options.get("height"), facts.options.get("width")
     if isinstance(height, int) and isinstance(width, int):
         return height, width
+    pipe, denoiser = facts.pipe, facts.denoiser
     if hasattr(pipe, "default_height"):  # Mochi
         return pipe.default_height, pipe.default_width
-    denoiser = find_denoiser(pipe)
     size = getattr(pipe, "default_sample_size", None)
     config = denoiser.model.config
     size = size or getattr(config, "sample_size", None)
@@ -55,13 +55,14 @@ def default_size(pipe: Pipeline) -> tuple[int, int]:
     return rows * _latent_cell(pipe), cols * _latent_cell(pipe)
 
 
-def latent_size(pipe: Pipeline, options: Options | None = None) -> tuple[int, int]:
+def latent_size(pipe: Pipeline | PipelineFacts, options: Options | None = None) -> tuple[int, int]:
     """Return (rows, cols) of the finest cells for these options or by default; a video's per
     frame."""
-    height, width = default_size(pipe)
+    facts = PipelineFacts.of(pipe)
+    height, width = default_size(facts)
     if options and "height" in options:
         height, width = options["height"], options["width"]
-    cell = cell_size(pipe)
+    cell = cell_size(facts)
     return height // cell, width // cell
 
 
@@ -73,42 +74,46 @@ _UNITS = (
 )
 
 
-def makes_videos(pipe: Pipeline) -> bool:
+def makes_videos(pipe: Pipeline | PipelineFacts) -> bool:
     """Check whether a pipeline makes videos, not images."""
-    return find_denoiser(pipe).family.video
+    return PipelineFacts.of(pipe).makes_videos
 
 
-def check_makes_images(pipe: Pipeline) -> None:
+def check_makes_images(pipe: Pipeline | PipelineFacts) -> None:
     """Refuse (TypeError) a pipeline that makes videos, for a feature that needs images."""
-    if makes_videos(pipe):
+    facts = PipelineFacts.of(pipe)
+    if facts.makes_videos:
         raise InvalidTypeError(
-            f"{type(pipe).__name__} makes videos, but edits, knockouts, comparisons and explain() "
+            f"{facts.name} makes videos, but edits, knockouts, comparisons and explain() "
             "need single images. Use `generate()` for a video's heatmaps."
         )
 
 
-def frame_unit(pipe: Pipeline) -> int:
+def frame_unit(pipe: Pipeline | PipelineFacts) -> int:
     """Return the unit of frames: a video has 1 plus a multiple of it. It is 1 if any number is
     possible."""
-    coded = next((int(getattr(pipe, name)) for name in _UNITS if hasattr(pipe, name)), 1)
-    return coded * find_denoiser(pipe).family.frame_unit
+    facts = PipelineFacts.of(pipe)
+    held = (getattr(facts.pipe, name) for name in _UNITS if hasattr(facts.pipe, name))
+    return int(next(held, 1)) * facts.denoiser.family.frame_unit
 
 
-def default_frames(pipe: Pipeline) -> int:
+def default_frames(pipe: Pipeline | PipelineFacts) -> int:
     """Return the default number of frames of a pipeline's videos."""
-    number = demo_settings(pipe).get("num_frames") or call_options(pipe).get("num_frames")
-    denoiser = find_denoiser(pipe)
+    facts = PipelineFacts.of(pipe)
+    number = facts.demo.settings.get("num_frames") if facts.demo else None
+    number = number or facts.options.get("num_frames")
+    denoiser = facts.denoiser
     sample = getattr(denoiser.model.config, "sample_frames", None)
     return int(number or sample or denoiser.family.default_frames)
 
 
-def frame_rate(pipe: Pipeline, options: Options) -> float:
+def frame_rate(pipe: Pipeline | PipelineFacts, options: Options) -> float:
     """Return the frames per second of a pipeline's videos: the call's option, or its family's rate;
     raise ValueError if no video format can hold it."""
-    known = call_options(pipe)
-    told = option_of(pipe, options, "frame_rate") if "frame_rate" in known else None
+    facts = PipelineFacts.of(pipe)
+    told = facts.option(options, "frame_rate") if "frame_rate" in facts.options else None
     if told is None:
-        denoiser = find_denoiser(pipe)
+        denoiser = facts.denoiser
         own = denoiser.family.fps
         told = own(denoiser.model) if callable(own) else own
     if not is_rate(told):
@@ -117,12 +122,13 @@ def frame_rate(pipe: Pipeline, options: Options) -> float:
     return float(told)
 
 
-def check_frames(pipe: Pipeline, frames: int) -> None:
+def check_frames(pipe: Pipeline | PipelineFacts, frames: int) -> None:
     """Refuse (ValueError) a number of frames that diffusers would change, or fail on after the
     first step; the message names the nearest possible numbers."""
-    if not makes_videos(pipe):
-        raise no_videos(frames, type(pipe).__name__)
-    unit = frame_unit(pipe)
+    facts = PipelineFacts.of(pipe)
+    if not facts.makes_videos:
+        raise no_videos(frames, facts.name)
+    unit = frame_unit(facts)
     if (frames - 1) % unit:
         lower = (frames - 1) // unit * unit + 1
         text = (
@@ -130,7 +136,7 @@ def check_frames(pipe: Pipeline, frames: int) -> None:
             f"{lower + unit}."
         )
         raise OptionError("num_frames", frames, text)
-    most = getattr(find_denoiser(pipe).model.config, "motion_max_seq_length", None)
-    if most is not None and frames > most and not getattr(pipe, "free_noise_enabled", False):
+    most = getattr(facts.denoiser.model.config, "motion_max_seq_length", None)
+    if most is not None and frames > most and not getattr(facts.pipe, "free_noise_enabled", False):
         text = f"the motion module knows at most {most}. For more call pipe.enable_free_noise()."
         raise OptionError("num_frames", frames, text)

@@ -10,21 +10,20 @@ from ..control import knockouts
 from ..control.knockouts import KnockoutPlan
 from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
 from ..hooks.budget import Budget
-from ..loading.pipelines import pipeline_of
+from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.call_facts import images_a_prompt
+from ..models.facts import PipelineFacts
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_at_a_time, options_of_image
 from ..models.reading import read_prompts
-from ..models.sizes import makes_videos
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
-from .run import Run, run_folders
+from .run import Run
 from .sampling import sample
 from .stops import has_callback
-from .targets import check_target
 from .watched import read_negative, warn_of_unlearnt
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
@@ -75,8 +74,8 @@ def generate(
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
         max_bytes: bytes that the maps of all texts may take together while the pipeline
-            runs. A run whose maps would take more is refused before its first step; the message
-            says what holds less. Default: no limit.
+            runs. A run whose maps would take more is refused before its first step. Default: no
+            limit.
         options: options for the pipeline: ``num_inference_steps``, ``guidance_scale``,
             ``negative_prompt``, ``height``, ``width``, ``num_images_per_prompt`` and so on.
 
@@ -102,7 +101,7 @@ def generate(
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
     draw = prepare(
-        pipeline_of(pipe, prompt),
+        facts_of(pipe, prompt),
         prompt,
         seed=seed,
         words=words,
@@ -119,7 +118,7 @@ def generate(
 
 
 def prepare(
-    pipe: Pipeline,
+    pipe: Pipeline | PipelineFacts,
     prompt: str | Sequence[str],
     *,
     seed: int | Sequence[int] | None = 0,
@@ -131,25 +130,20 @@ def prepare(
     spots: bool = False,
     capture_options: Options | None = None,
     max_bytes: int | Budget | None = None,
-    out: Path | None = None,
-    force: bool = False,
     **options: Any,
 ) -> Callable[[], Run]:
-    """Check everything that :func:`generate` refuses, and the folders that :meth:`sdattn.Run.save`
-    would, before anything runs; return what runs it."""
-    number = len(checked_prompts(prompt))
-    if spots and makes_videos(pipe):
+    """Check everything that :func:`generate` refuses before anything runs; return what runs it."""
+    facts, number = PipelineFacts.of(pipe), len(checked_prompts(prompt))
+    if spots and facts.makes_videos:
         text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
         raise OptionError("spots", spots, text)
-    options = checked_options(pipe, options, prompts=number, videos=not causal)
-    read = read_prompts(pipe, prompt, **options)
+    options = checked_options(facts, options, prompts=number, videos=not causal)
+    read = read_prompts(facts.pipe, prompt, **options)
     if not read:
         raise OptionError("prompt", prompt, "there is none. Pass a text, or a list of some.")
-    number = len(read) * images_a_prompt(pipe, options)
+    number = len(read) * images_a_prompt(facts, options)
     seeds = seeds_of(seed, number)
-    for folder in run_folders(out, number) if out else ():
-        check_target(folder, force=force)
-    chosen = preset_for(pipe, preset, refine)
+    chosen = preset_for(facts.denoiser, preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
     if watch.get("frames") is not None:
         text = "A run keeps all frames of a video. Choose `frames` with `capture()`."
@@ -158,13 +152,13 @@ def prepare(
         if not options.get("negative_prompt"):
             text = "`branch='both'` shows the words of a negative prompt. Pass one."
             raise InvalidValueError(text)
-        read_negative(pipe, options, len(read))
-    settings = capture_settings(pipe, chosen, read, options, watch)
-    warn_of_unlearnt(pipe, read, ask)
-    plans = _causal_plans(pipe, read, seeds, options) if causal else []
+        read_negative(facts, options, len(read))
+    settings = capture_settings(facts, chosen, read, options, watch)
+    warn_of_unlearnt(facts, read, ask)
+    plans = _causal_plans(facts.pipe, read, seeds, options) if causal else []
     draw = partial(
         sample,
-        pipe,
+        facts,
         read,
         seeds,
         options,

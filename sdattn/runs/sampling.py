@@ -26,6 +26,7 @@ from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, kept_columns
 from ..maps.spots import spot_maps
 from ..models.demos import model_name
+from ..models.facts import PipelineFacts
 from ..models.finite import check_maps
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
@@ -42,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def sample(
-    pipe: Pipeline,
+    pipe: Pipeline | PipelineFacts,
     prompts: Sequence[Prompt],
     seeds: Sequence[int],
     options: Options,
@@ -65,9 +66,10 @@ def sample(
         OptionError: the maps would take more than the budget; before the first step.
         NotFiniteError: an image or a map holds NaN or infinity; the message says what to try.
     """
-    settings = capture_options or capture_settings(pipe, preset, prompts, options)
-    asked = None if ask is None else Asked(pipe, ask, preset, options)
-    order = Order(pipe, prompts, seeds, options, preset, asked, spots)
+    facts = PipelineFacts.of(pipe)
+    settings = capture_options or capture_settings(facts, preset, prompts, options)
+    asked = None if ask is None else Asked(facts, ask, preset, options)
+    order = Order(facts, prompts, seeds, options, preset, asked, spots)
     watched = watch(order, settings)
     drawn = _draw(order, with_early(watched) if early else watched, budget)
     return _describe(order, drawn, _make_maps(order, drawn.stores))
@@ -94,19 +96,19 @@ class _Maps(NamedTuple):
 
 def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -> _Drawn:
     """Run the pipeline once, under all captures."""
-    pipe, options = order.pipe, order.options
-    with turn(pipe), ExitStack() as captures:
+    facts, options = order.facts, order.options
+    with turn(facts.pipe), ExitStack() as captures:
         stores = {}
         for of, kept in watched.items():
-            stores[of] = captures.enter_context(capture(pipe, max_bytes=budget, **kept))
+            stores[of] = captures.enter_context(capture(facts.denoiser, max_bytes=budget, **kept))
             stores[of].checks_itself = False
         texts = [prompt.text for prompt in order.prompts]
-        result = call_pipeline(pipe, texts, order.seeds, options)
+        result = call_pipeline(facts, texts, order.seeds, options)
     made = images_of(result)
     stores = settled(stores, made)
     if not stores["prompt"].is_video:
         return _Drawn(stores, made, None, result)
-    videos = [Video(frames, frame_rate(pipe, options)) for frames in made]
+    videos = [Video(frames, frame_rate(facts, options)) for frames in made]
     return _Drawn(stores, [video[video.middle] for video in videos], videos, result)
 
 
@@ -115,7 +117,7 @@ def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
 
     NaN is refused here, where its origin is still known.
     """
-    pipe, options, preset = order.pipe, order.options, order.preset
+    pipe, options, preset = order.facts.pipe, order.options, order.preset
     for of in {"prompt", "negative"} & set(stores):
         check_texts(stores[of], preset)
     layers = stores["prompt"].layer_maps(preset, stores.get("self"))
@@ -124,7 +126,7 @@ def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
     check_maps(named | own, pipe, options)
     texts: dict[str, list[Heatmaps]] = {}
     if "negative" in stores:
-        read = read_negative(pipe, options, len(order.prompts), stores["negative"].n_text)
+        read = read_negative(order.facts, options, len(order.prompts), stores["negative"].n_text)
         texts["negative"] = _beside(stores["negative"], layers, preset, read)
     if order.asked is not None:
         texts["asked"] = _beside(stores["asked"], layers, preset, [order.asked.prompt])
@@ -138,7 +140,7 @@ def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
 def _spots_of(order: Order, store: MapStore) -> Tensor:
     """Return where the spots of each image looked, checked."""
     found = spot_maps(store)
-    check_maps({"spots": found}, order.pipe, order.options)
+    check_maps({"spots": found}, order.facts.pipe, order.options)
     return found.unflatten(1, spots_grid(order))
 
 
@@ -215,7 +217,7 @@ def _blanked(result: object) -> list[int]:
 
 def _described(order: Order, store: MapStore) -> RunSettings:
     """Return the settings that all images of a call share."""
-    pipe, options = order.pipe, order.options
+    pipe, options = order.facts.pipe, order.options
     plain = (str, int, float, bool, type(None))
     return RunSettings(
         prompt="",

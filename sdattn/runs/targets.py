@@ -32,6 +32,11 @@ def new_folder(
     return whole_folder(Path(folder), replace=force)
 
 
+def run_folders(folder: str | Path, number: int) -> list[Path]:
+    """Return the folders of a run's images: ``folder``, or ``folder-0``, ``folder-1`` and so on."""
+    return [Path(folder)] if number == 1 else [Path(f"{folder}-{i}") for i in range(number)]
+
+
 def check_target(folder: str | Path, *, force: bool = False, kind: Kind = "run") -> None:
     """Refuse, before any work, a folder that cannot be written (OSError) or must not be replaced:
     it exists and ``force`` is not set, or holds what no run of this kind wrote (FileExistsError).

@@ -15,9 +15,9 @@ from ..maps.aggregation import PLACE, refining
 from ..maps.presets import Preset
 from ..maps.requirements import columns_around
 from ..models.call_facts import images_a_prompt
-from ..models.demos import demo_of
-from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
-from ..models.pipeline import Options, Pipeline
+from ..models.facts import PipelineFacts
+from ..models.layers import TEXT_KINDS, select_layers
+from ..models.pipeline import Options
 from ..models.pipeline_call import one_each
 from ..models.reading import read_prompts
 from ..models.sizes import latent_size
@@ -31,7 +31,7 @@ SPOTS = 16  # along the longer side
 class Order:
     """A run to make, see :func:`sdattn.runs.sampling.sample`."""
 
-    pipe: Pipeline
+    facts: PipelineFacts
     prompts: Sequence[Prompt]
     seeds: Sequence[int]
     options: Options
@@ -54,12 +54,12 @@ def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
     found = {"prompt": settings}
     # The columns of self-attention are the image's own cells: a word's do not apply.
     if preset.refine and "refine" not in settings:
-        found["self"] = {**alike, "kinds": ("self",), "layers": refining(order.pipe)}
+        found["self"] = {**alike, "kinds": ("self",), "layers": refining(order.facts.denoiser)}
     if both:  # a capture of its own, since some pipelines run the two in turn
         own: dict[str, object] = {"branch": "unconditional", "tokens": None, "among": None}
         if preset.among_words:
-            read = read_negative(order.pipe, order.options, len(order.prompts))
-            images = images_a_prompt(order.pipe, order.options)
+            read = read_negative(order.facts, order.options, len(order.prompts))
+            images = images_a_prompt(order.facts, order.options)
             own["among"] = [columns_around(one) for one in read for _ in range(images)]
         found["negative"] = {**settings, **own}
     if order.asked is not None:
@@ -72,7 +72,7 @@ def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
 def _spots(order: Order) -> dict[str, object]:
     """Return what to capture of an even grid of spots: of a UNet its way up."""
     rows, cols = spots_grid(order)
-    layers, kinds = find_denoiser(order.pipe).layers, ("self", "joint")
+    layers, kinds = order.facts.denoiser.layers, ("self", "joint")
     has_up = any(layer.place == PLACE for layer in layers if layer.kind in kinds)
     cells = [((r + 0.5) / rows, (c + 0.5) / cols) for r in range(rows) for c in range(cols)]
     return {"queries": cells, "layers": PLACE if has_up else None, "kinds": kinds}
@@ -80,7 +80,7 @@ def _spots(order: Order) -> dict[str, object]:
 
 def spots_grid(order: Order) -> tuple[int, int]:
     """Return the rows and columns of the spots, at most one for each of the finest cells."""
-    size = latent_size(order.pipe, order.options)
+    size = latent_size(order.facts, order.options)
     part = min(1.0, SPOTS / max(size))
     return max(1, round(size[0] * part)), max(1, round(size[1] * part))
 
@@ -88,41 +88,42 @@ def spots_grid(order: Order) -> tuple[int, int]:
 class Asked:
     """A text that is asked about: as the model reads it, and how its maps are captured."""
 
-    def __init__(self, pipe: Pipeline, text: str, preset: Preset, options: Options):
+    def __init__(self, facts: PipelineFacts, text: str, preset: Preset, options: Options):
         text = " ".join(text.replace(",", " ").split())  # a comma would take part in the softmax
-        [self.prompt] = read_prompts(pipe, text, **options)
+        [self.prompt] = read_prompts(facts.pipe, text, **options)
         columns = columns_around(self.prompt)
         self.settings: dict[str, object] = {
-            "text_states": encode_text(pipe, text, options),
+            "text_states": encode_text(facts.pipe, text, options),
             "tokens": None if preset.needs_all_columns else columns,
         }
         # in joint attention the image's own columns compete with the words already
-        is_joint = any(layer.kind == "joint" for layer in find_denoiser(pipe).layers)
-        if not is_joint:
+        if not facts.is_joint:
             self.settings["among"] = [columns]
 
 
-def warn_of_unlearnt(pipe: Pipeline, prompts: Sequence[Prompt], ask: str | None = None) -> None:
+def warn_of_unlearnt(
+    facts: PipelineFacts, prompts: Sequence[Prompt], ask: str | None = None
+) -> None:
     """Warn of words of the prompts, or of the text that is asked about, that a demo model never
     learnt."""
     texts = [word.text for prompt in prompts for word in prompt.words]
     texts += [word for word, _, _ in split_words(ask or "")]
-    demo = demo_of(pipe)
+    demo = facts.demo
     if demo and (warning := demo.unlearnt(texts)):
         warn(warning, SdattnWarning)
 
 
 def read_negative(
-    pipe: Pipeline, options: Options, prompts: int, columns: int | None = None
+    facts: PipelineFacts, options: Options, prompts: int, columns: int | None = None
 ) -> list[Prompt]:
     """Return the negative prompts of a run as the model reads them, one per prompt."""
     texts = one_each(options["negative_prompt"], prompts)
-    return read_prompts(pipe, texts, columns, negative=True, **options)
+    return read_prompts(facts.pipe, texts, columns, negative=True, **options)
 
 
 def check_images(budget: Budget, order: Order, settings: Options, passes: int) -> None:
     """Refuse a run of an image model that would hold too much, before anything else runs."""
-    size, every = latent_size(order.pipe, order.options), find_denoiser(order.pipe).layers
+    size, every = latent_size(order.facts, order.options), order.facts.denoiser.layers
     names = {field.name for field in fields(Keep)}
     expected = []
     for kept in watch(order, settings).values():

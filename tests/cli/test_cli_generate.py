@@ -7,9 +7,8 @@ import sys
 import time
 
 import pytest
-from diffusers import CogVideoXTransformer3DModel, UNetMotionModel
+from diffusers import UNetMotionModel
 from helpers.command_lines import generate
-from helpers.joint_video_rows import cogvideox
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux
 from helpers.unet_rows import animatediff
@@ -126,3 +125,12 @@ def test_max_memory_is_a_size(invoke, size, tmp_path):
     code, _, err = generate(invoke, str(tmp_path / "none"), f"--max-memory={size}")
     assert code == 2
     assert "1.5GiB" in err and size in err
+
+
+def test_folders_that_cannot_be_written_are_refused_before_the_model_is_loaded(invoke):
+    os.makedirs("run-1")
+    with open("run-1/thesis.txt", "w", encoding="utf-8") as file:
+        file.write("mine")
+    asked = ("--set", "num_images_per_prompt=2", "--out", "run", "--model", "no/such-model")
+    code, _, err = invoke("generate", "a cat", *asked)
+    assert code == 1 and "run-1 exists already. Choose another --out" in err
