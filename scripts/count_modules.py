@@ -8,6 +8,7 @@ demo model, with two steps.
 """
 
 import argparse
+import inspect
 import sys
 import tempfile
 import threading
@@ -44,17 +45,22 @@ class Count:
             threading.setprofile(None)  # type: ignore[arg-type]
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
-        module = str(frame.f_globals.get("__name__"))
+        module, caller = _module(frame), frame.f_back
         if event != "call" or module.partition(".")[0] != "sdattn":
             return
-        if frame.f_code.co_name == "<module>" or not frame.f_code.co_flags & 1:  # imports, classes
-            return
-        self.calls[
-            module,
-            frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name,
-        ] += 1
-        caller = frame.f_back
-        self.between += caller is not None and caller.f_globals.get("__name__") != module
+        if _is_body(frame) or (caller is not None and _is_body(caller)):
+            return  # an import
+        self.calls[module, frame.f_code.co_name] += 1
+        self.between += caller is not None and _module(caller) != module
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))
+
+
+def _is_body(frame: FrameType) -> bool:
+    """Check whether a frame runs the body of a module or a class."""
+    return not frame.f_code.co_flags & inspect.CO_OPTIMIZED
 
 
 def of_generate(pipe: Any) -> Count:

@@ -29,7 +29,7 @@ import sdattn
 from sdattn.hooks.attended import Columns
 from sdattn.hooks.refined import Refined
 from sdattn.hooks.run_part import RunPart
-from sdattn.maps.finishing import finish
+from sdattn.maps.aggregation import finish
 from sdattn.maps.heatmaps import Heatmaps
 from sdattn.maps.presets import PRESETS
 from sdattn.maps.requirements import columns_around

@@ -14,9 +14,9 @@ from PIL import Image
 
 from ..errors import OptionError, RunError, is_bug
 from ..maps.notebook import framed
+from ..models.facts import default_size
 from ..models.layers import find_denoiser
 from ..models.pipeline_call import turn
-from ..models.sizes import default_size
 from ..runs.generation import generate
 from ..runs.report.images import as_uri
 from ..runs.run import Run

@@ -7,7 +7,7 @@ from typing import Any
 from ..maps.presets import PRESETS
 from ..models.call_options import call_options
 from ..models.demos import demo_of, demo_settings
-from ..models.sizes import default_frames, default_size, makes_videos, size_unit
+from ..models.facts import default_frames, default_size, makes_videos, size_unit
 from .live import Live
 from .recent_runs import RecentRuns, own_folder
 from .server import import_gradio, launch_settings

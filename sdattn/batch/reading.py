@@ -10,7 +10,7 @@ from ..errors import NotFoundError
 from ..files.paths import inside
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
-from ..runs.unpacking import READ
+from ..runs.parts import READ
 from .storage.checking import check_item
 from .storage.folder import BatchFolder
 from .storage.layouts import Layout

@@ -128,7 +128,7 @@ def _with_and_without(
     runs = []
     for how in (loading, without):
         pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)
-        from ..models.sizes import check_makes_images
+        from ..models.facts import check_makes_images
         from ..runs.diff import diff
         from ..runs.generation import prepare
 

@@ -22,13 +22,11 @@ from ..hooks.run_part import Span
 from ..inversion.invert import Inversion, psnr
 from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
-from ..models.call_facts import is_guided, model_passes
-from ..models.facts import PipelineFacts
+from ..models.facts import PipelineFacts, is_guided, latent_size, model_passes
 from ..models.families import edits_of
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_at_a_time
 from ..models.reading import read_prompts
-from ..models.sizes import latent_size
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun

@@ -12,8 +12,7 @@ from ..prompts.chunks import read_long_prompt
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
 from ..prompts.weights import refuse_weights
-from .aggregation import aggregate
-from .finishing import finish
+from .aggregation import aggregate, finish
 from .folded import Folded, FoldedMaps, StepChoice, folded_maps
 from .heatmaps import Heatmaps
 from .layermaps import LayerMaps

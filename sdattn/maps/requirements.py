@@ -8,8 +8,7 @@ from typing import Any
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, did_you_mean, refuse
 from ..hooks.keep import Heads, Steps
 from ..hooks.run_part import RunPart
-from ..models.call_facts import images_a_prompt
-from ..models.facts import PipelineFacts
+from ..models.facts import PipelineFacts, images_a_prompt
 from ..models.layers import TEXT_KINDS, select_layers
 from ..models.pipeline import Pipeline
 from ..prompts.tokenizing import PAD

@@ -10,21 +10,22 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from ..errors import InvalidValueError, did_you_mean, refuse
-from .call_facts import check_guidance, images_a_prompt
 from .call_options import is_modular
-from .facts import PipelineFacts
-from .finite import watch_finite
-from .guiders import guider_of
-from .layers import held_model
-from .pipeline import Options, Pipeline
-from .sizes import (
+from .facts import (
+    PipelineFacts,
     check_frames,
+    check_guidance,
     check_makes_images,
     default_frames,
     default_size,
     frame_rate,
+    images_a_prompt,
     size_unit,
 )
+from .finite import watch_finite
+from .guiders import guider_of
+from .layers import held_model
+from .pipeline import Options, Pipeline
 from .values import EACH, OURS, check_side, check_values, no_videos, whole
 
 # What other programs and the command line call options of the pipelines

@@ -15,10 +15,8 @@ from ..maps.heatmap import Heatmap, latent_frames
 from ..maps.render import caption, enlarge
 from ..maps.strips import strips
 from .imagerun import ImageRun
+from .parts import USUAL
 
-PARTS = ("image", "video", "overlays", "grid", "maps", "masks", "report")
-USUAL = ("image", "video", "overlays", "grid", "maps", "report")
-USUAL_OF_IMAGES = tuple(part for part in USUAL if part != "video")
 # About the bytes of zlib's quickest level in three quarters of its time
 _QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 Scale = tuple[float, float] | None

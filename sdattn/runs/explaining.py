@@ -130,7 +130,7 @@ def explain(
     settings = capture_settings(facts, chosen, read, options, watch)
     warn_of_unlearnt(facts, read, ask)
     seeds = seeds_of(seed, len(read))
-    budget = Budget.of(max_bytes)
+    budget, python = Budget.of(max_bytes), {"words": words, "capture_options": capture_options}
     if budget and invert:  # which takes longer than the run
         asked = None if ask is None else Asked(facts, ask, chosen, options)
         order = Order(facts, read, seeds, options, chosen, asked)
@@ -152,6 +152,7 @@ def explain(
             preset=chosen,
             ask=ask,
             budget=budget,
+            python=[name for name, given in python.items() if given],
         )
     return _told(run, pipe, given, images, invert)
 

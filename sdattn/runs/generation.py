@@ -13,8 +13,7 @@ from ..hooks.budget import Budget
 from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
-from ..models.call_facts import images_a_prompt
-from ..models.facts import PipelineFacts
+from ..models.facts import PipelineFacts, images_a_prompt
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_at_a_time, options_of_image
 from ..models.reading import read_prompts
@@ -23,8 +22,7 @@ from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run
 from .sampling import sample
-from .stops import has_callback
-from .watched import read_negative, warn_of_unlearnt
+from .watched import has_callback, read_negative, warn_of_unlearnt
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
@@ -168,8 +166,17 @@ def prepare(
         early=has_callback(options),
         budget=Budget.of(max_bytes),
         spots=spots,
+        python=_of_python(words, watch),
     )
     return partial(_draw, draw, plans, words)
+
+
+def _of_python(words: Sequence[str] | None, watch: Options) -> list[str]:
+    """Return the options that a command does not have, by which the run is not made again."""
+    has = {name for name in ("steps", "heads") if getattr(watch.get(name), "every", False)}
+    asked = watch.keys() - {"branch", "tokens", *has}
+    named = {"words": words is not None, "capture_options": bool(asked)}
+    return [name for name, is_given in named.items() if is_given]
 
 
 def _draw(

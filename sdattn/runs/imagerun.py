@@ -15,9 +15,8 @@ from ..errors import InvalidValueError, refuse
 from ..files.tables import along
 from ..files.terminal import shorter
 from ..files.videos import Video
-from ..maps.aggregation import aggregate, read_by
+from ..maps.aggregation import aggregate, finish, read_by
 from ..maps.details import Details
-from ..maps.finishing import finish
 from ..maps.heatmap import Heatmap, check_frame, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps

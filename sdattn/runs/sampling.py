@@ -26,17 +26,15 @@ from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, kept_columns
 from ..maps.spots import spot_maps
 from ..models.demos import model_name
-from ..models.facts import PipelineFacts
+from ..models.facts import PipelineFacts, frame_rate
 from ..models.finite import check_maps
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
-from ..models.sizes import frame_rate
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run
 from .settings import Captured, RunSettings
-from .stops import settled, stop_of, with_early
-from .watched import Asked, Order, read_negative, spots_grid, watch
+from .watched import Asked, Order, read_negative, settled, spots_grid, stop_of, watch, with_early
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -54,13 +52,14 @@ def sample(
     early: bool = False,
     budget: Budget | None = None,
     spots: bool = False,
+    python: Sequence[str] = (),
 ) -> Run:
     """Run :func:`generate` for prompts that were read and options that were checked.
 
     ``seeds`` has one for each image, in the pipeline's order; ``capture_options`` default to
     :func:`capture_settings`. With ``early`` the steps before those that the preset reads are kept
     as well, for a run that may be stopped. The maps of all texts, and of ``spots``, share the
-    ``budget``.
+    ``budget``. ``python`` names options that only Python has, for the run's record.
 
     Raises:
         OptionError: the maps would take more than the budget; before the first step.
@@ -69,7 +68,7 @@ def sample(
     facts = PipelineFacts.of(pipe)
     settings = capture_options or capture_settings(facts, preset, prompts, options)
     asked = None if ask is None else Asked(facts, ask, preset, options)
-    order = Order(facts, prompts, seeds, options, preset, asked, spots)
+    order = Order(facts, prompts, seeds, options, preset, asked, spots, python)
     watched = watch(order, settings)
     drawn = _draw(order, with_early(watched) if early else watched, budget)
     return _describe(order, drawn, _make_maps(order, drawn.stores))
@@ -228,9 +227,9 @@ def _described(order: Order, store: MapStore) -> RunSettings:
         loading=options_of(pipe),
         options={key: value for key, value in options.items() if isinstance(value, plain)},
         options_left_out=sorted(
-            key
-            for key, value in options.items()
-            if not isinstance(value, plain) and key != "negative_prompt"  # which each image has
+            name
+            for name in {*options, *order.python} - {"negative_prompt"}  # which each image has
+            if not isinstance(options.get(name, order), plain)
         ),
         device=device_of(pipe).type,
         dtype=str(pipe.dtype).removeprefix("torch."),

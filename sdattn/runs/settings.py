@@ -70,7 +70,7 @@ class RunSettings(Record):
         model, pipeline, scheduler: ``"demo"``, a folder or a name; names of classes.
         loading: how the model was loaded, or None for the defaults.
         options: the pipeline's options that JSON can hold.
-        options_left_out: names of the others.
+        options_left_out: names of the others, and of options of ours that only Python has.
         device, dtype: for example ``"cpu"``, ``"float32"``.
         timesteps: timesteps that the model was called with, in order.
         captured: steps and heads that were kept.

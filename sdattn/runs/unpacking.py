@@ -11,19 +11,16 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import InvalidValueError, MissingFileError
-from ..files.videos import FORMATS, Video, read_video
+from ..files.videos import Video, read_video
 from ..files.writing import sha256
 from ..maps.details import Details
 from ..maps.heatmap import Heatmap
 from ..maps.layermaps import LayerMap, LayerMaps
 from .drawings import named
 from .imagerun import Further, ImageRun
-from .info import FURTHER, HEADS, MAPS, SPOTS, STEPS, LayerEntry, RunInfo, missing, read_info
+from .info import LayerEntry, RunInfo, missing, read_info
 from .packing import AFFINITY, heatmaps_from
-
-NEEDED = ("run.json", "image.png", MAPS)
-VIDEOS = {f"video.{kind}": kind for kind in FORMATS}
-READ = (*NEEDED, *VIDEOS, STEPS, HEADS, SPOTS, *(f"{name}/{MAPS}" for name in FURTHER))
+from .parts import HEADS, MAPS, NEEDED, READ, SPOTS, STEPS, VIDEOS
 
 
 def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:

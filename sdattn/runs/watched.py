@@ -1,30 +1,34 @@
-"""The captures of a run: of the prompt, of further texts, and of what refines the maps."""
+"""The captures of a run: of the prompt, of further texts, and of what refines the maps. Runs that
+may be stopped before the steps that their preset reads keep the earlier steps too."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from ..errors import SdattnWarning, warn
+from ..errors import CaptureError, SdattnWarning, warn
 from ..hooks.budget import Budget
+from ..hooks.capture_warnings import Stopped
 from ..hooks.expected import Expected
-from ..hooks.keep import Keep
+from ..hooks.keep import Keep, Steps
 from ..hooks.other_text import encode_text
 from ..maps.aggregation import PLACE, refining
+from ..maps.capture import MapStore
+from ..maps.layermaps import read_steps
 from ..maps.presets import Preset
 from ..maps.requirements import columns_around
-from ..models.call_facts import images_a_prompt
-from ..models.facts import PipelineFacts
+from ..models.facts import PipelineFacts, images_a_prompt, latent_size
 from ..models.layers import TEXT_KINDS, select_layers
 from ..models.pipeline import Options
 from ..models.pipeline_call import one_each
 from ..models.reading import read_prompts
-from ..models.sizes import latent_size
 from ..prompts.tokens import Prompt
 from ..prompts.words import split_words
 
 SPOTS = 16  # along the longer side
+_CALLBACKS = ("callback_on_step_end", "callback")  # by which a run is stopped
+_EARLY = "early "
 
 
 @dataclass(frozen=True)
@@ -38,6 +42,7 @@ class Order:
     preset: Preset
     asked: Asked | None
     spots: bool = False
+    python: Sequence[str] = ()  # options that only Python has
 
 
 def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
@@ -139,3 +144,59 @@ def check_images(budget: Budget, order: Order, settings: Options, passes: int) -
         )
         expected.append(store)
     budget.check(expected)
+
+
+class StoppedError(CaptureError):
+    """A run was stopped before the steps that its preset reads, so it has no maps.
+
+    Attributes:
+        images: what was drawn, PIL; lists of frames for videos.
+    """
+
+    def __init__(self, message: str, images: Sequence[object] = ()):
+        super().__init__(message)
+        self.images = list(images)
+
+
+def has_callback(options: Options) -> bool:
+    """Check whether a run with these options of the pipeline may be stopped by a callback."""
+    return any(options.get(name) for name in _CALLBACKS)
+
+
+def with_early(watched: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return what to capture of a run that may be stopped: also the steps before the part to keep,
+    in stores of their own."""
+    found = dict(watched)
+    for name, kept in watched.items():
+        part = Steps.of(kept.get("steps", "mean")).part
+        if part is not None and part.first > 0:
+            found[_EARLY + name] = {**kept, "steps": (0.0, part.first)}
+    return found
+
+
+def settled(stores: Mapping[str, MapStore], images: Sequence[object]) -> dict[str, MapStore]:
+    """Return the stores to read after a run, checked; raise StoppedError if it was stopped too
+    early for any of them."""
+    own = {name: store for name, store in stores.items() if not name.startswith(_EARLY)}
+    stopped = own["prompt"].stopped
+    if stopped is not None and not own["prompt"].maps:
+        own = {name: stores.get(_EARLY + name, store) for name, store in own.items()}
+        if not own["prompt"].maps:
+            said = (
+                f"The run was stopped after {stopped.after} of {stopped.steps} steps, before those "
+                "that its preset reads, so there are no maps. What was drawn is in `images` of "
+                "this error. To have maps of a run that may be stopped, keep each step: "
+                "`capture_options={'steps': 'all'}`."
+            )
+            raise StoppedError(said, images)
+    for store in own.values():
+        store.check()
+    return own
+
+
+def stop_of(store: MapStore, preset: Preset) -> Stopped | None:
+    """Return where the run was stopped, with the steps that a preset's maps are of."""
+    if store.stopped is None:
+        return None
+    kept = [number for number in range(len(store.passes)) if store.keeps(number)]
+    return replace(store.stopped, kept=tuple(kept[place] for place in read_steps(store, preset)))

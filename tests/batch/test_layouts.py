@@ -13,7 +13,7 @@ from sdattn.batch.storage.bucket import Bucket
 from sdattn.batch.storage.disk import Disk
 from sdattn.batch.storage.folder import BatchFolder
 from sdattn.batch.storage.formats import layout_of
-from sdattn.runs.drawings import PARTS
+from sdattn.runs.parts import PARTS
 
 
 @pytest.fixture(params=[Disk, Bucket])

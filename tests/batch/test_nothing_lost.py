@@ -32,7 +32,7 @@ from safetensors.torch import load_file, save_file
 import sdattn
 from sdattn.batch.reading import open_batch, status, verify
 from sdattn.loading.outline import outline
-from sdattn.models.sizes import size_unit
+from sdattn.models.facts import size_unit
 
 pytestmark = pytest.mark.slow
 

@@ -264,6 +264,24 @@ def test_no_command_is_told_that_would_make_another_run(demo):
         assert why.split(":")[-1].strip("'") in report(changed).decode().replace("&#39;", "'")
 
 
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"words": [THING]}, "words"),
+        ({"capture_options": {"layers": ("up",)}}, "capture_options"),
+        ({"capture_options": {"steps": [0]}}, "capture_options"),
+        ({"capture_options": {"steps": "all", "heads": "all"}}, None),
+    ],
+)
+def test_options_of_ours_that_only_python_has_are_named(demo, options, why):
+    run = generate(demo, PROMPT, num_inference_steps=2, **options)[0]
+    if why is None:
+        assert command_for(run.settings, run.heatmaps.preset) == "generate"
+        return
+    with pytest.raises(ValueError, match=f"only Python can: {why}"):
+        command_for(run.settings, run.heatmaps.preset)
+
+
 def test_an_edit_with_an_option_that_its_command_has_not_is_no_command():
     asked = edited(prompt="a red cat", targets=["a red dog"])
     options = {"num_inference_steps": 2, "guidance_scale": 3.0}

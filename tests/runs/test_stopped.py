@@ -20,7 +20,7 @@ from sdattn.hooks.capture_warnings import Stopped, may_stop
 from sdattn.maps.presets import PRESETS
 from sdattn.runs.report import report
 from sdattn.runs.settings import command_for
-from sdattn.runs.stops import StoppedError
+from sdattn.runs.watched import StoppedError
 
 PROMPT = "a red cat"
 TEN = {"height": 64, "width": 64, "num_inference_steps": 10}

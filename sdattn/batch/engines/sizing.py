@@ -11,9 +11,9 @@ import torch
 
 from ...files.terminal import counted, say
 from ...maps.presets import Preset, preset_for
+from ...models.facts import default_frames, default_size, makes_videos
 from ...models.pipeline import Options, Pipeline
 from ...models.reading import read_prompts
-from ...models.sizes import default_frames, default_size, makes_videos
 from ...runs.explaining import explain
 from ...runs.run import Run
 from ...runs.sampling import sample

@@ -13,9 +13,9 @@ from ...files.videos import best_format, preview, smaller
 from ...loading.pipelines import load_pipeline
 from ...maps.presets import preset_for
 from ...maps.requirements import capture_settings, columns_of
+from ...models.facts import makes_videos
 from ...models.layers import find_denoiser
 from ...models.pipeline import Pipeline
-from ...models.sizes import makes_videos
 from ...runs.drawings import drawings
 from ...runs.editrun import EditRun
 from ...runs.folder import pack_with_page

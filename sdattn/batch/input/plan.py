@@ -16,11 +16,10 @@ from ...errors import InvalidValueError
 from ...files.terminal import say, shown
 from ...files.writing import sha256
 from ...inversion.images import fitted_size
-from ...models.call_facts import images_a_prompt
+from ...models.facts import images_a_prompt, makes_videos
 from ...models.pipeline import Options, Pipeline
 from ...models.pipeline_call import checked_options
 from ...models.reading import read_prompts
-from ...models.sizes import makes_videos
 from ...models.values import check_text
 from ...runs.explaining import check_explained, is_decided
 from .columns import OWN

@@ -9,7 +9,7 @@ from ...errors import InvalidValueError, MissingPackageError, refuse
 from ...loading.options import LoadingOptions
 from ...maps.presets import PRESETS, Preset
 from ...models.pipeline import Options
-from ...runs.drawings import PARTS, USUAL, USUAL_OF_IMAGES
+from ...runs.parts import PARTS, USUAL, USUAL_OF_IMAGES
 from ..storage.formats import FORMATS
 from ..storage.parquets import require_pyarrow
 from .columns import Columns
@@ -34,7 +34,7 @@ class Request:
             item, or ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
         shard_bytes: size at which a file of many items is written.
         preset: preset of the heatmaps.
-        save: some of :data:`sdattn.runs.drawings.PARTS` (default: the usual ones, see
+        save: some of :data:`sdattn.runs.parts.PARTS` (default: the usual ones, see
             :meth:`parts`).
         part: (number, count), to divide an input between independent runs.
         strict: stop if a line cannot be read.

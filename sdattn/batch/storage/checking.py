@@ -6,8 +6,9 @@ from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
 
 from ...files.writing import sha256
-from ...runs.info import MAPS, RunInfo, read_info
-from ...runs.unpacking import VIDEOS, map_shapes
+from ...runs.info import RunInfo, read_info
+from ...runs.parts import MAPS, VIDEOS
+from ...runs.unpacking import map_shapes
 from .layouts import Layout
 from .rows import line_of, row_of, sizes_in
 

@@ -10,7 +10,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 
 from ...errors import InvalidValueError
-from ...runs.targets import RUN_FILE
+from ...runs.parts import RUN_FILE
 from .storage import Files, Storage
 
 Whole = Callable[[str, str, Files], None]

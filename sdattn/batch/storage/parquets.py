@@ -23,9 +23,9 @@ from safetensors.torch import load
 
 from ...errors import InvalidValueError, optional
 from ...maps.statistics import NUMBERS
-from ...runs.info import MAPS, read_info
+from ...runs.info import read_info
 from ...runs.packing import pack_maps
-from ...runs.unpacking import VIDEOS
+from ...runs.parts import MAPS, VIDEOS
 from .rows import OWN_NAMES, row_of
 from .shards import FileSpan, Index, Shards
 from .storage import Files

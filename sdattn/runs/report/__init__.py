@@ -15,7 +15,7 @@ from ...models.demos import demo_named
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word, name_things
 from ..imagerun import ImageRun, plain, step_names
-from ..info import FURTHER
+from ..parts import FURTHER
 from ..settings import command_for
 from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import PageMaps, page_maps

@@ -10,7 +10,7 @@ from helpers.video_rows import ltx
 
 from sdattn import generate, load_run
 from sdattn.files.videos import Video, preview, read_video
-from sdattn.models.sizes import frame_rate
+from sdattn.models.facts import frame_rate
 
 SMALL = {"num_inference_steps": 1, "height": 64, "width": 64, "num_frames": 9}
 SMALL |= {"max_sequence_length": 12, "guidance_scale": 1.0}
