@@ -130,10 +130,10 @@ def _with_and_without(
         pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)
         from ..models.facts import check_makes_images
         from ..runs.diff import diff
-        from ..runs.generation import prepare
+        from ..runs.generation import generate
 
         check_makes_images(pipe)
-        runs.append(prepare(pipe, prompt, seed=seed, words=words, **given)())
+        runs.append(generate(pipe, prompt, seed=seed, words=words, **given))
         del pipe  # before the next is loaded
     said = ", ".join(loading["lora"])
     names = f"{model} without LoRA", f"{model} with {said}"

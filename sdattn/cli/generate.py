@@ -2,7 +2,7 @@
 
 import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -86,14 +86,22 @@ def generate(
         checks.run(check_target, one, force=force)
     checks.refuse()
     pipe = options.load(model, device, dtype, loading, output)
-    from ..runs.generation import prepare
+    from ..runs.generation import generate
     from .printing import print_run
 
-    ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
-    ways["spots"] = spots
-    ways |= {"capture_options": watch}
-    ways["max_bytes"] = allowed
-    run = prepare(pipe, prompt, seed=seed, **ways, **given)()
+    run = generate(
+        pipe,
+        prompt,
+        seed=seed,
+        preset=preset,
+        refine=refine,
+        ask=ask,
+        causal=causal,
+        spots=spots,
+        capture_options=watch,
+        max_bytes=allowed,
+        **given,
+    )
     print_run(output, run, run.save(folder, force=force))
 
 

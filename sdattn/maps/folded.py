@@ -179,9 +179,27 @@ def folded_maps(
         )
     if not isinstance(x, StepStore):
         _refuse_sums(cross[0][1], name)
-        return FoldedMaps(cross, self_attention, None, latent_size, 4, None, name)
-    about = (x.images, latent_size, x.levels or 4, passes, name, x.drawn, x.texts)
-    return FoldedMaps(cross, self_attention, *about, _steps_read(x, steps))
+        return FoldedMaps(
+            cross,
+            self_attention,
+            images=None,
+            latent_size=latent_size,
+            levels=4,
+            passes=None,
+            name=name,
+        )
+    return FoldedMaps(
+        cross,
+        self_attention,
+        images=x.images,
+        latent_size=latent_size,
+        levels=x.levels or 4,
+        passes=passes,
+        name=name,
+        drawn=x.drawn,
+        texts=x.texts,
+        steps=_steps_read(x, steps),
+    )
 
 
 def _steps_read(store: StepStore, steps: StepChoice | None) -> list[int]:

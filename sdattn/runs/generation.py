@@ -1,8 +1,7 @@
 """`generate()`: run a pipeline and see where each word of the prompt went."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -98,40 +97,8 @@ def generate(
 
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
-    draw = prepare(
-        facts_of(pipe, prompt),
-        prompt,
-        seed=seed,
-        words=words,
-        preset=preset,
-        refine=refine,
-        ask=ask,
-        causal=causal,
-        spots=spots,
-        capture_options=capture_options,
-        max_bytes=max_bytes,
-        **options,
-    )
-    return draw()
-
-
-def prepare(
-    pipe: Pipeline | PipelineFacts,
-    prompt: str | Sequence[str],
-    *,
-    seed: int | Sequence[int] | None = 0,
-    words: Sequence[str] | None = None,
-    preset: str | Preset = "default",
-    refine: Literal["self"] | None = None,
-    ask: str | None = None,
-    causal: bool = False,
-    spots: bool = False,
-    capture_options: Options | None = None,
-    max_bytes: int | Budget | None = None,
-    **options: Any,
-) -> Callable[[], Run]:
-    """Check everything that :func:`generate` refuses before anything runs; return what runs it."""
-    facts, number = PipelineFacts.of(pipe), len(checked_prompts(prompt))
+    facts, number = facts_of(pipe, prompt), len(checked_prompts(prompt))
+    # All that can be refused is, before anything runs.
     if spots and facts.makes_videos:
         text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
         raise OptionError("spots", spots, text)
@@ -139,23 +106,14 @@ def prepare(
     read = read_prompts(facts.pipe, prompt, **options)
     if not read:
         raise OptionError("prompt", prompt, "there is none. Pass a text, or a list of some.")
-    number = len(read) * images_a_prompt(facts, options)
-    seeds = seeds_of(seed, number)
+    seeds = seeds_of(seed, len(read) * images_a_prompt(facts, options))
     chosen = preset_for(facts.denoiser, preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
-    if watch.get("frames") is not None:
-        text = "A run keeps all frames of a video. Choose `frames` with `capture()`."
-        raise InvalidValueError(text)
-    if watch.get("branch") == "both":
-        if not options.get("negative_prompt"):
-            text = "`branch='both'` shows the words of a negative prompt. Pass one."
-            raise InvalidValueError(text)
-        read_negative(facts, options, len(read))
+    _check_branches(facts, watch, options, len(read))
     settings = capture_settings(facts, chosen, read, options, watch)
     warn_of_unlearnt(facts, read, ask)
     plans = _causal_plans(facts.pipe, read, seeds, options) if causal else []
-    draw = partial(
-        sample,
+    run = sample(
         facts,
         read,
         seeds,
@@ -168,22 +126,31 @@ def prepare(
         spots=spots,
         python=_of_python(words, watch),
     )
-    return partial(_draw, draw, plans, words)
+    return _with_all_causes(run, plans, words)
+
+
+def _check_branches(facts: PipelineFacts, watch: Options, options: Options, prompts: int) -> None:
+    """Refuse frames of a video, all of which are kept, and maps of no negative prompt."""
+    if watch.get("frames") is not None:
+        text = "A run keeps all frames of a video. Choose `frames` with `capture()`."
+        raise InvalidValueError(text)
+    if watch.get("branch") == "both":
+        if not options.get("negative_prompt"):
+            text = "`branch='both'` shows the words of a negative prompt. Pass one."
+            raise InvalidValueError(text)
+        read_negative(facts, options, prompts)
 
 
 def _of_python(words: Sequence[str] | None, watch: Options) -> list[str]:
     """Return the options that a command does not have, by which the run is not made again."""
     has = {name for name in ("steps", "heads") if getattr(watch.get(name), "every", False)}
-    asked = watch.keys() - {"branch", "tokens", *has}
+    asked = watch.keys() - {"branch", *has, "tokens" if words else ""}
     named = {"words": words is not None, "capture_options": bool(asked)}
     return [name for name, is_given in named.items() if is_given]
 
 
-def _draw(
-    draw: Callable[[], Run], plans: Sequence[KnockoutPlan], words: Sequence[str] | None
-) -> Run:
-    """Run the pipeline, and again without each word where causal maps were asked for."""
-    run = draw()
+def _with_all_causes(run: Run, plans: Sequence[KnockoutPlan], words: Sequence[str] | None) -> Run:
+    """Draw each image again without each word, if causal maps were asked for."""
     if plans and run[0].settings.stopped:
         text = "There are no causal maps, which are further images: the run was stopped."
         warn(text, SdattnWarning)
