@@ -52,7 +52,7 @@ def diff(
       sdattn diff "a cat left of a pizza" --lora my-style.safetensors
       sdattn diff "a cat on a sofa" --model owner/name --lora style.safetensors:0.8
     """
-    how = {"model": model, "seed": seed, "num_inference_steps": num_inference_steps}
+    how: dict[str, Any] = {"model": model, "seed": seed, "num_inference_steps": num_inference_steps}
     how |= {"guidance_scale": guidance_scale, "set_": set_, "device": device, "dtype": dtype}
     asked = {name: value for name, value in how.items() if value is not None} | (loading or {})
     if loading and "lora" in loading:

@@ -46,7 +46,7 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     Attributes:
         prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
-        maps: float32 ``[(frames,) rows, cols, columns kept]``, with ``frames`` and ``crop`` as in
+        maps: float32 ``[(frames,) rows, cols, columns kept]``, with ``frames`` as in
             :class:`Heatmap`.
         preset: the preset that made them.
     """

@@ -17,8 +17,8 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from ..errors import InvalidValueError, refuse
-from ..hooks.keep import Space
-from ..hooks.run_part import RunPart
+from ..follow.run_part import RunPart
+from ..look.output_space import Space
 from ..models.layers import find_denoiser
 
 UNET = ("down", "mid", "up")
@@ -61,7 +61,7 @@ class Preset:
         rescale: divide a map, cell by cell, by the start token's, or the end token's without a
             start (T5).
         space: ``"attention"``, or for joint attention: ``"output"``, the similarity of a word's and
-            a cell's outputs, which needs ``contrast``. See :mod:`sdattn.hooks.output_space`.
+            a cell's outputs, which needs ``contrast``. See :mod:`sdattn.look.output_space`.
         refine: ``"self"``: spread along the image's self-attention, see
             :mod:`sdattn.maps.aggregation`; None: unchanged.
         sharpen: exponent for each map, between 0 for its lowest value and its highest; 1 for none.

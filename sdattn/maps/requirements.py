@@ -6,8 +6,8 @@ from inspect import signature
 from typing import Any
 
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, did_you_mean, refuse
-from ..hooks.keep import Heads, Steps
-from ..hooks.run_part import RunPart
+from ..follow.run_part import RunPart
+from ..keep.keep import Heads, Steps
 from ..models.facts import PipelineFacts, images_a_prompt
 from ..models.layers import TEXT_KINDS, select_layers
 from ..models.pipeline import Pipeline

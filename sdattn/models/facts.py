@@ -34,7 +34,7 @@ class PipelineFacts:
 
     @classmethod
     def of(cls, pipe: Pipeline | PipelineFacts) -> PipelineFacts:
-        return pipe if isinstance(pipe, cls) else cls(pipe)
+        return pipe if isinstance(pipe, PipelineFacts) else cls(pipe)
 
     @property
     def name(self) -> str:

@@ -21,11 +21,11 @@ from PIL import Image
 
 from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.images import AnyImage, as_image
-from ..hooks.budget import Budget
 from ..inversion import invert as inversion
 from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import schedule_of
 from ..inversion.stand_ins import Noised, noised
+from ..keep.budget import Budget
 from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture

@@ -1,7 +1,7 @@
 """Parts of a run: what is saved of it, and the files in its folder. No torch."""
 
 import re
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 
 class FurtherKind(NamedTuple):
@@ -42,7 +42,7 @@ class RunFile(NamedTuple):
 MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
 SPOTS = "spots.safetensors"
 NEEDED = ("run.json", "image.png", MAPS)  # to read a run
-VIDEOS = {"video.mp4": "mp4", "video.webp": "webp"}  # to their formats
+VIDEOS: dict[str, Literal["mp4", "webp"]] = {"video.mp4": "mp4", "video.webp": "webp"}
 FILES = (
     RunFile("run.json", is_read=True),
     RunFile("image.png", "image", is_read=True),  # of a video its middle frame

@@ -10,7 +10,7 @@ from typing import Any
 
 from ..errors import InvalidValueError
 from ..files.records import Record
-from ..hooks.capture_warnings import Stopped
+from ..follow.capture_warnings import Stopped
 from ..loading.options import LoadingOptions
 from ..maps.presets import PRESETS, Preset
 

@@ -8,11 +8,10 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import CaptureError, SdattnWarning, warn
-from ..hooks.budget import Budget
-from ..hooks.capture_warnings import Stopped
-from ..hooks.expected import Expected
-from ..hooks.keep import Keep, Steps
-from ..hooks.other_text import encode_text
+from ..follow.capture_warnings import Stopped
+from ..keep.budget import Budget, Expected
+from ..keep.keep import Keep, Steps
+from ..look.other_text import encode_text
 from ..maps.aggregation import PLACE, refining
 from ..maps.capture import MapStore
 from ..maps.layermaps import read_steps

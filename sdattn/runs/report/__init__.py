@@ -77,7 +77,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         tokens=_token_rows(prompt, run.heatmaps.columns),
         settings=_settings(run),
         versions=run.settings.versions or {},
-        **_again(run),
+        again=_again(run),
         maps=maps,
         words_held=len(data["words"]),
         sharpened=run.heatmaps.preset.sharpen != 1,
@@ -248,6 +248,6 @@ def _again(run: ImageRun) -> dict[str, str]:
     try:
         command = command_for(run.settings, run.heatmaps.preset)
     except InvalidValueError as error:
-        return {"command": "", "reason": str(error)}
+        return {"command": "", "file": "", "reason": str(error)}
     above = "../" if command == "edit" else ""  # the file of all images of the edit
-    return {"command": command, "file": f"{above}run.json"}
+    return {"command": command, "file": f"{above}run.json", "reason": ""}
