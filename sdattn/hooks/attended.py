@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -29,6 +29,8 @@ class Attended(ABC):
 
     def __init__(self, batch: int, heads: int, cells: int, keys: int):
         self.batch, self.heads, self.cells, self.keys = batch, heads, cells, keys
+        # of self-attention: how far each row's keys are from every row's own
+        self.rows_apart: Mapping[str, Tensor] = {}
 
     @abstractmethod
     def of(self, rows: Rows) -> Attended:

@@ -12,10 +12,11 @@ import torch
 from torch import nn
 
 from ..attention.device_copies import DeviceCopies
-from ..errors import InvalidValueError, warn
+from ..errors import InvalidValueError, OptionError, warn
 from ..models.denoiser_call import is_compiled
 from ..models.layers import (
     AttentionLayer,
+    Denoiser,
     LayerSelection,
     checked_kinds,
     find_denoiser,
@@ -76,11 +77,7 @@ def watch_model(
     """
     # All that cannot be is refused here, before anything is put into the model.
     denoiser, budget = find_denoiser(target), Budget.of(max_bytes)
-    if keep.steps.part is not None and denoiser.pipeline is None:
-        raise InvalidValueError(
-            f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
-            "its pipeline. Pass indices, or the pipeline."
-        )
+    _check(denoiser, keep)
     found = every = denoiser.layers
     if text_states is not None:
         found = list(filter(asked_layers(denoiser, text_states, kinds), every))
@@ -125,6 +122,22 @@ def watch_model(
             store.stopped.tell()
         store.check()
     watch.warns.tell()
+
+
+def _check(denoiser: Denoiser, keep: Keep) -> None:
+    """Raise ValueError for parts of a run that this model cannot have."""
+    if keep.steps.part is not None and denoiser.pipeline is None:
+        raise InvalidValueError(
+            f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
+            "its pipeline. Pass indices, or the pipeline."
+        )
+    if keep.grad and getattr(denoiser.model, "is_gradient_checkpointing", False):
+        raise OptionError(
+            "grad",
+            True,
+            "with gradient checkpointing, torch runs each layer again in backward(), where its "
+            "maps are not recorded. Call disable_gradient_checkpointing() on the model before.",
+        )
 
 
 @dataclass(eq=False)
@@ -176,6 +189,7 @@ class _Watch:
             look = OtherTextLook(self.text_states, self.passes.frame_rows)
         observer = observing(inner, held.take, look, held.wanted)
         observer.stream = self.stream
+        observer.is_self = layer.kind == "self"
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
@@ -202,6 +216,8 @@ class _Watch:
             for problem, found in observer.noted.items():
                 if found > 1:
                     raise CaptureError(f"{layer.name}: {problem}")
+            if self.store.keep.queries.cells is not None:
+                self.store.sums[layer.name].check_owners()
 
     def before_pass(self, model: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Identify the pass before the layers run; the model's forward pre-hook.

@@ -14,6 +14,7 @@ from ..hooks.capture import watch_model
 from ..hooks.keep import Heads, Keep, Selection, Space, Steps
 from ..hooks.map_store import CapturedMaps
 from ..hooks.pass_options import Guidance
+from ..hooks.passes import CaptureError
 from ..models.layers import LayerSelection
 from .from_stores import heatmaps
 from .heatmap import Heatmap
@@ -157,7 +158,8 @@ def capture(
             :mod:`sdattn.hooks.other_text`.
         device: where to hold the maps (default: where they are computed).
         dtype: dtype of the maps; running sums are float32 at least.
-        grad: keep the graph, so that a loss on the maps reaches the latents.
+        grad: keep the graph, so that a loss on the maps reaches the latents; not with gradient
+            checkpointing.
         latent_size: (rows, cols) of the queries of a model of yours; without it they are a single
             row. Models of diffusers know it, except those on torch's meta device whose grid is in
             the values of ids (FLUX).
@@ -184,7 +186,8 @@ def capture(
             :meth:`MapStore.spots` gives heatmaps. A pixel's cell is its row and column divided by
             the side of a cell: 8 pixels in UNets, mostly 16 in transformers, whose cells are
             patches; ``store.latent_size`` has their number. Floats below 1 are fractions of the
-            image's height and width. No ``[N, N]`` matrix is made.
+            image's height and width. No ``[N, N]`` matrix is made. Self-attention to another
+            image's keys (MasaCtrl) is refused on leaving.
         keys: what they attend to; ``"text"`` with ``queries="text"`` keeps the text's attention to
             itself, ``[images, (steps,) (heads,) T, T]``, a row for each query.
         max_bytes: bytes that the maps may take at most. A run whose maps would take more is refused
@@ -200,12 +203,12 @@ def capture(
         ValueError: an option does not fit; the message lists the choices.
         ValueError: while the first call of the model begins, ``max_bytes`` is too little.
         CaptureError: on leaving, nothing was captured; while running, the batch or the size
-            changed, or a second run began.
+            changed, or a second run began; on entering it a second time.
         RuntimeError: a layer's attention cannot be seen, or did not produce its output.
     """
     chosen = steps, heads, tokens, among, device, dtype, grad, refine, space, frames, depth
     keep = Keep.of(*chosen, queries, keys)
-    return watch_model(
+    watching = watch_model(
         target,
         MapStore,
         keep,
@@ -217,3 +220,24 @@ def capture(
         latent_size=latent_size,
         max_bytes=max_bytes,
     )
+    return _EnteredOnce(watching)
+
+
+class _EnteredOnce(AbstractContextManager[MapStore]):
+    """A context manager that refuses a second entry by name."""
+
+    def __init__(self, watching: AbstractContextManager[MapStore]):
+        self._watching: AbstractContextManager[MapStore] | None = watching
+        self._exit = watching.__exit__
+
+    def __enter__(self) -> MapStore:
+        if self._watching is None:
+            raise CaptureError(
+                "This capture() was entered before, and one holds one run. Call capture() again "
+                "for each `with`, also for nested ones."
+            )
+        watching, self._watching = self._watching, None
+        return watching.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._exit(*error)
