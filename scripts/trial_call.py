@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sdattn.hooks.sdpa import SdpaWatch
+from sdattn.look.sdpa import SdpaWatch
 from sdattn.models.denoiser_call import holds_processor, unwrapped
 
 N_TEXT, FRAMES, ROWS, COLS = 11, 6, 8, 12  # all different, and rows and columns divide by 4

@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from .errors import CaptureError as CaptureError
     from .errors import NotFiniteError as NotFiniteError
     from .errors import SdattnError as SdattnError
-    from .hooks.passes import CaptureWarning as CaptureWarning
+    from .follow.passes import CaptureWarning as CaptureWarning
     from .loading.pipelines import load_pipeline as load_pipeline
     from .maps.by_place import aggregate_attention as aggregate_attention
     from .maps.capture import MapStore as MapStore
@@ -61,7 +61,7 @@ _PUBLIC = {
     "PRESETS": "maps.presets",
     "AttentionStore": "control.attention_store",
     "CaptureError": "errors",
-    "CaptureWarning": "hooks.passes",
+    "CaptureWarning": "follow.passes",
     "Comparison": "runs.diff.comparison",
     "Heatmap": "maps.heatmap",
     "Heatmaps": "maps.heatmaps",

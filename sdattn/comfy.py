@@ -17,10 +17,10 @@ from torch import Tensor
 from .attention import level_grids, split_heads
 from .attention.calls import ALL, AttentionCall, four_axes
 from .errors import CaptureError, InvalidValueError, refuse
-from .hooks.attended import softmax_of
-from .hooks.keep import Keep
-from .hooks.passes import Pass
-from .hooks.running_sums import RunningSum
+from .follow.passes import Pass
+from .keep.keep import Keep
+from .keep.running_sums import RunningSum
+from .look.attended import softmax_of
 from .maps.capture import MapStore
 from .maps.heatmaps import Heatmaps
 from .maps.presets import Preset

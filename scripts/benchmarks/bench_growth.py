@@ -27,8 +27,8 @@ import torch
 
 import sdattn
 from sdattn.batch.engines.sizing import trim_heap
-from sdattn.hooks.attended import Attended
-from sdattn.hooks.running_sums import RunningSum
+from sdattn.keep.running_sums import RunningSum
+from sdattn.look.attended import Attended
 
 from .growth_layers import LAYERS, OneLayer, Shape, video_bytes
 from .machine import forget_peak, peak_bytes, processor_name

@@ -16,7 +16,7 @@ from diffusers import (
 )
 from torch import nn
 
-from sdattn.hooks.keep import Keep
+from sdattn.keep.keep import Keep
 from sdattn.models.denoiser_call import Size
 from sdattn.models.layers import TEXT_KINDS, find_layers
 

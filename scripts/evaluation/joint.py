@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 import sdattn
-from sdattn.hooks.other_text import encode_text
+from sdattn.look.other_text import encode_text
 from sdattn.maps.from_stores import heatmaps_of
 from sdattn.maps.layermaps import LayerMaps, layer_maps
 from sdattn.maps.presets import PRESETS, Preset

@@ -2,7 +2,7 @@
 
 Each scene is drawn once, and what every block pays to the text and to the image is kept for each
 step of the second half. All candidates are made from that, as the model would make them while it
-runs, see :mod:`sdattn.hooks.refined`. The scenes with even numbers choose: of the candidates whose
+runs, see :mod:`sdattn.look.refined`. The scenes with even numbers choose: of the candidates whose
 IoU and pointing, of shape and of colour words, are within the interval of the best, the cheapest.
 The scenes with odd numbers are for what is reported of it.
 
@@ -26,9 +26,9 @@ import torch
 from torch import Tensor
 
 import sdattn
-from sdattn.hooks.attended import Columns
-from sdattn.hooks.refined import Refined
-from sdattn.hooks.run_part import RunPart
+from sdattn.follow.run_part import RunPart
+from sdattn.look.attended import Columns
+from sdattn.look.refined import Refined
 from sdattn.maps.finishing import finish
 from sdattn.maps.heatmaps import Heatmaps
 from sdattn.maps.presets import PRESETS

@@ -82,7 +82,7 @@ class AttentionCall:
         call.output = spread(self.output)
         return call
 
-    def of(self, rows: Rows) -> AttentionCall:
+    def of_rows(self, rows: Rows) -> AttentionCall:
         """Return the inputs of the probabilities for some rows of the batch."""
         if self.probs is not None:
             return AttentionCall(probs=chosen_rows(self.probs, rows))

@@ -3,7 +3,7 @@
 import inspect
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
@@ -21,13 +21,14 @@ class Controller(Protocol):
         """Take ``[B*heads, N, T]``; return what to use instead, or None for ``attn`` itself."""
 
 
-@runtime_checkable
-class LayerController(Protocol):
-    """A controller that may know the layers that call it."""
+class LayerController:
+    """Base of a controller that knows the layers that call it."""
 
     def show(
         self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str
-    ) -> Any: ...
+    ) -> Tensor | None:
+        """Take a layer's ``[B*heads, N, T]``, as a :class:`Controller` does."""
+        raise NotImplementedError
 
     def joint_spans(self, layer: nn.Module) -> Spans | None:
         """Return where image and text are in a layer of joint attention, or None if unknown."""

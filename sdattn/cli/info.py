@@ -93,7 +93,7 @@ def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> 
 
 def _held(found: list[Any], latent: tuple[int, int], columns: int) -> dict[str, int]:
     """Return the bytes that a capture of one image holds."""
-    from ..hooks.keep import Keep
+    from ..keep.keep import Keep
     from ..models.layers import TEXT_KINDS
 
     texts = [layer for layer in found if layer.kind in TEXT_KINDS]

@@ -169,7 +169,7 @@ def bytes_of(size: str | None) -> int | None:
 
 def budget(number: int | None) -> Any:
     """Return the budget that advises what can be typed; None for None."""
-    from ..hooks.budget import COMMAND, Budget
+    from ..keep.budget import COMMAND, Budget
 
     return Budget.of(number, COMMAND)
 

@@ -8,17 +8,19 @@ from torch import nn
 
 from ..attention.joint_processor import Spans
 from ..errors import InvalidValueError
-from ..hooks.drawn import PromptWatch
-from ..hooks.installer import Installation, PassHooks, in_backward, put_innermost
-from ..hooks.pass_reader import PassReader
-from ..hooks.passes import Pass, Strays
+from ..follow.drawn import PromptWatch
+from ..follow.follower import Follower, Subscriber
+from ..follow.installer import Installation, put_innermost
+from ..follow.pass_reader import PassReader
+from ..follow.passes import Pass
 from ..models.attention_layer import Kind
 from ..models.denoiser_call import Size, innermost
 from ..models.guidance import guided_order
 from ..models.layers import Place, is_unet
 from ..models.pipeline import Pipeline
 from .controlled_layers import check_guidance, controlled_layers
-from .held import FollowingStore, calls_in_a_pass, holds, is_suspended, is_taken, standing
+from .held import calls_in_a_pass, holds, is_suspended, is_taken, standing
+from .store_steps import StoreSteps
 
 _HOW = (
     "Attention slicing, fused projections, an IP-Adapter and others replace processors. Set the "
@@ -35,23 +37,22 @@ class _Layer(NamedTuple):
     before: object  # the processor that it held when the store was attached
 
 
-class Attachment:
-    """The link between a store and the model whose layers call it: hooks before and after its
-    forward.
+class Attachment(Subscriber):
+    """The link between a store and the model whose layers call it.
 
-    Nothing of the model is replaced. The hooks go with :meth:`close` or with the store, whichever
+    Nothing of the model is replaced. Its hooks go with :meth:`close` or with the store, whichever
     is first; both ends are held weakly.
 
     Attributes:
-        in_pass: True between the two hooks.
-        rests: True if the store sits this pass out: other processors replace its own for a while.
+        is_suspended: True if the store sits this pass out: other processors replace its own for a
+            while.
 
     Raises:
         TypeError: a model whose layers' places are not known.
         ValueError: unknown guidance, or guidance that contradicts the store's.
     """
 
-    def __init__(self, target: Pipeline | nn.Module, store: FollowingStore):
+    def __init__(self, target: Pipeline | nn.Module, store: StoreSteps):
         denoiser, layers = controlled_layers(target)
         try:
             if denoiser.pipeline is not None:
@@ -65,7 +66,6 @@ class Attachment:
             ) from None
         self._passes = PassReader(denoiser)
         check_guidance(self._passes, store)
-        self.strays = Strays(denoiser.model)
         self._levels = denoiser.levels
         known = {
             la.module: _Layer(la.place, la.kind, la.heads, innermost(la.module.processor))
@@ -76,14 +76,20 @@ class Attachment:
         self._kinds = Counter(layer.kind == "self" for layer in layers)
         self._how = _HOW.format(_UNET if is_unet(denoiser.model) else _TRANSFORMER)
         self._store = weakref.ref(store)
-        self.in_pass, self.rests, self._is_new_run = False, False, False
+        self._is_new_run = False
+        self._begin_call()
         self.forget()
         installed = Installation()
-        PassHooks(installed, denoiser.model, self._before_pass, self._after_pass)
+        self._follower = Follower(denoiser, self._passes, installed)
+        self._follower.subscribe(self)
+        self._follower.follow(denoiser.model)
         self._prompts = PromptWatch(denoiser, installed)
-        installed.undo(self._passes.close)
-        self._passes.listen()
         self.close = weakref.finalize(store, installed.remove)
+
+    @property
+    def in_pass(self) -> bool:
+        """True while the model runs."""
+        return self._follower.in_call
 
     @property
     def n_layers(self) -> int:
@@ -115,7 +121,7 @@ class Attachment:
         self._calls[not is_cross] += 1
         return self._looks
 
-    def check_rows(self, store: FollowingStore, rows: int, batch: int | None) -> None:
+    def check_rows(self, store: StoreSteps, rows: int, batch: int | None) -> None:
         """Make the store remember rows that are not its batch times a layer's heads."""
         heads = {layer.heads for layer in self._layers.values()}
         if self.in_pass and (batch is None or rows // batch not in heads):
@@ -124,10 +130,10 @@ class Attachment:
                 "heads. Hand it [batch*heads, N, T]."
             )
 
-    def problem(self, store: FollowingStore) -> str:
+    def problem(self, store: StoreSteps) -> str:
         """Describe what the store missed in the last run; empty if it saw all."""
         if not self._n_missed:
-            return "" if self._n_seen else str(self.strays)
+            return "" if self._n_seen else str(self._follower.strays)
         which = f"the last {self._n_missed} passes"
         if self._n_seen:
             which = f"{self._n_missed} of {self._n_missed + self._n_seen} passes"
@@ -136,7 +142,10 @@ class Attachment:
             f"{standing(self._layers, store)}. {self._how}"
         )
 
-    def restore(self, store: FollowingStore) -> str:
+    def tell_strays(self) -> None:
+        self._follower.strays.tell()
+
+    def restore(self, store: StoreSteps) -> str:
         """Put back the previous processors; return a warning about layers that keep theirs."""
         n_own = n_held = 0
         for module, layer in self._layers.items():
@@ -160,60 +169,66 @@ class Attachment:
             )
         return ""
 
-    def _before_pass(
-        self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> None:
-        if in_backward():
-            return
-        self.in_pass, self.rests, self._looks = True, False, False
-        self._calls: Counter[bool] = Counter()  # by "is self-attention"
-        self._found: Pass | None = None
-        self._error = ""
-        try:
-            found = self._found = self._passes.read(model, args, kwargs)
-        except Exception as error:  # any error: the model must go on
-            self._error = f"a pass could not be read ({type(error).__name__}: {error})"
-            return
-        if found.stray:
-            return self.strays.note(found.stray)
-        if found.begins_run:
-            self.forget()
-            self._is_new_run = True
-        store, call = self._store(), self._passes.call
-        if found.order is None and store is not None and call is not None:
+    def begin_run(self, first: Pass) -> None:
+        self.forget()
+        self._is_new_run = True
+
+    def begin_pass(self, begun: Pass) -> None:
+        self._begin_call()
+        store = self._store()
+        call = self._passes.call
+        if begun.order is None and store is not None and call is not None:
             store.repeats.note(call)
+
+    def stray(self, call: Pass) -> None:
+        self._begin_call()
+
+    def failed(self, error: Exception) -> None:
+        self._begin_call()
+        self._error = f"a pass could not be read ({type(error).__name__}: {error})"
+
+    def _begin_call(self) -> None:
+        """Begin to count the layers' calls; the store's pass begins with the first of them."""
+        self.is_suspended = False
+        self._looks = False
+        self._calls: Counter[bool] = Counter()  # by "is self-attention"
+        self._error = ""
 
     def _begins(self) -> bool:
         """Begin a pass when its first layer calls: by then, hooks that set processors have run."""
-        store, found = self._store(), self._found
-        self.rests = is_suspended(self._layers, store)
-        if store is None or self.rests:
+        store = self._store()
+        begun = self._follower.running
+        self.is_suspended = is_suspended(self._layers, store)
+        if store is None or self.is_suspended:
             return False
-        if found is None:
+        if begun is None:
             store.pass_over(self._error)
             return False
-        if found.stray:
+        if begun.stray:
             return False
         if self._is_new_run:
-            missed, self._is_new_run = self._n_missed, False
+            missed = self._n_missed
+            self._is_new_run = False
             store.reset()
             self._n_missed = missed
-        if found.of_no_prompt:
+        if begun.of_no_prompt:
             return False
-        prompts = self._rows(store, found)
+        if begun.again:
+            store.note(f"{self._follower.step_calls} capture(pipe, step_call=0) keeps one of them.")
+        prompts = self._rows(store, begun)
         # if every row is kept, the first may be the negative prompts'
-        is_known = store.guidance is not None or prompts == slice(0, found.batch)
+        is_known = store.guidance is not None or prompts == slice(0, begun.batch)
         if not store.cur_step:
             store.drawn = self._prompts.drawn() if is_known else None
             store.crop = self._prompts.crop()
-        store.texts.add(found.text_changed, found.text_by_frame)
+        store.texts.add(begun.text_changed, begun.text_by_frame)
         schedule = self._passes.schedule
         store.passes = 1 if schedule is None else len(schedule)
-        size = cast(Size, found.latent_size)
-        store.begin_pass(found.batch, size, self._levels, prompts, self._places)
+        size = cast(Size, begun.latent_size)
+        store.begin_pass(begun.batch, size, self._levels, prompts, self._places)
         return True
 
-    def _rows(self, store: FollowingStore, found: Pass) -> slice | None:
+    def _rows(self, store: StoreSteps, found: Pass) -> slice | None:
         """Return the prompts' rows of the batch, or None if no pipeline knows them."""
         try:
             prompts = found.prompts
@@ -230,12 +245,9 @@ class Attachment:
             )
         return prompts
 
-    def _after_pass(self) -> None:
+    def end_pass(self, ended: Pass) -> None:
         store = self._store()
-        if store is None or not self.in_pass or in_backward():
-            return
-        self.in_pass = False
-        if self._found is not None and (self._found.stray or self._found.of_no_prompt):
+        if store is None or ended.of_no_prompt:
             return
         if not self._calls:
             # It rests, or had its turn before all layers got another controller.
@@ -248,7 +260,7 @@ class Attachment:
             self._check_calls(store)
             store.end_pass(self._calls.total())
 
-    def _check_calls(self, store: FollowingStore) -> None:
+    def _check_calls(self, store: StoreSteps) -> None:
         """Make the store remember layers that were skipped, or that ran twice."""
         calls = self._calls.total()
         expected = sum(
@@ -256,7 +268,8 @@ class Attachment:
             for module, layer in self._layers.items()
         )
         first = self._n_calls = calls if self._n_calls is None else self._n_calls
-        text, more = self._calls[False], self._calls[True]
+        text = self._calls[False]
+        more = self._calls[True]
         joint = self.n_layers - self._kinds[True]
         if calls < expected:
             store.note(

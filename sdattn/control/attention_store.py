@@ -7,22 +7,19 @@ from typing import get_args
 from torch import Tensor, nn
 
 from ..attention.controlled import Spans
-from ..errors import CaptureError, RunError, refuse, warn
-from ..hooks.drawn import DrawnPrompts
-from ..hooks.installer import in_backward
-from ..hooks.pass_options import Guidance
-from ..hooks.passes import CaptureWarning
-from ..hooks.text_watch import RepeatedCalls, TextsOfRun
-from ..models.crops import Crop
-from ..models.denoiser_call import Size
-from ..models.layers import PLACES, Place
+from ..errors import CaptureError, refuse, warn
+from ..follow.installer import in_backward
+from ..follow.pass_options import Guidance
+from ..follow.passes import CaptureWarning
+from ..models.layers import Place
 from ..models.pipeline import Pipeline
 from .attachment import Attachment
 from .foreign_stores import refuse_foreign
-from .step_maps import HOW, KINDS, StepMaps
+from .step_maps import HOW, KINDS
+from .store_steps import StoreSteps
 
 
-class AttentionStore(StepMaps):
+class AttentionStore(StoreSteps):
     """Attention maps by place and kind, step by step, as prompt-to-prompt code expects them.
 
         store = sdattn.AttentionStore(pipeline=pipe)
@@ -92,31 +89,11 @@ class AttentionStore(StepMaps):
             raise refuse("guidance", guidance, ("auto", "batch", "passes", None))
         if guidance == "auto" and save_global_store is not None:
             guidance = None  # Attend-and-Excite runs the prompt alone
-        self.guidance = guidance
         self.curr_step_index = 0
         self.attachment: Attachment | None = None
-        self.num_att_layers, self._num_uncond = -1, -1
-        self.repeats = RepeatedCalls()  # passes outside of a pipeline's call
-        super().__init__(max_queries, kinds, keep_steps, save_global_store)
+        super().__init__(guidance, max_queries, kinds, keep_steps, save_global_store)
         if pipeline is not None:
             self.attach(pipeline)
-
-    def reset(self) -> None:
-        """Forget all maps and steps."""
-        super().reset()
-        self.cur_att_layer = 0
-        self.num_att_layers = self.num_att_layers or -1
-        self.levels: int | None = None
-        self.images: int | None = None
-        self.drawn: DrawnPrompts | None = None
-        self.crop: Crop | None = None
-        self.texts = TextsOfRun()
-        self._batch: int | None = None  # rows of the pass
-        self._prompts: slice | None = None  # the prompts' among them
-        self._guess: str | None = None  # warning still to be given
-        self._is_second_pass = False
-        if self.attachment is not None:
-            self.attachment.forget()
 
     def attach(self, target: Pipeline | nn.Module) -> None:
         """Follow a model, whose passes are the store's steps from now on.
@@ -136,14 +113,16 @@ class AttentionStore(StepMaps):
         """
         attachment = Attachment(target, self)
         self.detach()
-        self.attachment, self.num_att_layers = attachment, attachment.n_layers
+        self.attachment = attachment
+        self.num_att_layers = attachment.n_layers
 
     def detach(self) -> None:
         """Detach from the model. The maps stay; later calls are ignored until a reset or the next
         model."""
         if self.attachment is not None:
             self.attachment.close()
-            self.attachment, self.num_att_layers = None, 0
+            self.attachment = None
+            self.num_att_layers = 0
 
     def remove(self) -> None:
         """Put back the processors from before :meth:`attach`, and detach; warn if layers keep the
@@ -162,17 +141,6 @@ class AttentionStore(StepMaps):
             yield self
         finally:
             self.remove()
-
-    @property
-    def num_uncond_att_layers(self) -> int:
-        """Number of calls at the start of each step for the negative prompt, which are not kept."""
-        if self._num_uncond >= 0:
-            return self._num_uncond
-        return max(self.num_att_layers, 0) if self.guidance == "passes" else 0
-
-    @num_uncond_att_layers.setter
-    def num_uncond_att_layers(self, calls: int) -> None:
-        self._num_uncond = calls
 
     def show(
         self, layer: nn.Module, batch: int, attn: Tensor, is_cross: bool, place: str
@@ -204,14 +172,15 @@ class AttentionStore(StepMaps):
             )
             return attn
         if attachment is not None and not attachment.begin_call(is_cross):
-            if attachment.rests:
+            if attachment.is_suspended:
                 self._refuse_edits(
                     "other layers have lost its processor for a while. Take it out of all of them "
                     "first, unet.set_attn_processor(...)."
                 )
             return attn
         in_pass = attachment is not None and attachment.in_pass
-        n_calls, n_uncond = self.num_att_layers, self.num_uncond_att_layers
+        n_calls = self.num_att_layers
+        n_uncond = self.num_uncond_att_layers
         is_first = not self._is_second_pass if in_pass else self.cur_att_layer < n_uncond
         if not (n_uncond and is_first):
             self._look(attn, is_cross, place_in_unet)
@@ -220,57 +189,18 @@ class AttentionStore(StepMaps):
             self._end_step()
         return attn
 
-    def begin_run(self) -> None:
-        """Note that a run begins, for a registered store: two are told when their mean is read."""
-        if self.cur_step and self.save_global_store is None:
-            self._guess = (
-                f"This {type(self).__name__} holds several runs, and what is read is their mean. "
-                "Call reset() between them, or use a new store for each."
-            )
-
-    def begin_pass(
-        self,
-        batch: int,
-        latent_size: Size,
-        levels: int,
-        prompts: slice | None = None,
-        places: Sequence[Place] = PLACES,
-    ) -> None:
-        """Begin a pass of the model, with a latent of (rows, cols), before its layers call;
-        ``prompts`` are the prompts' rows, if a pipeline knows them."""
-        before, size = self.latent_size, (latent_size[0], latent_size[1])
-        if self.cur_step and before not in (None, size):
-            self.reset()
-            self.note(
-                f"the latent was {before} at first and {size} later. Call store.reset() "
-                "between runs."
-            )
-        self.latent_size, self.levels, self.places = size, levels, tuple(places)
-        self._batch, self._prompts = batch, prompts
-        if not self._is_second_pass:  # an earlier pass may have broken off
-            self.cur_att_layer = 0 if self.attachment is not None else self.cur_att_layer
-            self.empty_step()
-
-    def end_pass(self, calls: int) -> None:
-        """End a pass of the attached model, and the step of which it is the last."""
-        self.num_att_layers = calls
-        if self.num_uncond_att_layers and not self._is_second_pass:
-            self._is_second_pass = True
-            return
-        self._end_step()
-        self.step_store.update(self._last_step)  # as in a store that is alone
-
     def step_callback(self, x_t: Tensor) -> Tensor:
         """Return the latents unchanged; editing loops pass them after each step."""
         return x_t
 
     def check_whole(self) -> None:
         """Raise CaptureError if the store did not see the whole run; warn if it had to guess."""
-        attachment, problem = self.attachment, self._problem
+        attachment = self.attachment
+        problem = self._problem
         if attachment is not None:
             problem = problem or attachment.problem(self)
             if not problem:
-                attachment.strays.tell()
+                attachment.tell_strays()
         elif self.num_att_layers < 0 and self.cur_att_layer:
             problem = f"{self.cur_att_layer} calls came while it was attached to no model. {HOW}"
         if problem:
@@ -289,16 +219,6 @@ class AttentionStore(StepMaps):
             warn(self._guess, CaptureWarning)
             self._guess = ""
 
-    def pass_over(self, why: str) -> None:
-        """Remember a call that cannot be looked at; raise RuntimeError if :meth:`forward` may
-        edit."""
-        self.note(why)
-        self._refuse_edits(why)
-
-    def _refuse_edits(self, why: str) -> None:
-        if getattr(self.forward, "__func__", None) is not AttentionStore.forward:
-            raise RunError(f"A {type(self).__name__} may edit attention, but cannot here: {why}")
-
     def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:
         """Call :meth:`forward` with the kept rows, and write its result back."""
         if place not in get_args(Place):
@@ -314,10 +234,12 @@ class AttentionStore(StepMaps):
     def _kept(self, rows: int) -> slice:
         """Return the rows, batch times heads, that are not unconditional."""
         batch = self._batch if self._batch and rows % self._batch == 0 else None
-        start, stop = 0, batch or rows
+        start = 0
+        stop = batch or rows
         is_registered = self.attachment is None and self.num_att_layers > 0
         if self.guidance in ("auto", "batch") and self._prompts is not None and batch:
-            start, stop = self._prompts.start, self._prompts.stop
+            start = self._prompts.start
+            stop = self._prompts.stop
         # An odd batch has no halves, and heads are no images.
         elif stop % 2 == 0 and (
             self.guidance == "batch" or (self.guidance == "auto" and is_registered)
@@ -334,9 +256,3 @@ class AttentionStore(StepMaps):
         if self.attachment is not None:
             self.attachment.check_rows(self, rows, batch)
         return slice(start * heads, stop * heads)
-
-    def _end_step(self) -> None:
-        self.cur_att_layer, self._is_second_pass = 0, False
-        self.cur_step += 1
-        self.between_steps()
-        self.empty_step()

@@ -10,8 +10,8 @@ from torch import nn
 from ..attention.controlled import Controller
 from ..attention.joining import TEXT, check_layer, unknown_layer
 from ..errors import InvalidTypeError, InvalidValueError, RunError, warn
-from ..hooks.pass_reader import PassReader
-from ..hooks.passes import CaptureWarning, Pass
+from ..follow.pass_reader import PassReader
+from ..follow.passes import CaptureWarning, Pass
 from ..models.layers import (
     AttentionLayer,
     Denoiser,
@@ -112,10 +112,11 @@ def refuse_broken_step(controller: Controller | None) -> None:
         )
 
 
-def check_length(controller: Controller | None, found: Pass) -> None:
+def check_length(controller: Controller | None, begun: Pass) -> None:
     """Warn, when a run begins, of a controller that was made for a longer one."""
-    made, steps = getattr(controller, "num_steps", None), len(found.schedule or ())
-    if found.begins_run and isinstance(made, int) and 0 < steps < made:
+    made = getattr(controller, "num_steps", None)
+    steps = len(begun.schedule or ())
+    if begun.begins_run and isinstance(made, int) and 0 < steps < made:
         warn(
             f"The {type(controller).__name__} was made for {made} passes of the model and this run "
             f"has {steps}, so its parts of the run are others. Make it with {steps}.",
@@ -123,9 +124,11 @@ def check_length(controller: Controller | None, found: Pass) -> None:
         )
 
 
-def check_batch(controller: Controller | None, found: Pass, in_unet: bool) -> None:
+def check_batch(controller: Controller | None, begun: Pass, in_unet: bool) -> None:
     """Raise ValueError if a run and its controller differ in guidance or number of prompts."""
-    guidance, batch, order = getattr(controller, "guidance", None), found.batch, found.order
+    guidance = getattr(controller, "guidance", None)
+    batch = begun.batch
+    order = begun.order
     # Where the pipeline says that every row is a prompt's, there is no half to leave out.
     in_batch = guidance in ("auto", "batch") and (in_unet or order != ("conditional",))
     prompts = getattr(controller, "prompts", None)

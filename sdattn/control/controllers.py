@@ -8,7 +8,7 @@ for what the paper leaves open.
 """
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidTypeError, InvalidValueError, refuse
-from ..hooks.run_part import RunPart, Span
+from ..follow.run_part import RunPart, Span
 from ..prompts.tokens import Prompt
 from . import alignment
 from .attention_store import AttentionStore
@@ -110,7 +110,8 @@ class AttentionControlEdit(AttentionStore):
             )
         # The processor goes on with the tensor as edited in place.
         by_prompt = attn.unflatten(0, (len(self.prompts), -1))  # [prompts, heads, N, T], a view
-        source, targets = by_prompt[0], by_prompt[1:]
+        source = by_prompt[0]
+        targets = by_prompt[1:]
         if is_cross:
             self._check_columns(attn)
             # On the CPU first: if nothing is edited in this step, nobody waits for the device.
@@ -233,6 +234,19 @@ class AttentionReweight(AttentionControlEdit):
         return edited * self._on(edited.device, self.equalizer, edited.dtype)[:, None, None]
 
 
+def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
+    """Return a ``callback_on_step_end`` for diffusers' pipelines that calls
+    ``controller.step_callback(latents)`` after each step of the scheduler."""
+
+    def callback(
+        _pipe: object, _step: int, _timestep: object, tensors: dict[str, Any]
+    ) -> dict[str, Any]:
+        latents: Tensor = controller.step_callback(tensors["latents"])
+        return {"latents": latents}
+
+    return callback
+
+
 def _cross_schedule(
     targets: Sequence[Prompt], num_steps: int, spans: Span | Mapping[str, Span]
 ) -> Tensor:
@@ -263,7 +277,8 @@ def _equalizer(targets: Sequence[Prompt], weights: Mapping[str, float]) -> Tenso
 
 def _found(prompts: Sequence[Prompt], word: str) -> list[tuple[int, list[int]]]:
     """Return (prompt, columns) for each prompt with the word; raise KeyError if there is none."""
-    found, missing = [], []
+    found = []
+    missing = []
     for i, prompt in enumerate(prompts):
         try:
             found.append((i, sorted({c for columns in prompt.find(word) for c in columns})))

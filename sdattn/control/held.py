@@ -3,48 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from typing import Protocol
+from collections.abc import Iterable, Iterator
 
 from torch import nn
 
 from ..attention.controlled import ControlledProcessor
-from ..hooks.drawn import DrawnPrompts
-from ..hooks.pass_options import Guidance
-from ..hooks.text_watch import RepeatedCalls, TextsOfRun
-from ..models.attention_layer import Kind, Place
-from ..models.crops import Crop
-from ..models.denoiser_call import Size, innermost
-
-
-class FollowingStore(Protocol):
-    """An attention store, as what attaches it to a model knows it."""
-
-    guidance: Guidance | None
-    cur_step: int
-    passes: int
-    drawn: DrawnPrompts | None
-    crop: Crop | None
-    texts: TextsOfRun
-    repeats: RepeatedCalls
-    _batch: int | None
-
-    def reset(self) -> None: ...
-
-    def note(self, problem: str) -> None: ...
-
-    def pass_over(self, why: str) -> None: ...
-
-    def begin_pass(
-        self,
-        batch: int,
-        latent_size: Size,
-        levels: int,
-        prompts: slice | None = None,
-        places: Sequence[Place] = ...,
-    ) -> None: ...
-
-    def end_pass(self, calls: int) -> None: ...
+from ..models.attention_layer import Kind
+from ..models.denoiser_call import innermost
 
 
 def holds(processor: object, controller: object) -> bool:

@@ -15,7 +15,7 @@ from torch import Tensor
 from ..attention.joint_processor import Queries
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, RunError
 from ..files.terminal import shorter
-from ..hooks.run_part import Span
+from ..follow.run_part import Span
 from ..maps import render
 from ..maps.heatmap import Heatmap
 from ..maps.notebook import figures_of
@@ -90,7 +90,8 @@ def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image]
     removal = Removal(plan.pipe, rows, n_text, plan.layers, plan.steps, plan.queries)
     options = {name: _for_each(name, option, len(rows)) for name, option in plan.options.items()}
     with removal, named_bar(plan.pipe, "without words"):
-        texts, seeds = [plan.prompt.text] * len(rows), [plan.seed] * len(rows)
+        texts = [plan.prompt.text] * len(rows)
+        seeds = [plan.seed] * len(rows)
         result = call_pipeline(plan.pipe, texts, seeds, options)
     if any(getattr(result, "nsfw_content_detected", None) or []):
         raise RunError(

@@ -6,14 +6,15 @@ from functools import partial
 from types import TracebackType
 from typing import Any, cast
 
-from torch import Tensor, nn
+from torch import nn
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..attention.controlled import ControlledProcessor, Controller, check_controller
 from ..errors import InvalidValueError, RunError, warn
-from ..hooks.installer import Installation, PassHooks
-from ..hooks.pass_reader import PassReader
-from ..hooks.passes import CaptureError, CaptureWarning, Pass, Strays
+from ..follow.follower import Follower, Subscriber
+from ..follow.installer import Installation
+from ..follow.pass_reader import PassReader
+from ..follow.passes import CaptureError, CaptureWarning, Pass
 from ..models.attention_layer import KINDS
 from ..models.denoiser_call import Size, innermost, is_compiled, unwrapped
 from ..models.layers import (
@@ -36,10 +37,10 @@ from .controlled_layers import (
 )
 
 
-class ControlHandle:
+class ControlHandle(Subscriber):
     """A controller registered in a model's attention by
     :func:`sdattn.edit.register_attention_control`; ``by_size`` maps a latent's size to its layers,
-    if they depend on it."""
+    if they depend on it. ``follower`` tells others of the same runs."""
 
     def __init__(
         self,
@@ -47,26 +48,25 @@ class ControlHandle:
         layers: list[AttentionLayer],
         controller: Controller | None,
         passes: PassReader,
-        begin_pass: Callable[[Pass], None] | None = None,
         by_size: Callable[[Size], list[AttentionLayer]] | None = None,
     ):
         self.controller = controller
-        self._denoiser, self._reader = denoiser, passes
-        self._by_size, self._size = by_size, Size()
-        self._begin_pass = begin_pass or self._tell_store
-        self._strays = Strays(denoiser.model)
+        self._denoiser = denoiser
+        self._reader = passes
+        self._by_size = by_size
+        self._size = Size()
         self._processors: dict[AttentionLayer, ControlledProcessor] = {}
         self._passes = 0
-        self._active, self._entered = True, False
+        self._active = True
+        self._entered = False
         # Should any layer refuse its processor, those before it get theirs back.
         with ExitStack() as undo:
             self._installed = undo.enter_context(Installation())
             self._installed.run_eagerly(denoiser.model)
             self.put(layers)
-            before = self._before_pass
-            PassHooks(self._installed, denoiser.model, before, direct=self._before_direct)
-            self._installed.undo(passes.close)
-            passes.listen()
+            self.follower = Follower(denoiser, passes, self._installed)
+            self.follower.subscribe(self)
+            self.follower.follow(denoiser.model)
             undo.pop_all()
 
     def put(self, layers: Iterable[AttentionLayer], **joint: Any) -> None:
@@ -127,14 +127,14 @@ class ControlHandle:
         self._active = self._entered = False
         self._installed.remove()
 
-    def tell_strays(self) -> None:
-        """Warn once of calls of the model that did not belong to its run."""
-        self._strays.tell()
-
     def _warn_if_unused(self) -> None:
         name = type(self.controller).__name__
-        problem, strays = "", str(self._strays)
-        self._strays.forget()
+        problem = ""
+        strays = str(self.follower.strays)
+        repeats = str(self.follower.step_calls)
+        self.follower.strays.forget()
+        if repeats:
+            repeats += f" The {name} was shown each of them, as a pass of its own."
         if not self._passes and not any(one.has_asked for one in self._processors.values()):
             problem = (
                 f"The {name} saw nothing: the model it was registered in never ran. Run that very "
@@ -148,53 +148,49 @@ class ControlHandle:
                 f"The local_blend of the {name} was never asked. Call the pipeline with "
                 "callback_on_step_end=step_end(controller)."
             )
-        if problem := problem or strays:
+        if problem := problem or strays or repeats:
             warn(problem, CaptureWarning)
 
-    def _before_pass(
-        self, model: nn.Module, args: tuple[object, ...], kwargs: dict[str, object]
-    ) -> None:
-        """Refuse a pass that the controller would not see whole; the model's forward pre-hook."""
-        found = self._reader.read(model, args, kwargs)
-        is_shown = not found.stray and (is_unet(model) or not found.of_no_prompt)
+    def begin_pass(self, begun: Pass) -> None:
+        """Refuse a pass that the controller would not see whole, and tell a store."""
+        model = self._denoiser.model
+        is_shown = is_unet(model) or not begun.of_no_prompt
         self._show(is_shown)
-        if found.stray:
-            return self._strays.note(found.stray)
         self._passes += 1
+        if not begun.is_direct:
+            self._refuse(begun, is_shown)
+        self._fit(begun)
+        self._tell_store(begun)
+
+    def stray(self, call: Pass) -> None:
+        self._show(False)
+
+    def _refuse(self, begun: Pass, is_shown: bool) -> None:
+        model = self._denoiser.model
+        name = type(self.controller).__name__
         if is_compiled(model):
             raise CaptureError(
-                f"The {type(unwrapped(model)).__name__} was compiled while the "
-                f"{type(self.controller).__name__} was registered, so the compiled code may call "
-                "it differently. Compile the model first: with a controller it then runs eagerly."
+                f"The {type(unwrapped(model)).__name__} was compiled while the {name} was "
+                "registered, so the compiled code may call it differently. Compile the model "
+                "first: with a controller it then runs eagerly."
             )
         if is_shown:
-            check_batch(self.controller, found, is_unet(model))
-            check_length(self.controller, found)
+            check_batch(self.controller, begun, is_unet(model))
+            check_length(self.controller, begun)
         refuse_broken_step(self.controller)
         if replaced := self._installed.replaced():
             layer, processor = replaced[0]
             raise CaptureError(
-                f"The processor of {layer.name} was replaced by a {type(processor).__name__}, "
-                f"so the {type(self.controller).__name__} would miss this layer. Set processors "
-                "before the run, and do not change them until it ends."
+                f"The processor of {layer.name} was replaced by a {type(processor).__name__}, so "
+                f"the {name} would miss this layer. Set processors before the run, and do not "
+                "change them until it ends."
             )
-        self._fit(found)
-        self._begin_pass(found)
 
-    def _before_direct(self, model: nn.Module, _: object, given: dict[str, object]) -> None:
-        """Tell a store of ``unet.forward(...)``, and refuse nothing."""
-        found = self._reader.read(model, (), given)
-        self._show(not found.stray)
-        if found.stray:
-            return self._strays.note(found.stray)
-        self._fit(found)
-        self._begin_pass(found)
-
-    def _fit(self, found: Pass) -> None:
+    def _fit(self, begun: Pass) -> None:
         """Make exactly the layers for this latent's size call the controller."""
-        if self._by_size is None or found.latent_size in (None, self._size):
+        if self._by_size is None or begun.latent_size in (None, self._size):
             return
-        self._size = found.latent_size
+        self._size = begun.latent_size
         chosen = self._by_size(self._size)
         for layer in [layer for layer in self._processors if layer not in chosen]:
             self._installed.take_out(layer)
@@ -206,23 +202,26 @@ class ControlHandle:
         for processor in self._processors.values():
             processor.asks = is_shown
 
-    def _tell_store(self, found: Pass) -> None:
+    def _tell_store(self, begun: Pass) -> None:
         """Tell a store the facts of a pass, which an attached store already knows."""
-        store, call = self.controller, self._reader.call
+        store = self.controller
+        call = self._reader.call
         if not isinstance(store, AttentionStore) or store.attachment is not None or call is None:
             return
-        if found.begins_run:
+        if begun.begins_run:
             store.begin_run()
-        if found.of_no_prompt and not is_unet(self._denoiser.model):
+        if begun.again:
+            store.note(f"{self.follower.step_calls} capture(pipe, step_call=0) keeps one of them.")
+        if begun.of_no_prompt and not is_unet(self._denoiser.model):
             return
         prompts = None
         with suppress(InvalidValueError):  # a batch of another guidance than the pipeline's
-            prompts = found.prompts
+            prompts = begun.prompts
         if prompts is None:
             store.repeats.note(call)
-        size = cast(Size, found.latent_size)
+        size = cast(Size, begun.latent_size)
         places = tuple(dict.fromkeys(layer.place for layer in self._processors))
-        store.begin_pass(found.batch, size, self._denoiser.levels, prompts, places)
+        store.begin_pass(begun.batch, size, self._denoiser.levels, prompts, places)
 
 
 def count_calls(controller: Controller | None, layers: Sequence[AttentionLayer]) -> None:
@@ -270,10 +269,10 @@ def register_attention_control(
         RuntimeError: a controller is registered in a ``with`` block that is still open.
     """
     check_controller(controller)
-    denoiser, found = controlled_layers(target)
-    chosen = select_layers(found, layers, KINDS)
+    denoiser, known = controlled_layers(target)
+    chosen = select_layers(known, layers, KINDS)
     passes = passes_of(denoiser, controller)
-    for layer in found:  # one that was registered before may be in other layers
+    for layer in known:  # one that was registered before may be in other layers
         former = getattr(innermost(layer.module.processor), "handle", None)
         if former is not None:
             former.supersede()
@@ -286,18 +285,5 @@ def register_attention_control(
             "from the compiled model's in its last bits.",
             CaptureWarning,
         )
-    by_size = partial(select_layers, found, layers, KINDS) if needs_size(layers) else None
+    by_size = partial(select_layers, known, layers, KINDS) if needs_size(layers) else None
     return ControlHandle(denoiser, chosen, controller, passes, by_size=by_size)
-
-
-def step_end(controller: Any) -> Callable[..., dict[str, Any]]:
-    """Return a ``callback_on_step_end`` for diffusers' pipelines that calls
-    ``controller.step_callback(latents)`` after each step of the scheduler."""
-
-    def callback(
-        _pipe: object, _step: int, _timestep: object, tensors: dict[str, Any]
-    ) -> dict[str, Any]:
-        latents: Tensor = controller.step_callback(tensors["latents"])
-        return {"latents": latents}
-
-    return callback

@@ -18,10 +18,11 @@ from torch import Tensor
 from ..attention.device_copies import index_on
 from ..attention.joint_processor import Queries
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
-from ..hooks.pass_reader import PassReader
-from ..hooks.passes import CaptureError, Pass
-from ..hooks.run_part import RunPart, Span
-from ..hooks.unknown_processors import is_plain
+from ..follow.follower import Subscriber
+from ..follow.pass_reader import PassReader
+from ..follow.passes import CaptureError, Pass
+from ..follow.run_part import RunPart, Span
+from ..look.unknown_processors import is_plain
 from ..models.denoiser_call import DenoiserCall, Size, innermost
 from ..models.guidance import Order, guided_order
 from ..models.layers import (
@@ -46,7 +47,7 @@ def without_columns(probs: Tensor, columns: Columns) -> Tensor:
     return (kept / left.clamp_min(torch.finfo(kept.dtype).tiny)).to(probs.dtype)
 
 
-class Removal:
+class Removal(Subscriber):
     """One run of a pipeline, in a ``with`` block that restores the processors however it ends.
 
     The chosen layers get our processors, for all rows of the batch; the others keep their own. Only
@@ -77,9 +78,12 @@ class Removal:
         steps: Span = (0.0, 1.0),
         queries: Queries | None = None,
     ):
-        self.pipe, self._denoiser = pipe, find_denoiser(pipe)
-        self.rows, self.n_text = rows, n_text
-        self.layers, self.steps = layers, check_removal(pipe, layers, steps, queries)
+        self.pipe = pipe
+        self._denoiser = find_denoiser(pipe)
+        self.rows = rows
+        self.n_text = n_text
+        self.layers = layers
+        self.steps = check_removal(pipe, layers, steps, queries)
         self.queries: Queries = queries or "all"
         self.grid: Size = (0, 0)
         self._passes = self._expected = 0
@@ -90,8 +94,8 @@ class Removal:
     def __enter__(self) -> Removal:
         # No layer yet: which of them have a resolution is known once the model runs.
         self._reader = PassReader(self._denoiser)
-        handle = ControlHandle(self._denoiser, [], self, self._reader, self._begin_pass)
-        self._handle = handle.__enter__()
+        self._handle = ControlHandle(self._denoiser, [], self, self._reader).__enter__()
+        self._handle.follower.subscribe(self)
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -103,7 +107,7 @@ class Removal:
                 "run to its end."
             )
         if kind is None:
-            self._handle.tell_strays()
+            self._handle.follower.strays.tell()
 
     def __call__(self, probs: Tensor, _is_cross: bool, place: str) -> None:
         """Edit ``[B*heads, N, T]`` in place, in joint attention a part of the softmax."""
@@ -114,13 +118,15 @@ class Removal:
             else:
                 by_row[row] = without_columns(by_row[row], columns)
 
-    def _begin_pass(self, found: Pass) -> None:
-        self._batch, self._edits, order = found.batch, {}, found.order
-        if found.skips_layers:
+    def begin_pass(self, begun: Pass) -> None:
+        self._batch = begun.batch
+        self._edits = {}
+        order = begun.order
+        if begun.skips_layers:
             text = "skip-layer guidance runs the prompt once more, with the word. Leave it out."
             raise OptionError("skip_guidance_layers", True, text)
         # A pass for the negative prompt alone: the guidance runs its branches in turn.
-        if order is None or found.of_no_prompt:
+        if order is None or begun.of_no_prompt:
             return
         if not self._passes:
             self._check_start(cast(DenoiserCall, self._reader.call), order)
@@ -132,13 +138,14 @@ class Removal:
                     f"steps={astuple(self.steps)} is less than one of the {self._expected} passes "
                     f"of this run. One pass is 1 / {self._expected} of it."
                 )
-            self.grid = cast(Size, found.latent_size)
+            self.grid = cast(Size, begun.latent_size)
             chosen = select_layers(self._denoiser.layers, self.layers, TEXT_KINDS, self.grid)
             self._handle.put(chosen, queries=self.queries, image=False)
+        if not begun.again:  # else the same step goes on
+            self._passes += 1
         # Asked in each pass, since guidance may end in the middle of a run.
-        if self._passes in self._during:
+        if self._passes - 1 in self._during:
             self._edits = self._edits_of(order)
-        self._passes += 1
 
     def _edits_of(self, order: Order) -> dict[int, Columns]:
         """Return the columns removed from each row of the batch, PAG's perturbed copy among them:

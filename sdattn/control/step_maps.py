@@ -8,10 +8,10 @@ import torch
 from torch import Tensor
 
 from ..errors import RunError, refuse
-from ..hooks.keep import MUCH
-from ..hooks.run_part import RunPart
+from ..follow.run_part import RunPart
+from ..keep.keep import MUCH
 from ..maps.by_place import aggregated
-from ..maps.folded import Maps, StepChoice, folded_maps
+from ..maps.folded import Maps, StepChoice, StepStore, folded_maps
 from ..maps.from_stores import heatmaps
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
@@ -29,7 +29,7 @@ HOW = (
 KINDS = ("cross", "self")
 
 
-class StepMaps:
+class StepMaps(StepStore):
     """Maps of the running step and of the finished ones, dictionaries of lists in call order.
 
     ============================ ==================== ==============================================
@@ -72,7 +72,8 @@ class StepMaps:
     ):
         self.kinds = () if kinds is None else checked_kinds(kinds, KINDS)
         self.max_queries = max_queries
-        self.keep_steps, self.save_global_store = keep_steps, save_global_store
+        self.keep_steps = keep_steps
+        self.save_global_store = save_global_store
         self.reset()
 
     @staticmethod
@@ -104,7 +105,8 @@ class StepMaps:
         """Append ``attn``, the kept rows, to its list; an override may edit or replace it."""
         kind = "cross" if is_cross else "self"
         if kind in self.kinds:
-            key, is_alone = f"{place_in_unet}_{kind}", self.num_att_layers < 1
+            key = f"{place_in_unet}_{kind}"
+            is_alone = self.num_att_layers < 1
             if is_alone or attn.shape[1] <= self.max_queries:
                 self.step_store.setdefault(key, []).append(attn)
             if is_cross and not is_alone:
@@ -130,7 +132,8 @@ class StepMaps:
         if self.save_global_store:
             self.global_store = self._sum(self.global_store, detached(step))
         if self.save_global_store is not None:  # Attend-and-Excite: the last step, with its graph
-            self.attention_store, self.full_attention_store = step, full
+            self.attention_store = step
+            self.full_attention_store = full
         else:
             self.attention_store = self._sum(self.attention_store, step)
             self.full_attention_store = self._sum(self.full_attention_store, full)
@@ -155,7 +158,7 @@ class StepMaps:
 
     def heatmaps(self, tokenizer: Any = None, prompt: Any = None, **options: Any) -> list[Heatmaps]:
         """Return the heatmaps of each image, see :func:`sdattn.heatmaps`."""
-        return heatmaps(self, tokenizer, prompt, **options)  # type: ignore[arg-type]
+        return heatmaps(self, tokenizer, prompt, **options)
 
     def layer_maps(
         self,
@@ -168,7 +171,7 @@ class StepMaps:
         """Return the map of each layer that sees the text; arguments and errors as for
         :func:`sdattn.heatmaps`."""
         preset = preset_of(preset)
-        found = folded_maps(self, preset, latent_size, steps)  # type: ignore[arg-type]
+        found = folded_maps(self, preset, latent_size, steps)
         return found.of_images(images).layer_maps(preset)
 
     def get_average_attention(self) -> Maps:

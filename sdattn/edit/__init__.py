@@ -23,8 +23,9 @@ from ..control.controllers import (
     AttentionReplace,
     AttentionReweight,
     EmptyControl,
+    step_end,
 )
-from ..control.registration import ControlHandle, register_attention_control, step_end
+from ..control.registration import ControlHandle, register_attention_control
 from ..inversion.invert import Inversion, invert, psnr
 from ..runs.editrun import EditRun
 from .editing import edit

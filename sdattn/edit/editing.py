@@ -6,20 +6,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..attention import level_grids
-from ..control import alignment
 from ..control.blend import LocalBlend
 from ..control.controllers import (
     AttentionControlEdit,
     AttentionRefine,
     AttentionReplace,
     AttentionReweight,
+    step_end,
 )
-from ..control.registration import register_attention_control, step_end
+from ..control.registration import register_attention_control
 from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.records import plain
-from ..hooks.budget import Budget
-from ..hooks.run_part import Span
+from ..follow.run_part import Span
 from ..inversion.invert import Inversion, psnr
+from ..keep.budget import Budget
 from ..loading.pipelines import pipeline_of
 from ..maps.presets import Preset, preset_for
 from ..models.call_facts import is_guided, model_passes
@@ -30,6 +30,7 @@ from ..models.pipeline_call import checked_options, one_at_a_time
 from ..models.reading import read_prompts
 from ..models.sizes import latent_size
 from ..models.values import checked_prompts, seeds_of
+from ..prompts.matching import blended_words, edited_words, is_swap
 from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample
@@ -117,7 +118,7 @@ def edit(
         edited = replace(edited, reconstruction_psnr=near)
         own = {"seed": None}  # the noise is the image's own
     image_runs = [replace(r, settings=replace(r.settings, edited=edited, **own)) for r in run]
-    words = [alignment.edited_words(read, i, list(weights or ())) for i in range(len(read))]
+    words = [edited_words(read, i, list(weights or ())) for i in range(len(read))]
     return EditRun(image_runs, run.store, run.layers, words, edited)
 
 
@@ -158,7 +159,7 @@ def prepare(
     checked = checked_options(pipe, _own_options(options), prompts=len(texts))
     read = read_prompts(pipe, texts, **checked)
     warn_of_unlearnt(pipe, read)
-    mode, blend = _mode(read, asked.mode, asked.weights), alignment.blended_words(read, asked.blend)
+    mode, blend = _mode(read, asked.mode, asked.weights), blended_words(read, asked.blend)
     cross, self_ = asked.cross_replace_steps, asked.self_replace_steps
     asked = replace(
         asked,
@@ -224,7 +225,7 @@ def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | N
                 "Change a word, or pass `weights={'word': 2.0}`."
             )
         return "reweight"
-    return "replace" if all(alignment.is_swap(source, target) for target in targets) else "refine"
+    return "replace" if all(is_swap(source, target) for target in targets) else "refine"
 
 
 def _controller(

@@ -2,7 +2,7 @@
 
 Refining: cells that attend to each other belong together, so each cell gets the mean of a word's
 map over the cells it attends to. UNet maps are spread here, along the mean self-attention; maps of
-joint attention are spread while the model runs, see :mod:`sdattn.hooks.refined`.
+joint attention are spread while the model runs, see :mod:`sdattn.look.refined`.
 
 Sources: Wang et al. 2023, "Diffusion Model is Secretly a Training-free Open Vocabulary Semantic
 Segmenter" (DiffSegmenter), equation 5; RishiDarkDevil/daam-i2i.
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import adaptive_avg_pool2d
 
 from ..errors import InvalidTypeError
-from ..hooks.passes import CaptureError
+from ..follow.passes import CaptureError
 from ..models.layers import TEXT_KINDS, AttentionLayer, find_denoiser
 from ..prompts.tokenizing import EOS, SOS
 from ..prompts.tokens import Prompt

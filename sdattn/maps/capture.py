@@ -9,12 +9,13 @@ from typing import Any, Literal
 import torch
 
 from ..errors import known_options
-from ..hooks.budget import Budget
-from ..hooks.capture import watch_model
-from ..hooks.keep import Heads, Keep, Selection, Space, Steps
-from ..hooks.map_store import CapturedMaps
-from ..hooks.pass_options import Guidance
-from ..hooks.passes import CaptureError
+from ..follow.pass_options import Guidance
+from ..follow.passes import CaptureError
+from ..keep.budget import Budget
+from ..keep.capture import watch_model
+from ..keep.keep import Heads, Keep, Selection, Steps
+from ..keep.map_store import CapturedMaps
+from ..look.output_space import Space
 from ..models.layers import LayerSelection
 from .from_stores import heatmaps
 from .heatmap import Heatmap
@@ -115,6 +116,7 @@ def capture(
     depth: tuple[float, float] | None = None,
     queries: Literal["image", "text"] | Sequence[tuple[float, ...]] = "image",
     keys: Literal["image", "text"] | None = None,
+    step_call: int | None = None,
     max_bytes: int | Budget | None = None,
 ) -> AbstractContextManager[MapStore]:
     """Watch the attention of a model while it runs; its output stays the same, bit for bit.
@@ -155,7 +157,7 @@ def capture(
         text_states: ``[1 or images, T, width]``, states of another text (or of the prompt): the
             maps show what the image would attend to in it. For UNets' cross-attention, and the
             joint attention of SD3 and FLUX, where each block runs twice; see
-            :mod:`sdattn.hooks.other_text`.
+            :mod:`sdattn.look.other_text`.
         device: where to hold the maps (default: where they are computed).
         dtype: dtype of the maps; running sums are float32 at least.
         grad: keep the graph, so that a loss on the maps reaches the latents; not with gradient
@@ -164,15 +166,15 @@ def capture(
             row. Models of diffusers know it, except those on torch's meta device whose grid is in
             the values of ids (FLUX).
         refine: ``"self"``, for joint attention: spread maps twice along the image's own
-            self-attention while the model runs, see :mod:`sdattn.hooks.refined`. A UNet's maps are
+            self-attention while the model runs, see :mod:`sdattn.look.refined`. A UNet's maps are
             spread afterwards: capture ``kinds=("cross", "self")``.
         space: for joint attention. ``"output"``: instead of attention, the similarity of the
             outputs of a cell and a token, as the product of their outputs before the output
-            projection, averaged over features, of any sign, see :mod:`sdattn.hooks.output_space`.
+            projection, averaged over features, of any sign, see :mod:`sdattn.look.output_space`.
             ``"gramcol"``: similarity of each cell to the token's best cell in its frame, as
             z-scores over the columns of ``among``, of any sign; ``"imap"``: the same from the five
             heads of each layer that best distinguish a video's frames, see
-            :mod:`sdattn.hooks.output_space`.
+            :mod:`sdattn.look.output_space`.
         frames: frames of a video's latent to keep, counted from 0; None for all. A latent frame
             may stand for several video frames, see :meth:`sdattn.Heatmap.of_frames`.
         depth: with ``refine="self"``, the part of the depth whose blocks spread maps and have one,
@@ -190,6 +192,9 @@ def capture(
             image's keys (MasaCtrl) is refused on leaving.
         keys: what they attend to; ``"text"`` with ``queries="text"`` keeps the text's attention to
             itself, ``[images, (steps,) (heads,) T, T]``, a row for each query.
+        step_call: number of the call that counts, from 0, for a pipeline that calls its model
+            several times in a step for the same branch: 1 after a reference pass. By default maps
+            of such a run are refused when they are read.
         max_bytes: bytes that the maps may take at most. A run whose maps would take more is refused
             at its first call of the model, before that runs; the message says what holds less.
             Default: no limit, and a warning is logged above 1 GB.
@@ -206,8 +211,21 @@ def capture(
             changed, or a second run began; on entering it a second time.
         RuntimeError: a layer's attention cannot be seen, or did not produce its output.
     """
-    chosen = steps, heads, tokens, among, device, dtype, grad, refine, space, frames, depth
-    keep = Keep.of(*chosen, queries, keys)
+    keep = Keep.of(
+        steps=steps,
+        heads=heads,
+        tokens=tokens,
+        among=among,
+        device=device,
+        dtype=dtype,
+        grad=grad,
+        refine=refine,
+        space=space,
+        frames=frames,
+        depth=depth,
+        queries=queries,
+        keys=keys,
+    )
     watching = watch_model(
         target,
         MapStore,
@@ -218,6 +236,7 @@ def capture(
         guidance=guidance,
         text_states=text_states,
         latent_size=latent_size,
+        step_call=step_call,
         max_bytes=max_bytes,
     )
     return _EnteredOnce(watching)

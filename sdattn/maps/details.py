@@ -6,7 +6,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from ..hooks.map_store import CapturedMaps
+from ..keep.map_store import CapturedMaps
 from ..models.layers import TEXT_KINDS
 from .heatmaps import Heatmaps
 from .layermaps import LayerMap, LayerMaps, over_steps

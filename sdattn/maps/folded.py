@@ -2,16 +2,16 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..attention import level_grids, query_grid
 from ..errors import CaptureError, InvalidTypeError, InvalidValueError, OptionError
-from ..hooks.drawn import DrawnPrompts
-from ..hooks.run_part import RunPart
-from ..hooks.text_watch import TextsOfRun
+from ..follow.drawn import DrawnPrompts
+from ..follow.run_part import RunPart
+from ..follow.text_watch import TextsOfRun
 from ..models.crops import Crop
 from ..models.guidance import Branch
 from ..models.layers import PLACES
@@ -23,8 +23,9 @@ Maps = dict[str, list[Tensor]]  # by place and kind: {"down_cross": [[images*hea
 StepChoice = str | int | tuple[float, float]
 
 
-@runtime_checkable
-class StepStore(Protocol):
+class StepStore:
+    """Base of a store whose steps heatmaps are read from."""
+
     latent_size: tuple[int, int] | None
     levels: int | None
     images: int | None
@@ -33,10 +34,9 @@ class StepStore(Protocol):
     texts: TextsOfRun
     cur_step: int
 
-    def check_finished(self) -> None:
-        """Raise RuntimeError if it holds no step of a run, or has not seen the whole run."""
-
-    def step_maps(self, steps: StepChoice) -> tuple[Maps, int]: ...
+    def step_maps(self, steps: StepChoice) -> tuple[Maps, int]:
+        """Return mean maps of ``"mean"``, ``"last"``, a step or a part, and their number."""
+        raise NotImplementedError
 
 
 # a store, one of its dictionaries, maps of some layers, or of one

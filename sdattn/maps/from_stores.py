@@ -3,8 +3,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, cast
 
 from ..errors import InvalidTypeError, InvalidValueError
-from ..hooks.drawn import DrawnPrompts
-from ..hooks.map_store import CapturedMaps
+from ..follow.drawn import DrawnPrompts
+from ..keep.map_store import CapturedMaps
 from ..models.guidance import Branch
 from ..models.reading import read_prompts
 from ..models.values import EACH

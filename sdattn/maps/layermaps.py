@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from ..hooks.map_store import CapturedMaps
-from ..hooks.passes import CaptureError
+from ..follow.passes import CaptureError
+from ..keep.map_store import CapturedMaps
 from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import TEXT_KINDS, AttentionLayer

@@ -18,8 +18,8 @@ from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from ..errors import InvalidValueError, refuse
-from ..hooks.keep import Z_SCORES, Space
-from ..hooks.run_part import RunPart
+from ..follow.run_part import RunPart
+from ..look.output_space import Z_SCORES, Space
 from ..models.layers import find_denoiser
 
 UNET = ("down", "mid", "up")
@@ -70,7 +70,7 @@ class Preset:
         space: ``"attention"``, or for joint attention: ``"output"``, the similarity of a word's and
             a cell's outputs, which needs ``contrast``; ``"gramcol"`` or ``"imap"``, the similarity
             to the word's best cell as a z-score across words, cut off at 0 without ``contrast``.
-            See :mod:`sdattn.hooks.output_space`.
+            See :mod:`sdattn.look.output_space`.
         refine: ``"self"``: spread along the image's self-attention, see
             :mod:`sdattn.maps.aggregation`; None: unchanged.
         sharpen: exponent for each map, between 0 for its lowest value and its highest; 1 for none.

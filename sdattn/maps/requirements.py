@@ -6,8 +6,8 @@ from inspect import signature
 from typing import Any
 
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, did_you_mean, refuse
-from ..hooks.keep import Heads, Steps
-from ..hooks.run_part import RunPart
+from ..follow.run_part import RunPart
+from ..keep.keep import Heads, Steps
 from ..models.call_facts import images_a_prompt
 from ..models.call_options import call_options, option_of
 from ..models.layers import TEXT_KINDS, find_denoiser, select_layers

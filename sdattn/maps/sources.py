@@ -3,8 +3,8 @@
 from collections.abc import Sequence
 from typing import Protocol
 
-from ..hooks.drawn import DrawnPrompts
-from ..hooks.text_watch import TextsOfRun
+from ..follow.drawn import DrawnPrompts
+from ..follow.text_watch import TextsOfRun
 from ..models.guidance import Branch
 from .layermaps import LayerMaps
 from .presets import Preset

@@ -4,8 +4,8 @@ import torch
 from torch import Tensor
 
 from ..errors import InvalidValueError
-from ..hooks.map_store import CapturedMaps
-from ..hooks.passes import CaptureError
+from ..follow.passes import CaptureError
+from ..keep.map_store import CapturedMaps
 from .heatmap import Heatmap
 from .layermaps import resize_maps
 

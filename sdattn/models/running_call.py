@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import functools
 import inspect
-import opcode
 import sys
 from collections.abc import Iterator, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import CodeType, FrameType, FunctionType, MethodType
+from types import CellType, CodeType, FrameType, FunctionType, MethodType
 from typing import Any, Literal
 
 from .call_options import is_modular
@@ -19,8 +18,6 @@ _MARK = "<call seen by sdattn>"  # among the variables of a frame: no code can h
 _LIBRARIES = ("torch", "sdattn", "accelerate", "contextlib")  # between a model and who called it
 _MOST = 16  # functions in a list of a pipeline's variables; longer lists hold something else
 _PIPELINES = ("DiffusionPipeline", "ModularPipeline")
-# Instructions that look into a result and keep none of it, before POP_TOP does away with it
-_LOOKING = ("CACHE", "EXTENDED_ARG", "LOAD_ATTR", "LOAD_CONST", "LOAD_SMALL_INT", "BINARY_SUBSCR")
 
 
 class RunningCall:
@@ -77,14 +74,15 @@ class Caller:
             libraries; ``"loop"`` if no pipeline is running; ``"stray"`` if a callback or another
             pipeline did.
         name: name of the function, for messages.
-        discards: True if the caller throws the model's result away.
         call: call of the pipeline that called the model, this one or another, or None.
+        is_decorated: True if torch's decorator runs the pipeline's call without gradients, as in
+            all pipelines of diffusers.
     """
 
     kind: Literal["pipeline", "loop", "stray"]
     name: str
-    discards: bool = False
     call: RunningCall | None = None
+    is_decorated: bool = False
 
 
 def caller_of(pipeline: Pipeline) -> Caller:
@@ -102,38 +100,78 @@ def caller_of(pipeline: Pipeline) -> Caller:
         between.append(frame)
     site = site or own
     name = "code that is not known" if site is None else _place(site)
-    given = "" if own is None else _callback(pipeline, own, between)
+    callback = "" if own is None else _callback(pipeline, own, between)
     if other is not None:
         name = f"{type(_first(other)).__name__}.__call__"
-        return Caller("stray", given or name, call=_mark(other))
-    if given:
-        return Caller("stray", given)
-    kind: Literal["pipeline", "loop"] = "loop" if own is None else "pipeline"
-    call = None if own is None else _mark(own)
-    return Caller(kind, name, site is not None and _is_discarded(site), call)
+        return Caller("stray", callback or name, _mark(other))
+    if callback:
+        return Caller("stray", callback)
+    if own is None:
+        return Caller("loop", name)
+    outer = None if own.f_back is None else own.f_back.f_globals.get("__name__")
+    return Caller("pipeline", name, _mark(own), outer == "torch.utils._contextlib")
 
 
 def _callback(pipeline: Pipeline, own: FrameType, between: list[FrameType]) -> str:
-    """Return the name under which a pipeline's call was given a function that is running."""
-    running = {frame.f_code for frame in between} - set(own.f_code.co_consts)
-    held = {name: one for name, one in vars(pipeline).items() if isinstance(one, FunctionType)}
-    for name, value in {**held, **_variables(pipeline, own)}.items():
-        several = value if isinstance(value, (list, tuple)) and len(value) <= _MOST else (value,)
-        if any(_code(name, one, pipeline) in running for one in several):
-            return f"`{name}`"
+    """Return the name of a running callback that the pipeline's call was given, or of a function
+    that was put in place of its scheduler's ``step``; empty if neither runs."""
+    by_code: dict[CodeType, list[FrameType]] = {}
+    for frame in between:
+        by_code.setdefault(frame.f_code, []).append(frame)
+    for name, value in _callbacks(pipeline, own):
+        for function, owner in _functions(value):
+            frames = by_code.get(function.__code__, ())
+            if any(_runs(frame, function, owner) for frame in frames):
+                return f"`{name}`"
     return ""
 
 
-def _code(name: str, value: object, pipeline: Pipeline) -> CodeType | None:
-    """Return the code of a function that was passed to a pipeline, or None for anything else."""
-    while isinstance(value, functools.partial):
-        value = value.func
-    if isinstance(value, MethodType):
-        is_own = value.__self__ is pipeline and "callback" not in name
-        value = None if is_own else value.__func__
-    elif "callback" in name and not isinstance(value, (FunctionType, type)):
-        value = inspect.getattr_static(type(value), "__call__", None)
-    return value.__code__ if isinstance(value, FunctionType) else None
+def _callbacks(pipeline: Pipeline, own: FrameType) -> Iterator[tuple[str, object]]:
+    """Yield the callbacks of a pipeline's call, with their names. A function under another name
+    may be the one that calls the model for the image."""
+    for name, value in {**vars(pipeline), **_variables(pipeline, own)}.items():
+        if "callback" in name:
+            several = isinstance(value, (list, tuple)) and len(value) <= _MOST
+            for one in value if several else (value,):
+                yield name, one
+    scheduler = getattr(pipeline, "scheduler", None)
+    yield "scheduler.step", getattr(scheduler, "__dict__", {}).get("step")
+
+
+def _functions(callback: object) -> Iterator[tuple[FunctionType, object]]:
+    """Yield the function that runs when a callback is called, and those that its decorators wrap,
+    each with the object whose method it is, or None."""
+    owner = None
+    while isinstance(callback, functools.partial):
+        callback = callback.func
+    if not isinstance(callback, (FunctionType, MethodType, type)):
+        callback, owner = inspect.getattr_static(type(callback), "__call__", None), callback
+    while callback is not None:
+        if isinstance(callback, MethodType):
+            callback, owner = callback.__func__, callback.__self__
+        if isinstance(callback, FunctionType):
+            yield callback, owner
+        callback = getattr(callback, "__wrapped__", None)
+
+
+def _runs(frame: FrameType, function: FunctionType, owner: object) -> bool:
+    """Check whether a frame of a function's code is this very function's, of this owner. All
+    functions that one decorator makes share their code: they differ in what they enclose."""
+    if owner is not None:
+        first = _first(frame)
+        if first is not owner and not (isinstance(first, tuple) and first[:1] == (owner,)):
+            return False
+    names, cells = function.__code__.co_freevars, function.__closure__ or ()
+    return all(
+        frame.f_locals.get(name) is _contents(cell) for name, cell in zip(names, cells, strict=True)
+    )
+
+
+def _contents(cell: CellType) -> object:
+    try:
+        return cell.cell_contents
+    except ValueError:  # not assigned yet
+        return None
 
 
 def _is_other_pipeline(frame: FrameType, pipeline: Pipeline) -> bool:
@@ -144,18 +182,6 @@ def _is_other_pipeline(frame: FrameType, pipeline: Pipeline) -> bool:
     kinds = {kind.__name__ for kind in type(owner).__mro__}
     is_part = any(one is owner for one in vars(pipeline).values())
     return not is_part and not kinds.isdisjoint(_PIPELINES)
-
-
-def _is_discarded(site: FrameType) -> bool:
-    """Check whether the calling code discards the result, as ``unet(...)`` or ``_ = unet(...)``."""
-    code, at = site.f_code.co_code, site.f_lasti + 2
-    while at < len(code) and opcode.opname[code[at]] in _LOOKING:
-        at += 2
-    name = opcode.opname[code[at]] if at < len(code) else ""
-    if name in ("STORE_FAST", "STORE_NAME"):
-        names = site.f_code.co_varnames if name == "STORE_FAST" else site.f_code.co_names
-        return code[at + 1] < len(names) and names[code[at + 1]] == "_"
-    return name == "POP_TOP"
 
 
 def _place(frame: FrameType) -> str:

@@ -21,11 +21,11 @@ from PIL import Image
 
 from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.images import AnyImage, as_image
-from ..hooks.budget import Budget
 from ..inversion import invert as inversion
 from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import check_scheduler, schedule_of
 from ..inversion.stand_ins import Noised, noised
+from ..keep.budget import Budget
 from ..loading.pipelines import pipeline_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
@@ -77,8 +77,8 @@ def explain(
 
     Args:
         pipe: text-to-image pipeline: SD 1.x, 2.x, SDXL, SD3, FLUX.1, FLUX.2 or Qwen-Image. Its
-            noise schedule is used, whatever the steps of its scheduler. The guidance that FLUX takes as an input
-            keeps the pipeline's default. Or a model to load, ``"demo"``.
+            noise schedule is used, whatever the steps of its scheduler. The guidance that FLUX
+            takes as an input keeps the pipeline's default. Or a model to load, ``"demo"``.
         image: an image of any size and mode, see :func:`sdattn.inversion.images.fit`, its array or
             its file; or a list of several that are fitted to one size, which run in one batch.
         prompt: a description of the image; one per image.

@@ -9,7 +9,7 @@ from typing import Any, Literal
 from ..control import knockouts
 from ..control.knockouts import KnockoutPlan
 from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
-from ..hooks.budget import Budget
+from ..keep.budget import Budget
 from ..loading.pipelines import pipeline_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
@@ -67,7 +67,7 @@ def generate(
             default preset it holds as much as that many columns: 4 for this text, 0.4 MB per image
             for SD 1.x at 512x512, for any number of steps. In joint attention (SD3, FLUX) it
             measures the attention that the text would get as a prompt, in about twice the time, see
-            :mod:`sdattn.hooks.other_text`.
+            :mod:`sdattn.look.other_text`.
         causal: draw the image again without each word, in the second half of the steps, and show
             where it changes, see :func:`sdattn.knockout`; one more image per word.
         spots: keep where an even grid of spots of the image looked, at most 16 along its longer

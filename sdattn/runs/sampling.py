@@ -14,7 +14,7 @@ from torch import Tensor
 from ..errors import SdattnWarning, warn
 from ..files.version import versions
 from ..files.videos import Video
-from ..hooks.budget import Budget
+from ..keep.budget import Budget
 from ..loading.devices import device_of
 from ..loading.options import options_of
 from ..maps.capture import MapStore, capture

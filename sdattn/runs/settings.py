@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..files.records import Record
-from ..hooks.capture_warnings import Stopped
+from ..follow.capture_warnings import Stopped
 from ..loading.options import LoadingOptions
 from ..models.crops import Crop
 

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ..errors import CaptureError
-from ..hooks.capture_warnings import Stopped
-from ..hooks.keep import Steps
+from ..follow.capture_warnings import Stopped
+from ..keep.keep import Steps
 from ..maps.capture import MapStore
 from ..maps.layermaps import read_steps
 from ..maps.presets import Preset

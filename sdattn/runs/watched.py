@@ -7,10 +7,10 @@ from dataclasses import dataclass, fields
 from typing import Any
 
 from ..errors import SdattnWarning, warn
-from ..hooks.budget import RUN, Budget
-from ..hooks.expected import Expected
-from ..hooks.keep import Keep
-from ..hooks.other_text import encode_text
+from ..keep.budget import RUN, Budget
+from ..keep.expected import Expected
+from ..keep.keep import Keep
+from ..look.other_text import encode_text
 from ..maps.aggregation import PLACE, refining
 from ..maps.presets import Preset
 from ..maps.requirements import columns_among

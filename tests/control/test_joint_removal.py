@@ -14,7 +14,7 @@ from torch.overrides import TorchFunctionMode
 
 from sdattn import capture, knockout
 from sdattn.control.removal import Removal
-from sdattn.hooks.passes import CaptureWarning
+from sdattn.follow.passes import CaptureWarning
 from sdattn.models.layers import find_denoiser
 
 PROMPT = "a red cat and a dog"

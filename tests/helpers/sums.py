@@ -2,9 +2,9 @@
 
 import torch
 
-from sdattn.hooks.keep import Keep
-from sdattn.hooks.passes import Pass
-from sdattn.hooks.running_sums import RunningSum
+from sdattn.follow.passes import Pass
+from sdattn.keep.keep import Keep
+from sdattn.keep.running_sums import RunningSum
 from sdattn.models.layers import AttentionLayer
 
 

@@ -18,7 +18,7 @@ from helpers.transformer_rows import sana
 from torch.nn.functional import interpolate
 
 from sdattn import capture, generate, heatmaps
-from sdattn.hooks.keep import Keep
+from sdattn.keep.keep import Keep
 from sdattn.maps.aggregation import MOST_CELLS, aggregate, contrast, refining, spread
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import PRESETS, Preset, preset_of

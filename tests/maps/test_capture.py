@@ -5,7 +5,7 @@ import torch
 from helpers.tiny_pipelines import make_pipeline
 
 import sdattn
-from sdattn.hooks.map_store import CapturedMaps
+from sdattn.keep.map_store import CapturedMaps
 
 SMALL = {"num_inference_steps": 2, "height": 64, "width": 64}
 

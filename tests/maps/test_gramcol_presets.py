@@ -11,7 +11,7 @@ from helpers.unet_rows import animatediff
 from helpers.video_rows import ltx, wan
 
 from sdattn import PRESETS, capture, generate, heatmaps, load_run
-from sdattn.hooks.other_text import encode_text
+from sdattn.look.other_text import encode_text
 from sdattn.runs.imagerun import group_heatmaps, head_heatmaps, step_heatmaps
 
 PROMPT = "a red cat on the sofa"

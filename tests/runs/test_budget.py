@@ -7,7 +7,7 @@ from helpers.transformer_rows import flux
 
 from sdattn import explain, generate
 from sdattn.errors import size_text
-from sdattn.hooks import budget
+from sdattn.keep import budget
 from sdattn.maps.capture import MapStore
 
 PROMPT = "a red cat"

@@ -16,7 +16,7 @@ from helpers.transformer_rows import flux
 import sdattn
 from sdattn import CaptureError, CaptureWarning, capture, generate, load_run
 from sdattn.errors import SdattnWarning
-from sdattn.hooks.capture_warnings import Stopped, may_stop
+from sdattn.follow.capture_warnings import Stopped, may_stop
 from sdattn.maps.presets import PRESETS
 from sdattn.runs.again import command_of
 from sdattn.runs.report import report

@@ -9,7 +9,7 @@ import pytest
 from scripts.benchmarks import bench_growth
 from scripts.benchmarks.bench_growth import THEORY, VALUES, WAYS, growth, measure, slope
 from scripts.benchmarks.growth_layers import Shape, video_bytes
-from sdattn.hooks.running_sums import RunningSum
+from sdattn.keep.running_sums import RunningSum
 
 TINY = Shape(side=64, tokens=8, images=2)
 

@@ -1,0 +1,127 @@
+"""`StoreSteps`: passes of a model as steps of a store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ..attention.controlled import LayerController
+from ..errors import RunError
+from ..follow.drawn import DrawnPrompts
+from ..follow.pass_options import Guidance
+from ..follow.text_watch import RepeatedCalls, TextsOfRun
+from ..models.crops import Crop
+from ..models.denoiser_call import Size
+from ..models.layers import PLACES, Place
+from .step_maps import StepMaps
+
+
+class StoreSteps(StepMaps, LayerController):
+    """Maps by step, told by whoever follows the model where runs, passes and steps begin and end.
+
+    :class:`sdattn.AttentionStore` lists its attributes.
+    """
+
+    attachment: Any = None  # to the model that it follows, if it was attached to one
+
+    def __init__(
+        self,
+        guidance: Guidance | None,
+        max_queries: int,
+        kinds: Sequence[str] | None,
+        keep_steps: bool,
+        save_global_store: bool | None,
+    ):
+        self.guidance = guidance
+        self.num_att_layers = -1
+        self._num_uncond = -1
+        self.repeats = RepeatedCalls()  # passes outside of a pipeline's call
+        super().__init__(max_queries, kinds, keep_steps, save_global_store)
+
+    def reset(self) -> None:
+        """Forget all maps and steps."""
+        super().reset()
+        self.cur_att_layer = 0
+        self.num_att_layers = self.num_att_layers or -1
+        self.levels: int | None = None
+        self.images: int | None = None
+        self.drawn: DrawnPrompts | None = None
+        self.crop: Crop | None = None
+        self.texts = TextsOfRun()
+        self._batch: int | None = None  # rows of the pass
+        self._prompts: slice | None = None  # the prompts' among them
+        self._guess: str | None = None  # warning still to be given
+        self._is_second_pass = False
+        if self.attachment is not None:
+            self.attachment.forget()
+
+    @property
+    def num_uncond_att_layers(self) -> int:
+        """Number of calls at the start of each step for the negative prompt, which are not kept."""
+        if self._num_uncond >= 0:
+            return self._num_uncond
+        return max(self.num_att_layers, 0) if self.guidance == "passes" else 0
+
+    @num_uncond_att_layers.setter
+    def num_uncond_att_layers(self, calls: int) -> None:
+        self._num_uncond = calls
+
+    def begin_run(self) -> None:
+        """Note that a run begins, for a registered store: two are told when their mean is read."""
+        if self.cur_step and self.save_global_store is None:
+            self._guess = (
+                f"This {type(self).__name__} holds several runs, and what is read is their mean. "
+                "Call reset() between them, or use a new store for each."
+            )
+
+    def begin_pass(
+        self,
+        batch: int,
+        latent_size: Size,
+        levels: int,
+        prompts: slice | None = None,
+        places: Sequence[Place] = PLACES,
+    ) -> None:
+        """Begin a pass of the model, with a latent of (rows, cols), before its layers call;
+        ``prompts`` are the prompts' rows, if a pipeline knows them."""
+        before, size = self.latent_size, (latent_size[0], latent_size[1])
+        if self.cur_step and before not in (None, size):
+            self.reset()
+            self.note(
+                f"the latent was {before} at first and {size} later. Call store.reset() "
+                "between runs."
+            )
+        self.latent_size = size
+        self.levels = levels
+        self.places = tuple(places)
+        self._batch = batch
+        self._prompts = prompts
+        if not self._is_second_pass:  # an earlier pass may have broken off
+            self.cur_att_layer = 0 if self.attachment is not None else self.cur_att_layer
+            self.empty_step()
+
+    def end_pass(self, calls: int) -> None:
+        """End a pass of the attached model, and the step of which it is the last."""
+        self.num_att_layers = calls
+        if self.num_uncond_att_layers and not self._is_second_pass:
+            self._is_second_pass = True
+            return
+        self._end_step()
+        self.step_store.update(self._last_step)  # as in a store that is alone
+
+    def pass_over(self, why: str) -> None:
+        """Remember a call that cannot be looked at; raise RuntimeError if :meth:`forward` may
+        edit."""
+        self.note(why)
+        self._refuse_edits(why)
+
+    def _refuse_edits(self, why: str) -> None:
+        if getattr(self.forward, "__func__", None) is not StepMaps.forward:
+            raise RunError(f"A {type(self).__name__} may edit attention, but cannot here: {why}")
+
+    def _end_step(self) -> None:
+        self.cur_att_layer = 0
+        self._is_second_pass = False
+        self.cur_step += 1
+        self.between_steps()
+        self.empty_step()

@@ -1,0 +1,227 @@
+"""Texts of a run: the texts in the pipeline's call, and the tokens that its encoders got.
+
+Each text encoder gets a forward pre-hook that copies the token ids on their device, without
+waiting. Tokenizers lose case and spaces, so the texts are read from the pipeline's call. Both are
+compared with a prompt only when heatmaps are asked for.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from threading import get_ident
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..errors import InvalidValueError
+from ..models.crops import Crop, crop_in
+from ..models.guidance import Branch
+from ..models.layers import Denoiser
+from ..models.running_call import running_call, running_variables
+from ..prompts.tokens import Prompt
+from .installer import Installation
+
+_NAMES: dict[Branch, str] = {"conditional": "prompt", "unconditional": "negative prompt"}
+
+
+@dataclass(frozen=True, eq=False)
+class DrawnPrompts:
+    """Prompts of one run, and its negative prompts if they were encoded.
+
+    Attributes:
+        texts: for each guidance branch its texts, one per prompt, as typed.
+        ids: for each branch the tokens of each text encoder, by the encoder's name in the pipeline,
+            in the order of names: integers ``[texts, length]``.
+        options: arguments of the call that decide what the text encoders get, see
+            :attr:`sdattn.models.Family.text_options`.
+        pipeline: pipeline that ran; None once it is gone. It is neither kept alive nor pickled.
+    """
+
+    texts: Mapping[Branch, tuple[str, ...]]
+    ids: Mapping[Branch, Mapping[str, Tensor]]
+    options: Mapping[str, Any]
+    _pipeline: Callable[[], Any] = field(repr=False)
+
+    @property
+    def pipeline(self) -> Any:
+        return self._pipeline()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**vars(self), "_pipeline": _gone}
+
+    def check(self, branches: Sequence[Branch], prompts: Sequence[Prompt]) -> None:
+        """Refuse prompts that the images were not drawn from.
+
+        Args:
+            branches: guidance branch of each image.
+            prompts: each for the same number of consecutive images; labels are not checked.
+
+        Raises:
+            ValueError: a text encoder got other tokens than the prompt of an image has.
+        """
+        for i, branch, number in self._pairs(branches, len(prompts)):
+            got = {name: ids[number].tolist() for name, ids in self.ids[branch].items()}
+            unread = iter(got.values())  # the encoders that give columns are asked in their order
+            # Each list of tokens must be what one of the encoders got, in the order of the
+            # encoders; some encoders give no columns and are passed over.
+            if all(any(_same(tokens, ids) for ids in unread) for tokens in prompts[i].encoded):
+                continue
+            self._refuse_another(prompts[i].text, branch, number)
+            raise InvalidValueError(
+                f"The {_NAMES[branch]} {prompts[i].text!r} was drawn, but read with this pipeline "
+                f"and these options it becomes other tokens than {' and '.join(got)} got. Pass the "
+                "pipeline that ran and the options of its call that change what is read, or "
+                "labels, e.g. {'cat': [2]}."
+            )
+
+    def check_texts(self, branches: Sequence[Branch], texts: Sequence[Any]) -> None:
+        """Raise ValueError for texts that could not be read, if other texts were drawn."""
+        for i, branch, number in self._pairs(branches, len(texts)):
+            if isinstance(texts[i], str):
+                self._refuse_another(texts[i], branch, number)
+
+    def _pairs(self, branches: Sequence[Branch], prompts: int) -> list[tuple[int, Branch, int]]:
+        """Return (number of a prompt, branch, number of the text that it must match)."""
+        each = len(branches) // prompts
+        pairs = set()
+        for branch, texts in self.texts.items():
+            images = [i for i, side in enumerate(branches) if side == branch]
+            drawn_each, rest = divmod(len(images), len(texts))
+            if drawn_each and not rest:
+                pairs |= {(i // each, branch, n // drawn_each) for n, i in enumerate(images)}
+        return sorted(pairs)
+
+    def _refuse_another(self, text: str, branch: Branch, number: int) -> None:
+        what = _NAMES[branch]
+        drawn = self.texts[branch][number]
+        if text != drawn:
+            raise InvalidValueError(
+                f"Asked for the heatmaps of {text!r}, but the {what} of this run was {drawn!r}, so "
+                f"the words would get each other's maps. Pass the {what} that was drawn, or leave "
+                "it out."
+            )
+
+
+def _gone() -> None:
+    """Stand in for a reference to a pipeline that is gone."""
+
+
+def _same(tokens: Sequence[int], got: Sequence[int]) -> bool:
+    """Check whether an encoder got these tokens, followed by nothing but padding."""
+    return list(got[: len(tokens)]) == list(tokens) and len(set(got[len(tokens) :])) <= 1
+
+
+@dataclass
+class _Heard:
+    """Tokens that each text encoder got within one call of the pipeline, call by call."""
+
+    call: object
+    ids: dict[str, list[Tensor]] = field(default_factory=dict)
+
+
+class PromptWatch:
+    """Listener to a pipeline's text encoders, which knows the prompts of a run.
+
+    They are unknown if text states were passed (``prompt_embeds``), if a pipeline calls its
+    encoders in its own way, or for a bare model.
+    """
+
+    def __init__(self, denoiser: Denoiser, installed: Installation):
+        pipeline = denoiser.pipeline
+        family = denoiser.family
+        self._pipeline: Callable[[], Any] = _gone if pipeline is None else weakref.ref(pipeline)
+        self._argument = family.text_argument
+        self._options = family.text_options
+        self._heard: dict[int, _Heard] = {}  # by thread, for its last call
+        for name, encoder in _text_encoders(pipeline):
+            installed.watch(encoder, self._listener(name))
+
+    def drawn(self) -> DrawnPrompts | None:
+        """Return the prompts of the running call, or None if unknown; ask before a pass."""
+        pipeline = self._pipeline()
+        heard = self._heard.get(get_ident())
+        variables = running_variables(pipeline)
+        if heard is None or variables is None or heard.call is not running_call(pipeline):
+            return None
+        given: dict[Branch, Any] = {
+            "conditional": _first_text(variables, self._argument, "prompt"),
+            "unconditional": _first_text(
+                variables, f"negative_{self._argument}", "negative_prompt"
+            ),
+        }
+        # The text behind text states that were passed in is not known.
+        if given["conditional"] is None:  # text states came in its place
+            del given["conditional"]
+        # Prompt and negative prompt, a call of each encoder for either. More calls are chunks of a
+        # long prompt, or something else of the pipeline's own.
+        if any(len(calls) > len(given) for calls in heard.ids.values()):
+            return None  # which call had which text is not known
+        texts = {}
+        ids = {}
+        most = max(map(len, heard.ids.values()), default=0)
+        for number, (branch, text) in enumerate(islice(given.items(), most)):
+            # The prompts are encoded first. What an encoder got that is not called for every text
+            # (ByT5, for quoted text alone) may be of either branch.
+            own = {name: calls[min(number, len(calls) - 1)] for name, calls in heard.ids.items()}
+            rows = _text_of_each_row("" if text is None else text, list(own.values()))
+            if rows is not None:
+                texts[branch] = rows
+                ids[branch] = own
+        options = {name: variables[name] for name in self._options if name in variables}
+        options = {name: value for name, value in options.items() if value is not None}
+        return DrawnPrompts(texts, ids, options, self._pipeline) if texts else None
+
+    def crop(self) -> Crop | None:
+        return running_crop(self._pipeline())
+
+    def _listener(self, encoder: str) -> Callable[..., None]:
+        """Return the forward pre-hook of a text encoder."""
+
+        def hear(_model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+            ids = kwargs.get("input_ids", *args[:1])
+            call = running_call(self._pipeline())
+            if call is None or not isinstance(ids, Tensor) or ids.ndim != 2:
+                return  # called by hand, or with embeddings
+            heard = self._heard.get(get_ident())
+            if heard is None or heard.call is not call:
+                heard = self._heard[get_ident()] = _Heard(call)
+            heard.ids.setdefault(encoder, []).append(ids.detach().clone())
+
+        return hear
+
+
+def running_crop(pipeline: Any) -> Crop | None:
+    """Return the part of the image that a pipeline's running call draws, or None for all of it."""
+    return crop_in(pipeline, running_variables(pipeline))
+
+
+def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
+    """Return the text encoders with their names, in order, but none that a hook would recompile."""
+    parts = getattr(pipeline, "__dict__", {}).items()
+    return sorted(
+        (name, part)
+        for name, part in parts
+        if name.startswith("text_encoder")
+        and isinstance(part, nn.Module)
+        and vars(part).get("_compiled_call_impl") is None
+    )
+
+
+def _first_text(variables: Mapping[str, Any], *names: str) -> Any:
+    """Return the first of these variables that holds text, else the last one's value."""
+    values = [variables.get(name) for name in names]
+    return next((v for v in values if isinstance(v, (str, list, tuple)) and v), values[-1])
+
+
+def _text_of_each_row(text: Any, ids: Sequence[Tensor]) -> tuple[str, ...] | None:
+    """Return the text of each row that the encoders got, or None if it is not known."""
+    rows = {len(tokens) for tokens in ids}
+    if len(rows) != 1:
+        return None
+    texts = (text,) * min(rows) if isinstance(text, str) else text
+    if not isinstance(texts, (list, tuple)) or not all(isinstance(one, str) for one in texts):
+        return None
+    return tuple(texts) if len(texts) == min(rows) else None

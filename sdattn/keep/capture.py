@@ -1,0 +1,142 @@
+"""`watch_model()`: install the observing processors, watch the model run, restore everything."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing, contextmanager
+from threading import get_ident
+from typing import Any, TypeVar
+
+import torch
+
+from ..attention.device_copies import DeviceCopies
+from ..errors import InvalidValueError, OptionError
+from ..follow.capture_warnings import (
+    RunWarnings,
+    stopped_of,
+)
+from ..follow.drawn import PromptWatch
+from ..follow.follower import Follower
+from ..follow.installer import Installation
+from ..follow.pass_options import Guidance
+from ..follow.pass_reader import PassReader
+from ..look.joint_checks import check_backends, check_ways
+from ..look.other_text import asked_layers
+from ..look.refined import Spreading, spreading_layers
+from ..look.text_stream import TextStream
+from ..models.layers import (
+    AttentionLayer,
+    Denoiser,
+    LayerSelection,
+    checked_kinds,
+    find_denoiser,
+    select_layers,
+    unwrapped,
+)
+from .budget import Budget
+from .keep import Keep
+from .map_store import CapturedMaps
+from .watch import Watch
+
+Store = TypeVar("Store", bound=CapturedMaps)
+
+
+@contextmanager
+def watch_model(
+    target: Any,
+    store_class: Callable[[Sequence[AttentionLayer], Keep], Store],
+    keep: Keep,
+    *,
+    layers: LayerSelection,
+    kinds: Sequence[str],
+    branch: str,
+    guidance: Guidance | None,
+    text_states: torch.Tensor | None,
+    latent_size: tuple[int, int] | None,
+    step_call: int | None = None,
+    max_bytes: int | Budget | None = None,
+) -> Iterator[Store]:
+    """Watch a model while it runs and yield the store, see :func:`sdattn.capture`.
+
+    Args:
+        target: pipeline or its model.
+        store_class: class of the store.
+        keep: steps, heads, columns and frames to keep.
+        layers, kinds, branch, guidance, text_states, latent_size, step_call: as for
+            :func:`sdattn.capture`.
+        max_bytes: likewise, or a budget that several captures share.
+    """
+    # All that cannot be is refused here, before anything is put into the model.
+    denoiser = find_denoiser(target)
+    budget = Budget.of(max_bytes)
+    _check(denoiser, keep)
+    found = every = denoiser.layers
+    if text_states is not None:
+        found = list(filter(asked_layers(denoiser, text_states, kinds), every))
+    keep.queries.check(text_states=text_states is not None)
+    if not keep.queries.usual:
+        kinds = checked_kinds(kinds, keep.queries.kinds)
+    chosen = select_layers(found, layers, kinds)
+    check_backends(chosen)
+    check_ways(denoiser, chosen, "self" if keep.refine else None, keep.space)
+    store = store_class(spreading_layers(chosen, keep.depth), keep)
+    store.step_call = step_call
+    reader = PassReader(
+        denoiser,
+        branch,
+        guidance,
+        latent_size,
+        counts_gradients=keep.grad,
+        frames=keep.frames,
+        step_call=step_call,
+    )
+    other = denoiser.stands_in
+    twins = [] if other is None else denoiser.family.find_layers(unwrapped(other))
+    # a user may replace any of them
+    with Installation([*every, *twins]) as installed:
+        follower = Follower(denoiser, reader, installed, thread=get_ident())
+        asked = None if text_states is None else DeviceCopies(text_states)
+        prompts = PromptWatch(denoiser, installed) if asked is None else None
+        warns = RunWarnings(denoiser, branch, follower.strays)
+        watch = Watch(follower, installed, store, (layers, kinds), asked, prompts, warns, budget)
+        follower.subscribe(watch)
+        if asked is not None and any(layer.kind == "joint" for layer in found):
+            watch.stream = TextStream(denoiser, asked, keep.grad)
+            watch.stream.follow(installed, found)
+        if keep.refine:
+            watch.spreading = Spreading(is_part=len(store.layers) < len(chosen))
+            store.watch_text(chosen, watch.spreading)
+        if budget is not None:
+            budget.stores.append(watch.expected)
+        with closing(watch):
+            watch.begin(denoiser.model, chosen)
+            if other is not None:
+                names = {layer.name for layer in chosen}
+                watch.begin(other, [twin for twin in twins if twin.name in names])
+            # The model runs in the caller's block.
+            yield store
+            watch.check()
+    store.has_no_guidance = reader.watch is not None and reader.watch.may_never_act
+    store.stopped = stopped_of(denoiser.pipeline, store) if watch.may_stop else None
+    watch.warns.refuse_strays(store)
+    if store.checks_itself:
+        if store.stopped is not None:
+            store.stopped.tell()
+        store.check()
+    watch.warns.tell()
+
+
+def _check(denoiser: Denoiser, keep: Keep) -> None:
+    """Raise ValueError for parts of a run that this model cannot have."""
+    if keep.steps.part is not None and denoiser.pipeline is None:
+        raise InvalidValueError(
+            f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
+            "its pipeline. Pass indices, or the pipeline."
+        )
+    if keep.grad and getattr(denoiser.model, "is_gradient_checkpointing", False):
+        raise OptionError(
+            "grad",
+            True,
+            "with gradient checkpointing, torch runs each layer again in backward(), where its "
+            "maps are not recorded. Call disable_gradient_checkpointing() on the model before.",
+        )

@@ -1,0 +1,31 @@
+"""`TextOnly`: layers that contribute their attention to the text, and whose maps are not kept."""
+
+from __future__ import annotations
+
+from typing import cast
+
+from ..follow.passes import Pass
+from ..look.attended import Attended
+from ..look.refined import Spreading
+from ..models.layers import AttentionLayer
+from .keep import Keep
+from .running_sums import RunningSum
+
+
+class TextOnly(RunningSum):
+    """Hand what one layer pays to the text to the layers that spread it, and hold nothing.
+
+    Args:
+        spreading: shared by all layers of the capture.
+    """
+
+    def __init__(self, layer: AttentionLayer, keep: Keep, spreading: Spreading):
+        super().__init__(layer, keep)
+        self.spreading = spreading
+
+    def add(self, attended: Attended) -> None:
+        running = cast(Pass, self.running)
+        self._check_call(attended.cells, running)
+        columns = self._columns(attended)
+        self.spreading.add_text(attended.add_to(None, columns) / attended.heads)
+        self.seen.append(running)

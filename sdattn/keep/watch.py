@@ -1,0 +1,247 @@
+"""`Watch`: the observers that a running capture installs, and what they pass to its store."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..attention.device_copies import DeviceCopies
+from ..errors import warn
+from ..follow.capture_warnings import (
+    RunWarnings,
+    may_stop,
+    warn_of_image_prompts,
+    warn_of_running_eagerly,
+)
+from ..follow.drawn import PromptWatch, running_crop
+from ..follow.follower import Follower, Subscriber
+from ..follow.installer import Installation
+from ..follow.pass_reader import PassReader
+from ..follow.passes import CaptureError, CaptureWarning, Pass
+from ..look.joint import JointLook
+from ..look.joint_checks import check_backends
+from ..look.other_text import OtherTextLook
+from ..look.output_space import check_frames
+from ..look.refined import Spreading
+from ..look.sources import see
+from ..look.text_stream import TextStream
+from ..models.denoiser_call import is_compiled
+from ..models.layers import (
+    AttentionLayer,
+    LayerSelection,
+    select_layers,
+)
+from .budget import Budget, warn_of_much
+from .expected import Expected
+from .map_store import CapturedMaps
+from .recorders import Recorders, can_record
+
+if TYPE_CHECKING:
+    from ..look.observers import Look, ObservingProcessor
+
+
+@dataclass(eq=False)
+class Watch(Subscriber):
+    """Running capture: the observers that it installs, and the results that they pass to the
+    store."""
+
+    follower: Follower
+    installed: Installation
+    store: CapturedMaps
+    selection: tuple[LayerSelection, Sequence[str]]
+    text_states: DeviceCopies | None
+    prompts: PromptWatch | None  # None where the maps are of another text
+    warns: RunWarnings
+    budget: Budget | None
+    observers: list[tuple[AttentionLayer, ObservingProcessor]] = field(default_factory=list)
+    recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
+    stream: TextStream | None = None  # of another text in joint attention
+    may_stop: bool = False
+    spreading: Spreading | None = None  # of joint attention that is refined
+
+    @property
+    def passes(self) -> PassReader:
+        return self.follower.passes
+
+    def begin(self, model: Any, layers: Sequence[AttentionLayer]) -> None:
+        """Install observers in a model's layers, and warn of anything that users may not expect.
+
+        A second model's layers fill the maps of the first one's, by name.
+        """
+        compiled = is_compiled(model)
+        if compiled and self.text_states is None and can_record(model, layers, self.store.keep):
+            self.recorders.put(self.installed, model, layers)
+        else:
+            if self.installed.run_eagerly(model):
+                warn_of_running_eagerly(model)
+            for layer in layers:
+                self.install(layer)
+        warn_of_image_prompts(layers)
+        self.follower.follow(model)
+
+    def install(self, layer: AttentionLayer) -> None:
+        from ..look.observers import (
+            observing,  # torch's compiler comes with it, which takes seconds
+        )
+
+        inner = layer.module.processor
+        layer_sum = self.store.sums[layer.name]
+        look: Look = see
+        if layer.kind == "joint":
+            passes = self.passes
+            keep = self.store.keep
+            spreading = None if layer in self.store.text_only else self.spreading
+            look = JointLook(
+                passes.spans,
+                spreading,
+                space=keep.space,
+                queries=keep.queries,
+                frames=passes.frames,
+            )
+        elif self.text_states is not None:
+            look = OtherTextLook(self.text_states, self.passes.frame_rows)
+        observer = observing(inner, layer_sum.take, look, layer_sum.wanted)
+        observer.stream = self.stream
+        observer.is_self = layer.kind == "self"
+        for former, old in self.observers:
+            if former is layer:  # it may have been set again since, and come to lie inside
+                old.end()
+        self.recorders.forget(layer)
+        self.observers.append((layer, observer))
+        self.installed.put(layer, observer)
+
+    def close(self) -> None:
+        """Release everything, so that the maps go with the store and not with the next garbage
+        collection."""
+        for _, observer in self.observers:
+            observer.end()  # it would hold this watch, and the watch the store
+        self.observers.clear()
+        self.recorders.close()
+        if self.budget is not None:
+            self.budget.stores.clear()  # which hold watches
+
+    def check(self) -> None:
+        """Raise for problems that users' own processors had after their first call, and warn of
+        branches in turn. This is read at the end, so that the device did not wait while the model
+        ran."""
+        self.recorders.check()
+        if missing := self.passes.steps_without():
+            number = self.store.step_call
+            self.store.problem = (
+                f"{missing} step(s) had too few calls of the model for one branch, and "
+                f"step_call={number} leaves them out. Pass a smaller number."
+            )
+        for layer, observer in self.observers:
+            for problem, times in observer.noted.items():
+                if times > 1:
+                    raise CaptureError(f"{layer.name}: {problem}")
+            if self.store.keep.queries.cells is not None:
+                self.store.sums[layer.name].check_owners()
+
+    def begin_run(self, first: Pass) -> None:
+        if self.passes.runs < 2:
+            return
+        if getattr(self.passes.pipeline, "free_init_enabled", False):
+            raise CaptureError(
+                "FreeInit runs the whole schedule several times, which would mix the maps of all. "
+                "Call pipe.disable_free_init(), or capture(pipe.unet)."
+            )
+        raise CaptureError(
+            "A second run of the pipeline began inside one capture(), which would mix the maps of "
+            "two images. Enter capture() once for each run."
+        )
+
+    def begin_pass(self, begun: Pass) -> None:
+        self.store.end_pass()  # one that an error broke off
+        self._notice_swaps()
+        if self.stream is not None:
+            self.stream.begin(begun.rows or None)
+        self.warns.note(begun, self.passes)
+        if begun.again and self.store.step_call is None:
+            self.store.problem = (
+                f"{self.follower.step_calls} Say which counts, from 0: capture(pipe, step_call=0)."
+            )
+        if not self.store.passes:
+            self._look_at_the_run()
+        if begun.again:  # it may have other shapes
+            self.recorders.rest()
+        if not begun.rows:  # of another branch, in its own call, or another call of the step
+            self.store.skipped += 1
+            return
+        if self.text_states is not None:
+            begun.n_text = self.text_states.own.shape[1]
+        self._begin_kept(begun)
+
+    def end_pass(self, ended: Pass) -> None:
+        if self.passes.call is not None:
+            self.recorders.end(self.store)
+        # Layers that run later are rerun for a gradient (checkpointing), and ignored.
+        self.passes.call = None
+        self.store.end_pass()
+
+    def stray(self, call: Pass) -> None:
+        self.store.end_pass()
+        if self.stream is not None:
+            self.stream.begin(None)
+        self.recorders.rest()
+
+    def _look_at_the_run(self) -> None:
+        """Read, in a first pass, the pipeline's facts about the whole run."""
+        check_backends(self.store.watched)  # one may have been chosen inside
+        if self.prompts is not None:
+            self.store.drawn = self.prompts.drawn()
+        pipeline = self.passes.pipeline
+        self.store.crop = running_crop(pipeline)
+        self.may_stop = may_stop(pipeline)
+
+    def _begin_kept(self, begun: Pass) -> None:
+        check_frames(self.store.keep.space, begun.latent_size)
+        is_first = not self.store.passes
+        call = self.passes.call
+        if is_first:  # resolutions are known only now
+            self.store.choose(self.selection, begun.latent_size)
+        self.store.begin_pass(begun)
+        if self.spreading is not None:
+            self.spreading.begin_pass()
+        if is_first and call is not None:
+            self._foresee(begun, begun.n_text + call.n_image)
+        if call is not None and call.text is not None:
+            self.recorders.begin(self.store.layers, begun, call.text.device)
+
+    def _foresee(self, begun: Pass, columns: int) -> None:
+        """Warn of much memory, or refuse more than the budget allows."""
+        passes = None if begun.schedule is None else len(begun.schedule)
+        if self.budget is not None:
+            self.budget.check_known(self.store.keep, begun.latent_size, passes)
+        if begun.latent_size is None:
+            return  # how many queries a mere sequence has is not known before its layers run
+        if self.text_states is not None:
+            columns = self.store.n_text or 0
+        expected = self.store.foresee(columns, passes or 1)
+        if self.budget is None:
+            warn_of_much(expected)
+        else:
+            self.budget.check([store(expected) for store in self.budget.stores])
+
+    def expected(self, run: Expected) -> Expected:
+        """Return what the store will hold in a run of which another store knows what it will."""
+        store = self.store
+        own = self.text_states
+        part = self.budget.part if self.budget else ""
+        columns = run.columns if own is None else own.own.shape[1]
+        layers = select_layers(store.layers, *self.selection, run.latent_size)
+        return replace(run, keep=store.keep, layers=layers, columns=columns, part=part)
+
+    def _notice_swaps(self) -> None:
+        swapped = [pair for pair in self.installed.replaced() if pair[0] in self.store.watched]
+        for layer, _ in swapped:
+            self.install(layer)
+        if swapped:
+            names = [f"{layer.name} ({type(new).__name__})" for layer, new in swapped]
+            warn(
+                f"{len(swapped)} attention processors were replaced inside capture(); the new ones "
+                "are watched from here on and those from before come back at the end: "
+                + ", ".join(names[:3]),
+                CaptureWarning,
+            )

@@ -1,0 +1,295 @@
+"""`Attended`: what one call of an attention layer attended to, computed on demand.
+
+A faster kernel is one more subclass, with ``of``, ``probs`` and perhaps an ``add_to`` of its own.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from ..attention import attention_probs, plain
+from ..attention.calls import ALL, AttentionCall, Rows, chosen_rows, row_index
+from ..attention.device_copies import DeviceCopies, chosen
+from ..attention.recording import add_softmax, logsumexp, record_share
+from ..errors import RunError
+
+Columns = Sequence[int] | None  # keys; None for all
+PART = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
+FEW = 512  # keys up to which one softmax is made if the kernel gives no logsumexp
+
+
+class Attended(ABC):
+    """The attention of one call of one layer: its rows, heads, N queries and T key columns."""
+
+    def __init__(self, batch: int, heads: int, cells: int, keys: int):
+        self.batch = batch
+        self.heads = heads
+        self.cells = cells
+        self.keys = keys
+        # of self-attention: how far each row's keys are from every row's own
+        self.rows_apart: Mapping[str, Tensor] = {}
+
+    @abstractmethod
+    def of_rows(self, rows: Rows) -> Attended:
+        """Return the same for some rows of the batch: a slice, or their numbers."""
+
+    @abstractmethod
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        """Return the probabilities of some heads and columns, float32 ``[batch, heads, N, T]``, in
+        a new tensor; the softmax is over all keys."""
+
+    def of_queries(self, queries: Columns) -> Attended:
+        """Return the same for some queries, None for all."""
+        kind = type(self).__name__
+        raise RunError(f"{kind} shows no single queries. Leave this layer out (layers=…).")
+
+    def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
+        """Return the same attention among some keys of each image only: bool ``kept`` ``[B, 1, 1,
+        T]``; ``columns`` is the union over the images."""
+        return AmongKeys(self, kept)
+
+    def every_head(self, columns: Columns) -> Tensor:
+        first, *more = self._parts(columns)
+        return torch.cat([first, *more], dim=1) if more else first
+
+    def head_sums(self, columns: Columns) -> Iterator[Tensor]:
+        """Yield sums over some heads each, float32 ``[batch, N, T]``; together, over all heads."""
+        for part in self._parts(columns):
+            yield part.sum(1)
+
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        """Add the sum over heads to ``total`` in place, float32 ``[batch, N, T]``, without
+        gradient, and return it; None makes a new tensor."""
+        for part in self.head_sums(columns):
+            total = part if total is None else total.add_(part)
+        assert total is not None
+        return total
+
+    def _parts(self, columns: Columns) -> Iterator[Tensor]:
+        step = max(1, PART // (self.batch * self.cells * self.keys))
+        for start in range(0, self.heads, step):
+            yield self.probs(slice(start, min(start + step, self.heads)), columns)
+
+
+def chosen_columns(probs: Tensor, columns: Columns, dim: int = -1) -> Tensor:
+    return probs if columns is None else chosen(probs, dim, tuple(columns))
+
+
+def new_sums(attended: Attended, like: Tensor, columns: Columns) -> Tensor:
+    """Return zeros for :meth:`Attended.add_to` to add to, on the device of ``like``."""
+    width = attended.keys if columns is None else len(columns)
+    shape = attended.batch, attended.cells, width
+    return torch.zeros(shape, dtype=torch.float32, device=like.device)
+
+
+def addend(mask: Tensor | None) -> Tensor | None:
+    """Return a mask as an addend to the scores; in a bool mask, True takes part."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
+
+
+class GivenProbs(Attended):
+    """Probabilities ``[B, heads, N, T]`` that were made, any dtype; what is returned is a copy."""
+
+    def __init__(self, given: Tensor):
+        super().__init__(*given.shape)
+        self.given = given
+
+    def of_rows(self, rows: Rows) -> Attended:
+        return GivenProbs(chosen_rows(self.given, rows))
+
+    def of_queries(self, queries: Columns) -> Attended:
+        return GivenProbs(chosen_columns(self.given, queries, dim=2))
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        return chosen_columns(self.given[:, heads].to(torch.float32, copy=True), columns)
+
+
+class Softmax(Attended):
+    """The softmax of a call's query and key, ``[B, heads, ...]`` with a mask of four axes; ``keys``
+    are the ones shown, out of all that it is over."""
+
+    def __init__(self, call: AttentionCall, keys: slice = ALL):
+        batch, heads, cells, every = call.shape
+        first, last, _ = keys.indices(every)
+        super().__init__(batch, heads, cells, last - first)
+        self.call = call
+        self.shown = slice(first, last)
+        self._shows_all = last - first == every
+        self.scale = 1 / math.sqrt(call.query.shape[-1]) if call.scale is None else call.scale
+
+    def of_rows(self, rows: Rows) -> Attended:
+        return Softmax(self.call.of_rows(rows), self.shown)
+
+    def of_queries(self, queries: Columns) -> Attended:
+        some = ALL if queries is None else tuple(queries)
+        return Softmax(self.call.between(some), self.shown)
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        call = self.call
+        mask = addend(self.call.mask)
+        query = call.query[:, heads].float()
+        key = call.key[:, heads]
+        mask = mask if mask is None or mask.shape[1] == 1 else mask[:, heads]
+        if call.logsumexp is None and self._shows_all:
+            probs = attention_probs(query, key.float(), mask, scale=self.scale)
+            return chosen_columns(probs, columns)
+        # The operation in _of_rows has no gradient; if one is wanted, torch's own computes it.
+        if call.logsumexp is None and self._has_graph:
+            of_rows = plain.logsumexp(query, key, mask, self.scale)
+        else:
+            of_rows = self._of_rows[:, heads]
+        shown = chosen_columns(key[:, :, self.shown], columns, dim=2)
+        scores = query @ (shown.float() * self.scale).mT
+        if mask is not None:
+            scores += chosen_columns(mask[..., self.shown], columns)
+        return scores.sub_(of_rows.unsqueeze(-1)).exp_()
+
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        call = self.call
+        mask = addend(self.call.mask)
+        total = new_sums(self, call.query, columns) if total is None else total
+        # One softmax over all keys is cheaper than a logsumexp and then each share.
+        if call.logsumexp is None and (self._shows_all or call.key.shape[2] <= FEW):
+            if not self._shows_all:  # columns of the keys that are shown
+                shown = range(self.shown.start, self.shown.stop)
+                columns = list(shown) if columns is None else [shown[c] for c in columns]
+            add_softmax(total, call.query, call.key, mask, self.scale, columns)
+            return total
+        # Many: exp(scores - logsumexp) for the shown keys only.
+        key = call.key[:, :, self.shown]
+        mask = mask if mask is None else mask[..., self.shown]
+        record_share(total, call.query, key, mask, self.scale, self._of_rows, columns)
+        return total
+
+    @cached_property
+    def _of_rows(self) -> Tensor:
+        """The logsumexp ``[B, heads, N]``, computed if the kernel did not give it."""
+        call = self.call
+        if call.logsumexp is not None:
+            return call.logsumexp
+        return logsumexp(call.query, call.key, addend(call.mask), self.scale)
+
+    @property
+    def _has_graph(self) -> bool:
+        call = self.call
+        return torch.is_grad_enabled() and (call.query.requires_grad or call.key.requires_grad)
+
+
+def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> Attended:
+    """Return the attention of some queries to some keys; the softmax is over all."""
+    if call.probs is not None:
+        return GivenProbs(call.probs[:, :, queries, keys])
+    return Softmax(call.between(queries), keys)
+
+
+def without_padding(call: AttentionCall, queries: slice, kept: DeviceCopies) -> AttentionCall:
+    """Return a call of some queries; those not ``kept``, bool ``[B, 1, 1, N]``, have zero
+    attention: exp(scores - inf)."""
+    some = call.between(queries)
+    if some.logsumexp is None:
+        scale = 1 / math.sqrt(some.query.shape[-1]) if some.scale is None else some.scale
+        some.logsumexp = plain.logsumexp(some.query, some.key, addend(some.mask), scale)
+    padding = ~kept.on(some.query.device)[:, 0]
+    some.logsumexp = some.logsumexp.masked_fill(padding, math.inf)
+    return some
+
+
+class SideBySide(Attended):
+    """Several attentions of the same queries, key after key; n means n keys with zero attention."""
+
+    def __init__(self, first: Attended, others: Sequence[Attended | int]):
+        more = sum(other if isinstance(other, int) else other.keys for other in others)
+        super().__init__(first.batch, first.heads, first.cells, first.keys + more)
+        self.first = first
+        self.others = others
+
+    def of_rows(self, rows: Rows) -> Attended:
+        others = [other if isinstance(other, int) else other.of_rows(rows) for other in self.others]
+        return SideBySide(self.first.of_rows(rows), others)
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        parts = [self.first.probs(heads, None)]
+        for other in self.others:
+            if isinstance(other, int):
+                parts.append(parts[0].new_zeros((*parts[0].shape[:-1], other)))
+            else:
+                parts.append(other.probs(heads, None))
+        return chosen_columns(torch.cat(parts, dim=-1), columns)
+
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        # If only a prompt's words are kept, nothing need be joined.
+        if columns is not None and all(column < self.first.keys for column in columns):
+            return self.first.add_to(total, columns)
+        return super().add_to(total, columns)
+
+
+class Turned(Attended):
+    """Attention turned round: the keys are its cells, and each query is a column."""
+
+    def __init__(self, looks: Attended):
+        super().__init__(looks.batch, looks.heads, looks.keys, looks.cells)
+        self.looks = looks
+
+    def of_rows(self, rows: Rows) -> Attended:
+        return Turned(self.looks.of_rows(rows))
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        return self.looks.of_queries(columns).probs(heads, None).mT
+
+
+class FramesTogether(Attended):
+    """A video whose ``frames`` are rows of the batch, as one row: its cells, frame by frame."""
+
+    def __init__(self, single: Attended, frames: int):
+        super().__init__(single.batch // frames, single.heads, frames * single.cells, single.keys)
+        self.single = single
+        self.frames = frames
+
+    def of_rows(self, rows: Rows) -> Attended:
+        videos = range(self.batch)[rows] if isinstance(rows, slice) else rows
+        frames = range(self.frames)
+        chosen_frames = tuple(video * self.frames + frame for video in videos for frame in frames)
+        return FramesTogether(self.single.of_rows(row_index(chosen_frames)), self.frames)
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        probs = self.single.probs(heads, columns)  # [videos*frames, heads, N, T]
+        return probs.unflatten(0, (self.batch, -1)).transpose(1, 2).flatten(2, 3)
+
+    def head_sums(self, columns: Columns) -> Iterator[Tensor]:
+        return map(self._together, self.single.head_sums(columns))
+
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        if total is not None:
+            total = total.view(self.single.batch, self.single.cells, -1)
+        return self._together(self.single.add_to(total, columns))
+
+    def _together(self, sums: Tensor) -> Tensor:
+        return sums.view(self.batch, self.cells, -1)
+
+
+class AmongKeys(Attended):
+    """The softmax over the text's ``kept`` keys, bool ``[B, 1, 1, T]``: the others' probabilities
+    are removed and the rest is divided by its sum. Image prompts stay."""
+
+    def __init__(self, whole: Attended, kept: DeviceCopies):
+        super().__init__(whole.batch, whole.heads, whole.cells, whole.keys)
+        self.whole = whole
+        self.kept = kept
+
+    def of_rows(self, rows: Rows) -> Attended:
+        return AmongKeys(self.whole.of_rows(rows), DeviceCopies(chosen_rows(self.kept.own, rows)))
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        probs = self.whole.probs(heads, None)
+        n_text = self.kept.own.shape[-1]
+        text = probs[..., :n_text] * self.kept.on(probs.device)
+        text = text / text.sum(-1, keepdim=True).clamp(min=torch.finfo(text.dtype).tiny)
+        return chosen_columns(torch.cat([text, probs[..., n_text:]], dim=-1), columns)

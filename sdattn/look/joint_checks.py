@@ -1,0 +1,196 @@
+"""Checks that what was seen in a layer of joint attention is the image's attention to its text."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from inspect import unwrap
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..attention import split_heads
+from ..attention.calls import AttentionCall
+from ..errors import OptionError, RunError
+from ..models.denoiser_call import head_count, innermost
+from ..models.layers import AttentionLayer, Denoiser, joint_spans
+from .output_space import Space
+from .row_orders import RowCalls
+from .unknown_processors import maker_in, misfit, unknown_use
+
+DISPATCH = "diffusers.models.attention_dispatch"
+# Its backends that call torch's scaled_dot_product_attention, so that they can be seen.
+SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
+
+
+def check_backends(layers: Sequence[AttentionLayer]) -> None:
+    """Raise RuntimeError, before the model runs, for a backend of joint attention that hides its
+    query and key, or spreads them over several devices."""
+    for layer in layers:
+        inner = innermost(layer.module.processor)
+        if layer.kind != "joint" or (chosen := _backend_of(inner)) is None:
+            continue
+        backend, own = chosen
+        config = getattr(inner, "_parallel_config", None)
+        spread = getattr(config, "context_parallel_config", None) is not None
+        if spread or (own and backend not in SEEN_BACKENDS):
+            name = "context parallelism" if spread else f"the attention backend {backend!r}"
+            raise RunError(
+                f"{layer.name} runs with {name}, which does not show its query and key, so what it "
+                "attends to cannot be known. Call model.set_attention_backend('native') first, or "
+                "leave joint layers out (layers=…)."
+            )
+
+
+def _backend_of(processor: Any) -> tuple[str, bool] | None:
+    """Return a processor's backend, and whether it is diffusers' own; None without a choice."""
+    dispatch = sys.modules.get(DISPATCH)
+    if dispatch is None or not hasattr(processor, "_attention_backend"):
+        return None
+    registry = dispatch._AttentionBackendRegistry
+    chosen = processor._attention_backend or registry._active_backend
+    backend = dispatch.AttentionBackendName(chosen)
+    entry = registry._backends.get(backend)
+    return backend.value, getattr(entry, "__module__", DISPATCH) == DISPATCH
+
+
+def is_diffusers_own(processor: Any) -> bool:
+    """Check that a processor, its dispatcher and its backend are all diffusers' own."""
+    call = unwrap(type(processor).__call__)
+    chosen = _backend_of(processor)
+    dispatcher = getattr(call.__globals__.get("dispatch_attention_fn"), "__module__", DISPATCH)
+    own = dispatcher == DISPATCH and (chosen is None or chosen[1])
+    return own and call.__module__.startswith("diffusers.")
+
+
+def check_ways(
+    denoiser: Denoiser, layers: Sequence[AttentionLayer], refine: str | None, space: Space
+) -> None:
+    """Refuse, before the model runs, ``refine`` and ``space`` (see :func:`sdattn.capture`) without
+    joint attention, and heads that tell frames apart in a model that makes images."""
+    kind = type(denoiser.model).__name__
+    if any(layer.kind == "joint" for layer in layers):
+        joint_spans(denoiser, 1, 1)  # refused now if it is not known
+        if space == "imap" and not denoiser.family.video:
+            text = (
+                f"it takes the heads that tell a video's frames apart, and a {kind} makes images. "
+                "Pass 'gramcol', which takes all heads."
+            )
+            raise OptionError("space", space, text)
+    elif refine or space != "attention":
+        name, value = ("refine", refine) if refine else ("space", space)
+        text = (
+            f"no layer of joint attention was chosen of this {kind}. Leave it out; see heatmaps()."
+        )
+        raise OptionError(name, value, text)
+
+
+def token_count(given: dict[str, Any]) -> int:
+    """Count the tokens of a layer's call; some models pass a single stream's tokens twice."""
+    image = given["hidden_states"]
+    text = given.get("encoder_hidden_states")
+    return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
+
+
+def own_lengths(processor: Any) -> str:
+    return (
+        f"The rows of this model's batch have texts of their own lengths, and of a "
+        f"{type(processor).__name__}, which multiplies by its own probabilities, they cannot be "
+        "told apart. Draw one prompt at a time, or call torch's scaled_dot_product_attention."
+    )
+
+
+def whole_call(calls: Sequence[AttentionCall], length: int, name: str) -> AttentionCall:
+    """Return the one call for all tokens of text and image."""
+    fitting = [call for call in calls if call.shape[2:] == (length, length)]
+    if len(fitting) != 1:
+        lengths = ["x".join(map(str, call.shape[2:])) for call in calls]
+        raise RunError(
+            f"The processor {name} called torch's "
+            f"scaled_dot_product_attention {len(fitting)} times for all of its {length} "
+            f"tokens of text and image together (in all {lengths or 'never'}), so what "
+            "it attended to cannot be known. Choose a backend that calls it, "
+            "model.set_attention_backend('native'), or leave this layer out (layers=...)."
+        )
+    check_exact(fitting[0])
+    return fitting[0].by_head(*fitting[0].shape[:2]) or fitting[0]
+
+
+def check_exact(call: AttentionCall) -> None:
+    if call.dropout:
+        raise RunError(
+            "Joint attention with dropout is not supported. Leave this layer out (layers=...)."
+        )
+
+
+def made_by(
+    calls: Sequence[AttentionCall],
+    arrived: Sequence[Tensor],
+    attn: Any,
+    given: dict[str, Any],
+    inner: Any,
+) -> AttentionCall:
+    """Return the call for all tokens that may have made what reached the output projection,
+    ``arrived`` ``[B, N, heads*d]``; ``given`` are the processor's arguments by name."""
+    heads = head_count(attn)
+    if arrived:
+        features = arrived[-1].shape[-1] // heads
+        maker = maker_in(calls, len(given["hidden_states"]), heads, token_count(given), features)
+        if maker is not None:
+            return maker
+    for call in calls:
+        check_exact(call)
+    raise RunError(unknown_use(inner))
+
+
+def check_compared(call: AttentionCall, space: Space, inner: Any) -> None:
+    """Refuse to compare by a query and key that were not seen."""
+    if call.query is None:
+        raise RunError(
+            f"space={space!r} reads the query and key of torch's scaled_dot_product_attention, and "
+            f"a {type(inner).__name__} multiplies by probabilities of its own. Set another "
+            "processor, or take space='output'."
+        )
+
+
+def fits(predicted: Tensor, arrived: Tensor) -> bool:
+    """Check whether one is the other; reads from the device."""
+    return arrived.device.type != "meta" and bool(misfit(predicted, arrived) <= 1)
+
+
+def check_order(
+    seen: AttentionCall,
+    image: slice,
+    text: slice,
+    attn: Any,
+    projected: dict[str, Tensor],
+    name: str,
+) -> None:
+    """Refuse a layer that did not put the text's values where its keys are said to be.
+
+    Values are neither normed nor rotated. Layers that get text and image joined already project
+    both at once; their order is the earlier layers'. In some models the text stream has extra
+    tokens.
+    """
+    own = projected.get("add_v_proj")
+    if own is None and "to_added_qkv" in projected:
+        own = projected["to_added_qkv"].chunk(3, dim=-1)[-1]
+    if own is None or own.device.type == "meta":
+        return
+    expected = split_heads(own, head_count(attn)).to(seen.value.dtype)  # [B, heads, T, d]
+    if text.stop - text.start < expected.shape[2]:
+        first = 0 if text.start < image.start else seen.shape[3] - expected.shape[2]
+        expected = expected[:, :, text.start - first : text.stop - first]
+    if isinstance(seen, RowCalls):  # it has only the tokens that take part
+        expected = expected * seen.taken[:, None, text, None]
+    if not torch.equal(seen.value[:, :, text], expected):
+        raise RunError(otherwise_joined(name, text))
+
+
+def otherwise_joined(name: str, text: slice) -> str:
+    return (
+        f"The processor {name} does not join text and image in the order that is known of this "
+        f"model (the text at {text.start} to {text.stop}), so which column is which token cannot "
+        "be known. Leave this layer out (layers=...)."
+    )

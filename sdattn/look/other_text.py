@@ -1,0 +1,145 @@
+"""Attention of the image to another text than its prompt.
+
+In cross-attention a layer's own projection makes keys of it (`OtherTextLook`); for joint attention
+see `text_stream`.
+
+Source: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token Optimization for
+Semantic Segmentation in Diffusion Models", section 3.2.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..attention.calls import ALL, Rows, chosen_rows
+from ..attention.device_copies import DeviceCopies
+from ..errors import InvalidTypeError, InvalidValueError, RunError
+from ..models.call_options import call_options, option_of
+from ..models.layers import AttentionLayer, Denoiser, find_denoiser, is_unet
+from .attended import Attended, Columns, softmax_of
+from .projections import projected_call
+
+if TYPE_CHECKING:
+    from .observers import ObservingProcessor as Observer
+
+
+def asked_layers(
+    denoiser: Denoiser, text_states: Tensor, kinds: Sequence[str]
+) -> Callable[[AttentionLayer], bool]:
+    """Return a check for layers that can be asked about another text: cross-attention that takes
+    the text encoder's states as they are, and joint attention in blocks with a stream for text.
+    Raise TypeError if there are none, ValueError for states that do not fit."""
+    kind, width = _asked_kind(denoiser)
+    widths = {width} if isinstance(width, int) else set(width)
+    if text_states.ndim != 3 or text_states.shape[-1] not in widths:
+        raise InvalidValueError(
+            f"text_states are {list(text_states.shape)}; this model takes [1 or images, tokens, "
+            f"{' or '.join(map(str, sorted(widths)))}]. Encode the text with its own pipeline."
+        )
+    if kind not in kinds:
+        raise InvalidValueError(f"kinds={kinds!r}: text_states work with {kind} attention.")
+    return lambda layer: layer.kind == kind and layer.place != "single"
+
+
+def _asked_kind(denoiser: Denoiser) -> tuple[str, Any]:
+    """Return the kind of layers that can be asked about another text, and its states' width."""
+    model = denoiser.model
+    if is_unet(model):
+        return "cross", model.config.cross_attention_dim
+    if denoiser.family.text_stream is not None:
+        return "joint", model.config.joint_attention_dim
+    raise InvalidTypeError(
+        f"Asked about another text in a {type(model).__name__}, which has layers of its own "
+        "between the text encoder and the attention, or pads each prompt in a way of its own. This "
+        "works with the UNets of Stable Diffusion 1, 2 and XL, Stable Diffusion 3 and FLUX."
+    )
+
+
+def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) -> Tensor:
+    """Return the model's input for a prompt, ``[1, T, width]``, by the pipeline's ``encode_prompt``
+    (TypeError without one) with its options ``clip_skip``, ``max_sequence_length`` and LoRA
+    scale."""
+    _asked_kind(find_denoiser(pipe))
+    if not hasattr(pipe, "encode_prompt"):
+        raise InvalidTypeError(
+            f"A {type(pipe).__name__} has no encode_prompt, so another text cannot be asked about. "
+            "Encode it yourself and use capture(text_states=...)."
+        )
+    given = options or {}
+    scale = (given.get("cross_attention_kwargs") or {}).get("scale")
+    known = inspect.signature(pipe.encode_prompt).parameters
+    length = "max_sequence_length"
+    # its own default may be more columns than the pipeline asks for
+    if length in known and length in call_options(pipe):
+        given = {length: option_of(pipe, given, length), **given}
+    named = {**given, "lora_scale": scale}
+    chosen = ("clip_skip", "lora_scale", length)
+    fixed: dict[str, Any] = {name: named[name] for name in chosen if named.get(name) is not None}
+    fixed |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False}
+    fixed |= {"prompt_2": None, "prompt_3": None}  # the same text for every encoder
+    fixed = {name: value for name, value in fixed.items() if name in known}
+    with torch.no_grad():
+        states: Tensor = pipe.encode_prompt(prompt=text, device=pipe._execution_device, **fixed)[0]
+    return states
+
+
+class OtherTextLook:
+    """See what the queries of a processor would attend to in another text, ``[1 or images, T,
+    width]``.
+
+    The keys are the layer's own projection, so LoRA and whatever else acts on it count. The image
+    does not depend on them. Raise RuntimeError, when called, if the processor did not call
+    ``to_q``.
+    """
+
+    def __init__(self, text_states: DeviceCopies, frame_rows: Callable[[], int] = lambda: 1):
+        self.text_states = text_states
+        self.frame_rows = frame_rows
+
+    def __call__(
+        self, observer: Observer, inner: Any, attn: Any, *args: Any, **kwargs: Any
+    ) -> tuple[Any, Attended]:
+        with observer.projected(attn, "to_q") as seen:
+            output = observer.inner(attn, *args, **kwargs)
+        if "to_q" not in seen:
+            raise RunError(
+                f"The processor {type(inner).__name__} did not call the layer's own to_q, "
+                "so what it would attend to cannot be known. Set another processor before capture, "
+                "sdattn.TorchAttnProcessor() for example."
+            )
+        return output, _OtherText(attn, seen["to_q"], self.text_states, self.frame_rows())
+
+
+class _OtherText(Attended):
+    """A layer's query ``[B, N, heads*d]``, with keys made of another text for the chosen rows."""
+
+    def __init__(self, attn: Any, query: Tensor, text_states: DeviceCopies, frame_rows: int):
+        super().__init__(len(query), attn.heads, query.shape[1], text_states.own.shape[1])
+        self.attn = attn
+        self.query = query
+        self.text_states = text_states
+        self.frame_rows = frame_rows
+
+    def of_rows(self, rows: Rows) -> Attended:
+        query = chosen_rows(self.query, rows)
+        states = self.text_states.on(query.device, query.dtype)
+        if getattr(self.attn, "norm_cross", None):
+            states = self.attn.norm_encoder_hidden_states(states)
+        key = self.attn.to_k(states)  # [1 or images, T, heads*d]
+        images = len(query) // self.frame_rows
+        if len(key) not in (1, images):
+            raise InvalidValueError(
+                f"text_states hold {len(key)} texts and the run has {images} images. Pass one "
+                "for all, or one for each."
+            )
+        if len(key) > 1:
+            key = key.repeat_interleave(self.frame_rows, 0)
+        return softmax_of(projected_call(self.attn, query, key.expand(len(query), -1, -1)))
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        return self.of_rows(ALL).probs(heads, columns)

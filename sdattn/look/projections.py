@@ -1,0 +1,139 @@
+"""Outputs of an attention layer's projections while it runs, seen by hooks that stay."""
+
+import inspect
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from threading import get_ident
+from typing import Any
+
+from torch import Tensor, nn
+
+from ..attention.calls import AttentionCall
+from ..attention.controlled import mask_by_head
+from ..attention.core import heads_of
+from ..errors import RunError
+
+ARRIVED = "to_out"  # the one whose input is seen
+INTO = "into "  # before the name of a projection whose input is seen too
+Projection = tuple[str, nn.Module | None]  # a projection by its name
+
+
+def named(attn: Any, names: Sequence[str]) -> list[Projection]:
+    """Return projections of an attention layer, None for those that it lacks."""
+    modules = attn._modules  # asking the module for each costs more
+    return [(name, modules.get(name)) for name in names]
+
+
+def output_projection(attn: Any) -> nn.Module | None:
+    to_out = getattr(attn, "to_out", getattr(attn, "out_layer", None))  # Kandinsky 5's name
+    return to_out[0] if isinstance(to_out, nn.ModuleList) else to_out
+
+
+def query_and_key(seen: dict[str, list[Tensor]], inner: Any) -> tuple[Tensor, Tensor]:
+    """Return a layer's query and key ``[B, N or T, heads*d]`` from its projections' outputs; raise
+    RuntimeError if the processor ``inner`` called none of them."""
+    if "to_qkv" in seen:
+        query, key, _ = seen["to_qkv"][0].chunk(3, dim=-1)
+        return query, key
+    if "to_q" in seen and "to_kv" in seen:
+        return seen["to_q"][0], seen["to_kv"][0].chunk(2, dim=-1)[0]
+    if "to_q" in seen and "to_k" in seen:
+        return seen["to_q"][0], seen["to_k"][0]
+    raise RunError(
+        f"The processor {type(inner).__name__} did not call the layer's own to_q and to_k "
+        f"(called: {', '.join(seen) or 'none'}), so what it attended to cannot be known. Set "
+        "another processor before capture, sdattn.TorchAttnProcessor() for example."
+    )
+
+
+def projected_call(
+    attn: Any, query: Tensor, key: Tensor, mask: Tensor | None = None, norm_k: str = "norm_k"
+) -> AttentionCall:
+    """Return the call of a layer by its projections' outputs, ``[B, N, heads*d]`` and ``[B, T,
+    heads*d]``; ``norm_k`` names the norm of this key."""
+    query = heads_of(query, attn.heads, getattr(attn, "norm_q", None))
+    key = heads_of(key, attn.heads, getattr(attn, norm_k, None))
+    if mask is not None:
+        mask = mask_by_head(mask, len(query), attn.heads, key.shape[2])
+    return AttentionCall(query, key, mask=mask)
+
+
+class Projections:
+    """The outputs of a layer's projections in this thread, and the input of its output projection.
+    The hooks stay from the first call until :meth:`remove`. They are made again if a projection was
+    replaced (LoRA, fused projections), or a user's hook follows them and may change the output."""
+
+    def __init__(self) -> None:
+        self._thread = get_ident()
+        self._parts: Sequence[Projection] = ()
+        self._hooks: list[_Hook] = []
+        self._seen: dict[str, list[Tensor]] | None = None  # in the running call
+
+    @contextmanager
+    def during(self, parts: Sequence[Projection]) -> Iterator[dict[str, list[Tensor]]]:
+        """Yield what these projections give in the block, by name, each call of them in order."""
+        # The usual call finds its hooks in place: registering them costs more than a small layer.
+        if parts != self._parts or not all(hook.is_last() for hook in self._hooks):
+            self.remove()
+            self._parts = parts
+            self._hooks = [_Hook(self, *part) for part in parts if part[1] is not None]
+        # A layer may be run again inside its own run (checkpointing).
+        before = self._seen
+        self._seen = {}
+        try:
+            yield self._seen
+        finally:
+            self._seen = before
+
+    def keep(self, name: str, given: Tensor) -> None:
+        if self._seen is not None and get_ident() == self._thread:
+            self._seen.setdefault(name, []).append(given)
+
+    def remove(self) -> None:
+        """Take the hooks out."""
+        for hook in self._hooks:
+            hook.handle.remove()
+        self._parts, self._hooks = (), []
+
+
+class _Hook:
+    """A hook of one projection."""
+
+    def __init__(self, owner: Projections, name: str, module: Any):
+        self.owner = owner
+        self.name = name
+        self.is_input = name == ARRIVED or name.startswith(INTO)
+        before = self.is_input
+        self.beside = module._forward_pre_hooks if before else module._forward_hooks
+        register = module.register_forward_pre_hook if before else module.register_forward_hook
+        self.handle = register(self)
+
+    def __call__(self, _module: nn.Module, args: Any, output: Any = None) -> None:
+        self.owner.keep(self.name, args[0] if self.is_input else output)
+
+    def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
+        """Return a hook that does nothing: the copy of a model is not watched."""
+        return _nothing
+
+    def is_last(self) -> bool:
+        """Check whether only observers' hooks come after it."""
+        for hook in reversed(self.beside.values()):
+            if not isinstance(hook, _Hook):
+                return False
+            if hook is self:
+                return True
+        return False  # somebody took it out
+
+
+def _nothing(*_: Any) -> None:
+    """Do nothing, in place of a hook in a copy."""
+
+
+def by_name(inner: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return a processor's arguments, after the layer, by diffusers' names or else by position."""
+    names = ["hidden_states", "encoder_hidden_states", "attention_mask"]
+    if len(args) > 1:  # not the usual call; asking for names costs more than a small layer
+        given = inspect.signature(inner.__call__).parameters.values()
+        own = [one.name for one in given if one.kind is one.POSITIONAL_OR_KEYWORD][1:]
+        names = own if len(own) >= len(args) and names[0] in own else names
+    return {**dict(zip(names, args, strict=False)), **kwargs}

@@ -1,0 +1,187 @@
+"""Torch's ``scaled_dot_product_attention`` seen at work, and what answers in its place.
+
+A mode of torch's sees the calls of its own function. A replacement of that function (such as
+SageAttention) is spied on: it attends to the softmax of its query and key, provided that it returns
+what torch's own function makes of them. The output comes from the kernel that would have run, with
+its logsumexp if it gives one, see :mod:`sdattn.look.kernel_logsumexp`.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from functools import partial, update_wrapper
+from threading import Lock, get_ident
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+from torch.utils._device import DeviceContext
+
+from ..attention import HALF_TYPES
+from ..attention.calls import AttentionCall
+from .kernel_logsumexp import attend_with_logsumexp, backend_with_logsumexp
+
+PRODUCTS = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__, torch.einsum)
+TORCHS: Any = torch._C._nn.scaled_dot_product_attention  # whatever torch.nn.functional has now
+_LOCK = Lock()
+
+
+def replacement() -> Any | None:
+    """Return what answers in the place of torch's attention; None for torch's own."""
+    found = nn.functional.scaled_dot_product_attention
+    return outer_mode() if found is TORCHS else found
+
+
+def outer_mode() -> Any | None:
+    """Return the innermost mode of torch's that may answer, other than one that sets a device."""
+    modes = [m for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext)]
+    return modes[-1] if modes else None
+
+
+@contextmanager
+def spied(see: Callable[..., Tensor]) -> Iterator[None]:
+    """Hand this thread's calls of a replacement to ``see(call, by, *args, **kwargs)``, where
+    ``call()`` has the function ``by`` make the output."""
+    functional: Any = nn.functional
+    if functional.scaled_dot_product_attention is TORCHS:
+        yield
+        return
+    thread = get_ident()
+    with _LOCK:
+        spy = functional.scaled_dot_product_attention
+        if not isinstance(spy, _Spy):
+            spy = functional.scaled_dot_product_attention = _Spy(spy)
+        spy.watches[thread] = see
+    try:
+        yield
+    finally:
+        with _LOCK:
+            del spy.watches[thread]
+            if not spy.watches and functional.scaled_dot_product_attention is spy:
+                functional.scaled_dot_product_attention = spy.function
+
+
+class _Spy:
+    """A replacement that can be seen, by each thread whose layers are watched just now."""
+
+    def __init__(self, function: Any):
+        update_wrapper(self, function)
+        self.function = function
+        self.watches: dict[int, Callable[..., Tensor]] = {}
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        call = partial(self.function, *args, **kwargs)
+        see = self.watches.get(get_ident())
+        return call() if see is None else see(call, self.function, *args, **kwargs)
+
+
+@torch.no_grad()
+def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Tensor:
+    """Return the largest error of a head's output, by torch's own function in float32, relative to
+    its largest value, as a multiple of what rounding explains: float32, 0-d, on the device."""
+
+    def wide(given: Any) -> Any:
+        return given.float() if isinstance(given, Tensor) and given.is_floating_point() else given
+
+    device = output.device.type
+    cast = device != "meta" and torch.is_autocast_enabled(device)
+    as_given = torch.autocast(device, enabled=False) if cast else nullcontext()
+    try:
+        with torch._C.DisableTorchFunction(), as_given:
+            exact = TORCHS(*map(wide, args), **{name: wide(one) for name, one in kwargs.items()})
+    except TypeError:  # it got arguments that torch's does not take
+        return torch.tensor(torch.inf)
+    if output.shape != exact.shape or not exact.numel():
+        return torch.tensor(torch.inf if output.shape != exact.shape else 0.0)
+    exact = exact.nan_to_num()
+    error = (output.float().nan_to_num() - exact).abs().amax((-2, -1))
+    largest = exact.abs().amax((-2, -1)).clamp_min(torch.finfo(torch.float32).tiny)
+    return (error / largest).amax() / (2e-2 if cast or output.dtype in HALF_TYPES else 1e-3)
+
+
+def no_softmax(by: Any) -> str:
+    """Return the message for a replacement that is another attention, or cannot be seen."""
+    named = by if hasattr(by, "__qualname__") else type(by)
+    return (
+        f"torch's scaled_dot_product_attention is replaced by {named.__qualname__} (of "
+        f"{named.__module__}), whose output could not be seen to be the softmax of the query and "
+        "key it was given times the values, so what the layer attended to is not known. Put "
+        "torch's own function back for the capture, or set a processor that does not call it, "
+        "sdattn.TorchAttnProcessor(), in joint attention TorchJointProcessor(); or leave this "
+        "layer out (layers=…)."
+    )
+
+
+class SdpaWatch(TorchFunctionMode):
+    """See the calls of ``scaled_dot_product_attention`` in a block of code, in this thread only.
+
+    Each output comes from the kernel that torch would choose.
+
+    Attributes:
+        calls: the calls in order.
+        unlike: each replacement that answered a call, and its :func:`unlike_torchs`.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: list[AttentionCall] = []
+        self.unlike: list[tuple[Any, Tensor]] = []
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is not TORCHS:
+            return func(*args, **kwargs)
+        return self.attend(partial(func, *args, **kwargs), outer_mode(), *args, **kwargs)
+
+    def attend(
+        self,
+        attend: partial[Tensor],
+        by: Any,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attn_mask: Tensor | None = None,
+        dropout_p: float = 0.0,
+        is_causal: bool = False,
+        scale: float | None = None,
+        enable_gqa: bool = False,
+        **unknown: Any,
+    ) -> Tensor:
+        """Make the output by ``attend``, from the arguments after ``by``, and note the call."""
+        call = AttentionCall(query, key, value, attn_mask, scale)
+        inside = len(self.calls)
+        call.dropout = bool(dropout_p)
+        call.causal = is_causal
+        plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa or unknown)
+        if plain and by is None and (backend := backend_with_logsumexp(call)):
+            call.output, call.logsumexp = attend_with_logsumexp(attend, backend, call)
+        else:
+            call.output = attend()
+        if by is not None:
+            del self.calls[inside:]  # it is judged by its input, not by its own calls
+            unlike = torch.tensor(math.inf)  # with dropout, which would draw random numbers again
+            if not dropout_p:
+                unlike = unlike_torchs(call.output, attend.args, attend.keywords)
+            self.unlike.append((by, unlike))
+        self.calls.append(call)
+        return call.output
+
+
+class ProductWatch(SdpaWatch):
+    """See products of two matrices too, among the ``calls``: one factor may be probabilities."""
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
+    ) -> Any:
+        output = super().__torch_function__(func, types, args, kwargs)
+        if func in PRODUCTS and not kwargs:
+            factors = args[1:] if func is torch.einsum else args
+            factors = factors[0] if isinstance(factors[0], (list, tuple)) else factors
+            if len(factors) == 2 and output.ndim in (3, 4):
+                self.calls.append(AttentionCall(value=factors[1], probs=factors[0], output=output))
+        return output

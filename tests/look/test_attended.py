@@ -1,0 +1,188 @@
+"""What a call attended to, in every way of computing it, against the softmax in float64."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers.capture_runs import run
+from helpers.sums import running_pass, running_sum
+from helpers.tiny_pipelines import small_pipeline
+
+from sdattn import capture
+from sdattn.attention import merge_heads
+from sdattn.attention.calls import AttentionCall, row_index
+from sdattn.attention.device_copies import DeviceCopies
+from sdattn.keep.recorders import Recorded
+from sdattn.look import attended as module
+from sdattn.look.attended import AmongKeys, Attended, GivenProbs, SideBySide, softmax_of
+from sdattn.look.projections import projected_call
+
+B, HEADS, N, T, WIDTH = 3, 2, 6, 5, 8
+GENERATOR = torch.Generator().manual_seed(0)
+QUERY = torch.randn(B, HEADS, N, WIDTH, generator=GENERATOR)
+KEY, OTHER = torch.randn(2, B, HEADS, T, WIDTH, generator=GENERATOR)
+ATTN = SimpleNamespace(heads=HEADS)
+KEPT = torch.tensor([[1, 1, 0, 0, 1], [1, 0, 0, 0, 0], [0, 1, 1, 1, 1]], dtype=torch.bool)
+
+
+def softmax(key):
+    return (QUERY.double() @ key.double().mT / WIDTH**0.5).softmax(-1)
+
+
+def query_key(key=KEY):
+    return softmax_of(projected_call(ATTN, merge_heads(QUERY), merge_heads(key)))
+
+
+def among():
+    probs = softmax(KEY) * KEPT[:, None, None]
+    return probs / probs.sum(-1, keepdim=True)
+
+
+WAYS = {
+    "given": (lambda: GivenProbs(softmax(KEY)), lambda: softmax(KEY)),
+    "query and key": (query_key, lambda: softmax(KEY)),
+    "handed": (lambda: softmax_of(AttentionCall(QUERY, KEY)), lambda: softmax(KEY)),
+    "made": (lambda: softmax_of(AttentionCall(probs=softmax(KEY))), lambda: softmax(KEY)),
+    "with its logsumexp": (
+        lambda: softmax_of(
+            AttentionCall(QUERY, KEY, logsumexp=(QUERY @ KEY.mT / WIDTH**0.5).logsumexp(-1))
+        ),
+        lambda: softmax(KEY),
+    ),
+    "side by side": (
+        lambda: SideBySide(query_key(), [3, query_key(OTHER)]),
+        lambda: torch.cat([softmax(KEY), torch.zeros(B, HEADS, N, 3), softmax(OTHER)], dim=-1),
+    ),
+    "among": (lambda: AmongKeys(query_key(), DeviceCopies(KEPT[:, None, None])), among),
+}
+
+
+@pytest.mark.parametrize("part", [1, 1 << 23], ids=["a head at a time", "all heads"])
+@pytest.mark.parametrize("rows", [[0, 1, 2], [1, 2], [2, 0]], ids=str)
+@pytest.mark.parametrize("way", WAYS)
+def test_every_way_is_the_softmax(way, rows, part, monkeypatch):
+    monkeypatch.setattr(module, "PART", part)
+    make, expected = WAYS[way][0], WAYS[way][1]()[rows]
+    attended = make()
+    assert (attended.batch, attended.heads, attended.cells) == (B, HEADS, N)
+    assert attended.keys == expected.shape[-1]
+    some = attended.of_rows(row_index(tuple(rows)))
+    for columns in (None, [3, 0]):
+        wanted = expected if columns is None else expected[..., columns]
+        for found in (some.every_head(columns), some.probs(slice(None), columns)):
+            assert found.dtype == torch.float32
+            torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
+        sums = list(some.head_sums(columns))
+        assert len(sums) == (HEADS if part == 1 else 1)
+        torch.testing.assert_close(sum(sums).double(), wanted.sum(1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [[1, 2], [2, 0]], ids=str)
+def test_of_sums_that_a_graph_recorded_the_heads_are_not_known(rows):
+    sums = softmax(KEY).sum(1).float()
+    some = Recorded(sums, HEADS).of_rows(row_index(tuple(rows)))
+    assert (some.batch, some.heads, some.cells) == (len(rows), HEADS, N)
+    for columns in (None, [3, 0]):
+        wanted = sums[rows] if columns is None else sums[rows][..., columns]
+        assert sum(some.head_sums(columns)).equal(wanted)
+        assert some.add_to(torch.ones_like(wanted), columns).equal(1 + wanted)
+    with pytest.raises(NotImplementedError):
+        some.probs(slice(None), None)
+
+
+def test_rows_in_a_row_are_a_view():
+    assert row_index((1, 2)) == slice(1, 3)
+    assert row_index((2, 1)) == (2, 1)
+
+
+class Kernel(Attended):
+    """One that knows the sum over heads and no head."""
+
+    def __init__(self, probs):
+        super().__init__(*probs.shape)
+        self.whole = probs
+
+    def of(self, rows):
+        return Kernel(self.whole[rows])
+
+    def probs(self, heads, columns):
+        raise AssertionError("the heads were made")
+
+    def head_sums(self, columns):
+        yield self.whole.sum(1).float()[..., slice(None) if columns is None else columns]
+
+
+def test_a_kernel_need_not_make_the_heads_for_their_mean():
+    rows = running_pass(B, rows=(1, 2), size=(2, 3))
+    held = running_sum(running=rows, tokens=[0, 4])
+    for key in (KEY, OTHER):
+        held.take(Kernel(softmax(key)))
+    expected = (softmax(KEY) + softmax(OTHER))[1:, ..., [0, 4]].mean(1) / 2
+    torch.testing.assert_close(held.map().double(), expected.unflatten(1, (2, 3)))
+
+
+@pytest.mark.parametrize("lists", [[[0, 1, 4]], [[0, 1, 4], [2, 76]]], ids=str)
+@pytest.mark.parametrize("tokens", [None, [4, 1, 2]])
+def test_the_softmax_over_some_keys_is_what_is_left_over_its_sum(lists, tokens):
+    pipe = small_pipeline()
+    options = {"num_images_per_prompt": 2, "guidance_scale": 5.0}
+    full = {"steps": "all", "heads": "all", "kinds": ("cross", "self")}
+    with (
+        capture(pipe, **full) as every,
+        capture(pipe, **full, among=lists, tokens=tokens) as some,
+        capture(pipe, among=lists, tokens=tokens) as mean,
+    ):
+        run(pipe, **options)
+    for name, maps in every.maps.items():
+        if name.endswith("attn1"):
+            assert torch.equal(some.maps[name], maps)
+            continue
+        expected = torch.zeros_like(maps, dtype=torch.float64)
+        for image in range(2):
+            columns = lists[image % len(lists)]
+            kept = maps[image, ..., columns].double()
+            expected[image, ..., columns] = kept / kept.sum(-1, keepdim=True)
+        expected = expected[..., tokens or slice(None)]
+        torch.testing.assert_close(some.maps[name].double(), expected, atol=1e-6, rtol=0)
+        averaged = expected.mean((1, 2))  # of the softmaxes, not the softmax of an average
+        torch.testing.assert_close(mean.maps[name].double(), averaged, atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("among", [[], [[]], [[0], []], "words"])
+def test_the_softmax_over_nothing_is_refused(tiny_pipe, among):
+    with pytest.raises(ValueError, match="list of columns"):
+        with capture(tiny_pipe, among=among):
+            pass
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"tokens": [3, 1]},
+        {"heads": "all"},
+        {"heads": [1]},
+        {"steps": "last"},
+        {"steps": "all", "among": [[0, 2, 3]], "tokens": [2]},
+        {"kinds": ("self",), "layers": ("mid",)},
+    ],
+)
+def test_a_head_at_a_time_is_all_of_them(options, monkeypatch):
+    pipe, found = small_pipeline(), []
+    for most in (1, 2**40):
+        monkeypatch.setattr("sdattn.look.attended.PART", most)
+        with capture(pipe, **options) as store:
+            run(pipe)
+        found.append(store.maps)
+    for name in found[0]:
+        torch.testing.assert_close(found[0][name], found[1][name], atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("rows", [1, N])
+@pytest.mark.parametrize("given", [False, True])
+def test_some_queries_bring_their_mask_and_logsumexp(rows, given):
+    mask = torch.randn(B, 1, rows, T, generator=GENERATOR)
+    scores = QUERY @ KEY.mT / WIDTH**0.5 + mask
+    call = AttentionCall(QUERY, KEY, mask=mask, logsumexp=scores.logsumexp(-1) if given else None)
+    found = softmax_of(call).of_queries([4, 1]).probs(slice(None), None)
+    torch.testing.assert_close(found, scores.softmax(-1)[:, :, [4, 1]])

@@ -1,0 +1,121 @@
+"""Attention backends of diffusers' dispatcher, chosen before a capture or inside it."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
+from diffusers.models.attention_processor import AttnProcessor2_0
+from helpers.joint_models import MODELS, inputs
+from helpers.transformer_rows import flux
+
+from sdattn import capture
+from sdattn.look.observers import ObservingProcessor
+from sdattn.look.sources import see
+
+BACKENDS = _AttentionBackendRegistry._backends
+MATH = AttentionBackendName._NATIVE_MATH
+
+
+@pytest.fixture(autouse=True)
+def registry_as_before(monkeypatch):
+    monkeypatch.setattr(
+        _AttentionBackendRegistry, "_active_backend", _AttentionBackendRegistry._active_backend
+    )
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The queries that reach a backend which differs from the native one in its images."""
+    seen, attend = [], BACKENDS[MATH]
+
+    def backend(query, key, value, attn_mask=None, **options):
+        seen.append(query)
+        return attend(query=query, key=key, value=value, attn_mask=attn_mask, scale=0.5)
+
+    monkeypatch.setitem(BACKENDS, MATH, backend)
+    given = {"query", "key", "value", "attn_mask"}
+    monkeypatch.setitem(_AttentionBackendRegistry._supported_arg_names, MATH, given)
+    return seen
+
+
+@pytest.mark.parametrize("nested", [False, True])
+@torch.no_grad()
+def test_a_backend_that_is_set_inside_reaches_the_processors(nested, calls):
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+    native = model(**given).sample
+    with capture(model) as store:
+        model(**given)
+    plain = dict(store.maps)
+    calls.clear()
+    with capture(model) as store:
+        if nested:
+            with capture(model):
+                model.set_attention_backend("_native_math")
+                during = model(**given).sample
+        else:
+            model.set_attention_backend("_native_math")
+            during = model(**given).sample
+    assert len(calls) == len(store.maps) == 4
+    _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)  # the layers keep it
+    assert torch.equal(during, model(**given).sample)
+    assert len(calls) == 8
+    assert not torch.equal(during, native)
+    assert all((store.maps[name] - one).abs().max() > 1e-4 for name, one in plain.items())
+    with capture(model):
+        model.reset_attention_backend()
+        assert torch.equal(model(**given).sample, native)
+    assert torch.equal(model(**given).sample, native)
+
+
+def test_an_observer_answers_for_what_it_wraps_and_for_no_more():
+    inner = MODELS["FLUX.1"]().transformer.transformer_blocks[0].attn.processor
+    twice = ObservingProcessor(ObservingProcessor(inner, print, see), print, see)
+    twice._attention_backend, twice._parallel_config = MATH, "a config"
+    assert inner._attention_backend == twice._attention_backend == MATH
+    assert inner._parallel_config == twice._parallel_config == "a config"
+    plain = ObservingProcessor(AttnProcessor2_0(), print, see)
+    assert not hasattr(plain, "_attention_backend")
+    assert not hasattr(plain, "_parallel_config")
+
+
+@pytest.fixture
+def passes():
+    """A FLUX model, and how often one of its layers has run."""
+    model = flux().transformer
+    ran = []
+    model.transformer_blocks[0].attn.to_q.register_forward_hook(lambda *_: ran.append(1))
+    return model, ran
+
+
+@pytest.mark.parametrize("when", ["before", "active", "inside"])
+def test_a_backend_that_hides_its_query_is_refused_before_the_run(when, passes, monkeypatch):
+    model, ran = passes
+    monkeypatch.setattr("diffusers.models.attention_dispatch._CAN_USE_FLEX_ATTN", True)
+    before = model.attn_processors
+    if when == "before":
+        model.set_attention_backend("flex")
+    elif when == "active":  # as by diffusers' attention_backend, or its environment variable
+        _AttentionBackendRegistry.set_active_backend(AttentionBackendName.FLEX)
+    with pytest.raises(RuntimeError, match=r"'flex'.*backend\('native'"):
+        with capture(model):
+            if when == "inside":
+                model.set_attention_backend("flex")
+            model(**inputs("FLUX.1", model))
+    assert not ran
+    assert all(model.attn_processors[name] is one for name, one in before.items())
+    model.set_attention_backend("native")
+    with capture(model) as store:
+        model(**inputs("FLUX.1", model))
+    assert len(store.maps) == 4
+
+
+def test_attention_over_several_devices_is_refused_before_the_run(passes):
+    model, ran = passes
+    config = SimpleNamespace(context_parallel_config=object())
+    model.single_transformer_blocks[1].attn.processor._parallel_config = config
+    with pytest.raises(RuntimeError, match="single_.*1.attn"):
+        with capture(model):
+            model(**inputs("FLUX.1", model))
+    assert not ran

@@ -1,0 +1,207 @@
+"""The logsumexp of the kernel that makes the output: taken where the output is the same."""
+
+import math
+
+import pytest
+import torch
+from torch.nn.functional import scaled_dot_product_attention
+
+from sdattn.attention.calls import AttentionCall
+from sdattn.look import kernel_logsumexp
+from sdattn.look.attended import softmax_of
+from sdattn.look.kernel_logsumexp import (
+    CUDNN,
+    EFFICIENT,
+    FLASH,
+    backend_with_logsumexp,
+    logsumexp_error,
+    used_if_equal,
+)
+from sdattn.look.sdpa import SdpaWatch
+
+QUERY, KEY, VALUE = torch.randn(3, 2, 3, 50, 8, generator=torch.Generator().manual_seed(0))
+EXPECTED = (QUERY.double() @ KEY.double().mT / math.sqrt(8)).logsumexp(-1)
+
+
+def attend():
+    return scaled_dot_product_attention(QUERY, KEY, VALUE)
+
+
+def right(call):
+    return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(*call.given, 0.0, False)
+
+
+def another_output(call):
+    output, logsumexp = right(call)
+    return output * (1 + 1e-6), logsumexp
+
+
+def another_logsumexp(call):
+    output, logsumexp = right(call)
+    return output, logsumexp + 0.01
+
+
+def other_rows(call):
+    output, logsumexp = right(call)
+    return output, logsumexp.roll(1, -1)
+
+
+def not_a_number(call):
+    output, logsumexp = right(call)
+    return output, logsumexp.index_fill(-1, torch.tensor([3]), math.nan)
+
+
+def without(call):
+    return right(call)[0], None
+
+
+def failing(call):
+    raise RuntimeError("no plan")
+
+
+class Counted:
+    """A kernel that notes how often it ran."""
+
+    def __init__(self, kernel):
+        self.kernel, self.__name__, self.ran = kernel, kernel.__name__, 0
+
+    def __call__(self, call):
+        self.ran += 1
+        return self.kernel(call)
+
+
+@pytest.fixture(autouse=True)
+def checked(monkeypatch):
+    monkeypatch.setattr(kernel_logsumexp, "CHECKED", checked := {})
+    return checked
+
+
+@torch.no_grad()
+def test_what_the_kernel_tells_is_taken_where_its_output_is_the_same(checked):
+    kernel = Counted(right)
+    for calls in (2, 3):
+        output, logsumexp = used_if_equal(kernel, attend, AttentionCall(QUERY, KEY, VALUE))
+        assert torch.equal(output, attend())
+        torch.testing.assert_close(logsumexp.double(), EXPECTED, atol=1e-5, rtol=0)
+        assert kernel.ran == calls  # compared once
+    [(case, why)] = checked.items()
+    assert case.startswith("right on cpu: float32, [2, 3, 50, 8] by [1200, 400, 8, 1], ")
+    assert not why
+
+
+@pytest.mark.parametrize(
+    ("kernel", "why"),
+    [
+        (another_output, "its output"),
+        (another_logsumexp, "its logsumexp is off by 2"),
+        (other_rows, "its logsumexp is off by"),
+        (not_a_number, "its logsumexp is off by nan"),
+        (without, "it gave no logsumexp"),
+        (failing, "it failed (RuntimeError: no plan)"),
+    ],
+)
+@torch.no_grad()
+def test_else_the_output_is_plain_attentions(kernel, why, checked):
+    kernel = Counted(kernel)
+    for _ in range(2):
+        output, logsumexp = used_if_equal(kernel, attend, AttentionCall(QUERY, KEY, VALUE))
+        assert torch.equal(output, attend())
+        assert logsumexp is None
+    [found] = checked.values()
+    assert found.startswith(why)
+    assert kernel.ran == 1
+
+
+@torch.no_grad()
+def test_each_layout_is_compared_by_itself(checked):
+    turned = [part.transpose(1, 2).contiguous().transpose(1, 2) for part in (QUERY, KEY, VALUE)]
+    halves = [part.bfloat16() for part in (QUERY, KEY, VALUE)]
+    first = [part[:1] for part in (QUERY, KEY, VALUE)]
+    for parts in ((QUERY, KEY, VALUE), turned, first, halves):
+        call = AttentionCall(*parts)
+        used_if_equal(right, lambda call=call: right(call)[0], call)
+    used_if_equal(right, attend, AttentionCall(QUERY, KEY, VALUE, scale=0.5))
+    used_if_equal(without, attend, AttentionCall(QUERY, KEY, VALUE))
+    assert len(checked) == 6
+
+
+@pytest.mark.parametrize("row", [0, 63, 64, 127, 128, 199])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_the_error_of_a_logsumexp_is_that_of_its_first_and_last_rows(row, scale):
+    query, key = torch.randn(2, 2, 3, 200, 8, generator=torch.Generator().manual_seed(0))
+    call = AttentionCall(query, key, key, scale=scale)
+    scores = query.double() @ key.double().mT * (scale or 1 / math.sqrt(8))
+    found = scores.logsumexp(-1)
+    assert logsumexp_error(found, call) < 1e-9
+    found[1, 2, row] += 0.01  # twice what is allowed
+    error = logsumexp_error(found, call)
+    assert error == (pytest.approx(2, rel=0.01) if row < 64 or row >= 136 else pytest.approx(0))
+
+
+def test_a_large_logsumexp_may_be_off_by_the_digits_of_float32():
+    query, key = 300 * torch.randn(2, 1, 2, 70, 8, generator=torch.Generator().manual_seed(0))
+    expected = (query.double() @ key.double().mT / math.sqrt(8)).logsumexp(-1)
+    call = AttentionCall(query, key, key)
+    assert expected.max() > 1e5
+    assert logsumexp_error(expected.float(), call) < 1 < logsumexp_error(expected * 1.00001, call)
+
+
+def test_a_graph_and_autocast_are_left_alone():
+    call = AttentionCall(QUERY.clone().requires_grad_(), KEY, VALUE)
+    assert not backend_with_logsumexp(call)
+    with torch.no_grad():
+        assert backend_with_logsumexp(call) == FLASH
+        with torch.autocast("cpu", torch.bfloat16):
+            assert not backend_with_logsumexp(call)
+
+
+@pytest.mark.parametrize("among", [None, [3, 0]], ids=str)
+@pytest.mark.parametrize("few", [1, 512], ids=["a logsumexp", "a softmax"])
+@pytest.mark.parametrize("mask", ["none", "bool", "added"])
+def test_sums_over_heads_are_those_of_the_probabilities(mask, few, among, monkeypatch):
+    monkeypatch.setattr("sdattn.look.attended.FEW", few)
+    keep = torch.rand(2, 1, 50, 50, generator=torch.Generator().manual_seed(1)) > 0.3
+    given = {"none": None, "bool": keep, "added": keep.float()}[mask]
+    attended = softmax_of(AttentionCall(QUERY, KEY, mask=given), slice(10, 50), slice(4, 11))
+    total = attended.add_to(None, among)
+    assert attended.add_to(total, among) is total
+    scores = QUERY.double() @ KEY.double().mT / math.sqrt(8)
+    if mask == "bool":
+        scores = scores.masked_fill(~keep, -math.inf)
+    elif mask == "added":
+        scores = scores + given
+    expected = 2 * scores.softmax(-1).sum(1)[:, 10:, 4:11]
+    expected = expected if among is None else expected[..., among]
+    torch.testing.assert_close(total.double(), expected, atol=2e-6, rtol=0)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("backend", [FLASH, EFFICIENT, CUDNN])
+@torch.no_grad()
+def test_on_cuda_the_output_is_plain_attentions_bit_by_bit(backend, dtype):
+    parts = [torch.randn(2, 4, 333, 64, device="cuda", dtype=dtype) for _ in range(3)]
+    backends = {FLASH: "FLASH", EFFICIENT: "EFFICIENT", CUDNN: "CUDNN"}
+    chosen = getattr(torch.nn.attention.SDPBackend, f"{backends[backend]}_ATTENTION")
+    with torch.nn.attention.sdpa_kernel(chosen):
+        expected = scaled_dot_product_attention(*parts)
+        with SdpaWatch() as watch:
+            for _ in range(2):
+                assert torch.equal(scaled_dot_product_attention(*parts), expected)
+    query, key, _ = (part.double() for part in parts)
+    wanted = (query @ key.mT / 8).softmax(-1).sum(1)[..., :20]
+    found = softmax_of(watch.calls[-1], keys=slice(0, 20)).add_to(None, None)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-5, rtol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("keys", [77, 700])
+@torch.no_grad()
+def test_on_cuda_the_sums_agree_with_float64(keys, dtype):
+    query = torch.randn(2, 300, 8 * 40, device="cuda", dtype=dtype)
+    key = torch.randn(2, keys, 8 * 40, device="cuda", dtype=dtype)
+    query, key = (part.unflatten(-1, (8, 40)).transpose(1, 2) for part in (query, key))
+    found = softmax_of(AttentionCall(query, key)).add_to(None, None)
+    wanted = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1).sum(1)
+    torch.testing.assert_close(found.double(), wanted, atol=8e-5, rtol=0)

@@ -1,0 +1,155 @@
+"""How alike the outputs of text and image are, against the formula in float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
+from helpers.tiny_pipelines import make_pipeline
+from helpers.transformer_rows import flux, sd3
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+from sdattn import PRESETS, capture, generate, heatmaps, load_run
+from sdattn.keep.keep import Keep
+
+CELLS = ROWS * COLS
+PROMPT = "a red cat on the sofa"
+STEPS = {"num_inference_steps": 2, "max_sequence_length": 16, "height": 128, "width": 128}
+
+
+class Outputs(TorchFunctionMode):
+    """What each call of torch's attention makes, by the formula, float64 ``[B, heads, N, d]``; and
+    the softmax of each."""
+
+    def __init__(self):
+        super().__init__()
+        self.of = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is scaled_dot_product_attention:
+            named = kwargs or {}
+            given = args[:3] if args else [named[name] for name in ("query", "key", "value")]
+            query, key, value = (one.double() for one in given)
+            softmax = (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1)
+            self.of.append((softmax @ value, softmax))
+        return func(*args, **(kwargs or {}))
+
+
+def expected(kind, model, given):
+    """``o_t . o_x / d`` of the first layer, float64 ``[heads, N, T]``, and its cells' softmax."""
+    with Outputs() as outputs:
+        model(**given)
+    made, softmax = (one[0] for one in outputs.of[0])
+    image = slice(CELLS) if kind == "SD3" else slice(N_TEXT, N_TEXT + CELLS)
+    text = slice(CELLS, None) if kind == "SD3" else slice(N_TEXT)
+    pairs = softmax[:, image, image]
+    return made[:, image] @ made[:, text].mT / made.shape[-1], pairs / pairs.sum(-1, keepdim=True)
+
+
+@pytest.mark.parametrize("kind", MODELS)
+@torch.no_grad()
+def test_maps_are_products_of_outputs(kind):
+    model = MODELS[kind]().transformer
+    given = inputs(kind, model)
+    wanted, pairs = expected(kind, model, given)
+    wanted, grid = wanted.unflatten(1, (ROWS, COLS)), (ROWS, COLS)
+    assert wanted.std() > 1e-2
+    found = first_map(model, given, space="output")
+    torch.testing.assert_close(found.double(), wanted.mean(0), atol=1e-6, rtol=1e-5)
+    some = first_map(model, given, space="output", tokens=[5, 0], heads=[1])
+    torch.testing.assert_close(some[0].double(), wanted[1][..., [5, 0]], atol=1e-6, rtol=1e-5)
+    along = pairs.mean(0)
+    spread = (along @ (along @ wanted.mean(0).flatten(0, 1))).unflatten(0, grid)
+    found = first_map(model, given, space="output", refine="self")
+    torch.testing.assert_close(found.double(), spread, atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_over_concatenated_heads_it_is_the_products_mean_feature():
+    model = sd3().transformer
+    given = inputs("SD3", model)
+    with Outputs() as outputs:
+        model(**given)
+    joined = outputs.of[0][0][0].transpose(0, 1).flatten(1)  # [N + T, heads*d]
+    wanted = joined[:CELLS] @ joined[CELLS:].mT / joined.shape[-1]
+    found = first_map(model, given, space="output").flatten(0, 1)
+    torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=1e-5)
+
+
+@torch.no_grad()
+def test_the_output_stays_what_it_was():
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+    plain = model(**given).sample
+    with capture(model, space="output"):
+        assert torch.equal(model(**given).sample, plain)
+
+
+def test_the_gradient_goes_through_both_outputs():
+    model = sd3().transformer
+    given = inputs("SD3", model)
+    text = given["encoder_hidden_states"].requires_grad_()
+    with capture(model, space="output", grad=True) as store:
+        model(**given)
+    next(iter(store.maps.values()))[..., 2].sum().backward()
+    assert text.grad[:, 2].abs().max() > 0
+
+
+# -- the preset -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", [sd3, flux])
+@pytest.mark.parametrize("refine", [None, "self"])
+@pytest.mark.slow
+def test_words_share_each_cell_by_their_likeness(make, refine, tmp_path):
+    pipe = make()
+    run = generate(pipe, PROMPT, seed=1, preset="output", refine=refine, **STEPS)
+    [found] = run.heatmaps
+    with capture(pipe, space="output", refine=refine) as store:
+        generate(pipe, PROMPT, seed=1, **STEPS)
+    mean = torch.stack([maps[0].double() for maps in store.maps.values()]).mean(0)
+    columns = [i for i, token in enumerate(found.prompt.tokens) if not token.special]
+    wanted = (10 * mean[..., columns]).softmax(-1)
+    torch.testing.assert_close(found.maps.double(), wanted, atol=1e-6, rtol=1e-4)
+    torch.testing.assert_close(found.maps.sum(-1), torch.ones(found.maps.shape[:2]))
+    assert found.preset == replace(PRESETS["output"], refine=refine)
+    assert (
+        found.preset.unit == "softmax over words of 10 \N{MULTIPLICATION SIGN} likeness of outputs"
+    )
+    [folder] = run.save(tmp_path / "run")
+    back = load_run(folder).heatmaps
+    torch.testing.assert_close(back["cat"].values, found["cat"].values, atol=2e-3, rtol=0)
+
+
+def test_another_text_can_be_compared_too():
+    run = generate(sd3(), PROMPT, ask=PROMPT, seed=1, preset="output", **STEPS)
+    own, asked = run.heatmaps[0], run.asked_heatmaps[0]
+    torch.testing.assert_close(asked["cat"].values, own["cat"].values, atol=1e-6, rtol=1e-4)
+
+
+def test_what_has_no_outputs_of_words_is_refused_by_name():
+    pipe = make_pipeline()
+    with pytest.raises(TypeError, match="'output'.*UNet2DCondition"):
+        generate(pipe, PROMPT, preset="output", num_inference_steps=1)
+    with pytest.raises(ValueError, match="space='output'.*layer"):
+        with capture(pipe, space="output"):
+            pass
+
+
+def test_what_fits_nothing_is_refused():
+    with pytest.raises(ValueError, match="space='values'"):
+        Keep.of(space="values")
+    with pytest.raises(ValueError, match="without a softmax"):
+        Keep.of(space="output", among=[[1]])
+    with pytest.raises(ValueError, match="contrast=0"):
+        replace(PRESETS["output"], contrast=0.0)
+    pipe = sd3()
+    with capture(pipe) as store:
+        pipe(PROMPT, **STEPS)
+    with pytest.raises(RuntimeError, match="Capture with space='output'"):
+        heatmaps(store, pipe, PROMPT, preset="output")
+    with capture(pipe, space="output") as store:
+        pipe(PROMPT, **STEPS)
+    with pytest.raises(RuntimeError, match="Capture with space='attention'"):
+        heatmaps(store, pipe, PROMPT)

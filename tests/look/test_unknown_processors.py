@@ -1,0 +1,350 @@
+"""Processors that change their probabilities: what is shown is what was used, or it is refused.
+
+Each processor here keeps a copy of the probabilities it multiplied its values with; that is the
+oracle. Most are written as the processors of prompt-to-prompt code are: diffusers' own, with a line
+more.
+"""
+
+import inspect
+
+import pytest
+import torch
+from diffusers.models.attention_processor import AttnProcessor, AttnProcessor2_0
+from helpers.explicit_processors import Explicit, Returns, sharpened
+from helpers.matrix import ROWS, few_are_quick
+from helpers.tiers import tiered
+from helpers.tiny_pipelines import make_unet
+from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sdattn import CaptureError, TorchAttnProcessor, capture
+from sdattn.look.unknown_processors import is_plain
+from sdattn.models.layers import find_denoiser, find_layers
+
+MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
+
+
+class InPlace(Explicit):
+    """The community pipeline's P2PCrossAttnProcessor: the controller edits what it is shown."""
+
+    def edited(self, probs):
+        probs.copy_(sharpened(probs))
+        return probs
+
+
+class Later(Explicit):
+    """It begins to edit in its second call."""
+
+    def edited(self, probs):
+        return sharpened(probs) if self.used else probs
+
+
+class Temperature(Explicit):
+    def attend(self, attn, query, key, value, mask):
+        probs = (query @ key.mT * (attn.scale / 0.2)).softmax(-1)
+        self.used.append(probs.clone())
+        return probs @ value
+
+
+class Einsum(Explicit):
+    """As in the code of the original Stable Diffusion."""
+
+    def attend(self, attn, query, key, value, mask):
+        scores = torch.einsum("b i d, b j d -> b i j", query, key) * attn.scale
+        probs = sharpened(scores.softmax(dim=-1))
+        self.used.append(probs.clone())
+        return torch.einsum("b i j, b j d -> b i d", probs, value)
+
+
+class ByHead(Explicit):
+    """Four axes, and a product by a method."""
+
+    def attend(self, attn, query, key, value, mask):
+        probs = sharpened(attn.get_attention_scores(query, key, mask))
+        self.used.append(probs.clone())
+        by_head = [one.unflatten(0, (-1, attn.heads)) for one in (probs, value)]
+        return by_head[0].matmul(by_head[1]).flatten(0, 1)
+
+
+class Sliced(Explicit):
+    """It computes a few rows at a time, edited in place."""
+
+    def attend(self, attn, query, key, value, mask):
+        slices = [slice(i, i + 3) for i in range(0, len(query), 3)]
+        probs = [sharpened(attn.get_attention_scores(query[i], key[i])) for i in slices]
+        self.used.append(torch.cat(probs))
+        return torch.cat([torch.bmm(one, value[i]) for one, i in zip(probs, slices, strict=True)])
+
+
+class Stores(Explicit):
+    """It looks at one softmax and uses another kernel's, with a scale of its own."""
+
+    def attend(self, attn, query, key, value, mask):
+        attn.get_attention_scores(query, key)
+        query, key, value = (one.unflatten(0, (-1, attn.heads)) for one in (query, key, value))
+        scale = 3 * attn.scale
+        self.used.append((query.double() @ key.double().mT * scale).softmax(-1).flatten(0, 1))
+        return scaled_dot_product_attention(query, key, value, scale=scale).flatten(0, 1)
+
+
+class Folded(Explicit):
+    """Torch's attention with a scale of its own, on other axes than ``[B, heads, N, d]``."""
+
+    def axes(self, attn, part):
+        return part
+
+    def options(self, cells, keys):
+        return {}
+
+    def attend(self, attn, query, key, value, mask):
+        given = [self.axes(attn, part) for part in (query, key, value)]
+        options = self.options(query.shape[1], key.shape[1])
+        scores = given[0].double() @ given[1].double().mT * (3 * attn.scale)
+        mask = options.get("attn_mask")
+        if options.get("is_causal"):
+            mask = torch.full(scores.shape[-2:], -torch.inf).triu(1)
+        probs = (scores if mask is None else scores + mask).softmax(-1)
+        self.used.append(probs.reshape(-1, *probs.shape[-2:]))
+        made = scaled_dot_product_attention(*given, scale=3 * attn.scale, **options)
+        return made.reshape(query.shape)
+
+
+class FiveAxes(Folded):
+    def axes(self, attn, part):
+        return part.unflatten(0, (-1, 1, attn.heads))
+
+
+class FirstRowsKeys(Folded):
+    """All rows attend to the text of the first."""
+
+    def axes(self, attn, part):
+        by_head = part.unflatten(0, (-1, attn.heads))
+        return by_head if by_head.shape[-2] != 77 else by_head[:1]
+
+
+class FoldedCausal(Folded):
+    def options(self, cells, keys):
+        return {"is_causal": True}
+
+
+class FoldedMasked(Folded):
+    def options(self, cells, keys):
+        return {"attn_mask": torch.linspace(-2, 2, keys)[None]}
+
+
+class OneHeadOfKeys(Folded):
+    def axes(self, attn, part):
+        by_head = part.unflatten(0, (-1, attn.heads))
+        return by_head if by_head.shape[-2] != 77 else by_head[:, :1]
+
+    def options(self, cells, keys):
+        return {"enable_gqa": True}
+
+
+class Unseen(Explicit):
+    """diffusers' softmax, and a product that no one can tell for one."""
+
+    def attend(self, attn, query, key, value, mask):
+        probs = self.edited(attn.get_attention_scores(query, key, mask))
+        self.used.append(probs.clone())
+        return (probs[..., None] * value[:, None]).sum(-2)
+
+
+class UnseenEdited(Unseen):
+    edited = Returns.edited
+
+
+class Mixes(Explicit):
+    """It changes what its probabilities made of the values."""
+
+    def attend(self, attn, query, key, value, mask):
+        return super().attend(attn, query, key, value, mask) + 0.5 * value.mean(1, keepdim=True)
+
+
+class MixesLater(Mixes):
+    def attend(self, *given):
+        return (Mixes if self.used else Explicit).attend(self, *given)
+
+
+class NoProjection(Explicit):
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None):
+        text = encoder_hidden_states
+        query, key, value = attn.to_q(hidden_states), attn.to_k(text), attn.to_v(text)
+        return torch.nn.functional.linear(
+            scaled_dot_product_attention(query, key, value), attn.to_out[0].weight
+        )
+
+
+OTHER_AXES = (Folded, FiveAxes, FirstRowsKeys, FoldedCausal, FoldedMasked, OneHeadOfKeys)
+SHOWN = (Explicit, InPlace, Returns, Later, Temperature, Einsum, ByHead, Sliced, Stores, Unseen)
+
+
+def ran(unet, passes=1, dtype=torch.float32):
+    generator = torch.Generator().manual_seed(0)
+    sample = torch.randn(2, 4, 16, 24, generator=generator).to(dtype)
+    text = torch.randn(2, 77, 32, generator=generator).to(dtype)
+    return torch.stack([unet(sample, 500 - i, text).sample for i in range(passes)])
+
+
+def watched_mid(kind, dtype=torch.float32):
+    """A UNet, and the processor of that kind in its middle."""
+    unet = make_unet().to(dtype)
+    processor = unet.get_submodule(MID).processor = kind()
+    return unet, processor
+
+
+def expected(processor, calls):
+    """``[images, N, T]`` in float64: the mean over some of its calls, and over its heads."""
+    used = torch.stack([processor.used[i] for i in calls]).double()
+    return used.unflatten(1, (2, -1)).mean((0, 2))
+
+
+@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16], daily=1), ids=str)
+@pytest.mark.parametrize("kind", tiered([*SHOWN, *OTHER_AXES], quick=2, daily=6))
+@torch.no_grad()
+def test_what_is_shown_is_what_was_used(kind, dtype):
+    unet, processor = watched_mid(kind, dtype)
+    before = ran(unet, 2, dtype)
+    processor.used.clear()
+    with capture(unet, layers="mid") as outer, capture(unet, kinds=("cross", "self")) as inner:
+        during = ran(unet, 2, dtype)
+    assert torch.equal(before, during)
+    assert unet.get_submodule(MID).processor is processor
+    rounded = kind is Unseen and dtype == torch.bfloat16  # computed anew from its query and key
+    for store in (outer, inner):
+        found = store.maps[MID].flatten(1, 2).double()
+        near = {"atol": 1e-5, "rtol": 4e-3 if rounded else 0}
+        torch.testing.assert_close(found, expected(processor, (0, 1)), **near)
+        if dtype == torch.float32:
+            assert (found.sum(-1) - 1).abs().max() < 1e-5
+
+
+@pytest.mark.weekly
+@torch.no_grad()
+def test_the_probabilities_of_these_processors_are_no_plain_softmax():
+    """That the test above can see a difference."""
+    with capture(unet := make_unet(), layers="mid") as store:
+        ran(unet)
+    plain = store.maps[MID].flatten(1, 2).double()
+    for kind in (InPlace, Returns, Temperature, Einsum, ByHead, Sliced, Stores, *OTHER_AXES):
+        unet, processor = watched_mid(kind)
+        ran(unet)
+        assert (expected(processor, (0,)) - plain).abs().max() > 1e-3, kind
+
+
+@pytest.mark.parametrize("change", ["scale", "get_attention_scores"])
+@torch.no_grad()
+def test_a_plain_processor_in_a_layer_with_a_scale_or_scores_of_its_own(change):
+    unet, processor = watched_mid(Explicit)
+    layer = unet.get_submodule(MID)
+    if change == "scale":
+        layer.scale *= 4
+    else:
+        own = layer.get_attention_scores
+        layer.get_attention_scores = lambda *given: sharpened(own(*given))
+    ran(unet)
+    layer.processor = AttnProcessor()
+    with capture(unet) as store:
+        ran(unet)
+    found = store.maps[MID].flatten(1, 2).double()
+    torch.testing.assert_close(found, expected(processor, (0,)), atol=1e-5, rtol=0)
+
+
+@pytest.mark.parametrize("kind", [UnseenEdited, Mixes, NoProjection])
+@torch.no_grad()
+def test_what_made_something_else_of_the_values_is_refused_at_once(kind):
+    unet, processor = watched_mid(kind)
+    with pytest.raises(RuntimeError, match=f"processor.*{kind.__name__}"):
+        with capture(unet):
+            ran(unet, 5)
+    assert len(processor.used) <= 1
+    assert unet.get_submodule(MID).processor is processor
+    with capture(unet, layers=["down", "up"]) as store:  # as the message says
+        ran(unet)
+    assert MID not in store.maps
+
+
+@torch.no_grad()
+@pytest.mark.slow
+def test_what_begins_later_is_refused_at_the_end():
+    unet, processor = watched_mid(MixesLater)
+    with pytest.raises(CaptureError, match=f"{MID}.*MixesLater"):
+        with capture(unet):
+            ran(unet, 3)
+    assert len(processor.used) == 3
+    with capture(unet := watched_mid(MixesLater)[0]):
+        ran(unet)
+
+
+@torch.no_grad()
+def test_a_later_mix_in_one_that_was_replaced_since_is_refused_as_well():
+    unet, _ = watched_mid(MixesLater)
+    with pytest.raises(CaptureError, match="MixesLater"):
+        with pytest.warns(match="1 attention processors were replaced"), capture(unet):
+            ran(unet, 2)
+            unet.get_submodule(MID).set_processor(AttnProcessor2_0())
+            ran(unet)
+
+
+class Reads(TorchDispatchMode):
+    """How often a value is read back from a tensor."""
+
+    number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += func is torch.ops.aten._local_scalar_dense.default
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.slow
+@torch.no_grad()
+def test_no_more_is_read_back_after_the_first_pass_than_of_a_plain_processor():
+    found = []
+    for kind in (AttnProcessor2_0, Returns):
+        unet, _ = watched_mid(kind)
+        with capture(unet):
+            for timestep in (5, 3):
+                with Reads() as reads:
+                    unet(torch.ones(2, 4, 16, 24), timestep, torch.ones(2, 77, 32))
+                found.append(reads.number)
+    first, later, checked, unchecked = found
+    assert later == unchecked
+    assert checked == first + 1
+
+
+def test_a_gradient_goes_through_what_was_used():
+    unet, processor = watched_mid(Returns)
+    text = torch.randn(2, 77, 32, requires_grad=True)
+    with capture(unet, layers="mid", grad=True) as store:
+        unet(torch.randn(2, 4, 16, 24), 5, text)
+    (slope,) = torch.autograd.grad(store.maps[MID][..., 5].sum(), text)
+    kept = [one.requires_grad for one in processor.used]
+    assert kept == [True]
+    assert slope.abs().sum() > 0
+
+
+@torch.no_grad()
+def test_one_that_shows_its_probabilities_twice_is_named():
+    class Two(TorchAttnProcessor):
+        def __call__(self, *args, **kwargs):
+            super().__call__(*args, **kwargs)
+            return super().__call__(*args, **kwargs)
+
+    unet, _ = watched_mid(Two)
+    with pytest.raises(RuntimeError, match="Two.*2"), capture(unet):
+        ran(unet)
+
+
+@pytest.mark.parametrize("row", few_are_quick(ROWS), ids=str)
+def test_the_processors_of_every_pipeline_are_plain(row):
+    """They pay nothing for the others, which rotate their queries. Joint attention is seen in a way
+    of its own."""
+    layers = find_layers(find_denoiser(row.make()).model)
+    watched = [one.module for one in layers if one.kind in ("cross", "self")]
+    for one in watched:
+        taken = inspect.signature(one.processor.__call__).parameters
+        rotates = {"image_rotary_emb", "query_rotary_emb", "rotary_emb", "freqs_cis"} & taken.keys()
+        assert is_plain(one, one.processor) != bool(rotates)
+    for one in watched:
+        one.set_processor(Explicit())
+    assert not any(is_plain(one, one.processor) for one in watched)
