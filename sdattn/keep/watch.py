@@ -103,6 +103,7 @@ class Watch(Subscriber):
             look = OtherTextLook(self.text_states, self.passes.frame_rows)
         observer = observing(inner, layer_sum.take, look, layer_sum.wanted)
         observer.stream = self.stream
+        observer.is_self = layer.kind == "self"
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
@@ -135,6 +136,8 @@ class Watch(Subscriber):
             for problem, times in observer.noted.items():
                 if times > 1:
                     raise CaptureError(f"{layer.name}: {problem}")
+            if self.store.keep.queries.cells is not None:
+                self.store.sums[layer.name].check_owners()
 
     def begin_run(self, first: Pass) -> None:
         if self.passes.runs < 2:

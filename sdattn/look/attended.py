@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -32,6 +32,8 @@ class Attended(ABC):
         self.heads = heads
         self.cells = cells
         self.keys = keys
+        # of self-attention: how far each row's keys are from every row's own
+        self.rows_apart: Mapping[str, Tensor] = {}
 
     @abstractmethod
     def of_rows(self, rows: Rows) -> Attended:

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import known_options
 from ..follow.pass_options import Guidance
+from ..follow.passes import CaptureError
 from ..keep.budget import Budget
 from ..keep.capture import watch_model
 from ..keep.keep import Heads, Keep, Selection, Steps
@@ -158,7 +159,8 @@ def capture(
             :mod:`sdattn.look.other_text`.
         device: where to hold the maps (default: where they are computed).
         dtype: dtype of the maps; running sums are float32 at least.
-        grad: keep the graph, so that a loss on the maps reaches the latents.
+        grad: keep the graph, so that a loss on the maps reaches the latents; not with gradient
+            checkpointing.
         latent_size: (rows, cols) of the queries of a model of yours; without it they are a single
             row. Models of diffusers know it, except those on torch's meta device whose grid is in
             the values of ids (FLUX).
@@ -181,7 +183,8 @@ def capture(
             :meth:`MapStore.spots` gives heatmaps. A pixel's cell is its row and column divided by
             the side of a cell: 8 pixels in UNets, mostly 16 in transformers, whose cells are
             patches; ``store.latent_size`` has their number. Floats below 1 are fractions of the
-            image's height and width. No ``[N, N]`` matrix is made.
+            image's height and width. No ``[N, N]`` matrix is made. Self-attention to another
+            image's keys (MasaCtrl) is refused on leaving.
         keys: what they attend to; ``"text"`` with ``queries="text"`` keeps the text's attention to
             itself, ``[images, (steps,) (heads,) T, T]``, a row for each query.
         step_call: number of the call that counts, from 0, for a pipeline that calls its model
@@ -200,7 +203,7 @@ def capture(
         ValueError: an option does not fit; the message lists the choices.
         ValueError: while the first call of the model begins, ``max_bytes`` is too little.
         CaptureError: on leaving, nothing was captured; while running, the batch or the size
-            changed, or a second run began.
+            changed, or a second run began; on entering it a second time.
         RuntimeError: a layer's attention cannot be seen, or did not produce its output.
     """
     keep = Keep.of(
@@ -218,7 +221,7 @@ def capture(
         queries=queries,
         keys=keys,
     )
-    return watch_model(
+    watching = watch_model(
         target,
         MapStore,
         keep,
@@ -231,3 +234,24 @@ def capture(
         step_call=step_call,
         max_bytes=max_bytes,
     )
+    return _EnteredOnce(watching)
+
+
+class _EnteredOnce(AbstractContextManager[MapStore]):
+    """A context manager that refuses a second entry by name."""
+
+    def __init__(self, watching: AbstractContextManager[MapStore]):
+        self._watching: AbstractContextManager[MapStore] | None = watching
+        self._exit = watching.__exit__
+
+    def __enter__(self) -> MapStore:
+        if self._watching is None:
+            raise CaptureError(
+                "This capture() was entered before, and one holds one run. Call capture() again "
+                "for each `with`, also for nested ones."
+            )
+        watching, self._watching = self._watching, None
+        return watching.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._exit(*error)

@@ -218,6 +218,7 @@ def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
     grid: Size = ()
     finest_layers = [layer for layer in held if layer.level == finest]
     for layer in finest_layers:
+        store.sums[layer.name].check_owners()
         maps = over_steps(store, layer.name, store.maps[layer.name], preset)
         maps = maps.mean(1) if store.keep.heads.each else maps  # [images, (frames,) rows, cols, N]
         grid = tuple(maps.shape[1:-1])

@@ -23,7 +23,7 @@ from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.images import AnyImage, as_image
 from ..inversion import invert as inversion
 from ..inversion.images import at_own_size, encode, fit
-from ..inversion.schedules import schedule_of
+from ..inversion.schedules import check_scheduler, schedule_of
 from ..inversion.stand_ins import Noised, noised
 from ..keep.budget import Budget
 from ..loading.pipelines import facts_of
@@ -78,8 +78,8 @@ def explain(
 
     Args:
         pipe: text-to-image pipeline: SD 1.x, 2.x, SDXL, SD3, FLUX.1, FLUX.2 or Qwen-Image. Its
-            noise schedule is used with any scheduler. The guidance that FLUX takes as an input
-            keeps the pipeline's default. Or a model to load, ``"demo"``.
+            noise schedule is used, whatever the steps of its scheduler. The guidance that FLUX
+            takes as an input keeps the pipeline's default. Or a model to load, ``"demo"``.
         image: an image of any size and mode, see :func:`sdattn.inversion.images.fit`, its array or
             its file; or a list of several that are fitted to one size, which run in one batch.
         prompt: a description of the image; one per image.
@@ -107,7 +107,8 @@ def explain(
         whole way. A low value means that the maps describe something else than the image.
 
     Raises:
-        TypeError: another kind of pipeline, or ``image`` is no PIL image.
+        TypeError: another kind of pipeline, a scheduler that shows the model other timesteps or
+            noise (EDM's), or ``image`` is no PIL image.
         ValueError: an empty image or prompt, numbers or sizes that do not match, an impossible
             timestep or option; maps beyond ``max_bytes``.
         KeyError: a word is in none of the prompts.
@@ -250,6 +251,7 @@ def _fitted(
 
 def _checked_timesteps(pipe: Pipeline, timesteps: Any, invert: bool) -> list[int]:
     """Return the timesteps, noisiest first; empty for an inversion, which has its own."""
+    check_scheduler(pipe)
     most = pipe.scheduler.config.num_train_timesteps
     if invert and image_latents_of(pipe).noise == "flow":
         text = (
