@@ -21,9 +21,10 @@ from torch.nn.functional import pad
 
 from ..attention.calls import AttentionCall, Rows
 from ..attention.device_copies import DeviceCopies
+from ..attention.recording import addend
 from ..follow.run_part import RunPart
 from ..models.layers import AttentionLayer
-from .attended import Attended, Columns, addend
+from .attended import Attended, Columns
 from .sdpa import TORCHS
 
 
