@@ -192,8 +192,8 @@ def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
 
     from sdattn.batch.storage.disk import Disk
     from sdattn.batch.storage.layouts import Folders
-    from sdattn.runs.drawings import USUAL
     from sdattn.runs.folder import pack_with_page
+    from sdattn.runs.parts import USUAL
 
     from .random_run import random_run
 

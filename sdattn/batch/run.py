@@ -23,8 +23,8 @@ from ..loading.devices import checked_device
 from ..loading.digests import digest
 from ..loading.outline import outline
 from ..maps.presets import preset_of
+from ..models.facts import makes_videos
 from ..models.pipeline import Pipeline
-from ..models.sizes import makes_videos
 from ..runs.editrun import EditRun
 from ..runs.imagerun import ImageRun
 from ..runs.info import FORMAT as RUN_FORMAT

@@ -12,8 +12,7 @@ from safetensors.torch import load
 from sdattn.batch.storage.disk import Disk
 from sdattn.batch.storage.parquets import Parquets
 
-from sdattn.batch import open_batch
-from sdattn.runs.drawings import PARTS
+from sdattn.runs.parts import PARTS
 
 OF_IMAGES = tuple(part for part in PARTS if part != "video")
 
