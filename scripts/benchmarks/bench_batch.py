@@ -189,9 +189,9 @@ def print_memory(found: dict[str, dict[int, float]]) -> None:
 def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
     """Milliseconds of one core and MB an item, by what is saved."""
     import torch
-
     from sdattn.batch.storage.disk import Disk
     from sdattn.batch.storage.layouts import Folders
+
     from sdattn.runs.folder import pack_with_page
     from sdattn.runs.parts import USUAL
 

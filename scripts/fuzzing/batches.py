@@ -9,8 +9,9 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-from sdattn.batch import verify
 from sdattn.batch.storage.formats import FORMATS
+
+from sdattn.batch import verify
 
 from . import World, kind
 

@@ -116,22 +116,25 @@ def _stale_pages(place: Place, manifest: Manifest) -> list[str]:
 
 
 def remove_litter(place: Place, manifest: Manifest) -> list[str]:
-    """Remove what no record names from ``shards/`` and return it: what an older record named, or a
-    kill left before its record. What is younger than an hour may still get a record, and stays; so
-    do items in folders whose shard is not done, since they need not be drawn again."""
+    """Remove what no record names from ``shards/`` and return it: what an older record named. What
+    is younger than an hour may still get a record, and stays; so does all of a shard without a
+    sound record, whose items need not be lost."""
     place.remove_temporary()
     named, done = set[str](), set[str]()
     for record in read_records(place, manifest.input.shards):
         done.add(f"{record.number:06d}")
         named |= {record_name(record.number), *(row["place"] for row in record.whole)}
         named |= {file.name for file in (record.data, record.sheet) if file is not None}
+    unfinished = {f"{number:06d}" for number in range(manifest.input.shards)} - done
     removed = []
     for name, written in _entries(place, "shards").items():
         path = f"shards/{name}"
-        if manifest.settings.format != "folder" or not name.isdecimal():
+        if name[:6] in unfinished:
+            continue
+        if manifest.settings.format != "folder" or name not in done:
             if path not in named and time.time() - written > _LITTER:
                 removed.append(path)
-        elif name in done:
+        else:
             items = _entries(place, path).items()
             old = {f"{path}/{item}" for item, at in items if time.time() - at > _LITTER}
             removed += sorted(old - named)

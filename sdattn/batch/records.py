@@ -189,6 +189,10 @@ def read_record(place: Place, number: int) -> ShardRecord | None:
             f"{place.root / record_name(number)} is not what was written: its own checksum differs"
         )
     head, *rows = (json.loads(line) for line in lines[:-1])
+    if head["shard"] != number:
+        raise InvalidValueError(
+            f"{place.root / record_name(number)} is the record of shard {head['shard']}"
+        )
     data_file, sheet = (
         ShardFile(**head[name]) if head[name] else None for name in ("data", "sheet")
     )

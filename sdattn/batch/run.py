@@ -214,12 +214,12 @@ def manifest_of(request: Request, loaded: Loaded, plan: Plan) -> Manifest:
 def claim(place: Place, manifest: Manifest, plan: Plan, *, force: bool) -> None:
     """Make a folder this run's. If another input, model or setting made it, raise ValueError; with
     ``force`` change it: shards that differ have other fingerprints and are drawn again."""
+    is_same = False
     if (place.root / "batch.json").exists():
         old = read_manifest(place)
         differences = _differences(old, manifest)
-        if not differences:
-            return
-        if not force:
+        is_same = old.input.bad_lines_sha256 == manifest.input.bad_lines_sha256 and not differences
+        if differences and not force:
             raise InvalidValueError(
                 f"{place.root} belongs to another run: {'; '.join(differences)}. Choose another "
                 "`folder`, or pass `force=True` to draw again what differs."
@@ -230,7 +230,8 @@ def claim(place: Place, manifest: Manifest, plan: Plan, *, force: bool) -> None:
         place.publish("bad_lines.jsonl", plan.bad_file.read_bytes())
     else:
         place.remove("bad_lines.jsonl")
-    place.publish("batch.json", manifest.sealed())
+    if not is_same:
+        place.publish("batch.json", manifest.sealed())
 
 
 def _differences(before: Manifest, now: Manifest) -> list[str]:

@@ -35,7 +35,9 @@ class MaskSettings:
         else:
             known = 0 < share < 1
         if not known:
-            raise refuse("mask_threshold", share, "a share of the range above 0 and below 1, or 'otsu'")
+            raise refuse(
+                "mask_threshold", share, "a share of the range above 0 and below 1, or 'otsu'"
+            )
 
     def selects(self, word: str) -> bool:
         """Check whether a word gets a mask."""

@@ -16,6 +16,7 @@ from sdattn.batch.input.plan import digest_model
 import sdattn
 from sdattn import load_pipeline
 from sdattn.loading.devices import device_of
+from sdattn.loading.digests import digest_model
 from sdattn.loading.folder import PipelineFolder, _large, fitting_scheduler, quantized
 from sdattn.loading.locating import is_hub_id
 from sdattn.loading.options import LoadingOptions, options_of

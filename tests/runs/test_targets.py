@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 from helpers.small_runs import saved, small_run
 from helpers.trees import tree
-from sdattn.batch.storage.manifest import FORMAT as BATCH_FORMAT
 
 from sdattn import diff, load_run
+from sdattn.batch.records import FORMAT as BATCH_FORMAT
 from sdattn.files.records import sealed
 from sdattn.files.writing import write_files
 from sdattn.runs.info import FORMAT

@@ -1,0 +1,217 @@
+"""`verify` names every harm, litter goes, and a run's command writes its summaries again."""
+
+import os
+import random
+import shutil
+from datetime import UTC, datetime
+
+import fsspec
+import pytest
+from helpers.batch_draws import draw, watch_models  # noqa: F401
+from helpers.batch_runs import FORMATS, files_of, manifest, new_run, pack, three
+from helpers.storages import memory_bucket, quick_waits  # noqa: F401
+from PIL import Image
+
+from sdattn.batch import verify
+from sdattn.batch.checking import card_of, remove_litter
+from sdattn.batch.gallery.sheets import make_sheet, tile_of_images
+from sdattn.batch.records import ShardFile, read_record, record_name
+from sdattn.files.place import Place
+from sdattn.files.writing import sha256
+
+each_format = pytest.mark.parametrize("format", FORMATS)
+BAD = b'{"line": 5, "reason": "no prompt", "text": "{}"}\n'
+FAILED = {"id": "d", "line": 4, "prompt": "a cat", "seed": 4, "failed": "no", "traceback": "no"}
+SUMMARIES = ("metadata.jsonl", "errors.jsonl", "README.md", "index.html")
+
+
+def finished(root, format):
+    """A run with all kinds of files: items a, b with a sheet, and c; d has failed."""
+    more = {"bad_lines": 1, "bad_lines_sha256": sha256(BAD), "save": ["image", "overlays", "maps"]}
+    new_run(root, three(), failed=[FAILED], format=format, **more)
+    place = Place(root)
+    place.publish("bad_lines.jsonl", BAD)
+    record, tile = read_record(place, 0), tile_of_images(Image.new("RGB", (96, 64)), None)
+    image, _ = make_sheet([tile, tile])
+    checksum = sha256(image)
+    sheet = ShardFile(f"shards/000000-{checksum[:6]}.webp", len(image), checksum)
+    place.publish(sheet.name, image)
+    place.publish(record_name(0), type(record)(0, "f", record.data, sheet, record.rows).packed())
+    return place
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    return {format: finished(root / format, format) for format in FORMATS}
+
+
+@pytest.fixture
+def run(runs, tmp_path, format):
+    """A run to harm."""
+    return Place(shutil.copytree(runs[format].root, tmp_path / "run"))
+
+
+def flipped(data, chance):
+    number = chance.randrange(8 * len(data))
+    return (
+        data[: number // 8] + bytes([data[number // 8] ^ 1 << number % 8]) + data[number // 8 + 1 :]
+    )
+
+
+def cut(data, chance):
+    return data[: chance.randrange(len(data))]
+
+
+def removed(data, chance):
+    return None
+
+
+def check_named(place, harm, *names):
+    """Harm files; verify names each, an item's with its id; put them back."""
+    before = {name: (place.root / name).read_bytes() for name in names}
+    chance = random.Random(f"{harm.__name__} {names}")
+    for name, data in before.items():
+        (place.root / name).unlink()
+        if (harmed := harm(data, chance)) is not None:
+            (place.root / name).write_bytes(harmed)
+    try:
+        _, problems = verify(place.root)
+    except (OSError, ValueError) as error:
+        problems = [str(error)]
+    for name in names:
+        shard, _, of_item = name.removeprefix("shards/").partition("/")
+        item, _, file = of_item.partition("/")
+        told = (f"{item[0]}: ", file) if of_item else (name,)
+        assert any(all(text in problem for text in told) for problem in problems), (name, problems)
+    for name, data in before.items():
+        (place.root / name).write_bytes(data)
+    assert files_of(place.root).keys() >= before.keys()
+
+
+@each_format
+@pytest.mark.parametrize("harm", [flipped, cut, removed])
+def test_every_harm_of_every_file_is_named(run, format, harm):
+    assert verify(run.root) == (3, [])
+    before = files_of(run.root)
+    for path in run.root.rglob("*"):
+        os.utime(path, (0, 0))  # no harm makes litter of the rest
+    data = [name for name in before if "/" in name and not name.endswith((".jsonl", "run.json"))]
+    check_named(run, harm, "bad_lines.jsonl", *data)
+    for name in before:
+        if name.endswith("run.json") or name in ("batch.json", record_name(0), record_name(2)):
+            check_named(run, harm, name)
+    check_named(run, harm, *SUMMARIES)
+    assert files_of(run.root) == before
+
+
+@each_format
+def test_what_belongs_to_nobody_is_named(run, format):
+    data = run.read(record_name(1))
+    run.publish(record_name(1), run.read(record_name(0)))
+    assert any("000001.jsonl is the record of shard 0" in one for one in verify(run.root)[1])
+    run.publish(record_name(1), data)
+    if format == "folder":
+        location = read_record(run, 0).rows[0]["place"]
+        run.publish(f"{location}/heatmaps/foreign.txt", b"x")
+        problem = f"a: heatmaps/foreign.txt is not the run's (in {location})"
+        assert verify(run.root)[1] == [problem]
+
+
+# Litter
+
+
+@pytest.fixture(params=["disk", "memory"])
+def root(request, tmp_path):
+    return (
+        tmp_path / "run" if request.param == "disk" else request.getfixturevalue("memory") / "run"
+    )
+
+
+def grow_old(place, *names):
+    """As if these, and all below, had been written long ago."""
+    for name in names:
+        if place.is_remote:
+            for path, file in fsspec.filesystem("memory").store.items():
+                if f"{path}/".startswith(f"{place.root.path}/{name}/"):
+                    file.created = datetime.fromtimestamp(0, UTC)
+        else:
+            path = place.root / name
+            for each in (path, *path.rglob("*")):
+                os.utime(each, (0, 0))
+
+
+def names_in(place):
+    return {f"shards/{name}" for name in place.files("shards", deep=True)}
+
+
+@each_format
+def test_what_no_record_names_goes_once_it_is_old(root, format):
+    new_run(root, three(), format=format)
+    place, made = Place(root), manifest(format=format)
+    named = names_in(place)
+    ending = {"webdataset": "tar"}.get(format, format)
+    litter = {f"shards/000000-00000{n}.{ending}" for n in (1, 2)}
+    litter |= {f"shards/000000-00000{n}.webp" for n in (1, 2)}
+    if format == "folder":
+        litter = {f"shards/000000/a-00000{n}/{name}" for n in (1, 2) for name in pack("a")}
+        litter |= {"shards/000001-000001.webp", "shards/000000-000002.tar"}
+    for name in litter:
+        place.publish(name, b"x")
+    assert remove_litter(place, made) == [] and names_in(place) == named | litter
+    old = {name for name in litter if "000001" in name.split("-", 1)[1]}
+    units = {"/".join(name.split("/")[:3]) for name in old}
+    grow_old(place, *units, *named)
+    assert set(remove_litter(place, made)) == units
+    assert names_in(place) == named | litter - old
+
+
+@each_format
+def test_nothing_of_a_shard_without_a_sound_record_is_litter(root, format):
+    """Its items may be whole, and its record can come back."""
+    new_run(root, three(), format=format)
+    place, made = Place(root), manifest(format=format)
+    place.publish(record_name(0), b"damaged")
+    place.remove(record_name(1))
+    before = names_in(place)
+    grow_old(place, "shards")
+    assert remove_litter(place, made) == [] and names_in(place) == before
+
+
+@each_format
+def test_what_a_longer_list_left_is_litter(root, format):
+    new_run(root, three(), format=format)
+    place = Place(root)
+    place.remove(record_name(1))
+    grow_old(place, "shards")
+    assert remove_litter(place, manifest(format=format, shards=1)) != []
+    assert not any("000001" in name for name in names_in(place))
+
+
+# What is made from the records
+
+
+def test_a_runs_command_writes_damaged_summaries_again(model, tmp_path):
+    lines = [{"prompt": "a cat"}, {"prompt": 5}]
+    draw(model, tmp_path / "run", lines)
+    before = files_of(tmp_path / "run")
+    for name in ("metadata.jsonl", "README.md", "bad_lines.jsonl"):
+        (tmp_path / "run" / name).write_bytes(before[name][:-9])
+    for name in ("errors.jsonl", "index.html"):
+        (tmp_path / "run" / name).unlink()
+    assert len(verify(tmp_path / "run")[1]) == 1  # the others are compared with sound records only
+    assert draw(model, tmp_path / "run", lines).before == 1
+    assert files_of(tmp_path / "run") == before and verify(tmp_path / "run") == (1, [])
+
+
+def test_the_card_names_the_files_of_each_format():
+    def card(format, **more):
+        return card_of(manifest(format=format, **more).settings, ["Category"]).decode()
+
+    assert "path:\n    - metadata.jsonl\n    - shards/*/*/image.png\n---" in card("folder")
+    assert "- metadata.jsonl\n---" in card("folder", save=["maps"])
+    assert card("parquet").endswith("path:\n    - shards/*.parquet\n---\n")
+    tar = card("webdataset", save=["maps", "video"], video_format="mp4")
+    assert "- shards/*.tar\n" in tar and "name: video.mp4\n    dtype: binary" in tar
+    assert "- name: png\n    dtype: image" in tar and 'name: "Category"' in tar
+    assert "png" not in card("webdataset", save=["maps"])

@@ -1,0 +1,146 @@
+"""Runs in S3, of a server that the test starts: parts at once, and a server that fails."""
+
+import random
+import socket
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+
+import fsspec
+import pytest
+from helpers.batch_draws import ALL, SMALL
+from helpers.batch_runs import FORMATS, files_of
+from helpers.storages import quick_waits  # noqa: F401
+from helpers.tiers import tiered
+
+from sdattn.batch import Request, open_batch, run_batch, status, verify
+from sdattn.files.place import Place
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # within botocore and moto
+]
+KEYS = {"key": "testing", "secret": "testing"}
+PARTS = 4
+
+
+@pytest.fixture(scope="module")
+def server():
+    from moto.server import ThreadedMotoServer
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    made = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    made.start()
+    yield f"http://127.0.0.1:{port}"
+    made.stop()
+
+
+@pytest.fixture
+def bucket(server, monkeypatch, quick):
+    """The address of a bucket that is there."""
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
+    setting = {"endpoint_url": server, "client_kwargs": {"region_name": "eu-west-1"}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", {**setting, **KEYS})
+    files = fsspec.filesystem("s3", use_listings_cache=False)
+    if not files.exists("bucket"):
+        files.mkdir("bucket")
+    yield "s3://bucket"
+    monkeypatch.setitem(fsspec.config.conf, "s3", setting)
+
+
+@pytest.fixture
+def request_of(model, tmp_path):
+    """The same run, drawn into any place."""
+    source = tmp_path / "in.txt"
+    source.write_text("\n".join(ALL))
+    usual = {"options": SMALL, "device": "cpu", "save": ("image", "maps"), "batch_size": 2}
+    return lambda out, format: Request(source, out, str(model), format=format, **usual)
+
+
+def objects_of(address):
+    place = Place(address)
+    return {n: place.read(n) for n in place.files(deep=True) if not n.startswith(".sdattn-")}
+
+
+@pytest.mark.parametrize("format", tiered(FORMATS, 0, 3))
+def test_four_parts_at_once_make_the_run_of_the_disk(bucket, request_of, tmp_path, format):
+    there = f"{bucket}/{format}"
+    run_batch(request_of(tmp_path / "run", format))
+    parts = [replace(request_of(there, format), part=(n, PARTS)) for n in range(1, PARTS + 1)]
+    with ThreadPoolExecutor(PARTS) as pool:
+        outcomes = [*pool.map(run_batch, parts)]
+    assert sum(outcome.whole for outcome in outcomes) == len(ALL)
+    assert not any(outcome.exit_code for outcome in outcomes)
+    assert objects_of(there) == files_of(tmp_path / "run")
+    assert verify(there) == (len(ALL), [])
+    assert status(there).whole == len(ALL)
+    item = [*open_batch(there)][3]
+    assert open_batch(there)[item].info == open_batch(tmp_path / "run")[item].info
+    assert run_batch(request_of(there, format)).before == len(ALL)
+
+
+class Failing:
+    """A storage that fails some calls, before or after they had their effect."""
+
+    def __init__(self, files, share):
+        self.files, self.share, self.chance = files, share, random.Random(7)
+
+    def __getattr__(self, name):
+        own = getattr(self.files, name)
+
+        def call(*args, **options):
+            fails = self.chance.random() < self.share
+            if fails and self.chance.random() < 0.5:
+                raise TimeoutError("the server is busy")
+            found = own(*args, **options)
+            if fails:
+                raise ConnectionResetError("the answer was lost")
+            return found
+
+        return call if callable(own) else own
+
+
+@pytest.mark.parametrize(
+    ("share", "format"), [*((0.1, format) for format in FORMATS), (0.4, "folder")]
+)
+def test_a_server_that_fails_loses_nothing(
+    bucket, request_of, tmp_path, monkeypatch, share, format
+):
+    """One call in ten; then as many that commands end with an error, and go on."""
+    there, errors = f"{bucket}/failing-{share}-{format}", 0
+    run_batch(request_of(tmp_path / "run", format))
+    url_to_fs = fsspec.url_to_fs
+
+    def failing(url, **options):
+        files, path = url_to_fs(url, **options)
+        return Failing(files, share), path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsspec, "url_to_fs", failing)
+        for errors in range(200):
+            try:
+                outcome = run_batch(request_of(there, format))
+                break
+            except OSError as error:
+                assert (
+                    "s3://bucket/failing" in str(error) and "busy" in str(error)
+                ) or "lost" in str(error)
+    assert (outcome.whole, outcome.exit_code) == (len(ALL), 0)
+    assert errors < 20 if share < 0.2 else errors > 0
+    assert verify(there) == (len(ALL), [])
+    assert objects_of(there) == files_of(tmp_path / "run")
+
+
+def test_what_cannot_be_written_is_refused_in_a_line(bucket, request_of, monkeypatch):
+    with pytest.raises(OSError, match=r"^Cannot write to s3://nobucket/run: .*\.$") as refused:
+        run_batch(request_of("s3://nobucket/run", "folder"))
+    assert "\n" not in str(refused.value)
+    setting = {name: value for name, value in fsspec.config.conf["s3"].items() if name not in KEYS}
+    monkeypatch.setitem(fsspec.config.conf, "s3", setting)
+    with pytest.raises(OSError, match=r"^s3://bucket/run cannot be reached: .*redentials"):
+        run_batch(request_of("s3://bucket/run", "folder"))
