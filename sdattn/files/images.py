@@ -12,11 +12,11 @@ from PIL import Image, UnidentifiedImageError
 
 from ..errors import InvalidTypeError, InvalidValueError, access_error
 
-SUFFIXES = (
+SUFFIXES: tuple[str, ...] = (
     *(".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
     *(".avif", ".heic", ".heif"),  # not read by every Pillow
 )
-UNREAD = (  # images too
+UNREAD: tuple[str, ...] = (  # images too
     *(".jxl", ".jp2", ".psd", ".svg", ".tga", ".ico", ".ppm", ".eps", ".pdf"),
     *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf"),
 )
