@@ -128,8 +128,8 @@ def test_a_server_that_fails_loses_nothing(
                 break
             except OSError as error:
                 assert (
-                    "s3://bucket/failing" in str(error)
-                    and "busy" in str(error)
+                    ("s3://bucket/failing" in str(error)
+                    and "busy" in str(error))
                     or "lost" in str(error)
                 )
     assert (outcome.whole, outcome.exit_code) == (len(ALL), 0)
