@@ -52,7 +52,7 @@ class World:
 
 def draw(source: Path, out: Path, format: str, **more) -> Path:
     from sdattn.batch import Request, run_batch
-    from sdattn.runs.drawings import PARTS
+    from sdattn.runs.parts import PARTS
 
     options = {"num_inference_steps": 1}
     of_images = [part for part in PARTS if part != "video"]

@@ -12,7 +12,8 @@ from tempfile import TemporaryDirectory, gettempdir
 from ..files.paths import file_name
 from ..files.temporary import remove_abandoned, temporary_name
 from ..runs.folder import pack_with_page
-from ..runs.run import Run, run_folders
+from ..runs.run import Run
+from ..runs.targets import run_folders
 
 _SIDE = 160  # pixels of the longer side of a small image
 _PREFIX = "sdattn-app-"

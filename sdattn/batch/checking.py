@@ -23,8 +23,9 @@ from safetensors.torch import load
 from ..files.place import Place
 from ..files.writing import sha256
 from ..maps.presets import Preset
-from ..runs.info import MAPS, RunInfo, read_info
-from ..runs.unpacking import VIDEOS, map_shapes
+from ..runs.info import RunInfo, read_info
+from ..runs.parts import MAPS, VIDEOS
+from ..runs.unpacking import map_shapes
 from .formats import FORMATS, RUN, Format, file_sha256, format_of
 from .gallery import About, gallery_pages
 from .records import (

@@ -13,11 +13,10 @@ from ..edit.editing import EditOptions, prepare
 from ..errors import InvalidValueError
 from ..inversion.images import fitted_size
 from ..loading.quiet import only_errors
-from ..models.call_facts import images_a_prompt
+from ..models.facts import images_a_prompt, makes_videos
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options
 from ..models.reading import read_prompts
-from ..models.sizes import makes_videos
 from ..models.values import check_text
 from ..prompts.tokens import Prompt
 from ..runs.explaining import check_explained

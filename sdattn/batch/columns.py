@@ -43,7 +43,7 @@ def meant(name: str) -> str | None:
 
 
 class Split(NamedTuple):
-    """Names in a row: of the prompt, of fields for an item, of columns to keep."""
+    """Names of a row's columns: the prompt, an item's fields, those to keep."""
 
     prompt: str
     fields: list[str]

@@ -29,9 +29,9 @@ from ..errors import InvalidValueError, MissingFileError, optional
 from ..files.place import Files, Place
 from ..files.writing import sha256
 from ..maps.statistics import NUMBERS
-from ..runs.info import MAPS, read_info
+from ..runs.info import read_info
 from ..runs.packing import pack_maps
-from ..runs.unpacking import VIDEOS
+from ..runs.parts import MAPS, VIDEOS
 from .records import Manifest, ShardFile, ShardRecord, row_of
 
 RUN = "run.json"

@@ -29,7 +29,7 @@ class Item:
         id: name of its folder, unique even if letter case is ignored.
         line: number in the list, from 1.
         words: words and phrases to keep of :attr:`text`; None for all.
-        options: of the pipeline's call.
+        options: arguments of the call of the pipeline.
         edit_to: the prompt of the image, which is then an edit of :attr:`prompt`'s.
         columns: further columns of the list, name to text, for the item's row.
         image: the image to explain, with the prompt as its caption; None: it is drawn.

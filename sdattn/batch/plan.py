@@ -24,8 +24,8 @@ import numpy as np
 
 from ..errors import InvalidValueError, OptionError
 from ..files.terminal import say, shown
+from ..models.facts import makes_videos
 from ..models.pipeline import Options, Pipeline
-from ..models.sizes import makes_videos
 from ..models.values import checked_seeds
 from ..runs.explaining import is_decided
 from .checks import Checks, Job

@@ -11,12 +11,12 @@ from ..errors import InvalidValueError, OptionError, RunError, refuse
 from ..loading.pipelines import load_pipeline
 from ..loading.quiet import quiet_libraries
 from ..maps.presets import Preset, preset_of
+from ..models.facts import makes_videos
 from ..models.pipeline import Options
-from ..models.sizes import makes_videos
 from ..runs.editrun import EditRun
 from ..runs.imagerun import ImageRun
-from ..runs.info import MAPS
 from ..runs.packing import heatmaps_from, pack_run
+from ..runs.parts import MAPS
 from .checks import Job, check_items
 from .drawing import BatchDrawer
 from .items import BadLine, Item, item_of, number

@@ -14,7 +14,7 @@ from ..files.paths import inside
 from ..files.place import Place
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
-from ..runs.unpacking import READ
+from ..runs.parts import READ
 from .formats import format_of
 from .records import WORD_LABELS, read_manifest, read_records, record_name, rows_in_order
 

@@ -13,7 +13,7 @@ from ..loading.options import LoadingOptions
 from ..maps.masks import MaskSettings
 from ..maps.presets import PRESETS, Preset
 from ..models.pipeline import Options
-from ..runs.drawings import PARTS, USUAL, USUAL_OF_IMAGES
+from ..runs.parts import PARTS, USUAL, USUAL_OF_IMAGES
 from .formats import FORMATS, require_pyarrow
 from .tables import KINDS
 
@@ -40,7 +40,7 @@ class Request:
         format: one of :data:`sdattn.batch.formats.FORMATS`: ``"folder"``, one folder per item, or
             ``"webdataset"``, tar files of many, or ``"parquet"``, which needs pyarrow.
         preset: preset of the heatmaps.
-        save: some of :data:`sdattn.runs.drawings.PARTS` (default: the usual ones, see
+        save: some of :data:`sdattn.runs.parts.PARTS` (default: the usual ones, see
             :meth:`parts`).
         mask_words: words to make masks of (default: all).
         mask_threshold: share of a map's range above which its mask is white, or ``"otsu"``

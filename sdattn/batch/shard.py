@@ -24,14 +24,15 @@ from ..loading.digests import digest, digest_model
 from ..loading.pipelines import load_pipeline
 from ..maps.masks import MaskSettings
 from ..maps.requirements import columns_of
+from ..models.facts import makes_videos
 from ..models.layers import find_denoiser
 from ..models.pipeline import Pipeline
-from ..models.sizes import makes_videos
 from ..runs.drawings import drawings
 from ..runs.editrun import EditRun
 from ..runs.folder import pack_with_page
 from ..runs.imagerun import ImageRun
-from ..runs.info import MAPS, RunInfo, read_info
+from ..runs.info import RunInfo, read_info
+from ..runs.parts import MAPS
 from ..runs.unpacking import open_png, unpack_run
 from .checks import Job
 from .drawing import BatchDrawer, trim_heap

@@ -292,7 +292,7 @@ def open_saved(folder: str) -> Any:
 
 def names_below(folder: AnyPath) -> list[str]:
     """Return the paths of a folder's files, sorted, without hidden ones."""
-    names = files_below(folder) if isinstance(folder, Path) else sorted(folder.sizes())
+    names = files_below(folder) if isinstance(folder, Path) else sorted(folder.listing(deep=True))
     return [name for name in names if "/." not in f"/{name}"]
 
 

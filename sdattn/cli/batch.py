@@ -13,7 +13,6 @@ from ..errors import InvalidValueError, size_text
 from ..files.terminal import counted, say
 from . import options
 from .checks import Checks
-from .messages import in_options
 from .output import Output
 
 _LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for its jobs
@@ -41,17 +40,19 @@ def batch(
             metavar="SOURCE",
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder, or s3://BUCKET/RUN.")] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder, or s3://BUCKET/RUN.")
+    ] = None,
     model: options.Model = "demo",
     seed: Annotated[
         int, typer.Option(help="Seed of the first prompt; each later line adds 1.")
     ] = 0,
-    steps: options.Steps = None,
-    guidance: options.Guidance = None,
-    negative: options.Negative = None,
+    num_inference_steps: options.Steps = None,
+    guidance_scale: options.Guidance = None,
+    negative_prompt: options.Negative = None,
     width: options.Pixels = None,
     height: options.Pixels = None,
-    frames: options.Frames = None,
+    num_frames: options.Frames = None,
     set_: options.Settings = None,
     preset: options.Preset = "default",
     refine: options.Refine = None,
@@ -79,8 +80,9 @@ def batch(
             autocompletion=options.list_of(*_PARTS),
         ),
     ] = None,
-    words: Annotated[
-        str | None, typer.Option(help="Comma-separated words to make masks of (default: all).")
+    mask_words: Annotated[
+        str | None,
+        typer.Option("--words", help="Comma-separated words to make masks of (default: all)."),
     ] = None,
     mask_threshold: Annotated[
         str | None,
@@ -166,7 +168,7 @@ def batch(
       sdattn batch --status RUN
     """
     if (status or verify) and (
-        prompts is not None or photos is not None or out is not None or (status and verify)
+        prompts is not None or photos is not None or folder is not None or (status and verify)
     ):
         raise typer.BadParameter("--status and --verify each take a run and nothing else.")
     if status:
@@ -175,10 +177,17 @@ def batch(
         return _verify(output, verify)
     if (prompts is None) == (photos is None):
         raise typer.BadParameter("Pass a file of prompts, or --photos SOURCE.")
-    if out is None and not dry_run:
+    if folder is None and not dry_run:
         raise typer.BadParameter("Pass --out RUN.")
     checks = Checks()
-    given = options.pipeline_options(steps, guidance, negative, width, height, frames)
+    given = options.pipeline_options(
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        negative_prompt=negative_prompt,
+        width=width,
+        height=height,
+        num_frames=num_frames,
+    )
     given |= checks.settings(set_)
     checks.refuse()
     from ..batch.request import Request
@@ -188,7 +197,7 @@ def batch(
     request = Request(
         source=prompts,
         photos=photos,
-        out=out or "dry-run",
+        out=folder or "dry-run",
         model=model,
         options=given,
         seed=seed,
@@ -198,7 +207,7 @@ def batch(
         preset=preset_of(preset, refine),
         format=format_,
         save=None if save is None else _names(save),
-        mask_words=None if words is None else _names(words),
+        mask_words=None if mask_words is None else _names(mask_words),
         mask_threshold=_threshold(mask_threshold),
         part=None if part is None else _part(part),
         strict=strict,
@@ -221,7 +230,7 @@ def batch(
     try:
         request.check()
     except InvalidValueError as error:
-        raise typer.BadParameter(in_options(error)) from error
+        raise typer.BadParameter(str(error)) from error
     # A wrong request is a usage error, exit code 2; a wrong input is 1.
     if dry_run:
         return _print_forecast(output, request)

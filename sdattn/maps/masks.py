@@ -29,13 +29,15 @@ class MaskSettings:
     def __post_init__(self) -> None:
         words, share = self.words, self.threshold
         if isinstance(words, str) or any(len(word.split()) != 1 for word in words or ()):
-            raise refuse("words", words, "a tuple of single words, such as ('cat', 'sofa')")
+            raise refuse("mask_words", words, "a tuple of single words, such as ('cat', 'sofa')")
         if isinstance(share, str) or share is None:
             known = share in ("otsu", None)
         else:
             known = 0 < share < 1
         if not known:
-            raise refuse("threshold", share, "a share of the range above 0 and below 1, or 'otsu'")
+            raise refuse(
+                "mask_threshold", share, "a share of the range above 0 and below 1, or 'otsu'"
+            )
 
     def selects(self, word: str) -> bool:
         """Check whether a word gets a mask."""

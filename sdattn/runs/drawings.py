@@ -16,10 +16,8 @@ from ..maps.masks import MaskSettings
 from ..maps.render import caption, enlarge
 from ..maps.strips import strips
 from .imagerun import ImageRun
+from .parts import USUAL
 
-PARTS = ("image", "video", "overlays", "grid", "maps", "masks", "report")
-USUAL = ("image", "video", "overlays", "grid", "maps", "report")
-USUAL_OF_IMAGES = tuple(part for part in USUAL if part != "video")
 # About the bytes of zlib's quickest level in three quarters of its time
 _QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
 EVERY_MASK = MaskSettings()  # each at half of its range

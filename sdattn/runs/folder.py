@@ -8,13 +8,14 @@ from ..files.addresses import AnyPath, path_of
 from ..files.paths import inside
 from ..files.writing import sha256, write_files, write_whole
 from ..maps.masks import MaskSettings
-from .drawings import EVERY_MASK, USUAL
+from .drawings import EVERY_MASK
 from .imagerun import ImageRun, described
 from .info import with_files
 from .packing import Packed, pack_run
+from .parts import READ, USUAL
 from .report import report
 from .targets import new_folder
-from .unpacking import READ, unpack_run
+from .unpacking import unpack_run
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)

@@ -9,12 +9,21 @@ import pytest
 from helpers.batch_runs import FORMATS, draw, new_run, pack, rows_of, without_columns
 from PIL import Image
 from safetensors.torch import load
+<<<<<<< HEAD
 
 from sdattn.batch import open_batch
 from sdattn.batch.formats import format_of
 from sdattn.batch.records import read_manifest
 from sdattn.files.place import Place
 from sdattn.runs.drawings import PARTS, USUAL_OF_IMAGES
+=======
+from sdattn.batch.storage.disk import Disk
+from sdattn.batch.storage.parquets import Parquets
+
+from sdattn.runs.parts import PARTS
+
+OF_IMAGES = tuple(part for part in PARTS if part != "video")
+>>>>>>> batches
 
 
 @pytest.fixture

@@ -15,6 +15,7 @@ from PIL import Image
 from sdattn import edit_image, generate, load_pipeline
 from sdattn.batch import Draw, open_batch, verify
 from sdattn.batch.formats import format_of
+from sdattn.batch.reading import open_batch, verify
 from sdattn.batch.records import read_manifest
 from sdattn.files.place import Place
 

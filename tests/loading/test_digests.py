@@ -9,9 +9,9 @@ from helpers.batch_draws import SMALL
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet, make_vae
 from helpers.tiny_tokenizers import tiny_tokenizer
-from sdattn.loading.digests import digest_model
 
 from sdattn import generate, load_pipeline
+from sdattn.loading.digests import digest_model
 
 
 @pytest.mark.weekly

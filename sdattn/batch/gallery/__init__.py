@@ -14,15 +14,14 @@ from ...runs.report.images import colour_tables
 from ...runs.report.pages import page
 
 EACH = 10_000  # items per page: a browser searches this many instantly
-_HOME = Path(__file__).parent
 _KEYS = ("id", "place", "prompt", "source_prompt", "source_file", "truncated", "blanked", "failed")
 _OPENS = ("report.html", "grid.png", "video", "image.png")  # a card the first that was saved
 
 
 @dataclass(frozen=True, kw_only=True)
 class About:
-    """Facts of a run that its pages state: numbers of its items and of lines that could not be
-    read; what it saved, in which format, and that of its videos, None for images."""
+    """Facts of a run that its pages state: number of items, number of lines that could not be read,
+    what it saved, its format and its video format, None for images."""
 
     model: str
     preset: Preset
@@ -37,7 +36,6 @@ def gallery_pages(
     about: About, rows: Callable[[], Iterator[Mapping[str, Any]]]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield name and bytes of ``index.html``, ``index-2.html`` and so on, ``EACH`` items per page.
-
     ``rows`` is called twice and returns the rows of whole and of failed items in the order of the
     list. ``"sheet"`` is the path of the shard's sheet, or None; ``"thumb"`` the item's place in it.
     """
@@ -48,9 +46,9 @@ def gallery_pages(
             spans.append((row["line"], row["line"]))
         spans[-1] = spans[-1][0], row["line"]
         failed += "failed" in row
-    saved = {*about.save, "image"} if about.video_format else {*about.save}  # a video has one too
+    saved = {*about.save} if about.format == "folder" else set()  # a browser opens nothing else
+    saved |= {"image"} if "video" in saved else set()
     opens = [name for name in _OPENS if name.partition(".")[0] in saved]
-    opens = opens if about.format == "folder" else []  # a browser opens no file of many items
     names = [name.replace("video", f"video.{about.video_format}") for name in opens]
     data = {"opens": names, "unit": about.preset.unit, "colours": colour_tables()["inferno"]}
     told = {"about": about, "failed": failed, "done": items - failed, "spans": spans}
@@ -60,7 +58,7 @@ def gallery_pages(
         data["rows"] = [_compact(about, row, sheets) for row in islice(every, EACH)]
         told |= {"number": number, "data": {**data, "sheets": [*sheets]}, "demo": demo}
         name = "index.html" if number == 1 else f"index-{number}.html"
-        yield name, page("gallery", home=_HOME, images_from="'self' file:", **told)
+        yield name, page("gallery", home=Path(__file__).parent, images_from="'self' file:", **told)
 
 
 def _compact(about: About, row: Mapping[str, Any], sheets: dict[str, int]) -> dict[str, Any]:
@@ -79,8 +77,8 @@ def _compact(about: About, row: Mapping[str, Any], sheets: dict[str, int]) -> di
 
 
 def _best(row: Mapping[str, Any], strange: Sequence[str]) -> str | None:
-    """Return the word whose map rises highest above its mean among those that name a thing, of an
-    edit a new one, else among content words; None if the model never learnt any of these."""
+    """Return the word whose map rises highest above its mean: among an edit's new things, else
+    words that name a thing, else content words; None if the model never learnt any of these."""
     words, source = row["words"], row.get("source_prompt") or ""
     things = [words[i] for i in name_things(words)]
     old = {word.casefold() for word, _, _ in split_words(source)}

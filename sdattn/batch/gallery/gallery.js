@@ -159,9 +159,11 @@ function heat(row, at) {
   if (masked) canvas.style.filter = cutAt(share);
   canvas.setAttribute("role", "img");
   canvas.setAttribute("aria-label", masked ? `Mask of “${word}”, ${from}` : `Heatmap of “${word}”, ${told(low)} to ${told(high)}`);
-  const scale = make("p", "scale"), label = make("bdi", "", row.strange?.includes(word) ? `${word}, never learnt` : word);
+  const scale = make("p", "scale"), range = make("span", "range");
+  const label = make("bdi", "", row.strange?.includes(word) ? `${word}, never learnt` : word);
   scale.title = data.unit;
-  scale.append(label, ...(masked ? [make("span", "", from)] : [make("span", "", told(low)), make("i"), make("span", "", told(high))]));
+  range.append(...(masked ? [from] : [told(low), " ", make("i"), " ", told(high)]));
+  scale.append(label, " ", range);
   return [box, scale];
 }
 

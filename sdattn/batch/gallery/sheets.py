@@ -68,9 +68,8 @@ def tile_of_images(image: Image.Image | None, source: Image.Image | None) -> Til
 def make_sheet(tiles: Sequence[Tile | None]) -> tuple[bytes, list[dict[str, Any] | None]]:
     """Return a shard's sheet, ``b""`` if it is empty, and for each item where its parts are, or
     None. The bytes depend on the tiles alone.
-
     ``"image"``, ``"source"`` and ``"maps"``, all maps in a row, each in a border of one pixel, are
-    (left, top, width, height) in pixels; ``"ranges"`` are those of :class:`Tile`, one per map.
+    (left, top, width, height) in pixels; ``"ranges"`` as in :class:`Tile`, one per map.
     """
     items = [(n, one) for n, one in enumerate(tiles) if one is not None]
     side = math.isqrt(MOST_PIXELS // max(1, sum(len(one.images) for _, one in items)))
