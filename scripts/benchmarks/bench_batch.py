@@ -163,26 +163,9 @@ def print_memory(found: dict[str, dict[int, float]]) -> None:
         print(f"| {name} | {one[200]:.0f} MB | {one[2000]:.0f} MB | {one[2000] / one[200]:.3f} |")
 
 
-<<<<<<< HEAD
 def measure_plans(lines: int) -> dict[str, dict[str, float]]:
     """Seconds of one core, and MB beyond the imports, of planning lists in fresh processes."""
     found = {}
-=======
-def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
-    """Milliseconds of one core and MB an item, by what is saved."""
-    import torch
-    from sdattn.batch.storage.disk import Disk
-    from sdattn.batch.storage.layouts import Folders
-
-    from sdattn.runs.folder import pack_with_page
-    from sdattn.runs.parts import USUAL
-
-    from .random_run import random_run
-
-    torch.set_num_threads(1)
-    run = random_run()
-    found: dict[str, dict[str, float]] = {}
->>>>>>> batches
     with tempfile.TemporaryDirectory() as folder:
         for name, words in {"without words": False, "with words": True}.items():
             prompts = Path(folder, "prompts.jsonl" if words else "prompts.txt")

@@ -6,15 +6,9 @@ import tarfile
 from collections.abc import Callable
 from pathlib import Path
 
-<<<<<<< HEAD
 from sdattn.batch import verify
 from sdattn.batch.formats import FORMATS
 from sdattn.files.place import Place
-=======
-from sdattn.batch.storage.formats import FORMATS
->>>>>>> batches
-
-from sdattn.batch import verify
 
 from . import World, kind
 
