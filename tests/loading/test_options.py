@@ -11,7 +11,6 @@ from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux, pixart, sd3
 from safetensors.torch import load_file, save_file
-from sdattn.batch.input.plan import digest_model
 
 import sdattn
 from sdattn import load_pipeline
