@@ -22,7 +22,8 @@ from ..files.writing import sha256
 from ..loading.devices import checked_device
 from ..loading.digests import digest
 from ..loading.outline import outline
-from ..maps.presets import preset_of
+from ..maps.presets import preset_for, preset_of
+from ..maps.requirements import capture_settings
 from ..models.facts import makes_videos
 from ..models.pipeline import Pipeline
 from ..runs.editrun import EditRun
@@ -147,6 +148,8 @@ def _planned(request: Request) -> Iterator[Plan]:
     pipe: Pipeline | None = outline(request.model, request.loading)
     if pipe is None:  # a model without an outline
         pipe, _ = load(request)
+    request.parts(videos=makes_videos(pipe))  # or refuse
+    capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
     with Progress(None, is_shown=request.progress) as progress:
 
         def tell(lines: int, good: int, bad: int) -> None:

@@ -53,10 +53,9 @@ def run(runs, tmp_path, format):
 
 
 def flipped(data, chance):
-    number = chance.randrange(8 * len(data))
-    return (
-        data[: number // 8] + bytes([data[number // 8] ^ 1 << number % 8]) + data[number // 8 + 1 :]
-    )
+    made = bytearray(data)
+    made[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return bytes(made)
 
 
 def cut(data, chance):
@@ -80,13 +79,11 @@ def check_named(place, harm, *names):
     except (OSError, ValueError) as error:
         problems = [str(error)]
     for name in names:
-        shard, _, of_item = name.removeprefix("shards/").partition("/")
-        item, _, file = of_item.partition("/")
-        told = (f"{item[0]}: ", file) if of_item else (name,)
+        item = "/".join(name.split("/")[:3])  # a file or, of an item's, its folder
+        told = item, name.removeprefix(f"{item}/")
         assert any(all(text in problem for text in told) for problem in problems), (name, problems)
     for name, data in before.items():
         (place.root / name).write_bytes(data)
-    assert files_of(place.root).keys() >= before.keys()
 
 
 @each_format
@@ -123,9 +120,8 @@ def test_what_belongs_to_nobody_is_named(run, format):
 
 @pytest.fixture(params=["disk", "memory"])
 def root(request, tmp_path):
-    return (
-        tmp_path / "run" if request.param == "disk" else request.getfixturevalue("memory") / "run"
-    )
+    place = tmp_path if request.param == "disk" else request.getfixturevalue("memory")
+    return place / "run"
 
 
 def grow_old(place, *names):
@@ -136,9 +132,8 @@ def grow_old(place, *names):
                 if f"{path}/".startswith(f"{place.root.path}/{name}/"):
                     file.created = datetime.fromtimestamp(0, UTC)
         else:
-            path = place.root / name
-            for each in (path, *path.rglob("*")):
-                os.utime(each, (0, 0))
+            for path in (place.root / name, *(place.root / name).rglob("*")):
+                os.utime(path, (0, 0))
 
 
 def names_in(place):
@@ -176,16 +171,8 @@ def test_nothing_of_a_shard_without_a_sound_record_is_litter(root, format):
     before = names_in(place)
     grow_old(place, "shards")
     assert remove_litter(place, made) == [] and names_in(place) == before
-
-
-@each_format
-def test_what_a_longer_list_left_is_litter(root, format):
-    new_run(root, three(), format=format)
-    place = Place(root)
-    place.remove(record_name(1))
-    grow_old(place, "shards")
-    assert remove_litter(place, manifest(format=format, shards=1)) != []
-    assert not any("000001" in name for name in names_in(place))
+    place.remove(record_name(0))  # once more, of a list that has become shorter
+    assert remove_litter(place, manifest(format=format, shards=0)) and not names_in(place)
 
 
 # What is made from the records
