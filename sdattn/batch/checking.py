@@ -1,4 +1,4 @@
-"""What is made from the records when a run ends, and `verify`, which reads everything again.
+"""Summaries of a run, made from its records, and `verify`, which reads everything again.
 
 metadata.jsonl  a row per whole item, in the layout of datasets' "imagefolder"
 errors.jsonl    a row per item that could not be drawn

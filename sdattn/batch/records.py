@@ -119,7 +119,7 @@ class ShardFile:
 
 @dataclass(frozen=True)
 class ShardRecord:
-    """What became of a shard's items.
+    """The outcome of drawing a shard.
 
     Attributes:
         number: the shard's, from 0.

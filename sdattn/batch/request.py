@@ -157,7 +157,7 @@ class Request:
 def part_of_environment(variables: Mapping[str, str] = os.environ) -> tuple[int, int] | None:
     """Return the (number, count) that a SLURM array and a launcher gave this process, or None.
 
-    Of an array of jobs that each start several ranks, every rank of every job is a part.
+    If each job of an array starts several ranks, every rank of every job is a part.
 
     >>> part_of_environment({"SLURM_ARRAY_TASK_ID": "2", "SLURM_ARRAY_TASK_COUNT": "4"})
     (3, 4)

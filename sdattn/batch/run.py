@@ -90,13 +90,13 @@ def run_batch(request: Request) -> Outcome:
 
 
 class Forecast(NamedTuple):
-    """What a run would draw.
+    """The size of a run, before it is drawn.
 
     Attributes:
-        items, bad_lines, shards: of the input.
-        files: files of the run, about.
-        seconds: for one worker of this machine, from a batch that was drawn; None for Ray.
-        nbytes: of the run's files, from the same.
+        items, bad_lines, shards: numbers for the whole input.
+        files: approximate number of files.
+        seconds: time that one worker of this machine would take; None for Ray.
+        nbytes: approximate bytes of all files; None for Ray.
     """
 
     items: int

@@ -19,8 +19,8 @@ def temporary_name(prefix: str) -> str:
 
 
 def remove_abandoned(folder: Path, prefix: str) -> None:
-    """Remove the files and folders so named whose processes have ended; those of another machine,
-    which nobody here can ask, when they are a day old."""
+    """Remove the files and folders so named whose processes have ended; another machine's, which
+    nobody here can ask, when they are a day old."""
     for path in folder.glob(f"{prefix}*"):
         host, _, rest = path.name.removeprefix(prefix).partition("-")
         pid = rest.partition("-")[0]

@@ -1,4 +1,4 @@
-"""Whose keys a layer of self-attention reads: those of its own image, row by row, or another's.
+"""Whose keys a layer of self-attention reads: its own image's, row by row, or another's.
 
 MasaCtrl and cross-frame attention let each image look into the first one. Such keys are no cells of
 the image that looks, so they have no place in it.
@@ -60,7 +60,7 @@ def other_owners(name: str, apart: Mapping[str, Tensor]) -> str:
             nearest = min(range(len(errors)), key=errors.__getitem__)
             is_known = errors[nearest] <= 1
             if errors[row] > 1 and (is_known or kind != KEYS):
-                owner = f"row {nearest}'s" if is_known else "not those of its batch"
+                owner = f"row {nearest}'s" if is_known else "none of its batch"
                 return (
                     f"In {name}, the keys that row {row} of the batch attends to are {owner} "
                     "(MasaCtrl and cross-frame attention do so), so they are not the cells of its "

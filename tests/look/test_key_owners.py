@@ -91,7 +91,7 @@ def test_values_of_another_run_are_refused_without_an_owner():
             out = scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
             return attn.to_out[1](attn.to_out[0](out))
 
-    with pytest.raises(sdattn.CaptureError, match=r"row 0 .* not those of its batch"):
+    with pytest.raises(sdattn.CaptureError, match=r"row 0 .* none of its batch"):
         spots(with_self_attention(Kept()).unet)
 
 
