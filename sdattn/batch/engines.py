@@ -11,7 +11,13 @@ import os
 import signal
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import FIRST_COMPLETED, ProcessPoolExecutor, ThreadPoolExecutor, wait
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import ExitStack, suppress
 from dataclasses import replace
@@ -83,7 +89,7 @@ def map_tasks(
     an error, those under way are finished and no other is begun."""
     waiting = iter(tasks)
     with ThreadPoolExecutor(engine.threads) as pool:
-        under_way = set()
+        under_way = set[Future[ShardRecord]]()
         while True:
             while len(under_way) < engine.threads and not is_stopped():
                 if (task := next(waiting, None)) is None:

@@ -209,7 +209,7 @@ class _TarWriter(_FileWriter):
     def __init__(self, format: Format, number: int):
         super().__init__(format, number)
         self.tar = tarfile.open(self.path, "w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
-        self._stack.callback(self.tar.fileobj.close)  # type: ignore[union-attr]
+        self._stack.callback(self.tar.fileobj.close)
 
     def add(self, item: str, files: Files) -> None:
         self.ids.append(item)

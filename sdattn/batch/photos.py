@@ -232,7 +232,7 @@ def _ending(name: str) -> str:
 # Sources
 
 
-def photo_rows(source: str, kind: str | None, columns: Columns) -> Iterator[Row]:
+def photo_rows(source: str, kind: str | None, columns: Columns) -> tables.Rows:
     """Yield the rows of a source of images with captions, each with its image or a reason.
 
     The source is a folder (of pairs, of tars, of Parquet files, or with datasets' metadata.jsonl),

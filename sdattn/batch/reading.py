@@ -15,8 +15,9 @@ from ..files.place import Place
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
 from ..runs.parts import READ
+from .columns import WORD_LABELS
 from .formats import format_of
-from .records import WORD_LABELS, read_manifest, read_records, record_name, rows_in_order
+from .records import read_manifest, read_records, record_name, rows_in_order
 
 if TYPE_CHECKING:
     import pandas as pd

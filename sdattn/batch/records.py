@@ -19,22 +19,12 @@ from ..files.place import Place
 from ..files.records import Record, read_document, read_sealed, sealed
 from ..files.writing import sha256
 from ..loading.options import LoadingOptions
-from ..maps.statistics import NUMBERS
 from ..runs.info import RunInfo
 
 FORMAT = "sdattn-batch-3"
 LOST = "Draw the run again into another `folder`."
 _SEAL = "digest"
 _AT_ONCE = 16  # records read together: in a bucket each is a request
-# Columns before the numbers in a table of the words of all items
-WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
-# Column names that rows, their tables and files use themselves
-OWN_NAMES = frozenset(
-    {"id", "line", "prompt", "source_prompt", "source_file", "negative_prompt", "seed", "width"}
-    | {"height", "frames", "num_inference_steps", "guidance_scale", "words", "statistics"}
-    | {"masks", "truncated", "blanked", "place", "fingerprint", "run_sha256", "files", "thumb"}
-    | {"file_name", "image", "video", "failed", "traceback", "maps", "run", *WORD_LABELS, *NUMBERS}
-)
 
 
 @dataclass(frozen=True, kw_only=True)

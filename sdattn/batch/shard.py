@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 from ..files.place import Files, Place
 from ..files.videos import best_format, preview, smaller
@@ -117,7 +117,7 @@ def shard_fingerprint(manifest: Manifest, shard_digest: str) -> str:
     return digest([manifest.settings.fingerprint, shard_digest])
 
 
-def is_done(format: Format, record: ShardRecord | None, fingerprint: str) -> TypeGuard[ShardRecord]:
+def is_done(format: Format, record: ShardRecord | None, fingerprint: str) -> bool:
     """Check that a record is of this run, and its data where it says."""
     return record is not None and record.fingerprint == fingerprint and format.is_there(record)
 
@@ -133,7 +133,8 @@ def draw_shard(
     place = Place(request.out)
     format = format_of(place, manifest)
     found = sound_record(place, shard.number)
-    if is_done(format, found, fingerprint) and not (request.retry_failed and found.failed):
+    is_drawn = is_done(format, found, fingerprint)
+    if found is not None and is_drawn and not (request.retry_failed and found.failed):
         return found  # another command drew it meanwhile
     # An item's bytes depend a little on the others of its batch, so on all of the shard.
     expected = {job.item.id: digest([fingerprint, job.item.id]) for job in shard.jobs}
@@ -248,19 +249,22 @@ class _InOrder:
         """Write items until only so many wait."""
         while len(self.found) > at_most and self.waiting and self.waiting[0].id in self.found:
             item = self.waiting.popleft()
-            held = self.found.pop(item.id)
-            if isinstance(held, Future):
-                try:
-                    held = held.result()
-                except Exception as error:
-                    reason = " ".join(f"{type(error).__name__}: {error}".split())
-                    text = "".join(traceback.format_exception(error))
-                    held = failed_row(item, reason, text)
+            held = _made(item, self.found.pop(item.id))
             if isinstance(held, _Packed):
                 self.add(item.id, held.files)
                 held.files = {}
             self.done.append(held)
             self.tell(int(isinstance(held, _Packed)), int(not isinstance(held, _Packed)))
+
+
+def _made(item: Item, found: Future[_Packed] | Row) -> _Packed | Row:
+    if not isinstance(found, Future):
+        return found
+    try:
+        return found.result()
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return failed_row(item, reason, "".join(traceback.format_exception(error)))
 
 
 def _pack(

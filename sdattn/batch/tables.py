@@ -6,7 +6,7 @@ import json
 import math
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
@@ -45,6 +45,7 @@ class Row(NamedTuple):
     image: Any = None
 
 
+Rows = Generator[Row, None, None]
 # Choose the columns to read from all names and those of columns of images, or raise ValueError
 Choose = Callable[[Sequence[str], Sequence[str]], Sequence[str]]
 
@@ -58,7 +59,7 @@ def kind_of(name: str) -> str | None:
     return _KIND.get(PurePosixPath(name).suffix.lower())
 
 
-def list_rows(source: str, kind: str | None, choose: Choose) -> Iterator[Row]:
+def list_rows(source: str, kind: str | None, choose: Choose) -> Rows:
     """Yield the rows of a list of prompts: a file, ``-`` for standard input, a saved data set or a
     folder of lists. Raise ValueError for anything else."""
     path = path_of(source)

@@ -12,10 +12,14 @@ from PIL import Image, UnidentifiedImageError
 
 from ..errors import InvalidTypeError, InvalidValueError, access_error
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff")
-SUFFIXES += (".avif", ".heic", ".heif")  # not read by every Pillow
-UNREAD = (".jxl", ".jp2", ".psd", ".svg", ".tga", ".ico", ".ppm", ".dng", ".cr2", ".cr3", ".nef")
-UNREAD += (".arw", ".raf", ".orf", ".eps", ".pdf")  # images too
+SUFFIXES: tuple[str, ...] = (
+    *(".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".avif", ".heic", ".heif"),  # not read by every Pillow
+)
+UNREAD: tuple[str, ...] = (  # images too
+    *(".jxl", ".jp2", ".psd", ".svg", ".tga", ".ico", ".ppm", ".eps", ".pdf"),
+    *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf"),
+)
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: width and height are exchanged
 AnyImage = Image.Image | np.ndarray | str | Path
 # Formats to open: other readers of Pillow start programs, Ghostscript for EPS

@@ -67,7 +67,7 @@ class Place:
         path = inside(self.root, folder) if folder else self.root
         if isinstance(path, Address):
             return {name: File(*held) for name, held in path.listing(deep=deep).items()}
-        found = {}
+        found: dict[str, File] = {}
         with suppress(FileNotFoundError):
             for entry in os.scandir(path):
                 if deep and entry.is_dir(follow_symlinks=False):

@@ -135,22 +135,22 @@ class _Tracked(torch.Tensor):
 
 def _converted(pipe: Pipeline, tensors: Mapping[str, _Tracked]) -> dict[str, _Tracked]:
     """Return a file's tensors by the names that they have in the pipeline."""
-    from diffusers import utils
-    from diffusers.loaders import StableDiffusionXLLoraLoaderMixin
+    from diffusers.loaders.lora_pipeline import StableDiffusionXLLoraLoaderMixin
+    from diffusers.utils import state_dict_utils
 
     is_xl = isinstance(pipe, StableDiffusionXLLoraLoaderMixin)
     options = {"unet_config": pipe.unet.config} if is_xl else {}
     copies = {key: value.clone() for key, value in tensors.items()}  # some change them in place
     found = pipe.lora_state_dict(copies, **options)
     state = found[0] if isinstance(found, tuple) else found
-    converted = {}
+    converted: dict[str, Any] = {}
     for part in {key.partition(".")[0] for key in state}:
         values = {key[len(part) + 1 :]: state[key] for key in state if key.startswith(f"{part}.")}
         if part.startswith("text_encoder"):
-            values = utils.convert_state_dict_to_diffusers(values)
-            values = utils.convert_state_dict_to_peft(values)
+            values = state_dict_utils.convert_state_dict_to_diffusers(values)
+            values = state_dict_utils.convert_state_dict_to_peft(values)
         elif "lora_A" not in next(iter(values)):
-            values = utils.convert_unet_state_dict_to_peft(values)
+            values = state_dict_utils.convert_unet_state_dict_to_peft(values)
         converted |= {f"{part}.{name}".replace(*_TEXT_MODEL): v for name, v in values.items()}
     return converted
 

@@ -148,7 +148,8 @@ def _functions(callback: object) -> Iterator[tuple[FunctionType, object]]:
         callback, owner = inspect.getattr_static(type(callback), "__call__", None), callback
     while callback is not None:
         if isinstance(callback, MethodType):
-            callback, owner = callback.__func__, callback.__self__
+            owner = callback.__self__
+            callback = callback.__func__
         if isinstance(callback, FunctionType):
             yield callback, owner
         callback = getattr(callback, "__wrapped__", None)

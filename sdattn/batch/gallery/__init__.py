@@ -50,8 +50,10 @@ def gallery_pages(
     saved |= {"image"} if "video" in saved else set()
     opens = [name for name in _OPENS if name.partition(".")[0] in saved]
     names = [name.replace("video", f"video.{about.video_format}") for name in opens]
-    data = {"opens": names, "unit": about.preset.unit, "colours": colour_tables()["inferno"]}
-    told = {"about": about, "failed": failed, "done": items - failed, "spans": spans}
+    data: dict[str, Any] = {"opens": names, "unit": about.preset.unit}
+    data["colours"] = colour_tables()["inferno"]
+    told: dict[str, Any] = {"about": about, "spans": spans}
+    told |= {"failed": failed, "done": items - failed}
     every, demo = rows(), demo_named(about.model)
     for number in range(1, max(len(spans), 1) + 1):
         sheets: dict[str, int] = {}
