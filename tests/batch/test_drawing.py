@@ -248,17 +248,6 @@ def test_a_preset_that_the_model_cannot_have_is_refused_before_it_is_loaded(tmp_
 
 
 @pytest.mark.slow
-def test_a_run_names_the_preset_that_its_default_is(model, tmp_path):
-    sd3().save_pretrained(tmp_path / "joint")
-    for folder, name in ((model, "default"), (tmp_path / "joint", "joint")):
-        root = tmp_path / f"of-{name}"
-        draw(folder, root, ["a cat"])
-        [run] = open_batch(root).values()
-        made = json.loads((root / "batch.json").read_bytes())["settings"]
-        assert made["preset"]["name"] == run.heatmaps.preset.name == name
-
-
-@pytest.mark.slow
 def test_joint_attention_is_refined_in_batches_as_alone(tmp_path):
     sd3().save_pretrained(tmp_path / "model")
     preset, prompts = preset_of("default", "self"), ["a cat", "a red dog and a cat"]

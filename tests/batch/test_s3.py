@@ -1,7 +1,6 @@
 """Runs in S3, of a server that the test starts: parts at once, and a server that fails."""
 
 import random
-import socket
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
@@ -9,7 +8,7 @@ import fsspec
 import pytest
 from helpers.batch_draws import ALL, SMALL
 from helpers.batch_runs import FORMATS, files_of
-from helpers.storages import quick_waits  # noqa: F401
+from helpers.storages import S3_KEYS, quick_waits, s3_bucket, s3_server  # noqa: F401
 from helpers.tiers import tiered
 
 from sdattn.batch import Outcome, Request, open_batch, run_batch, status, verify
@@ -19,38 +18,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # within botocore and moto
 ]
-KEYS = {"key": "testing", "secret": "testing"}
+CHANCE = random.Random(7)
 PARTS = 4
-
-
-@pytest.fixture(scope="module")
-def server():
-    from moto.server import ThreadedMotoServer
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    made = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    made.start()
-    yield f"http://127.0.0.1:{port}"
-    made.stop()
-
-
-@pytest.fixture
-def bucket(server, monkeypatch, quick):
-    """The address of a bucket that is there."""
-    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
-        monkeypatch.setenv(name, "/dev/null")
-    setting = {"endpoint_url": server, "client_kwargs": {"region_name": "eu-west-1"}}
-    monkeypatch.setitem(fsspec.config.conf, "s3", {**setting, **KEYS})
-    files = fsspec.filesystem("s3", use_listings_cache=False)
-    if not files.exists("bucket"):
-        files.mkdir("bucket")
-    yield "s3://bucket"
-    monkeypatch.setitem(fsspec.config.conf, "s3", setting)
 
 
 @pytest.fixture
@@ -85,12 +54,12 @@ def test_four_parts_at_once_make_the_run_of_the_disk(bucket, request_of, tmp_pat
 class Failing:
     """A storage that fails some calls, before or after they had their effect."""
 
-    def __init__(self, files, share, chance=random.Random(7)):
-        self.files, self.share, self.chance = files, share, chance
+    def __init__(self, files, share):
+        self.files, self.share = files, share
 
     def __getattr__(self, name):
         def call(*args, **options):
-            place = self.chance.random() / self.share  # fails before from 0, behind from 0.5
+            place = CHANCE.random() / self.share  # fails before from 0, behind from 0.5
             if place < 0.5:
                 raise TimeoutError("the server is busy")
             found = getattr(self.files, name)(*args, **options)
@@ -135,7 +104,9 @@ def test_what_cannot_be_written_is_refused_in_a_line(bucket, request_of, monkeyp
     with pytest.raises(OSError, match=r"^Cannot write to s3://nobucket/run: .*\.$") as refused:
         run_batch(request_of("s3://nobucket/run", "folder"))
     assert "\n" not in str(refused.value)
-    setting = {name: value for name, value in fsspec.config.conf["s3"].items() if name not in KEYS}
+    setting = {
+        name: value for name, value in fsspec.config.conf["s3"].items() if name not in S3_KEYS
+    }
     monkeypatch.setitem(fsspec.config.conf, "s3", setting)
     with pytest.raises(OSError, match=r"^s3://bucket/run cannot be reached: .*redentials"):
         run_batch(request_of("s3://bucket/run", "folder"))
