@@ -17,7 +17,6 @@ from .files.version import __version__ as __version__
 if TYPE_CHECKING:
     from . import attention as attention
     from . import batch as batch
-    from . import comfy as comfy
     from . import edit as edit
     from . import errors as errors
     from . import figures as figures
@@ -82,7 +81,6 @@ _PUBLIC = {
     "attention": "",
     "batch": "",
     "capture": "maps.capture",
-    "comfy": "",
     "diff": "runs.diff",
     "edit": "",
     "edit_image": "edit.editing",

@@ -130,8 +130,7 @@ def test_the_api_has_every_public_name(module):
         f"sdattn{module}.{name}" for name in importlib.import_module(f"sdattn{module}").__all__
     }
     pages = {
-        f"sdattn.{room}"
-        for room in ("attention", "batch", "comfy", "edit", "errors", "figures", "models")
+        f"sdattn.{room}" for room in ("attention", "batch", "edit", "errors", "figures", "models")
     }
     # at the top of sdattn as well
     again = {f"sdattn.attention.Torch{kind}Processor" for kind in ("Attn", "Joint")}

@@ -6,6 +6,7 @@
     MultiHeadAttention(64, heads=4)    -> a module, self or cross: output and weights
     TorchAttnProcessor(controller)     -> the same for layers of diffusers, open to a controller
     TorchJointProcessor(controller)    -> for joint attention, text and image in one softmax
+    add_attention(total, query, key)   total [B, N, T] += weights, summed over heads
 
 Source: Vaswani et al. 2017, "Attention Is All You Need", equation 1 and section 3.2.2.
 """
@@ -26,12 +27,14 @@ from .core import (
 from .joint_processor import TorchJointProcessor
 from .module import MultiHeadAttention
 from .processor import TorchAttnProcessor
+from .recording import add_attention
 
 __all__ = [
     "HALF_TYPES",
     "MultiHeadAttention",
     "TorchAttnProcessor",
     "TorchJointProcessor",
+    "add_attention",
     "attention_probs",
     "causal_mask",
     "fold_heads",

@@ -5,6 +5,7 @@
     logsumexp(query, key, mask, scale)                         input of the second
 
     add_softmax(...)       the first without the operation, for calls that are not compiled
+    add_attention(total, query, key, keys=...)    whichever is cheaper, for a host of its own
 
 Each is computed by torch's own operations, the same on every device
 (:mod:`sdattn.attention.plain`), and registered with torch by ``torch.library.Library``, so that a
@@ -12,6 +13,7 @@ compiled model stays in one graph. The usual wrapper, ``custom_op``, loads torch
 the first call and takes longer for each.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -20,6 +22,8 @@ import torch
 from torch import Tensor
 
 from . import plain
+
+FEW_KEYS = 512  # up to which one softmax is made if the kernel gives no logsumexp
 
 
 def record_softmax(
@@ -70,6 +74,53 @@ def record_share(
 def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
     """Return the logsumexp of each query's scores, float32 ``[B, heads, N]``; without gradient."""
     return torch.ops.sdattn.logsumexp.default(query, key, mask, scale)
+
+
+@torch.no_grad()
+def add_attention(
+    total: Tensor,
+    query: Tensor,
+    key: Tensor,
+    *,
+    mask: Tensor | None = None,
+    scale: float | None = None,
+    keys: slice = slice(None),
+) -> None:
+    """Add the attention to some keys, summed over heads, to ``total``; no gradient.
+
+        total = torch.zeros(1, 4096, 512)                    # FLUX: what the image paid to the text
+        add_attention(total, query[:, :, 512:], key, keys=slice(0, 512))
+
+    Nothing as large as ``[heads, N, T]`` is made for all heads of a large layer.
+
+    Args:
+        total: float32 ``[B, N, shown keys]``.
+        query: ``[B, heads, N, d]``, any floating dtype and strides.
+        key: ``[B, heads, T, d]``, all keys that the softmax is over.
+        mask: as torch takes it, broadcast to ``[B, heads, N, T]``: added to the scores, or bool
+            where True takes part.
+        scale: factor of the scores (default: ``1 / sqrt(d)``).
+        keys: keys to show.
+    """
+    scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
+    first, last, _ = keys.indices(key.shape[2])
+    if mask is not None:
+        mask = addend(mask[(None,) * (4 - mask.ndim)])
+    # One softmax over all keys is cheaper than a logsumexp and then each share.
+    if key.shape[2] <= FEW_KEYS:
+        columns = None if last - first == key.shape[2] else range(first, last)
+        add_softmax(total, query, key, mask, scale, columns)
+        return
+    of_rows = logsumexp(query, key, mask, scale)
+    mask = None if mask is None else mask[..., keys]
+    plain.add_share(total, query, key[:, :, keys], mask, scale, of_rows)
+
+
+def addend(mask: Tensor | None) -> Tensor | None:
+    """Return a mask as an addend to the scores; in a bool mask, True takes part."""
+    if mask is None or mask.dtype != torch.bool:
+        return mask
+    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
 
 
 def _fake_logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:

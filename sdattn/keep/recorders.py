@@ -19,11 +19,11 @@ from torch.overrides import TorchFunctionMode
 
 from ..attention.calls import Rows, chosen_rows, four_axes
 from ..attention.device_copies import index_on
-from ..attention.recording import record_softmax
+from ..attention.recording import addend, record_softmax
 from ..errors import RunError
 from ..follow.installer import Installation
 from ..follow.passes import CaptureError, Pass
-from ..look.attended import Attended, Columns, addend, chosen_columns
+from ..look.attended import Attended, Columns, chosen_columns
 from ..look.sdpa import TORCHS, no_softmax, replacement
 from ..look.unknown_processors import TRACED, is_plain
 from ..models.denoiser_call import Size

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -16,12 +16,11 @@ from torch import Tensor
 from ..attention import attention_probs, plain
 from ..attention.calls import ALL, AttentionCall, Rows, chosen_rows, row_index
 from ..attention.device_copies import DeviceCopies, chosen
-from ..attention.recording import add_softmax, logsumexp, record_share
+from ..attention.recording import FEW_KEYS, add_softmax, addend, logsumexp, record_share
 from ..errors import RunError
 
 Columns = Sequence[int] | None  # keys; None for all
 PART = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
-FEW = 512  # keys up to which one softmax is made if the kernel gives no logsumexp
 
 
 class Attended(ABC):
@@ -32,6 +31,8 @@ class Attended(ABC):
         self.heads = heads
         self.cells = cells
         self.keys = keys
+        # of self-attention: how far each row's keys are from every row's own
+        self.rows_apart: Mapping[str, Tensor] = {}
 
     @abstractmethod
     def of_rows(self, rows: Rows) -> Attended:
@@ -47,9 +48,9 @@ class Attended(ABC):
         kind = type(self).__name__
         raise RunError(f"{kind} shows no single queries. Leave this layer out (layers=…).")
 
-    def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
+    def among(self, kept: DeviceCopies) -> Attended:
         """Return the same attention among some keys of each image only: bool ``kept`` ``[B, 1, 1,
-        T]``; ``columns`` is the union over the images."""
+        T]``."""
         return AmongKeys(self, kept)
 
     def every_head(self, columns: Columns) -> Tensor:
@@ -84,13 +85,6 @@ def new_sums(attended: Attended, like: Tensor, columns: Columns) -> Tensor:
     width = attended.keys if columns is None else len(columns)
     shape = attended.batch, attended.cells, width
     return torch.zeros(shape, dtype=torch.float32, device=like.device)
-
-
-def addend(mask: Tensor | None) -> Tensor | None:
-    """Return a mask as an addend to the scores; in a bool mask, True takes part."""
-    if mask is None or mask.dtype != torch.bool:
-        return mask
-    return torch.zeros(mask.shape, device=mask.device).masked_fill(~mask, -math.inf)
 
 
 class GivenProbs(Attended):
@@ -155,7 +149,7 @@ class Softmax(Attended):
         mask = addend(self.call.mask)
         total = new_sums(self, call.query, columns) if total is None else total
         # One softmax over all keys is cheaper than a logsumexp and then each share.
-        if call.logsumexp is None and (self._shows_all or call.key.shape[2] <= FEW):
+        if call.logsumexp is None and (self._shows_all or call.key.shape[2] <= FEW_KEYS):
             if not self._shows_all:  # columns of the keys that are shown
                 shown = range(self.shown.start, self.shown.stop)
                 columns = list(shown) if columns is None else [shown[c] for c in columns]

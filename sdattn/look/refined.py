@@ -21,9 +21,10 @@ from torch.nn.functional import pad
 
 from ..attention.calls import AttentionCall, Rows
 from ..attention.device_copies import DeviceCopies
+from ..attention.recording import addend
 from ..follow.run_part import RunPart
 from ..models.layers import AttentionLayer
-from .attended import Attended, Columns, addend
+from .attended import Attended, Columns
 from .sdpa import TORCHS
 
 
@@ -124,9 +125,9 @@ class Refined(Attended):
     def of_rows(self, rows: Rows) -> Attended:
         return Refined(self.text.of_rows(rows), self.spreading, self.image.of_rows(rows))
 
-    def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
+    def among(self, kept: DeviceCopies) -> Attended:
         chosen = copy.copy(self)
-        chosen.text = self.text.among(kept, columns)
+        chosen.text = self.text.among(kept)
         return chosen
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:

@@ -227,7 +227,7 @@ def test_the_public_surface():
         "ImageRun", "Knockout", "MapStore", "NotFiniteError", "PRESETS", "Preset", "Prompt", "Run",
         "SavedRun", "SdattnError", "TorchAttnProcessor", "TorchJointProcessor",
         "TruncationWarning", "Word", "aggregate_attention", "attention", "batch", "capture",
-        "comfy", "diff", "edit", "edit_image", "errors", "explain", "figures", "generate",
+        "diff", "edit", "edit_image", "errors", "explain", "figures", "generate",
         "heatmaps", "knockout", "load_pipeline", "load_run", "models", "read_prompt",
         "read_prompts",
     }  # fmt: skip

@@ -1,32 +1,29 @@
-"""ComfyUI's side of its attention override, written from facts read in 0.3.64 and 0.10.
+"""ComfyUI's side of a sampler's run, as its core calls wrappers and attention functions.
 
-The attention function hands its call to ``optimized_attention_override``. ``transformer_options``
-has ``cond_or_uncond``, ``uuids``, ``sigmas`` and, by model, ``block``, ``block_index`` and
-``activations_shape`` (a UNet), ``block_type`` and ``block_index`` (FLUX), or nothing more. Clones
-of a patcher copy its options deeply; conditionings of other lengths in one batch are repeated.
+``scripts/comfy_live`` runs the core itself and compares: the same wrappers are called in the same
+order with the same arguments, and the attention functions with the same keys of
+``transformer_options``.
 """
 
-import copy
 import math
+import re
 import uuid
 from dataclasses import dataclass, field
 
 import torch
-from torch.nn.functional import avg_pool2d, interpolate, scaled_dot_product_attention
+from torch.nn.functional import interpolate, scaled_dot_product_attention
 
 HEADS, WIDTH = 2, 16
+OVERRIDE = "optimized_attention_override"
 
 
 def attention(
     q, k, v, heads, mask=None, attn_precision=None, skip_reshape=False, transformer_options=None
 ):
-    """The function as models call it; what it is handed is kept in ``transformer_options``."""
+    """The function as models call it."""
     options = transformer_options or {}
-    kept = (options, q, k, mask, skip_reshape)
-    options.get("told", []).append((*kept[1:], {n: x for n, x in options.items() if n != "told"}))
-    override = options.get("optimized_attention_override")
     told = {"skip_reshape": skip_reshape, "transformer_options": options}
-    if override is not None:
+    if override := options.get(OVERRIDE):
         return override(plain, q, k, v, heads, mask=mask, attn_precision=attn_precision, **told)
     return plain(q, k, v, heads, mask, skip_reshape=skip_reshape)
 
@@ -41,179 +38,234 @@ def plain(q, k, v, heads, mask=None, attn_precision=None, skip_reshape=False, **
     return scaled_dot_product_attention(q, k, v, attn_mask=mask).transpose(1, 2).flatten(2)
 
 
-def weights(seed, n=WIDTH, dtype=torch.float32):
+def weights(seed):
     """A matrix that spreads scores, so that maps are far from flat."""
-    made = torch.randn(n, n, generator=torch.Generator().manual_seed(seed))
-    return (made * 3 / math.sqrt(n)).to(dtype)
+    made = torch.randn(WIDTH, WIDTH, generator=torch.Generator().manual_seed(seed))
+    return made * 3 / math.sqrt(WIDTH)
 
 
-class UNet:
-    """Two levels down, the middle, two levels up; self- and cross-attention in each block."""
+class UNetModel:
+    """Two levels: self- and cross-attention in each block."""
 
-    blocks = (("input", 1), ("input", 2), ("middle", 0), ("output", 0), ("output", 3))
-    levels = (0, 1, 2, 1, 0)
+    blocks = (("input", 1), ("middle", 0), ("output", 0))
+    levels = (0, 1, 0)
 
-    def __call__(self, x, context, options, mask=None):
+    def __call__(self, x, context, options, **_):
         size = x.shape[-2:]
         for number, (block, level) in enumerate(zip(self.blocks, self.levels, strict=True)):
-            grid = size
-            for _ in range(level):
-                grid = [(side + 1) // 2 for side in grid]
+            grid = [(side + level) // (1 + level) for side in size]
             x = interpolate(x, size=tuple(grid), mode="nearest")
             options["block"], options["block_index"] = block, 0
             options["activations_shape"] = list(x.shape)
             tokens = x.flatten(2).mT
             for kind, source in enumerate((tokens, context)):
-                q, k, v = tokens, source @ weights(9 * number + kind, dtype=x.dtype), source
-                given = {"mask": mask if kind else None, "transformer_options": dict(options)}
-                tokens = tokens + attention(q, k, v, HEADS, **given)
+                given = (tokens, source @ weights(9 * number + kind), source)
+                tokens = tokens + attention(*given, HEADS, transformer_options=options)
             x = tokens.mT.unflatten(2, tuple(grid))
         return interpolate(x, size=size, mode="nearest")
 
 
-@dataclass
 class Flux:
-    """Two double blocks and two single ones over [text, image], 2x2 cells of the latent a token."""
+    """A double block and a single one over [text, image], 2x2 cells of the latent a token."""
 
-    named: bool = True
-    types: tuple = (("double", 0), ("double", 1), ("single", 0), ("single", 1))
+    patch_size = 2
 
-    def __call__(self, x, context, options, mask=None):
+    def __call__(self, x, context, options, **_):
         size = x.shape[-2:]
-        image = avg_pool2d(x, 2, ceil_mode=True)
+        image = torch.nn.functional.avg_pool2d(x, 2, ceil_mode=True)
         tokens = torch.cat([context, image.flatten(2).mT], 1)
-        for number, (block_type, index) in enumerate(self.types):
-            if self.named:
-                options["block_type"], options["block_index"] = block_type, index
-                options["total_blocks"] = 2
-            q, k, v = (
-                by_head(y, False) for y in (tokens, tokens @ weights(number, dtype=x.dtype), tokens)
-            )
-            given = {"skip_reshape": True, "transformer_options": dict(options)}
-            tokens = tokens + attention(q, k, v, HEADS, **given)
+        for number, kind in enumerate(("double", "single")):
+            options["block_type"], options["block_index"] = kind, 0
+            given = (by_head(y, False) for y in (tokens, tokens @ weights(number), tokens))
+            told = {"skip_reshape": True, "transformer_options": options}
+            tokens = tokens + attention(*given, HEADS, **told)
         image = tokens[:, context.shape[1] :].mT.unflatten(2, image.shape[-2:])
         return interpolate(image, size=size, mode="nearest")
 
 
 @dataclass
-class Patcher:
-    """A model and its options."""
+class Base:
+    """What holds the diffusion model."""
 
-    model: object
-    model_options: dict = field(default_factory=lambda: {"transformer_options": {}})
+    diffusion_model: object
 
-    def clone(self):
-        return Patcher(self.model, copy.deepcopy(self.model_options))
+
+class Executor:
+    """Calls a wrapper, or the function inside; wrappers may look at ``class_obj``."""
+
+    def __init__(self, inside, class_obj, wrappers):
+        self.inside, self.class_obj, self.wrappers = inside, class_obj, wrappers
+
+    def __call__(self, *args, **kwargs):
+        if not self.wrappers:
+            return self.inside(*args, **kwargs)
+        inner = Executor(self.inside, self.class_obj, self.wrappers[1:])
+        return self.wrappers[0](inner, *args, **kwargs)
 
 
 @dataclass
-class Cond:
-    kind: int  # 0 the prompt, 1 the negative prompt
-    states: torch.Tensor  # [1, T, WIDTH]
-    until: int = 99  # the step before which it is drawn
+class Patcher:
+    """A model, its options and its wrappers."""
+
+    model: Base
+    model_options: dict = field(default_factory=lambda: {"transformer_options": {}})
+    wrappers: dict = field(default_factory=dict)
+
+    def clone(self):
+        held = {kind: list(wrappers) for kind, wrappers in self.wrappers.items()}
+        options = dict(self.model_options["transformer_options"])
+        return Patcher(self.model, {"transformer_options": options}, held)
+
+    def add_wrapper_with_key(self, kind, key, wrapper):
+        self.wrappers.setdefault(kind, []).append(wrapper)
+
+    def run(self, kind, inside, class_obj, *args, **kwargs):
+        return Executor(inside, class_obj, self.wrappers.get(kind, []))(*args, **kwargs)
 
 
-def states(seed, length, dtype=torch.float32):
-    made = torch.randn(1, length, WIDTH, generator=torch.Generator().manual_seed(seed))
-    return made.to(dtype)
+@dataclass
+class State:
+    """Text states as the model gets them."""
+
+    cond: torch.Tensor
 
 
-def sample(patcher, x, conds, *, in_turn=False, steps=3, mask=None, start=8.0, again=False):
-    """Return the latents, and what each attention call was handed; ``again`` calls the model once
-    more for the prompt in each step, which is ``conds[0]``."""
-    told, uuids = [], {id(cond): uuid.uuid4() for cond in conds}
-    with torch.inference_mode():
-        for step in range(steps):
-            sigmas = torch.full((len(x),), start / (step + 1))
-            now = [cond for cond in conds if step < cond.until]
-            batches = [[cond] for cond in now[::-1]] if in_turn else [now[::-1]]
-            guided = torch.zeros_like(x)
-            for batch in [*batches, now[:1]] if again else batches:
-                length = math.lcm(*(cond.states.shape[1] for cond in batch))
-                texts = [c.states.repeat(len(x), length // c.states.shape[1], 1) for c in batch]
-                options = dict(patcher.model_options["transformer_options"])
-                options["cond_or_uncond"] = [cond.kind for cond in batch]
-                options["uuids"] = [uuids[id(cond)] for cond in batch]
-                options["sigmas"], options["told"] = sigmas, told
-                rows = torch.cat([x] * len(batch))
-                out = patcher.model(rows, torch.cat(texts), options, mask)
-                guided = guided + out.chunk(len(batch))[0] / out.abs().max()
-            x = x - 0.1 * guided
-    return x, told
+@dataclass
+class Guider:
+    """Draws with positive and negative texts, each a CONDITIONING, as KSampler does."""
+
+    patcher: Patcher
+    positive: list
+    negative: list
+    together: bool = True
+
+    def sample(self, latent, steps=3, callback=None):
+        self.conds = {
+            name: [
+                {
+                    "cross_attn": text,
+                    "uuid": uuid.uuid4(),
+                    "model_conds": {"c_crossattn": State(text)},
+                }
+                | told
+                for text, told in texts
+            ]
+            for name, texts in (("positive", self.positive), ("negative", self.negative))
+        }
+        sigmas = torch.linspace(8, 0, steps + 1)
+        with torch.inference_mode():
+            return self.patcher.run(
+                "outer_sample",
+                self._sample,
+                self,
+                latent,
+                latent,
+                None,
+                sigmas,
+                None,
+                callback,
+                True,
+                0,
+            )
+
+    def _sample(self, noise, latent, sampler, sigmas, mask, callback, *_):
+        x = noise
+        for step, sigma in enumerate(sigmas[:-1]):
+            rows = sigma * torch.ones(len(x))
+            denoised = self.patcher.run("predict_noise", self._predict, self, x, rows, {}, None)
+            x = x - 0.1 * denoised / denoised.abs().max()
+            if callback is not None:
+                callback(step, denoised, x, len(sigmas) - 1)
+        return x
+
+    def _predict(self, x, timestep, model_options, seed):
+        conds = [self.conds["positive"], self.conds["negative"]]
+        given = self.patcher.model, conds, x, timestep, model_options
+        first, second = self.patcher.run("calc_cond_batch", self._calc, None, *given)
+        return second + 4 * (first - second)
+
+    def _calc(self, base, conds, x, timestep, model_options):
+        found = [torch.zeros_like(x) for _ in conds]
+        todo = [(cond, kind) for kind, texts in enumerate(conds) for cond in texts][::-1]
+        for batch in [todo] if self.together else [[one] for one in todo]:
+            length = math.lcm(*(cond["cross_attn"].shape[1] for cond, _ in batch))
+            texts = [cond["cross_attn"] for cond, _ in batch]
+            text = torch.cat([t.repeat(len(x), length // t.shape[1], 1) for t in texts])
+            options = dict(self.patcher.model_options["transformer_options"])
+            options["cond_or_uncond"] = [kind for _, kind in batch]
+            options["uuids"] = [cond["uuid"] for cond, _ in batch]
+            options["sigmas"] = timestep
+            rows, times = torch.cat([x] * len(batch)), torch.cat([timestep] * len(batch))
+            told = {"c_crossattn": text, "transformer_options": options}
+            made = self.patcher.run("apply_model", self._apply, base, rows, times, **told)
+            for part, (_, kind) in zip(made.chunk(len(batch)), batch, strict=True):
+                found[kind] += part
+        return found
+
+    def _apply(self, x, t, c_concat=None, c_crossattn=None, control=None, options=None, **more):
+        options = more.pop("transformer_options", options)
+        return self.patcher.model.diffusion_model(x, c_crossattn, options, **more)
 
 
-def latents(rows, cols, images=1, dtype=torch.float32):
-    made = torch.randn(images, WIDTH, rows, cols, generator=torch.Generator().manual_seed(5))
-    return made.to(dtype)
+def states(seed, length):
+    return torch.randn(1, length, WIDTH, generator=torch.Generator().manual_seed(seed))
 
 
-def explicit_means(told, kind, grid=None):
-    """Each layer's mean over calls and heads, by the softmax written out in float64.
-
-    Returns a list of float64 ``[images, rows, cols, T]``, in running order.
-    """
-    sums = {}
-    last, number = None, 0
-    for q, k, mask, skip_reshape, options in told:
-        key, number = (options["sigmas"], options["uuids"]), number + 1
-        if last is None or key[0] is not last[0] or key[1] != last[1]:
-            last, number = key, 0
-        shape = options.get("activations_shape")
-        rows, cols = grid if shape is None else shape[-2:]
-        if kind not in options["cond_or_uncond"] or (shape and q.shape[-2] == k.shape[-2]):
-            continue
-        q, k = by_head(q, skip_reshape).double(), by_head(k, skip_reshape).double()
-        scores = q @ k.mT / math.sqrt(q.shape[-1])
-        if mask is not None:
-            scores = scores + (mask[:, None] if mask.ndim == 3 else mask).double()
-        exp = (scores - scores.amax(-1, keepdim=True)).exp()
-        probs = (exp / exp.sum(-1, keepdim=True)).mean(1)
-        text = k.shape[-2] if shape else k.shape[-2] - rows * cols
-        probs = probs[:, -rows * cols :, :text]
-        chunk = options["cond_or_uncond"].index(kind)
-        probs = probs.chunk(len(options["cond_or_uncond"]))[chunk].unflatten(1, (rows, cols))
-        sums.setdefault(number, []).append(probs)
-    return [torch.stack(calls).mean(0) for calls in sums.values()]
+def latents(rows, cols, images=1):
+    return torch.randn(images, WIDTH, rows, cols, generator=torch.Generator().manual_seed(5))
 
 
 class Clip:
-    """A CLIP of ComfyUI: its tokenizers cut the words between spaces into chunks of 77."""
+    """A CLIP of ComfyUI: each tokenizer gives chunks of (token, weight, word id)."""
 
-    def __init__(self, **tokenizers):
-        self.tokenizer = Tokenizers(**tokenizers)
+    def __init__(self, **parts):
+        self.tokenizer = Tokenizers(**parts)
 
     def tokenize(self, text, return_word_ids=False):
-        parts = self.tokenizer.parts.items()
-        return {name: part.chunks(text, return_word_ids) for name, part in parts}
+        return {name: part.chunks(text) for name, part in self.tokenizer.parts.items()}
 
 
 class Tokenizers:
-    def __init__(self, **tokenizers):
-        self.parts = {name: Part(*given) for name, given in tokenizers.items()}
-        for name, part in self.parts.items():
+    def __init__(self, **parts):
+        self.parts = parts
+        for name, part in parts.items():
             setattr(self, name if name == "t5xxl" else f"clip_{name}", part)
 
 
 @dataclass
 class Part:
+    """One tokenizer: the text between embeddings is one group, whose pieces share a word id."""
+
     tokenizer: object
     length: int  # columns of a chunk
-    pad: str
+    embeddings: dict = field(default_factory=dict)  # vectors by name
+    template: str = "{}"
+    embedding_size: int = WIDTH
 
-    def chunks(self, text, return_word_ids):
-        tok, end = self.tokenizer, self.tokenizer.eos_token_id
-        start = [] if tok.bos_token_id is None else [(tok.bos_token_id, 1.0, 0)]
-        pad = (tok.convert_tokens_to_ids(self.pad), 1.0, 0)
-        chunks = [[*start]]
-        for number, word in enumerate(text.split()):
-            ids = tok(word, add_special_tokens=False)["input_ids"]
-            if len(chunks[-1]) + len(ids) > self.length - 1:
-                chunks.append([*start])
-            chunks[-1] += [(one, 1.0, number + 1) for one in ids]
-        full = [[*chunk, (end, 1.0, 0)] for chunk in chunks]
-        full = [chunk + [pad] * (self.length - len(chunk)) for chunk in full]
-        return full if return_word_ids else [[one[:2] for one in chunk] for chunk in full]
+    def __post_init__(self):
+        self.start_token = self.tokenizer.bos_token_id
+        self.end_token = self.pad_token = self.tokenizer.eos_token_id
 
-    def untokenize(self, tokens):
-        spelled = {number: piece for piece, number in self.tokenizer.get_vocab().items()}
-        return [(token, spelled[token[0]]) for token in tokens]
+    def chunks(self, text):
+        inner = [one for group in self.groups(self.template.format(text)) for one in group]
+        start = [] if self.start_token is None else [(self.start_token, 1.0, 0)]
+        room = self.length - 1 - len(start)
+        chunks = []
+        for first in range(0, max(len(inner), 1), room):
+            row = [*start, *inner[first : first + room]]
+            chunks.append(row + [(self.end_token, 1.0, 0)] * (self.length - len(row)))
+        return chunks
+
+    def groups(self, text):
+        parts = re.split(r"(embedding:\w+)", text) if self.embeddings else [text]
+        for word, part in enumerate(parts, 1):
+            vectors = self.embeddings.get(part.removeprefix("embedding:"))
+            if vectors is not None and part.startswith("embedding:"):
+                yield [(vector, 1.0, word) for vector in vectors]
+            else:
+                ids = self.tokenizer(part, add_special_tokens=False)["input_ids"]
+                yield [(one, 1.0, word) for one in ids]
+
+    def untokenize(self, pairs):
+        names = {number: piece for piece, number in self.tokenizer.get_vocab().items()}
+        return [(pair, names[pair[0]]) for pair in pairs]

@@ -5,9 +5,6 @@ from contextlib import contextmanager
 import fsspec
 import pytest
 
-from helpers.batch_runs import manifest
-from sdattn.batch.storage import bucket, leases
-from sdattn.batch.storage.folder import BatchFolder
 from sdattn.files import addresses
 from sdattn.files.addresses import Address, path_of
 
@@ -16,10 +13,8 @@ MEMORY = type(fsspec.filesystem("memory"))
 
 @pytest.fixture(name="quick")
 def quick_waits(monkeypatch):
-    """Waits and beats of a storage that answers at once."""
+    """Waits of a storage that answers at once."""
     monkeypatch.setattr(addresses, "_WAITS", (0, 0))
-    monkeypatch.setattr(leases, "_BEAT", 0.05)
-    monkeypatch.setattr(bucket, "_EVERY", 0.0)
 
 
 @contextmanager
@@ -53,22 +48,6 @@ def once(fails):
         return own(*args, **options)
 
     return call
-
-
-def begun(root, items, **changes):
-    """A folder at work with these items added, name to files, and not gathered."""
-    folder = BatchFolder(root)
-    folder.open("job")
-    folder.claim(manifest(**changes), items)
-    for line, (item, files) in enumerate(items.items(), 1):
-        folder.layout.add(item, line, files, lambda *whole: folder.note_whole("job-0", *whole))
-    return folder
-
-
-def objects_of(root):
-    """Path to bytes of all that a run holds, what is at work aside."""
-    found = {name: (root / name).read_bytes() for name in root.sizes()}
-    return {name: data for name, data in found.items() if not name.startswith(".batch/")}
 
 
 def faulty(root, **calls):

@@ -159,7 +159,7 @@ def test_a_graph_and_autocast_are_left_alone():
 @pytest.mark.parametrize("few", [1, 512], ids=["a logsumexp", "a softmax"])
 @pytest.mark.parametrize("mask", ["none", "bool", "added"])
 def test_sums_over_heads_are_those_of_the_probabilities(mask, few, among, monkeypatch):
-    monkeypatch.setattr("sdattn.look.attended.FEW", few)
+    monkeypatch.setattr("sdattn.look.attended.FEW_KEYS", few)
     keep = torch.rand(2, 1, 50, 50, generator=torch.Generator().manual_seed(1)) > 0.3
     given = {"none": None, "bool": keep, "added": keep.float()}[mask]
     attended = softmax_of(AttentionCall(QUERY, KEY, mask=given), slice(10, 50), slice(4, 11))

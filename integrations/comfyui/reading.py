@@ -1,0 +1,234 @@
+"""Heatmaps of a recorder's run: which run and which text are meant, and its words' maps."""
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdattn import PRESETS, Heatmap, Heatmaps
+from sdattn.errors import CaptureError, InvalidValueError
+from sdattn.maps.aggregation import aggregate
+from sdattn.maps.layermaps import LayerMap, LayerMaps, resize_maps
+
+from .columns import read
+from .recording import Recorder
+from .runs import Conditioning, Run, Sums
+
+NAMES = ("positive", "negative")
+POOLED = replace(PRESETS["default"], heads="pool")  # a weight for each layer in a sum
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What a node asks for.
+
+    Attributes:
+        clip, prompt: how the text was encoded.
+        images: decoded images, ``[B, H, W, 3]``.
+        conditioning: the CONDITIONING meant, where several were drawn.
+        name: the sampler's input, ``"positive"`` or ``"negative"``.
+        spread: spread maps along the image's self-attention.
+    """
+
+    clip: Any
+    prompt: str
+    images: Tensor
+    conditioning: Any = None
+    name: str = "positive"
+    spread: bool = False
+
+
+def heatmaps(recorder: Recorder, asked: Asked, step: int | None = None) -> list[Heatmaps]:
+    """Return the heatmaps of each image; of one step if given.
+
+    Raises:
+        CaptureError: the recorder saw no such run, text or step, or could not follow it.
+        ValueError: another prompt than was encoded, or other images.
+    """
+    run = _run(recorder, asked)
+    one = _text(run, asked)
+    if len(asked.images) != one.images:
+        raise InvalidValueError(
+            f"The sampler drew {one.images} image(s), and {len(asked.images)} were passed. Connect "
+            "the decoded images of the sampler whose model has Watch attention."
+        )
+    assert one.facts is not None
+    prompt = read(asked.clip, asked.prompt, one.facts)
+    preset = replace(POOLED, refine="self") if asked.spread else POOLED
+    layers = _layers(_sums(run, one, step), one.affinity if asked.spread else None)
+    found = aggregate(layers, preset)
+    return [Heatmaps(prompt, _in_latent(maps, one), preset=preset) for maps in found]
+
+
+def steps_kept(recorder: Recorder, asked: Asked) -> list[int]:
+    """Return the steps whose maps were kept one by one, counted from 0."""
+    run = _run(recorder, asked)
+    kept = sorted(_text(run, asked).by_step)
+    if not kept:
+        raise CaptureError(
+            "The maps of single steps were not kept. Choose 'every step' in Watch attention, with "
+            "enough megabytes, and sample again."
+        )
+    if run.over_budget:
+        logging.warning(
+            "sdattn: %d of %d steps did not fit into the megabytes of Watch attention: %s.",
+            len(run.over_budget),
+            run.n_steps,
+            sorted(run.over_budget),
+        )
+    return kept
+
+
+def of_word(maps: Heatmaps, word: str) -> Heatmap:
+    """Return a word's map; an embedding is found by its name too. Raise KeyError for none."""
+    embedding = f"embedding:{word}"
+    known = {held.text: held for held in maps.prompt.words}
+    if held := known.get(word if word.startswith("embedding:") else embedding):
+        if not held.columns:
+            raise InvalidValueError(
+                f"The text encoder has no {held.text}: ComfyUI found no such file, or it is of "
+                "another encoder."
+            )
+        return maps[held.text]
+    return maps[word]
+
+
+def _run(recorder: Recorder, asked: Asked) -> Run:
+    """Return the run that the images come from."""
+    if not recorder.runs:
+        raise CaptureError(
+            "No sampler has run with this model. Connect the model of Watch attention to the "
+            "sampler, and that sampler's decoded images to this node."
+        )
+    runs = list(recorder.runs.values())
+    fitting = [run for run in runs if any(map(_fits(asked.images), run.conditionings.values()))]
+    found = fitting or runs
+    if len(found) > 1:
+        raise CaptureError(
+            f"Samplers {', '.join(str(run.node) for run in found)} ran with this model, and whose "
+            "images these are cannot be told. Put a Watch attention of its own in front of each."
+        )
+    (run,) = found
+    if run.problem:
+        raise CaptureError(run.problem)
+    if not fitting and run.conditionings:
+        rows, cols = next(iter(run.conditionings.values())).latent
+        raise InvalidValueError(
+            f"The images have {asked.images.shape[1]}x{asked.images.shape[2]} pixels (height x "
+            f"width), and the sampler drew a latent of {rows}x{cols}. Connect the images of the "
+            "sampler whose model has Watch attention, before they are cropped."
+        )
+    return run
+
+
+def _fits(images: Tensor) -> Any:
+    """Return a check whether a text's latent has the proportions of images."""
+
+    def check(one: Conditioning) -> bool:
+        rows, cols = one.latent
+        tall, wide = images.shape[1] / rows, images.shape[2] / cols
+        return abs(tall - wide) <= max(tall, wide) / min(rows, cols)
+
+    return check
+
+
+def _text(run: Run, asked: Asked) -> Conditioning:
+    """Return the text of a run that is asked for."""
+    if not run.calls:
+        raise CaptureError("The model was not called: no steps, or a model without text.")
+    named = [one for one in run.conditionings.values() if one.name == asked.name]
+    if not named:
+        names = ", ".join({one.name for one in run.conditionings.values()})
+        raise CaptureError(
+            f"Nothing was drawn from a {asked.name} text (a guidance scale of 1 leaves out the "
+            f"negative one). There are: {names}."
+        )
+    if asked.conditioning is not None:
+        texts = [states for states, _ in asked.conditioning]
+        named = [one for one in named if any(_is_same(one.text, text) for text in texts)]
+        if not named:
+            raise CaptureError(
+                f"The sampler drew nothing {asked.name} from the conditioning that is connected. "
+                "Connect the output of the text encoder whose words are asked for."
+            )
+    seen = [one for one in named if one.sums.totals or one.by_step]
+    if not seen:
+        raise CaptureError(_unseen(run, named))
+    if len(seen) > 1:
+        raise CaptureError(
+            f"The sampler drew from {len(seen)} {asked.name} texts (combined, by area, by mask or "
+            "by time). Connect the conditioning of the one that is meant, as its text encoder "
+            "made it."
+        )
+    for note in run.notes:
+        logging.warning("sdattn: %s", note)
+    return seen[0]
+
+
+def _is_same(drawn: Tensor, text: Tensor) -> bool:
+    """Check whether text states are those that were drawn, which may be filled up on the left."""
+    tail = drawn[:, drawn.shape[1] - text.shape[1] :].cpu()
+    return tail.shape == text.shape and torch.equal(tail, text.cpu().to(tail.dtype))
+
+
+def _unseen(run: Run, texts: Sequence[Conditioning]) -> str:
+    if not any(one.facts for one in texts):
+        steps = sorted(set.union(*(one.steps for one in texts)))
+        return (
+            f"This text was drawn in steps {steps[0]} to {steps[-1]} of {run.n_steps} alone, and "
+            "Watch attention kept the second half. Choose 'all steps' there."
+        )
+    return (
+        f"The model was called {run.calls} times with its attention watched, and {run.attended} "
+        "attention calls came by, but none of them to the text: another node computes the "
+        "attention, or the model does not hand its transformer_options to it."
+    )
+
+
+def _sums(run: Run, one: Conditioning, step: int | None) -> Sums:
+    if step is None:
+        total = one.sums
+        for sums in one.by_step.values():
+            total = total + sums
+        return total
+    if step not in one.by_step:
+        kept = sorted(one.by_step) or "none: choose 'every step' in Watch attention"
+        raise CaptureError(f"The maps of step {step} were not kept alone. Kept: {kept}.")
+    return one.by_step[step]
+
+
+def _layers(sums: Sums, affinity: Sums | None) -> LayerMaps:
+    layers = {}
+    for (place, grid), maps in sums.means().items():
+        # one for all layers of a place and grid, with their number as its weight
+        name = f"{place} {grid[0]}x{grid[1]}"
+        calls = sums.calls[place, grid]
+        layers[name] = LayerMap(place, 0, calls, maps.unflatten(1, grid))
+    columns = tuple(range(next(iter(layers.values())).maps.shape[-1]))
+    if affinity is None:
+        return LayerMaps(layers, columns, 1)
+    if not affinity.totals:
+        raise CaptureError(
+            "The image's self-attention was not kept. Turn 'spread' on in Watch attention and "
+            "sample again; grids of more than 1024 cells have none."
+        )
+    means = affinity.means()
+    _, finest = max(means, key=lambda key: key[1][0] * key[1][1])
+    held = torch.stack([maps for (_, grid), maps in means.items() if grid == finest]).mean(0)
+    # of the attention to the image alone, in joint attention
+    held = held / held.sum(-1, keepdim=True)
+    return LayerMaps(layers, columns, 1, held, finest)
+
+
+def _in_latent(maps: Tensor, one: Conditioning) -> Tensor:
+    """Return maps ``[rows, cols, T]`` of a part of the latent as maps of all of it, 0 outside."""
+    if one.area is None:
+        return maps
+    rows, cols, top, left = one.area[-4:-2] + one.area[-2:]
+    whole = maps.new_zeros(*one.latent, maps.shape[-1])
+    held = resize_maps(maps.movedim(-1, 0), (rows, cols)).movedim(0, -1)
+    whole[top : top + rows, left : left + cols] = held
+    return whole

@@ -1,0 +1,298 @@
+"""`Recorder`: what the image attends to in each text, while ComfyUI's sampler runs.
+
+    recorder = Recorder(Settings())
+    patched = model.clone()
+    recorder.install(patched)
+    ...                                      # sample with the patched model
+    recorder.runs                            # a sampler's run, with a sum of maps for each text
+
+ComfyUI's own wrappers tell when a run begins and ends, when a step calls the model, and which texts
+are the rows of a call. The attention function is overridden inside such a call alone, in front of
+any other override, so the order of nodes does not matter. The output is the attention function's,
+and nothing raises while the sampler runs: what could not be followed is said when maps are read.
+"""
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sdattn.errors import CaptureError
+
+from .layouts import Layout, ModelCall, by_head, grouped, read_layout, rows_of
+from .runs import Conditioning, Run, Settings
+from .summing import Chunk, add
+
+KEY = "sdattn"
+OVERRIDE = "optimized_attention_override"
+DRAWN_AGAIN = "The {} text was drawn again within a step (perturbed guidance); the first counts."
+ANOTHER_PATCH = "Another node changes the text between the layers (attn2_patch of {})."
+ANOTHER_ATTENTION = (
+    "Another node computes the attention to the text by itself and does not show it ({}). Maps are "
+    "of the queries and keys that it was given."
+)
+OTHER_TEXTS = "Another node attends to further texts or images in some layers; they are not shown."
+
+
+def _watches(method: Callable[..., Any]) -> Callable[..., Any]:
+    """Make a method that only watches: what it raises becomes the run's problem."""
+
+    @functools.wraps(method)
+    def watch(self: "Recorder", *args: Any, **kwargs: Any) -> Any:
+        try:
+            with torch.no_grad():
+                return method(self, *args, **kwargs)
+        except Exception as error:  # any: an image is worth more than its maps
+            if self._run is not None:
+                self._run.problem = self._run.problem or str(error) or repr(error)
+
+    return watch
+
+
+class Recorder:
+    """Watches the model that it was installed in, for one sampler or several."""
+
+    def __init__(self, settings: Settings):
+        self.settings = settings
+        self.runs: dict[str | None, Run] = {}  # the last run of each sampler
+        self._run: Run | None = None
+        self._conds: Sequence[Any] = ()  # texts of this step's call, by ComfyUI's numbers
+        self._names: Mapping[int, str] = {}  # of the sampler's inputs
+        self._drawn: set[tuple[str, object]] = set()  # in this step
+        self._size = (0, 0)  # of the whole latent
+        self._batch = 0  # rows of this call of the model
+        self._layout: Layout | None = None
+        self._chunks: list[Chunk] = []
+        self._given: Tensor | None = None  # keys that another node's attention was given
+
+    def __deepcopy__(self, memo: object) -> "Recorder":
+        return self  # a model's options are copied
+
+    def install(self, patcher: Any) -> None:
+        """Add the wrappers to a clone of the model."""
+        for kind in ("outer_sample", "predict_noise", "calc_cond_batch", "apply_model"):
+            patcher.add_wrapper_with_key(kind, KEY, getattr(self, f"_{kind}"))
+
+    # ComfyUI's wrappers: a run, its steps, the texts of a step, a call of the model
+
+    def _outer_sample(
+        self,
+        executor: Any,
+        noise: Tensor,
+        latent: Tensor,
+        sampler: Any,
+        sigmas: Tensor,
+        mask: Tensor | None = None,
+        callback: Callable[..., Any] | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        node = executing_node()
+        self.runs.pop(node, None)  # a sampler's new run becomes the last
+        run = self.runs[node] = self._run = Run(node, max(len(sigmas) - 1, 1))
+
+        def count(step: int, *told: Any) -> Any:
+            run.step = step + 1
+            return None if callback is None else callback(step, *told)
+
+        try:
+            output = executor(noise, latent, sampler, sigmas, mask, count, *args, **kwargs)
+            run.is_whole = True
+            return output
+        finally:
+            self._end_run(run)
+            self._run, self._conds = None, ()
+
+    def _predict_noise(self, executor: Any, *args: Any, **kwargs: Any) -> Tensor:
+        conds = getattr(executor.class_obj, "conds", {})
+        self._names = {id(texts): name for name, texts in conds.items()}
+        self._drawn = set()
+        self._end_steps()
+        return executor(*args, **kwargs)
+
+    def _calc_cond_batch(
+        self,
+        executor: Any,
+        model: Any,
+        conds: Sequence[Any],
+        latent: Tensor,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        before, self._conds = self._conds, conds
+        self._size = tuple(latent.shape[-2:])
+        try:
+            return executor(model, conds, latent, *args, **kwargs)
+        finally:
+            self._conds = before
+
+    def _apply_model(
+        self,
+        executor: Any,
+        latent: Tensor,
+        sigma: Tensor,
+        concat: Tensor | None = None,
+        text: Tensor | None = None,
+        control: Any = None,
+        transformer_options: Mapping[str, Any] = {},
+        **given: Any,
+    ) -> Tensor:
+        options = dict(transformer_options)
+        self._begin_call(executor.class_obj, latent, text, given, options)
+        if self._chunks:
+            options[OVERRIDE] = functools.partial(self._attend, options.get(OVERRIDE))
+            options["patches_replace"] = self._watched(options.get("patches_replace", {}))
+        try:
+            return executor(latent, sigma, concat, text, control, options, **given)
+        finally:
+            self._layout, self._chunks = None, []  # which hold the latent and the text
+
+    # One call of the model, and the attention in it
+
+    @_watches
+    def _begin_call(
+        self,
+        base: Any,
+        latent: Tensor,
+        text: Tensor | None,
+        given: Mapping[str, Any],
+        options: Mapping[str, Any],
+    ) -> None:
+        run, self._chunks = self._run, []
+        if run is None or run.problem or text is None:
+            return
+        run.calls += 1
+        if "attn2_patch" in options.get("patches", {}):
+            run.notes[ANOTHER_PATCH.format(_names_of(options["patches"]["attn2_patch"]))] = None
+        kinds, ids = options["cond_or_uncond"], options["uuids"]
+        each = len(latent) // len(kinds)
+        is_kept = not self.settings.second_half or 2 * run.step + 1 >= run.n_steps
+        call = ModelCall(base.diffusion_model, type(base).__name__, latent, text, given)
+        self._batch, self._layout = len(latent), read_layout(call)
+        chunks = []
+        for number, (kind, uuid) in enumerate(zip(kinds, ids, strict=True)):
+            key = self._names.get(id(self._conds[kind]), str(kind)), uuid
+            if key in self._drawn:
+                run.notes[DRAWN_AGAIN.format(key[0])] = None
+                continue
+            self._drawn.add(key)
+            found = run.conditionings.get(key) or self._conditioning(key[0], kind, uuid)
+            run.conditionings[key] = found
+            found.steps.add(run.step)
+            repeats = text.shape[1] // found.text.shape[1]
+            if is_kept:
+                found.facts, found.images = self._layout.facts(repeats), each
+                chunks.append(Chunk(found, slice(number * each, (number + 1) * each), repeats))
+        self._chunks = chunks
+
+    def _conditioning(self, name: str, kind: int, uuid: object) -> Conditioning:
+        cond = next(one for one in self._conds[kind] if one["uuid"] == uuid)
+        states = cond["model_conds"].get("c_crossattn")
+        text = cond["cross_attn"] if states is None else states.cond
+        return Conditioning(name, text, cond.get("area"), self._size)
+
+    def _attend(
+        self,
+        override: Callable[..., Tensor] | None,
+        func: Callable[..., Tensor],
+        *args: Any,
+        **kwargs: Any,
+    ) -> Tensor:
+        """Return a layer's attention as it would be, and look at what it was computed from."""
+        inner = func if override is None else functools.partial(override, func)
+        output = inner(*args, **kwargs)
+        self._see(*args, **kwargs)
+        return output
+
+    def _watched(self, replaced: Mapping[str, Any]) -> dict[str, Any]:
+        """Return other nodes' replacements of the attention to the text, each watched."""
+        patches = replaced.get("attn2")
+        if not patches:
+            return dict(replaced)
+        watched = {block: functools.partial(self._replaced, p) for block, p in patches.items()}
+        return {**replaced, "attn2": watched}
+
+    def _replaced(
+        self, patch: Any, query: Tensor, key: Tensor, value: Tensor, options: Mapping[str, Any]
+    ) -> Tensor:
+        """Run another node's attention. If it does not show its calls, its queries and keys are
+        those that it was given."""
+        run, self._given = self._run, key
+        before = 0 if run is None else run.attended
+        try:
+            output = patch(query, key, value, options)
+        finally:
+            self._given = None
+        if run is not None and run.attended == before:
+            run.notes[ANOTHER_ATTENTION.format(_names_of([patch]))] = None
+            self._see(query, key, value, options["n_heads"], transformer_options=options)
+        return output
+
+    @_watches
+    def _see(
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        heads: int,
+        mask: Tensor | None = None,
+        attn_precision: object = None,
+        skip_reshape: bool = False,
+        transformer_options: Mapping[str, Any] = {},
+        **others: Any,
+    ) -> None:
+        run, layout = self._run, self._layout
+        if run is None or run.problem or layout is None or not self._chunks:
+            return
+        run.attended += 1
+        look = layout.look(query.shape[-2], key.shape[-2], transformer_options)
+        if look is None:
+            return
+        if look.texts and self._given is not None and key.data_ptr() != self._given.data_ptr():
+            run.notes[OTHER_TEXTS] = None
+            return
+        if len(query) != self._batch:
+            raise CaptureError(
+                f"A layer ran on {len(query)} rows in a call of {self._batch}, so which text each "
+                "row belongs to is not known. Another node splits the batch (regional prompting "
+                "does so); take it out."
+            )
+        query, key = by_head(query, heads, skip_reshape), by_head(key, heads, skip_reshape)
+        key = grouped(key, query.shape[1])
+        for chunk in self._chunks:
+            own = layout.of_row(look, chunk.rows.start)
+            given = query[chunk.rows][:, :, own.queries], key[chunk.rows]
+            of_rows = rows_of(mask, chunk.rows, own.queries)
+            add(self.settings, run, chunk, own, *given, of_rows, others.get("scale"))
+
+    @_watches
+    def _end_steps(self) -> None:
+        """Move the maps of steps that are done off the model's device."""
+        if self._run is None or not self.settings.every_step:
+            return
+        for one in self._run.conditionings.values():
+            for step, sums in one.by_step.items():
+                if step < self._run.step:
+                    sums.leave_device()
+
+    @_watches
+    def _end_run(self, run: Run) -> None:
+        for one in run.conditionings.values():
+            one.leave_device()
+
+
+def _names_of(patches: Sequence[Any]) -> str:
+    kinds = [patch if hasattr(patch, "__qualname__") else type(patch) for patch in patches]
+    return ", ".join(f"{kind.__module__}.{kind.__qualname__}" for kind in kinds)
+
+
+def executing_node() -> str | None:
+    """Return the number of the node that ComfyUI runs now, or None."""
+    try:
+        from comfy_execution.utils import get_executing_context
+    except ImportError:
+        return None
+    context = get_executing_context()
+    return None if context is None else context.node_id

@@ -1,0 +1,138 @@
+"""Maps by the softmax written out in float64, from the queries and keys that the core's attention
+function was given, at places counted here once more.
+
+Where text and image stand is checked another way too: by which queries and keys change when a
+patch of the latent, or a token's state, changes.
+"""
+
+import math
+from dataclasses import dataclass, field
+
+import torch
+
+
+@dataclass
+class Seen:
+    """One attention call of the core, copied."""
+
+    query: torch.Tensor  # [B, heads, N, d]
+    key: torch.Tensor
+    mask: torch.Tensor | None
+    options: dict
+    call: int  # of the model
+
+
+@dataclass
+class Oracle:
+    """An ``optimized_attention_override`` that keeps what it is given and changes nothing."""
+
+    inner: object = None
+    seen: list = field(default_factory=list)
+    calls: int = 0
+    sigmas: object = None
+    uuids: object = None
+
+    def __deepcopy__(self, memo):
+        return self
+
+    def __call__(self, func, *args, **kwargs):
+        self.keep(*args, **kwargs)
+        return func(*args, **kwargs) if self.inner is None else self.inner(func, *args, **kwargs)
+
+    def keep(self, q, k, v, heads, mask=None, *_, skip_reshape=False, **kwargs):
+        options = kwargs["transformer_options"]
+        if options["sigmas"] is not self.sigmas or options["uuids"] != self.uuids:
+            self.calls += 1
+            self.sigmas, self.uuids = options["sigmas"], options["uuids"]
+        if not skip_reshape:
+            q, k = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k))
+        told = {
+            name: options.get(name)
+            for name in ("cond_or_uncond", "uuids", "block", "block_index", "block_type")
+        }
+        told["shape"] = list(options.get("activations_shape", ()))
+        told["sigma"] = float(options["sigmas"][0])
+        self.seen.append(Seen(q.clone(), k.clone(), mask, told, self.calls))
+
+    def means(self, name, model, latent, texts, kind=0, keep=None):
+        """Return the means over calls and heads by place and grid, float64 ``[images, N, T]``.
+
+        Args:
+            name: of the model, in :data:`scripts.comfy_live.models.MODELS`.
+            model: the core's diffusion model.
+            latent: shape of the latent, [B, C, rows, cols].
+            texts: columns of the text of this kind; more, repeated, if batched with a longer one.
+            kind: 0 for the positive text, 1 for the negative.
+            keep: noise up to which steps count, or None for all.
+        """
+        found, order = {}, {}
+        for seen in self.seen:
+            kinds = seen.options["cond_or_uncond"]
+            if kind not in kinds or (keep is not None and seen.options["sigma"] > keep):
+                continue
+            block = seen.call, str(seen.options["block"]), seen.options["block_index"]
+            order[block] = order.get(block, 0) + 1
+            place = places(name, model, latent, seen, texts, order[block])
+            if place is None:
+                continue
+            where, grid, image, text = place
+            probs = softmax(seen)
+            each = len(probs) // len(kinds)
+            rows = slice(kinds.index(kind) * each, (kinds.index(kind) + 1) * each)
+            probs = probs[rows, :, image]
+            shown = probs[..., text[0]].clone()
+            for part in text[1:]:  # HiDream's second part of Llama
+                shown[..., shown.shape[-1] - (part.stop - part.start) :] += probs[..., part]
+            if shown.shape[-1] > texts:
+                shown = shown.unflatten(-1, (-1, texts)).sum(-2)
+            if shown.shape[-1] < texts:
+                shown = torch.nn.functional.pad(shown, (0, texts - shown.shape[-1]))
+            found.setdefault((where, grid), []).append(shown.mean(1))
+        return {key: torch.stack(maps).mean(0) for key, maps in found.items()}
+
+
+def softmax(seen):
+    scores = seen.query.double() @ seen.key.double().mT / math.sqrt(seen.query.shape[-1])
+    mask = seen.mask
+    if mask is not None:
+        mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
+        if mask.dtype == torch.bool:
+            scores = scores.masked_fill(~mask, -math.inf)
+        else:
+            scores = scores + mask.double()
+    scores = (scores - scores.amax(-1, keepdim=True)).exp()
+    return scores / scores.sum(-1, keepdim=True)
+
+
+def places(name, model, latent, seen, texts, number):
+    """Return (place, grid, the image's queries, the text's keys) of a call; None if it has none."""
+    queries, keys = seen.query.shape[2], seen.key.shape[2]
+    rows, cols = latent[-2:]
+    half = (rows + 1) // 2, (cols + 1) // 2
+    cells = half[0] * half[1]
+    if name in ("sd15", "sdxl"):
+        grid = tuple(seen.options["shape"][-2:])
+        kind = {"input": "down", "middle": "mid", "output": "up"}[seen.options["block"][0]]
+        is_text = number == 2 and keys % texts == 0
+        return (kind, grid, slice(None), (slice(0, keys),)) if is_text else None
+    if name == "flux2_klein":
+        half, cells = (rows, cols), rows * cols
+    if queries != keys:
+        return None
+    if name == "hidream":
+        llama = (keys - cells - 128) // 2
+        if keys < cells + 128 or texts != 128 + llama:
+            return None
+        text = slice(cells, keys - llama), slice(keys - llama, keys)
+        return "block", half, slice(0, cells), text
+    if name in ("z_image", "lumina2"):
+        multiple = 32 if name == "z_image" else 1
+        image = cells + -cells % multiple
+        if keys < image + texts:
+            return None
+        start = keys - image
+        return "block", half, slice(start, start + cells), (slice(0, texts),)
+    if keys < cells + texts:
+        return None
+    where = "double" if name == "sd3" else seen.options["block_type"]
+    return where or "block", half, slice(texts, texts + cells), (slice(0, texts),)
