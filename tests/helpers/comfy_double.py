@@ -196,15 +196,14 @@ class Guider:
             options["uuids"] = [cond["uuid"] for cond, _ in batch]
             options["sigmas"] = timestep
             rows, times = torch.cat([x] * len(batch)), torch.cat([timestep] * len(batch))
-            told = {"c_crossattn": text, "transformer_options": options}
-            made = self.patcher.run("apply_model", self._apply, base, rows, times, **told)
+            given = (rows, times, None, text, None, options)
+            made = self.patcher.run("apply_model", self._apply, base, *given)
             for part, (_, kind) in zip(made.chunk(len(batch)), batch, strict=True):
                 found[kind] += part
         return found
 
-    def _apply(self, x, t, c_concat=None, c_crossattn=None, control=None, options=None, **more):
-        options = more.pop("transformer_options", options)
-        return self.patcher.model.diffusion_model(x, c_crossattn, options, **more)
+    def _apply(self, x, t, c_concat, c_crossattn, control, transformer_options):
+        return self.patcher.model.diffusion_model(x, c_crossattn, transformer_options)
 
 
 def states(seed, length):

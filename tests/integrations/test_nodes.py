@@ -1,0 +1,98 @@
+"""The nodes of integrations/comfyui in the order of a graph, on a double of a sampler's run."""
+
+import pytest
+import torch
+from helpers import comfy_double as comfy
+from helpers.tiny_tokenizers import tiny_tokenizer
+
+from integrations.comfyui import NODE_CLASS_MAPPINGS
+from sdattn import CaptureError
+from sdattn.errors import InvalidValueError
+
+Watch, Heatmaps, Mask, Spot, Regions = NODE_CLASS_MAPPINGS.values()
+PROMPT = "a cat on the sofa"
+LATENT, PIXELS = (8, 12), (64, 96)
+CLIP = comfy.Clip(l=comfy.Part(tiny_tokenizer(), 77))
+
+
+def graph(images=1, texts=1, **settings):
+    """Run a sampler behind Watch attention; return what the nodes that read are told."""
+    model = comfy.Patcher(comfy.Base(comfy.UNetModel()))
+    patched, attention = Watch().watch(model, **settings)
+    positive = [[comfy.states(seed, 77), {}] for seed in range(texts)]
+    comfy.Guider(patched, positive, [[comfy.states(9, 77), {}]]).sample(
+        comfy.latents(*LATENT, images)
+    )
+    image = torch.rand(images, *PIXELS, 3, generator=torch.Generator().manual_seed(0))
+    return {"attention": attention, "clip": CLIP, "image": image, "prompt": PROMPT}, positive
+
+
+def test_heatmaps_in_a_grid_or_one_each():
+    told, _ = graph(images=2)
+    (grids,) = Heatmaps().draw(**told)
+    (each,) = Heatmaps().draw(**told, words="cat, the sofa", layout="one each")
+    assert len(grids) == 2 and len(each) == 4
+    assert each.dtype == torch.float32 and 0 <= each.min() < each.max() <= 1
+
+
+def test_heatmaps_of_every_step():
+    told, _ = graph(steps="all steps", keep="every step")
+    (drawn,) = Heatmaps().draw(**told, words="cat", layout="one each", steps="every step")
+    assert len(drawn) == 3
+    with pytest.raises(CaptureError, match="every step"):
+        Heatmaps().draw(**graph()[0], steps="every step")
+
+
+@pytest.mark.parametrize("method", ["share of range", "otsu", "top percent"])
+def test_a_mask_grows_is_blurred_and_inverted(method):
+    told, _ = graph()
+    cut = {"word": "cat", "method": method, "level": 0.4}
+    (mask,) = Mask().mask(**told, **cut)
+    (grown,) = Mask().mask(**told, **cut, grow=2)
+    (soft,) = Mask().mask(**told, **cut, blur=2.0)
+    (other,) = Mask().mask(**told, **cut, invert=True)
+    assert mask.shape == (1, *PIXELS) and set(mask.unique().tolist()) == {0.0, 1.0}
+    assert (grown >= mask).all() and grown.sum() > mask.sum()
+    assert ((soft > 0) & (soft < 1)).any()
+    assert torch.equal(other, 1 - mask)
+
+
+def test_words_of_a_spot_come_by_their_share():
+    told, _ = graph()
+    found = Spot().tell(**told, x=40, y=30, most=2)
+    words, table = found["result"]
+    assert len(words.split(", ")) == 2 and table.count("\n") == 1
+    with pytest.raises(InvalidValueError, match="outside the image of 96x64"):
+        Spot().tell(**told, x=96, y=0)
+
+
+def test_masks_of_regions_do_not_overlap():
+    told, _ = graph(images=2)
+    *masks, rest, every = Regions().masks(**told, words="cat\nsofa, a", level=0.2)
+    assert torch.equal(sum(masks) + rest, torch.ones(2, *PIXELS))
+    assert every.shape == (6, *PIXELS) and not masks[3].any()
+    with pytest.raises(InvalidValueError, match="1 to 6"):
+        Regions().masks(**told, words="")
+
+
+def test_of_several_texts_the_connected_one_is_meant():
+    told, positive = graph(texts=2)
+    with pytest.raises(CaptureError, match="Connect the conditioning"):
+        Mask().mask(**told, word="cat")
+    masks = [Mask().mask(**told, word="cat", conditioning=[one])[0] for one in positive]
+    assert not torch.equal(*masks)
+    (negative,) = Mask().mask(**told, word="cat", side="negative")
+    assert negative.any()
+
+
+def test_other_images_words_and_a_sampler_that_did_not_run_are_refused():
+    told, _ = graph()
+    with pytest.raises(InvalidValueError, match="64x200"):
+        Mask().mask(**{**told, "image": torch.rand(1, 64, 200, 3)}, word="cat")
+    with pytest.raises(InvalidValueError, match="1 image"):
+        Mask().mask(**{**told, "image": torch.rand(2, *PIXELS, 3)}, word="cat")
+    with pytest.raises(KeyError, match="dog"):
+        Mask().mask(**told, word="dog")
+    _, attention = Watch().watch(comfy.Patcher(comfy.Base(comfy.UNetModel())))
+    with pytest.raises(CaptureError, match="No sampler has run"):
+        Mask().mask(**{**told, "attention": attention}, word="cat")
