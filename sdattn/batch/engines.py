@@ -60,10 +60,11 @@ class Engine(Protocol):
 
 
 def engine_for(request: Request) -> Engine:
-    if request.engine == "ray":
-        return RayTasks(request)
-    devices = worker_devices(request)
-    return ThisProcess(request) if len(devices) == 1 else Processes(request, devices)
+    devices = [] if request.engine == "ray" else worker_devices(request)
+    if len(devices) == 1:
+        return ThisProcess(request)
+    forget_pipeline()  # the plan of a model without an outline needed it
+    return Processes(request, devices) if devices else RayTasks(request)
 
 
 def worker_devices(request: Request) -> list[str]:

@@ -32,7 +32,7 @@ from ..runs.info import FORMAT as RUN_FORMAT
 from .checking import remove_litter, write_summaries
 from .checks import Job
 from .drawing import BatchDrawer
-from .engines import Engine, Task, engine_for, map_tasks
+from .engines import Engine, Task, engine_for, map_tasks, worker_devices
 from .formats import format_of
 from .plan import Plan, make_plan
 from .progress import Progress
@@ -147,7 +147,8 @@ def _planned(request: Request) -> Iterator[Plan]:
         request.loading.check(request.model, checked_device(request.device))
     pipe: Pipeline | None = outline(request.model, request.loading)
     if pipe is None:  # a model without an outline
-        pipe, _ = load(request)
+        device = "cpu" if request.engine == "ray" else worker_devices(request)[0]
+        pipe, _ = load(replace(request, device=device))
     request.parts(videos=makes_videos(pipe))  # or refuse
     capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
     with Progress(None, is_shown=request.progress) as progress:
