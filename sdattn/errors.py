@@ -6,14 +6,12 @@
         print(error)
 
 Messages name options and functions between backticks, as Python writes them: `force=True`,
-`folder`, `generate()`. The command line and the live page put their own names there.
+`folder`, `generate()`. The command line spells options as its flags, see `sdattn.cli.flags`.
 """
 
-import ast
 import difflib
 import errno
 import pickle
-import re
 import sys
 import traceback
 import warnings
@@ -276,29 +274,3 @@ def size_text(number: int) -> str:
         if number >= unit:
             return f"{number / unit:,.1f} {name}"
     return f"{number} bytes"
-
-
-_NAMED = re.compile(  # `name`, `name()` or `name=value`; a value may have backticks in quotes
-    r"""`(\w+(?:\(\))?)(?:=((?:'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*"|[^`'"])+))?`"""
-)
-
-
-def reworded(text: str, word: Callable[..., str | None]) -> str:
-    """Return a message with other names for its options and functions.
-
-    ``word(name)`` or ``word(name, value)`` returns the text for a name between backticks, without
-    them, or None to leave it. A value that is no literal of Python comes as its text.
-    """
-
-    def other(found: re.Match[str]) -> str:
-        name, value = found.groups()
-        return word(name, *([] if value is None else [_read(value)])) or found[0]
-
-    return _NAMED.sub(other, text)
-
-
-def _read(literal: str) -> object:
-    try:
-        return ast.literal_eval(literal)
-    except (ValueError, SyntaxError):
-        return literal

@@ -36,7 +36,6 @@ ROOMS = (  # top to bottom; docs/contributing/index.md shows the same list
     "files",
     "errors",
 )
-PARTS = {"batch": ("engines", "input", "storage")}  # of a room, in the same way
 MODULES = {  # "cli" is cli/__init__.py, "cli.show" is cli/show.py
     ".".join(path.relative_to(PACKAGE).with_suffix("").parts).removesuffix(".__init__"): path
     for path in [*PACKAGE.glob("[!_]*.py"), *PACKAGE.glob("*/**/*.py")]
@@ -102,17 +101,6 @@ def test_what_imports_the_package_root_is_seen(tmp_path, monkeypatch):
         monkeypatch.setitem(MODULES, "keep.late", path)
         monkeypatch.setattr(sys.modules[__name__], "PACKAGE", tmp_path)
         assert list(imports("keep.late")) == ["sdattn"]
-
-
-@pytest.mark.parametrize("divided", PARTS)
-def test_a_part_of_a_room_uses_only_the_parts_below_it(divided):
-    def place(name):
-        part = name.split(".")[1:2]
-        return PARTS[divided].index(*part) if part and part[0] in PARTS[divided] else -1
-
-    inside = {module for module in MODULES if room(module) == divided}
-    used = {(module, name) for module in inside for name in imports(module) if name in inside}
-    assert {(module, name) for module, name in used if place(name) < place(module)} == set()
 
 
 def test_no_modules_import_each_other_in_a_circle():

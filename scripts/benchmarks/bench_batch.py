@@ -5,10 +5,9 @@ nothing written. The others are the command itself. Every run is a process of it
 round by round, so that the ratios hold on a machine whose speed drifts; loading is not counted.
 The runs on Ray (--runs) need `pip install 'sdattn[ray]'`.
 
---memory instead compares the peak memory of 200 and of 2,000 items, and then takes the time and the
-peak of a run that reads a million lines and draws four.
---writing instead takes the time and the bytes of one item of SD 1.5's size, 512x512 and ten words,
-with random maps and an image of noise, which is the most a PNG can have.
+--plan N instead takes the time of one core and the peak memory, beyond the imports, of planning a
+list of N lines, without and with "words". --memory compares the peak memory of 200 and of 2,000
+items.
 """
 
 import argparse
@@ -23,20 +22,19 @@ import tempfile
 import time
 from pathlib import Path
 
-from .machine import machine_name, processor_name
+from .machine import forget_peak, machine_name, peak_bytes, processor_name
 
 BATCH = 8
-LAUNCH = "-m accelerate.commands.launch --multi_gpu --num_processes {} --num_machines 1 "
-LAUNCH += "--mixed_precision no --dynamo_backend no --main_process_port 0 -m sdattn"
 DATA = ["--save", "image,maps"]
-VARIANTS = {  # name: processes, options
-    "image and maps": (1, DATA),
-    "image and maps, webdataset": (1, [*DATA, "--format", "webdataset"]),
-    "all that generate writes": (1, []),
-    "image and maps, 2 processes": (2, DATA),
-    "all, 2 processes": (2, []),
-    "image and maps, Ray": (1, [*DATA, "--engine", "ray", "--workers", "1"]),
-    "image and maps, 2 workers of Ray": (1, [*DATA, "--engine", "ray", "--workers", "2"]),
+TWO = ["--workers", "2"]
+VARIANTS = {  # name: options
+    "image and maps": DATA,
+    "image and maps, webdataset": [*DATA, "--format", "webdataset"],
+    "all that generate writes": [],
+    "image and maps, 2 processes": [*DATA, *TWO],
+    "all, 2 processes": TWO,
+    "image and maps, Ray": [*DATA, "--engine", "ray", "--workers", "1"],
+    "image and maps, 2 workers of Ray": [*DATA, "--engine", "ray", *TWO],
 }
 BESIDE = {  # what a run is compared with
     "image and maps, 2 processes": "image and maps",
@@ -44,18 +42,21 @@ BESIDE = {  # what a run is compared with
     "image and maps, Ray": "image and maps",
     "image and maps, 2 workers of Ray": "image and maps, Ray",
 }
+AGAIN = ["-m", "scripts.benchmarks.bench_batch"]
 
 
-def write_prompts(path: Path, number: int) -> None:
+def write_prompts(path: Path, number: int, *, words: bool = False) -> None:
+    """Write a list of prompts, as JSON lines that ask for two words each if ``words``."""
     chance = random.Random(0)
     colours = "red", "green", "blue", "yellow", "purple", "pink"
     things = "car", "bird", "balloon", "star", "heart"
     with path.open("w") as file:
         for _ in range(number):
-            first, second = (
-                f"a {chance.choice(colours)} {chance.choice(things)}" for _ in range(2)
-            )
-            file.write(f"{first} left of {second}\n")
+            pair = [chance.choice(things) for _ in range(2)]
+            first, second = (f"a {chance.choice(colours)} {thing}" for thing in pair)
+            text = f"{first} left of {second}"
+            line = json.dumps({"prompt": text, "words": pair}) if words else text
+            file.write(f"{line}\n")
 
 
 def run(command: list[str]) -> str:
@@ -68,13 +69,11 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def batch(prompts: Path, device: str, processes: int, options: list[str]) -> float:
+def batch(prompts: Path, device: str, options: list[str]) -> float:
     """Items a second of the command."""
     with tempfile.TemporaryDirectory() as folder:
-        start = LAUNCH.format(processes).split() if processes > 1 else ["-m", "sdattn"]
-        out = ["batch", str(prompts), "--out", f"{folder}/run", "--batch-size", str(BATCH)]
-        out += ["--device", device]
-        text = " ".join(run([*start, *out, *options]).split())
+        out = ["--out", f"{folder}/run", "--batch-size", str(BATCH), "--device", device]
+        text = " ".join(run(["-m", "sdattn", "batch", str(prompts), *out, *options]).split())
     return float(re.search(r"([\d.e+]+) a second", text)[1])
 
 
@@ -106,20 +105,9 @@ def measure_pace(items: int, rounds: int, device: str, runs: list[str]) -> dict[
             names = list(found)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
                 if name == "plain":
-                    pace = float(
-                        run(
-                            [
-                                "-m",
-                                "scripts.benchmarks.bench_batch",
-                                "--plain",
-                                str(prompts),
-                                "--device",
-                                device,
-                            ]
-                        )
-                    )
+                    pace = float(run([*AGAIN, "--plain", str(prompts), "--device", device]))
                 else:
-                    pace = batch(prompts, device, *VARIANTS[name])
+                    pace = batch(prompts, device, VARIANTS[name])
                 found[name].append(pace)
                 print(f"round {turn + 1}, {name}: {pace:.3g} items/s", file=sys.stderr)
     return found
@@ -152,23 +140,12 @@ def measure_memory() -> dict[str, dict[int, float]]:
             for items in (200, 2000):
                 write_prompts(prompts, items)
                 out = ["--out", f"{folder}/{format_}-{items}", "--format", format_]
-                more = ["--batch-size", str(BATCH), "--steps", "1", "--shard-mb", "8", *DATA]
+                more = ["--batch-size", str(BATCH), "--steps", "1", *DATA]
                 found[format_][items] = peak_of(
                     ["-m", "sdattn", "batch", str(prompts), *out, *more]
                 )
                 print(f"{format_}, {items} items: {found[format_][items]:.0f} MB", file=sys.stderr)
     return found
-
-
-def measure_million() -> tuple[float, float]:
-    """Seconds, and peak memory in MB, of a million lines of which four are drawn."""
-    with tempfile.TemporaryDirectory() as folder:
-        prompts = Path(folder, "prompts.txt")
-        write_prompts(prompts, 1_000_000)
-        start = time.perf_counter()
-        out = ["--out", f"{folder}/run", "--part", "1/250000", "--batch-size", "4", "--steps", "1"]
-        peak = peak_of(["-m", "sdattn", "batch", str(prompts), *out, *DATA])
-        return time.perf_counter() - start, peak
 
 
 def peak_of(command: list[str]) -> float:
@@ -186,37 +163,38 @@ def print_memory(found: dict[str, dict[int, float]]) -> None:
         print(f"| {name} | {one[200]:.0f} MB | {one[2000]:.0f} MB | {one[2000] / one[200]:.3f} |")
 
 
-def measure_writing(repeats: int = 10) -> dict[str, dict[str, float]]:
-    """Milliseconds of one core and MB an item, by what is saved."""
-    import torch
-
-    from sdattn.batch.storage.disk import Disk
-    from sdattn.batch.storage.layouts import Folders
-    from sdattn.runs.drawings import USUAL
-    from sdattn.runs.folder import pack_with_page
-
-    from .random_run import random_run
-
-    torch.set_num_threads(1)
-    run = random_run()
-    found: dict[str, dict[str, float]] = {}
+def measure_plans(lines: int) -> dict[str, dict[str, float]]:
+    """Seconds of one core, and MB beyond the imports, of planning lists in fresh processes."""
+    found = {}
     with tempfile.TemporaryDirectory() as folder:
-        layout = Folders(Disk(Path(folder)))
-        for name, parts in {"image and maps": ("image", "maps"), "all": USUAL}.items():
-            start, size = time.process_time(), 0
-            for i in range(repeats):
-                files = pack_with_page(run, parts).files
-                layout.add(f"{name}-{i}", 0, files, lambda *_: None)
-                size = sum(map(len, files.values()))
-            each = (time.process_time() - start) / repeats
-            found[name] = {"ms": 1000 * each, "MB": size / 1e6}
+        for name, words in {"without words": False, "with words": True}.items():
+            prompts = Path(folder, "prompts.jsonl" if words else "prompts.txt")
+            write_prompts(prompts, lines, words=words)
+            found[name] = json.loads(run([*AGAIN, "--plan-of", str(prompts)]))
     return found
 
 
-def print_writing(found: dict[str, dict[str, float]]) -> None:
-    print(f"\n{processor_name().split(',')[0]}\n\n| saved | one core | an item |\n|---|---|---|")
+def plan(prompts: Path) -> None:
+    """Print the seconds and MB of planning a list."""
+    from sdattn.batch.plan import make_plan
+    from sdattn.batch.request import Request
+    from sdattn.loading.options import LoadingOptions
+    from sdattn.loading.outline import outline
+
+    pipe = outline("demo", LoadingOptions())
+    make_plan(Request(prompts, limit=10), pipe).close()  # imports what is needed
+    forget_peak("cpu")
+    before, start = peak_bytes("cpu"), time.process_time()
+    with make_plan(Request(prompts), pipe):
+        made = {"seconds": time.process_time() - start, "MB": (peak_bytes("cpu") - before) / 1e6}
+    print(json.dumps(made))
+
+
+def print_plans(found: dict[str, dict[str, float]], lines: int) -> None:
+    print(f"\n{processor_name().split(',')[0]}\n\n| {lines:,} lines | one core | memory |")
+    print("|---|---|---|")
     for name, one in found.items():
-        print(f"| {name} | {one['ms']:.0f} ms | {one['MB']:.1f} MB |")
+        print(f"| {name} | {one['seconds']:.1f} s | {one['MB']:.0f} MB |")
 
 
 def main() -> None:
@@ -226,24 +204,27 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--quick", action="store_true", help="32 items, 2 rounds")
     parser.add_argument("--memory", action="store_true")
-    parser.add_argument("--writing", action="store_true")
+    parser.add_argument("--plan", type=int, metavar="N")
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--device", default="cpu", help="of the pace")
     parser.add_argument("--runs", nargs="+", choices=VARIANTS, default=local)
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--plan-of", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.plain:
         draw_plainly(arguments.plain, arguments.device)
+        return
+    if arguments.plan_of:
+        plan(arguments.plan_of)
         return
     if arguments.quick:
         arguments.items, arguments.rounds = 32, 2
     if arguments.memory:
         found = measure_memory()
         print_memory(found)
-        print("\na million lines: {:.0f} s, {:.0f} MB".format(*measure_million()))
-    elif arguments.writing:
-        found = measure_writing()
-        print_writing(found)
+    elif arguments.plan:
+        found = measure_plans(arguments.plan)
+        print_plans(found, arguments.plan)
     else:
         found = measure_pace(arguments.items, arguments.rounds, arguments.device, arguments.runs)
         print_pace(found, arguments.device)

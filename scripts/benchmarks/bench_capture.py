@@ -28,7 +28,7 @@ import torch
 from transformers import CLIPTokenizer
 
 import sdattn
-from sdattn.batch.engines.sizing import trim_heap
+from sdattn.batch.drawing import trim_heap
 from sdattn.models.demos import DEMO
 
 from .machine import clock, forget_peak, machine_name, peak_bytes

@@ -26,7 +26,7 @@ import numpy as np
 import torch
 
 import sdattn
-from sdattn.batch.engines.sizing import trim_heap
+from sdattn.batch.drawing import trim_heap
 from sdattn.keep.running_sums import RunningSum
 from sdattn.look.attended import Attended
 

@@ -25,9 +25,9 @@ from sdattn.maps.from_stores import heatmaps_of
 from sdattn.maps.layermaps import LayerMaps, layer_maps
 from sdattn.maps.presets import Preset
 from sdattn.maps.requirements import columns_around
+from sdattn.models.facts import default_size
 from sdattn.models.pipeline_call import call_pipeline, images_of
 from sdattn.models.reading import read_prompts
-from sdattn.models.sizes import default_size
 from sdattn.prompts.tokens import Prompt
 
 from .seeing import Scene, Seen, Subject, as_composed

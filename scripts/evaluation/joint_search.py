@@ -29,7 +29,7 @@ import sdattn
 from sdattn.follow.run_part import RunPart
 from sdattn.look.attended import Columns
 from sdattn.look.refined import Refined
-from sdattn.maps.finishing import finish
+from sdattn.maps.aggregation import finish
 from sdattn.maps.heatmaps import Heatmaps
 from sdattn.maps.presets import PRESETS
 from sdattn.maps.requirements import columns_around

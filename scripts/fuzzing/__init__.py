@@ -15,7 +15,7 @@ from functools import cached_property
 from pathlib import Path
 from uuid import uuid4
 
-from sdattn.batch.storage.formats import FORMATS
+from sdattn.batch.formats import FORMATS
 
 PROMPTS = ("a red car", "a star", "green")
 
@@ -52,12 +52,12 @@ class World:
 
 def draw(source: Path, out: Path, format: str, **more) -> Path:
     from sdattn.batch import Request, run_batch
-    from sdattn.runs.drawings import PARTS
+    from sdattn.runs.parts import PARTS
 
     options = {"num_inference_steps": 1}
     of_images = [part for part in PARTS if part != "video"]
     more = {"save": of_images, "options": options, "batch_size": 2, "device": "cpu", **more}
-    outcome = run_batch(Request(source, out, format=format, shard_bytes=100_000, **more))
+    outcome = run_batch(Request(source, out, format=format, shard_items=2, **more))
     if outcome.whole != len(PROMPTS):
         raise RuntimeError(f"only {outcome.whole} of {len(PROMPTS)} items are whole")
     return out

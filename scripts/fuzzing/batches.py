@@ -1,7 +1,4 @@
-"""Harm to a finished batch run: `--verify` names it, the same command mends it.
-
-``.batch`` is left out: it holds nothing of the result, only what is at work.
-"""
+"""Harm to a finished batch run: `--verify` names it, the same command mends it."""
 
 import random
 import shutil
@@ -10,7 +7,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from sdattn.batch import verify
-from sdattn.batch.storage.formats import FORMATS
+from sdattn.batch.formats import FORMATS
+from sdattn.files.place import Place
 
 from . import World, kind
 
@@ -23,10 +21,9 @@ def copy_of(world: World, format: str) -> Path:
 
 
 def files_of(root: Path) -> dict[str, bytes]:
-    """What a run keeps, without what is at work."""
+    """What a run keeps."""
     paths = [path for path in sorted(root.rglob("*")) if path.is_file()]
-    found = {path.relative_to(root).as_posix(): path for path in paths}
-    return {name: path.read_bytes() for name, path in found.items() if name[:7] != ".batch/"}
+    return {path.relative_to(root).as_posix(): path.read_bytes() for path in paths}
 
 
 def some_file(root: Path, chance: random.Random) -> Path:
@@ -72,8 +69,9 @@ def look(root: Path, path: Path, done: str) -> str | None:
     if not problems:
         return f"{told} was changed, and nothing found"
     parts = name.split("/")
-    if parts[0] == "items":  # named with its item
-        named = any(parts[2] in one and "/".join(parts[3:]) in one for one in problems)
+    if len(parts) > 2:  # an item's, named with its folder
+        folder, file = "/".join(parts[:3]), "/".join(parts[3:])
+        named = any(folder in one and file in one for one in problems)
     else:
         named = any(name in one for one in problems)
     return None if named else f"{told} was changed, and {problems[0]!r} does not name it"
@@ -100,8 +98,7 @@ for _format in FORMATS:
 def link(world: World, chance: random.Random) -> str | None:
     """What it leads to is neither taken for the run's own nor touched."""
     root = copy_of(world, chance.choice([*FORMATS]))
-    names = [path for path in root.rglob("*") if path.name not in ("lock", "lock.json")]
-    path = chance.choice(sorted(names))
+    path = chance.choice(sorted(root.rglob("*")))
     outside = root.parent / "outside"
     shutil.move(path, outside)
     path.symlink_to(outside)
@@ -115,29 +112,22 @@ def link(world: World, chance: random.Random) -> str | None:
 
 
 def look_at_link(root: Path, path: Path) -> str | None:
-    from sdattn.batch.storage.folder import BatchFolder
-
-    name = path.relative_to(root).as_posix()
-    folder = BatchFolder(root)
     try:
         if verify(root)[1]:
             return None
-        folder.open("job")  # as every run that writes
+        Place(root).begin()  # as every run that writes
     except (OSError, ValueError):
         return None
-    finally:
-        folder.close()
-    return f"{name} is a link, and nobody minds"
+    return f"{path.relative_to(root)} is a link, and nobody minds"
 
 
 @kind("harm that the same command mends", 3)
 def mend(world: World, chance: random.Random) -> str | None:
-    """Files of items that are gone or cut short are drawn again, bit for bit."""
+    """Files of shards that are gone or cut short are drawn again, bit for bit."""
     format = chance.choice([*FORMATS])
     root, how = copy_of(world, format), chance.choice([cut, remove])
     before = files_of(root)
-    paths = [root / name for name in before if name.startswith(("items/", "shards/"))]
-    path = chance.choice(paths)
+    path = root / chance.choice([name for name in before if name.startswith("shards/")])
     told = f"{how(path, chance)} {path.relative_to(root)}"
     try:
         world.draw(root, format)

@@ -12,13 +12,12 @@ from typing import Any
 
 from PIL import Image
 
-from ..errors import RunError, is_bug, reworded
+from ..errors import OptionError, RunError, is_bug
 from ..maps.notebook import framed
+from ..models.facts import default_size
 from ..models.layers import find_denoiser
 from ..models.pipeline_call import turn
-from ..models.sizes import default_size
 from ..runs.generation import generate
-from ..runs.option_names import PIPELINE
 from ..runs.report.images import as_uri
 from ..runs.run import Run
 from .preview import preview_hook
@@ -28,7 +27,6 @@ from .server import import_gradio
 gradio: Any = import_gradio()
 
 _MOST_RUNS = 10  # offered to a browser
-_LABELS = {**PIPELINE, **{name: name for name in ("prompt", "seed", "preset", "refine", "ask")}}
 _NEEDED = {"prompt": "Write a sentence.", "seed": "Enter a whole number, for example 0."}
 _BUG = (
     "This is a bug in sdattn or in a library that it uses. Please report it, with the output of "
@@ -75,20 +73,29 @@ class Live:
             with turn(self.pipe), watched:
                 return self._generate(asked), None
         except Exception as error:
-            return None, _told(error)
+            return None, self._told(error)
 
     def _generate(self, asked: dict[str, Any]) -> Run:
-        asked |= {name: (asked[name] or "").strip() or None for name in ("negative", "ask")}
+        watch = {"steps": "all"} if asked.pop("each_step") else {}
+        watch |= {"branch": "both"} if asked.pop("negative_maps") else {}
+        asked |= {name: (asked[name] or "").strip() or None for name in ("negative_prompt", "ask")}
+        asked["refine"] = "self" if asked["refine"] else None
         if (asked["height"], asked["width"]) == default_size(self.pipe):
             # A size that is the model's own is not passed: run.json records what was asked.
             asked |= {"height": None, "width": None}
-        options = {option: asked[name] for option, name in PIPELINE.items()}
-        options = {option: value for option, value in options.items() if value is not None}
-        watch = {"steps": "all"} if asked["each_step"] else {}
-        watch |= {"branch": "both"} if asked["negative_maps"] else {}
-        options |= {name: asked[name] for name in ("seed", "preset", "ask", "causal")}
-        options["refine"] = "self" if asked["refine"] else None
-        return generate(self.pipe, asked["prompt"], capture_options=watch, **options)
+        given = {name: value for name, value in asked.items() if value is not None}
+        return generate(self.pipe, capture_options=watch, **given)
+
+    def _told(self, error: Exception) -> dict[str, str]:
+        """Return the field that an error is about, or "", and what the page says; the server prints
+        the traceback of a bug."""
+        if is_bug(error):
+            traceback.print_exception(error)
+            return {"field": "", "text": _BUG}
+        if isinstance(error, OptionError) and error.option in self.fields:
+            text = f"{self.fields[error.option].label} {error.value}: {error.advice}"
+            return {"field": error.option, "text": text}
+        return {"field": "", "text": str(error)}
 
     def keep(self, run: Run | None, seen: list[str]) -> Any:
         """Keep a drawn run as files and show it, so that the page need not hold it any longer."""
@@ -116,24 +123,6 @@ class Live:
             for path in (kept.page, kept.archive)
         ]
         return [escape(kept.title), *files, framed(page)]
-
-
-def _told(error: Exception) -> dict[str, str]:
-    """Return the field that an error is about, or "", and what the page says; the server prints
-    the traceback of a bug."""
-    named: list[str] = []
-
-    def labelled(name: str, *value: Any) -> str | None:
-        if name not in _LABELS:
-            return None
-        named.append(_LABELS[name])
-        return " ".join([_LABELS[name], *map(str, value)])
-
-    if is_bug(error):
-        traceback.print_exception(error)
-        return {"field": "", "text": _BUG}
-    text = reworded(str(error), labelled)
-    return {"field": named[0] if named else "", "text": text}
 
 
 @contextmanager

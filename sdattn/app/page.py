@@ -7,7 +7,7 @@ from typing import Any
 from ..maps.presets import PRESETS
 from ..models.call_options import call_options
 from ..models.demos import demo_of, demo_settings
-from ..models.sizes import default_frames, default_size, makes_videos, size_unit
+from ..models.facts import default_frames, default_size, makes_videos, size_unit
 from .live import Live
 from .recent_runs import RecentRuns, own_folder
 from .server import import_gradio, launch_settings
@@ -155,18 +155,18 @@ def _settings(pipe: Any) -> dict[str, Any]:
 
     with gradio.Accordion("Settings", open=False, elem_id="settings"):
         fields = {
-            "negative": gradio.Textbox(label="Negative prompt", visible=has_negative),
+            "negative_prompt": gradio.Textbox(label="Negative prompt", visible=has_negative),
             "negative_maps": gradio.Checkbox(label="Map the negative prompt", visible=has_negative),
             "ask": gradio.Textbox(label="Ask about another text", placeholder="wheel, hat"),
         }
         with gradio.Row():
             guide = {"step": 0.5, "visible": guided}
             fields |= {
-                "steps": number("Steps", steps, precision=0),
-                "guidance": number("Guidance", guidance if guided else None, **guide),
+                "num_inference_steps": number("Steps", steps, precision=0),
+                "guidance_scale": number("Guidance", guidance if guided else None, **guide),
                 "width": number("Width", width if is_sized else None, precision=0, **size),
                 "height": number("Height", height if is_sized else None, precision=0, **size),
-                "frames": number("Frames", frames, precision=0, visible=frames is not None),
+                "num_frames": number("Frames", frames, precision=0, visible=frames is not None),
             }
         return fields | {
             "preset": gradio.Dropdown(list(PRESETS), value="default", label="Preset"),

@@ -2,43 +2,30 @@
 
 import secrets
 import shutil
-import time
 import zipfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
-from ..batch.storage.locks import FolderLock
 from ..files.paths import file_name
+from ..files.temporary import remove_abandoned, temporary_name
 from ..runs.folder import pack_with_page
-from ..runs.run import Run, run_folders
+from ..runs.run import Run
+from ..runs.targets import run_folders
 
 _SIDE = 160  # pixels of the longer side of a small image
-_PREFIX, _LOCK = "sdattn-app-", "lock"
+_PREFIX = "sdattn-app-"
 
 
 @contextmanager
 def own_folder() -> Iterator[Path]:
     """Yield a temporary folder that is deleted at the end; first delete the ones that
     killed processes left."""
-    for left in Path(gettempdir()).glob(f"{_PREFIX}*"):
-        with suppress(OSError):  # another user's
-            path = left / _LOCK
-            is_old = time.time() - path.stat().st_mtime > 60
-            # A young one may belong to a process that has not taken its lock yet.
-            if is_old and FolderLock(path, left).free(unknown=False):
-                shutil.rmtree(left, ignore_errors=True)
-    with TemporaryDirectory(prefix=_PREFIX) as name:
-        folder = Path(name).resolve()
-        lock = FolderLock(folder / _LOCK, folder)
-        with suppress(OSError):
-            lock.take("app")
-        try:
-            yield folder
-        finally:
-            lock.release()
+    remove_abandoned(Path(gettempdir()), _PREFIX)
+    with TemporaryDirectory(prefix=temporary_name(_PREFIX)) as name:
+        yield Path(name).resolve()
 
 
 @dataclass(frozen=True)

@@ -1,22 +1,23 @@
+"""A run read back: its items, and how far it is."""
+
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ..errors import NotFoundError
 from ..files.paths import inside
+from ..files.place import Place
 from ..maps.statistics import to_dataframe
 from ..runs.folder import SavedRun, saved_run
-from ..runs.unpacking import READ
-from .storage.checking import check_item
-from .storage.folder import BatchFolder
-from .storage.layouts import Layout
-from .storage.manifest import Manifest
-from .storage.rows import WORD_LABELS, NotedRow, row_at, word_rows
-from .storage.whole import survey
+from ..runs.parts import READ
+from .columns import WORD_LABELS
+from .formats import format_of
+from .records import read_manifest, read_records, record_name, rows_in_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,24 +34,27 @@ class SavedBatch(Mapping[str, SavedRun]):
     """
 
     def __init__(self, root: str | Path):
-        self._folder = BatchFolder(root)
-        self._layout, self._manifest = self._folder.layout, self._folder.manifest
-        rows = self._folder.journals.rows()
-        self._locations = {
-            item: rows[item].location for item in sorted(rows, key=lambda i: rows[i][:2])
-        }
+        self._place = Place(root)
+        self._manifest = read_manifest(self._place)
+        self._format = format_of(self._place, self._manifest)
+        self._locations = {row["id"]: row["place"] for row in self._rows()}
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        """Yield the rows of the whole items."""
+        records = read_records(self._place, self._manifest.input.shards)
+        return (row for row in rows_in_order(records) if "failed" not in row)
 
     def __repr__(self) -> str:
         settings, asked = self._manifest.settings, self._manifest.input.items
         how = f"{settings.model}, format {settings.format}"
-        return f"SavedBatch({str(self._folder.root)!r}: {len(self)} of {asked} items, {how})"
+        return f"SavedBatch({str(self._place.root)!r}: {len(self)} of {asked} items, {how})"
 
     def __getitem__(self, item: str) -> SavedRun:
         if item not in self._locations:
-            raise NotFoundError(f"{self._folder.root} holds no item {item!r}.")
+            raise NotFoundError(f"{self._place.root} holds no item {item!r}.")
         location = self._locations[item]
-        where = inside(self._folder.root, location)
-        files = self._layout.read(item, location, READ)
+        where = inside(self._place.root, location)
+        files = self._format.read(location, item, READ)
         return saved_run(files, where, f"{where} ({item})")
 
     def __contains__(self, item: object) -> bool:
@@ -69,12 +73,20 @@ class SavedBatch(Mapping[str, SavedRun]):
         for the first in its prompt, so that ``batch[id].heatmaps.find(word)[occurrence]`` is its
         heatmap; the list's columns that the run kept, as text; and the numbers of
         :class:`sdattn.maps.statistics.WordStatistics`, float64, to six significant digits, as in
-        :meth:`sdattn.Heatmaps.to_dataframe`. They come from ``metadata.jsonl``: no item is opened,
+        :meth:`sdattn.Heatmaps.to_dataframe`. They come from the shards' records: no item is opened,
         and items saved without maps are included.
         """
-        rows = sorted(self._folder.journals.rows().values(), key=lambda row: row[:2])
         columns = self._manifest.input.columns or ()
-        return to_dataframe(word_rows(rows, columns), (*WORD_LABELS, *columns))
+        return to_dataframe(self._words(columns), (*WORD_LABELS, *columns))
+
+    def _words(self, columns: list[str] | tuple[()]) -> Iterator[dict[str, Any]]:
+        for row in self._rows():
+            seen = Counter[str]()
+            item = {name: row.get(name) for name in ("id", "prompt", "seed", *columns)}
+            for found in row["statistics"]:
+                word = sys.intern(found["word"])  # millions of rows share few words
+                yield {**item, **found, "word": word, "occurrence": seen[word.casefold()]}
+                seen[word.casefold()] += 1
 
 
 def open_batch(root: str | Path) -> SavedBatch:
@@ -89,118 +101,70 @@ def open_batch(root: str | Path) -> SavedBatch:
 
 @dataclass(frozen=True)
 class Status:
-    """Progress of a run.
+    """Progress of a run, from its records alone.
 
     Attributes:
         items: number of items in its input.
-        whole: items whose files all exist with their sizes; after ``force`` with another input more
-            than ``items``.
-        failed: items that could not be drawn the last time.
+        whole: items that are done.
+        failed: items that could not be drawn.
         bad_lines: number of bad lines in its input.
-        running: description of the process at work, or None.
+        shards: number of shards, of which so many are ``done``.
+        nbytes: bytes of what is done.
+        began: when the run was begun, in seconds since 1970.
+        rate: items a second in the last ten minutes in which a shard was done; None before the
+            second shard.
+        seconds_left: at that rate; None if it is not known.
     """
 
     items: int
     whole: int
     failed: int
     bad_lines: int
-    running: str | None
+    shards: int
+    done: int
+    nbytes: int
+    began: float
+    rate: float | None
+    seconds_left: float | None
+
+
+_RECENT = 600.0  # seconds before the last record
 
 
 def status(root: str | Path) -> Status:
     """Return a run's progress; raise as :func:`open_batch` does."""
-    folder = BatchFolder(root)
-    made = folder.manifest.input
-    running = None if folder.lock.free() else folder.lock.describe_holder()
-    # with all files at their sizes, or without a row
-    whole = {item for item, (_, lacking) in survey(folder).items() if not lacking}
-    failed = len(folder.journals.failures().keys() - whole)
-    return Status(made.items, len(whole), failed, made.bad_lines, running)
+    place = Place(root)
+    made = read_manifest(place).input
+    began = place.files()["batch.json"].time
+    times = place.files("shards")
+    whole = failed = done = nbytes = 0
+    drawn: list[tuple[float, int]] = []  # when a shard was done, and its items
+    for record in read_records(place, made.shards):
+        done += 1
+        whole += len(record.whole)
+        failed += len(record.failed)
+        nbytes += record.nbytes
+        file = times.get(record_name(record.number).removeprefix("shards/"))
+        if file is not None:
+            drawn.append((file.time, len(record.rows)))
+    rate = _rate(sorted(drawn))
+    left = made.items - whole - failed
+    return Status(
+        items=made.items,
+        whole=whole,
+        failed=failed,
+        bad_lines=made.bad_lines,
+        shards=made.shards,
+        done=done,
+        nbytes=nbytes,
+        began=began,
+        rate=rate,
+        seconds_left=left / rate if rate else None,
+    )
 
 
-def verify(root: str | Path) -> tuple[int, list[str]]:
-    """Read every item again and compare it with what was written.
-
-    Returns:
-        The number of items, and the problems, a line each: a file that is missing or has another
-        checksum, also the folder's own; an image that does not open; maps that are not finite or
-        not on the right grid; a row that disagrees with ``run.json``; a row without an item or an
-        item without a row; lost items; unfinished files.
-
-    Raises as :func:`open_batch`, but an altered ``batch.json`` is reported as a problem.
-    """
-    folder, problems, manifest = BatchFolder(root), list[str](), None
-    try:
-        manifest = folder.manifest
-    except ValueError as error:
-        problems.append(" ".join(str(error).split()))
-    layout = folder.layout if manifest else folder.layout_found()
-    # First the items against the rows, then every byte of every item.
-    there, rows = list(layout.find()), folder.journals.rows()
-    locations, broken = dict(there), dict(layout.broken())
-    if twice := len(there) - len(locations):
-        problems.append(f"{twice} item(s) are there twice")
-    named = {row.location for row in rows.values()}
-    problems += (reason for location, reason in broken.items() if location not in named)
-    for item, row in rows.items():
-        if locations.get(item) != row.location:
-            why = f": {broken[row.location]}" if row.location in broken else ""
-            problems.append(f"{item}: metadata.jsonl names {row.location}, where it is not{why}")
-    if folder.lock.free():
-        problems += _at_rest(folder, layout, manifest, locations, rows)
-    problems += _harmed(layout, there, rows, manifest.settings.save if manifest else ())
-    return len(locations), problems
-
-
-def _harmed(
-    layout: Layout,
-    there: Sequence[tuple[str, str]],
-    rows: Mapping[str, NotedRow],
-    save: Collection[str],
-) -> Iterator[str]:
-    """Read everything; yield problems of items, or of a shard whose items are intact."""
-    with ThreadPoolExecutor() as pool:
-        told = pool.map(lambda at: check_item(layout, at[0], at[1], row_at(rows, *at), save), there)
-        wrong = {where: problems for where, problems in zip(there, told, strict=True) if problems}
-    for (item, location), problems in wrong.items():
-        yield from (f"{item}: {problem} (in {location})" for problem in problems)
-    sound = {location for _, location in there} - {location for _, location in wrong}
-    for location in sorted(layout.altered(sound)):
-        yield f"{location}: what lies between its files is not what was written"
-
-
-def _at_rest(
-    folder: BatchFolder,
-    layout: Layout,
-    manifest: Manifest | None,
-    locations: Mapping[str, str],
-    rows: Mapping[str, NotedRow],
-) -> Iterator[str]:
-    """Yield problems of a folder while nobody writes there."""
-    for item in locations:
-        if item not in rows:
-            yield f"{item}: metadata.jsonl has no row; the next run adds it"
-    for path in sorted(folder.temporary.glob("*")):
-        yield f"{path.name}: unfinished, in {folder.temporary}"
-    for location in layout.unfinished():
-        yield f"{location}: unfinished, it has no run.json"
-    if manifest is None or manifest.ended is None:  # damaged, or the run was killed
-        return
-    for name in folder.changed(manifest.ended):
-        if (folder.root / name).is_file():
-            yield f"{name} is not what the last run wrote: its checksum differs from batch.json's"
-        else:
-            yield f"{name} is missing"
-    lost = manifest.ended.whole - len({*rows, *locations})
-    if lost > 0:
-        yield from _lost(folder, manifest, lost, {*rows, *locations})
-
-
-def _lost(folder: BatchFolder, manifest: Manifest, number: int, known: set[str]) -> Iterator[str]:
-    """Yield the items that are gone with their rows, by name if the names are certain."""
-    known = known.union(folder.journals.failures())
-    gone = [item for item in manifest.input.share_of(folder.ids()) if item not in known]
-    if len(gone) == number:
-        yield from (f"{item}: it was there when the last run ended, and is gone" for item in gone)
-    else:
-        yield f"{number:,} item(s) that were there when the last run ended are gone"
+def _rate(drawn: list[tuple[float, int]]) -> float | None:
+    """Return the items a second between the first and the last of the recent records."""
+    recent = [entry for entry in drawn if entry[0] >= drawn[-1][0] - _RECENT]
+    spent = recent[-1][0] - recent[0][0] if recent else 0.0
+    return sum(items for _, items in recent[1:]) / spent if spent > 0 else None

@@ -1,258 +1,366 @@
-import errno
-import itertools
+"""`run_batch`: the plan of an input, an engine that draws its missing shards, and the end."""
+
+from __future__ import annotations
+
+import math
+import random
+import signal
+import threading
 import time
-from collections.abc import Container, Sequence
-from contextlib import ExitStack, suppress
-from dataclasses import asdict
-from uuid import uuid4
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import NamedTuple
 
 from ..errors import AccessError, InvalidValueError
-from ..files.terminal import say
+from ..files.place import Place
+from ..files.records import plain
+from ..files.terminal import counted, say, shorter
+from ..files.version import versions
+from ..files.writing import sha256
+from ..loading.devices import checked_device
+from ..loading.digests import digest
 from ..loading.outline import outline
-from .claims import claim, manifest_of
-from .engines.local_engine import LocalEngine
-from .engines.process_group import ProcessGroup, heard
-from .engines.progress import Progress
-from .engines.ray_engine import RayEngine
-from .engines.worker import Loaded, check, join_lock
-from .gallery import write_gallery
-from .input.items import BadLine, Item, read_items
-from .input.plan import Job, fingerprint, plan_batches
-from .input.request import Outcome, Request
-from .input.sources import read_source
-from .storage.folder import BatchFolder
-from .storage.whole import settle
+from ..maps.presets import preset_for, preset_of
+from ..maps.requirements import capture_settings
+from ..models.facts import makes_videos
+from ..models.pipeline import Pipeline
+from ..runs.editrun import EditRun
+from ..runs.imagerun import ImageRun
+from ..runs.info import FORMAT as RUN_FORMAT
+from .checking import remove_litter, write_summaries
+from .checks import Job
+from .drawing import BatchDrawer
+from .engines import Engine, Task, engine_for, map_tasks, worker_devices
+from .formats import format_of
+from .plan import Plan, make_plan
+from .progress import Progress
+from .records import (
+    BatchInput,
+    BatchSettings,
+    Manifest,
+    ShardRecord,
+    read_manifest,
+    record_name,
+    sound_record,
+)
+from .request import STOPS, Outcome, Request, part_of_environment
+from .shard import Loaded, is_done, load, pack_item, shard_fingerprint
+
+# Settings that determine the items' files
+_DECISIVE = (
+    *("weights", "dtype", "save", "preset", "batch_size", "edits", "photos", "video_format"),
+    *("mask_words", "mask_threshold"),
+)
+_COMPARED = (
+    *("weights", "pipeline", "dtype", "save", "preset", "options", "format", "batch_size"),
+    *("shard_items", "photos", "video_format", "mask_words", "mask_threshold"),
+)
+_ECHO = 3.0  # seconds in which a launcher may repeat a signal that its processes already got
 
 
-def run_batch(request: Request) -> Outcome | None:
+def run_batch(request: Request) -> Outcome:
     """Draw every item of an input that the folder does not hold yet.
 
-    Run it in one process, or in each of many that ``accelerate launch`` starts, or, for the engine
-    ``"ray"``, in one that can reach Ray. The same call again does only what is missing. Only the
-    first process gets the outcome, the others None.
+    The same call again does only what is missing, also at the same time, and on another machine
+    that sees the folder.
 
     Raises:
         ValueError: an invalid request, an input without an item or (``strict``) with bad lines, or
             a folder that another input, model or setting made.
-        OSError: the folder is in use or cannot be written; finished items stay.
+        OSError: the folder cannot be written; finished shards stay.
     """
     request.check()
-    on_ray = request.engine == "ray"  # its workers, not this process, have the devices
-    team = ProcessGroup("cpu" if on_ray else request.device)
-    try:
-        if on_ray and team.size > 1:
-            raise InvalidValueError(
-                "`engine='ray'` starts the processes itself. Leave accelerate launch out."
-            )
-        outcome = _BatchRun(request, team).go()
-        return outcome if team.first else None
-    finally:
-        team.close()
+    place = Place(request.out)
+    if request.engine == "ray":  # its workers may start elsewhere
+        request = replace(request, out=str(place.root))
+    with _planned(request) as plan:
+        place.begin()
+        engine = engine_for(request)
+        try:
+            manifest = manifest_of(request, engine.describe(), plan)
+            claim(place, manifest, plan, force=request.force)
+            outcome = _draw_missing(request, place, manifest, plan, engine)
+        except OSError as error:
+            raise _with_advice(error, place) from error
+        finally:
+            engine.close()
+    return outcome
 
 
-class _BatchRun:
-    """One process's side of a run."""
+class Forecast(NamedTuple):
+    """The size of a run, before it is drawn.
 
-    def __init__(self, request: Request, team: ProcessGroup):
-        self.request, self.team = request, team
-        self.folder = BatchFolder(request.out)
-        self.job_name = team.broadcast(lambda: uuid4().hex[:12])
-        self.here = set(range(team.size))  # living processes
-        self.disks = 1  # number of disks with a folder of this run
-        self.keeper = team.first  # keeps the folder: the first process, and one for each other disk
-        self.fingerprints: dict[str, str] = {}  # of each item of the run, by id
-        self.engine = (
-            RayEngine(request, self.folder, self.job_name)
-            if request.engine == "ray"
-            else LocalEngine(request, team, self.folder, self.job_name)
+    Attributes:
+        items, bad_lines, shards: numbers for the whole input.
+        files: approximate number of files.
+        seconds: time that one worker of this machine would take; None for Ray.
+        nbytes: approximate bytes of all files; None for Ray.
+    """
+
+    items: int
+    bad_lines: int
+    shards: int
+    files: int
+    seconds: float | None
+    nbytes: int | None
+
+
+def forecast(request: Request) -> Forecast:
+    """Draw the first batch of an input, into memory alone, and say how much all of it would be."""
+    request.check()
+    with _planned(request) as plan:
+        files = (2 if request.format == "folder" else 3) * len(plan) + 4
+        seconds = nbytes = None
+        if request.engine == "local":
+            pipe, _ = load(request)
+            batch = plan.shard(0).jobs[: request.batch_of(videos=makes_videos(pipe))]
+            sizes: list[int] = []
+            numbers: list[int] = []
+
+            def measure(job: Job, run: ImageRun, edit: EditRun | None) -> None:
+                files = pack_item(request, job, run, edit)
+                sizes.append(sum(map(len, files.values())))
+                numbers.append(len(files))
+
+            drawer = BatchDrawer(pipe, request.preset, measure, lambda *_: None)
+            for _ in range(2):  # the first makes the model's slow first call
+                start = time.perf_counter()
+                drawer.draw(batch, {job.item.id for job in batch})
+                spent = time.perf_counter() - start
+            seconds = spent / len(batch) * plan.items
+            if sizes:
+                nbytes = int(sum(sizes) / len(sizes) * plan.items)
+                if request.format == "folder":
+                    files += round(sum(numbers) / len(numbers) * plan.items)
+        return Forecast(plan.items, plan.bad_lines, len(plan), files, seconds, nbytes)
+
+
+# Before the first image
+
+
+@contextmanager
+def _planned(request: Request) -> Iterator[Plan]:
+    """Yield the plan of a request's input; report its bad lines, and refuse it if none is good."""
+    if request.engine == "local":  # Ray's workers have other devices and packages
+        request.loading.check(request.model, checked_device(request.device))
+    pipe: Pipeline | None = outline(request.model, request.loading)
+    if pipe is None:  # a model without an outline
+        device = "cpu" if request.engine == "ray" else worker_devices(request)[0]
+        pipe, _ = load(replace(request, device=device))
+    request.parts(videos=makes_videos(pipe))  # or refuse
+    capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
+    with Progress(None, is_shown=request.progress) as progress:
+
+        def tell(lines: int, good: int, bad: int) -> None:
+            progress.whole, progress.failed = good, bad
+
+        plan = make_plan(request, pipe, tell)
+    with plan:
+        _report(plan, request)
+        yield plan
+
+
+def _report(plan: Plan, request: Request) -> None:
+    source = request.source if request.photos is None else request.photos
+    reasons = {line.reason for line in plan.bad}
+    if plan.bad_lines > 1 and not plan.items and len(reasons) == 1:  # an option for all, mostly
+        raise InvalidValueError(f"None of {plan.bad_lines} lines can be drawn: {reasons.pop()}")
+    for line in plan.bad:
+        say(f"line {line.line}: {line.reason}")
+    if (more := plan.bad_lines - len(plan.bad)) > 0:
+        say(f"and {counted(more, 'more line')}, see bad_lines.jsonl in the run's folder")
+    if not plan.items:
+        raise InvalidValueError(f"{source} has no line that can be drawn.")
+    if plan.bad_lines and request.strict:
+        raise InvalidValueError(
+            f"{plan.bad_lines} line(s) of {source} cannot be drawn, the first is line "
+            f"{plan.bad[0].line}. Nothing was drawn, as `strict=True` asks."
         )
 
-    def go(self) -> Outcome:
-        items, jobs, bad = self.team.broadcast(self._read)
-        try:
-            self._open()
-            loaded = self.engine.load()
-            if jobs is None:  # a model without an outline
-                jobs, more = self.engine.check(items)
-                self.team.broadcast(lambda: self._report(jobs, more))
-                bad = bad + more
-            return self._draw_missing(loaded, jobs, bad)
-        except OSError as error:
-            if error.errno == errno.ENOSPC:  # before the first image, too
-                raise _with_advice(error, self.folder) from error
-            raise
-        finally:
-            self.engine.close()
-            self.folder.close()
 
-    # Before the first image
+def manifest_of(request: Request, loaded: Loaded, plan: Plan) -> Manifest:
+    """Return the ``batch.json`` of a run."""
+    known = loaded._asdict()
+    preset = preset_of(request.preset, default=known.pop("preset"))
+    videos = loaded.video_format is not None
+    settings = BatchSettings(
+        model=str(request.model),
+        loading=request.loading or None,
+        **known,
+        save=sorted(request.parts(videos=videos)),
+        preset=plain(preset.to_json()),  # comparable with a batch.json's
+        options=plain(request.options),
+        format=request.format,
+        batch_size=request.batch_of(videos=videos),
+        shard_items=plan.shard_items,
+        edits=plan.has_edits,
+        photos=request.photos is not None,
+        mask_words=None if request.mask_words is None else list(request.mask_words),
+        mask_threshold=request.mask_threshold,
+    )
+    decisive = [RUN_FORMAT, *(getattr(settings, name) for name in _DECISIVE)]
+    bad = plan.bad_file.read_bytes() if plan.bad_lines else None
+    made_of = BatchInput(
+        source=str(request.source if request.photos is None else request.photos),
+        digest=plan.digest,
+        items=plan.items,
+        shards=len(plan),
+        bad_lines=plan.bad_lines,
+        bad_lines_sha256=None if bad is None else sha256(bad),
+        columns=plan.columns,
+    )
+    settings = replace(settings, fingerprint=digest(decisive))
+    return Manifest(settings=settings, input=made_of, versions=versions())
 
-    def _read(self) -> tuple[list[Item], list[Job] | None, list[BadLine]]:
-        asked = self.request
-        found = read_source(str(asked.source), asked.input_format)
-        items, bad = read_items(*found, seed=asked.seed, columns=asked.columns)
-        model, loading = self.request.model, self.request.loading
-        if self.request.engine == "local":  # Ray's workers have other devices and packages
-            loading.check(model, self.team.device)
-        pipe = outline(model, loading)
-        if pipe is None:
-            self._report(items, bad)
-            return items, None, bad
-        jobs, more = check(pipe, items, self.request)
-        bad = sorted([*bad, *more], key=lambda line: line.line)
-        self._report(jobs, bad)
-        return [], jobs, bad
 
-    def _report(self, good: Sequence[object], bad: list[BadLine]) -> None:
-        reasons = {line.reason for line in bad}
-        if len(bad) > 1 and not good and len(reasons) == 1:  # an option for all of them, mostly
-            raise InvalidValueError(f"None of {len(bad)} lines can be drawn: {reasons.pop()}")
-        for line in bad:
-            say(f"line {line.line}: {line.reason}")
-        if not good:
-            raise InvalidValueError(f"{self.request.source} has no line that can be drawn.")
-        if bad and self.request.strict:
+def claim(place: Place, manifest: Manifest, plan: Plan, *, force: bool) -> None:
+    """Make a folder this run's. If another input, model or setting made it, raise ValueError; with
+    ``force`` change it: shards that differ have other fingerprints and are drawn again."""
+    is_same = False
+    if (place.root / "batch.json").exists():
+        old = read_manifest(place)
+        differences = _differences(old, manifest)
+        is_same = old.input.bad_lines_sha256 == manifest.input.bad_lines_sha256 and not differences
+        if differences and not force:
             raise InvalidValueError(
-                f"{len(bad)} line(s) of {self.request.source} cannot be drawn, the first is line "
-                f"{bad[0].line}. Nothing was drawn, as `strict=True` asks."
+                f"{place.root} belongs to another run: {'; '.join(differences)}. Choose another "
+                "`folder`, or pass `force=True` to draw again what differs."
             )
+        for number in range(len(plan), old.input.shards):
+            place.remove(record_name(number))
+    if plan.bad_lines:
+        place.publish("bad_lines.jsonl", plan.bad_file.read_bytes())
+    else:
+        place.remove("bad_lines.jsonl")
+    if not is_same:
+        place.publish("batch.json", manifest.sealed())
 
-    def _open(self) -> None:
-        """Lock the folder: the first process does it for all that see its disk."""
-        team, folder, name = self.team, self.folder, self.job_name
-        team.broadcast(lambda: folder.open(name))
-        team.run_on_all(self._join_from_another_machine)
-        if not (team.first or team.first_here):
-            folder.lock.join(name)
 
-    def _join_from_another_machine(self) -> None:
-        if self.team.first or not self.team.first_here:
-            return
-        if not join_lock(self.folder.lock, self.job_name):
-            self.keeper = True
-            self.folder.open(self.job_name)
+def _differences(before: Manifest, now: Manifest) -> list[str]:
+    """Return the differences from the run that made a folder, a phrase each."""
+    found = []
+    for name in _COMPARED:
+        old, new = getattr(before.settings, name), getattr(now.settings, name)
+        if old != new:
+            what = "the model's weights or configuration" if name == "weights" else name
+            found.append(f"{what} {_short(old)} is now {_short(new)}")
+    if before.input.digest != now.input.digest:
+        numbers = f"{before.input.items} items, now {now.input.items}"
+        found.append(f"the input is another one ({before.input.source}: {numbers})")
+    return found
 
-    # Drawing
 
-    def _draw_missing(self, loaded: Loaded, jobs: list[Job], bad: list[BadLine]) -> Outcome:
-        batches, missing = self._claim(loaded, jobs, bad)
-        start, total = time.monotonic(), len(self.fingerprints)
-        before = total - len(missing)
-        with heard(self._stop):
-            # If others end early, the remaining processes draw what these left undone.
-            for again in itertools.count():
-                error = self._work(batches, missing, f"{self.job_name}/{again}")
-                missing = self._undone(error)
-                if not missing:
-                    break
-                batches = _touching(batches, missing)
-            seconds = time.monotonic() - start
-            whole, failed = self._end(bad, error)
-        return Outcome(total, before, whole, failed, len(bad), self.folder.stopped, seconds)
+def _short(value: object) -> str:
+    return shorter(", ".join(map(str, value)) if isinstance(value, list) else str(value), 60)
 
-    def _claim(
-        self, loaded: Loaded, jobs: list[Job], bad: list[BadLine]
-    ) -> tuple[list[list[Job]], set[str]]:
-        """Take the folder; return, for all processes, batches to draw and ids of missing items."""
-        request, team = self.request, self.team
-        # Batches depend on the input alone: the same run on other processes has the same batches,
-        # and so the same bits.
-        size = team.broadcast(self._known_size) or self.engine.batch_size(jobs)
-        manifest = manifest_of(request, loaded, jobs, len(bad), size)
-        own = manifest.input.share_of(jobs)  # for any size
-        batches, settings = plan_batches(own, size), manifest.settings.fingerprint
-        self.fingerprints = {job.item.id: fingerprint(job, settings) for job in own}
 
-        # The folder becomes this run's, once on each disk. Every process learns which items are
-        # whole on any of them.
-        def make() -> set[str] | None:
-            if not self.keeper:
-                return None
-            ids, own = (job.item.id for job in jobs), self.fingerprints
-            whole = claim(self.folder, manifest, ids, own, force=request.force)
-            # failures of a run that crashed are not counted for this one
-            self.folder.journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
-            return whole
+# Drawing
 
-        kept = [whole for whole in team.all_gather(team.run_on_all(make)) if whole is not None]
-        self.disks = len(kept)
-        # Batches with anything missing are drawn; their other items run along, for the same bits.
-        missing = set(self.fingerprints).difference(*kept)
-        return _touching(batches, missing), missing
 
-    def _known_size(self) -> int | None:
-        asked = self.request.batch_size
-        if isinstance(asked, int):
-            return asked
-        return None if self.folder.is_new else self.folder.manifest.batch_size
-
-    def _work(self, batches: list[list[Job]], missing: set[str], deal: str) -> Exception | None:
-        """Draw batches until all are dealt or the run is stopped; return the error, if any."""
-        folder, total = self.folder, len(self.fingerprints)
+def _draw_missing(
+    request: Request, place: Place, manifest: Manifest, plan: Plan, engine: Engine
+) -> Outcome:
+    which, of = _part(request)
+    numbers = range(which - 1, len(plan), of)
+    found = _done(place, manifest, plan, numbers)
+    again = {n for n, record in found.items() if record.failed} if request.retry_failed else set()
+    missing = [number for number in numbers if number not in found or number in again]
+    items = sum(plan.shard_size(number) for number in numbers)
+    before = sum(len(record.whole) for record in found.values())
+    kept = [record for number, record in found.items() if number not in again]
+    whole = sum(len(record.whole) for record in kept)
+    failed = sum(len(record.failed) for record in kept)
+    # Two commands that begin at different places seldom draw the same shard.
+    first = random.randrange(len(missing)) if missing else 0
+    tasks = (
+        Task(plan.shard(number), shard_fingerprint(manifest, plan.shard_digest(number)))
+        for number in missing[first:] + missing[:first]
+    )
+    error = None
+    with _Stops() as stops, Progress(items, whole, is_shown=request.progress) as progress:
         try:
-            with ExitStack() as stack:
-                if self.team.first and self.request.progress:
-                    progress = Progress(folder.storage, total, total - len(missing))
-                    stack.enter_context(progress)
-                self.engine.draw(batches, {item: self.fingerprints[item] for item in missing}, deal)
-        except Exception as error:
-            self._stop(f"a process ended with: {error}")
-            return error
-        return None
-
-    def _undone(self, error: Exception | None) -> set[str]:
-        """Wait for the others; return the items left undone by processes that have ended."""
-        team, here = self.team, self.team.gather_living(error is None)
-        lost, self.here = self.here - here.keys(), set(here)
-        if not lost and not self.engine.lost:
-            return set()
-        ending = not all(here.values()) or self.folder.stopped or self.disks > 1
-        undone = team.gather_living(set() if ending or not team.first else self._find_undone())[0]
-        if team.first and lost:
-            who = f"process {', '.join(map(str, sorted(lost)))} of {team.size} has ended too soon"
-            then = "the others draw" if undone else "the same command draws"
-            say(f"{who}; {then} what is missing")
-        return undone
-
-    def _find_undone(self) -> set[str]:
-        self.folder.storage.tidy()
-        found = settle(self.folder, self.fingerprints).keys()
-        return self.fingerprints.keys() - found - self.folder.journals.failures(new=True).keys()
-
-    def _stop(self, reason: str) -> None:
-        with suppress(OSError):  # a full disk: the others will notice too, and the error is raised
-            self.folder.stop(reason)
-
-    # After the last image
-
-    def _end(self, bad: list[BadLine], error: Exception | None) -> tuple[int, int]:
-        """Gather the processes' notes; return the numbers of whole and of failed items."""
-        whole, failed = set[str](), 0
-        try:
-            if self.keeper:
-                journals = self.folder.journals
-                number = journals.gather()
-                whole = journals.rows().keys() & self.fingerprints.keys()
-                failed = journals.gather_errors(map(asdict, bad), whole, self.fingerprints)
-                write_gallery(self.folder)
-                self.folder.seal(number)
-        except OSError as another:
-            error = error or another
-        found = self.team.gather_living((whole, failed)).values()
-        if error is not None:
-            raise _with_advice(error, self.folder) from error
-        return len(whole.union(*(ids for ids, _ in found))), sum(count for _, count in found)
+            for record in map_tasks(engine, manifest, tasks, progress.add, stops.is_set):
+                whole += len(record.whole)
+                failed += len(record.failed)
+                if request.max_errors is not None and failed >= request.max_errors:
+                    stops.set(f"{failed} item(s) have failed, as many as `max_errors` allows")
+        except Exception as raised:
+            error = raised
+        seconds = progress.seconds
+    if error is not None:
+        raise error
+    remove_litter(place, manifest)
+    write_summaries(place, manifest)
+    return Outcome(items, before, whole, failed, plan.bad_lines, stops.reason, seconds)
 
 
-def _touching(batches: list[list[Job]], items: Container[str]) -> list[list[Job]]:
-    return [batch for batch in batches if any(job.item.id in items for job in batch)]
+def _part(request: Request) -> tuple[int, int]:
+    if request.part is not None:
+        return request.part
+    if (found := part_of_environment()) is None:
+        return 1, 1
+    say(f"part {found[0]} of {found[1]}, as the launcher's variables say")
+    return found
 
 
-def _with_advice(error: Exception, folder: BatchFolder) -> Exception:
-    if not isinstance(error, OSError):
+def _done(place: Place, manifest: Manifest, plan: Plan, numbers: range) -> dict[int, ShardRecord]:
+    """Return the records of the shards that are done: with this run's fingerprint, and with their
+    data where they name it."""
+    format = format_of(place, manifest)
+
+    def look(number: int) -> ShardRecord | None:
+        record = sound_record(place, number)
+        expected = shard_fingerprint(manifest, plan.shard_digest(number))
+        return record if is_done(format, record, expected) else None
+
+    with ThreadPoolExecutor(16) as pool:
+        records = zip(numbers, pool.map(look, numbers), strict=True)
+        return {number: record for number, record in records if record is not None}
+
+
+class _Stops:
+    """Hears, inside its block, the first SIGINT or SIGTERM, and any other reason to stop; another
+    signal, some seconds later, ends the process."""
+
+    def __init__(self) -> None:
+        self.reason: str | None = None
+        self._first = math.inf
+        self._before: dict[int, object] = {}
+
+    def is_set(self) -> bool:
+        return self.reason is not None
+
+    def set(self, reason: str) -> None:
+        self.reason = self.reason or reason
+
+    def __enter__(self) -> _Stops:
+        if threading.current_thread() is threading.main_thread():
+            for number in (getattr(signal, name) for name in STOPS):
+                self._before[number] = signal.signal(number, self._hear)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)  # type: ignore[arg-type]
+
+    def _hear(self, number: int, _: object) -> None:
+        name = signal.Signals(number).name
+        if self.reason is None:
+            self._first = time.monotonic()
+            self.set(name)
+            say(f"{name}: finishing the shards in hand; once more ends at once")
+        elif time.monotonic() - self._first > _ECHO:
+            signal.signal(number, signal.SIG_DFL)  # a kill does no harm, and threads do not hear
+            signal.raise_signal(number)
+
+
+def _with_advice(error: OSError, place: Place) -> OSError:
+    if isinstance(error, FileNotFoundError):
         return error
     reason = str(error).rstrip(".")
     return AccessError(
-        f"{reason}. Finished items stay in {folder.root}; once this is fixed, the same "
-        "command does the rest."
+        f"{reason}. Finished shards stay in {place.root}; once this is fixed, the same command "
+        "does the rest."
     )

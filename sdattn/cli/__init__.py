@@ -3,25 +3,24 @@
 Commands import torch and diffusers only when they run, so that help, the version and completion
 come at once. `options` holds options of several commands, `common_options` options of all commands
 and of all that load a model, `checks` refuses what needs no model, and `config` their defaults from
-a file. `output` and `printing` print results; `messages` puts the library's messages into the words
-of options. To add a command, add a module and name it here.
+a file. `output` and `printing` print results, `failures` errors; `flags` spells the options in the
+library's messages as a command has them. To add a command, add a module and name it here. Its
+parameters have the library's names, so that errors about them name the flags that were typed.
 """
 
 import atexit
 import gc
 import re
 import sys
-import warnings
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ..errors import SdattnWarning
-from ..files.terminal import say
-from . import app, batch, diff, edit, explain, generate, info, merge, show
+from ..errors import did_you_mean
+from . import app, batch, diff, edit, explain, generate, info, show
 from .common_options import with_common_options
-from .messages import failure, in_options, typed, with_nearest
+from .failures import failure
 
 
 class _Literal:
@@ -47,7 +46,7 @@ class _Command(_Literal, TyperCommand):
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
             said = error.message.removeprefix("Value error, ")  # pydantic's, in new typers
-            error.message = with_nearest(said)
+            error.message = _with_nearest(said)
             raise
         except Exception as error:
             _advise(error, ctx)
@@ -59,9 +58,9 @@ def _advise(error: Any, ctx: Any) -> None:
     if "unexpected extra argument" in str(getattr(error, "message", "")):
         error.message += ". Put a prompt, or a name, of several words in quotes."
     asked = str(getattr(error, "option_name", ""))
-    known = typed(asked.strip("-").replace("-", "_"))  # perhaps by its name in Python
-    if known in _options(ctx.command):
-        error.possibilities = [known]
+    in_python = asked.strip("-").replace("-", "_")
+    if flags := [one.opts[0] for one in ctx.command.params if one.name == in_python]:
+        error.possibilities = flags
         return
     group = ctx.parent.command.commands if ctx.parent else {}
     owners = [name for name, one in group.items() if asked in _options(one)]
@@ -69,6 +68,18 @@ def _advise(error: Any, ctx: Any) -> None:
         error.possibilities = None
         named = ", ".join(f"`sdattn {name}`" for name in owners)
         error.message += f" ({named} {'has' if len(owners) == 1 else 'have'} {asked})"
+
+
+def _with_nearest(message: str) -> str:
+    """Add the nearest choice to typer's message for a value that is none of an option's.
+
+    >>> _with_nearest("'damm' is not one of 'default', 'daam'.")
+    "'damm' is not one of 'default', 'daam'. Did you mean 'daam'?"
+    """
+    given, is_choice, choices = message.partition(" is not one of ")
+    asked = re.findall(r"'([^']*)'$", given)
+    known = re.findall(r"'([^']*)'", choices)
+    return message + (did_you_mean(asked[0], known) if is_choice and asked else "")
 
 
 def _options(command: Any) -> set[str]:
@@ -89,14 +100,13 @@ commands = typer.Typer(
 )
 for command in (
     *(generate.generate, explain.explain, edit.edit, batch.batch),
-    *(merge.merge, show.show, diff.diff, info.info, app.app),
+    *(show.show, diff.diff, info.info, app.app),
 ):
     commands.command(cls=_Command)(with_common_options(command))
 
 
 def main() -> None:
     """Run the command line; exit code 0, 1 (failed, with the reason on stderr) or 2 (usage)."""
-    warnings.showwarning = _show_warning
     # Importing diffusers makes very many objects, none of them garbage: commands start sooner if
     # Python collects less often.
     often, *older = gc.get_threshold()
@@ -109,11 +119,6 @@ def main() -> None:
     except Exception as error:
         print(failure(error), file=sys.stderr)
         sys.exit(1)
-
-
-def _show_warning(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
-    if issubclass(category, SdattnWarning) or category is UserWarning:
-        say(f"warning: {in_options(message)}")
 
 
 @commands.callback(invoke_without_command=True)

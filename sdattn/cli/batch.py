@@ -1,17 +1,18 @@
-"""``sdattn batch``: many prompts in one run that can be resumed."""
+"""``sdattn batch``: many prompts, or photos, in one run that can be resumed."""
 
+import json
 import os
+from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
 
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, size_text
 from ..files.terminal import counted, say
 from . import options
 from .checks import Checks
-from .messages import in_options
 from .output import Output
 
 _LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for its jobs
@@ -26,32 +27,45 @@ def batch(
     prompts: Annotated[
         str | None,
         typer.Argument(
-            help="A .jsonl, .csv, .tsv, .txt, .json or .parquet file, also s3://BUCKET/FILE or "
-            "hf://datasets/OWNER/NAME/FILE, a folder that datasets reads, or a folder or .tar of "
-            "images with captions; - reads standard input."
+            help="A .jsonl, .csv, .tsv, .txt or .parquet file, also s3://BUCKET/FILE or "
+            "hf://datasets/OWNER/NAME, or a data set that save_to_disk() wrote; - reads standard "
+            "input."
         ),
     ] = None,
-    out: Annotated[Path | None, typer.Option(help="The run's folder, or s3://BUCKET/RUN.")] = None,
+    photos: Annotated[
+        str | None,
+        typer.Option(
+            help="Explain photos instead of drawing prompts: a folder or .tar of NAME.jpg with "
+            "NAME.txt, a table with a column of images, or a data set.",
+            metavar="SOURCE",
+        ),
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="The run's folder, or s3://BUCKET/RUN.")
+    ] = None,
     model: options.Model = "demo",
     seed: Annotated[
         int, typer.Option(help="Seed of the first prompt; each later line adds 1.")
     ] = 0,
-    steps: options.Steps = None,
-    guidance: options.Guidance = None,
-    negative: options.Negative = None,
+    num_inference_steps: options.Steps = None,
+    guidance_scale: options.Guidance = None,
+    negative_prompt: options.Negative = None,
     width: options.Pixels = None,
     height: options.Pixels = None,
-    frames: options.Frames = None,
+    num_frames: options.Frames = None,
     set_: options.Settings = None,
     preset: options.Preset = "default",
     refine: options.Refine = None,
     batch_size: Annotated[
-        str,
-        typer.Option(
-            help="Items drawn together; auto finds the fastest number.",
-            autocompletion=options.list_of("auto"),
-        ),
-    ] = "auto",
+        int | None, typer.Option(min=1, help="Items drawn together (default: 8 images or 1 video).")
+    ] = None,
+    shard_items: Annotated[
+        int | None,
+        typer.Option(min=1, help="Items in a shard, the unit of work (default: up to 100)."),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Draw only the first N items.", metavar="N")
+    ] = None,
     format_: Annotated[
         Literal["folder", "webdataset", "parquet"],
         typer.Option(
@@ -59,9 +73,6 @@ def batch(
             help="folder: one per item; webdataset: tar files of items; parquet: one row per item.",
         ),
     ] = "folder",
-    shard_mb: Annotated[
-        int, typer.Option(min=1, help="Size in MB of each tar or Parquet file.")
-    ] = 256,
     save: Annotated[
         str | None,
         typer.Option(
@@ -69,9 +80,20 @@ def batch(
             autocompletion=options.list_of(*_PARTS),
         ),
     ] = None,
+    mask_words: Annotated[
+        str | None,
+        typer.Option("--words", help="Comma-separated words to make masks of (default: all)."),
+    ] = None,
+    mask_threshold: Annotated[
+        str | None,
+        typer.Option(help="Share of a map's range that its mask is above, or otsu (default: 0.5)."),
+    ] = None,
     part: Annotated[
-        str, typer.Option(help="K/N: draw the K-th of N parts of the input, for job arrays.")
-    ] = "1/1",
+        str | None,
+        typer.Option(
+            help="K/N: draw the K-th of N parts (default: what SLURM arrays and torchrun set)."
+        ),
+    ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Stop before the first image if a line is bad.")
     ] = False,
@@ -79,14 +101,15 @@ def batch(
         bool,
         typer.Option(
             "--force",
-            help="Continue another command's run: items that differ are deleted and drawn again.",
+            help="Continue another command's run: shards that differ are drawn again.",
         ),
     ] = False,
+    retry_failed: Annotated[
+        bool, typer.Option("--retry-failed", help="Draw the items again that failed.")
+    ] = False,
     input_format: Annotated[
-        Literal["jsonl", "json", "csv", "tsv", "txt", "parquet"] | None,
-        typer.Option(
-            help="Input format. Default: from the file extension; for stdin, from its first line."
-        ),
+        Literal["jsonl", "csv", "tsv", "txt", "parquet"] | None,
+        typer.Option(help="Input format. Default: from the file extension; for stdin, jsonl."),
     ] = None,
     prompt_column: Annotated[
         str | None,
@@ -107,11 +130,11 @@ def batch(
     ] = None,
     engine: Annotated[
         Literal["local", "ray"],
-        typer.Option(help="local: this machine or accelerate launch; ray: a Ray cluster."),
+        typer.Option(help="local: this machine; ray: a Ray cluster."),
     ] = "local",
     workers: Annotated[
-        str | None,
-        typer.Option(help="Ray workers, as N or MIN:MAX (default: one per GPU)."),
+        int | None,
+        typer.Option(min=1, help="Processes at work (default: one per GPU; without a GPU one)."),
     ] = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
@@ -122,14 +145,17 @@ def batch(
     verify: Annotated[
         Path | None, typer.Option(help="Only read this run again and verify it.", metavar="RUN")
     ] = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option("--dry-run", help="Only say what would be drawn, and how long it would take."),
+    ] = False,
 ) -> None:
     """Draw every prompt in a file and map each of its words. Run the same command again to draw
-    only missing items. For many GPUs: accelerate launch --multi_gpu -m sdattn batch ...
+    only what is missing.
 
     A JSON line or table row has a prompt and, optionally, id, seed, negative_prompt, words (maps
     for these only), width, height, num_frames, num_inference_steps, guidance_scale, or any other
-    pipeline argument. Other columns of a table are ignored. If it has image, the path of a file,
-    that image is explained, as by sdattn explain, with the prompt as its caption.
+    pipeline argument. Other columns of a table are ignored.
 
     Exit code: 0; 1 if anything failed or could not be read, but under a launcher only if something
     is left to draw; 2 usage; 130 and 143 after SIGINT and SIGTERM.
@@ -138,90 +164,128 @@ def batch(
       sdattn batch prompts.jsonl --out RUN --model owner/name
       sdattn batch prompts.txt --out RUN --format webdataset --save image,maps
       sdattn batch PartiPrompts.tsv --out RUN --keep-columns Category,Challenge
-      sdattn batch photos/ --out RUN --model owner/name --save image,maps,masks
+      sdattn batch --photos photos/ --out RUN --model owner/name --save image,maps,masks
       sdattn batch --status RUN
     """
-    if (status or verify) and (prompts is not None or out is not None or (status and verify)):
+    if (status or verify) and (
+        prompts is not None or photos is not None or folder is not None or (status and verify)
+    ):
         raise typer.BadParameter("--status and --verify each take a run and nothing else.")
     if status:
         return _print_status(output, status)
     if verify:
         return _verify(output, verify)
-    if prompts is None or out is None:
-        raise typer.BadParameter("Pass a file of prompts and --out RUN.")
+    if (prompts is None) == (photos is None):
+        raise typer.BadParameter("Pass a file of prompts, or --photos SOURCE.")
+    if folder is None and not dry_run:
+        raise typer.BadParameter("Pass --out RUN.")
     checks = Checks()
-    given = options.pipeline_options(steps, guidance, negative, width, height, frames)
+    given = options.pipeline_options(
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        negative_prompt=negative_prompt,
+        width=width,
+        height=height,
+        num_frames=num_frames,
+    )
     given |= checks.settings(set_)
     checks.refuse()
-    from ..batch.input.request import Request
+    from ..batch.request import Request
     from ..loading.options import LoadingOptions
     from ..maps.presets import preset_of
 
     request = Request(
         source=prompts,
-        out=out,
+        photos=photos,
+        out=folder or "dry-run",
         model=model,
         options=given,
         seed=seed,
-        batch_size=int(batch_size) if batch_size.isdecimal() else batch_size,
+        batch_size=batch_size,
+        shard_items=shard_items,
+        limit=limit,
         preset=preset_of(preset, refine),
         format=format_,
-        shard_bytes=shard_mb * 1_000_000,
-        save=None if save is None else tuple(name.strip() for name in save.split(",")),
-        part=_pair(part, "/", "--part", "not K/N with K from 1 to N"),
+        save=None if save is None else _names(save),
+        mask_words=None if mask_words is None else _names(mask_words),
+        mask_threshold=_threshold(mask_threshold),
+        part=None if part is None else _part(part),
         strict=strict,
         force=force,
+        retry_failed=retry_failed,
         input_format=input_format,
         prompt_column=prompt_column,
-        keep_columns=_kept(keep_columns),
+        keep_columns="all" if keep_columns == "all" else _names(keep_columns or ""),
         max_errors=max_errors,
         device=device,
         dtype=dtype,
         loading=LoadingOptions(**(loading or {})),
         progress=not output.quiet,
         engine=engine,
-        workers=None
-        if workers is None
-        else _pair(workers, ":", "--workers", "neither N nor MIN:MAX"),
+        workers=workers,
     )
-    _run(output, request)
-
-
-def _run(output: Output, request: Any) -> None:
-    from ..batch.run import run_batch
-    from ..files.addresses import path_of
     from ..loading.quiet import quiet_libraries
 
     quiet_libraries(prompts=True)
     try:
         request.check()
     except InvalidValueError as error:
-        raise typer.BadParameter(in_options(error)) from error
+        raise typer.BadParameter(str(error)) from error
     # A wrong request is a usage error, exit code 2; a wrong input is 1.
+    if dry_run:
+        return _print_forecast(output, request)
+    _run(output, request)
+
+
+def _run(output: Output, request: Any) -> None:
+    from ..batch.run import run_batch
+    from ..files.addresses import path_of
+
     outcome = run_batch(request)
-    if outcome is not None:  # the first process reports
-        _print_outcome(output, outcome, path_of(request.out))
-        # Under a launcher, for which any other code is a crash, 0 once all that can be drawn is.
-        is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
-        is_launched = not _LAUNCHED.isdisjoint(os.environ)
-        raise typer.Exit(0 if is_all and is_launched else outcome.exit_code)
+    _print_outcome(output, outcome, path_of(request.out))
+    # Under a launcher, for which any other code is a crash, 0 once all that can be drawn is.
+    is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
+    is_launched = not _LAUNCHED.isdisjoint(os.environ)
+    raise typer.Exit(0 if is_all and is_launched else outcome.exit_code)
 
 
-def _kept(text: str | None) -> Any:
-    names = [name.strip() for name in (text or "").split(",")]
-    return "all" if names == ["all"] else tuple(filter(None, names))
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
-def _pair(text: str, between: str, option: str, why: str) -> tuple[int, int]:
-    first, found, last = text.partition(between)
-    last = first if option == "--workers" and not found else last
+def _threshold(text: str | None) -> float | str | None:
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
+
+
+def _part(text: str) -> tuple[int, int]:
+    first, _, last = text.partition("/")
     if first.isdecimal() and last.isdecimal() and 1 <= int(first) <= int(last):
         return int(first), int(last)
-    raise typer.BadParameter(f"{text!r} is {why}.", param_hint=option)
+    why = f"{text!r} is not K/N with K from 1 to N."
+    raise typer.BadParameter(why, param_hint="--part")
+
+
+def _print_forecast(output: Output, request: Any) -> None:
+    from ..batch.run import forecast
+
+    found = forecast(request)
+    lines = [f"{counted(found.items, 'item')} in {counted(found.shards, 'shard')}"]
+    if found.bad_lines:
+        lines[0] += f"; {counted(found.bad_lines, 'line')} could not be read"
+    size = "" if found.nbytes is None else f", about {size_text(found.nbytes)}"
+    lines.append(f"about {counted(found.files, 'file')}{size}")
+    if found.seconds is not None:
+        spent = timedelta(seconds=round(found.seconds))
+        lines.append(f"about {spent} of drawing for one worker like this one")
+    for line in lines:
+        output.print(line, len(line))
+    output.answer(found._asdict())
 
 
 def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
-    from ..batch.storage.rows import rows_in
     from .printing import print_rows
 
     text = f"{out}/: {outcome.whole:,} of {counted(outcome.items, 'item')}"
@@ -230,16 +294,16 @@ def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
     if made := outcome.whole - outcome.before:
         text += f"; {made:,} made in {outcome.seconds:.1f} s, {made / outcome.seconds:.3g} a second"
     if outcome.failed:
-        text += f"; {outcome.failed:,} failed"
+        text += f"; {outcome.failed:,} failed, see {out / 'errors.jsonl'}"
     if outcome.bad_lines:
-        text += f"; {counted(outcome.bad_lines, 'line')} could not be read"
-    if outcome.failed or outcome.bad_lines:
-        text += f", see {out / 'errors.jsonl'}"
+        text += f"; {counted(outcome.bad_lines, 'line')} could not be read, see "
+        text += str(out / "bad_lines.jsonl")
     output.print(text, len(text))
     output.answer({"folder": str(out), **vars(outcome)})
-    # Lines that could not be read were told before the first image.
-    for row in islice(rows_in(out / "errors.jsonl"), min(outcome.failed, 3)):
-        say(f"{row['id']} failed: {row.get('reason')}")
+    if outcome.failed and (out / "errors.jsonl").is_file():
+        with (out / "errors.jsonl").open("rb") as lines:
+            for row in map(json.loads, islice(lines, 3)):
+                say(f"{row['id']} failed: {row['failed']}")
     if outcome.stopped:
         say(f"stopped early ({outcome.stopped}); the same command does the rest")
     elif (out / "index.html").is_file():
@@ -252,20 +316,25 @@ def _print_status(output: Output, run: Path) -> None:
 
     now, run_at = status(run), path_of(run)
     whole = f"{counted(now.whole, 'item')} {'is' if now.whole == 1 else 'are'} whole"
-    lines = [f"{run_at}/: {whole}, the input has {now.items:,}"]
+    lines = [
+        f"{run_at}/: {whole}, the input has {now.items:,}",
+        f"{now.done:,} of {counted(now.shards, 'shard')}, {size_text(now.nbytes)}",
+        f"begun {datetime.fromtimestamp(now.began):%Y-%m-%d %H:%M}",
+    ]
+    if now.rate is not None and now.seconds_left is not None and now.done < now.shards:
+        left = timedelta(seconds=round(now.seconds_left))
+        lines.append(f"{now.rate:.3g} items/s lately, {left} left at that rate")
     if now.failed:
-        listed = run_at / "errors.jsonl"
-        lines.append(f"{now.failed:,} failed, see {listed}; the same command tries them again")
+        lines.append(f"{now.failed:,} failed; the same command with --retry-failed tries again")
     if now.bad_lines:
         lines.append(f"{counted(now.bad_lines, 'line')} of the input could not be read")
-    lines.append(f"running: {now.running}" if now.running else "not running")
     for line in lines:
         output.print(line, len(line))
     output.answer({"folder": str(run_at), **vars(now)})
 
 
 def _verify(output: Output, run: Path) -> None:
-    from ..batch.reading import verify
+    from ..batch.checking import verify
     from ..files.addresses import path_of
 
     (number, problems), run_at = verify(run), path_of(run)
@@ -276,7 +345,7 @@ def _verify(output: Output, run: Path) -> None:
     output.answer({"folder": str(run_at), "items": number, "problems": problems})
     if problems:
         say(
-            "delete the damaged items or shards, then run the batch's command again: it draws "
-            "whatever is missing"
+            "delete the records of the damaged shards, shards/NNNNNN.jsonl, then run the batch's "
+            "command again: it draws whatever has no record"
         )
         raise typer.Exit(1)

@@ -6,7 +6,6 @@ from typing import Any, ParamSpec, TypeVar
 import typer
 
 from ..errors import InvalidValueError, SdattnError
-from .messages import in_options
 from .options import setting
 
 _Given = ParamSpec("_Given")
@@ -77,5 +76,5 @@ class Checks:
 
 def _said(error: SdattnError | typer.BadParameter) -> str:
     if isinstance(error, SdattnError):
-        return in_options(error)
+        return str(error)
     return f"{error.param_hint}: {error.message}" if error.param_hint else error.message

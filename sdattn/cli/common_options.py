@@ -8,13 +8,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..runs.option_names import LOADING
 from .config import use
 from .options import one_of
 from .output import Output
 
 Offload = Literal["model", "sequential", "group"]
-_LOADING: dict[str, Any] = {
+LOADING: dict[str, Any] = {  # by their names in LoadingOptions
     "variant": Annotated[
         str | None,
         typer.Option(help="Variant of weight files, e.g. fp16 for model.fp16.safetensors."),
@@ -27,9 +26,10 @@ _LOADING: dict[str, Any] = {
             "times. Needs peft."
         ),
     ],
-    "quantize": Annotated[
+    "quantization": Annotated[
         str | None,
         typer.Option(
+            "--quantize",
             help="8bit or 4bit, by bitsandbytes on a GPU; gguf:FILE for the denoiser.",
             autocompletion=one_of("8bit", "4bit", "gguf:"),
         ),
@@ -46,15 +46,19 @@ _LOADING: dict[str, Any] = {
     "tokenizer": Annotated[
         Path | None, typer.Option(help="For a single file: its tokenizer's folder.")
     ],
-    "single_file_config": Annotated[
+    "config": Annotated[
         str | None,
-        typer.Option(help="For a single file: its settings, from a diffusers folder or hub id."),
+        typer.Option(
+            "--single-file-config",
+            help="For a single file: its settings, from a diffusers folder or hub id.",
+        ),
     ],
 }
 _COMMON: dict[str, Any] = {
-    "config": Annotated[
+    "config_file": Annotated[
         Path | None,
         typer.Option(
+            "--config",
             callback=use,
             is_eager=True,  # its entries are the defaults of the others
             help="Default values: a .toml file with this command's options, or the run.json of a "
@@ -75,25 +79,33 @@ def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     own, kinds = signature.parameters, dict[str, tuple[Any, Any]]()
     for name, one in own.items():
         if name == "loading":
-            kinds |= {option: (kind, None) for option, kind in _LOADING.items()}
+            kinds |= {option: (kind, None) for option, kind in LOADING.items()}
         elif name != "output":
             kinds[name] = one.annotation, one.default
     if "output" in own:
         kinds |= {
-            name: (kind, None if name == "config" else False) for name, kind in _COMMON.items()
+            name: (kind, None if name == "config_file" else False) for name, kind in _COMMON.items()
         }
 
     @functools.wraps(command)
-    def run(*, config: Any = None, json_: bool = False, quiet: bool = False, **given: Any) -> None:
+    def run(
+        context: typer.Context,
+        *,
+        config_file: Path | None = None,
+        json_: bool = False,
+        quiet: bool = False,
+        **given: Any,
+    ) -> None:
         if "loading" in own:
-            typed = {name: given.pop(option.replace("-", "_")) for name, option in LOADING.items()}
-            given["loading"] = {name: value for name, value in typed.items() if value}
-        if "output" not in own:
-            return command(**given)
+            loading = {name: given.pop(name) for name in LOADING}
+            given["loading"] = {name: value for name, value in loading.items() if value}
         output = Output(as_json=json_, quiet=quiet)
-        with output.answering():
-            command(output, **given)
+        if "output" in own:
+            given["output"] = output
+        with output.answering(context.command):
+            command(**given)
 
+    kinds["context"] = typer.Context, inspect.Parameter.empty
     parameters = [
         inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
         for name, (kind, default) in kinds.items()

@@ -5,9 +5,9 @@ from typing import Annotated, Any
 
 import typer
 
-from ..runs.option_names import LOADING
 from . import options
 from .checks import Checks
+from .common_options import LOADING
 from .output import Output
 
 
@@ -33,13 +33,13 @@ def diff(
     seed: Annotated[
         int | None, typer.Option(help="With --lora: seed of the noise (default: 0).")
     ] = None,
-    steps: options.Steps = None,
-    guidance: options.Guidance = None,
+    num_inference_steps: options.Steps = None,
+    guidance_scale: options.Guidance = None,
     set_: options.Settings = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     loading: options.Loading = None,
-    out: Annotated[Path | None, options.folder_named("A-vs-B")] = None,
+    folder: Annotated[Path | None, options.folder_named("A-vs-B")] = None,
     force: options.Force = False,
 ) -> None:
     """Compare two runs: each word's heatmaps side by side, and B - A. The runs differ in prompt,
@@ -52,21 +52,21 @@ def diff(
       sdattn diff "a cat left of a pizza" --lora my-style.safetensors
       sdattn diff "a cat on a sofa" --model owner/name --lora style.safetensors:0.8
     """
-    how = {"model": model, "seed": seed, "steps": steps, "guidance": guidance, "set": set_}
-    how |= {"device": device, "dtype": dtype, **(loading or {})}
-    asked = {name: value for name, value in how.items() if value is not None}
+    how: dict[str, Any] = {"model": model, "seed": seed, "num_inference_steps": num_inference_steps}
+    how |= {"guidance_scale": guidance_scale, "set_": set_, "device": device, "dtype": dtype}
+    asked = {name: value for name, value in how.items() if value is not None} | (loading or {})
     if loading and "lora" in loading:
         chosen = [word for word in (run_b, *(words or ())) if word is not None]
-        found, out = _with_and_without(output, run_a, asked, chosen or None, out, force)
+        found, folder = _with_and_without(output, run_a, asked, chosen or None, folder, force)
     elif asked:
-        hint = f"--{LOADING.get(first := next(iter(asked)), first)}"
-        raise typer.BadParameter("It is for --lora, which draws a prompt.", param_hint=hint)
+        text = f"`{next(iter(asked))}` is for --lora, which draws a prompt."
+        raise typer.BadParameter(text)
     elif run_b is None:
         raise typer.BadParameter("Name the other run, or pass --lora.", param_hint="RUN_B")
     else:
-        found, out = _of_runs(Path(run_a), Path(run_b), words, item, out, force)
-    found.save(out, force=force)
-    _print(output, found, out)
+        found, folder = _of_runs(Path(run_a), Path(run_b), words, item, folder, force)
+    found.save(folder, force=force)
+    _print(output, found, folder)
 
 
 def _of_runs(
@@ -117,8 +117,9 @@ def _with_and_without(
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}-with-lora"
     checks = Checks()
     checks.run(check_target, out, force=force, kind="diff")
-    given = options.pipeline_options(asked.get("steps"), asked.get("guidance"))
-    given |= checks.settings(asked.get("set"))
+    drawn = ("num_inference_steps", "guidance_scale")
+    given = {name: asked[name] for name in drawn if name in asked}
+    given |= checks.settings(asked.get("set_"))
     loading = {name: asked[name] for name in LOADING if name in asked}
     checks.of_call(model, loading, [prompt], seed, given)
     checks.refuse()
@@ -127,12 +128,12 @@ def _with_and_without(
     runs = []
     for how in (loading, without):
         pipe = options.load(model, asked.get("device"), asked.get("dtype"), how, output)
-        from ..models.sizes import check_makes_images
+        from ..models.facts import check_makes_images
         from ..runs.diff import diff
-        from ..runs.generation import prepare
+        from ..runs.generation import generate
 
         check_makes_images(pipe)
-        runs.append(prepare(pipe, prompt, seed=seed, words=words, **given)())
+        runs.append(generate(pipe, prompt, seed=seed, words=words, **given))
         del pipe  # before the next is loaded
     said = ", ".join(loading["lora"])
     names = f"{model} without LoRA", f"{model} with {said}"

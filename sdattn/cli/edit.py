@@ -18,22 +18,24 @@ def edit(
         Literal["auto", "replace", "refine", "reweight"],
         typer.Option(help="Swap words, add or remove words, or reweight words."),
     ] = "auto",
-    cross: Annotated[
+    cross_replace_steps: Annotated[
         float | None,
         typer.Option(
+            "--cross",
             help="Part of the run that takes the source's cross-attention (default: best measured "
-            "for the model's family)."
+            "for the model's family).",
         ),
     ] = None,
-    self_: Annotated[
+    self_replace_steps: Annotated[
         float | None,
         typer.Option("--self", help="The same for self-attention."),
     ] = None,
     blend: Annotated[
         list[str] | None, typer.Option(help="Change the image only where this WORD is.")
     ] = None,
-    weight: Annotated[
-        list[str] | None, typer.Option(help="WORD=FACTOR: more or less attention to a word.")
+    weights: Annotated[
+        list[str] | None,
+        typer.Option("--weight", help="WORD=FACTOR: more or less attention to a word."),
     ] = None,
     image: Annotated[
         Path | None, typer.Option(help="Edit this image, which SOURCE describes.")
@@ -46,16 +48,16 @@ def edit(
     refine: options.Refine = None,
     model: options.Model = "demo",
     seed: options.Seed = 0,
-    steps: options.InvertedSteps = None,
-    guidance: options.InvertedGuidance = None,
-    negative: options.Negative = None,
+    num_inference_steps: options.InvertedSteps = None,
+    guidance_scale: options.InvertedGuidance = None,
+    negative_prompt: options.Negative = None,
     width: options.Pixels = None,
     height: options.Pixels = None,
-    max_memory: options.MaxMemory = None,
+    max_bytes: options.MaxMemory = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     loading: options.Loading = None,
-    out: Annotated[Path | None, options.folder_named("SOURCE-edit-SEED")] = None,
+    folder: Annotated[Path | None, options.folder_named("SOURCE-edit-SEED")] = None,
     force: options.Force = False,
 ) -> None:
     """Draw SOURCE and its edited versions from the same noise, and keep the layout.
@@ -69,29 +71,35 @@ def edit(
     from ..runs.targets import check_target
 
     checks = Checks()
-    weights = dict(filter(None, (checks.run(_parsed_weight, text) for text in weight or ())))
-    out = out or Path("outputs") / f"{file_name(source)}-edit-{seed}"
-    given = options.pipeline_options(steps, guidance, negative, width, height)
+    factors = dict(filter(None, (checks.run(_parsed_weight, text) for text in weights or ())))
+    folder = folder or Path("outputs") / f"{file_name(source)}-edit-{seed}"
+    given = options.pipeline_options(
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        negative_prompt=negative_prompt,
+        width=width,
+        height=height,
+    )
     checks.of_call(model, loading, [source, *targets], seed, given)
-    allowed, given_image = checks.run(options.bytes_of, max_memory), None
+    allowed, given_image = checks.run(options.bytes_of, max_bytes), None
     if image:
         from ..files.images import open_image
 
-        checks.run(check_apart, out, image)
+        checks.run(check_apart, folder, image)
         given_image = checks.run(open_image, image)
-    checks.run(check_target, out, force=force, kind="edit")
+    checks.run(check_target, folder, force=force, kind="edit")
     checks.refuse()
     pipe = options.load(model, device, dtype, loading, output)
     from ..edit.editing import EditOptions, edit, prepare
     from .printing import print_folder, table
 
-    asked = EditOptions(mode, cross, self_, blend or (), weights)
+    asked = EditOptions(mode, cross_replace_steps, self_replace_steps, blend or (), factors)
     if given_image is not None:
         prepare(pipe, source, targets, asked, given)  # refuse before the long part
         given["inversion"] = _invert(pipe, given_image, source, given, null_text)
-    given |= {"preset": preset, "refine": refine, "max_bytes": options.budget(allowed)}
+    given |= {"preset": preset, "refine": refine, "max_bytes": allowed}
     run = edit(pipe, source, targets, seed=seed, **vars(asked), **given)
-    run.save(out, force=force)
+    run.save(folder, force=force)
     rows = [
         (heatmaps.prompt.text, ", ".join(words))
         for heatmaps, words in zip(run.heatmaps, run.words, strict=True)
@@ -99,7 +107,7 @@ def edit(
     output.print(table(("image", "words"), rows))
     psnr = run.settings.get("reconstruction_psnr")
     near = {} if psnr is None else {"reconstruction": f"{psnr:.1f} dB"}
-    output.answer(print_folder(output, out, mode=run.mode, **near))
+    output.answer(print_folder(output, folder, mode=run.mode, **near))
 
 
 def _parsed_weight(text: str) -> tuple[str, float]:

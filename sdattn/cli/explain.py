@@ -25,18 +25,20 @@ def explain(
     ] = None,
     model: options.Model = "demo",
     seed: options.Seed = 0,
-    steps: Annotated[
+    num_inference_steps: Annotated[
         int | None,
-        typer.Option(min=1, help="Steps with --invert (default: 20 for the demo, else 50)."),
+        typer.Option(
+            "--steps", min=1, help="Steps with --invert (default: 20 for the demo, else 50)."
+        ),
     ] = None,
     preset: options.Preset = "default",
     refine: options.Refine = None,
     ask: options.Ask = None,
-    max_memory: options.MaxMemory = None,
+    max_bytes: options.MaxMemory = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     loading: options.Loading = None,
-    out: Annotated[Path | None, options.folder_named("IMAGE-explained-SEED")] = None,
+    folder: Annotated[Path | None, options.folder_named("IMAGE-explained-SEED")] = None,
     force: options.Force = False,
 ) -> None:
     """Show where each word of PROMPT went in an existing image.
@@ -49,7 +51,7 @@ def explain(
     from ..files.paths import check_apart, file_name
     from ..runs.targets import check_target
 
-    if steps is not None and not invert:
+    if num_inference_steps is not None and not invert:
         raise typer.BadParameter("--steps needs --invert; otherwise choose --timesteps.")
     if timesteps is not None and invert:
         raise typer.BadParameter("--invert chooses its own timesteps; pass --steps.")
@@ -58,23 +60,23 @@ def explain(
         raise typer.BadParameter(f"The image and its prompt are swapped. Type: {asked}")
     checks = Checks()
     way: dict[str, Any] = {"timesteps": checks.run(_parsed, timesteps), "invert": invert}
-    way |= {} if steps is None else {"num_inference_steps": steps}
-    allowed = checks.run(options.bytes_of, max_memory)
-    out = out or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
+    way |= options.pipeline_options(num_inference_steps=num_inference_steps)
+    allowed = checks.run(options.bytes_of, max_bytes)
+    folder = folder or Path("outputs") / f"{file_name(image.stem)}-explained-{seed}"
     maps: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask}
     checks.of_call(model, loading, [prompt], seed, {})
     opened = checks.run(open_image, image)
-    checks.run(check_apart, out, image)
-    checks.run(check_target, out, force=force)
+    checks.run(check_apart, folder, image)
+    checks.run(check_target, folder, force=force)
     checks.refuse()
     assert opened is not None  # or refused
     pipe = options.load(model, device, dtype, loading, output)
     from ..runs.explaining import explain
     from .printing import print_rows, print_run
 
-    maps["max_bytes"] = options.budget(allowed)
+    maps["max_bytes"] = allowed
     run = explain(pipe, opened, prompt, seed=seed, **way, **maps)
-    print_run(output, run, run.save(out, force=force))
+    print_run(output, run, run.save(folder, force=force))
     explained, seen, whole = run[0].settings.explained, run[0].image.size, opened.size
     if seen != whole:
         part = f"the middle {seen[0]}x{seen[1]} of {whole[0]}x{whole[1]} pixels"

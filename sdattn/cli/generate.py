@@ -1,7 +1,8 @@
 """``sdattn generate``: an image, and where the words of its prompt went."""
 
+import math
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -10,6 +11,7 @@ from .checks import Checks
 from .output import Output
 
 _KEPT = ("steps", "heads", "spots")
+_MOST = 1000  # folders that are looked at before the run
 
 
 def generate(
@@ -17,12 +19,12 @@ def generate(
     prompt: Annotated[str, typer.Argument(help="What to draw.")],
     model: options.Model = "demo",
     seed: options.Seed = 0,
-    steps: options.Steps = None,
-    guidance: options.Guidance = None,
-    negative: options.Negative = None,
+    num_inference_steps: options.Steps = None,
+    guidance_scale: options.Guidance = None,
+    negative_prompt: options.Negative = None,
     width: options.Pixels = None,
     height: options.Pixels = None,
-    frames: options.Frames = None,
+    num_frames: options.Frames = None,
     set_: options.Settings = None,
     negative_maps: Annotated[
         bool, typer.Option("--negative-maps", help="Draw where the negative prompt's words went.")
@@ -43,11 +45,11 @@ def generate(
             autocompletion=options.list_of(*_KEPT),
         ),
     ] = None,
-    max_memory: options.MaxMemory = None,
+    max_bytes: options.MaxMemory = None,
     device: options.Device = None,
     dtype: options.Dtype = None,
     loading: options.Loading = None,
-    out: Annotated[Path | None, options.folder_named("PROMPT-SEED")] = None,
+    folder: Annotated[Path | None, options.folder_named("PROMPT-SEED")] = None,
     force: options.Force = False,
 ) -> None:
     """Draw an image from PROMPT and show where each of its words went.
@@ -58,31 +60,49 @@ def generate(
       sdattn generate --config outputs/a-cat-on-a-sofa-0/run.json --seed 1
     """
     from ..files.paths import file_name
-    from ..models.values import EACH
-    from ..runs.targets import check_target
+    from ..models.values import EACH, whole
+    from ..runs.targets import check_target, run_folders
 
+    if negative_maps and not negative_prompt:
+        raise typer.BadParameter("--negative-maps needs --negative.")
     checks = Checks()
-    given = options.pipeline_options(steps, guidance, negative, width, height, frames)
+    given = options.pipeline_options(
+        num_inference_steps=num_inference_steps,
+        guidance_scale=guidance_scale,
+        negative_prompt=negative_prompt,
+        width=width,
+        height=height,
+        num_frames=num_frames,
+    )
     given |= checks.settings(set_)
     kept = checks.run(_kept, keep) or {}
     spots = kept.pop("spots", None) is not None
     watch = {**kept, **({"branch": "both"} if negative_maps else {})}
-    out = out or Path("outputs") / f"{file_name(prompt)}-{seed}"
-    allowed = checks.run(options.bytes_of, max_memory)
+    folder = folder or Path("outputs") / f"{file_name(prompt)}-{seed}"
+    allowed = checks.run(options.bytes_of, max_bytes)
     checks.of_call(model, loading, [prompt], seed, given)
-    if all(given.get(name, 1) == 1 for name in EACH):  # known before the model is loaded
-        checks.run(check_target, out, force=force)
+    images = math.prod(whole(given.get(name)) or 1 for name in EACH)
+    for one in run_folders(folder, min(images, _MOST)):
+        checks.run(check_target, one, force=force)
     checks.refuse()
     pipe = options.load(model, device, dtype, loading, output)
-    from ..runs.generation import prepare
+    from ..runs.generation import generate
     from .printing import print_run
 
-    ways: dict[str, Any] = {"preset": preset, "refine": refine, "ask": ask, "causal": causal}
-    ways["spots"] = spots
-    ways |= {"capture_options": watch, "out": out, "force": force}
-    ways["max_bytes"] = options.budget(allowed)
-    run = prepare(pipe, prompt, seed=seed, **ways, **given)()
-    print_run(output, run, run.save(out, force=force))
+    run = generate(
+        pipe,
+        prompt,
+        seed=seed,
+        preset=preset,
+        refine=refine,
+        ask=ask,
+        causal=causal,
+        spots=spots,
+        capture_options=watch,
+        max_bytes=allowed,
+        **given,
+    )
+    print_run(output, run, run.save(folder, force=force))
 
 
 def _kept(keep: str | None) -> dict[str, str]:

@@ -26,9 +26,9 @@ def info(
     """
     from ..loading.devices import device_of
     from ..loading.options import options_of
-    from ..models.call_facts import shortcomings
+    from ..models.facts import latent_size
     from ..models.layers import find_denoiser
-    from ..models.sizes import latent_size
+    from ..models.shortcomings import shortcomings
     from ..runs.info import LayerEntry
 
     pipe = load(model, device, dtype, loading, output)

@@ -8,7 +8,6 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..runs.option_names import PIPELINE
 from .output import Output
 
 
@@ -53,30 +52,35 @@ Loading = dict[str, Any] | None  # of the options in cli/common_options.py
 Seed = Annotated[int, typer.Option(help="Seed of the noise; each further image adds 1.")]
 Steps = Annotated[
     int | None,
-    typer.Option(min=1, help="Denoising steps (default: 20 for the demo, else the pipeline's)."),
+    typer.Option(
+        "--steps", min=1, help="Denoising steps (default: 20 for the demo, else the pipeline's)."
+    ),
 ]
 InvertedSteps = Annotated[
     int | None,
     typer.Option(
+        "--steps",
         min=1,
         help="Denoising steps (default: 20 for the demo, else the pipeline's, or 50 with --image).",
     ),
 ]
 Guidance = Annotated[
     float | None,
-    typer.Option(help="Guidance scale (default: a demo's own, else the pipeline's)."),
+    typer.Option("--guidance", help="Guidance scale (default: a demo's own, else the pipeline's)."),
 ]
 InvertedGuidance = Annotated[
     float | None,
     typer.Option(
+        "--guidance",
         help="Guidance scale (default: a demo's own, else the pipeline's, or with --image "
-        "7.5, 1 for SD3)."
+        "7.5, 1 for SD3).",
     ),
 ]
-Negative = Annotated[str | None, typer.Option(help="Negative prompt.")]
+Negative = Annotated[str | None, typer.Option("--negative", help="Negative prompt.")]
 Pixels = Annotated[int | None, typer.Option(min=1, help="In pixels (default: the model's).")]
 Frames = Annotated[
-    int | None, typer.Option(min=1, help="Frames of a video (default: the pipeline's).")
+    int | None,
+    typer.Option("--frames", min=1, help="Frames of a video (default: the pipeline's)."),
 ]
 Settings = Annotated[
     list[str] | None,
@@ -95,8 +99,6 @@ Preset = Annotated[
         "rescaled",
         "joint",
         "columns",
-        "gramcol",
-        "imap",
     ],
     typer.Option(help="How maps are made (default: best measured for the model's family)."),
 ]
@@ -110,7 +112,10 @@ Ask = Annotated[
 ]
 MaxMemory = Annotated[
     str | None,
-    typer.Option(help="Refuse a run whose maps would take more, e.g. 4GB, 500MB (default: none)."),
+    typer.Option(
+        "--max-memory",
+        help="Refuse a run whose maps would take more, e.g. 4GB, 500MB (default: none).",
+    ),
 ]
 Words = Annotated[list[str] | None, typer.Argument(help="Words or phrases; all words by default.")]
 Force = Annotated[bool, typer.Option(help="Replace earlier output of this command.")]
@@ -118,20 +123,19 @@ Force = Annotated[bool, typer.Option(help="Replace earlier output of this comman
 
 def folder_named(name: str) -> Any:
     """Return the option --out for a command that writes ``outputs/NAME`` by default."""
-    return typer.Option(help=f"Output folder (default: outputs/{name}).")
+    return typer.Option("--out", help=f"Output folder (default: outputs/{name}).")
 
 
 _WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
-    *("spots", "max_bytes"),
-    *PIPELINE,
+    *("spots", "max_bytes", "num_inference_steps", "guidance_scale", "negative_prompt"),
+    *("width", "height", "num_frames"),
 }
 
 
-def pipeline_options(*values: float | str | None) -> dict[str, Any]:
-    """Return the given options of the pipeline's call, from their values in the order of PIPELINE;
-    --set has its own, `setting`."""
-    return {name: value for name, value in zip(PIPELINE, values) if value is not None}  # noqa: B905
+def pipeline_options(**options: float | str | None) -> dict[str, Any]:
+    """Return the options of the pipeline's call that were given; --set has its own, `setting`."""
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def setting(text: str) -> tuple[str, Any]:
@@ -165,13 +169,6 @@ def bytes_of(size: str | None) -> int | None:
             f"{size!r} is not a size such as 4GB, 500 MB or 1.5GiB.", param_hint="--max-memory"
         )
     return number
-
-
-def budget(number: int | None) -> Any:
-    """Return the budget that advises what can be typed; None for None."""
-    from ..keep.budget import COMMAND, Budget
-
-    return Budget.of(number, COMMAND)
 
 
 def load(

@@ -2,14 +2,17 @@
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, redirect_stdout
 from typing import Any
 
 import typer
 
-from ..files.terminal import visible
-from .messages import reason
+from ..errors import SdattnWarning
+from ..files.terminal import say, visible
+from .failures import failure, reason
+from .flags import spelled
 
 
 class Output:
@@ -43,18 +46,33 @@ class Output:
             console.print(shown)
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Keep everything but the object of --json off stdout inside the block; on an error the
-        object holds its message."""
-        stdout = sys.stdout
+    def answering(self, command: Any) -> Iterator[None]:
+        """Print what a command says while it runs: warnings and errors with its flags. Keep
+        everything but the object of --json off stdout; on an error the object holds its message.
+
+        Raises:
+            typer.Exit: the command failed, and the reason was printed.
+        """
+
+        def warn(message: Warning | str, category: type[Warning], *_: Any, **__: Any) -> None:
+            if issubclass(category, SdattnWarning):
+                say(f"warning: {spelled(str(message), command)}")
+            elif category is UserWarning:
+                say(f"warning: {message}")
+
+        stdout, warnings.showwarning = sys.stdout, warn
         try:
             with redirect_stdout(sys.stderr) if self.as_json else nullcontext():
                 yield
-        except (typer.Exit, typer.BadParameter):
+        except typer.BadParameter as error:
+            error.message = spelled(error.message, command)
+            raise
+        except typer.Exit:
             raise
         except Exception as error:
-            self.answer({"error": reason(error)})
-            raise
+            self.answer({"error": reason(error, command)})
+            print(failure(error, command), file=sys.stderr)
+            raise typer.Exit(1) from error
         finally:
             if self.as_json and self._document:
                 print(json.dumps(self._document, allow_nan=False), file=stdout, flush=True)

@@ -18,6 +18,8 @@ from ..models.denoiser_call import Size, innermost
 from ..models.guidance import guided_order
 from ..models.layers import Place, is_unet
 from ..models.pipeline import Pipeline
+from ..models.running_call import running_variables
+from ..models.values import refuse_crop
 from .controlled_layers import check_guidance, controlled_layers
 from .held import calls_in_a_pass, holds, is_suspended, is_taken, standing
 from .store_steps import StoreSteps
@@ -220,7 +222,10 @@ class Attachment(Subscriber):
         is_known = store.guidance is not None or prompts == slice(0, begun.batch)
         if not store.cur_step:
             store.drawn = self._prompts.drawn() if is_known else None
-            store.crop = self._prompts.crop()
+            try:
+                refuse_crop(running_variables(self._passes.pipeline) or {})
+            except InvalidValueError as error:
+                store.note(str(error))
         store.texts.add(begun.text_changed, begun.text_by_frame)
         schedule = self._passes.schedule
         store.passes = 1 if schedule is None else len(schedule)

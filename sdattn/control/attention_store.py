@@ -64,7 +64,6 @@ class AttentionStore(StoreSteps):
         levels: number of the model's resolutions; None if not known.
         images: rows of the batch that are kept; None if not known.
         drawn: prompts of the run; None if not known.
-        crop: part of the image that was drawn (``padding_mask_crop``); None for all of it.
         texts: numbers of the texts that the steps were drawn from.
         curr_step_index: for callers' own count.
 

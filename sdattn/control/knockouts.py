@@ -13,15 +13,15 @@ from PIL import Image
 from torch import Tensor
 
 from ..attention.joint_processor import Queries
-from ..errors import InvalidTypeError, InvalidValueError, OptionError, RunError
+from ..errors import InvalidTypeError, InvalidValueError, RunError
 from ..files.terminal import shorter
 from ..follow.run_part import Span
 from ..maps import render
 from ..maps.heatmap import Heatmap
 from ..maps.notebook import figures_of
 from ..maps.requirements import columns_of
-from ..models.call_facts import images_a_prompt
 from ..models.denoiser_call import Size
+from ..models.facts import images_a_prompt
 from ..models.layers import LayerSelection, find_denoiser
 from ..models.pipeline import Pipeline
 from ..models.pipeline_call import (
@@ -65,13 +65,6 @@ def prepare(
             f"{type(prompt).__name__}. Pass a pipeline, not its model, and one text."
         )
     options = checked_options(pipe, options)
-    if options.get("padding_mask_crop") is not None:
-        text = (
-            "a knockout draws a batch in which each image has an image of its own, and a "
-            f"{type(pipe).__name__} crops one alone. Crop the image and the mask yourself, and "
-            "leave it out."
-        )
-        raise OptionError("padding_mask_crop", options["padding_mask_crop"], text)
     if (made := images_a_prompt(pipe, options)) != 1:
         raise InvalidValueError(
             f"This run makes {made} images per prompt, but a knockout compares one. Leave out "

@@ -10,7 +10,6 @@ from ..errors import RunError
 from ..follow.drawn import DrawnPrompts
 from ..follow.pass_options import Guidance
 from ..follow.text_watch import RepeatedCalls, TextsOfRun
-from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import PLACES, Place
 from .step_maps import StepMaps
@@ -46,7 +45,6 @@ class StoreSteps(StepMaps, LayerController):
         self.levels: int | None = None
         self.images: int | None = None
         self.drawn: DrawnPrompts | None = None
-        self.crop: Crop | None = None
         self.texts = TextsOfRun()
         self._batch: int | None = None  # rows of the pass
         self._prompts: slice | None = None  # the prompts' among them

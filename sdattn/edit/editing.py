@@ -20,25 +20,21 @@ from ..files.records import plain
 from ..follow.run_part import Span
 from ..inversion.invert import Inversion, psnr
 from ..keep.budget import Budget
-from ..loading.pipelines import pipeline_of
+from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
-from ..models.call_facts import is_guided, model_passes
+from ..models.facts import PipelineFacts, is_guided, latent_size, model_passes
 from ..models.families import edits_of
-from ..models.layers import find_denoiser
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_at_a_time
 from ..models.reading import read_prompts
-from ..models.sizes import latent_size
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.matching import blended_words, edited_words, is_swap
 from ..prompts.tokens import Prompt
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample
 from ..runs.settings import Edited
-from ..runs.watched import budget_of, warn_of_unlearnt
+from ..runs.watched import warn_of_unlearnt
 
-# Changes that an edit has no option for, so that its budget does not advise them
-_FIXED = ("steps", "fewer steps", "dtype", "branch", "ask", "words", "num_frames", "images")
 Mode = Literal["auto", "replace", "refine", "reweight"]
 
 
@@ -94,22 +90,22 @@ def edit(
             ``max_bytes``.
         KeyError: a word that is in none of the prompts. All are raised before the first step.
     """
-    pipe = pipeline_of(pipe, source, target)
-    chosen = preset_for(pipe, preset, refine)
+    facts = facts_of(pipe, source, target)
+    pipe, chosen = facts.pipe, preset_for(facts.denoiser, preset, refine)
     options = {**options, **_of_inversion(source, inversion, options)}
     asked = EditOptions(
         mode, cross_replace_steps, self_replace_steps, blend, weights, max_self_queries
     )
     # Inside the replay: the scheduler there decides how many passes the controller counts.
     with inversion.replay(pipe) if inversion else nullcontext():
-        plan = prepare(pipe, source, target, asked, options)
+        plan = prepare(facts, source, target, asked, options)
         read, options = plan.prompts, plan.options
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
-        budget = budget_of(max_bytes, chosen, {"refine": refine}, *_FIXED)
+        budget = Budget.of(max_bytes)
         seeds = seeds_of(seed) * len(read)
         with register_attention_control(pipe, plan.control, layers=plan.layers):
-            run = sample(pipe, read, seeds, options, preset=chosen, budget=budget)
+            run = sample(facts, read, seeds, options, preset=chosen, budget=budget)
     edited = plan.edited
     own: dict[str, Any] = {}
     if inversion:
@@ -148,17 +144,18 @@ class EditPlan:
 
 
 def prepare(
-    pipe: Pipeline,
+    pipe: Pipeline | PipelineFacts,
     source: str,
     target: str | Sequence[str],
     asked: EditOptions,
     options: Options,
 ) -> EditPlan:
     """Check everything that :func:`edit` refuses, before anything runs."""
-    known, texts = edits_of(pipe), [source, *checked_prompts(target)]
-    checked = checked_options(pipe, _own_options(options), prompts=len(texts))
-    read = read_prompts(pipe, texts, **checked)
-    warn_of_unlearnt(pipe, read)
+    facts = PipelineFacts.of(pipe)
+    known, texts = edits_of(facts.pipe), [source, *checked_prompts(target)]
+    checked = checked_options(facts, _own_options(options), prompts=len(texts))
+    read = read_prompts(facts.pipe, texts, **checked)
+    warn_of_unlearnt(facts, read)
     mode, blend = _mode(read, asked.mode, asked.weights), blended_words(read, asked.blend)
     cross, self_ = asked.cross_replace_steps, asked.self_replace_steps
     asked = replace(
@@ -169,12 +166,12 @@ def prepare(
         blend=blend,
         weights=asked.weights or {},
     )
-    control = _controller(pipe, read, asked, checked)
+    control = _controller(facts, read, asked, checked)
     settings = {name: held for name, held in vars(asked).items() if name != "max_self_queries"}
     targets = [prompt.text for prompt in read[1:]]
     checked["callback_on_step_end"] = step_end(control)
     edited = Edited(prompt=source, targets=targets, **plain(settings))
-    return EditPlan(read, control, known.layers(find_denoiser(pipe).layers), checked, edited)
+    return EditPlan(read, control, known.layers(facts.denoiser.layers), checked, edited)
 
 
 def _of_inversion(source: str, inversion: Inversion | None, options: Options) -> dict[str, object]:
@@ -229,12 +226,12 @@ def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | N
 
 
 def _controller(
-    pipe: Pipeline, prompts: list[Prompt], asked: EditOptions, options: Options
+    facts: PipelineFacts, prompts: list[Prompt], asked: EditOptions, options: Options
 ) -> AttentionControlEdit:
-    passes, most = model_passes(pipe, options), asked.max_self_queries
+    passes, most = model_passes(facts, options), asked.max_self_queries
     if most is None:  # a transformer has one level
-        levels = min(find_denoiser(pipe).levels, 3)
-        most = math.prod(level_grids(latent_size(pipe, options), levels)[-1])
+        levels = min(facts.denoiser.levels, 3)
+        most = math.prod(level_grids(latent_size(facts, options), levels)[-1])
     common: dict[str, Any] = {
         "prompts": prompts,
         "num_steps": passes,
@@ -242,7 +239,7 @@ def _controller(
         "self_replace_steps": asked.self_replace_steps,
         "local_blend": LocalBlend(prompts, asked.blend, passes) if asked.blend else None,
         "max_self_queries": most,
-        "guidance": "batch" if is_guided(pipe, options) else None,
+        "guidance": "batch" if is_guided(facts, options) else None,
         "kinds": ("cross",) if asked.blend else None,
     }
     weights = asked.weights

@@ -49,4 +49,4 @@ def save_file(path: str | Path, data: bytes) -> None:
     if path.is_dir():
         raise IsFolderError(f"{path} is a folder. Name a file.")
     check_writable(path.parent)
-    write_whole(path, [data])
+    write_whole(path, data)

@@ -12,12 +12,11 @@ import tempfile
 import threading
 import time
 import weakref
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from datetime import datetime
 from pathlib import Path, PurePosixPath
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
 from ..errors import (
@@ -32,10 +31,6 @@ _ADDRESS = re.compile(r"([A-Za-z][A-Za-z0-9+.:-]+):/+(.*)", re.DOTALL)  # Path d
 _LOCAL = ("file", "local")
 _WAITS = (0.5, 2.0)  # seconds before a failed call is retried
 _HOPELESS = re.compile("Credentials|Offline")  # in the name of an error: a retry will not help
-_IN_MEMORY = 2**25  # bytes of a file that is sent from memory
-_TOGETHER = 16  # concurrent requests
-
-T = TypeVar("T")
 
 
 def is_address(where: str | Path) -> bool:
@@ -114,11 +109,6 @@ class Address:
         known = self._info()
         return None if known is None or known["type"] == "directory" else known["size"]
 
-    def key(self) -> str | None:
-        """Return a text that changes when the object does, or None if there is none."""
-        known = self._info()
-        return None if known is None or known["type"] == "directory" else str(known)
-
     def exists(self) -> bool:
         return self._info() is not None
 
@@ -143,17 +133,16 @@ class Address:
         names = {PurePosixPath(path).name for path in found if path.rstrip("/") != self.path}
         yield from (self / name for name in sorted(names))
 
-    def glob(self, pattern: str) -> Iterator[Address]:
-        return (found for found in self.iterdir() if fnmatchcase(found.name, pattern))
-
-    def sizes(self) -> dict[str, int]:
-        """Return the bytes of every object below, at any depth, by relative path; one listing."""
+    def listing(self, *, deep: bool) -> dict[str, tuple[int, float]]:
+        """Return (bytes, time in seconds since 1970) of the objects below, by relative path; if
+        ``deep``, at any depth."""
         try:
-            found = self._ask(self.files.find, self.path, detail=True)
+            most = None if deep else 1
+            found = self._ask(self.files.find, self.path, maxdepth=most, detail=True)
         except FileNotFoundError:
             return {}
         start = len(self.path) + 1
-        return {path[start:]: known["size"] for path, known in found.items() if path[start:]}
+        return {p[start:]: (k["size"], _time_of(k)) for p, k in found.items() if p[start:]}
 
     # Reading and writing
 
@@ -172,26 +161,9 @@ class Address:
     def write_bytes(self, data: bytes) -> None:
         self._ask(self.files.pipe_file, self.path, data)
 
-    def write_text(self, text: str) -> None:
-        self.write_bytes(text.encode())
-
-    def write_parts(self, parts: Iterable[bytes]) -> None:
-        with tempfile.NamedTemporaryFile() as file:
-            file.writelines(parts)
-            file.flush()
-            if file.tell() > _IN_MEMORY:
-                self._ask(self.files.put_file, file.name, self.path)
-            else:
-                self.write_bytes(Path(file.name).read_bytes())
-
-    def create(self, data: bytes) -> None:
-        """Write an object; raise FileExistsError if there is one, where the storage can tell."""
-        try:
-            self._ask(self.files.pipe_file, self.path, data, mode="create")
-        except FileExistsError:
-            raise
-        except (NotImplementedError, OSError):  # some S3 servers know no such condition
-            self.write_bytes(data)
+    def upload(self, made: Path) -> None:
+        """Write an object from a file."""
+        self._ask(self.files.put_file, str(made), self.path)
 
     def unlink(self, missing_ok: bool = False) -> None:
         try:
@@ -200,12 +172,9 @@ class Address:
             if not missing_ok:
                 raise
 
-    def mkdir(self, parents: bool = False, exist_ok: bool = False) -> None:
-        """Do nothing: folders are not created."""
-
     def check_writable(self) -> None:
         """Raise OSError, with the reason, if nothing can be written below."""
-        probe = self / f".batch/probe-{uuid4().hex}"
+        probe = self / f".sdattn-probe-{uuid4().hex}"
         try:
             probe.write_bytes(b"")
             probe.unlink(missing_ok=True)
@@ -240,53 +209,43 @@ class Address:
 AnyPath = Path | Address
 
 
-def at_once(call: Callable[[Address], T], addresses: Iterable[Address]) -> list[T]:
-    with ThreadPoolExecutor(_TOGETHER) as pool:
-        return list(pool.map(call, addresses))
-
-
 def _line(error: BaseException) -> str:
     text = " ".join(str(error).split()) or type(error).__name__
     return text if text.endswith(".") else f"{text}."
 
 
-class Copies:
-    """Local copies of the ``most`` latest used objects (default: all), renewed after a change."""
+def _time_of(known: dict[str, Any]) -> float:
+    """Return when an object was written, in seconds since 1970, as its storage names that."""
+    names = ("LastModified", "last_modified", "mtime", "updated", "created")
+    found = next((known[name] for name in names if known.get(name) is not None), 0.0)
+    if isinstance(found, str):
+        found = datetime.fromisoformat(found.replace("Z", "+00:00"))
+    return found.timestamp() if isinstance(found, datetime) else float(found)
 
-    def __init__(self, most: int | None = None):
+
+class Copies:
+    """Local copies of the ``most`` latest used objects, whose content never changes."""
+
+    def __init__(self, most: int):
         self.most = most
-        self._made: dict[str, Path] = {}
+        self._made: dict[Address, Path] = {}
         self._folder: Path | None = None
         self._lock = threading.Lock()
 
-    def of(self, address: Address, key: str | None = None) -> Path:
-        """Return the path of the object's copy, or one without a file if there is no object;
-        ``key`` is a text that changes with the content (default: ask the storage)."""
-        key = f"{address} {address.key() if key is None else key}"
+    def of(self, address: Address) -> Path:
+        """Return the path of the object's copy."""
         with self._lock:
-            path = self._made.pop(key, None)
-            if path is not None:
-                self._made[key] = path  # now the latest used
-                return path
-        path = self._new()
-        try:
-            address.fetch(path)
-        except FileNotFoundError:
-            path.unlink(missing_ok=True)
-            return path
-        with self._lock:
-            # Two threads may have fetched the same object: the first copy is kept.
-            path = self._made.setdefault(key, path)
-            while self.most is not None and len(self._made) > self.most:
+            path = self._made.pop(address, None)
+            if path is None:
+                path = self._new()
+                address.fetch(path)
+            self._made[address] = path  # now the latest used
+            while len(self._made) > self.most:
                 self._made.pop(next(iter(self._made))).unlink()
-        return path
-
-    def of_all(self, addresses: Iterable[Address]) -> list[Path]:
-        return at_once(self.of, addresses)
+            return path
 
     def _new(self) -> Path:
-        with self._lock:
-            if self._folder is None:
-                self._folder = Path(tempfile.mkdtemp(prefix="sdattn-"))
-                weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="sdattn-"))
+            weakref.finalize(self, shutil.rmtree, self._folder, ignore_errors=True)
         return self._folder / uuid4().hex

@@ -1,7 +1,8 @@
 """Images that a user passes: PIL images, arrays and files."""
 
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from functools import cache
 from io import BytesIO
 from pathlib import Path
 from typing import BinaryIO
@@ -11,11 +12,18 @@ from PIL import Image, UnidentifiedImageError
 
 from ..errors import InvalidTypeError, InvalidValueError, access_error
 
-SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".bmp", ".gif", ".tif", ".tiff")
+SUFFIXES: tuple[str, ...] = (
+    *(".png", ".jpg", ".jpeg", ".jfif", ".webp", ".bmp", ".gif", ".tif", ".tiff"),
+    *(".avif", ".heic", ".heif"),  # not read by every Pillow
+)
+UNREAD: tuple[str, ...] = (  # images too
+    *(".jxl", ".jp2", ".psd", ".svg", ".tga", ".ico", ".ppm", ".eps", ".pdf"),
+    *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf"),
+)
 _ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: width and height are exchanged
 AnyImage = Image.Image | np.ndarray | str | Path
 # Formats to open: other readers of Pillow start programs, Ghostscript for EPS
-PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF")
+PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF", "HEIF")
 
 
 def as_image(image: AnyImage) -> Image.Image:
@@ -72,14 +80,25 @@ def size_of(data: bytes, name: str) -> tuple[int, int]:
     return (height, width) if turned else (width, height)
 
 
+@cache
+def _formats() -> list[str]:
+    Image.init()
+    with suppress(ImportError):
+        import pillow_heif
+
+        pillow_heif.register_heif_opener()
+    return [name for name in PHOTOS if name in Image.OPEN]  # AVIF is not in every Pillow
+
+
 @contextmanager
 def _opened(file: BinaryIO, name: str) -> Iterator[Image.Image]:
-    Image.init()
-    formats = [name for name in PHOTOS if name in Image.OPEN]  # AVIF is not in every Pillow
+    formats = _formats()
     try:
         yield Image.open(file, formats=formats)
     except UnidentifiedImageError as error:
-        choice = f"{', '.join(formats[:-1])} or {formats[-1]}"
-        raise InvalidValueError(f"{name} is not a readable image. Pass {choice}.") from error
+        advice = f"Pass {', '.join(formats[:-1])} or {formats[-1]}."
+        if name.lower().endswith((".heic", ".heif", ".avif")):
+            advice = "pip install pillow-heif reads HEIC, a new Pillow AVIF; or convert it to JPEG."
+        raise InvalidValueError(f"{name} is not a readable image. {advice}") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidValueError(f"{name} is not a readable image: {error}") from error

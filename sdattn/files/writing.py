@@ -9,13 +9,12 @@ import re
 import shutil
 import socket
 import uuid
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from ..errors import access_error
-from .addresses import Address, AnyPath
 from .paths import inside
 
 
@@ -33,22 +32,16 @@ def write_files(folder: Path, files: Mapping[str, bytes]) -> None:
     paths = {name: inside(folder, name) for name in files}
     for name, path in paths.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.unlink(missing_ok=True)  # it may be linked from another run: see merge()
+        path.unlink(missing_ok=True)
         path.write_bytes(files[name])
 
 
-def write_whole(path: AnyPath, parts: Iterable[bytes], temporary: AnyPath | None = None) -> None:
-    """Write a file in parts, completely or not at all; ``temporary`` is the path of the incomplete
-    file, on the same disk (default: next to the file)."""
-    if isinstance(path, Address):
-        path.write_parts(parts)
-        return
-    made = temporary if isinstance(temporary, Path) else path.with_name(f".{uuid.uuid4().hex}.tmp")
+def write_whole(path: Path, data: bytes) -> None:
+    """Write a file, completely or not at all."""
+    made = path.with_name(f".{uuid.uuid4().hex}.tmp")
     try:
-        with made.open("wb") as file:
-            file.writelines(parts)
-            file.flush()
-            os.fsync(file.fileno())
+        made.write_bytes(data)
+        flush(made)
         os.replace(made, path)
     except BaseException:
         made.unlink(missing_ok=True)

@@ -17,7 +17,6 @@ from typing import Any
 from torch import Tensor, nn
 
 from ..errors import InvalidValueError
-from ..models.crops import Crop, crop_in
 from ..models.guidance import Branch
 from ..models.layers import Denoiser
 from ..models.running_call import running_call, running_variables
@@ -174,9 +173,6 @@ class PromptWatch:
         options = {name: value for name, value in options.items() if value is not None}
         return DrawnPrompts(texts, ids, options, self._pipeline) if texts else None
 
-    def crop(self) -> Crop | None:
-        return running_crop(self._pipeline())
-
     def _listener(self, encoder: str) -> Callable[..., None]:
         """Return the forward pre-hook of a text encoder."""
 
@@ -191,11 +187,6 @@ class PromptWatch:
             heard.ids.setdefault(encoder, []).append(ids.detach().clone())
 
         return hear
-
-
-def running_crop(pipeline: Any) -> Crop | None:
-    """Return the part of the image that a pipeline's running call draws, or None for all of it."""
-    return crop_in(pipeline, running_variables(pipeline))
 
 
 def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:

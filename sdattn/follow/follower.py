@@ -64,6 +64,7 @@ class Follower:
         self.in_call = False
         self._installed = installed
         self._subscribers: list[Subscriber] = []
+        installed.undo(self._subscribers.clear)  # a cycle would keep their maps
         installed.undo(passes.close)
         passes.listen()
 

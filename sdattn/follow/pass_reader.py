@@ -159,10 +159,6 @@ class PassReader:
         """Return the rows per image in the running pass, see :class:`DenoiserCall`."""
         return 1 if self.call is None else self.call.frame_rows
 
-    def frames(self) -> int:
-        """Return the frames in the running pass's grid; 1 for an image."""
-        return 1 if self._size is None or len(self._size) < 3 else self._size[0]
-
     def spans(self) -> Sequence[Spans] | None:
         """Return the places of the image's queries and the text's keys in the running pass: one
         pair for all rows, or one per row; None if the pass is not kept."""

@@ -11,9 +11,9 @@ from torch import Tensor
 
 from ..errors import InvalidValueError
 from ..files.images import AnyImage, as_image
+from ..models.facts import default_size, size_unit
 from ..models.families import image_latents_of
 from ..models.pipeline import Pipeline
-from ..models.sizes import default_size, size_unit
 
 LONGEST_SIDE = 1536  # pixels of an image kept for display
 

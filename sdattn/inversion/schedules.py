@@ -2,11 +2,16 @@
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from ..errors import InvalidTypeError
 from ..models.families import image_latents_of
 from ..models.pipeline import Pipeline
+
+_STEPS = 12  # of a run that shows what a scheduler does
+_SPACINGS = {"use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas"}
 
 
 class DDIM:
@@ -32,6 +37,12 @@ class DDIM:
         times = torch.tensor([at], device=latents.device)
         mixed: Tensor = self.betas.add_noise(latents, noise, times)
         return mixed
+
+    def shares(self, at: float) -> tuple[float, float]:
+        """Return what :meth:`mix` takes of the latents and of the noise, also between timesteps."""
+        abar = self.betas.alphas_cumprod.double().numpy()
+        sigma = float(np.interp(at, np.arange(len(abar)), np.sqrt(1 / abar - 1)))
+        return 1 / (1 + sigma**2) ** 0.5, sigma / (1 + sigma**2) ** 0.5
 
     @staticmethod
     def factors(down: Any, timestep: Tensor) -> tuple[Tensor, Tensor]:
@@ -69,6 +80,11 @@ class Flow:
         sigma = at / self.config.num_train_timesteps
         return (1 - sigma) * latents + sigma * noise
 
+    def shares(self, at: float) -> tuple[float, float]:
+        """Return what :meth:`mix` takes of the latents and of the noise."""
+        sigma = at / self.config.num_train_timesteps
+        return 1 - sigma, sigma
+
     @staticmethod
     def factors(down: Any, timestep: Tensor) -> tuple[float, Tensor]:
         index = int((down.timesteps - timestep).abs().argmin())
@@ -79,3 +95,58 @@ def schedule_of(pipe: Pipeline) -> DDIM | Flow:
     """Return the noise schedule, DDIM's or a flow's, that the family's models were trained on;
     raise TypeError if it is unknown, or a pipeline needs more than noise and prompts."""
     return Flow(pipe) if image_latents_of(pipe).noise == "flow" else DDIM(pipe)
+
+
+def check_scheduler(pipe: Pipeline) -> None:
+    """Raise TypeError unless the pipeline's scheduler shows its model the same timesteps, noise and
+    scale as :func:`schedule_of`: EDM's do not, whose timesteps are log(sigma) / 4."""
+    scheduler = pipe.scheduler
+    flow = image_latents_of(pipe).noise == "flow"
+    try:
+        schedule = schedule_of(pipe)
+        is_same = all(
+            np.allclose(
+                _own_shares(scheduler, number, shifted=flow), schedule.shares(at), atol=1e-2
+            )
+            for number, at in _own_timesteps(scheduler, shifted=flow)
+        )
+    except Exception:  # any error: it lacks a method, or takes other arguments
+        is_same = False
+    if not is_same:
+        raise InvalidTypeError(
+            f"A {type(scheduler).__name__} shows its model other timesteps or noise than "
+            f"{'flow matching' if flow else 'the noise schedule of its betas'}, so what it would "
+            "see of an image is not known. Set the scheduler that the model was trained with, if "
+            "it is another; `generate()` and `capture()` work with any."
+        )
+
+
+def _in_steps(scheduler: Any, shifted: bool) -> Any:
+    # options that choose which noise a run visits, and not what is shown of it
+    spacing = {name: False for name in scheduler.config if name in _SPACINGS}
+    own = type(scheduler).from_config(scheduler.config, **spacing)
+    is_dynamic = shifted and own.config.get("use_dynamic_shifting")
+    own.set_timesteps(_STEPS, **({"mu": 1.0} if is_dynamic else {}))
+    return own
+
+
+def _own_timesteps(scheduler: Any, shifted: bool) -> list[tuple[int, float]]:
+    """Return some timesteps of a run, with their places, which are even: between two steps of its
+    own, KDPM2 shows the noise of another timestep."""
+    timesteps = _in_steps(scheduler, shifted).timesteps
+    return [(number, float(timesteps[number])) for number in range(2, len(timesteps) - 2, 4)]
+
+
+def _own_shares(scheduler: Any, number: int, shifted: bool) -> tuple[float, float]:
+    """Return what the model is shown of latents and of noise at a place of a run."""
+    shares = []
+    for latents, noise in ((1.0, 0.0), (0.0, 1.0)):
+        own = _in_steps(scheduler, shifted)
+        at = own.timesteps[number : number + 1]
+        given = torch.full((1, 1, 1, 1), latents), torch.full((1, 1, 1, 1), noise)
+        if hasattr(own, "scale_noise"):
+            shown = own.scale_noise(given[0], at, given[1])
+        else:
+            shown = own.scale_model_input(own.add_noise(*given, at), at[0])
+        shares.append(float(shown))
+    return shares[0], shares[1]

@@ -1,4 +1,4 @@
-"""What is kept of a run.
+"""The maps that are kept of a run.
 
 `capture` (for any pipeline) installs an observer into each layer; `keep` holds its options, read
 and checked once; `map_store` has a `RunningSum` for each layer; `budget` refuses a run that would

@@ -1,27 +1,55 @@
 """`Budget`: the bytes that the captures of a run may hold together. A run that would hold more is
-refused before its first step, with what would hold less."""
+refused before its first step."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 from ..errors import OptionError, refuse, size_text
 from ..models.denoiser_call import Size
+from ..models.layers import AttentionLayer
 from ..models.values import whole
-from .expected import Expected, change, total
 from .keep import MUCH, Keep
 
 logger = logging.getLogger(__name__)
 
-# Changes that may be advised: around a call, for a run, to one who types a command
-CAPTURE = ("steps", "fewer steps", "heads", "dtype", "layers", "tokens", "frames", "images", "size")
-RUN = (
-    *("steps", "fewer steps", "heads", "dtype", "branch", "ask", "refine"),
-    *("spots", "words", "num_frames", "images", "size"),
-)
-COMMAND = ("steps", "heads", "branch", "ask", "refine", "spots", "num_frames", "images", "size")
+_LESS = "fewer steps, heads, layers or words, or draw fewer or smaller images at a time"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Expected:
+    """The maps that a store will hold at the end of a run.
+
+    Attributes:
+        keep, layers: what is kept, and of which layers.
+        latent_size: size of the latent, (frames, rows, cols) for a video.
+        columns: token columns of the layers that see the text, kept or not.
+        rows: kept rows of the batch, or videos.
+        passes: calls of the model.
+        frame_rows: frames of a video that each attend only to themselves; else 1.
+    """
+
+    keep: Keep
+    layers: Sequence[AttentionLayer]
+    latent_size: Size
+    columns: int
+    rows: int = 1
+    passes: int = 1
+    frame_rows: int = 1
+
+    @property
+    def nbytes(self) -> int:
+        tokens = self.keep.tokens
+        return self.keep.nbytes(
+            self.layers,
+            self.latent_size,
+            self.columns if tokens is None else len(tokens),
+            images=self.rows,
+            passes=self.passes,
+            frame_rows=self.frame_rows,
+        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -30,32 +58,25 @@ class Budget:
 
     Attributes:
         allowed: number of bytes.
-        offers: changes that may be advised, of :data:`sdattn.keep.expected.CHANGES`.
-        part: name of the capture that asks.
         stores: for each capture of the run what it will hold, from what another one will.
     """
 
     allowed: int
-    offers: Sequence[str] = CAPTURE
-    part: str = "prompt"
     stores: list[Callable[[Expected], Expected]] = field(default_factory=list)
 
     @classmethod
-    def of(
-        cls, max_bytes: int | Budget | None, offers: Sequence[str] | None = None
-    ) -> Budget | None:
-        """Read a user's value. A budget stays as it is, with the ``offers`` it has already.
+    def of(cls, max_bytes: int | Budget | None) -> Budget | None:
+        """Read a user's value; a budget stays as it is.
 
         Raises:
             ValueError: it is not a whole number above 0.
         """
-        if isinstance(max_bytes, Budget):
-            known = max_bytes.offers
-            return replace(max_bytes, offers=[o for o in known if o in (offers or known)])
+        if max_bytes is None or isinstance(max_bytes, Budget):
+            return max_bytes
         number = whole(max_bytes)
-        if max_bytes is not None and (number is None or number < 1):
+        if number is None or number < 1:
             raise refuse("max_bytes", max_bytes, "a whole number of bytes, 4_000_000_000 say")
-        return None if number is None else cls(number, offers or CAPTURE)
+        return cls(number)
 
     def check_known(self, keep: Keep, latent_size: Size | None, passes: int | None) -> None:
         """Refuse a run whose maps cannot be counted before it.
@@ -77,47 +98,25 @@ class Budget:
         """Refuse a run whose stores would hold more than is allowed.
 
         Raises:
-            OptionError: they would; the message says what would hold less.
+            OptionError: they would.
         """
-        if total(stores) > self.allowed:
+        needed = sum(store.nbytes for store in stores)
+        if needed > self.allowed:
             text = (
                 f"this run of {stores[0].passes} model call(s) would hold up to "
-                f"{size_text(total(stores))} of maps, and {size_text(self.allowed)} are allowed. "
+                f"{size_text(needed)} of maps, and {size_text(self.allowed)} are allowed. Keep "
+                f"{_LESS}, or allow more."
             )
-            raise OptionError("max_bytes", self.allowed, text + self._advice(stores))
-
-    def _advice(self, stores: Sequence[Expected]) -> str:
-        """Say which changes are enough alone, and how many are together."""
-        found = [one for name in self.offers if (one := change(name, stores, self.allowed))]
-        ways = [_told(*one) for one in found if total(one[1]) <= self.allowed]
-        together = []
-        for name in self.offers:
-            if total(stores) > self.allowed and (one := change(name, stores, self.allowed)):
-                text, stores = one
-                together.append(text)
-        every = _told(f"{_listed(together, 'and')} together", stores) if together else ""
-        if total(stores) > self.allowed:
-            return f"The least is to {every}: allow more." if together else "Allow more."
-        if len(together) > 1:
-            ways.append(every)
-        return f"To hold less, {_listed(ways, 'or')}."
+            raise OptionError("max_bytes", self.allowed, text)
 
 
 def warn_of_much(expected: Expected) -> None:
     """Log what a store will hold if it is much."""
     if expected.nbytes > MUCH:
         logger.warning(
-            "Capture will hold up to %s by the end of this run of %d model calls. Choose layers, "
-            "tokens, steps or heads to hold less.",
+            "Capture will hold up to %s by the end of this run of %d model calls. To hold less, "
+            "keep %s.",
             size_text(expected.nbytes),
             expected.passes,
+            _LESS,
         )
-
-
-def _told(text: str, stores: Sequence[Expected]) -> str:
-    return f"{text} ({size_text(total(stores))})"
-
-
-def _listed(items: Sequence[str], word: str) -> str:
-    *first, last = items
-    return f"{', '.join(first)} {word} {last}" if first else last

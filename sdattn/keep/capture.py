@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import torch
 
 from ..attention.device_copies import DeviceCopies
-from ..errors import InvalidValueError
+from ..errors import InvalidValueError, OptionError
 from ..follow.capture_warnings import (
     RunWarnings,
     stopped_of,
@@ -26,6 +26,7 @@ from ..look.refined import Spreading, spreading_layers
 from ..look.text_stream import TextStream
 from ..models.layers import (
     AttentionLayer,
+    Denoiser,
     LayerSelection,
     checked_kinds,
     find_denoiser,
@@ -68,11 +69,7 @@ def watch_model(
     # All that cannot be is refused here, before anything is put into the model.
     denoiser = find_denoiser(target)
     budget = Budget.of(max_bytes)
-    if keep.steps.part is not None and denoiser.pipeline is None:
-        raise InvalidValueError(
-            f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
-            "its pipeline. Pass indices, or the pipeline."
-        )
+    _check(denoiser, keep)
     found = every = denoiser.layers
     if text_states is not None:
         found = list(filter(asked_layers(denoiser, text_states, kinds), every))
@@ -127,3 +124,24 @@ def watch_model(
             store.stopped.tell()
         store.check()
     watch.warns.tell()
+
+
+def _check(denoiser: Denoiser, keep: Keep) -> None:
+    """Raise ValueError for parts of a run that this model cannot have."""
+    if keep.steps.part is not None and denoiser.pipeline is None:
+        raise InvalidValueError(
+            f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
+            "its pipeline. Pass indices, or the pipeline."
+        )
+    if not any(layer.kind in keep.queries.kinds for layer in denoiser.layers):
+        side = keep.queries.side
+        text = f"a {type(unwrapped(denoiser.model)).__name__} has no attention with such queries: "
+        text += "only in joint attention (SD3, FLUX) does the text attend. Leave it out."
+        raise OptionError("queries", side if side == "text" else keep.queries.cells, text)
+    if keep.grad and getattr(denoiser.model, "is_gradient_checkpointing", False):
+        raise OptionError(
+            "grad",
+            True,
+            "with gradient checkpointing, torch runs each layer again in backward(), where its "
+            "maps are not recorded. Call disable_gradient_checkpointing() on the model before.",
+        )

@@ -13,7 +13,7 @@ import torch
 
 from ..errors import InvalidValueError, refuse
 from ..follow.run_part import RunPart, items_of
-from ..look.output_space import Z_SCORES, Space
+from ..look.output_space import Space
 from ..look.queries import IMAGE_TO_TEXT, Queries, Side
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
@@ -147,8 +147,7 @@ class Keep:
         refine: True spreads joint layers' maps along the image's self-attention.
         depth: part of the depth whose blocks spread them; None for all.
         queries: who attends, and to what.
-        space: ``"attention"``; ``"output"`` for products of joint layers' outputs; ``"gramcol"`` or
-            ``"imap"`` for products with the outputs of single cells.
+        space: ``"attention"``; ``"output"`` for products of joint layers' outputs.
         frames: frames of a video's grid, counted from 0; None for all.
     """
 
@@ -201,13 +200,7 @@ class Keep:
             raise refuse("refine", refine, "'self', or None for the maps as they are")
         if space not in get_args(Space):
             raise refuse("space", space, get_args(Space))
-        scores = space in Z_SCORES
-        if lists is not None and scores and min(len(set(columns)) for columns in lists) < 2:
-            raise InvalidValueError(
-                f"among={among!r}: space={space!r} compares columns with each other. Pass two of "
-                "each image at least."
-            )
-        if lists is not None and not scores and (refine or space == "output"):
+        if lists is not None and (refine or space == "output"):
             raise InvalidValueError(
                 "among=... takes the softmax over some columns of a map that refine='self' has "
                 "spread by then, or that space='output' has without a softmax. Leave one of them "

@@ -13,11 +13,10 @@ from ..follow.drawn import DrawnPrompts
 from ..follow.passes import CaptureError, CaptureWarning, Pass
 from ..follow.text_watch import TextsOfRun
 from ..look.refined import Spreading
-from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.guidance import Branch
 from ..models.layers import AttentionLayer, LayerSelection, select_layers
-from .expected import Expected
+from .budget import Expected
 from .keep import Keep, Selection
 from .running_sums import MapsByLayer, RunningSum
 from .store_views import as_text, as_xarray, warn_of_calls
@@ -31,7 +30,6 @@ class CapturedMaps:
     """Maps that a capture collects; :class:`sdattn.MapStore` describes the contents."""
 
     drawn: DrawnPrompts | None = None
-    crop: Crop | None = None
 
     def __init__(self, layers: Sequence[AttentionLayer], keep: Keep):
         self.layers = list(layers)
@@ -207,10 +205,15 @@ class CapturedMaps:
             passes: calls of the model in the run.
         """
         assert self.latent_size is not None
-        branches = len(set(self.branches))
-        frame_rows = self.passes[0].frame_rows
-        run = self.latent_size, columns, self.images, branches, passes, frame_rows
-        expected = Expected(self.keep, self.layers, *run)
+        expected = Expected(
+            keep=self.keep,
+            layers=self.layers,
+            latent_size=self.latent_size,
+            columns=columns,
+            rows=self.images,
+            passes=passes,
+            frame_rows=self.passes[0].frame_rows,
+        )
         self.expected_nbytes = expected.nbytes
         return expected
 

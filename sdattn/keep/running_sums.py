@@ -14,6 +14,7 @@ from ..attention.device_copies import DeviceCopies, HostCopy, chosen, travels
 from ..errors import NotFoundError
 from ..follow.passes import CaptureError, Pass
 from ..look.attended import Attended, Columns, FramesTogether, Turned
+from ..look.key_owners import other_owners
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from .keep import Keep
@@ -48,6 +49,7 @@ class RunningSum:
         self.steps: list[Tensor] = []
         self.copy = HostCopy()
         self._summed = 1  # heads that are averaged
+        self.rows_apart: dict[str, Tensor] = {}  # most in any call, see key_owners
         self._fitting: tuple[Size | None, int] | None = None  # latent and cells of the last call
         self._kept: DeviceCopies | None = None  # of the keys that ``among`` names
         self._queries: Columns = None  # that are kept, known in the first call; None for all
@@ -66,6 +68,9 @@ class RunningSum:
                 f"{self.layer.name} ran on {attended.batch} rows in a pass of {running.batch}, so "
                 "which image each row belongs to is not known. Leave this layer out (layers=…)."
             )
+        for kind, apart in attended.rows_apart.items():
+            before = self.rows_apart.get(kind, apart)
+            self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
         # Rows of the other branch are dropped before anything is computed.
         has_graph = torch.is_grad_enabled() and not self.keep.grad
         with torch.no_grad() if has_graph else nullcontext():
@@ -75,6 +80,8 @@ class RunningSum:
         """Add the attention of one call's kept rows."""
         running = cast(Pass, self.running)
         if (looks := self.keep.queries).turned:
+            if looks.cells is not None:
+                self._check_grid(attended.cells * running.frame_rows, running, "queries")
             if not self.calls:  # a capture has one latent size
                 size = running.latent_size
                 self._queries = looks.numbers(self.layer, size, running.frame_rows)
@@ -98,10 +105,14 @@ class RunningSum:
         self.seen.append(running)
 
     def _check_call(self, cells: int, running: Pass) -> None:
-        """Refuse a call whose queries are not the cells of the layer's grid, or a second one in a
-        pass. In a custom model, one module may be several layers."""
+        """Refuse a call whose cells are not the layer's grid, or a second one in a pass. In a
+        custom model, one module may be several layers."""
         if running.n_text and self.seen and self.seen[-1] is running:
             raise CaptureError(called_twice(self.layer.name))
+        self._check_grid(cells, running, "keys" if self.keep.queries.turned else "queries")
+
+    def _check_grid(self, cells: int, running: Pass, what: str) -> None:
+        """Refuse a call whose queries or keys are not the cells of the layer's grid."""
         size = running.latent_size
         if (size, cells) == self._fitting:
             return
@@ -109,9 +120,16 @@ class RunningSum:
         if math.prod(grid) == cells:
             self._fitting = size, cells
             return
-        found = f"{self.layer.name} ran on {cells} queries, and its grid is {grid_text(grid)}"
+        found = f"{self.layer.name} ran on {cells} {what}, and its grid is {grid_text(grid)}"
         if not running.n_text:
             raise CaptureError(f"{found}. Pass the latent_size of its queries, (rows, cols).")
+        if cells > math.prod(grid):
+            raise CaptureError(
+                f"{found} ({math.prod(grid)} cells) in a latent of {grid_text(size or ())}, so it "
+                "attends to other images too (StyleAligned and consistent characters share keys), "
+                f"whose {what} have no place in its own. Turn that off, or leave out the layers "
+                "that share them (layers=…)."
+            )
         raise CaptureError(
             f"{found} ({math.prod(grid)} cells) in a latent of {grid_text(size or ())}, so "
             "something merges or shrinks its tokens, and where each of them is cannot be known. "
@@ -155,6 +173,11 @@ class RunningSum:
                 f"{attended.keys} (0 to {attended.keys - 1})."
             )
         return columns
+
+    def check_owners(self) -> None:
+        """Raise CaptureError if a row attended to another row's keys."""
+        if problem := other_owners(self.layer.name, self.rows_apart):
+            raise CaptureError(problem)
 
     def tensors(self) -> list[Tensor]:
         self._receive()
@@ -224,11 +247,11 @@ class RunningSum:
         return held.to(self.keep.dtype).unflatten(-2, cast(Size, self.grid))
 
     def _among(self, attended: Attended, n_text: int) -> Attended:
-        """Return the softmax, or the z-score, over each image's chosen keys."""
+        """Return the softmax over each image's chosen keys."""
         shape = attended.batch, 1, 1, n_text
         if self._kept is None or self._kept.own.shape != shape:
             self._kept = DeviceCopies(self._among_mask(attended.batch, n_text))
-        return attended.among(self._kept, sorted({c for one in self.keep.among or () for c in one}))
+        return attended.among(self._kept)
 
     def _among_mask(self, images: int, n_text: int) -> Tensor:
         lists = list(self.keep.among or ())

@@ -14,7 +14,7 @@ from ..follow.capture_warnings import (
     warn_of_image_prompts,
     warn_of_running_eagerly,
 )
-from ..follow.drawn import PromptWatch, running_crop
+from ..follow.drawn import PromptWatch
 from ..follow.follower import Follower, Subscriber
 from ..follow.installer import Installation
 from ..follow.pass_reader import PassReader
@@ -22,7 +22,6 @@ from ..follow.passes import CaptureError, CaptureWarning, Pass
 from ..look.joint import JointLook
 from ..look.joint_checks import check_backends
 from ..look.other_text import OtherTextLook
-from ..look.output_space import check_frames
 from ..look.refined import Spreading
 from ..look.sources import see
 from ..look.text_stream import TextStream
@@ -32,8 +31,9 @@ from ..models.layers import (
     LayerSelection,
     select_layers,
 )
-from .budget import Budget, warn_of_much
-from .expected import Expected
+from ..models.running_call import running_variables
+from ..models.values import refuse_crop
+from .budget import Budget, Expected, warn_of_much
 from .map_store import CapturedMaps
 from .recorders import Recorders, can_record
 
@@ -58,6 +58,7 @@ class Watch(Subscriber):
     recorders: Recorders = field(default_factory=Recorders)  # of a model that stays compiled
     stream: TextStream | None = None  # of another text in joint attention
     may_stop: bool = False
+    steps: int | None = None  # of the running call; None if it does not say
     spreading: Spreading | None = None  # of joint attention that is refined
 
     @property
@@ -97,12 +98,12 @@ class Watch(Subscriber):
                 spreading,
                 space=keep.space,
                 queries=keep.queries,
-                frames=passes.frames,
             )
         elif self.text_states is not None:
             look = OtherTextLook(self.text_states, self.passes.frame_rows)
         observer = observing(inner, layer_sum.take, look, layer_sum.wanted)
         observer.stream = self.stream
+        observer.is_self = layer.kind == "self"
         for former, old in self.observers:
             if former is layer:  # it may have been set again since, and come to lie inside
                 old.end()
@@ -135,6 +136,8 @@ class Watch(Subscriber):
             for problem, times in observer.noted.items():
                 if times > 1:
                     raise CaptureError(f"{layer.name}: {problem}")
+            if self.store.keep.queries.cells is not None:
+                self.store.sums[layer.name].check_owners()
 
     def begin_run(self, first: Pass) -> None:
         if self.passes.runs < 2:
@@ -189,11 +192,13 @@ class Watch(Subscriber):
         if self.prompts is not None:
             self.store.drawn = self.prompts.drawn()
         pipeline = self.passes.pipeline
-        self.store.crop = running_crop(pipeline)
         self.may_stop = may_stop(pipeline)
+        variables = running_variables(pipeline) or {}
+        refuse_crop(variables)
+        timesteps = variables.get("timesteps")  # those of the run, which a scheduler has more of
+        self.steps = None if timesteps is None else len(timesteps)
 
     def _begin_kept(self, begun: Pass) -> None:
-        check_frames(self.store.keep.space, begun.latent_size)
         is_first = not self.store.passes
         call = self.passes.call
         if is_first:  # resolutions are known only now
@@ -208,7 +213,9 @@ class Watch(Subscriber):
 
     def _foresee(self, begun: Pass, columns: int) -> None:
         """Warn of much memory, or refuse more than the budget allows."""
-        passes = None if begun.schedule is None else len(begun.schedule)
+        passes = None
+        if begun.schedule is not None:
+            passes = self.steps or len(begun.schedule)
         if self.budget is not None:
             self.budget.check_known(self.store.keep, begun.latent_size, passes)
         if begun.latent_size is None:
@@ -223,12 +230,9 @@ class Watch(Subscriber):
 
     def expected(self, run: Expected) -> Expected:
         """Return what the store will hold in a run of which another store knows what it will."""
-        store = self.store
-        own = self.text_states
-        part = self.budget.part if self.budget else ""
-        columns = run.columns if own is None else own.own.shape[1]
-        layers = select_layers(store.layers, *self.selection, run.latent_size)
-        return replace(run, keep=store.keep, layers=layers, columns=columns, part=part)
+        columns = run.columns if self.text_states is None else self.text_states.own.shape[1]
+        layers = select_layers(self.store.layers, *self.selection, run.latent_size)
+        return replace(run, keep=self.store.keep, layers=layers, columns=columns)
 
     def _notice_swaps(self) -> None:
         swapped = [pair for pair in self.installed.replaced() if pair[0] in self.store.watched]

@@ -1,27 +1,36 @@
-"""LoRAs (Hu et al. 2021) loaded into a pipeline, by diffusers and peft."""
+"""LoRAs (Hu et al. 2021) loaded into a pipeline by diffusers and peft, and checked afterwards.
 
+diffusers drops, or leaves empty, what it does not know in a file. So each tensor is followed
+through diffusers' conversion, and must be found in a layer.
+"""
+
+import re
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from torch import nn
+import torch
+from torch.utils._pytree import tree_leaves
 
-from ..errors import OptionError, SdattnError, is_out_of_memory
+from ..errors import OptionError
+from ..files.terminal import shorter
 from ..models.pipeline import Pipeline
-from .lora_files import lora_file, read_lora
+from .lora_files import checked_file
 from .options import LoadingOptions
-from .weight_files import said_by
+from .weight_files import loading_errors
+
+_TEXT_MODEL = ".text_model.", "."  # in files, and in CLIP's names before transformers 5
 
 
 @dataclass(frozen=True)
 class Lora:
-    """A checked LoRA: path as written, scale, file, and the name of each layer's first matrix."""
+    """A LoRA: path as written, scale and file."""
 
     path: str
     scale: float
     file: Path
-    layers: Sequence[str]
 
 
 def check_takes_lora(kind: type, options: LoadingOptions) -> None:
@@ -32,61 +41,132 @@ def check_takes_lora(kind: type, options: LoadingOptions) -> None:
 
 
 def read_loras(options: LoadingOptions) -> list[Lora]:
-    files = [(path, scale, lora_file(path)) for path, scale in options.adapters()]
-    return [Lora(path, scale, file, read_lora(file)) for path, scale, file in files]
+    """Return the LoRAs of the options; raise ValueError for a file that is unsafe to load."""
+    return [Lora(path, scale, checked_file(path)) for path, scale in options.adapters()]
 
 
 def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
     """Load each LoRA as an adapter, and activate them together, each with its scale; raise
-    ValueError if something in one of them has no place in this pipeline."""
-    for number, lora in enumerate(loras):
-        name = f"lora_{number}"
+    ValueError if something in one of them did not reach a layer of this pipeline."""
+    names = [f"lora_{number}" for number in range(len(loras))]
+    for lora, name in zip(loras, names, strict=True):
         warned = _load(pipe, lora, name)
-        held = [part for _, part in _adapted(pipe, name)]
-        if not held:
-            text = (
-                f"nothing in it belongs to a {type(pipe).__name__}. It is the LoRA of another "
-                "model."
-            )
-            raise OptionError("lora", lora.path, text)
-        if lost := max(0, len(lora.layers) - len(held)):
-            text = (
-                f"{lost} of its {len(lora.layers)} layers have no place in a "
-                f"{type(pipe).__name__}. Pass a LoRA of this model."
-            )
-            raise OptionError("lora", lora.path, text)
+        _check_reached(pipe, lora, name)
         for one in warned:  # with a refusal they would only be noise
             warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
     if loras:
-        names = [f"lora_{number}" for number in range(len(loras))]
         pipe.set_adapters(names, [lora.scale for lora in loras])
-        for model in dict(_adapted(pipe, *names)):
-            model.eval()  # peft's layers start in training mode, with their dropout
+        for model in pipe.components.values():
+            if hasattr(model, "peft_config"):
+                model.eval()  # peft's layers start in training mode, with their dropout
 
 
 def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage]:
     """Load a LoRA, and return the warnings raised meanwhile."""
     folder, given = str(lora.file.parent), {"weight_name": lora.file.name, "adapter_name": name}
-    try:
-        with warnings.catch_warnings(record=True) as warned:
-            warnings.simplefilter("always")
-            # peft warns of a second adapter
-            warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
+    what = f"the LoRA of a {type(pipe).__name__}"
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        # peft warns of a second adapter
+        warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
+        with loading_errors(lora.path, what, "Pass a LoRA of this model."):
             pipe.load_lora_weights(folder, use_safetensors=True, **given)
-        return warned
-    except (SdattnError, ImportError, MemoryError):
-        raise
-    except Exception as error:  # any error: another model's sizes, or unknown names
-        if is_out_of_memory(error):
-            raise
-        found = f"it does not fit a {type(pipe).__name__}: {said_by(error)}."
-        raise OptionError("lora", lora.path, f"{found} Pass a LoRA of this model.") from error
+    return warned
 
 
-def _adapted(pipe: Pipeline, *names: str) -> Iterator[tuple[nn.Module, nn.Module]]:
-    """Yield each layer that has one of these adapters, after the model that it is part of."""
-    for model in pipe.components.values():
-        for part in model.modules() if isinstance(model, nn.Module) else ():
-            kinds = (getattr(part, kind, ()) for kind in getattr(part, "adapter_layer_names", ()))
-            if any(name in kind for kind in kinds for name in names):
-                yield model, part
+def _check_reached(pipe: Pipeline, lora: Lora, name: str) -> None:
+    """Raise ValueError, with the keys, unless each tensor of the file is in a layer as it is, with
+    its alpha, and each layer of the adapter has values."""
+    held = _held(pipe, name)
+    tensors = _Tracked.read(lora.file)
+    used, wrong = set[str](), set[str]()
+    for key, value in _converted(pipe, tensors).items():
+        if key not in held or not _starts_with(held.pop(key), value.as_subclass(torch.Tensor)):
+            continue
+        used |= value.sources
+        layer, is_first, _ = key.partition(".lora_A")
+        for source in value.sources if is_first else ():
+            alpha = f"{source.partition('.lora_')[0]}.alpha"
+            if alpha in tensors:
+                # a converter that applied alpha to the matrix leaves a scale of 1
+                is_scaled = not torch.equal(value, tensors[source])
+                expected = len(value) if is_scaled else float(tensors[alpha])
+                is_right = abs(float(held[f"{layer}.alpha"]) - expected) <= 1e-3 * abs(expected)
+                (used if is_right else wrong).add(alpha)
+    lost = [key for key in tensors if key not in used - wrong]
+    # diffusers drops the differences of Wan's norms, which are zeros in most files
+    lost = [key for key in lost if ".diff" not in key or tensors[key].any()]
+    lost = lost or [key for key, value in held.items() if value.is_meta]
+    if lost:
+        found = f"{len(lost)} of its {len(tensors)} tensors are missing, not finite, or without a "
+        found += f"place in a {type(pipe).__name__}: {shorter(', '.join(lost), 800)}"
+        raise OptionError("lora", lora.path, f"{found}. Pass a LoRA of this model.")
+
+
+def _starts_with(held: torch.Tensor, value: torch.Tensor) -> bool:
+    """Check that a layer has this value; diffusers widens a layer for another LoRA with zeros."""
+    start = held if held.is_meta else held[tuple(map(slice, value.shape))]
+    return not held.is_meta and torch.equal(start, value.to(start))
+
+
+class _Tracked(torch.Tensor):
+    """A tensor with its sources, the keys of a file's tensors that it was made from."""
+
+    sources: frozenset[str]
+
+    @classmethod
+    def read(cls, file: Path) -> dict[str, "_Tracked"]:
+        from safetensors.torch import load_file
+
+        tensors = {key: value.as_subclass(cls) for key, value in load_file(file).items()}
+        for key, value in tensors.items():
+            value.sources = frozenset([key])
+        return tensors
+
+    @classmethod
+    def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, cls)]
+        made = super().__torch_function__(func, types, args, kwargs)
+        for value in tree_leaves(made):
+            if isinstance(value, cls):
+                value.sources = frozenset[str]().union(*(one.sources for one in given))
+        return made
+
+
+def _converted(pipe: Pipeline, tensors: Mapping[str, _Tracked]) -> dict[str, _Tracked]:
+    """Return a file's tensors by the names that they have in the pipeline."""
+    from diffusers.loaders.lora_pipeline import StableDiffusionXLLoraLoaderMixin
+    from diffusers.utils import state_dict_utils
+
+    is_xl = isinstance(pipe, StableDiffusionXLLoraLoaderMixin)
+    options = {"unet_config": pipe.unet.config} if is_xl else {}
+    copies = {key: value.clone() for key, value in tensors.items()}  # some change them in place
+    found = pipe.lora_state_dict(copies, **options)
+    state = found[0] if isinstance(found, tuple) else found
+    converted: dict[str, Any] = {}
+    for part in {key.partition(".")[0] for key in state}:
+        values = {key[len(part) + 1 :]: state[key] for key in state if key.startswith(f"{part}.")}
+        if part.startswith("text_encoder"):
+            values = state_dict_utils.convert_state_dict_to_diffusers(values)
+            values = state_dict_utils.convert_state_dict_to_peft(values)
+        elif "lora_A" not in next(iter(values)):
+            values = state_dict_utils.convert_unet_state_dict_to_peft(values)
+        converted |= {f"{part}.{name}".replace(*_TEXT_MODEL): v for name, v in values.items()}
+    return converted
+
+
+def _held(pipe: Pipeline, adapter: str) -> dict[str, torch.Tensor]:
+    """Return the values of the models with adapters, without the name of this one, and the alphas
+    behind its scales."""
+    held = {}
+    its_name = re.compile(rf"\.{adapter}(?=\.|$)|(?<=lora_magnitude_vector\.{adapter})\.weight")
+    for part, model in pipe.components.items():
+        if not hasattr(model, "peft_config"):
+            continue
+        for key, value in model.state_dict().items():
+            held[its_name.sub("", f"{part}.{key}").replace(*_TEXT_MODEL)] = value
+        for key, layer in model.named_modules():
+            if adapter in getattr(layer, "scaling", ()):
+                alpha = layer.scaling[adapter] * layer.r[adapter]
+                held[f"{part}.{key}.alpha".replace(*_TEXT_MODEL)] = torch.as_tensor(float(alpha))
+    return held

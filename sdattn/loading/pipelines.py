@@ -6,6 +6,7 @@ import torch
 
 from ..errors import InvalidTypeError, known_options
 from ..models.demos import HOME, folder_name
+from ..models.facts import PipelineFacts
 from ..models.layers import find_denoiser, held_model
 from ..models.pipeline import Pipeline
 from .devices import checked_device, checked_dtype, place
@@ -104,20 +105,20 @@ def load_pipeline(
     return place(pipe, device, offload)
 
 
-def pipeline_of(pipe: Any, *others: object) -> Pipeline:
-    """Return a pipeline as it is, or load it by the name that :func:`load_pipeline` takes; raise
-    TypeError for anything else, also where one of ``others``, the further arguments, is the
-    pipeline."""
+def facts_of(pipe: Any, *others: object) -> PipelineFacts:
+    """Return the facts of a pipeline, which is loaded if it is a name that :func:`load_pipeline`
+    takes; raise TypeError for anything else, also where one of ``others``, the further arguments,
+    is the pipeline."""
     is_swapped = any(held_model(other) is not None for other in others)
     if isinstance(pipe, (str, Path)) and not is_swapped:
-        return load_pipeline(pipe)
-    found: Pipeline | None = find_denoiser(pipe).pipeline
-    if found is None:
+        pipe = load_pipeline(pipe)
+    facts = PipelineFacts.of(pipe)
+    if facts.denoiser.pipeline is None:
         raise InvalidTypeError(
             f"A {type(pipe).__name__} is a pipeline's model alone, which draws nothing by itself. "
             "Pass the pipeline; `capture()` takes a model too."
         )
-    return found
+    return facts
 
 
 def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Pipeline:

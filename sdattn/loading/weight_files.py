@@ -94,7 +94,7 @@ def loading_errors(path: str | Path, what: str, advice: str) -> Iterator[None]:
 
 def said_by(error: BaseException) -> str:
     """Return a library error's message in one line, with its class if the message is unclear."""
-    lines = [line.strip() for line in str(error).strip().splitlines()] or [""]
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [""]
     text = " ".join(lines[:2]) if lines[0].endswith(":") else lines[0]
     text = shorter(visible(_TO_PROGRAMMERS.split(text)[0]), 240).rstrip(".")
     if not isinstance(error, (ValueError, RuntimeError, OSError)) or not text:

@@ -1,4 +1,4 @@
-"""What one layer attended to.
+"""The attention of one layer, seen while it runs.
 
 An observer (`observers`) lets the layer's own processor make the output, and has a source see its
 `AttentionCall` (:mod:`sdattn.attention.calls`):

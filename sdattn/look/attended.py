@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
 
 import torch
@@ -31,6 +31,8 @@ class Attended(ABC):
         self.heads = heads
         self.cells = cells
         self.keys = keys
+        # of self-attention: how far each row's keys are from every row's own
+        self.rows_apart: Mapping[str, Tensor] = {}
 
     @abstractmethod
     def of_rows(self, rows: Rows) -> Attended:
@@ -46,9 +48,9 @@ class Attended(ABC):
         kind = type(self).__name__
         raise RunError(f"{kind} shows no single queries. Leave this layer out (layers=…).")
 
-    def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
+    def among(self, kept: DeviceCopies) -> Attended:
         """Return the same attention among some keys of each image only: bool ``kept`` ``[B, 1, 1,
-        T]``; ``columns`` is the union over the images."""
+        T]``."""
         return AmongKeys(self, kept)
 
     def every_head(self, columns: Columns) -> Tensor:

@@ -17,7 +17,6 @@ from ..attention.joint_processor import Spans
 from ..errors import RunError
 from .attended import Attended, Softmax, softmax_of, without_padding
 from .joint_checks import (
-    check_compared,
     check_order,
     fits,
     is_diffusers_own,
@@ -27,7 +26,7 @@ from .joint_checks import (
     token_count,
     whole_call,
 )
-from .output_space import BEST, Z_SCORES, GramCol, OutputSpace, Space
+from .output_space import OutputSpace, Space
 from .projections import ARRIVED, by_name, output_projection
 from .queries import IMAGE_TO_TEXT, Queries
 from .refined import Refined, Spreading
@@ -58,7 +57,6 @@ class JointLook:
         spreading: for maps that are spread along the image's own attention, else None.
         space: kind of product, see :mod:`sdattn.look.output_space`.
         queries: who attends, and to what.
-        frames: function that returns the number of frames in the running pass.
 
     Raises (when called):
         RuntimeError: the processor did not call ``scaled_dot_product_attention`` just once for text
@@ -71,13 +69,11 @@ class JointLook:
         spreading: Spreading | None = None,
         space: Space = "attention",
         queries: Queries = IMAGE_TO_TEXT,
-        frames: Callable[[], int] = lambda: 1,
     ):
         self.spans = spans
         self.spreading = spreading
         self.space = space
         self.queries = queries
-        self.frames = frames
         self.checked = False  # whether the text's values were found, which reads from the device
         self._order: RowOrder | None = None  # for rows that differ; the previous call's
 
@@ -180,13 +176,6 @@ class JointLook:
         if self.space == "output":
             made = call.output
             attended: Attended = OutputSpace(made[:, :, image], made[:, :, text])
-        elif self.space in Z_SCORES:
-            check_compared(call, self.space, inner)
-            best = BEST if self.space == "imap" else None
-            of_image = call.output[:, :, image]
-            query = call.query[:, :, image]
-            key = call.key[:, :, text]
-            attended = GramCol(query, key, of_image, self.frames(), best, kept)
         else:
             place = {"image": image, "text": text}
             if kept is not None and self.queries.side == "text":

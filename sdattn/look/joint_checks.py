@@ -68,18 +68,12 @@ def check_ways(
     denoiser: Denoiser, layers: Sequence[AttentionLayer], refine: str | None, space: Space
 ) -> None:
     """Refuse, before the model runs, ``refine`` and ``space`` (see :func:`sdattn.capture`) without
-    joint attention, and heads that tell frames apart in a model that makes images."""
-    kind = type(denoiser.model).__name__
+    joint attention."""
     if any(layer.kind == "joint" for layer in layers):
         joint_spans(denoiser, 1, 1)  # refused now if it is not known
-        if space == "imap" and not denoiser.family.video:
-            text = (
-                f"it takes the heads that tell a video's frames apart, and a {kind} makes images. "
-                "Pass 'gramcol', which takes all heads."
-            )
-            raise OptionError("space", space, text)
     elif refine or space != "attention":
         name, value = ("refine", refine) if refine else ("space", space)
+        kind = type(denoiser.model).__name__
         text = (
             f"no layer of joint attention was chosen of this {kind}. Leave it out; see heatmaps()."
         )
@@ -142,16 +136,6 @@ def made_by(
     for call in calls:
         check_exact(call)
     raise RunError(unknown_use(inner))
-
-
-def check_compared(call: AttentionCall, space: Space, inner: Any) -> None:
-    """Refuse to compare by a query and key that were not seen."""
-    if call.query is None:
-        raise RunError(
-            f"space={space!r} reads the query and key of torch's scaled_dot_product_attention, and "
-            f"a {type(inner).__name__} multiplies by probabilities of its own. Set another "
-            "processor, or take space='output'."
-        )
 
 
 def fits(predicted: Tensor, arrived: Tensor) -> bool:

@@ -64,6 +64,7 @@ class ObservingProcessor:
         noted: messages of what may be wrong, each with the largest error of any call: a tensor on
             its device, above 1 if it is wrong.
         stream: stream of another text, observed in place of the model's own runs.
+        is_self: True in self-attention, where each row's keys should be its own.
 
     Raises (when called):
         RuntimeError: what ``inner`` used is unknown: it called none of these projections, or made
@@ -89,6 +90,7 @@ class ObservingProcessor:
         self.noted: dict[str, Tensor] = {}
         self.is_first = True  # call, which may read a value back from the device
         self.stream: TextStream | None = None
+        self.is_self = False
 
         # diffusers reads the signature of `processor.__call__` at every call, to choose the keyword
         # arguments that it passes on, so this object has to show the signature of the inner one.

@@ -14,6 +14,7 @@ from ..attention.core import heads_of
 from ..errors import RunError
 
 ARRIVED = "to_out"  # the one whose input is seen
+INTO = "into "  # before the name of a projection whose input is seen too
 Projection = tuple[str, nn.Module | None]  # a projection by its name
 
 
@@ -101,13 +102,14 @@ class _Hook:
     def __init__(self, owner: Projections, name: str, module: Any):
         self.owner = owner
         self.name = name
-        arrives = name == ARRIVED
-        self.beside = module._forward_pre_hooks if arrives else module._forward_hooks
-        register = module.register_forward_pre_hook if arrives else module.register_forward_hook
+        self.is_input = name == ARRIVED or name.startswith(INTO)
+        before = self.is_input
+        self.beside = module._forward_pre_hooks if before else module._forward_hooks
+        register = module.register_forward_pre_hook if before else module.register_forward_hook
         self.handle = register(self)
 
     def __call__(self, _module: nn.Module, args: Any, output: Any = None) -> None:
-        self.owner.keep(self.name, args[0] if self.name == ARRIVED else output)
+        self.owner.keep(self.name, args[0] if self.is_input else output)
 
     def __deepcopy__(self, _memo: dict[int, Any]) -> Any:
         """Return a hook that does nothing: the copy of a model is not watched."""

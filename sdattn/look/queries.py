@@ -111,6 +111,9 @@ def _cells(given: Any, keys: Side | None) -> Cells:
     cells = [[*map(_place, items_of(cell))] for cell in items_of(given)]
     read = tuple(tuple(at for at in cell if at is not None) for cell in cells)
     are_read = {*map(len, cells)} in ({2}, {3}) and [*map(len, read)] == [*map(len, cells)]
+    if any(isinstance(at, float) and at >= 1 for cell in items_of(given) for at in items_of(cell)):
+        text = "a float is a fraction of the image's side, below 1. Pass cells as whole numbers."
+        raise OptionError("queries", given, text)
     if not are_read or len({*read}) < len(read):
         known = '"image", "text", or a list of different cells, [(row, col)], numbered from 0 in '
         known += "the latent, or fractions of the image's sides below 1"

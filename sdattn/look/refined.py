@@ -125,9 +125,9 @@ class Refined(Attended):
     def of_rows(self, rows: Rows) -> Attended:
         return Refined(self.text.of_rows(rows), self.spreading, self.image.of_rows(rows))
 
-    def among(self, kept: DeviceCopies, columns: Sequence[int]) -> Attended:
+    def among(self, kept: DeviceCopies) -> Attended:
         chosen = copy.copy(self)
-        chosen.text = self.text.among(kept, columns)
+        chosen.text = self.text.among(kept)
         return chosen
 
     def probs(self, heads: slice, columns: Columns) -> Tensor:

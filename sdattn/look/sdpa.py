@@ -183,5 +183,5 @@ class ProductWatch(SdpaWatch):
             factors = args[1:] if func is torch.einsum else args
             factors = factors[0] if isinstance(factors[0], (list, tuple)) else factors
             if len(factors) == 2 and output.ndim in (3, 4):
-                self.calls.append(AttentionCall(probs=factors[0], output=output))
+                self.calls.append(AttentionCall(value=factors[1], probs=factors[0], output=output))
         return output

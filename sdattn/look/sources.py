@@ -32,8 +32,10 @@ from ..attention.controlled import ControlledProcessor
 from ..errors import RunError
 from ..models.denoiser_call import head_count
 from .attended import Attended, SideBySide, softmax_of
+from .key_owners import pairs_of_call, rows_apart
 from .projections import (
     ARRIVED,
+    INTO,
     Projection,
     by_name,
     named,
@@ -109,6 +111,8 @@ def followed(
     if call is None:
         call = projected_call(attn, query, key, given.get("attention_mask"))
     attended = softmax_of(call)
+    if observer.is_self:
+        attended.rows_apart = rows_apart({"input": (given.get("encoder_hidden_states"), hidden)})
     if adapters:
         states = given.get("encoder_hidden_states")
         attended = _beside_images(attended, attn, query, states, adapters, seen)
@@ -122,14 +126,20 @@ def witnessed(
     calls: list[AttentionCall] = []
     names = (*QUERY_KEY, "to_v", GATES, *(IMAGE if attends_to_image(attn) else ()))
     parts = [*named(attn, names), (ARRIVED, output_projection(attn))]
+    if observer.is_self:
+        parts += [(INTO + name, module) for name, module in named(attn, ("to_q", "to_v"))]
     with observer.projections.during(parts) as seen:
         output = observer.watched(calls, ProductWatch, attn, *args, **kwargs)
     arrived = seen.pop(ARRIVED, [])
+    query_input, value_input = (seen.pop(INTO + name, [None])[0] for name in ("to_q", "to_v"))
     used = _used_in(attn, calls, arrived[-1], seen) if arrived else None
     if used is None:
         mask = by_name(inner, args, kwargs).get("attention_mask")
         used = _reproduced(attn, seen, mask, inner)
     attended, predicted = used
+    if observer.is_self:
+        pairs = {"input": (value_input, query_input), **pairs_of_call(attn, calls, seen)}
+        attended.rows_apart = rows_apart(pairs)
     observer.check(gated(predicted, seen.get(GATES, ())), *arrived)
     return output, attended
 

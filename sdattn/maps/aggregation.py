@@ -22,7 +22,9 @@ from ..follow.passes import CaptureError
 from ..models.layers import TEXT_KINDS, AttentionLayer, find_denoiser
 from ..prompts.tokenizing import EOS, SOS
 from ..prompts.tokens import Prompt
+from .heatmaps import Heatmaps
 from .layermaps import LayerMap, LayerMaps, resize_maps
+from .masks import smooth
 from .presets import Preset, nothing_read
 
 MOST_CELLS = 32 * 32  # largest self-attention used for refining: 4.2 MB per layer in float32
@@ -166,3 +168,24 @@ def spread(maps: Tensor, layers: LayerMaps) -> Tensor:
     refined = coarse.reshape(len(maps), maps.shape[-1], -1) @ affinity.mT
     back = resize_maps(refined.unflatten(2, grid), size)
     return back.movedim(1, -1)
+
+
+def finish(
+    maps: Tensor,
+    prompt: Prompt,
+    preset: Preset,
+    columns: Sequence[int] | None = None,
+    frames: Sequence[int] | None = None,
+) -> Heatmaps:
+    """Return the heatmaps of one image from its aggregated maps ``[(frames,) rows, cols,
+    columns]``; ``columns`` and ``frames`` are the ones that there are, None for all."""
+    if preset.contrast:
+        columns = [i for i, token in enumerate(prompt.tokens) if not token.special]
+        maps = contrast(maps, columns, preset.contrast)
+    if preset.rescale:
+        maps = rescaled(maps, prompt)
+    if preset.sharpen != 1:
+        maps = sharpened(maps, preset.sharpen)
+    if preset.sigma:
+        maps = smooth(maps.movedim(-1, 0), preset.sigma, radius=1).movedim(0, -1)
+    return Heatmaps(prompt, maps, columns, preset=preset, frames=frames)

@@ -10,6 +10,7 @@ import torch
 
 from ..errors import known_options
 from ..follow.pass_options import Guidance
+from ..follow.passes import CaptureError
 from ..keep.budget import Budget
 from ..keep.capture import watch_model
 from ..keep.keep import Heads, Keep, Selection, Steps
@@ -39,7 +40,6 @@ class MapStore(CapturedMaps):
         skipped: calls of the model that are not captured: the other branch's, in pipelines that run
             the two in turn, and skip-layer guidance's.
         tokens: key columns kept, or None for all.
-        crop: the part of the image that the maps cover (``padding_mask_crop``); None for all of it.
         drawn: the prompts of the run; None if unknown (a bare model, text states) or before it
             runs.
         expected_nbytes: upper limit of the bytes held at the end of the run; for a bare model,
@@ -151,15 +151,16 @@ def capture(
             ``"last"``, only the last call; ``"all"``, or a list of the calls to keep one by one.
         heads: ``"mean"``, ``"all"``, or the indices of the heads to keep one by one.
         tokens: key columns to keep, None for all. The softmax is over all keys either way.
-        among: key columns that the softmax, or the z-score of ``space``, is taken over instead of
-            all, for each image or once for all. Not for self-attention.
+        among: key columns that the softmax is taken over instead of all, for each image or once for
+            all. Not for self-attention.
         text_states: ``[1 or images, T, width]``, states of another text (or of the prompt): the
             maps show what the image would attend to in it. For UNets' cross-attention, and the
             joint attention of SD3 and FLUX, where each block runs twice; see
             :mod:`sdattn.look.other_text`.
         device: where to hold the maps (default: where they are computed).
         dtype: dtype of the maps; running sums are float32 at least.
-        grad: keep the graph, so that a loss on the maps reaches the latents.
+        grad: keep the graph, so that a loss on the maps reaches the latents; not with gradient
+            checkpointing.
         latent_size: (rows, cols) of the queries of a model of yours; without it they are a single
             row. Models of diffusers know it, except those on torch's meta device whose grid is in
             the values of ids (FLUX).
@@ -169,10 +170,6 @@ def capture(
         space: for joint attention. ``"output"``: instead of attention, the similarity of the
             outputs of a cell and a token, as the product of their outputs before the output
             projection, averaged over features, of any sign, see :mod:`sdattn.look.output_space`.
-            ``"gramcol"``: similarity of each cell to the token's best cell in its frame, as
-            z-scores over the columns of ``among``, of any sign; ``"imap"``: the same from the five
-            heads of each layer that best distinguish a video's frames, see
-            :mod:`sdattn.look.output_space`.
         frames: frames of a video's latent to keep, counted from 0; None for all. A latent frame
             may stand for several video frames, see :meth:`sdattn.Heatmap.of_frames`.
         depth: with ``refine="self"``, the part of the depth whose blocks spread maps and have one,
@@ -186,15 +183,16 @@ def capture(
             :meth:`MapStore.spots` gives heatmaps. A pixel's cell is its row and column divided by
             the side of a cell: 8 pixels in UNets, mostly 16 in transformers, whose cells are
             patches; ``store.latent_size`` has their number. Floats below 1 are fractions of the
-            image's height and width. No ``[N, N]`` matrix is made.
+            image's height and width. No ``[N, N]`` matrix is made. Self-attention to another
+            image's keys (MasaCtrl) is refused on leaving.
         keys: what they attend to; ``"text"`` with ``queries="text"`` keeps the text's attention to
             itself, ``[images, (steps,) (heads,) T, T]``, a row for each query.
         step_call: number of the call that counts, from 0, for a pipeline that calls its model
             several times in a step for the same branch: 1 after a reference pass. By default maps
             of such a run are refused when they are read.
         max_bytes: bytes that the maps may take at most. A run whose maps would take more is refused
-            at its first call of the model, before that runs; the message says what holds less.
-            Default: no limit, and a warning is logged above 1 GB.
+            at its first call of the model, before that runs. Default: no limit, and a warning is
+            logged above 1 GB.
 
     Returns:
         A context manager that gives a :class:`MapStore`. By default it does not grow with the
@@ -205,7 +203,7 @@ def capture(
         ValueError: an option does not fit; the message lists the choices.
         ValueError: while the first call of the model begins, ``max_bytes`` is too little.
         CaptureError: on leaving, nothing was captured; while running, the batch or the size
-            changed, or a second run began.
+            changed, or a second run began; on entering it a second time.
         RuntimeError: a layer's attention cannot be seen, or did not produce its output.
     """
     keep = Keep.of(
@@ -223,7 +221,7 @@ def capture(
         queries=queries,
         keys=keys,
     )
-    return watch_model(
+    watching = watch_model(
         target,
         MapStore,
         keep,
@@ -236,3 +234,24 @@ def capture(
         step_call=step_call,
         max_bytes=max_bytes,
     )
+    return _EnteredOnce(watching)
+
+
+class _EnteredOnce(AbstractContextManager[MapStore]):
+    """A context manager that refuses a second entry by name."""
+
+    def __init__(self, watching: AbstractContextManager[MapStore]):
+        self._watching: AbstractContextManager[MapStore] | None = watching
+        self._exit = watching.__exit__
+
+    def __enter__(self) -> MapStore:
+        if self._watching is None:
+            raise CaptureError(
+                "This capture() was entered before, and one holds one run. Call capture() again "
+                "for each `with`, also for nested ones."
+            )
+        watching, self._watching = self._watching, None
+        return watching.__enter__()
+
+    def __exit__(self, *error: Any) -> bool | None:
+        return self._exit(*error)

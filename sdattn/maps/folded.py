@@ -12,7 +12,6 @@ from ..errors import CaptureError, InvalidTypeError, InvalidValueError, OptionEr
 from ..follow.drawn import DrawnPrompts
 from ..follow.run_part import RunPart
 from ..follow.text_watch import TextsOfRun
-from ..models.crops import Crop
 from ..models.guidance import Branch
 from ..models.layers import PLACES
 from .aggregation import PLACE
@@ -30,7 +29,6 @@ class StepStore:
     levels: int | None
     images: int | None
     drawn: DrawnPrompts | None
-    crop: Crop | None
     texts: TextsOfRun
     cur_step: int
 
@@ -62,7 +60,6 @@ class FoldedMaps:
     levels: int
     passes: int | None
     name: str
-    crop: Crop | None = None
     drawn: DrawnPrompts | None = None
     texts: TextsOfRun = field(default_factory=TextsOfRun)
     steps: Sequence[int] = ()
@@ -96,7 +93,7 @@ class FoldedMaps:
         }
         columns = tuple(range(self.n_keys))
         affinity, grid = self._affinity() if preset.refine else (None, None)
-        return LayerMaps(found, columns, self.passes or 1, affinity, grid, self.crop)
+        return LayerMaps(found, columns, self.passes or 1, affinity, grid)
 
     def _check(self, preset: Preset) -> None:
         missing = ""
@@ -182,9 +179,27 @@ def folded_maps(
         )
     if not isinstance(x, StepStore):
         _refuse_sums(cross[0][1], name)
-        return FoldedMaps(cross, self_attention, None, latent_size, 4, None, name)
-    about = (x.images, latent_size, x.levels or 4, passes, name, x.crop, x.drawn, x.texts)
-    return FoldedMaps(cross, self_attention, *about, _steps_read(x, steps))
+        return FoldedMaps(
+            cross,
+            self_attention,
+            images=None,
+            latent_size=latent_size,
+            levels=4,
+            passes=None,
+            name=name,
+        )
+    return FoldedMaps(
+        cross,
+        self_attention,
+        images=x.images,
+        latent_size=latent_size,
+        levels=x.levels or 4,
+        passes=passes,
+        name=name,
+        drawn=x.drawn,
+        texts=x.texts,
+        steps=_steps_read(x, steps),
+    )
 
 
 def _steps_read(store: StepStore, steps: StepChoice | None) -> list[int]:

@@ -12,8 +12,7 @@ from ..prompts.chunks import read_long_prompt
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
 from ..prompts.weights import refuse_weights
-from .aggregation import aggregate
-from .finishing import finish
+from .aggregation import aggregate, finish
 from .folded import Folded, FoldedMaps, StepChoice, folded_maps
 from .heatmaps import Heatmaps
 from .layermaps import LayerMaps
@@ -246,7 +245,7 @@ def heatmaps_of(
             )
     shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
     return [
-        finish(maps.detach(), shown[i // each], preset, store.tokens, store.frames, layers.crop)
+        finish(maps.detach(), shown[i // each], preset, store.tokens, store.frames)
         for i, maps in enumerate(aggregate(layers, preset))
     ]
 

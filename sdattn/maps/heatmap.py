@@ -9,10 +9,8 @@ from torch import Tensor
 
 from ..attention.core import grid_text
 from ..errors import InvalidValueError, refuse
-from ..models.crops import Crop
 from ..models.values import whole
-from .layermaps import resize_maps
-from .laying import fits, grid_of, inside, laid
+from .layermaps import fits, resize_maps
 from .masks import mask_of, smooth
 from .statistics import WordStatistics
 
@@ -35,15 +33,12 @@ class Heatmap:
             0; ``[frames, rows, cols]`` with the latent's frames for a video. By default the share
             of a cell's attention that goes to the columns, in [0, 1]: a prompt's columns sum to 1
             in cross-attention, to less in joint attention, whose rest goes to the image; an image
-            prompt's sum to 1 by themselves. Presets that sum give sums of shares; ``gramcol`` and
-            ``imap`` z-scores among the words; a knockout the change of the image.
-        map: ``values``, or for a crop the map of the whole image, in cells of about the same size,
-            0 outside the crop.
+            prompt's sum to 1 by themselves. Presets that sum give sums of shares; a knockout
+            the change of the image.
+        map: ``values``.
         columns: the token columns that it comes from.
         top: the highest value in a content word's map, see :attr:`sdattn.Heatmaps.top`, or None.
         frames: numbers, in a video's latent, of the frames kept; None for all.
-        crop: the part of the image that was drawn, and that ``values`` cover; None for all of it.
-            The part outside is in no statistics, and 0 or False in a map, a mask or an overlay.
     """
 
     label: str
@@ -51,11 +46,10 @@ class Heatmap:
     columns: tuple[int, ...]
     top: float | None = None
     frames: tuple[int, ...] | None = None
-    crop: Crop | None = None
 
     @property
     def map(self) -> Tensor:
-        return self.values if self.crop is None else self._laid(self.values, None)
+        return self.values
 
     def __repr__(self) -> str:
         low, high = self.range
@@ -74,14 +68,12 @@ class Heatmap:
 
     def statistics(self) -> WordStatistics:
         """Return peak, mean, mass, centre, area and entropy; raise as that class does."""
-        found = WordStatistics.of(self.label, self.values, self.columns)
-        return found if self.crop is None else found.within(self.crop.parts)
+        return WordStatistics.of(self.label, self.values, self.columns)
 
     def resize(self, size: Pixels) -> Tensor:
         """Return float32 ``[(frames,) height, width]`` at (height, width) pixels, or as large as an
         image of the run, bilinear."""
-        pixels = self.pixels(size)
-        return self._laid(self._seen(self.values, pixels), pixels)
+        return resize_maps(self.values[None], self.pixels(size))[0]
 
     def pixels(self, size: Pixels) -> tuple[int, int]:
         """Return the (height, width) that a size or an image is; raise ValueError for anything
@@ -96,32 +88,15 @@ class Heatmap:
             from .render import check_proportions
 
             image, grid = as_image(size), self.values.shape[-2:]
-            check_proportions(image, tuple(grid), self.crop)
+            check_proportions(image, tuple(grid))
             return image.height, image.width
         raise refuse("size", size, "(height, width) in pixels, or the image")
 
     def _refuse_swapped(self, height: int, width: int) -> None:
         grid = tuple(self.values.shape[-2:])
-        if fits((width, height), grid, self.crop) and not fits((height, width), grid, self.crop):
+        if fits((width, height), grid) and not fits((height, width), grid):
             text = f"(height, width), here {(width, height)}: the map has {grid_text(grid)} cells"
             raise refuse("size", (height, width), text)
-
-    def _seen(self, values: Tensor, size: tuple[int, int] | None) -> Tensor:
-        """Resize values, for a crop to the pixels inside it; without a size, return the cells."""
-        if size is None:
-            return values
-        if self.crop is not None:
-            return inside(values, self.crop, size)
-        return resize_maps(values[None], size)[0]
-
-    def _laid(self, seen: Tensor, size: tuple[int, int] | None) -> Tensor:
-        """Place what :meth:`_seen` gave, or a mask of it, in the whole image."""
-        if self.crop is None:
-            return seen
-        if size is None:
-            size = grid_of((seen.shape[-2], seen.shape[-1]), self.crop)
-            seen = inside(seen.float(), self.crop, size, "nearest").to(seen.dtype)
-        return laid(seen, self.crop, size)
 
     def mask(
         self,
@@ -147,10 +122,10 @@ class Heatmap:
             bool ``[(frames,) height, width]``; all False for a flat map. A video's frames share one
             level; ``largest`` is applied to each.
         """
-        pixels = None if size is None else self.pixels(size)
-        seen = self._seen(smooth(self.values, sigma), pixels)
-        mask = mask_of(seen, threshold, quantile=quantile, largest=largest)
-        return self._laid(mask, pixels)
+        values = smooth(self.values, sigma)
+        if size is not None:
+            values = resize_maps(values[None], self.pixels(size))[0]
+        return mask_of(values, threshold, quantile=quantile, largest=largest)
 
     def frame(self, number: int) -> Heatmap:
         """Return the map of one frame of a video's latent, counted from 0, with the video's colour
@@ -179,7 +154,7 @@ class Heatmap:
 
     @property
     def mean(self) -> float:
-        """The mean of the values, of a crop's inside it."""
+        """The mean of the values."""
         return float(self.values.mean())
 
     def overlay(
@@ -219,7 +194,6 @@ class Heatmap:
             scale=scale,
             stretch=stretch,
             colormap=colormap,
-            crop=self.crop,
             own_size=not caption,
         )
 

@@ -14,11 +14,11 @@ from ..errors import InvalidValueError, NotFoundError, refuse
 from ..files.tables import labelled
 from ..files.terminal import shorter
 from ..files.videos import key_frames
-from ..models.crops import Crop
 from ..models.values import whole
 from ..prompts.tokens import Prompt, Word
 from ..prompts.words import is_content_word
 from .heatmap import Heatmap, check_frame
+from .layermaps import resize_maps
 from .masks import label_map, mask_of, smooth
 from .presets import PRESETS, Preset
 from .statistics import WordStatistics, to_dataframe
@@ -46,7 +46,7 @@ class Heatmaps(Mapping[str, Heatmap]):
 
     Attributes:
         prompt: the :class:`sdattn.Prompt`: words, tokens and what was cut off.
-        maps: float32 ``[(frames,) rows, cols, columns kept]``, with ``frames`` and ``crop`` as in
+        maps: float32 ``[(frames,) rows, cols, columns kept]``, with ``frames`` as in
             :class:`Heatmap`.
         preset: the preset that made them.
     """
@@ -60,7 +60,6 @@ class Heatmaps(Mapping[str, Heatmap]):
         preset: Preset = PRESETS["default"],
         frames: Sequence[int] | None = None,
         top: float | None = None,
-        crop: Crop | None = None,
     ):
         kept = tuple(range(len(prompt.tokens))) if columns is None else tuple(columns)
         if len(kept) != maps.shape[-1]:
@@ -71,7 +70,6 @@ class Heatmaps(Mapping[str, Heatmap]):
         self.prompt = prompt
         self.maps = maps
         self.preset = preset
-        self.crop = crop
         self.frames = None if frames is None else tuple(frames)
         self._place = {column: i for i, column in enumerate(kept)}
         self._top = top  # the video's, if these are one of its frames
@@ -162,7 +160,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         """Return the heatmaps of one frame, as :meth:`Heatmap.frame` does."""
         check_frame(len(self.maps) if self.maps.ndim == 4 else 0, number, repr(self))
         held = self.prompt, self.maps[number], self.columns
-        return Heatmaps(*held, preset=self.preset, top=self.top, crop=self.crop)
+        return Heatmaps(*held, preset=self.preset, top=self.top)
 
     def keep(self, columns: Sequence[int]) -> Heatmaps:
         """Return the heatmaps of some token columns; raise KeyError for one that there is no map
@@ -172,7 +170,7 @@ class Heatmaps(Mapping[str, Heatmap]):
                 f"There are no maps of token columns {missing}. There are: {self.columns}."
             )
         maps = self.maps[..., [self._place[column] for column in columns]]
-        about = {"preset": self.preset, "frames": self.frames, "top": self._top, "crop": self.crop}
+        about = {"preset": self.preset, "frames": self.frames, "top": self._top}
         return Heatmaps(self.prompt, maps, columns, **about)  # type: ignore[arg-type]
 
     def segment(
@@ -201,10 +199,12 @@ class Heatmaps(Mapping[str, Heatmap]):
         if isinstance(words, str) or not words:
             raise refuse("words", words, "a list of words and phrases")
         maps = [self[word] for word in words]
-        pixels = None if size is None else maps[0].pixels(size)
-        values = [hm._seen(smooth(hm.values, sigma), pixels) for hm in maps]
+        values = [smooth(heatmap.values, sigma) for heatmap in maps]
+        if size is not None:
+            pixels = maps[0].pixels(size)
+            values = [resize_maps(one[None], pixels)[0] for one in values]
         masks = [mask_of(seen, threshold, **options) for seen in values]
-        return maps[0]._laid(label_map(torch.stack(values), torch.stack(masks)), pixels)
+        return label_map(torch.stack(values), torch.stack(masks))
 
     def statistics(self) -> list[WordStatistics]:
         """Return the statistics of :meth:`occurrences`; raise as :meth:`WordStatistics.of` does."""
@@ -237,8 +237,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         axes: dict[str, Any] = {"word": [heatmap.label for heatmap in maps]}
         if self.maps.ndim == 4:
             axes["frame"] = self.frames or range(len(self.maps))
-        left, top, right, bottom = (0, 0, 1, 1) if self.crop is None else self.crop.parts
-        axes |= {"row": (top, bottom), "col": (left, right)}
+        axes |= {"row": (0, 1), "col": (0, 1)}
         about = {"prompt": self.prompt.text, "preset": self.preset.name, "units": self.preset.unit}
         return labelled(values, axes, **about)
 
@@ -258,7 +257,7 @@ class Heatmaps(Mapping[str, Heatmap]):
         return all(column in self._place for column in columns)
 
     def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
-        return Heatmap(label, self._values(columns), columns, self.top, self.frames, self.crop)
+        return Heatmap(label, self._values(columns), columns, self.top, self.frames)
 
     def _values(self, columns: tuple[int, ...]) -> Tensor:
         maps = self.maps[..., [self._place[column] for column in columns]]

@@ -9,7 +9,6 @@ from torch import Tensor
 
 from ..follow.passes import CaptureError
 from ..keep.map_store import CapturedMaps
-from ..models.crops import Crop
 from ..models.denoiser_call import Size
 from ..models.layers import TEXT_KINDS, AttentionLayer
 from .presets import Preset
@@ -61,7 +60,6 @@ class LayerMaps:
     passes: int
     affinity: Tensor | None = None
     affinity_grid: Size | None = None
-    crop: Crop | None = None
 
     def image(self, number: int) -> LayerMaps:
         some = slice(number, number + 1)
@@ -126,9 +124,9 @@ def layer_maps(
     columns = store.tokens or tuple(range(store.n_keys or 0))
     passes = len(read_steps(store, preset))
     if preset.refine is None or store.keep.refine:
-        return LayerMaps(found, columns, passes, crop=store.crop)
+        return LayerMaps(found, columns, passes)
     affinity = _affinity(self_attention or store, preset)
-    return LayerMaps(found, columns, passes, *affinity, store.crop)
+    return LayerMaps(found, columns, passes, *affinity)
 
 
 def _check_kept(store: CapturedMaps, preset: Preset) -> None:
@@ -144,8 +142,6 @@ def _check_kept(store: CapturedMaps, preset: Preset) -> None:
         missing.append('steps="last"')
     if preset.among_words and store.keep.among is None:
         missing.append("among=[...], the columns of each image's words, <sos> and <eos>")
-    if preset.compares_words and store.keep.among is None:
-        missing.append("among=[...], the columns of each image's words")
     if preset.needs_all_columns and store.tokens is not None:
         missing.append("tokens=None")
     if preset.space != store.keep.space:
@@ -222,6 +218,7 @@ def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
     grid: Size = ()
     finest_layers = [layer for layer in held if layer.level == finest]
     for layer in finest_layers:
+        store.sums[layer.name].check_owners()
         maps = over_steps(store, layer.name, store.maps[layer.name], preset)
         maps = maps.mean(1) if store.keep.heads.each else maps  # [images, (frames,) rows, cols, N]
         grid = tuple(maps.shape[1:-1])
@@ -248,3 +245,9 @@ def resize_maps(maps: Tensor, size: tuple[int, int], mode: str = "bilinear") -> 
     batched = maps.reshape(-1, 1, *maps.shape[-2:])
     resized = torch.nn.functional.interpolate(batched, size=size, mode=mode, align_corners=False)
     return resized.reshape(*maps.shape[:-2], *size)
+
+
+def fits(size: tuple[int, int], grid: tuple[int, ...]) -> bool:
+    """Check whether a map of (rows, cols) can belong to an image of (height, width) pixels."""
+    (height, width), (rows, cols) = size, grid
+    return abs(rows - cols * height / width) < 1 or abs(cols - rows * width / height) < 1

@@ -1,4 +1,5 @@
 import math
+from dataclasses import dataclass
 from typing import Literal
 
 import numpy as np
@@ -9,6 +10,43 @@ from torch import Tensor
 from ..errors import InvalidValueError, refuse
 
 Index = NDArray[np.intp]
+
+
+@dataclass(frozen=True)
+class MaskSettings:
+    """Which words get masks, and where their maps are cut.
+
+    Attributes:
+        words: single words, in any case, whose every occurrence gets a mask; None for all words. An
+            item without them gets none.
+        threshold: as for :func:`mask_of`, but a share is above 0 and below 1; None for half of the
+            range.
+    """
+
+    words: tuple[str, ...] | None = None
+    threshold: float | Literal["otsu"] | None = None
+
+    def __post_init__(self) -> None:
+        words, share = self.words, self.threshold
+        if isinstance(words, str) or any(len(word.split()) != 1 for word in words or ()):
+            raise refuse("mask_words", words, "a tuple of single words, such as ('cat', 'sofa')")
+        if isinstance(share, str) or share is None:
+            known = share in ("otsu", None)
+        else:
+            known = 0 < share < 1
+        if not known:
+            raise refuse(
+                "mask_threshold", share, "a share of the range above 0 and below 1, or 'otsu'"
+            )
+
+    def selects(self, word: str) -> bool:
+        """Check whether a word gets a mask."""
+        return self.words is None or word.casefold() in map(str.casefold, self.words)
+
+    def level(self, values: Tensor) -> float:
+        """Return the lowest value inside a mask, ``inf`` for a flat map, see
+        :func:`threshold_level`."""
+        return threshold_level(values, 0.5 if self.threshold is None else self.threshold)
 
 
 def smooth(maps: Tensor, sigma: float, radius: int | None = None) -> Tensor:

@@ -5,8 +5,7 @@ its code (castorini/daam); Hertz et al. 2022, "Prompt-to-Prompt", ``aggregate_at
 google/prompt-to-prompt; Chefer et al. 2023, "Attend-and-Excite"; Marcos-Manchón et al. 2024,
 "Open-Vocabulary Attention Maps" (vpulab/ovam); wooyeolBaek/attention-map-diffusers; Helbling et al.
 2025, "ConceptAttention" (arXiv:2502.04320); "Seg4Diff" (arXiv:2509.18096); "GoCA"
-(arXiv:2603.06178), for the division by the start token's map; Jun et al. 2026, "I'm a Map!
-Interpretable Motion-Attentive Maps" (arXiv:2603.02919).
+(arXiv:2603.06178), for the division by the start token's map.
 """
 
 from __future__ import annotations
@@ -19,7 +18,7 @@ from typing import Any, Literal, get_args
 
 from ..errors import InvalidValueError, refuse
 from ..follow.run_part import RunPart
-from ..look.output_space import Z_SCORES, Space
+from ..look.output_space import Space
 from ..models.layers import find_denoiser
 
 UNET = ("down", "mid", "up")
@@ -31,12 +30,6 @@ _CHOICES: dict[str, tuple[str | None, ...]] = {
     "words": ("sum", "mean"),
     "refine": (None, "self"),
     "space": get_args(Space),
-}
-
-
-_LIKENESS: dict[Space, str] = {
-    "output": "likeness of outputs",
-    **dict.fromkeys(Z_SCORES, "likeness of outputs, z-score among words"),
 }
 
 
@@ -68,9 +61,7 @@ class Preset:
         rescale: divide a map, cell by cell, by the start token's, or the end token's without a
             start (T5).
         space: ``"attention"``, or for joint attention: ``"output"``, the similarity of a word's and
-            a cell's outputs, which needs ``contrast``; ``"gramcol"`` or ``"imap"``, the similarity
-            to the word's best cell as a z-score across words, cut off at 0 without ``contrast``.
-            See :mod:`sdattn.look.output_space`.
+            a cell's outputs, which needs ``contrast``. See :mod:`sdattn.look.output_space`.
         refine: ``"self"``: spread along the image's self-attention, see
             :mod:`sdattn.maps.aggregation`; None: unchanged.
         sharpen: exponent for each map, between 0 for its lowest value and its highest; 1 for none.
@@ -142,11 +133,6 @@ class Preset:
         return bool(self.contrast or self.rescale)
 
     @property
-    def compares_words(self) -> bool:
-        """True if values are z-scores among the words of a prompt, of any sign."""
-        return self.space in Z_SCORES
-
-    @property
     def unit(self) -> str:
         """Unit of the maps' values, for a colour bar."""
         if self.sharpen != 1:
@@ -154,10 +140,8 @@ class Preset:
         if self.rescale:
             return "attention as a multiple of the start token's"
         if self.contrast:
-            what = _LIKENESS.get(self.space, "attention")
+            what = "likeness of outputs" if self.space == "output" else "attention"
             return f"softmax over words of {self.contrast:g} \N{MULTIPLICATION SIGN} {what}"
-        if self.compares_words:
-            return _LIKENESS[self.space]
         what = "attention among words" if self.among_words else "attention"
         summed = [name for name in ("steps", "heads", "layers") if getattr(self, name) == "sum"]
         if not summed:
@@ -228,8 +212,6 @@ _ALL = (
         sharpen=5.0,
     ),
     Preset("columns", ("double", "single"), steps=(0.5, 1.0)),
-    Preset("gramcol", ("double", "single"), space="gramcol", words="mean"),
-    Preset("imap", ("double", "single"), space="imap", words="mean"),
 )
 PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset in _ALL})
 

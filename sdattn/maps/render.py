@@ -4,13 +4,11 @@ import math
 from functools import cache
 
 import numpy as np
-import torch
 from PIL import Image, ImageDraw, ImageFont
 
 from ..errors import InvalidValueError, OptionError, did_you_mean, refuse
 from ..files.images import AnyImage, as_image
-from ..models.crops import Crop
-from .laying import fits, inside, laid
+from .layermaps import fits
 
 OPACITY = 0.85  # at the highest value
 COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
@@ -85,7 +83,6 @@ def overlay(
     scale: tuple[float, float] | None = None,
     stretch: bool = False,
     colormap: str = COLORMAP,
-    crop: Crop | None = None,
     own_size: bool = False,
 ) -> Image.Image:
     """Draw a heatmap in colour over its image, with a caption below; raise ValueError if they
@@ -100,7 +97,6 @@ def overlay(
         scale: the values of the first and the last colour (default: 0 and the highest).
         stretch: scale from the smallest to the largest value, equally opaque: shows the shape of a
             weak map.
-        crop: the part of the image that the values cover; the rest is bare.
         own_size: leave a small image as it is.
 
     Returns:
@@ -114,14 +110,14 @@ def overlay(
         raise refuse("opacity", opacity, "a number from 0 to 1")
     image = as_image(image)
     values = np.asarray(values, dtype=np.float32)
-    check_proportions(image, values.shape, crop)
+    check_proportions(image, values.shape)
     base = image.convert("RGB") if own_size else enlarge(image)
     low, high = float(values.min()), float(values.max())
     # The map is resized before it is coloured: resizing would mix colours.
     shades = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
-    heat, drawn = _on_image(shades, base.size, crop)
+    heat = np.asarray(Image.fromarray(shades).resize(base.size, Image.Resampling.BILINEAR))
     colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
-    opaque = np.rint(255 * opacity * (drawn if stretch else heat)).astype(np.uint8)
+    opaque = np.rint(255 * opacity * (np.ones_like(heat) if stretch else heat)).astype(np.uint8)
     # The image is grey, so that every colour on it is heat.
     grey = base.convert("L").convert("RGB")
     painted = Image.composite(colours, grey, Image.fromarray(opaque))
@@ -129,28 +125,10 @@ def overlay(
     return caption(painted, label, note) if label else painted
 
 
-def _on_image(
-    shades: np.ndarray, size: tuple[int, int], crop: Crop | None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Return shades at (width, height) pixels, and 1 where the image was drawn, 0 around a crop."""
-    if crop is None:
-        heat = np.asarray(Image.fromarray(shades).resize(size, Image.Resampling.BILINEAR))
-        return heat, np.ones_like(heat)
-    part = inside(torch.from_numpy(shades), crop, size[::-1])
-    drawn = laid(torch.ones_like(part), crop, size[::-1])
-    return laid(part, crop, size[::-1]).numpy(), drawn.numpy()
-
-
-def check_proportions(image: Image.Image, grid: tuple[int, ...], crop: Crop | None) -> None:
+def check_proportions(image: Image.Image, grid: tuple[int, ...]) -> None:
     width, height = image.size
-    if fits((height, width), grid, crop):
+    if fits((height, width), grid):
         return
-    if crop is not None:
-        whole_width, whole_height = crop.image
-        raise InvalidValueError(
-            f"A heatmap of a crop of an image of {whole_width}x{whole_height} pixels does not "
-            f"belong to one of {width}x{height}. Pass the image of the same run."
-        )
     rows, cols = grid
     raise InvalidValueError(
         f"A heatmap of {rows}x{cols} cells does not belong to an image of {width}x{height} "

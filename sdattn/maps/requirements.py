@@ -8,10 +8,9 @@ from typing import Any
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, did_you_mean, refuse
 from ..follow.run_part import RunPart
 from ..keep.keep import Heads, Steps
-from ..models.call_facts import images_a_prompt
-from ..models.call_options import call_options, option_of
-from ..models.layers import TEXT_KINDS, find_denoiser, select_layers
-from ..models.sizes import default_frames, makes_videos
+from ..models.facts import PipelineFacts, images_a_prompt
+from ..models.layers import TEXT_KINDS, select_layers
+from ..models.pipeline import Pipeline
 from ..prompts.tokenizing import PAD
 from ..prompts.tokens import Prompt
 from .aggregation import refines_itself, refining
@@ -55,7 +54,7 @@ def checked_capture(
 
 
 def capture_settings(
-    pipe: Any,
+    pipe: Pipeline | PipelineFacts,
     preset: Preset,
     prompts: Sequence[Prompt],
     options: Mapping[str, Any],
@@ -63,16 +62,17 @@ def capture_settings(
 ) -> dict[str, Any]:
     """Return what :func:`sdattn.capture` must keep for a preset, with the ``chosen`` options; raise
     ValueError if they conflict, or the run lacks what the preset reads."""
-    needs: dict[str, Any] = _of_joint_attention(pipe, preset, options)
-    _check_layers(pipe, preset, chosen or {})
+    facts = PipelineFacts.of(pipe)
+    needs: dict[str, Any] = _of_joint_attention(facts, preset)
+    _check_layers(facts, preset, chosen or {})
     # What the preset reads must be kept; so is what the user chose, unless it rules that out.
     if preset.each_head:
         needs["heads"] = "all"
     if preset.steps == "last":
         needs["steps"] = "last"
-    if preset.among_words or preset.compares_words:
-        images = images_a_prompt(pipe, options)
-        needs["among"] = [columns_among(preset, one) for one in prompts for _ in range(images)]
+    if preset.among_words:
+        images = images_a_prompt(facts, options)
+        needs["among"] = [columns_around(one) for one in prompts for _ in range(images)]
     if preset.needs_all_columns:
         needs["tokens"] = None
     chosen = dict(chosen or {})
@@ -86,19 +86,19 @@ def capture_settings(
         )
     if preset.part is not None and options.get("denoising_end") is None:
         # a run that ends early may have no such part
-        needs["steps"] = _steps_of_part(pipe, preset, preset.part, options)
+        needs["steps"] = _steps_of_part(facts, preset, preset.part, options)
     if kept := kept_columns(preset, prompts, "refine" in needs):
         needs["tokens"] = kept
     return {**needs, **chosen}
 
 
 def _steps_of_part(
-    pipe: Any, preset: Preset, part: RunPart, options: Mapping[str, Any]
+    facts: PipelineFacts, preset: Preset, part: RunPart, options: Mapping[str, Any]
 ) -> tuple[float, float]:
     """Return the part of the run to keep: with the last step if a preset reads the end of the run,
     however short it is. Refuse any other part that has no step in it."""
     begin, end = astuple(part)
-    steps = _known_steps(pipe, options)
+    steps = _known_steps(facts, options)
     # a second-order scheduler calls the model twice per step, except the first or the last
     if steps and end == 1:
         return min(begin, max(0.0, (2 * steps - 2.5) / (2 * steps - 1))), 1.0
@@ -111,57 +111,40 @@ def _steps_of_part(
     raise OptionError("num_inference_steps", steps, text)
 
 
-def _known_steps(pipe: Any, options: Mapping[str, Any]) -> int | None:
+def _known_steps(facts: PipelineFacts, options: Mapping[str, Any]) -> int | None:
     """Return how many steps a run will have; None if its options do not say."""
-    if "num_inference_steps" not in call_options(pipe) or options.get("strength"):
+    if "num_inference_steps" not in facts.options or options.get("strength"):
         return None
     for name in ("timesteps", "sigmas"):  # of the user's own
         if own := options.get(name):
             return len(own)
-    return option_of(pipe, options, "num_inference_steps")
+    return facts.option(options, "num_inference_steps")
 
 
-def _of_joint_attention(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> dict[str, Any]:
+def _of_joint_attention(facts: PipelineFacts, preset: Preset) -> dict[str, Any]:
     needs: dict[str, Any] = {}
-    is_joint = refines_itself(pipe)
+    is_joint = refines_itself(facts.denoiser)
     if preset.space != "attention":
         needs["space"] = preset.space
         if not is_joint:
             raise InvalidTypeError(
                 f"The preset {preset.name!r} compares the outputs that joint attention makes of "
-                f"text and image, and a {type(find_denoiser(pipe).model).__name__} has none. "
+                f"text and image, and a {type(facts.denoiser.model).__name__} has none. "
                 "Choose another preset."
             )
-    if preset.space == "imap":
-        _check_video(pipe, preset, options)
     if preset.refine and is_joint:
         needs["refine"] = "self"
         if isinstance(preset.depth, tuple):
             needs["depth"] = preset.depth
     elif preset.refine:
-        refining(pipe)  # or refuse
+        refining(facts.denoiser)  # or refuse
     return needs
 
 
-def _check_video(pipe: Any, preset: Preset, options: Mapping[str, Any]) -> None:
-    """Refuse a preset that chooses heads by how well they distinguish frames, without frames."""
-    if not makes_videos(pipe):
-        raise InvalidTypeError(
-            f"The preset {preset.name!r} takes the heads that tell a video's frames apart, but a "
-            f"{type(pipe).__name__} makes images. Choose 'gramcol', which takes all heads."
-        )
-    if (options.get("num_frames") or default_frames(pipe)) == 1:
-        text = (
-            f"the preset {preset.name!r} takes the heads that tell frames apart. Take more, or "
-            "'gramcol'."
-        )
-        raise OptionError("num_frames", 1, text)
-
-
-def _check_layers(pipe: Any, preset: Preset, chosen: Mapping[str, Any]) -> None:
+def _check_layers(facts: PipelineFacts, preset: Preset, chosen: Mapping[str, Any]) -> None:
     """Refuse, before the run, layers that would give no heatmaps."""
     kinds = [kind for kind in chosen.get("kinds", TEXT_KINDS) if kind in TEXT_KINDS]
-    found = find_denoiser(pipe).layers
+    found = facts.denoiser.layers
     layers = [(la.place, la.level) for la in select_layers(found, chosen.get("layers"), kinds)]
     if not preset.or_all and not any(preset.reads(*layer) for layer in layers):
         raise InvalidValueError(nothing_read(preset, layers))
@@ -183,26 +166,11 @@ def columns_of(words: Sequence[str], prompts: Sequence[Prompt]) -> list[int]:
     return sorted(columns)
 
 
-def columns_among(preset: Preset, prompt: Prompt) -> list[int]:
-    """Return the columns that a preset compares: words', for a softmax also the special tokens'
-    around them. Raise ValueError for z-scores with one word."""
-    if not preset.compares_words:
-        return columns_around(prompt)
-    if len(prompt.seen) < 2:
-        raise InvalidValueError(
-            f"The preset {preset.name!r} compares the words of a prompt with each other, and "
-            f"{prompt.text!r} has {len(prompt.seen)}. Write more words, or choose another preset."
-        )
-    return [i for i, token in enumerate(prompt.tokens) if not token.special]
-
-
 def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> list[int] | None:
     """Return the columns to keep for a preset, None for all; ``refined`` maps cost time per
     column."""
-    if not prompts or preset.needs_all_columns or not (refined or preset.compares_words):
+    if not prompts or preset.needs_all_columns or not refined:
         return None
-    if preset.compares_words:
-        return sorted({column for one in prompts for column in columns_among(preset, one)})
     return columns_around(*prompts)
 
 

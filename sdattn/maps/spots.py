@@ -18,7 +18,7 @@ def spots(store: CapturedMaps) -> list[list[Heatmap]]:
         raise InvalidValueError(text)
     return [
         [
-            Heatmap(str(cell), own, (i,), frames=store.frames, crop=store.crop)
+            Heatmap(str(cell), own, (i,), frames=store.frames)
             for i, (cell, own) in enumerate(zip(cells, image, strict=True))
         ]
         for image in spot_maps(store)

@@ -81,17 +81,6 @@ class WordStatistics(Record):
             frames=tuple(held.sum((1, 2)).tolist()) if held.ndim == 3 else None,
         )
 
-    def within(self, parts: tuple[float, float, float, float]) -> WordStatistics:
-        """Return them for a map that covers the part (left, top, right, bottom) of an image: centre
-        and area become fractions of the whole."""
-        left, top, right, bottom = parts
-        centre = None
-        if self.centre is not None:
-            row, col = self.centre
-            centre = top + (bottom - top) * row, left + (right - left) * col
-        area = self.area * (bottom - top) * (right - left)
-        return replace(self, centre=centre, area=area)
-
     def rounded(self) -> WordStatistics:
         """Round to six significant digits, as in files."""
         names = ("peak", "mean", "mass", "centre", "area", "entropy", "frames")

@@ -4,7 +4,7 @@ A `Family` (`family`, one file each in `families`) describes a kind of denoiser:
 is, how a call is read, how its pipelines read prompts and run guidance. `layers` finds a pipeline's
 denoiser and its layers, `reading` its prompts' columns, `guidance` the rows of each branch.
 
-`sizes` and `call_facts` answer questions about a pipeline, `pipeline_call` calls it with checked
+`facts` answers questions about a pipeline once a run, `pipeline_call` calls it with checked
 options, `values` checks those that need no pipeline, and `demos` knows the demo models inside this
 package. :func:`register` adds a family.
 """

@@ -8,6 +8,7 @@ softmax over the tokens of text and image together (Esser et al. 2024, section 4
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from numbers import Integral
 from typing import Any
 
@@ -43,7 +44,7 @@ class Denoiser:
     pipeline: Any
     family: Family
 
-    @property
+    @cached_property
     def layers(self) -> list[AttentionLayer]:
         """Every attention layer, see :func:`find_layers`."""
         return self.family.find_layers(unwrapped(self.model))
@@ -61,9 +62,11 @@ class Denoiser:
         return self.family.levels(self.model)
 
 
-def find_denoiser(target: Pipeline | Module) -> Denoiser:
+def find_denoiser(target: Pipeline | Module | Denoiser) -> Denoiser:
     """Return a pipeline's UNet or transformer, or the one that ``target`` is; raise TypeError for
     one of no known family."""
+    if isinstance(target, Denoiser):
+        return target
     model = held_model(target)
     # A custom model may have parts named unet or transformer.
     asked = type(unwrapped(target)).__name__
@@ -74,7 +77,7 @@ def find_denoiser(target: Pipeline | Module) -> Denoiser:
             "returns it, or its model."
         )
     why = f"Asked to capture a {asked}, which {what_it_holds(target, model)}"
-    if model is None or claimed(target):
+    if model is None or (isinstance(target, Module) and claimed(target)):
         return Denoiser(target, None, family_of(target, why))
     return Denoiser(model, target, family_of(model, why).within(target))
 

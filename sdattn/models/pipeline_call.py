@@ -10,30 +10,32 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from ..errors import InvalidValueError, did_you_mean, refuse
-from .call_facts import check_guidance, images_a_prompt
-from .call_options import call_options, is_modular
-from .demos import demo_settings
-from .finite import watch_finite
-from .guiders import guider_of
-from .layers import held_model
-from .pipeline import Options, Pipeline
-from .sizes import (
+from .call_options import is_modular
+from .facts import (
+    PipelineFacts,
     check_frames,
+    check_guidance,
     check_makes_images,
     default_frames,
     default_size,
     frame_rate,
-    makes_videos,
+    images_a_prompt,
     size_unit,
 )
-from .values import EACH, OURS, check_side, check_values, checked_seeds, no_videos, whole
+from .finite import watch_finite
+from .guiders import guider_of
+from .layers import held_model
+from .pipeline import Options, Pipeline
+from .values import EACH, OURS, check_side, check_values, no_videos, whole
 
 # What other programs and the command line call options of the pipelines
-_MEANT = {
-    **{name: "num_inference_steps" for name in ("step", "steps", "num_steps")},
-    **{name: "guidance_scale" for name in ("cfg", "cfg_scale", "guidance", "scale")},
-    **{name: "num_images_per_prompt" for name in ("batch_size", "n", "num_images", "num_samples")},
-    **{"frames": "num_frames", "negative": "negative_prompt", "w": "width", "h": "height"},
+MEANT = {
+    **dict.fromkeys(("step", "steps", "num_steps", "sampling_steps"), "num_inference_steps"),
+    **dict.fromkeys(("cfg", "cfg_scale", "guidance", "scale"), "guidance_scale"),
+    **dict.fromkeys(("batch_size", "n", "num_images", "num_samples"), "num_images_per_prompt"),
+    **dict.fromkeys(("negative", "neg", "neg_prompt"), "negative_prompt"),
+    **{"frames": "num_frames", "w": "width", "h": "height", "noise_seed": "seed"},
+    **{"positive": "prompt", "sampler": "scheduler", "sampler_name": "scheduler"},
 }
 # Options of generate() and others, which a misspelt name may mean
 _CALLERS = ("seed", "words", "preset", "refine", "ask", "capture_options", "max_bytes")
@@ -73,7 +75,7 @@ def turn(pipe: object) -> AbstractContextManager[bool]:
 
 
 def checked_options(
-    pipe: Pipeline, options: Options, *, prompts: int = 1, videos: bool = False
+    pipe: Pipeline | PipelineFacts, options: Options, *, prompts: int = 1, videos: bool = False
 ) -> dict[str, Any]:
     """Return the options of a call with ``prompts`` prompts, checked and completed.
 
@@ -85,17 +87,18 @@ def checked_options(
             of images; images that exceed this machine's memory; a text that is too long.
         TypeError: the pipeline makes videos, and the caller cannot use them.
     """
+    facts = PipelineFacts.of(pipe)
     if not videos:
-        check_makes_images(pipe)
-    given = {**demo_settings(pipe), **options}
+        check_makes_images(facts)
+    given = {**(facts.demo.settings if facts.demo else {}), **options}
     options = {name: _plain(value) for name, value in given.items()}
     check_values(options)
-    _check_names(pipe, options)
-    check_guidance(pipe, options)
+    _check_names(facts, options)
+    check_guidance(facts, options)
     # Sizes and counts last: they are filled in from what the pipeline does by default.
-    options = {**options, **_checked_size(pipe, options)}
-    _check_counts(pipe, options)
-    _check_memory(pipe, options, prompts)
+    options = {**options, **_checked_size(facts, options)}
+    _check_counts(facts, options)
+    _check_memory(facts, options, prompts)
     return options
 
 
@@ -105,26 +108,28 @@ def _plain(value: object) -> object:
     return value if number is None else number
 
 
-def _check_counts(pipe: Pipeline, options: Options) -> None:
+def _check_counts(facts: PipelineFacts, options: Options) -> None:
     """Refuse a number of steps or frames that the pipeline cannot run."""
-    most, steps = pipe.scheduler.config.num_train_timesteps, options.get("num_inference_steps", 1)
+    most = facts.pipe.scheduler.config.num_train_timesteps
+    steps = options.get("num_inference_steps", 1)
     if not 1 <= (whole(steps) or 0) <= most:
         raise refuse("num_inference_steps", steps, f"1 to {most}, the scheduler's most")
     if options.get("num_frames") is not None:
-        check_frames(pipe, options["num_frames"])
-    if makes_videos(pipe):
-        frame_rate(pipe, options)
+        check_frames(facts, options["num_frames"])
+    if facts.makes_videos:
+        frame_rate(facts, options)
 
 
-def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
+def _check_memory(facts: PipelineFacts, options: Options, prompts: int) -> None:
     """Refuse images that exceed this machine's memory even without the model."""
     import psutil
 
-    images, (height, width) = prompts * images_a_prompt(pipe, options), default_size(pipe)
+    pipe, images = facts.pipe, prompts * images_a_prompt(facts, options)
+    height, width = default_size(facts)
     height, width = options.get("height") or height, options.get("width") or width
     what = "image(s)"
-    if makes_videos(pipe):
-        what, images = "frame(s)", images * (options.get("num_frames") or default_frames(pipe))
+    if facts.makes_videos:
+        what, images = "frame(s)", images * (options.get("num_frames") or default_frames(facts))
     # all images, and of one the autoencoder's last block: its input and its output
     vae, values = getattr(pipe, "vae", None), 0
     if pipe.device.type == "cpu" and not getattr(vae, "use_tiling", False):
@@ -139,31 +144,31 @@ def _check_memory(pipe: Pipeline, options: Options, prompts: int) -> None:
         )
 
 
-def _check_names(pipe: Pipeline, options: Options) -> None:
+def _check_names(facts: PipelineFacts, options: Options) -> None:
     """Refuse options that the pipeline does not know; some of diffusers' silently take any
     option."""
-    known = [name for name in call_options(pipe) if name not in {"prompt", *OURS}]
-    guider = guider_of(pipe)
+    known = [name for name in facts.options if name not in {"prompt", *OURS}]
+    guider = guider_of(facts.pipe)
     for name in options:
         if name not in known and hasattr(guider, name):
             raise InvalidValueError(
-                f"A {type(pipe).__name__} leaves {name} to its guider, a {type(guider).__name__}. "
+                f"A {facts.name} leaves {name} to its guider, a {type(guider).__name__}. "
                 f"Set pipe.guider.{name} = {options[name]!r} before the call."
             )
         if name == "num_frames" and name not in known:
-            raise no_videos(options[name], type(pipe).__name__)
+            raise no_videos(options[name], facts.name)
         if name not in known:
-            meant = _MEANT.get(name)
+            meant = MEANT.get(name)
             near = did_you_mean(name, (*known, *_CALLERS)) or f" It has: {', '.join(known)}."
             near = f" Did you mean `{meant}`?" if meant in known else near
-            raise InvalidValueError(f"A {type(pipe).__name__} has no option {name!r}.{near}")
+            raise InvalidValueError(f"A {facts.name} has no option {name!r}.{near}")
 
 
-def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
+def _checked_size(facts: PipelineFacts, options: Options) -> dict[str, Any]:
     """Return both sides of the size, or neither (diffusers ignores a lone side), and turn off the
     cropping that would change the model's image."""
     found: dict[str, object] = {}
-    if "use_resolution_binning" in call_options(pipe):
+    if "use_resolution_binning" in facts.options:
         if options.get("use_resolution_binning"):
             raise InvalidValueError(
                 "`use_resolution_binning=True` makes an image of another size and crops it, so the "
@@ -172,29 +177,29 @@ def _checked_size(pipe: Pipeline, options: Options) -> dict[str, Any]:
             )
         found["use_resolution_binning"] = False
     given = {side: options[side] for side in ("height", "width") if options.get(side) is not None}
-    unit = size_unit(pipe)
+    unit = size_unit(facts)
     for side, value in given.items():
         check_side(side, value, unit)
     if given:
-        height, width = default_size(pipe)
+        height, width = default_size(facts)
         found |= {"height": height, "width": width, **given}
     return found
 
 
 def call_pipeline(
-    pipe: Pipeline, prompts: list[str], seeds: Sequence[int], options: Options
+    pipe: Pipeline | PipelineFacts, prompts: list[str], seeds: Sequence[int], options: Options
 ) -> Any:
-    """Run a pipeline on prompts; each image's noise is drawn on the CPU from its seed. Raise
-    ValueError for an impossible seed, NotFiniteError for an image that holds NaN or infinity."""
-    seeds = [checked for seed in seeds for checked in checked_seeds(seed)]
-    options = dict(options)
+    """Run a pipeline on prompts; each image's noise is drawn on the CPU from its seed, see
+    :func:`sdattn.models.values.seeds_of`. Raise NotFiniteError for an image that holds NaN or
+    infinity."""
+    facts, options = PipelineFacts.of(pipe), dict(options)
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
         options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
-    if makes_videos(pipe):  # some give arrays otherwise
+    if facts.makes_videos:  # some give arrays otherwise
         options["output_type"] = "pil"
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    with named_bar(pipe, "drawing"), watch_finite(pipe, options):
-        return pipe.__call__(prompt=prompts, generator=generators, **options)
+    with named_bar(facts.pipe, "drawing"), watch_finite(facts.pipe, options):
+        return facts.pipe.__call__(prompt=prompts, generator=generators, **options)
 
 
 @contextmanager

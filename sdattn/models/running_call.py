@@ -141,17 +141,23 @@ def _callbacks(pipeline: Pipeline, own: FrameType) -> Iterator[tuple[str, object
 def _functions(callback: object) -> Iterator[tuple[FunctionType, object]]:
     """Yield the function that runs when a callback is called, and those that its decorators wrap,
     each with the object whose method it is, or None."""
-    owner = None
     while isinstance(callback, functools.partial):
         callback = callback.func
+    owner: object = None
+    function: object = callback
     if not isinstance(callback, (FunctionType, MethodType, type)):
-        callback, owner = inspect.getattr_static(type(callback), "__call__", None), callback
-    while callback is not None:
-        if isinstance(callback, MethodType):
-            callback, owner = callback.__func__, callback.__self__
-        if isinstance(callback, FunctionType):
-            yield callback, owner
-        callback = getattr(callback, "__wrapped__", None)
+        owner = callback
+        function = inspect.getattr_static(type(callback), "__call__", None)
+        if not isinstance(function, FunctionType):  # of C, such as functools.cache
+            owner = None
+            function = getattr(callback, "__wrapped__", None)
+    while function is not None:
+        if isinstance(function, MethodType):
+            owner = function.__self__
+            function = function.__func__
+        if isinstance(function, FunctionType):
+            yield function, owner
+        function = getattr(function, "__wrapped__", None)
 
 
 def _runs(frame: FrameType, function: FunctionType, owner: object) -> bool:

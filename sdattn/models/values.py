@@ -21,13 +21,14 @@ LARGEST_SIDE = 16_384  # pixels; four times what the largest models here make
 
 def check_values(options: Options) -> None:
     """Refuse (ValueError) options that no pipeline can be given here: those that the run sets
-    itself, numbers that are not finite, numbers of images or frames that are not whole and above 0,
-    and texts as :func:`check_text` does."""
+    itself, a crop, numbers that are not finite, numbers of images or frames that are not whole and
+    above 0, and texts as :func:`check_text` does."""
     if taken := sorted(OURS & set(options)):
         seeds = ", or pass `seed` for the noise" if "generator" in taken else ""
         advice = f"Use `capture()` around the pipeline{seeds}."
         text = f"{option_names(taken)} cannot be chosen here. {advice}"
         raise InvalidValueError(text)
+    refuse_crop(options)
     for name, value in options.items():
         if isinstance(value, float) and not math.isfinite(value):
             raise refuse(name, value, "a finite number")
@@ -37,6 +38,17 @@ def check_values(options: Options) -> None:
     for name in (*EACH, "num_frames"):
         if options.get(name) is not None and (whole(options[name]) or 0) < 1:
             raise refuse(name, options[name], "a whole number from 1")
+
+
+def refuse_crop(options: Options) -> None:
+    """Refuse (ValueError) a call that draws only the mask's surroundings, whose maps do not cover
+    the image."""
+    if options.get("padding_mask_crop") is not None:
+        text = (
+            "only a crop of the image is drawn, so its maps would not fit the image. Crop the "
+            "image and the mask yourself, and leave it out."
+        )
+        raise OptionError("padding_mask_crop", options["padding_mask_crop"], text)
 
 
 def check_side(side: str, value: object, unit: int) -> None:

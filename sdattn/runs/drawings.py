@@ -12,15 +12,15 @@ from ..files.paths import file_name
 from ..files.videos import Video, best_format, write_video
 from ..maps import sheets
 from ..maps.heatmap import Heatmap, latent_frames
+from ..maps.masks import MaskSettings
 from ..maps.render import caption, enlarge
 from ..maps.strips import strips
 from .imagerun import ImageRun
+from .parts import USUAL
 
-PARTS = ("image", "video", "overlays", "grid", "maps", "masks", "report")
-USUAL = ("image", "video", "overlays", "grid", "maps", "report")
-USUAL_OF_IMAGES = tuple(part for part in USUAL if part != "video")
 # About the bytes of zlib's quickest level in three quarters of its time
 _QUICK = {"compress_level": 1, "compress_type": zlib.Z_RLE}
+EVERY_MASK = MaskSettings()  # each at half of its range
 Scale = tuple[float, float] | None
 
 
@@ -42,6 +42,7 @@ def drawings(
     title: str,
     parts: Collection[str] = USUAL,
     scale: Scale = None,
+    masks: MaskSettings = EVERY_MASK,
 ) -> dict[str, bytes]:
     """Draw maps over a run's image, as asked. ``scale`` is one scale for all maps (default: each
     its own), see :meth:`sdattn.Heatmap.overlay`.
@@ -49,11 +50,12 @@ def drawings(
     - ``overlays``: ``heatmaps/NN-word.png`` for each map; ``.mp4`` over a video.
     - ``grid``: ``grid.png``, all of them in one; for a video key frames, one row per word, and
       ``strips.png``, see :func:`sdattn.maps.strips.strips`.
-    - ``masks``: ``masks/NN-word.png``, 255 where a map is in the upper half of its range; for a
-      video a lossless animated ``.webp``.
+    - ``masks``: ``masks/NN-word.png`` for the words that ``masks`` selects, 255 where a map reaches
+      its threshold (default: the upper half of its range); for a video a lossless animated
+      ``.webp``. A word has the same number as in ``heatmaps``.
     """
     if run.video is not None:
-        return _video_drawings(run.video, maps, title, parts, scale)
+        return _video_drawings(run.video, maps, title, parts, scale, masks)
     files: dict[str, bytes] = {}
     names = [f"{name}.png" for name in named(heatmap.label for heatmap in maps)]
     wanted = {"overlays", "grid"}.intersection(parts)
@@ -66,13 +68,20 @@ def drawings(
         files["grid.png"] = png(sheets.grid(run.image, tiles, title), **_QUICK)
     if "masks" in parts:
         size = run.image.height, run.image.width
-        masks = (_white(heatmap.mask(size).numpy()) for heatmap in maps)
-        files |= {f"masks/{n}": png(mask, **_QUICK) for n, mask in zip(names, masks, strict=True)}
+        for name, heatmap in zip(names, maps, strict=True):
+            if masks.selects(heatmap.label):
+                mask = heatmap.mask(size, masks.threshold).numpy()
+                files[f"masks/{name}"] = png(_white(mask), **_QUICK)
     return files
 
 
 def _video_drawings(
-    video: Video, maps: Sequence[Heatmap], title: str, parts: Collection[str], scale: Scale
+    video: Video,
+    maps: Sequence[Heatmap],
+    title: str,
+    parts: Collection[str],
+    scale: Scale,
+    masks: MaskSettings,
 ) -> dict[str, bytes]:
     kind, files, names = best_format(), {}, named(heatmap.label for heatmap in maps)
     if "overlays" in parts:
@@ -87,9 +96,12 @@ def _video_drawings(
         files["grid.png"] = png(sheets.bands(head, rows, {"prompt": title}), **_QUICK)
         files["strips.png"] = png(strips(maps, len(video)), **_QUICK)
     if "masks" in parts:
+        size = video[0].height, video[0].width
         for name, heatmap in zip(names, maps, strict=True):
+            if not masks.selects(heatmap.label):
+                continue
             # one level for all frames, so the mask is of the whole video
-            mask = heatmap.mask((video[0].height, video[0].width)).numpy()
+            mask = heatmap.mask(size, masks.threshold).numpy()
             shown = latent_frames(len(mask), len(video))
             white = (_white(mask[i]) for i in shown)
             files[f"masks/{name}.webp"] = write_video(white, video.rate, "webp", lossless=True)

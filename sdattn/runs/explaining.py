@@ -23,12 +23,13 @@ from ..errors import InvalidValueError, OptionError, option_names, refuse
 from ..files.images import AnyImage, as_image
 from ..inversion import invert as inversion
 from ..inversion.images import at_own_size, encode, fit
-from ..inversion.schedules import schedule_of
+from ..inversion.schedules import check_scheduler, schedule_of
 from ..inversion.stand_ins import Noised, noised
 from ..keep.budget import Budget
-from ..loading.pipelines import pipeline_of
+from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
+from ..models.facts import PipelineFacts
 from ..models.families import image_latents_of, unguided_options
 from ..models.layers import find_denoiser
 from ..models.pipeline import Options, Pipeline
@@ -39,7 +40,7 @@ from ..prompts.tokens import Prompt
 from .run import Run
 from .sampling import sample
 from .settings import Explained
-from .watched import Asked, Order, budget_of, check_images, warn_of_unlearnt
+from .watched import Asked, Order, check_images, warn_of_unlearnt
 
 # Of the training schedule: where the model looks by default. With flow matching none points better
 # than these either, see scripts/evaluation/evaluate_explained.py.
@@ -77,8 +78,8 @@ def explain(
 
     Args:
         pipe: text-to-image pipeline: SD 1.x, 2.x, SDXL, SD3, FLUX.1, FLUX.2 or Qwen-Image. Its
-            noise schedule is used with any scheduler. The guidance that FLUX takes as an input
-            keeps the pipeline's default. Or a model to load, ``"demo"``.
+            noise schedule is used, whatever the steps of its scheduler. The guidance that FLUX
+            takes as an input keeps the pipeline's default. Or a model to load, ``"demo"``.
         image: an image of any size and mode, see :func:`sdattn.inversion.images.fit`, its array or
             its file; or a list of several that are fitted to one size, which run in one batch.
         prompt: a description of the image; one per image.
@@ -106,12 +107,14 @@ def explain(
         whole way. A low value means that the maps describe something else than the image.
 
     Raises:
-        TypeError: another kind of pipeline, or ``image`` is no PIL image.
+        TypeError: another kind of pipeline, a scheduler that shows the model other timesteps or
+            noise (EDM's), or ``image`` is no PIL image.
         ValueError: an empty image or prompt, numbers or sizes that do not match, an impossible
             timestep or option; maps beyond ``max_bytes``.
         KeyError: a word is in none of the prompts.
     """
-    pipe = pipeline_of(pipe, image, prompt)
+    facts = facts_of(pipe, image, prompt)
+    pipe = facts.pipe
     image_latents_of(pipe)
     # As in generate(): all that can be refused is, before the model runs.
     chosen_timesteps = _checked_timesteps(pipe, timesteps, invert)
@@ -119,19 +122,19 @@ def explain(
     several: Sequence[Any] = image if isinstance(image, (list, tuple)) else [image]
     given = [as_image(one) for one in several]
     images = _fitted(pipe, given, prompts)
-    options = _checked_options(pipe, options, chosen_timesteps, images[0].size)
+    options = _checked_options(facts, options, chosen_timesteps, images[0].size)
     read = read_prompts(pipe, prompts, **options)
-    chosen = preset_for(pipe, preset, refine)
+    chosen = preset_for(facts.denoiser, preset, refine)
     if chosen.part is not None and not invert:
         chosen = replace(chosen, steps="mean")
     watch = checked_capture(capture_options or {}, words, read, ("conditional",))
-    settings = capture_settings(pipe, chosen, read, options, watch)
-    warn_of_unlearnt(pipe, read, ask)
+    settings = capture_settings(facts, chosen, read, options, watch)
+    warn_of_unlearnt(facts, read, ask)
     seeds = seeds_of(seed, len(read))
-    budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, "size")
+    budget, python = Budget.of(max_bytes), {"words": words, "capture_options": capture_options}
     if budget and invert:  # which takes longer than the run
-        asked = None if ask is None else Asked(pipe, ask, chosen, options)
-        order = Order(pipe, read, seeds, options, chosen, asked)
+        asked = None if ask is None else Asked(facts, ask, chosen, options)
+        order = Order(facts, read, seeds, options, chosen, asked)
         check_images(budget, order, settings, options.get("num_inference_steps", inversion.STEPS))
     way = (
         _replayed(pipe, images, read, options)
@@ -142,7 +145,15 @@ def explain(
     # Either way is an ordinary run of the pipeline, from other latents and under another scheduler.
     with way as start, named_bar(pipe, phase):
         run = sample(
-            pipe, read, seeds, {**options, **start}, settings, preset=chosen, ask=ask, budget=budget
+            facts,
+            read,
+            seeds,
+            {**options, **start},
+            settings,
+            preset=chosen,
+            ask=ask,
+            budget=budget,
+            python=[name for name, given in python.items() if given],
         )
     return _told(run, pipe, given, images, invert)
 
@@ -152,7 +163,8 @@ def check_explained(
 ) -> None:
     """Raise as :func:`explain` does for these options and an image fitted to (width, height)."""
     image_latents_of(pipe)
-    _checked_options(pipe, options, _checked_timesteps(pipe, timesteps, False), size)
+    facts = PipelineFacts.of(pipe)
+    _checked_options(facts, options, _checked_timesteps(pipe, timesteps, False), size)
 
 
 def is_decided(name: str) -> bool:
@@ -239,6 +251,7 @@ def _fitted(
 
 def _checked_timesteps(pipe: Pipeline, timesteps: Any, invert: bool) -> list[int]:
     """Return the timesteps, noisiest first; empty for an inversion, which has its own."""
+    check_scheduler(pipe)
     most = pipe.scheduler.config.num_train_timesteps
     if invert and image_latents_of(pipe).noise == "flow":
         text = (
@@ -266,7 +279,7 @@ def _checked_timesteps(pipe: Pipeline, timesteps: Any, invert: bool) -> list[int
 
 
 def _checked_options(
-    pipe: Pipeline, options: Options, timesteps: Sequence[int], size: tuple[int, int]
+    facts: PipelineFacts, options: Options, timesteps: Sequence[int], size: tuple[int, int]
 ) -> dict[str, Any]:
     """Return the pipeline's options, with those that are fixed here; ``size`` is (width,
     height)."""
@@ -280,7 +293,7 @@ def _checked_options(
         names = option_names(sorted(taken))
         advice = "Leave it out; to draw with it, use `generate()`."
         raise InvalidValueError(f"{why} {names}. {advice}")
-    decided = {**unguided_options(pipe), "width": size[0], "height": size[1]}
+    decided = {**unguided_options(facts.pipe), "width": size[0], "height": size[1]}
     if timesteps:
         decided["num_inference_steps"] = len(timesteps)
-    return checked_options(pipe, {**options, **decided})
+    return checked_options(facts, {**options, **decided})

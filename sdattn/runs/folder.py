@@ -7,13 +7,15 @@ from pathlib import Path
 from ..files.addresses import AnyPath, path_of
 from ..files.paths import inside
 from ..files.writing import sha256, write_files, write_whole
-from .drawings import USUAL
+from ..maps.masks import MaskSettings
+from .drawings import EVERY_MASK
 from .imagerun import ImageRun, described
 from .info import with_files
 from .packing import Packed, pack_run
+from .parts import READ, USUAL
 from .report import report
 from .targets import new_folder
-from .unpacking import READ, unpack_run
+from .unpacking import unpack_run
 
 
 @dataclass(frozen=True, eq=False, kw_only=True, repr=False)
@@ -31,12 +33,15 @@ class SavedRun(ImageRun):
 
 
 def pack_with_page(
-    run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
+    run: ImageRun,
+    parts: Collection[str] = USUAL,
+    beside: Mapping[str, bytes] | None = None,
+    masks: MaskSettings = EVERY_MASK,
 ) -> Packed:
     """Return :func:`sdattn.runs.packing.pack_run`, with ``report.html`` if ``parts`` has a
     report."""
     page = {"report.html": report(run)} if "report" in parts else {}
-    return pack_run(run, parts, {**page, **(beside or {})})
+    return pack_run(run, parts, {**page, **(beside or {})}, masks)
 
 
 def save_run(
@@ -63,7 +68,7 @@ def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
     sums = {name: sha256(data) for name, data in files.items()}
     changed = with_files(document, str(folder), sums)
     write_files(folder, files)
-    write_whole(folder / "run.json", [changed])
+    write_whole(folder / "run.json", changed)
 
 
 def load_run(folder: str | Path) -> SavedRun:

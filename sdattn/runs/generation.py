@@ -1,8 +1,7 @@
 """`generate()`: run a pipeline and see where each word of the prompt went."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -10,22 +9,19 @@ from ..control import knockouts
 from ..control.knockouts import KnockoutPlan
 from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
 from ..keep.budget import Budget
-from ..loading.pipelines import pipeline_of
+from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
-from ..models.call_facts import images_a_prompt
+from ..models.facts import PipelineFacts, images_a_prompt
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, one_at_a_time, options_of_image
 from ..models.reading import read_prompts
-from ..models.sizes import makes_videos
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
-from .run import Run, run_folders
+from .run import Run
 from .sampling import sample
-from .stops import has_callback
-from .targets import check_target
-from .watched import budget_of, read_negative, warn_of_unlearnt
+from .watched import has_callback, read_negative, warn_of_unlearnt
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
@@ -75,8 +71,8 @@ def generate(
         capture_options: options for :func:`sdattn.capture`, e.g. ``{"layers": ("mid", "up")}``.
             With ``{"branch": "both"}`` the negative prompt gets heatmaps too.
         max_bytes: bytes that the maps of all texts may take together while the pipeline
-            runs. A run whose maps would take more is refused before its first step; the message
-            says what holds less. Default: no limit.
+            runs. A run whose maps would take more is refused before its first step. Default: no
+            limit.
         options: options for the pipeline: ``num_inference_steps``, ``guidance_scale``,
             ``negative_prompt``, ``height``, ``width``, ``num_images_per_prompt`` and so on.
 
@@ -101,56 +97,40 @@ def generate(
 
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
-    draw = prepare(
-        pipeline_of(pipe, prompt),
-        prompt,
-        seed=seed,
-        words=words,
-        preset=preset,
-        refine=refine,
-        ask=ask,
-        causal=causal,
-        spots=spots,
-        capture_options=capture_options,
-        max_bytes=max_bytes,
-        **options,
-    )
-    return draw()
-
-
-def prepare(
-    pipe: Pipeline,
-    prompt: str | Sequence[str],
-    *,
-    seed: int | Sequence[int] | None = 0,
-    words: Sequence[str] | None = None,
-    preset: str | Preset = "default",
-    refine: Literal["self"] | None = None,
-    ask: str | None = None,
-    causal: bool = False,
-    spots: bool = False,
-    capture_options: Options | None = None,
-    max_bytes: int | Budget | None = None,
-    out: Path | None = None,
-    force: bool = False,
-    **options: Any,
-) -> Callable[[], Run]:
-    """Check everything that :func:`generate` refuses, and the folders that :meth:`sdattn.Run.save`
-    would, before anything runs; return what runs it."""
-    number = len(checked_prompts(prompt))
-    if spots and makes_videos(pipe):
+    facts, number = facts_of(pipe, prompt), len(checked_prompts(prompt))
+    # All that can be refused is, before anything runs.
+    if spots and facts.makes_videos:
         text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
         raise OptionError("spots", spots, text)
-    options = checked_options(pipe, options, prompts=number, videos=not causal)
-    read = read_prompts(pipe, prompt, **options)
+    options = checked_options(facts, options, prompts=number, videos=not causal)
+    read = read_prompts(facts.pipe, prompt, **options)
     if not read:
         raise OptionError("prompt", prompt, "there is none. Pass a text, or a list of some.")
-    number = len(read) * images_a_prompt(pipe, options)
-    seeds = seeds_of(seed, number)
-    for folder in run_folders(out, number) if out else ():
-        check_target(folder, force=force)
-    chosen = preset_for(pipe, preset, refine)
+    seeds = seeds_of(seed, len(read) * images_a_prompt(facts, options))
+    chosen = preset_for(facts.denoiser, preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
+    _check_branches(facts, watch, options, len(read))
+    settings = capture_settings(facts, chosen, read, options, watch)
+    warn_of_unlearnt(facts, read, ask)
+    plans = _causal_plans(facts.pipe, read, seeds, options) if causal else []
+    run = sample(
+        facts,
+        read,
+        seeds,
+        options,
+        settings,
+        preset=chosen,
+        ask=ask,
+        early=has_callback(options),
+        budget=Budget.of(max_bytes),
+        spots=spots,
+        python=_of_python(words, watch),
+    )
+    return _with_all_causes(run, plans, words)
+
+
+def _check_branches(facts: PipelineFacts, watch: Options, options: Options, prompts: int) -> None:
+    """Refuse frames of a video, all of which are kept, and maps of no negative prompt."""
     if watch.get("frames") is not None:
         text = "A run keeps all frames of a video. Choose `frames` with `capture()`."
         raise InvalidValueError(text)
@@ -158,25 +138,19 @@ def prepare(
         if not options.get("negative_prompt"):
             text = "`branch='both'` shows the words of a negative prompt. Pass one."
             raise InvalidValueError(text)
-        read_negative(pipe, options, len(read))
-    settings = capture_settings(pipe, chosen, read, options, watch)
-    warn_of_unlearnt(pipe, read, ask)
-    plans = _causal_plans(pipe, read, seeds, options) if causal else []
-    # with a callback the steps before the preset's part would be kept too, in place of all steps
-    early = has_callback(options)
-    fixed = ("steps",) if early else ()
-    budget = budget_of(max_bytes, chosen, {**watch, "refine": refine}, *fixed)
-    call = pipe, read, seeds, options, settings
-    how: dict[str, Any] = {"preset": chosen, "ask": ask, "early": early, "budget": budget}
-    draw = partial(sample, *call, **how, spots=spots)
-    return partial(_draw, draw, plans, words)
+        read_negative(facts, options, prompts)
 
 
-def _draw(
-    draw: Callable[[], Run], plans: Sequence[KnockoutPlan], words: Sequence[str] | None
-) -> Run:
-    """Run the pipeline, and again without each word where causal maps were asked for."""
-    run = draw()
+def _of_python(words: Sequence[str] | None, watch: Options) -> list[str]:
+    """Return the options that a command does not have, by which the run is not made again."""
+    has = {name for name in ("steps", "heads") if getattr(watch.get(name), "every", False)}
+    asked = watch.keys() - {"branch", *has, "tokens" if words else ""}
+    named = {"words": words is not None, "capture_options": bool(asked)}
+    return [name for name, is_given in named.items() if is_given]
+
+
+def _with_all_causes(run: Run, plans: Sequence[KnockoutPlan], words: Sequence[str] | None) -> Run:
+    """Draw each image again without each word, if causal maps were asked for."""
     if plans and run[0].settings.stopped:
         text = "There are no causal maps, which are further images: the run was stopped."
         warn(text, SdattnWarning)

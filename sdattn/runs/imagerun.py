@@ -15,9 +15,8 @@ from ..errors import InvalidValueError, refuse
 from ..files.tables import along
 from ..files.terminal import shorter
 from ..files.videos import Video
-from ..maps.aggregation import aggregate, read_by
+from ..maps.aggregation import aggregate, finish, read_by
 from ..maps.details import Details
-from ..maps.finishing import finish
 from ..maps.heatmap import Heatmap, check_frame, latent_frames
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMap, LayerMaps
@@ -191,9 +190,7 @@ def described(runs: Sequence[ImageRun]) -> str:
 
 def plain(preset: Preset) -> Preset:
     """Return the preset for groups of layers and heads, whatever the run's preset: words are sums
-    of columns, values are shares of attention; for z-scores words are means of columns."""
-    if preset.compares_words:
-        return replace(PRESETS["default"], space=preset.space, words="mean")
+    of columns, values are shares of attention."""
     return replace(PRESETS["default"], among_words=preset.among_words)
 
 
@@ -230,10 +227,7 @@ def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
         steps = replace(steps, affinity=shared, affinity_grid=run.layers.affinity_grid)
     averaged = replace(preset, steps="mean", each_head=False)
     prompt = run.heatmaps.prompt
-    return [
-        finish(maps, prompt, averaged, steps.columns, crop=run.layers.crop)
-        for maps in aggregate(steps, averaged)
-    ]
+    return [finish(maps, prompt, averaged, steps.columns) for maps in aggregate(steps, averaged)]
 
 
 def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
@@ -250,7 +244,7 @@ def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
     heads = {name: layer.maps[0] for name, layer in read.items() if layer.size == finest}
     return {
         name: {
-            number: finish(head, prompt, plain(preset), maps.columns, crop=run.layers.crop)
+            number: finish(head, prompt, plain(preset), maps.columns)
             for number, head in zip(range(len(of)) if chosen == "all" else chosen, of, strict=True)
         }
         for name, of in heads.items()
@@ -269,7 +263,7 @@ def _grouped(maps: LayerMaps, of: Heatmaps) -> dict[str, list[Heatmaps]]:
     for layer in maps.layers.values():
         groups.setdefault(f"{layer.place} {grid_text(layer.size)}", []).append(layer)
     return {
-        name: [finish(image, prompt, preset, maps.columns, crop=of.crop) for image in _mean(layers)]
+        name: [finish(image, prompt, preset, maps.columns) for image in _mean(layers)]
         for name, layers in groups.items()
     }
 

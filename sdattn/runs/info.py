@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 from ..errors import InvalidValueError, MissingFileError
 from ..files.records import Record, read_document, read_sealed, sealed, shortened
@@ -12,32 +12,12 @@ from ..maps.presets import Preset
 from ..maps.statistics import WordStatistics
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, Word
+from .parts import FURTHER, MAPS, SPOTS, STEPS
 from .settings import Captured, RunSettings
 
 FORMAT = "sdattn-run-4"
-MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
-SPOTS = "spots.safetensors"
 
 _DO = "Restore it or generate the run again."
-
-
-class FurtherKind(NamedTuple):
-    """A kind of further maps of an image.
-
-    Attributes:
-        title: title on a run's page.
-        changes: they show changes of the image, not attention.
-    """
-
-    title: str
-    changes: bool = False
-
-
-FURTHER = {  # by the folder that they are in
-    "negative": FurtherKind("Negative prompt"),
-    "asked": FurtherKind("Asked about"),
-    "causal": FurtherKind("What changes without", changes=True),
-}
 
 
 @dataclass(frozen=True)

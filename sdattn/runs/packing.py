@@ -1,21 +1,5 @@
-"""One image's run as files in memory, path to bytes, for a folder or a shard.
-
-image.png  heatmaps/NN-word.png  grid.png  masks/NN-word.png  maps.safetensors
-video.mp4  heatmaps/NN-word.mp4  strips.png  masks/NN-word.webp
-               for a video, whose image.png is the middle frame; .webp without PyAV
-steps.safetensors  heads.safetensors
-               if kept, for the columns of words
-spots.safetensors
-               if kept, [spot rows, spot cols, rows, cols]
-run.json       settings, every file's checksum, and its own
-preview.webp   in a batch, for a video: some small frames for the gallery; overlays of the
-               middle frame as heatmaps/NN-word.png
-source.png  edit.html
-               in a batch, for an edit: the image that was edited, and both images
-negative/  asked/  causal/
-               if asked for, each with heatmaps/NN-word.png, grid.png and maps.safetensors,
-               [(frames,) rows, cols] by word
-"""
+"""One image's run as files in memory, path to bytes, for a folder or a shard; `parts` has their
+table. ``run.json`` has every file's checksum, and its own."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
@@ -27,26 +11,16 @@ from torch import Tensor
 from ..errors import InvalidValueError
 from ..files.records import sealed
 from ..files.writing import sha256
-from ..maps.aggregation import aggregate
-from ..maps.finishing import finish
+from ..maps.aggregation import aggregate, finish
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps, halved
+from ..maps.masks import MaskSettings
 from ..maps.presets import Preset
 from ..prompts.tokens import Prompt
-from .drawings import USUAL, drawings, image_files, named
+from .drawings import EVERY_MASK, drawings, image_files, named
 from .imagerun import ImageRun
-from .info import (
-    FORMAT,
-    FURTHER,
-    HEADS,
-    MAPS,
-    SPOTS,
-    STEPS,
-    DetailsEntry,
-    FurtherEntry,
-    LayerEntry,
-    RunInfo,
-)
+from .info import FORMAT, DetailsEntry, FurtherEntry, LayerEntry, RunInfo
+from .parts import FURTHER, HEADS, MAPS, SPOTS, STEPS, USUAL
 
 AFFINITY = "self-attention"  # the name among the maps of what refined them
 
@@ -59,14 +33,17 @@ class Packed(NamedTuple):
 
 
 def pack_run(
-    run: ImageRun, parts: Collection[str] = USUAL, beside: Mapping[str, bytes] | None = None
+    run: ImageRun,
+    parts: Collection[str] = USUAL,
+    beside: Mapping[str, bytes] | None = None,
+    masks: MaskSettings = EVERY_MASK,
 ) -> Packed:
     """Return the files of one image's run, with its maps as float16; the same run gives the same
     bytes. Raise ValueError if a map holds values that are not finite.
 
-    ``parts`` are names in :data:`sdattn.runs.drawings.PARTS`. Single steps and heads, and further
+    ``parts`` are names in :data:`sdattn.runs.parts.PARTS`. Single steps and heads, and further
     maps, each in a folder of their own, go with ``maps``; a report comes in ``beside``, with other
-    files of the folder.
+    files of the folder. ``masks`` says which masks there are, if ``parts`` has them.
     """
     # As a reader will get them: float16, so that statistics and drawings are those of the file.
     run = replace(run, layers=run.layers.as_saved())
@@ -94,13 +71,13 @@ def pack_run(
     if "maps" in parts:
         files |= {name: pack_maps(held) for name, held in tensors.items()}
     heatmaps = run.heatmaps
-    files |= drawings(run, heatmaps.occurrences(), heatmaps.prompt.text, parts)
+    files |= drawings(run, heatmaps.occurrences(), heatmaps.prompt.text, parts, masks=masks)
     # The same of every further text, in a folder of its own.
     for folder, (text, maps) in run.more.items():
         # a knockout that changed nothing is not to glow
         is_change = FURTHER[folder].changes
         scale = (0.0, max(heatmap.range[1] for heatmap in maps)) if is_change else None
-        drawn = drawings(run, maps, text, parts, scale)
+        drawn = drawings(run, maps, text, parts, scale, masks)
         if "maps" in parts:
             names = named(heatmap.label for heatmap in maps)
             drawn[MAPS] = pack_maps({n: m.values for n, m in zip(names, maps, strict=True)})
@@ -148,7 +125,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
 def heatmaps_from(layers: LayerMaps, prompt: Prompt, preset: Preset) -> Heatmaps:
     """Return the heatmaps made of one image's layer maps."""
     maps = aggregate(layers, preset)[0]
-    return finish(maps, prompt, preset, layers.columns, crop=layers.crop)
+    return finish(maps, prompt, preset, layers.columns)
 
 
 def pack_maps(maps: Mapping[str, Tensor]) -> bytes:

@@ -15,7 +15,7 @@ from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
 from .folder import save_run
 from .imagerun import ImageRun, described
-from .targets import check_target
+from .targets import check_target, run_folders
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -183,8 +183,3 @@ def _stills(run: ImageRun) -> str:
     latent = latent_frames(len(run.heatmaps.maps), len(video))
     shown = [(f"frame {i + 1}", latent[i], video[i]) for i in video.key_frames()]
     return video_stills(maps, top, shown)
-
-
-def run_folders(folder: str | Path, number: int) -> list[Path]:
-    """Return the folders of a run's images: ``folder``, or ``folder-0``, ``folder-1`` and so on."""
-    return [Path(folder)] if number == 1 else [Path(f"{folder}-{i}") for i in range(number)]

@@ -26,23 +26,22 @@ from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, kept_columns
 from ..maps.spots import spot_maps
 from ..models.demos import model_name
+from ..models.facts import PipelineFacts, frame_rate
 from ..models.finite import check_maps
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
-from ..models.sizes import frame_rate
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run
 from .settings import Captured, RunSettings
-from .stops import settled, stop_of, with_early
-from .watched import Asked, Order, read_negative, spots_grid, watch
+from .watched import Asked, Order, read_negative, settled, spots_grid, stop_of, watch, with_early
 
 if TYPE_CHECKING:
     from PIL import Image
 
 
 def sample(
-    pipe: Pipeline,
+    pipe: Pipeline | PipelineFacts,
     prompts: Sequence[Prompt],
     seeds: Sequence[int],
     options: Options,
@@ -53,21 +52,23 @@ def sample(
     early: bool = False,
     budget: Budget | None = None,
     spots: bool = False,
+    python: Sequence[str] = (),
 ) -> Run:
     """Run :func:`generate` for prompts that were read and options that were checked.
 
     ``seeds`` has one for each image, in the pipeline's order; ``capture_options`` default to
     :func:`capture_settings`. With ``early`` the steps before those that the preset reads are kept
     as well, for a run that may be stopped. The maps of all texts, and of ``spots``, share the
-    ``budget``.
+    ``budget``. ``python`` names options that only Python has, for the run's record.
 
     Raises:
         OptionError: the maps would take more than the budget; before the first step.
         NotFiniteError: an image or a map holds NaN or infinity; the message says what to try.
     """
-    settings = capture_options or capture_settings(pipe, preset, prompts, options)
-    asked = None if ask is None else Asked(pipe, ask, preset, options)
-    order = Order(pipe, prompts, seeds, options, preset, asked, spots)
+    facts = PipelineFacts.of(pipe)
+    settings = capture_options or capture_settings(facts, preset, prompts, options)
+    asked = None if ask is None else Asked(facts, ask, preset, options)
+    order = Order(facts, prompts, seeds, options, preset, asked, spots, python)
     watched = watch(order, settings)
     drawn = _draw(order, with_early(watched) if early else watched, budget)
     return _describe(order, drawn, _make_maps(order, drawn.stores))
@@ -94,20 +95,19 @@ class _Maps(NamedTuple):
 
 def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -> _Drawn:
     """Run the pipeline once, under all captures."""
-    pipe, options = order.pipe, order.options
-    with turn(pipe), ExitStack() as captures:
+    facts, options = order.facts, order.options
+    with turn(facts.pipe), ExitStack() as captures:
         stores = {}
         for of, kept in watched.items():
-            share = None if budget is None else replace(budget, part=of)
-            stores[of] = captures.enter_context(capture(pipe, max_bytes=share, **kept))
+            stores[of] = captures.enter_context(capture(facts.denoiser, max_bytes=budget, **kept))
             stores[of].checks_itself = False
         texts = [prompt.text for prompt in order.prompts]
-        result = call_pipeline(pipe, texts, order.seeds, options)
+        result = call_pipeline(facts, texts, order.seeds, options)
     made = images_of(result)
     stores = settled(stores, made)
     if not stores["prompt"].is_video:
         return _Drawn(stores, made, None, result)
-    videos = [Video(frames, frame_rate(pipe, options)) for frames in made]
+    videos = [Video(frames, frame_rate(facts, options)) for frames in made]
     return _Drawn(stores, [video[video.middle] for video in videos], videos, result)
 
 
@@ -116,7 +116,7 @@ def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
 
     NaN is refused here, where its origin is still known.
     """
-    pipe, options, preset = order.pipe, order.options, order.preset
+    pipe, options, preset = order.facts.pipe, order.options, order.preset
     for of in {"prompt", "negative"} & set(stores):
         check_texts(stores[of], preset)
     layers = stores["prompt"].layer_maps(preset, stores.get("self"))
@@ -125,7 +125,7 @@ def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
     check_maps(named | own, pipe, options)
     texts: dict[str, list[Heatmaps]] = {}
     if "negative" in stores:
-        read = read_negative(pipe, options, len(order.prompts), stores["negative"].n_text)
+        read = read_negative(order.facts, options, len(order.prompts), stores["negative"].n_text)
         texts["negative"] = _beside(stores["negative"], layers, preset, read)
     if order.asked is not None:
         texts["asked"] = _beside(stores["asked"], layers, preset, [order.asked.prompt])
@@ -139,7 +139,7 @@ def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
 def _spots_of(order: Order, store: MapStore) -> Tensor:
     """Return where the spots of each image looked, checked."""
     found = spot_maps(store)
-    check_maps({"spots": found}, order.pipe, order.options)
+    check_maps({"spots": found}, order.facts.pipe, order.options)
     return found.unflatten(1, spots_grid(order))
 
 
@@ -216,7 +216,7 @@ def _blanked(result: object) -> list[int]:
 
 def _described(order: Order, store: MapStore) -> RunSettings:
     """Return the settings that all images of a call share."""
-    pipe, options = order.pipe, order.options
+    pipe, options = order.facts.pipe, order.options
     plain = (str, int, float, bool, type(None))
     return RunSettings(
         prompt="",
@@ -227,14 +227,13 @@ def _described(order: Order, store: MapStore) -> RunSettings:
         loading=options_of(pipe),
         options={key: value for key, value in options.items() if isinstance(value, plain)},
         options_left_out=sorted(
-            key
-            for key, value in options.items()
-            if not isinstance(value, plain) and key != "negative_prompt"  # which each image has
+            name
+            for name in {*options, *order.python} - {"negative_prompt"}  # which each image has
+            if not isinstance(options.get(name, order), plain)
         ),
         device=device_of(pipe).type,
         dtype=str(pipe.dtype).removeprefix("torch."),
         timesteps=store.timesteps,
         captured=Captured(steps=store.steps, heads=store.heads, spots=order.spots or None),
-        crop=store.crop,
         versions={"python": platform.python_version(), **versions()},
     )

@@ -1,5 +1,6 @@
-"""How a run, an edit or an explained image was made, as the records that ``run.json`` holds. For
-the contents of its files see :mod:`sdattn.runs.info`."""
+"""How a run, an edit or an explained image was made, as the records that ``run.json`` holds, and
+the command that makes it again from these. For the contents of its files see
+:mod:`sdattn.runs.info`."""
 
 from __future__ import annotations
 
@@ -7,12 +8,17 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
+from ..errors import InvalidValueError
 from ..files.records import Record
 from ..follow.capture_warnings import Stopped
 from ..loading.options import LoadingOptions
-from ..models.crops import Crop
+from ..maps.presets import PRESETS, Preset
 
 EDIT_FORMAT = "sdattn-edit-1"
+OPTIONS_OF_EDITS = (  # options of the pipeline that the command for edits has
+    *("num_inference_steps", "guidance_scale", "negative_prompt", "width", "height"),
+    "num_images_per_prompt",  # 1
+)
 Kept = str | Sequence[int] | tuple[float, ...] | None
 Span = float | list[float]
 
@@ -64,14 +70,13 @@ class RunSettings(Record):
         model, pipeline, scheduler: ``"demo"``, a folder or a name; names of classes.
         loading: how the model was loaded, or None for the defaults.
         options: the pipeline's options that JSON can hold.
-        options_left_out: names of the others.
+        options_left_out: names of the others, and of options of ours that only Python has.
         device, dtype: for example ``"cpu"``, ``"float32"``.
         timesteps: timesteps that the model was called with, in order.
         captured: steps and heads that were kept.
         stopped: where the run was stopped, if it was, and the steps of its maps.
         versions: versions of the packages.
         size: width and height in pixels.
-        crop: the part of the image that was drawn, or None for all of it.
         frames, frame_rate: a video's number of frames, and frames per second; None for an image.
         blanked: the pipeline's safety checker blanked the image.
         asked: the other text that was asked about.
@@ -97,7 +102,6 @@ class RunSettings(Record):
     stopped: Stopped | None = None
     versions: dict[str, str] | None = None
     size: tuple[int, int] | None = None
-    crop: Crop | None = None
     frames: int | None = None
     frame_rate: float | None = None
     blanked: bool | None = None
@@ -128,3 +132,41 @@ class EditInfo(Edited, RunSettings):
         """Return the settings as each image has them."""
         edited = Edited(**{f.name: getattr(self, f.name) for f in fields(Edited)})
         return replace(self.alone(), edited=edited)
+
+
+def command_for(settings: RunSettings, preset: Preset) -> str:
+    """Return the command whose ``--config run.json`` makes a run again: generate, explain or edit.
+
+    Raises:
+        ValueError: the run needs something that only Python can give; says what.
+    """
+    edited, explained = settings.edited, settings.explained
+    if not settings.model:
+        raise InvalidValueError("The pipeline was built in Python, so no name of a model is known.")
+    if settings.stopped:
+        raise InvalidValueError("It was stopped before its end.")
+    if edited and edited.reconstruction_psnr is not None:
+        raise InvalidValueError("The image was edited from one that the run does not hold.")
+    if python := _of_python(settings):
+        text = f"Options were given that only Python can: {', '.join(sorted(python))}."
+        raise InvalidValueError(text)
+    known = PRESETS.get(preset.name)
+    if known and explained:  # it reads the chosen timesteps
+        known = replace(known, steps=preset.steps)
+    if known is None or replace(known, refine=None) != replace(preset, refine=None):
+        raise InvalidValueError(f"The preset {preset.name!r} was made in Python.")
+    return "edit" if edited else "explain" if explained else "generate"
+
+
+def _of_python(settings: RunSettings) -> set[str]:
+    """Return the options that the run's command does not have."""
+    found = set(settings.options_left_out or ())
+    if settings.explained:
+        return found - {"latents"}  # the image's
+    if settings.edited:
+        found -= {"callback_on_step_end"}  # the edit's own
+        found |= set(settings.options or {}) - {*OPTIONS_OF_EDITS}
+        for name in ("cross_replace_steps", "self_replace_steps"):
+            if not isinstance(getattr(settings.edited, name), (int, float)):
+                found.add(name)
+    return found

@@ -10,17 +10,11 @@ from ..errors import ExistsError
 from ..files.paths import check_writable, files_below
 from ..files.records import read_object
 from ..files.writing import clear_leftovers, whole_folder
+from .parts import RUN_FILE
 
 Kind = Literal["run", "edit", "diff"]
 _CALLED = {"run": "run's folder", "edit": "edit's folder", "diff": "comparison's folder"}
 _OF_THE_SYSTEM = {".DS_Store", "Thumbs.db", "desktop.ini"}  # made by looking into a folder
-# A file that a run's folder can have, by its path in it
-RUN_FILE = re.compile(
-    r"(image|source)\.png|video\.(mp4|webp)|preview\.webp|(report|edit)\.html"
-    r"|(maps|steps|heads|spots)\.safetensors|run\.json"
-    r"|((negative|asked|causal)/)?"
-    r"((grid|strips)\.png|maps\.safetensors|(heatmaps|masks)/[0-9]{2,}-[^/]+\.(png|mp4|webp))"
-)
 
 
 def new_folder(
@@ -30,6 +24,11 @@ def new_folder(
     :func:`check_target`."""
     check_target(folder, force=force, kind=kind)
     return whole_folder(Path(folder), replace=force)
+
+
+def run_folders(folder: str | Path, number: int) -> list[Path]:
+    """Return the folders of a run's images: ``folder``, or ``folder-0``, ``folder-1`` and so on."""
+    return [Path(folder)] if number == 1 else [Path(f"{folder}-{i}") for i in range(number)]
 
 
 def check_target(folder: str | Path, *, force: bool = False, kind: Kind = "run") -> None:

@@ -11,19 +11,16 @@ from safetensors.torch import load
 from torch import Tensor
 
 from ..errors import InvalidValueError, MissingFileError
-from ..files.videos import FORMATS, Video, read_video
+from ..files.videos import Video, read_video
 from ..files.writing import sha256
 from ..maps.details import Details
 from ..maps.heatmap import Heatmap
 from ..maps.layermaps import LayerMap, LayerMaps
 from .drawings import named
 from .imagerun import Further, ImageRun
-from .info import FURTHER, HEADS, MAPS, SPOTS, STEPS, LayerEntry, RunInfo, missing, read_info
+from .info import LayerEntry, RunInfo, missing, read_info
 from .packing import AFFINITY, heatmaps_from
-
-NEEDED = ("run.json", "image.png", MAPS)
-VIDEOS = {f"video.{kind}": kind for kind in FORMATS}
-READ = (*NEEDED, *VIDEOS, STEPS, HEADS, SPOTS, *(f"{name}/{MAPS}" for name in FURTHER))
+from .parts import HEADS, MAPS, NEEDED, READ, SPOTS, STEPS, VIDEOS
 
 
 def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
@@ -37,7 +34,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
     info = read_info(files, where)
     _check(files, info, where)
     files = {name: data for name, data in files.items() if name in info.files}
-    image = _open_png(files["image.png"], f"{where}/image.png")
+    image = open_png(files["image.png"], f"{where}/image.png")
     try:
         layers = _unpack_layers(files[MAPS], info)
         return ImageRun(
@@ -56,7 +53,7 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
         ) from error
 
 
-def _open_png(data: bytes, where: str) -> Image.Image:
+def open_png(data: bytes, where: str) -> Image.Image:
     """Open a PNG as RGB, and nothing else: other readers of Pillow start programs of their own."""
     try:
         return Image.open(io.BytesIO(data), formats=["PNG"]).convert("RGB")
@@ -111,9 +108,9 @@ def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
         name: _layer_map(layer, tensors[name].float()[None]) for name, layer in info.layers.items()
     }
     if info.self_attention is None:
-        return LayerMaps(layers, info.columns, info.passes, crop=info.crop)
+        return LayerMaps(layers, info.columns, info.passes)
     affinity = tensors[AFFINITY].float()[None], info.self_attention
-    return LayerMaps(layers, info.columns, info.passes, *affinity, info.crop)
+    return LayerMaps(layers, info.columns, info.passes, *affinity)
 
 
 def _layer_map(entry: LayerEntry, maps: Tensor) -> LayerMap:
@@ -157,7 +154,7 @@ def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
     for key in named(labels):
         _check_shape(tensors, key, (*tensors[key].shape[: 2 if info.frames is None else 3],))
     maps = [
-        Heatmap(label, tensors[key].float(), columns, crop=info.crop)
+        Heatmap(label, tensors[key].float(), columns)
         for key, (label, columns) in zip(named(labels), further.maps, strict=True)
     ]
     return Further(further.text, maps)

@@ -1,7 +1,5 @@
 """The runs that the live page keeps."""
 
-import errno
-import fcntl
 import io
 import os
 import subprocess
@@ -84,35 +82,15 @@ def test_what_killed_processes_left_goes_and_what_is_used_stays(tmp_path, monkey
         for _ in range(2)
     ]
     try:
-        killed, used = (tmp_path / process.stdout.readline().strip() for process in held)
+        _, used = (tmp_path / process.stdout.readline().strip() for process in held)
         held[0].kill()
         held[0].wait()
-        unknown = tmp_path / "sdattn-app-without-a-lock"
-        unknown.mkdir()
         with own_folder() as new:
-            assert {*tmp_path.iterdir()} == {killed, used, unknown, new}  # it may just start
-        for folder in (killed, used):
-            os.utime(folder / "lock", (1, 1))
-        with own_folder() as new:
-            assert {*tmp_path.iterdir()} == {used, unknown, new}
+            assert {*tmp_path.iterdir()} == {used, new}
             assert (used / "a.txt").read_text() == "a"
-        assert {*tmp_path.iterdir()} == {used, unknown}
+        assert {*tmp_path.iterdir()} == {used}
     finally:
         for process in held:
             process.kill()
             process.wait()
             process.stdout.close()
-
-
-def test_where_the_disk_has_no_locks_no_folder_goes(tmp_path, monkeypatch):
-    def refuse(*_):
-        raise OSError(errno.ENOLCK, os.strerror(errno.ENOLCK))
-
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(fcntl, "flock", refuse)
-    used = tmp_path / "sdattn-app-1"
-    used.mkdir()
-    (used / "lock").touch()
-    os.utime(used / "lock", (1, 1))
-    with pytest.warns(UserWarning, match="without locks"), own_folder() as new:
-        assert {*tmp_path.iterdir()} == {used, new}

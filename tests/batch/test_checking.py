@@ -1,212 +1,204 @@
-"""What `verify` finds in the items of a batch run."""
+"""`verify` names every harm, litter goes, and a run's command writes its summaries again."""
 
-import json
+import os
+import random
 import shutil
-import tarfile
+from datetime import UTC, datetime
 
+import fsspec
 import pytest
-import torch
-from helpers.batch_runs import FORMATS, files_of, new_run, pack, three
-from helpers.tiers import tiered
-from safetensors.torch import load, save
+from helpers.batch_draws import draw, watch_models  # noqa: F401
+from helpers.batch_runs import FORMATS, files_of, manifest, new_run, pack, three
+from helpers.storages import memory_bucket, quick_waits  # noqa: F401
+from PIL import Image
 
 from sdattn.batch import verify
-from sdattn.batch.storage.folder import BatchFolder
-from sdattn.files.records import sealed
+from sdattn.batch.checking import card_of, remove_litter
+from sdattn.batch.gallery.sheets import make_sheet, tile_of_images
+from sdattn.batch.records import ShardFile, read_record, record_name
+from sdattn.files.place import Place
 from sdattn.files.writing import sha256
-from sdattn.runs.info import FORMAT as RUN_FORMAT
+
+each_format = pytest.mark.parametrize("format", FORMATS)
+BAD = b'{"line": 5, "reason": "no prompt", "text": "{}"}\n'
+FAILED = {"id": "d", "line": 4, "prompt": "a cat", "seed": 4, "failed": "no", "traceback": "no"}
+SUMMARIES = ("metadata.jsonl", "errors.jsonl", "README.md", "index.html")
 
 
-def changed(files, name, data):
-    """The files with another content of one, as if it had been written so."""
-    info = json.loads(files["run.json"])
-    info["files"][name] = sha256(data)
-    return {**files, name: data, "run.json": sealed(info)}
+def finished(root, format):
+    """A run with all kinds of files: items a, b with a sheet, and c; d has failed."""
+    more = {"bad_lines": 1, "bad_lines_sha256": sha256(BAD), "save": ["image", "overlays", "maps"]}
+    new_run(root, three(), failed=[FAILED], format=format, **more)
+    place = Place(root)
+    place.publish("bad_lines.jsonl", BAD)
+    record, tile = read_record(place, 0), tile_of_images(Image.new("RGB", (96, 64)), None)
+    image, _ = make_sheet([tile, tile])
+    checksum = sha256(image)
+    sheet = ShardFile(f"shards/000000-{checksum[:6]}.webp", len(image), checksum)
+    place.publish(sheet.name, image)
+    place.publish(record_name(0), type(record)(0, "f", record.data, sheet, record.rows).packed())
+    return place
 
 
-def with_nan(files):
-    maps = load(files["maps.safetensors"])
-    maps["up.b"][1, 2, 3] = torch.nan
-    return changed(files, "maps.safetensors", to_maps(maps))
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    root = tmp_path_factory.mktemp("runs")
+    return {format: finished(root / format, format) for format in FORMATS}
 
 
-def to_maps(maps):
-    return save(maps, metadata={"format": RUN_FORMAT})
+@pytest.fixture
+def run(runs, tmp_path, format):
+    """A run to harm."""
+    return Place(shutil.copytree(runs[format].root, tmp_path / "run"))
 
 
-def flip(path, location=-9):
-    data = bytearray(path.read_bytes())
-    data[location] ^= 16
-    path.write_bytes(data)
+def flipped(data, chance):
+    made = bytearray(data)
+    made[chance.randrange(len(data))] ^= 1 << chance.randrange(8)
+    return bytes(made)
 
 
-def cut(path):
-    path.write_bytes(path.read_bytes()[:-5])
+def cut(data, chance):
+    return data[: chance.randrange(len(data))]
 
 
-def retold(path, change):
-    """Another document in its place, as if it had been written so."""
-    info = json.loads(path.read_bytes())
-    change(info)
-    path.write_bytes(sealed(info))
+def removed(data, chance):
+    return None
 
 
-DAMAGES = {  # of item b, whose folder is given
-    "an image's byte": (lambda b: flip(b / "image.png"), ["b: image.png is not what was written"]),
-    "a drawing's byte": (
-        lambda b: flip(b / "heatmaps/01-a.png"),
-        ["b: heatmaps/01-a.png is not what was written"],
-    ),
-    "a map's byte": (
-        lambda b: flip(b / "maps.safetensors"),
-        ["b: maps.safetensors is not what was written"],
-    ),
-    "the maps": (lambda b: (b / "maps.safetensors").unlink(), ["b: maps.safetensors is missing"]),
-    "half of run.json": (lambda b: cut(b / "run.json"), ["items/0000/b/run.json is corrupt"]),
-    "another's run.json": (
-        lambda b: (b / "run.json").write_text('{"format": "x"}'),
-        ["b: items/0000/b/run.json is not of this version's format"],
-    ),
-    "a preset of another version": (
-        lambda b: retold(b / "run.json", lambda info: info["preset"].update(kernel=3)),
-        ["b: items/0000/b/run.json: 'preset' cannot be read: "],
-    ),
-    "a run.json without words": (
-        lambda b: retold(b / "run.json", lambda info: info.pop("words")),
-        ["b: items/0000/b/run.json: 'words' is missing"],
-    ),
-    "a letter of run.json": (
-        lambda b: (b / "run.json").write_bytes(
-            (b / "run.json").read_bytes().replace(b'"seed": 2', b'"seed": 3')
-        ),
-        ["b: items/0000/b/run.json is not what a run wrote"],
-    ),
-    "an empty run.json": (
-        lambda b: (b / "run.json").write_text(f'{{"format": "{RUN_FORMAT}"}}'),
-        ["b: "],
-    ),
-    "run.json": (lambda b: (b / "run.json").unlink(), ["b: items/0000/b has no run.json"]),
-    "the item": (shutil.rmtree, ["b: metadata.jsonl names items/0000/b, where it is not"]),
-    "its name": (
-        lambda b: b.rename(b.parent / "x"),
-        [
-            "b: metadata.jsonl names items/0000/b, where it is not",
-            "x: metadata.jsonl has no row",
-            "x: run.json names item 'b'",
-        ],
-    ),
-    "another item's files": (
-        lambda b: [shutil.rmtree(b), shutil.copytree(b.parent / "a", b)],
-        ["b: run.json names item 'a'"],
-    ),
-    "a copy": (
-        lambda b: shutil.copytree(b, b.parents[1] / "0001" / "b"),
-        ["1 item(s) are there twice", "b: metadata.jsonl names items/0000/b, where it is not"],
-    ),
-    "unfinished": (
-        lambda b: (b.parents[2] / ".batch/tmp/left").mkdir(),
-        ["left: unfinished, in "],
-    ),
-    "the rows": (
-        lambda b: (b.parents[2] / "metadata.jsonl").unlink(),
-        [f"{item}: metadata.jsonl has no row" for item in "abc"],
-    ),
-}
+def check_named(place, harm, *names):
+    """Harm files; verify names each, an item's with its id; put them back."""
+    before = {name: (place.root / name).read_bytes() for name in names}
+    chance = random.Random(f"{harm.__name__} {names}")
+    for name, data in before.items():
+        (place.root / name).unlink()
+        if (harmed := harm(data, chance)) is not None:
+            (place.root / name).write_bytes(harmed)
+    try:
+        _, problems = verify(place.root)
+    except (OSError, ValueError) as error:
+        problems = [str(error)]
+    for name in names:
+        item = "/".join(name.split("/")[:3])  # a file or, of an item's, its folder
+        told = item, name.removeprefix(f"{item}/")
+        assert any(all(text in problem for text in told) for problem in problems), (name, problems)
+    for name, data in before.items():
+        (place.root / name).write_bytes(data)
 
 
-@pytest.mark.parametrize("damage", tiered(DAMAGES, 2))
-def test_verify_finds_what_is_wrong(tmp_path, damage):
-    root = new_run(tmp_path / "run", three())
-    assert verify(root) == (3, [])
-    break_it, expected = DAMAGES[damage]
-    break_it(root / "items" / "0000" / "b")
-    before = files_of(root)
-    _, problems = verify(root)
-    assert len(problems) == len(expected), problems
-    for found, text in zip(sorted(problems), sorted(expected), strict=True):
-        assert text in found and "\n" not in found
-    assert files_of(root) == before  # it only reads
+@each_format
+@pytest.mark.parametrize("harm", [flipped, cut, removed])
+def test_every_harm_of_every_file_is_named(run, format, harm):
+    assert verify(run.root) == (3, [])
+    before = files_of(run.root)
+    for path in run.root.rglob("*"):
+        os.utime(path, (0, 0))  # no harm makes litter of the rest
+    data = [name for name in before if "/" in name and not name.endswith((".jsonl", "run.json"))]
+    check_named(run, harm, "bad_lines.jsonl", *data)
+    for name in before:
+        if name.endswith("run.json") or name in ("batch.json", record_name(0), record_name(2)):
+            check_named(run, harm, name)
+    check_named(run, harm, *SUMMARIES)
+    assert files_of(run.root) == before
 
 
-@pytest.mark.parametrize("format", tiered(FORMATS, 2))
-@pytest.mark.parametrize(
-    ("tamper", "problem"),
-    [
-        (with_nan, "b: maps.safetensors holds values that are not finite, in up.b"),
-        (lambda b: pack("other"), "b: run.json names item 'other'"),
-        (lambda b: changed(b, "image.png", b["image.png"][:-200]), "b: image.png does not open"),
-        (
-            lambda b: changed(
-                b, "maps.safetensors", to_maps({"up.b": torch.zeros(2, 3, 77).half()})
-            ),
-            "b: maps.safetensors has other layers or sizes than run.json says",
-        ),
-        (lambda b: {n: d for n, d in b.items() if n != "image.png"}, "b: image.png is missing"),
-    ],
-)
-def test_verify_reads_more_than_checksums(tmp_path, format, tamper, problem):
-    items = three()
-    items["b"] = tamper(items["b"])
-    root = new_run(tmp_path / "run", items, format=format)
-    if json.loads(items["b"]["run.json"])["id"] != "b":  # its row is that of its name
-        text = (root / "metadata.jsonl").read_text()
-        (root / "metadata.jsonl").write_text(text.replace('"id": "other"', '"id": "b"'))
-    number, [found] = verify(root)
-    assert number == 3
-    assert found.startswith(problem)
+@each_format
+def test_what_belongs_to_nobody_is_named(run, format):
+    data = run.read(record_name(1))
+    run.publish(record_name(1), run.read(record_name(0)))
+    assert any("000001.jsonl is the record of shard 0" in one for one in verify(run.root)[1])
+    run.publish(record_name(1), data)
+    if format == "folder":
+        location = read_record(run, 0).rows[0]["place"]
+        run.publish(f"{location}/heatmaps/foreign.txt", b"x")
+        problem = f"a: heatmaps/foreign.txt is not the run's (in {location})"
+        assert verify(run.root)[1] == [problem]
 
 
-def test_verify_finds_what_is_wrong_in_a_shard(tmp_path):
-    root = new_run(tmp_path / "run", three(), format="webdataset")
-    assert verify(root) == (3, [])
-    [shard] = (root / "shards").iterdir()
-    whole = shard.read_bytes()
-    image = three()["b"]["image.png"]
-    flip(shard, whole.index(image) + len(image) // 2)
-    number, [problem] = verify(root)
-    assert number == 3 and problem.startswith("b: image.png is not what was written")
-    shard.write_bytes(whole[:-1])
-    number, problems = verify(root)
-    assert number == 0
-    assert [one[:31] for one in problems] == [f"{i}: metadata.jsonl names shards/" for i in "abc"]
+# Litter
 
 
-@pytest.mark.slow
-def test_verify_finds_every_byte_around_the_files_of_a_shard(tmp_path):
-    items = {"a": pack("a", parts=("maps",))}
-    root = new_run(tmp_path / "run", items, format="webdataset", save=["maps"])
-    assert verify(root) == (1, [])
-    [shard] = (root / "shards").iterdir()
-    whole = shard.read_bytes()
-    with tarfile.open(shard) as tar:
-        ends = [(one.offset, one.offset_data, one.offset_data + one.size) for one in tar]
-    header, _, end = ends[0]
-    last = ends[-1][2]
-    locations = [
-        *range(header, header + 512, 5),
-        155,
-        end,
-        end + 9,
-        last,
-        last + 700,
-        len(whole) - 1,
-    ]
-    assert not any(whole[location] for location in locations[-5:])  # what fills up
-    for location in locations:
-        flip(shard, location)
-        assert verify(root)[1], location
-        shard.write_bytes(whole)
-    assert verify(root) == (1, [])
+@pytest.fixture(params=["disk", "memory"])
+def root(request, tmp_path):
+    place = tmp_path if request.param == "disk" else request.getfixturevalue("memory")
+    return place / "run"
 
 
-def test_verify_minds_no_files_of_a_run_at_work(tmp_path):
-    root = new_run(tmp_path / "run", three())
-    folder = BatchFolder(root)
-    folder.open("job")
-    (folder.temporary / "half").mkdir()
-    shutil.copytree(root / "items/0000/a", root / "items/0000/d")  # written, not yet noted
-    run = json.loads((root / "items/0000/d/run.json").read_bytes())
-    (root / "items/0000/d/run.json").write_bytes(sealed({**run, "id": "d"}))
-    assert verify(root) == (4, [])
-    folder.lock.release()
-    assert len(verify(root)[1]) == 2
+def grow_old(place, *names):
+    """As if these, and all below, had been written long ago."""
+    for name in names:
+        if place.is_remote:
+            for path, file in fsspec.filesystem("memory").store.items():
+                if f"{path}/".startswith(f"{place.root.path}/{name}/"):
+                    file.created = datetime.fromtimestamp(0, UTC)
+        else:
+            for path in (place.root / name, *(place.root / name).rglob("*")):
+                os.utime(path, (0, 0))
+
+
+def names_in(place):
+    return {f"shards/{name}" for name in place.files("shards", deep=True)}
+
+
+@each_format
+def test_what_no_record_names_goes_once_it_is_old(root, format):
+    new_run(root, three(), format=format)
+    place, made = Place(root), manifest(format=format)
+    named = names_in(place)
+    ending = {"webdataset": "tar"}.get(format, format)
+    litter = {f"shards/000000-00000{n}.{ending}" for n in (1, 2)}
+    litter |= {f"shards/000000-00000{n}.webp" for n in (1, 2)}
+    if format == "folder":
+        litter = {f"shards/000000/a-00000{n}/{name}" for n in (1, 2) for name in pack("a")}
+        litter |= {"shards/000001-000001.webp", "shards/000000-000002.tar"}
+    for name in litter:
+        place.publish(name, b"x")
+    assert remove_litter(place, made) == [] and names_in(place) == named | litter
+    old = {name for name in litter if "000001" in name.split("-", 1)[1]}
+    units = {"/".join(name.split("/")[:3]) for name in old}
+    grow_old(place, *units, *named)
+    assert set(remove_litter(place, made)) == units
+    assert names_in(place) == named | litter - old
+
+
+@each_format
+def test_nothing_of_a_shard_without_a_sound_record_is_litter(root, format):
+    """Its items may be whole, and its record can come back."""
+    new_run(root, three(), format=format)
+    place, made = Place(root), manifest(format=format)
+    place.publish(record_name(0), b"damaged")
+    place.remove(record_name(1))
+    before = names_in(place)
+    grow_old(place, "shards")
+    assert remove_litter(place, made) == [] and names_in(place) == before
+    place.remove(record_name(0))  # once more, of a list that has become shorter
+    assert remove_litter(place, manifest(format=format, shards=0)) and not names_in(place)
+
+
+# What is made from the records
+
+
+def test_a_runs_command_writes_damaged_summaries_again(model, tmp_path):
+    lines = [{"prompt": "a cat"}, {"prompt": 5}]
+    draw(model, tmp_path / "run", lines)
+    before = files_of(tmp_path / "run")
+    for name in ("metadata.jsonl", "README.md", "bad_lines.jsonl"):
+        (tmp_path / "run" / name).write_bytes(before[name][:-9])
+    for name in ("errors.jsonl", "index.html"):
+        (tmp_path / "run" / name).unlink()
+    assert len(verify(tmp_path / "run")[1]) == 1  # the others are compared with sound records only
+    assert draw(model, tmp_path / "run", lines).before == 1
+    assert files_of(tmp_path / "run") == before and verify(tmp_path / "run") == (1, [])
+
+
+def test_the_card_names_the_files_of_each_format():
+    def card(format, **more):
+        return card_of(manifest(format=format, **more).settings, ["Category"]).decode()
+
+    assert "path:\n    - metadata.jsonl\n    - shards/*/*/image.png\n---" in card("folder")
+    assert "- metadata.jsonl\n---" in card("folder", save=["maps"])
+    assert card("parquet").endswith("path:\n    - shards/*.parquet\n---\n")
+    tar = card("webdataset", save=["maps", "video"], video_format="mp4")
+    assert "- shards/*.tar\n" in tar and "name: video.mp4\n    dtype: binary" in tar
+    assert "- name: png\n    dtype: image" in tar and 'name: "Category"' in tar
+    assert "png" not in card("webdataset", save=["maps"])

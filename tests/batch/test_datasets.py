@@ -1,4 +1,4 @@
-"""A batch run as a data set of Hugging Face's datasets, and of webdataset."""
+"""A batch run as a data set of Hugging Face's datasets, of webdataset and of pandas."""
 
 import gc
 import io
@@ -6,16 +6,15 @@ import json
 
 import pandas
 import pytest
-from helpers.batch_runs import draw, new_run, pack, rows_of, without_columns
+from helpers.batch_runs import FORMATS, draw, new_run, pack, rows_of, without_columns
 from PIL import Image
 from safetensors.torch import load
 
 from sdattn.batch import open_batch
-from sdattn.batch.storage.disk import Disk
-from sdattn.batch.storage.parquets import Parquets
-from sdattn.runs.drawings import PARTS
-
-OF_IMAGES = tuple(part for part in PARTS if part != "video")
+from sdattn.batch.formats import format_of
+from sdattn.batch.records import read_manifest
+from sdattn.files.place import Place
+from sdattn.runs.parts import PARTS, USUAL_OF_IMAGES
 
 
 @pytest.fixture
@@ -35,12 +34,13 @@ def load_dataset(monkeypatch, tmp_path):
 
 @pytest.fixture(scope="module")
 def drawn(model, tmp_path_factory):
-    """A run with all that can be kept, images of all kinds among it."""
-    root = tmp_path_factory.mktemp("drawn") / "run"
-    rows = [{"prompt": "a cat"}, {"prompt": "red, a dog", "negative_prompt": "cat", "id": "x.y"}]
-    rows += [{"prompt": "dog and cat", "words": ["cat"], "width": 128}]
-    assert draw(model, root, *rows, save=OF_IMAGES).exit_code == 0
-    assert len([*root.rglob("*.png")]) > 15
+    """A run with images of all kinds, and ids and words that datasets takes for splits, as it does
+    anywhere in a path."""
+    root = tmp_path_factory.mktemp("splits") / "run"
+    rows = [{"prompt": "a cat", "id": "train"}, {"prompt": "a train, dev", "id": "test-1"}]
+    rows += [{"prompt": "red, a dog", "negative_prompt": "cat", "id": "x.y"}]
+    rows += [{"prompt": "dog and cat", "words": ["cat"], "width": 128, "id": "c_val.2"}]
+    assert draw(model, root, *rows, save=(*USUAL_OF_IMAGES, "masks")).exit_code == 0
     return root
 
 
@@ -49,21 +49,18 @@ def check_rows(found, root):
     found, written = [*found], rows_of(root / "metadata.jsonl")
     assert [row["id"] for row in found] == [*run]
     for row, line in zip(found, written, strict=True):
-        one = run[row["id"]]
-        assert row.keys() == {"image", *line} - {"file_name"}
-        assert row["image"].tobytes() == one.image.tobytes()
-        assert row["prompt"] == one.info["prompt"]
-        assert {name: row[name] for name in line if name != "file_name"} == {
-            name: value for name, value in line.items() if name != "file_name"
-        }
+        line.pop("file_name")
+        assert row.pop("image").tobytes() == run[row["id"]].image.tobytes()
+        assert row == line and row["prompt"] == run[row["id"]].info["prompt"]
 
 
 @pytest.mark.slow
-def test_a_run_is_a_data_set_of_its_images(drawn, load_dataset):
-    found = load_dataset("imagefolder", data_dir=str(drawn))
+@pytest.mark.parametrize("streaming", [False, True])
+def test_a_run_tells_datasets_what_its_files_are(drawn, load_dataset, streaming):
+    found = load_dataset(str(drawn), streaming=streaming)
     check_rows(found, drawn)
-    assert found["negative_prompt"] == [None, "cat", None]
-    assert found["words"] == [["a", "cat"], ["red", ",", "a", "dog"], ["cat"]]
+    assert [row["negative_prompt"] for row in found] == [None, None, "cat", None]
+    assert [row["words"] for row in found][2:] == [["red", ",", "a", "dog"], ["cat"]]
 
 
 @pytest.mark.parametrize("number", [1, 2])
@@ -76,44 +73,35 @@ def test_columns_that_are_empty_throughout_are_there(tmp_path, load_dataset, num
 
 
 @pytest.mark.slow
-def test_rows_with_and_without_numbers_of_words_are_of_one_kind(tmp_path, load_dataset):
+@pytest.mark.parametrize("kind", FORMATS)
+def test_items_with_and_without_numbers_of_words_are_of_one_kind(tmp_path, load_dataset, kind):
     """An item without words, maps of 0, and numbers, in each order."""
     zero, plain = pack("a", 1, empty=range(77)), pack("c", 3)
     items = {"a": zero, "b": without_columns(pack("b", 2)), "c": plain}
     for order in ("abc", "cba", "bca"):
-        root = new_run(tmp_path / order, {name: items[name] for name in order})
-        found = load_dataset("imagefolder", data_dir=str(root))
-        rows = {row["id"]: row for row in rows_of(root / "metadata.jsonl")}
-        assert {row["id"]: row["statistics"] for row in found} == {
-            name: rows[name]["statistics"] for name in "abc"
-        }
+        root = new_run(tmp_path / order, {name: items[name] for name in order}, format=kind)
+        found, rows = load_dataset(str(root)), rows_of(root / "metadata.jsonl")
+        found = found["json"] if kind == "webdataset" else found
+        numbers = {row["id"]: row["statistics"] for row in found}
+        for row in rows:
+            said = [word["peak"] for word in numbers[row["id"]] or ()]
+            assert said == [word["peak"] for word in row["statistics"]]
+        assert [bool(numbers[item]) for item in "abc"] == [True, False, True]
+        assert [numbers[item][0]["entropy"] is None for item in "ac"] == [True, False]
 
 
-@pytest.fixture(scope="module")
-def of_splits(model, tmp_path_factory):
-    """A run with ids and words that datasets takes for splits, as it does anywhere in a path."""
-    root = tmp_path_factory.mktemp("splits") / "run"
-    rows = [{"prompt": "a cat", "id": name} for name in ("train", "test-1", "c_val.2")]
-    assert draw(model, root, *rows, {"prompt": "a train, dev"}, save=OF_IMAGES).exit_code == 0
-    return root
-
-
-@pytest.mark.slow
-def test_the_files_of_a_data_set_can_be_named(of_splits, load_dataset):
-    files = {"train": ["metadata.jsonl", "items/*/*/image.png"]}
-    found = load_dataset("imagefolder", data_dir=str(of_splits), data_files=files)
-    check_rows(found, of_splits)
-
-
-@pytest.mark.parametrize("streaming", [False, True])
-def test_a_run_tells_datasets_what_its_files_are(of_splits, load_dataset, streaming):
-    check_rows(load_dataset(str(of_splits), streaming=streaming), of_splits)
-
-
-def test_a_run_without_images_has_its_rows(tmp_path, load_dataset):
+@pytest.mark.parametrize(
+    ("kind", "there", "lacking"),
+    [
+        ("folder", {"id"}, {"image"}),
+        ("webdataset", {"json", "maps.safetensors"}, {"png"}),
+        ("parquet", {"run", "prompt", "maps"}, {"image"}),
+    ],
+)
+def test_what_was_not_saved_is_no_column(tmp_path, load_dataset, kind, there, lacking):
     items = {name: pack(name, line, parts=("maps",)) for line, name in enumerate("ab", 1)}
-    found = load_dataset(str(new_run(tmp_path / "run", items, save=["maps"])))
-    assert found["id"] == ["a", "b"] and "image" not in found.column_names
+    found = load_dataset(str(new_run(tmp_path / "run", items, format=kind, save=["maps"])))
+    assert there <= {*found.column_names} and lacking.isdisjoint(found.column_names)
 
 
 # Tar files
@@ -123,15 +111,9 @@ def test_a_run_without_images_has_its_rows(tmp_path, load_dataset):
 def tars(tmp_path_factory):
     """A run of several tars; its items have other options and other files than the first."""
     more = [{"guidance_scale": 5}, {"negative_prompt": "x", "num_inference_steps": 3}, {}]
-    parts = [("image", "maps"), PARTS]
-    items = {
-        name: pack(name, line, parts=parts[line > 5], **more[line % 3])
-        for line, name in enumerate(("train", "b.c", "B", "test-1", "e", "f", "a_b.json"), 1)
-    }
-    made = {"format": "webdataset", "shard_bytes": 50_000, "items": 7, "all_items": 7}
-    root = new_run(tmp_path_factory.mktemp("tars") / "run", items, **made)
-    assert len([*(root / "shards").iterdir()]) > 2
-    return root, items
+    names, parts = ("train", "b.c", "B", "test-1", "a_b.json"), [("image", "maps"), PARTS]
+    items = {n: pack(n, i, parts=parts[i > 3], **more[i % 3]) for i, n in enumerate(names)}
+    return new_run(tmp_path_factory.mktemp("tars") / "run", items, format="webdataset"), items
 
 
 @pytest.mark.parametrize("streaming", [False, True])
@@ -152,49 +134,20 @@ def test_tars_are_a_data_set_of_images_maps_and_settings(tars, load_dataset, str
         assert options == info["options"]
 
 
-@pytest.mark.parametrize("kind", ["webdataset", "parquet"])
-def test_items_with_and_without_numbers_of_words_are_of_one_kind(tmp_path, load_dataset, kind):
-    """In shards too: maps of 0, and an item without words."""
-    items = {
-        "a": pack("a", 1, empty=range(77)),
-        "b": without_columns(pack("b", 2)),
-        "c": pack("c", 3),
-    }
-    root = new_run(tmp_path / "run", items, format=kind)
-    found = load_dataset(str(root))
-    rows = {row["id"]: row for row in rows_of(root / "metadata.jsonl")}
-    numbers = {row["id"]: row["statistics"] for row in (found["json"] if kind[0] == "w" else found)}
-    assert not numbers["b"] and rows["b"]["statistics"] == []
-    for item in "ac":
-        assert [word["peak"] for word in numbers[item]] == [
-            word["peak"] for word in rows[item]["statistics"]
-        ]
-        assert (numbers[item][0]["entropy"] is None) == (item == "a")
-
-
-def test_what_was_not_saved_is_no_column(tmp_path, load_dataset):
-    items = {"a": pack("a", parts=("image",))}
-    root = new_run(tmp_path / "run", items, format="webdataset", save=["image"])
-    assert load_dataset(str(root)).column_names == ["png", "json"]
-
-
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # it leaves files open
 def test_webdataset_reads_every_file_of_an_item(tars):
     webdataset = pytest.importorskip("webdataset", reason="webdataset is not installed")
     root, items = tars
-    paths = sorted(str(path) for path in (root / "shards").iterdir())
+    paths = sorted(str(path) for path in root.glob("shards/*.tar"))
     samples = webdataset.WebDataset(paths, shardshuffle=False, empty_check=False)
     found = {json.loads(one["json"])["id"]: one for one in samples}
     gc.collect()
     assert found.keys() == items.keys()
     assert {one["__key__"] for one in found.values()} >= {"b%2Ec", "a_b%2Ejson", "B"}
+    short = {"image.png": "png", "run.json": "json"}
     for item, sample in found.items():
         files = {name: data for name, data in sample.items() if not name.startswith("__")}
-        assert sorted(files.values()) == sorted(items[item].values())
-        assert files["png"] == items[item]["image.png"]
-        assert files["maps.safetensors"] == items[item]["maps.safetensors"]
-        if "heatmaps/02-red.png" in items[item]:
-            assert files["heatmaps.02-red.png"] == items[item]["heatmaps/02-red.png"]
+        assert files == {short.get(n, n.replace("/", ".")): d for n, d in items[item].items()}
 
 
 # Parquet
@@ -203,15 +156,11 @@ def test_webdataset_reads_every_file_of_an_item(tars):
 @pytest.fixture(scope="module")
 def parquets(tmp_path_factory):
     """A run of several files, of which one has options that the others lack."""
-    parts = ("image", "maps", "grid")
-    items = {
-        name: pack(name, line, parts=parts, **({}, {"guidance_scale": 5})[line > 3])
-        for line, name in enumerate(("train", "b.c", "B", "test-1", "e"), 1)
-    }
+    parts, more = ("image", "maps", "grid"), [{}, {"guidance_scale": 5}]
+    names = ("train", "b.c", "B", "test-1", "e")
+    items = {n: pack(n, i, parts=parts, **more[i > 3]) for i, n in enumerate(names, 1)}
     root = tmp_path_factory.mktemp("parquets") / "run"
-    new_run(root, items, format="parquet", shard_bytes=60_000, save=list(parts))
-    assert len([*(root / "shards").iterdir()]) > 2
-    return root, items
+    return new_run(root, items, format="parquet", save=list(parts)), items
 
 
 @pytest.mark.slow
@@ -238,7 +187,7 @@ def test_parquet_is_a_data_set_of_images_rows_and_maps(parquets, load_dataset, s
 
 def test_any_reader_of_parquet_reads_the_rows(parquets):
     root, items = parquets
-    table = pandas.concat(map(pandas.read_parquet, sorted((root / "shards").iterdir())))
+    table = pandas.concat(map(pandas.read_parquet, sorted(root.glob("shards/*.parquet"))))
     assert sorted(table["id"]) == sorted(items)
     for _, row in table.iterrows():
         assert row["image"]["bytes"] == items[row["id"]]["image.png"]
@@ -246,23 +195,15 @@ def test_any_reader_of_parquet_reads_the_rows(parquets):
         assert row["maps"][0]["values"].dtype == "float16"
 
 
-def test_columns_of_parts_that_were_not_saved_are_left_out(tmp_path, load_dataset):
-    items = {"a": pack("a", parts=("image",))}
-    root = new_run(tmp_path / "run", items, format="parquet", save=["image"])
-    found = load_dataset(str(root))
-    assert {"image", "run", "prompt"} < {*found.column_names}
-    assert not {"maps", "files"} & {*found.column_names}
-
-
 def test_a_byte_that_changed_in_a_page_is_not_read_as_if_it_were_right(parquets, tmp_path):
     """Of an image, which is stored as it is: nothing but the page's checksum knows of it."""
     root, items = parquets
     image = items["e"]["image.png"]
-    [shard] = [path for path in (root / "shards").iterdir() if image in path.read_bytes()]
+    [shard] = [path for path in root.glob("shards/*.parquet") if image in path.read_bytes()]
     data = bytearray(shard.read_bytes())
     data[data.index(image) + len(image) // 2] ^= 1
     (tmp_path / "shards").mkdir()
     (tmp_path / "shards" / shard.name).write_bytes(data)
-    held = Parquets(Disk(tmp_path), 1)
+    format = format_of(Place(tmp_path), read_manifest(Place(root)))
     with pytest.raises(ValueError, match="CRC"):
-        held.read("e", f"shards/{shard.name}", ["image.png"])
+        format.read(f"shards/{shard.name}", "e", ["image.png"])

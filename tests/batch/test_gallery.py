@@ -1,44 +1,184 @@
-"""``index.html`` of a batch run: what it holds."""
+"""Sheets of thumbnails and maps, and the gallery's pages: what they hold."""
 
 import base64
 import hashlib
+import html
+import io
+import math
+import pickle
 import re
-from html.parser import HTMLParser
+from dataclasses import replace
+from itertools import combinations
 
+import numpy as np
 import pytest
-from helpers.browser import list_troubles, page_opener, start_browser, wait_for  # noqa: F401
-from helpers.galleries import FAILED, HOSTILE, UNREAD, Data, data_of, ids_of, row, written
+import torch
+from helpers.galleries import HOSTILE, Data, data_of, failed, ids_of, row, row_of, written
+from helpers.small_runs import edited, small_run
+from helpers.video_runs import disc_run
+from PIL import Image
 
+from sdattn import Heatmaps
 from sdattn.batch import gallery
+from sdattn.batch.gallery import sheets
+from sdattn.batch.gallery.sheets import make_sheet, tile
+from sdattn.maps.heatmap import latent_frames
+from sdattn.maps.masks import MaskSettings
+
+BOTH = ("image", "maps")
 
 
-class Inline(HTMLParser):
-    """The policies of a page, its tags, and what its styles and scripts, not its data, hold."""
+def opened(data):
+    return np.asarray(Image.open(io.BytesIO(data)).convert("RGBA"))
 
-    def __init__(self, path):
-        super().__init__(convert_charrefs=True)
-        self.policies, self.tags, self.scripts, self.styles, self.links = [], [], [], [], []
-        self.inside = None
-        self.feed(path.read_text(encoding="utf-8"))
 
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        attrs = dict(attrs)
-        if tag == "link":
-            self.links.append(attrs["href"])
-        if attrs.get("http-equiv") == "Content-Security-Policy":
-            self.policies.append(attrs["content"])
-        kinds = {"style": self.styles, "script": self.scripts}
-        self.inside = kinds.get(tag) if attrs.get("id") != "data" else None
-        if self.inside is not None:
-            self.inside.append("")
+def cut(sheet, place):
+    left, top, width, height = place
+    return sheet[top : top + height, left : left + width]
 
-    def handle_endtag(self, tag):
-        self.inside = None
 
-    def handle_data(self, data):
-        if self.inside is not None:
-            self.inside[-1] += data
+def with_maps(run, values):
+    """The run with other maps, ``[(frames,) rows, cols, tokens]``."""
+    return replace(run, heatmaps=Heatmaps(run.heatmaps.prompt, values))
+
+
+def shades_of(values):
+    """From 0 for the lowest value to 255 for the highest, in float64."""
+    values = np.asarray(values, dtype=np.float64)
+    return np.rint(255 * (values - values.min()) / (values.max() - values.min()))
+
+
+# Sheets
+
+
+def test_maps_are_in_the_sheet_exactly_and_images_nearly():
+    runs = [small_run(n, prompt) for n, prompt in enumerate(("a red cat", "a dog, a cat"))]
+    smooth = Image.new("RGB", (96, 64), "teal")
+    data, places = make_sheet([tile(replace(run, image=smooth), BOTH) for run in runs])
+    sheet = opened(data)
+    for run, place in zip(runs, places, strict=True):
+        image = cut(sheet, place["image"])
+        assert image.shape == (64, 96, 4) and (image[..., 3] == 255).all()
+        assert np.abs(image[..., :3] - np.array([0, 128, 128.0])).mean() < 1
+        words = [*dict.fromkeys(run.heatmaps.words)]
+        maps = np.split(cut(sheet, place["maps"])[..., 3], len(words), axis=1)
+        for word, found, (low, high, share) in zip(words, maps, place["ranges"], strict=True):
+            assert np.array_equal(found, np.pad(found[1:-1, 1:-1], 1, mode="edge"))
+            first = run.heatmaps.find(word)[0]
+            assert (
+                np.abs(found[1:-1, 1:-1] - shades_of(first.values)).max() <= 1
+            )  # a tie of float32
+            assert (low, high) == pytest.approx(first.range, rel=5e-3) and share == 0.5
+    assert len(places[1]["ranges"]) == 4  # "a" once
+
+
+def test_large_maps_are_averaged_to_few_cells():
+    fine = torch.rand(32, 48, 77, generator=torch.Generator().manual_seed(0))
+    run = with_maps(small_run(), fine)
+    for one, heatmap in zip(tile(run, ["maps"]).maps, run.heatmaps.occurrences(), strict=True):
+        values = heatmap.values.double().numpy()
+        averaged = values.reshape(16, 2, 24, 2).mean((1, 3))
+        shades = 255 * (averaged - values.min()) / (values.max() - values.min())
+        assert np.abs(one - shades).max() < 0.51  # in the range of the map as it was
+    assert {one.shape for one in tile(with_maps(run, fine[:10]), ["maps"]).maps} == {(5, 24)}
+
+
+@pytest.mark.parametrize("size", [(640, 400), (400, 640), (1000, 10), (64, 64)])
+def test_a_thumbnail_is_of_the_whole_image(size):
+    image = Image.new("RGB", size)
+    image.putpixel((size[0] - 1, size[1] - 1), (255, 255, 255))
+    image.paste("red", (0, 0, size[0] // 2, size[1]))
+    small = tile(replace(small_run(), image=image), ["image"]).images["image"]
+    scale = min(1, 192 / max(size))
+    assert small.size == tuple(max(1, round(side * scale)) for side in size)
+    ends = (small.getpixel((x, 0)) for x in (0, small.width - 1))
+    assert [pixel[0] > 200 for pixel in ends] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("parts", "images", "maps"),
+    [
+        (["image"], ["image"], 0),
+        (["maps"], [], 3),
+        (["image", "overlays"], ["image"], 3),
+        (["report"], [], 3),
+        (["video"], ["image"], 0),
+    ],
+)
+def test_a_tile_has_what_is_saved(parts, images, maps):
+    found = tile(small_run(), parts)
+    assert ([*found.images], len(found.maps), len(found.ranges)) == (images, maps, maps)
+
+
+def test_an_edit_has_its_source_too():
+    source = Image.new("RGB", (96, 64), "red")
+    data, [place] = make_sheet([tile(small_run(), BOTH, source=source)])
+    assert cut(opened(data), place["source"])[32, 48, 0] > 240
+
+
+def test_a_video_is_its_middle_frame_on_the_scale_of_all():
+    run = disc_run(frames=9, latent=3)
+    found = tile(run, ("video", "maps"))
+    assert np.array_equal(found.images["image"], run.video[4])
+    for one, heatmap, (low, high, share) in zip(
+        found.maps, run.heatmaps.occurrences(), found.ranges, strict=True
+    ):
+        middle = latent_frames(3, 9)[4]
+        assert np.abs(one - shades_of(heatmap.values)[middle]).max() <= 1
+        assert (low, high, share) == (*map(lambda v: float(f"{v:.3g}"), heatmap.range), 0.5)
+
+
+def best_cut(values):
+    """The level with the largest variance between the classes, of all of them."""
+    values = np.asarray(values, dtype=np.float64).ravel()
+    classes = {level: (values[values < level], values[values >= level]) for level in set(values)}
+    del classes[values.min()]
+    spread = lambda a, b: len(a) * len(b) * (a.mean() - b.mean()) ** 2  # noqa: E731
+    return max(classes, key=lambda level: spread(*classes[level]))
+
+
+@pytest.mark.parametrize("threshold", [0.3, "otsu", None])
+def test_a_mask_begins_where_the_masks_of_the_run_do(threshold):
+    run = small_run()
+    ranges = tile(run, BOTH, MaskSettings(threshold=threshold)).ranges
+    for heatmap, (*_, share) in zip(run.heatmaps.occurrences(), ranges, strict=True):
+        low, high = heatmap.range
+        otsu = (best_cut(heatmap.values) - low) / (high - low)
+        assert share == pytest.approx({"otsu": otsu, None: 0.5}.get(threshold, 0.3), abs=6e-4)
+
+
+def test_a_flat_map_has_an_empty_mask_and_one_that_is_not_finite_is_refused():
+    found = tile(with_maps(small_run(), torch.full((4, 6, 77), 0.25)), BOTH)
+    assert {one.max() for one in found.maps} == {0}
+    assert found.ranges == [(0.25, 0.25, None)] * 3
+    with pytest.raises(ValueError, match="NaN or infinite"):
+        tile(with_maps(small_run(), torch.full((4, 6, 77), math.nan)), BOTH)
+
+
+def test_parts_of_a_sheet_do_not_overlap_and_its_bytes_are_the_same_again(monkeypatch):
+    tiles = [tile(small_run(n), BOTH if n % 3 else ["maps"]) for n in range(12)]
+    tiles[4] = None
+    for most in (20_000_000, 9_000):  # where all are smaller, with fewer words
+        monkeypatch.setattr(sheets, "MOST_PIXELS", most)
+        data, places = make_sheet(tiles)
+        height, width, _ = opened(data).shape
+        assert places[4] is None and "image" not in places[0]
+        boxes = [
+            box for place in places if place for name, box in place.items() if name != "ranges"
+        ]
+        for left, top, wide, high in boxes:
+            assert min(left, top) >= 0 and left + wide <= width and top + high <= height
+        for (a, b, c, d), (e, f, g, h) in combinations(boxes, 2):
+            assert a + c <= e or e + g <= a or b + d <= f or f + h <= b
+        assert make_sheet(pickle.loads(pickle.dumps(tiles))) == (data, places)
+    assert places[1]["image"][2:] == [35, 24] or max(places[1]["image"][2:]) <= 37
+
+
+def test_a_shard_without_images_and_maps_has_no_sheet():
+    assert make_sheet([None, tile(small_run(), [])]) == (b"", [None, None])
+
+
+# Pages
 
 
 def digest_of(text):
@@ -55,105 +195,130 @@ def text_of(path):
     return " ".join(Data(path).text.split())
 
 
-# What is written
-
-
 def test_a_page_holds_what_the_rows_say(tmp_path):
     rows = [row(n, one, seed=2**63 - n, truncated=["late"]) for n, one in enumerate(HOSTILE, 1)]
-    rows[2] |= {"blanked": True, "item": "c"}
-    found = data_of(written(tmp_path / "run", rows) / "index.html")["rows"]
-    names = ("id", "place", "prompt", "seed", "words", "width", "height", "truncated", "blanked")
-    for one, values in zip(rows, found, strict=True):
-        expected = {**one, "seed": str(one["seed"]), "blanked": int(one["blanked"])}
-        assert dict(zip(names, values, strict=True)) == {name: expected[name] for name in names}
+    rows[2] |= {"blanked": True, "item": "c", "thumb": {"image": [0, 0, 9, 9]}, "sheet": "s.webp"}
+    rows += [failed(99, "</script><b>no")]
+    data = data_of(written(tmp_path / "run", rows) / "index.html")
+    assert data["sheets"] == ["s.webp"]
+    for one, found in zip(rows, data["rows"], strict=True):
+        expected = {
+            **one,
+            "seed": str(one["seed"]),
+            "words": [*dict.fromkeys(one.get("words", ()))],
+        }
+        for name in ("id", "place", "prompt", "seed", "words", "truncated", "blanked", "failed"):
+            assert (found.get(name) or None) == (expected.get(name) or None)
+    assert data["rows"][2]["sheet"] == 0 and data["rows"][2]["thumb"] == rows[2]["thumb"]
 
 
 def test_the_policy_allows_our_script_and_images_beside_the_page(tmp_path):
     """The whole of it, with the hashes of what is in the page."""
-    page = Inline(written(tmp_path / "run", [row(1)]) / "index.html")
-    [policy] = page.policies
-    rules = dict(one.strip().split(" ", 1) for one in policy.split(";"))
-    assert rules == {
-        "default-src": "'none'",
-        "img-src": "data: 'self' file:",
-        "style-src": "".join(f"'{digest_of(one)}'" for one in page.styles),
-        "script-src": "".join(f"'{digest_of(one)}'" for one in page.scripts),
-        "base-uri": "'none'",
-        "form-action": "'none'",
-    }
-    assert (len(page.scripts), len(page.styles)) == (1, 1)
-    assert page.tags.count("script") == 2
-    assert not {"iframe", "object", "base"} & {*page.tags}
-    assert all(one.startswith("data:") for one in page.links)
+    page = (written(tmp_path / "run", [row(1)]) / "index.html").read_text(encoding="utf-8")
+    [policy] = re.findall('http-equiv="Content-Security-Policy" content="([^"]*)"', page)
+    [style], [script] = (
+        re.findall(f"<{tag}>(.*?)</{tag}>", page, re.DOTALL) for tag in ("style", "script")
+    )
+    assert html.unescape(policy) == (
+        f"default-src 'none'; img-src data: 'self' file:; style-src '{digest_of(style)}'; "
+        f"script-src '{digest_of(script)}'; base-uri 'none'; form-action 'none'"
+    )
+    assert (page.count("<script"), page.count("<style"), page.count("<link")) == (2, 1, 1)
+    assert not re.search("<(iframe|object|base)", page)
 
 
 @pytest.mark.parametrize(
-    ("save", "format", "opens", "images"),
+    ("save", "format", "opens"),
     [
-        (["image", "overlays", "grid", "report"], "folder", "report.html", True),
-        (["image", "grid", "maps"], "folder", "grid.png", True),
-        (["image", "maps"], "folder", "image.png", True),
-        (["grid", "maps"], "folder", "grid.png", False),
-        (["maps", "masks"], "folder", None, False),
-        (["image", "maps", "grid", "report"], "webdataset", None, False),
+        (
+            ["image", "overlays", "grid", "report"],
+            "folder",
+            ["report.html", "grid.png", "image.png"],
+        ),
+        (["grid", "maps"], "folder", ["grid.png"]),
+        (["maps", "masks"], "folder", []),
+        (["image", "maps", "grid", "report"], "webdataset", []),
+        (["video", "maps"], "folder", ["video.mp4", "image.png"]),
     ],
 )
-def test_what_a_card_opens_follows_from_what_was_saved(tmp_path, save, format, opens, images):
-    page = written(tmp_path / "run", [row(1)], save=save, format=format) / "index.html"
-    found = data_of(page)
-    assert (found["opens"], found["has_images"]) == (opens, images)
-    assert ("are in shards" in text_of(page)) == (format == "webdataset")
-    assert ("did not save its images" in text_of(page)) == (format == "folder" and not images)
+def test_what_a_card_opens_follows_from_what_was_saved(tmp_path, save, format, opens):
+    kind = "mp4" if "video" in save else None
+    page = written(tmp_path / "run", [row(1)], save=save, format=format, video_format=kind)
+    assert data_of(page / "index.html")["opens"] == opens
 
 
 def test_a_command_is_offered_where_it_can_draw(tmp_path):
     for save, offered in ((["image", "maps"], True), (["image"], False), (["maps"], False)):
         page = written(tmp_path / "run", [row(1)], save=save, format="webdataset") / "index.html"
-        assert ("run its command" in text_of(page)) == offered
+        assert ("To open an item" in text_of(page)) == offered
 
 
 @pytest.mark.parametrize(
-    ("errors", "told"),
+    ("failures", "bad_lines", "told"),
     [
-        ([FAILED, {**FAILED, "id": "y"}], "2 items failed, see errors.jsonl."),
-        ([UNREAD], "1 line could not be read, see errors.jsonl."),
-        ([FAILED, UNREAD], "1 item failed and 1 line could not be read, see errors.jsonl."),
-        ([], None),
+        (2, 0, "2 items failed, see errors.jsonl."),
+        (0, 1, "1 line could not be read, see bad_lines.jsonl."),
+        (1, 3, "1 item failed, see errors.jsonl. 3 lines could not be read, see bad_lines.jsonl."),
+        (0, 0, None),
     ],
 )
-def test_what_failed_is_told(tmp_path, errors, told):
-    text = text_of(written(tmp_path / "run", [row(1)], errors=errors) / "index.html")
-    assert told in text if told else "errors" not in text
+def test_what_failed_is_told(tmp_path, failures, bad_lines, told):
+    rows = [row(1), *(failed(n) for n in range(2, 2 + failures))]
+    text = text_of(written(tmp_path / "run", rows, bad_lines=bad_lines) / "index.html")
+    assert told in text if told else "jsonl" not in text.replace("see metadata.jsonl", "")
 
 
 def test_the_head_tells_of_the_run(tmp_path):
     root, rows = tmp_path / "run", [row(line) for line in range(1, 1235)]
     text = text_of(written(root, rows, model="some/<model>") / "index.html")
     assert "1,234 items · model some/<model> · preset plain, refined" in text
-    text = text_of(written(root, rows[:1], input={"items": 7}) / "index.html")
+    text = text_of(written(root, [rows[0], failed(2)], items=7) / "index.html")
     assert "1 of 7 items · model" in text
-    text = text_of(written(root, rows[:2], input={"items": 1}) / "index.html")  # after --force
-    assert "2 items · model" in text
+    written(tmp_path / "there", [rows[0], failed(2)], items=7)  # the same bytes anywhere
+    assert (tmp_path / "there" / "index.html").read_bytes() == (root / "index.html").read_bytes()
+    text = text_of(written(root, [], items=1) / "index.html")
+    assert "0 of 1 item · model" in text and "No item has been drawn yet." in text
 
 
-def test_an_empty_run_has_a_page_that_says_so(tmp_path):
-    page = written(tmp_path / "run", [], errors=[FAILED], input={"items": 1}) / "index.html"
-    assert "0 of 1 item · model" in text_of(page)
-    assert "1 item failed" in text_of(page) and "No item has been drawn yet." in text_of(page)
-    assert data_of(page)["rows"] == []
+def test_words_that_the_demo_never_learnt_are_named_and_not_chosen(tmp_path):
+    prompts = ("a dragon", "a dragon, a red cat", "a Cat.", "of the")
+    rows = [row_of(small_run(n, prompt), n, "x") for n, prompt in enumerate(prompts, 1)]
+    for model, strange, best in (
+        ("demo", [["dragon"], ["dragon"], None, None], [None, "cat", "Cat", None]),
+        ("m", [None] * 4, ["dragon", None, "Cat", None]),
+    ):
+        page = written(tmp_path / model, rows, model=model) / "index.html"
+        found = data_of(page)["rows"]
+        assert [one.get("strange") for one in found] == strange
+        expected = [one.get("best") for one in found]
+        assert [a or b for a, b in zip(best, expected, strict=True)] == expected
+        assert ("It knows only: cat, dog" in text_of(page)) == (model == "demo")
 
 
-def test_the_same_run_gives_the_same_bytes_anywhere(tmp_path):
-    pages = [written(tmp_path / name, [row(1)]) / "index.html" for name in ("here", "there")]
-    assert pages[0].read_bytes() == pages[1].read_bytes()
+def test_the_word_that_stands_out_is_chosen_and_of_an_edit_a_new_one(tmp_path):
+    peaks = {"a": 0.9, "dog": 0.5, "and": 0.8, "cat": 0.6, "red": 0.7, "house": 0.2}
+    prompt = "a dog and a cat, red house"
+    numbers = [
+        {"word": word, "peak": peaks.get(word, 0.9), "mean": 0.1}
+        for word in ["a", "dog", "and", "a", "cat", ",", "red", "house"]
+    ]
+    words = [one["word"] for one in numbers]
+    drawn = row(1, prompt, words=words, statistics=numbers)
+    edit = {**drawn, "source_prompt": "a bird and a Cat, red tree"}
+    colour = row(2, "a red", words=["a", "red"], statistics=[numbers[0], numbers[6]])
+    found = data_of(written(tmp_path, [drawn, edit, colour]) / "index.html")["rows"]
+    assert [one["best"] for one in found] == ["cat", "dog", "red"]
+    run = small_run(edited=edited())
+    assert row_of(run, 1, "x")["source_prompt"] == "a red cat"
 
 
-# Pages
+# Several pages
 
 
 def test_a_larger_run_has_pages_that_link_each_other(tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "EACH", 4)
     rows = [row(line) for line in (1, 2, 5, 6, 7, 8, 9, 10, 1200)]
+    rows[4] = failed(7)
     root = written(tmp_path / "run", rows)
     names = ["index.html", "index-2.html", "index-3.html"]
     assert sorted(path.name for path in root.glob("*.html")) == sorted(names)
@@ -163,55 +328,23 @@ def test_a_larger_run_has_pages_that_link_each_other(tmp_path, monkeypatch):
         ["001200"],
     ]
     for name in names:
-        links = re.findall('<a class="button" href="([^"]*)"( aria-current="page")?>', (
-            (root / name).read_text()
-        ))  # fmt: skip
+        links = re.findall(
+            '<a class="button" href="([^"]*)"( aria-current="page")?>', (root / name).read_text()
+        )
         assert [link[0] for link in links] == names
         assert [link[0] for link in links if link[1]] == [name]
         assert pages_of(root / name) == "Lines 1-6 7-10 1,200-1,200"
-        assert "9 items · model" in text_of(root / name)
+        assert "8 of 9 items · model" in text_of(root / name)
 
 
 def test_many_pages_link_the_ends_and_their_neighbours(tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "EACH", 1)
     root = written(tmp_path / "run", [row(line) for line in range(1, 31)])
     assert pages_of(root / "index.html") == "Lines 1-1 2-2 3-3 … 30-30"
+    assert pages_of(root / "index-4.html") == "Lines 1-1 2-2 3-3 4-4 5-5 6-6 … 30-30"
     assert pages_of(root / "index-15.html") == "Lines 1-1 … 13-13 14-14 15-15 16-16 17-17 … 30-30"
-    assert pages_of(root / "index-29.html") == "Lines 1-1 … 27-27 28-28 29-29 30-30"
-
-
-def test_a_page_as_large_as_the_run_is_the_only_one(tmp_path, monkeypatch):
     monkeypatch.setattr(gallery, "EACH", 3)
-    root = written(tmp_path / "run", [row(line) for line in (1, 2, 3)])
-    assert [path.name for path in root.glob("*.html")] == ["index.html"]
-    assert "<nav" not in (root / "index.html").read_text()
-
-
-def test_pages_of_an_earlier_larger_run_are_removed(tmp_path, monkeypatch):
-    monkeypatch.setattr(gallery, "EACH", 2)
-    root, rows = tmp_path / "run", [row(line) for line in range(1, 24)]
-    written(root, rows)
-    assert len([*root.glob("index-*.html")]) == 11
-    mine = ("index-old.html", "index-02.html", "index-4.html.bak", "other.html")
-    for name in mine:
-        (root / name).write_text("mine")
-    written(root, rows[:5])
-    expected = {"index.html", "index-2.html", "index-3.html", *mine}
-    assert {path.name for path in root.iterdir()} >= expected
-    assert {path.name for path in root.glob("*.html*")} == expected
-    assert ids_of(root / "index-3.html") == ["000005"]
-
-
-def test_a_page_that_cannot_be_written_leaves_the_old_one(tmp_path, monkeypatch):
-    root = written(tmp_path / "run", [row(1)])
-    before = (root / "index.html").read_bytes()
-
-    def refuse(*_):
-        raise OSError("full")
-
-    with monkeypatch.context() as patches:
-        patches.setattr("sdattn.files.writing.os.replace", refuse)
-        with pytest.raises(OSError, match="full"):
-            written(root, [row(1), row(2)])
-    assert (root / "index.html").read_bytes() == before
-    assert not [*(root / ".batch" / "tmp").iterdir()]
+    one = written(tmp_path / "one", [row(line) for line in (1, 2, 3)])  # as large as the run
+    assert [path.name for path in one.glob("*.html")] == ["index.html"]
+    assert "<nav" not in (one / "index.html").read_text()
+    assert pages_of(root / "index-29.html") == "Lines 1-1 … 27-27 28-28 29-29 30-30"

@@ -1,442 +1,360 @@
-"""Images of the user's own in a batch, explained as explain() does, wherever they are found."""
+"""Photos to explain: none becomes a prompt, and what cannot be explained is a named bad line."""
 
-import io
 import os
+import re
 import tarfile
+import unicodedata
 from pathlib import Path
 
-import datasets
-import numpy as np
+import pyarrow as pa
 import pytest
-from helpers.batch_draws import SMALL, draw
-from helpers.demo_batches import contents, rows, stamps, wait_until, whole, write_lines
-from helpers.demo_words import needs_sprites
-from helpers.forks import Fork
-from helpers.galleries import data_of
-from helpers.tiers import tiered
+from helpers.item_lines import check_message, photo, planned, put, write_tar
 from PIL import Image
+from pyarrow import parquet
 
-from scripts.scenes.emoji import random_scene
-from sdattn import explain, load_pipeline
-from sdattn.batch import Request, open_batch, run_batch, verify
-from sdattn.batch.input.items import read_items
-from sdattn.batch.input.plan import check_items
-from sdattn.batch.input.sources import read_source
-from sdattn.batch.storage.folder import BatchFolder
+from sdattn.files.writing import sha256
 
-CAPTIONS = ("a red cat", "a dog", "dog and cat")
-SAVE = ("image", "maps", "masks")
+PNG = photo()
+STRUCT = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
 
 
-def photo(number, size=(128, 128)):
-    noise = np.random.default_rng(number).integers(0, 256, (*size[::-1], 3), np.uint8)
-    return Image.fromarray(noise)
+def explained(source, **request):
+    """Ids and captions of what is explained, and the reasons of bad lines by what they name."""
+    items, bad = planned(photos=source, **request)
+    assert all(item.image is not None for item in items)
+    for one in bad:
+        check_message(one)
+    return {item.id: item.prompt for item in items}, [one.reason for one in bad]
 
 
-def as_bytes(image, kind="PNG"):
-    buffer = io.BytesIO()
-    image.save(buffer, kind)
-    return buffer.getvalue()
-
-
-def pairs(folder, captions=CAPTIONS):
-    folder.mkdir(parents=True)
-    for number, caption in enumerate(captions):
-        photo(number).save(folder / f"p{number}.png")
-        (folder / f"p{number}.txt").write_text(caption + "\n")
-    return folder
-
-
-def items_of(source):
-    return read_items(*read_source(str(source)))
-
-
-def explain_all(model, source, out, **request):
-    usual = {"batch_size": 1, "device": "cpu", "save": SAVE, "progress": False}
-    return run_batch(Request(source, out, str(model), **{**usual, **request}))
-
-
-@pytest.fixture(scope="module")
-def photos(tmp_path_factory):
-    return pairs(tmp_path_factory.mktemp("photos") / "set")
-
-
-# What is explained
-
-
-@pytest.mark.slow
-@needs_sprites
-def test_an_item_is_what_explain_makes_of_it(demo, tmp_path):
-    rng = np.random.default_rng(3)
-    scenes = [random_scene(rng, n_objects=2) for _ in range(3)]
-    lines = [{"image": f"{i}.png", "prompt": s.caption(rng)} for i, s in enumerate(scenes)]
-    lines[1] |= {"seed": 9, "timesteps": [100, 400], "words": [scenes[1].objects[0].noun]}
-    for line, scene in zip(lines, scenes, strict=True):
-        Image.fromarray(scene.draw()).save(tmp_path / line["image"])
-    wide = Image.fromarray(scenes[2].draw()).resize((300, 200))
-    wide.save(tmp_path / "2.png")
-    write_lines(tmp_path / "in.jsonl", [*lines, {"prompt": "a cat", "num_inference_steps": 2}])
-    outcome = explain_all("demo", tmp_path / "in.jsonl", tmp_path / "run")
-    assert (outcome.whole, outcome.failed, outcome.bad_lines) == (4, 0, 0)
-    found = open_batch(tmp_path / "run")
-    assert found["000004"].settings.explained is None  # drawn
-    for number, line in enumerate(lines, 1):
-        asked = {name: line[name] for name in ("timesteps", "words") if name in line}
-        image = Image.open(tmp_path / line["image"])
-        run = explain(demo, image, line["prompt"], seed=line.get("seed", number - 1), **asked)
-        ours, theirs = found[f"{number:06d}"], run[0]
-        assert ours.image.tobytes() == theirs.image.tobytes()
-        assert ours.info["explained"] == theirs.info["explained"]
-        assert list(ours.heatmaps.words) == list(theirs.heatmaps.words)
-        for own, other in zip(
-            ours.heatmaps.occurrences(), theirs.heatmaps.occurrences(), strict=True
-        ):
-            assert (own.values - other.values).abs().max() < 2e-3 * other.values.max()  # float16
-    row = rows(tmp_path / "run" / "metadata.jsonl")[1]
-    assert (row["source_file"], row["words"]) == ("1.png", lines[1]["words"])
-
-
-@pytest.mark.slow
-def test_images_of_one_size_run_together_each_from_its_own_noise(model, photos, tmp_path):
-    explain_all(model, photos, tmp_path / "alone")
-    explain_all(model, photos, tmp_path / "together", batch_size=3)
-    alone, together = open_batch(tmp_path / "alone"), open_batch(tmp_path / "together")
-    assert list(alone) == list(together) == ["p0", "p1", "p2"]
-    for name in alone:
-        for one, other in zip(
-            *(run[name].heatmaps.occurrences() for run in (alone, together)), strict=True
-        ):
-            assert (one.values - other.values).abs().max() < 2e-3 * one.values.max()
-
-
-@pytest.mark.parametrize("kind", tiered(["folder", "webdataset", "parquet"], daily=3))
-@pytest.mark.slow
-def test_rows_name_a_mask_for_each_word(model, photos, tmp_path, kind):
-    explain_all(model, photos, tmp_path / "run", format=kind)
-    assert verify(tmp_path / "run") == (3, [])
-    found, files = open_batch(tmp_path / "run"), contents(tmp_path / "run")
-    for row in rows(tmp_path / "run" / "metadata.jsonl"):
-        heatmaps = found[row["id"]].heatmaps
-        assert len(row["masks"]) == len(row["words"]) == len(row["prompt"].split())
-        for name, heatmap in zip(row["masks"], heatmaps.occurrences(), strict=True):
-            if kind == "folder":
-                mask = Image.open(tmp_path / "run" / name)
-            else:
-                mask = Image.open(io.BytesIO(files[row["id"]][name]))
-            assert (mask.size, mask.mode) == ((row["width"], row["height"]), "L")
-            same = np.array(mask) == 255 * heatmap.mask((128, 128)).numpy()
-            assert same.mean() > 0.98, same.mean()
-    if kind == "parquet":
-        from pyarrow import parquet
-
-        [shard] = (tmp_path / "run" / "shards").iterdir()
-        table = parquet.read_table(shard, columns=["source_file", "masks"]).to_pylist()
-        assert table[1] == {
-            "source_file": "p1.png",
-            "masks": ["masks/01-a.png", "masks/02-dog.png"],
-        }
-
-
-# Where images are found
-
-
-def tar_of(path, members):
-    with tarfile.open(path, "w") as tar:
-        for name, data in members.items():
-            member = tarfile.TarInfo(name)
-            member.size = len(data)
-            tar.addfile(member, io.BytesIO(data))
+def table(path, **columns):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    parquet.write_table(pa.table(columns), path)
     return path
 
 
-def imagefolder(folder, captions=CAPTIONS):
-    (folder / "deep").mkdir(parents=True)
-    lines = []
-    for number, caption in enumerate(captions):
-        photo(number).save(folder / "deep" / f"p{number}.png")
-        lines.append({"file_name": f"deep/p{number}.png", "text": caption, "width": 64})
-    write_lines(folder / "metadata.jsonl", lines)
-    return folder
+# Pairs in folders
 
 
-def tarred(path, numbers=(0, 1, 2)):
-    members = {}
-    for i in numbers:
-        members |= {f"p{i}.png": as_bytes(photo(i)), f"p{i}.txt": CAPTIONS[i].encode()}
-        members |= {f"p{i}.json": b"{}"}
-    return tar_of(path, members)
-
-
-def tars(source):
-    source.mkdir()
-    tarred(source / "0.tar", [0])
-    tarred(source / "1.tar", [1, 2])
-    return source
-
-
-def nested(source):
-    deep = source / "a" / "b"
-    pairs(deep)
-    for ending in ("png", "txt"):
-        (deep / f"p0.{ending}").rename(source / f"p0.{ending}")
-    (source / "RUN" / "items").mkdir(parents=True)  # a run among its photos is none of them
-    (source / "RUN" / "batch.json").touch()
-    photo(0).save(source / "RUN" / "items" / "image.png")
-    return source
-
-
-def data_set():
-    images = [{"bytes": as_bytes(photo(i)), "path": f"p{i}.png"} for i in range(3)]
-    features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
-    return datasets.Dataset.from_dict({"image": images, "text": list(CAPTIONS)}, features)
-
-
-def saved(source):
-    data_set().save_to_disk(source)
-    return source
-
-
-def parquet(source):
-    data_set().to_parquet(source.with_suffix(".parquet"), batch_size=2)  # several row groups
-    return source.with_suffix(".parquet")
-
-
-def listed(source):
-    pairs(source)
-    lines = [{"image": f"set/p{i}.png", "caption": one} for i, one in enumerate(CAPTIONS)]
-    return write_lines(source.with_name("in.jsonl"), lines)
-
-
-FORMS = {
-    "pairs": pairs,
-    "nested": nested,
-    "tar": lambda source: tarred(source.with_suffix(".tar")),
-    "tars": tars,
-    "imagefolder": imagefolder,
-    "split": lambda source: imagefolder(source / "train").parent,
-    "saved": saved,
-    "parquet": parquet,
-    "list": listed,
-}
-
-
-@pytest.mark.filterwarnings("ignore::ResourceWarning")  # datasets leaves files open
-@pytest.mark.parametrize("form", FORMS)
-def test_one_set_of_photos_in_every_form(tmp_path, capsys, tiny_pipe, form):
-    source = FORMS[form](tmp_path / "set") or tmp_path / "set"
-    items, bad = items_of(source)
+def test_a_folder_of_pairs_is_explained(tmp_path):
+    put(tmp_path, "b.JPG", photo(kind="JPEG"))
+    put(tmp_path, "b.txt", "\ufeffa red cat\n")
+    put(tmp_path, "sub/IMG_1.5x.jpeg", photo(1, kind="JPEG"))
+    put(tmp_path, "sub/IMG_1.5x.TXT", "a dog")
+    put(tmp_path, "photo.jpg/c d.webp", photo(2, kind="WEBP"))
+    put(tmp_path, "photo.jpg/c d.txt", "a cow")
+    items, bad = planned(photos=tmp_path)
     assert bad == []
-    items = sorted(items, key=lambda item: Path(item.image.name).name)
-    assert [item.prompt for item in items] == list(CAPTIONS)
-    below = "a/b/" if form == "nested" else ""
-    assert [item.image.name for item in items] == ["p0.png", f"{below}p1.png", f"{below}p2.png"]
-    for number, item in enumerate(items):
-        assert item.image.size == (128, 128)
-        assert item.image.open().tobytes() == photo(number).tobytes()
-    first = ["p0", "a-b-p1"] if form == "nested" else ["000001", "000002"]
-    first = ["p0", "p1"] if form in ("pairs", "tar", "tars") else first
-    assert [item.id for item in items[:2]] == first
-    jobs, bad = check_items(tiny_pipe, items, {})
-    assert (len(jobs), bad) == (3, [])
-    assert all("width" not in job.options for job in jobs)
-    if form == "imagefolder":
-        assert "not used, as an image decides them: 'width'" in capsys.readouterr().err
+    assert [(item.line, item.id, item.prompt, item.image.name) for item in items] == [
+        (1, "b", "a red cat", "b.JPG"),
+        (2, "photo.jpg-c-d", "a cow", "photo.jpg/c d.webp"),
+        (3, "sub-IMG_1.5x", "a dog", "sub/IMG_1.5x.jpeg"),
+    ]
+    assert [item.seed for item in items] == [0, 1, 2]
+    assert items[2].image.open().size == (128, 128)
 
 
-def test_an_image_turned_by_its_exif_tag_has_its_upright_size(tmp_path):
-    tag = Image.Exif()
-    tag[0x0112] = 6
-    photo(0, (64, 32)).save(tmp_path / "a.jpg", exif=tag)
-    (tmp_path / "a.txt").write_text("a cat")
-    [item], _ = items_of(tmp_path)
-    assert item.image.size == (32, 64)
+def test_an_image_upright_by_its_tag_and_changed_since(tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6  # a quarter turn
+    path = put(tmp_path, "a.jpg", photo(size=(128, 64), kind="JPEG", exif=exif))
+    put(tmp_path, "a.txt", "a cat")
+    [item], _ = planned(photos=tmp_path)
+    assert item.image.size == (64, 128)
+    assert item.image.sha256 == sha256(path.read_bytes())
+    path.write_bytes(PNG)
+    with pytest.raises(ValueError, match="has changed"):
+        item.image.open()
 
 
-# What cannot be explained
-
-
-def test_what_lacks_an_image_or_a_caption_is_a_bad_line(tmp_path):
-    folder = pairs(tmp_path / "set")
-    (folder / "p0.txt").unlink()
-    (folder / "p1.png").write_bytes(b"no image")
-    (folder / "alone.txt").write_text("a cat")
-    photo(5).save(folder / "p2.jpg")
-    photo(6).save(folder / "good one.webp")
-    (folder / "good one.txt").write_bytes("\ufeffa cat".encode())
-    (folder / "empty.txt").write_text("\n")
-    photo(7).save(folder / "empty.png")
-    [item], bad = items_of(folder)
-    assert (item.prompt, item.id, item.image.name) == ("a cat", "000002", "good one.webp")
-    reasons = {line.text[11:16]: line.reason for line in bad}
-    assert "without an image" in reasons["alone"]
-    assert "prompt=''" in reasons["empty"]
-    assert "without a caption" in reasons['p0", ']
-    assert "p1.png is not a readable image" in reasons['p1", ']
-    assert "another image" in reasons['p2", ']
-    assert len(bad) == 5
-
-
-def bad_of(pipe, tmp_path, line, defaults=None):
-    write_lines(tmp_path / "in.jsonl", [line])
-    items, unread = items_of(tmp_path / "in.jsonl")
-    _, bad = check_items(pipe, items, defaults or {})
-    [one] = [*unread, *bad]
-    return one.reason
+def test_what_has_no_pair_is_named(tmp_path):
+    put(tmp_path, "images/a.png", PNG)
+    put(tmp_path, "captions/a.txt", "a cat")
+    put(tmp_path, "captions.csv", "image,caption\na.png,a cat\n")
+    put(tmp_path, "b.png", PNG)
+    found, reasons = explained(tmp_path)
+    assert found == {}
+    assert [reason.split(" is ")[0] for reason in reasons] == [
+        "b.png",
+        "captions/a.txt",
+        "images/a.png",
+    ]
+    assert "captions.csv has no column file_name" in reasons[0]
 
 
 @pytest.mark.parametrize(
-    ("changes", "reason"),
+    ("files", "reason"),
     [
-        ({"image": "none.png"}, "image='none.png' cannot be read: No such file"),
-        ({"image": "in.jsonl"}, "in.jsonl is not a readable image"),
-        ({"image": "."}, "cannot be read"),
-        ({"image": 3}, "image=3: write the path"),
-        ({"image": "https://host/a.png"}, "is an address"),
-        ({"prompt": None}, "prompt is missing"),
-        ({"width": 64}, "`width`"),
-        ({"negative_prompt": "dog"}, "`negative_prompt`"),
-        ({"timesteps": [0]}, "timesteps"),
-        ({"edit_to": "a dog"}, "edit_to"),
-        ({"words": ["dog"]}, "'dog' is not in the prompt"),
+        ({"a.heic": b"\0" * 99, "a.txt": "x"}, "a.heic is not a readable .* pip install"),
+        ({"a.svg": b"<svg/>", "a.txt": "x"}, "a.svg is of a format that is not read"),
+        ({"a.png": b"", "a.txt": "x"}, "a.png is empty"),
+        ({"a.png": PNG[:200], "a.txt": "x"}, "a.png is not a readable image"),
+        ({"a.png": PNG, "a.txt": ""}, "prompt=''"),
+        ({"a.png": PNG, "a.txt": b"wei\xdf"}, "a.txt is not UTF-8"),
+        ({"a.png": PNG, "a.jpg": PNG, "a.txt": "x"}, "a.jpg and a.png have one name"),
+        ({"a.png": PNG, "a.txt": "x", "a.TXT": "y"}, "a.TXT and a.txt have one name"),
+        ({"Cat.png": PNG, "cat.txt": "x"}, "Cat.png is an image without.*differs only in case"),
     ],
 )
-def test_lines_that_cannot_be_explained_are_bad(tiny_pipe, tmp_path, changes, reason):
-    photo(0).save(tmp_path / "a.png")
-    line = {"image": "a.png", "prompt": "a cat", **changes}
-    line = {name: value for name, value in line.items() if value is not None}
-    assert reason in bad_of(tiny_pipe, tmp_path, line)
+def test_one_image_one_caption(tmp_path, files, reason):
+    for name, data in files.items():
+        put(tmp_path, name, data)
+    put(tmp_path, "good.png", PNG)
+    put(tmp_path, "good.txt", "a cat")
+    found, reasons = explained(tmp_path)
+    assert found == {"good": "a cat"}
+    assert any(re.search(reason, one) for one in reasons)
 
 
-def test_defaults_for_drawing_are_for_lines_that_draw(tiny_pipe, tmp_path):
-    photo(0).save(tmp_path / "a.png")
-    lines = [{"image": "a.png", "prompt": "a cat"}, {"prompt": "a cat"}]
-    defaults = {**SMALL, "guidance_scale": 4.0, "negative_prompt": "dog", "clip_skip": 1}
-    write_lines(tmp_path / "in.jsonl", lines)
-    jobs, bad = check_items(tiny_pipe, items_of(tmp_path / "in.jsonl")[0], defaults)
-    assert bad == [] and jobs[0].shape != jobs[1].shape
-    assert jobs[0].options == {"clip_skip": 1} and jobs[0].item.negative_prompt is None
-    assert jobs[1].options["width"] == 64 and jobs[1].item.negative_prompt == "dog"
-    assert "`guidance_scale`" in bad_of(tiny_pipe, tmp_path, lines[0], defaults)
+def test_names_are_compared_as_people_see_them(tmp_path):
+    put(tmp_path, unicodedata.normalize("NFD", "café.png"), PNG)
+    put(tmp_path, unicodedata.normalize("NFC", "café.txt"), "a cat")
+    assert explained(tmp_path) == ({"cafe": "a cat"}, [])
 
 
-def test_other_pipelines_have_bad_lines(tmp_path):
-    from helpers.transformer_rows import TRANSFORMERS
-
-    photo(0).save(tmp_path / "a.png")
-    pipe = next(row for row in TRANSFORMERS if row.name == "Sana").make()
-    assert "SanaPipeline" in bad_of(pipe, tmp_path, {"image": "a.png", "prompt": "a cat"})
-
-
-@pytest.mark.slow
-def test_an_image_that_cannot_be_decoded_fails_alone(model, photos, tmp_path):
-    folder = pairs(tmp_path / "set", CAPTIONS[:2])
-    data = as_bytes(photo(8), "JPEG")
-    (folder / "cut.jpg").write_bytes(data[: len(data) // 2])
-    (folder / "cut.txt").write_text("a cat")
-    outcome = explain_all(model, folder, tmp_path / "run", batch_size=3)
-    assert (outcome.whole, outcome.failed, outcome.exit_code) == (2, 1, 1)
-    [failed] = rows(tmp_path / "run" / "errors.jsonl")
-    assert failed["id"] == "cut" and "cut.jpg" in failed["reason"]
-    photo(8).save(folder / "cut.jpg")
-    assert explain_all(model, folder, tmp_path / "run", force=True).whole == 3
+def test_ids_that_collide_get_a_suffix(tmp_path):
+    for name in ("a/b", "a-b", "A b", "猫", "犬", "b-"):
+        put(tmp_path, f"{name}.png", PNG)
+        put(tmp_path, f"{name}.txt", name)
+    found, reasons = explained(tmp_path)
+    assert reasons == []
+    assert found == {
+        **{"A-b": "A b", "a-b-2": "a-b", "b": "b-", "photo": "犬", "photo-2": "猫"},
+        "a-b-3": "a/b",
+    }
 
 
-# Going on
-
-
-@pytest.mark.slow
-def test_a_changed_photo_is_explained_anew_and_no_other(model, photos, tmp_path):
-    folder, run = pairs(tmp_path / "set"), tmp_path / "run"
-    explain_all(model, folder, run)
-    before = stamps(run)
-    photo(9).save(folder / "p1.png")
-    with pytest.raises(ValueError, match="input"):
-        explain_all(model, folder, run)
-    outcome = explain_all(model, folder, run, force=True)
-    assert (outcome.before, outcome.whole) == (2, 3)
-    assert len(before.items() & stamps(run).items()) == 2
-    assert open_batch(run)["p1"].image.tobytes() == photo(9).tobytes()
-    assert verify(run) == (3, [])
-
-
-def test_a_parquet_file_that_was_written_again_is_read_again(tmp_path):
-    """In one process, too: what was read of the earlier file is not its images."""
-    source = parquet(tmp_path / "set")
-    before, _ = items_of(source)
-    image = {"bytes": as_bytes(photo(9)), "path": "p9.png"}
-    features = datasets.Features({"image": datasets.Image(), "text": datasets.Value("string")})
-    held = {"image": [image], "text": ["a dog"]}
-    datasets.Dataset.from_dict(held, features).to_parquet(source)
-    [after], bad = items_of(source)
-    assert bad == [] and after.image.open().tobytes() == photo(9).tobytes()
-    with pytest.raises(ValueError, match="p0.png has changed"):
-        before[0].image.open()
-
-
-def test_a_photo_that_changes_during_the_run_is_not_explained(photos, tmp_path):
-    folder = pairs(tmp_path / "set")
-    items, _ = items_of(folder)
-    photo(9).save(folder / "p1.png")
-    assert items[0].image.open().size == (128, 128)
-    with pytest.raises(ValueError, match="changed"):
-        items[1].image.open()
-
-
-@pytest.mark.weekly
-@pytest.mark.skipif(os.name == "nt", reason="sends signals")
-def test_killed_in_the_middle_the_same_command_does_the_rest(invoke, model, tmp_path):
-    pairs(tmp_path / "set", CAPTIONS * 5)
-    arguments = ["batch", "set", "--model", model, "--save", "image,maps,masks"]
-    arguments += ["--batch-size", "2", "--device", "cpu", "--out"]
-    process = Fork(*arguments, "run", cwd=tmp_path)
-    wait_until(lambda: whole(tmp_path / "run") >= 3, process)
-    process.kill()
-    process.wait(60)
-    before = stamps(tmp_path / "run")
-    assert 3 <= len(before) < 15
-    for out in ("run", "undisturbed"):
-        code, _, err = invoke(*map(str, arguments), out)
-        assert code == 0, err
-    assert before.items() <= stamps(tmp_path / "run").items()
-    assert verify(tmp_path / "run") == (15, [])
-    assert contents(tmp_path / "run") == contents(tmp_path / "undisturbed")
-    assert len(list(BatchFolder(tmp_path / "run").layout.find())) == 15
-
-
-# What is shown
-
-
-@pytest.mark.slow
-def test_the_gallery_has_the_file_and_the_strongest_word(model, photos, tmp_path):
-    draw(model, tmp_path / "run", ["a cat", {"image": str(photos / "p0.png"), "prompt": "a cat"}])
-    drawn, explained = data_of(tmp_path / "run" / "index.html")["rows"]
-    words = rows(tmp_path / "run" / "metadata.jsonl")[1]["statistics"]
-    assert drawn[9:] == []
-    assert explained[9:] == [
-        None,
-        "p0.png",
-        int(np.argmax([word["peak"] - word["mean"] for word in words])),
+def test_what_is_no_file_is_never_opened(tmp_path):
+    folder, outside = tmp_path / "photos", tmp_path / "disk"
+    for name in ("good", "d/e"):
+        put(folder, f"{name}.png", PNG)
+        put(folder, f"{name}.txt", "a cat")
+    put(outside, "b.png", PNG)
+    put(outside, "b.txt", "a dog")
+    os.mkfifo(folder / "p.png")
+    put(folder, "p.txt", "x")
+    os.mkfifo(folder / "q.txt")
+    (folder / "more").symlink_to(outside)
+    (folder / "again").symlink_to(folder / "d")
+    (folder / "l.png").symlink_to(outside / "b.png")
+    (folder / "lost.png").symlink_to(folder / "nothing.png")
+    (folder / "inside.png").symlink_to(folder / "good.png")
+    put(folder, "inside.txt", "a cat again")
+    found, reasons = explained(folder)
+    assert found == {"good": "a cat", "inside": "a cat again", "d-e": "a cat"}
+    assert sorted(reason.split(" is ")[0] for reason in reasons) == [
+        *("again", "l.png", "lost.png", "more", "p.png", "q.txt"),
     ]
 
 
-@pytest.mark.slow
-def test_masks_of_a_folder_of_photos_from_the_command_line(invoke, model, photos, tmp_path):
-    arguments = ("--model", str(model), "--device", "cpu", "--save", "maps,masks")
-    code, out, err = invoke("batch", str(photos), "--out", "run", *arguments)
-    assert code == 0, err
-    assert "3 of 3 items" in " ".join(out.split())
-    [row, *_] = rows(tmp_path / "run" / "metadata.jsonl")
-    assert "file_name" not in row and all(
-        (tmp_path / "run" / name).is_file() for name in row["masks"]
-    )
+def test_hidden_files_and_runs_are_counted(tmp_path, capsys):
+    for name in ("._a.png", ".DS_Store", "__MACOSX/._a.png", "out/run.json", "Thumbs.db", "a.json"):
+        put(tmp_path, name, b"{}")
+    put(tmp_path, "out/image.png", PNG)
+    put(tmp_path, "a.png", PNG)
+    put(tmp_path, "a.txt", "a cat")
+    assert explained(tmp_path) == ({"a": "a cat"}, [])
+    told = capsys.readouterr().err
+    assert "4 files or folders skipped: hidden, or of a run" in told
+    assert "2 other files not read: .db (1), .json (1)" in told
+
+
+def test_metadata_of_an_imagefolder_is_read(tmp_path):
+    for name in "abc":
+        put(tmp_path, f"{name}.png", PNG)
+    lines = '{"file_name": "a.png", "text": "a cat"}\n{"file_name": "b.png", "text": "a dog"}\n'
+    put(tmp_path, "metadata.jsonl", "\ufeff" + lines)
+    found, reasons = explained(tmp_path)
+    assert found == {"a": "a cat", "b": "a dog"}
+    assert reasons == ["c.png is not named in metadata.jsonl."]
+    (tmp_path / "metadata.jsonl").unlink()
+    put(tmp_path, "metadata.csv", "file_name,text\na.png,a cat\nx.png,a dog\n")
+    found, reasons = explained(tmp_path)
+    assert found == {"a": "a cat"}
+    assert [reason.split(" ")[0] for reason in reasons] == ["x.png", "b.png", "c.png"]
+
+
+@pytest.mark.parametrize("name", ["nothing", "list.txt", "a.png"])
+def test_other_sources_are_refused(tmp_path, name):
+    if name == "nothing":
+        (tmp_path / name).mkdir()
+    else:
+        put(tmp_path, name, PNG)
+    with pytest.raises(ValueError, match="holds no images with captions"):
+        planned(photos=tmp_path / name)
+
+
+def test_photos_given_as_prompts_are_refused(tmp_path):
+    put(tmp_path, "a.png", PNG)
+    put(tmp_path, "a.txt", "a cat")
+    for source in (tmp_path, write_tar(tmp_path / "a.tar", {"a.png": PNG, "a.txt": b"a cat"})):
+        with pytest.raises(ValueError, match="`photos`"):
+            planned(source=source)
+
+
+def test_options_that_an_image_decides_are_refused(tmp_path):
+    put(tmp_path, "a.png", PNG)
+    put(tmp_path, "p.jsonl", '{"image": "a.png", "prompt": "a cat", "width": 64}')
+    put(tmp_path, "p.csv", "image,prompt,width,height\na.png,a cat,64,\n")
+    found, [reason] = explained(tmp_path / "p.jsonl")
+    assert found == {} and "width" in reason
+    assert explained(tmp_path / "p.csv") == ({"a": "a cat"}, [])
+    with pytest.raises(ValueError, match="num_inference_steps"):
+        explained(tmp_path / "p.csv", options={"num_inference_steps": 5})
+
+
+# Tars
+
+
+def test_a_tar_is_explained_wherever_its_pairs_are(tmp_path):
+    link, hard = tarfile.TarInfo("l.png"), tarfile.TarInfo("h.png")
+    link.type, link.linkname, hard.type, hard.linkname = tarfile.SYMTYPE, "a", tarfile.LNKTYPE, "a"
+    folder = tarfile.TarInfo("folder.png")
+    folder.type = tarfile.DIRTYPE
+    members = {
+        **{"./cat.png": PNG, "IMG.2023.png": photo(1), "./cat.txt": b"a cat", "folder": folder},
+        **{"l.png": link, "l.txt": b"x", "h.png": hard, "h.txt": b"x", "._cat.png": b"x"},
+        **{"../up.png": PNG, "../up.txt": b"up", "more.tar": b"x", "IMG.2023.txt": b"a dog"},
+    }
+    path = write_tar(tmp_path / "photos.tar", members)
+    found, reasons = explained(path)
+    assert found == {"cat": "a cat", "IMG.2023": "a dog", "up": "up"}
+    assert [reason.split(" is ")[0] for reason in reasons] == ["l.png", "h.png"]
+    items, _ = planned(photos=path)
+    assert sha256(items[1].image.read()) == sha256(photo(1))
+
+
+def test_a_sparse_member_is_named(tmp_path):
+    big = tmp_path / "a.png"
+    with big.open("wb") as file:
+        file.truncate(2**20)
+        file.seek(2**19)
+        file.write(PNG)
+    put(tmp_path, "a.txt", "a cat")
+    made = os.system(f"cd {tmp_path} && tar --sparse -cf a.tar a.png a.txt 2>/dev/null")
+    if made:
+        pytest.skip("this tar packs no sparse files")
+    found, [reason] = explained(tmp_path / "a.tar")
+    assert found == {} and "a.png is a link, a device or a sparse file" in reason
+
+
+def test_tars_that_cannot_be_read(tmp_path):
+    with tarfile.open(tmp_path / "z.tar", "w:gz") as tar:
+        tar.add(put(tmp_path, "x.txt", "x"), "x.txt")
+    with pytest.raises(ValueError, match="has to be unpacked"):
+        planned(photos=tmp_path / "z.tar")
+    whole = write_tar(tmp_path / "w.tar", {"a.png": PNG, "a.txt": b"a cat"})
+    whole.write_bytes(whole.read_bytes()[:5000])
+    with pytest.raises(ValueError, match="not a readable tar"):
+        planned(photos=whole)
+
+
+def test_a_folder_of_tars(tmp_path):
+    for number in range(2):
+        write_tar(tmp_path / f"{number}.tar", {"a.png": photo(number), "a.txt": b"a cat"})
+    put(tmp_path, "2.tar", b"no tar")
+    found, [reason] = explained(tmp_path)
+    assert [*found] == ["a", "a-2"] and reason.startswith("2.tar: ")
+
+
+# Tables and data sets
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
+def test_paths_are_relative_to_the_list(tmp_path, kind, monkeypatch):
+    put(tmp_path / "list", "photo.png", photo(size=(128, 64)))
+    put(tmp_path / "here", "photo.png", photo(size=(64, 128)))
+    os.mkfifo(tmp_path / "list/pipe.png")
+    monkeypatch.chdir(tmp_path / "here")
+    names = ["photo.png", "gone.png", "http://x/y.png", "pipe.png", ""]
+    path = tmp_path / "list" / f"p.{kind}"
+    if kind == "parquet":
+        images = [{"bytes": None, "path": name} for name in names]
+        table(path, image=pa.array(images, STRUCT), prompt=["a cat"] * 5)
+    elif kind == "csv":
+        put(path.parent, path.name, "file_name,prompt\n" + "".join(f"{n},a cat\n" for n in names))
+    else:
+        rows = (f'{{"image": "{name}", "prompt": "a cat"}}\n' for name in names)
+        put(path.parent, path.name, "".join(rows))
+    items, bad = planned(photos=path)
+    assert [(item.id, item.image.size) for item in items] == [("photo", (128, 64))]
+    assert [one.line - items[0].line for one in bad] == [1, 2, 3, 4]
+
+
+def test_images_in_a_parquet_file_are_explained(tmp_path):
+    cells = [{"bytes": PNG, "path": "a.png"}, None, {"bytes": None, "path": None}]
+    cells += [{"bytes": b"", "path": None}, {"bytes": photo(1), "path": "x/a.png"}]
+    cells += [{"bytes": photo(2), "path": None}]
+    path = table(tmp_path / "p.parquet", image=pa.array(cells, STRUCT), text=["a cat"] * 6)
+    found, reasons = explained(path)
+    assert [*found] == ["a", "a-2", "000006"]
+    assert len(reasons) == 3
+    items, _ = planned(photos=path)
+    for item, number in zip(items, (0, 1, 2), strict=True):
+        assert sha256(item.image.read()) == sha256(photo(number)) == item.image.sha256
+    with pytest.raises(ValueError, match="Pass it as `photos`"):
+        planned(source=path)
+
+
+def test_what_img2dataset_writes_is_explained(tmp_path):
+    columns = {"jpg": [PNG, None], "caption": ["a cat", "b"], "key": ["0", "1"], "width": [9, 9]}
+    path = table(tmp_path / "00000.parquet", **columns)
+    found, [reason] = explained(path)
+    assert [*found.values()] == ["a cat"] and reason.startswith("jpg=")
+    with pytest.raises(ValueError, match="Pass it as `photos`"):
+        planned(source=path)
+
+
+def test_rows_are_read_back_from_any_row_group(tmp_path):
+    data = [photo(n, (8, 8)) for n in range(50)]
+    path = tmp_path / "p.parquet"
+    cells = {"image": data, "text": ["a cat"] * 50}
+    parquet.write_table(pa.table(cells), path, row_group_size=20)
+    items, bad = planned(photos=path)
+    assert bad == []
+    for number in (0, 1, 19, 20, 49, 3, 3, 25, 24, 48):
+        assert items[number].image.read() == data[number]
+    parquet.write_table(pa.table(cells).slice(0, 10), path)
+    with pytest.raises(ValueError, match="fewer rows"):
+        items[49].image.open()
+
+
+def test_a_data_set_as_the_hub_has_it(tmp_path):
+    table(tmp_path / "data/train-00000-of-00002.parquet", image=[PNG], text=["a cat"])
+    table(tmp_path / "data/train-00001-of-00002.parquet", image=[photo(1)], text=["a dog"])
+    table(tmp_path / "meta.parquet", key=["a"])
+    assert explained(tmp_path) == ({"000001": "a cat", "000001-2": "a dog"}, [])
+    table(tmp_path / "data/test-00000-of-00001.parquet", image=[PNG], text=["x"])
+    with pytest.raises(ValueError, match="the splits test, train"):
+        explained(tmp_path)
 
 
 @pytest.mark.slow
-def test_a_run_of_photos_is_read_by_ray_data_too(model, photos):
-    from sdattn.batch import Draw
+def test_a_saved_data_set_of_images(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    images = [Image.new("RGB", (64, 64), "red"), None]
+    rows = datasets.Dataset.from_dict({"picture": images, "text": ["a cat", "x"]})
+    rows.cast_column("picture", datasets.Image()).save_to_disk(str(tmp_path / "d"))
+    [item], [bad] = planned(photos=tmp_path / "d")
+    assert item.image.open().getpixel((0, 0)) == (255, 0, 0)
+    assert "picture" in bad.reason
+    with pytest.raises(ValueError, match="Pass it as `photos`"):
+        planned(source=tmp_path / "d")
 
-    made = Draw(str(model), device="cpu", save=("heatmaps",))(
-        {"prompt": ["a cat"], "image": [str(photos / "p0.png")], "seed": [4]}
-    )
-    run = explain(load_pipeline(model, device="cpu"), photo(0), "a cat", seed=4)
-    assert np.abs(made["heatmaps"][0][1] - run.heatmaps["cat"].map.numpy()).max() < 1e-3
+
+def test_photos_in_a_storage_are_explained():
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    for name, data in {"a.png": PNG, "sub/b.png": PNG, "sub/b.txt": b"b", "a.txt": b"a"}.items():
+        files.pipe_file(f"/photos/{name}", data)
+    assert explained("memory://photos") == ({"a": "a", "sub-b": "b"}, [])
+
+
+def test_a_heic_is_read_with_its_package(tmp_path):
+    heif = pytest.importorskip("pillow_heif")
+    image = heif.from_pillow(Image.new("RGB", (64, 64), "red"))
+    image.save(Path(tmp_path, "a.HEIC"))
+    put(tmp_path, "a.txt", "a cat")
+    assert explained(tmp_path) == ({"a": "a cat"}, [])

@@ -7,7 +7,6 @@ import pytest
 import torch
 from helpers.batch_draws import SMALL, draw
 from helpers.batch_runs import rows_of
-from safetensors.torch import load
 
 from sdattn.batch import Draw, open_batch
 
@@ -145,13 +144,3 @@ def watched_draw(model):
 def test_a_part_that_is_not_known_is_refused_before_the_model_is_loaded():
     with pytest.raises(ValueError, match="save=.*'overlays'.*'maps'"):
         Draw("no such model", save=["image", "overlays"])
-
-
-@pytest.mark.slow
-def test_maps_are_of_every_layer(drawn, model, tmp_path):
-    draw(model, tmp_path / "run", ROWS[:1], batch_size=1)
-    held = load(drawn["maps"][0])
-    layers = open_batch(tmp_path / "run")["000001"].layers.layers
-    assert {name: tuple(maps.shape) for name, maps in held.items()} == {
-        name: (*layer.grid, 77) for name, layer in layers.items()
-    }

@@ -1,87 +1,112 @@
-"""Runs in S3, of a server that the test starts."""
+"""Runs in S3, of a server that the test starts: parts at once, and a server that fails."""
 
-import socket
+import random
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import fsspec
 import pytest
-from helpers.batch_runs import FORMATS, kept_of, new_run, three
-from helpers.storages import begun, objects_of, quick_waits  # noqa: F401
+from helpers.batch_draws import ALL, SMALL
+from helpers.batch_runs import FORMATS, files_of
+from helpers.storages import S3_KEYS, quick_waits, s3_bucket, s3_server  # noqa: F401
 from helpers.tiers import tiered
 
-from sdattn.batch import merge, open_batch, status, verify
-from sdattn.batch.storage import leases
-from sdattn.batch.storage.folder import BatchFolder
-from sdattn.files.addresses import path_of
+from sdattn.batch import Outcome, Request, open_batch, run_batch, status, verify
+from sdattn.files.place import Place
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # within botocore and moto
 ]
-KEYS = {"key": "testing", "secret": "testing"}
-
-
-@pytest.fixture(scope="module")
-def server():
-    from moto.server import ThreadedMotoServer
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    made = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
-    made.start()
-    yield f"http://127.0.0.1:{port}"
-    made.stop()
+CHANCE = random.Random(7)
+PARTS = 4
 
 
 @pytest.fixture
-def bucket(server, monkeypatch, quick):
-    """The address of a bucket that is there."""
-    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", "/dev/null")
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", "/dev/null")
-    setting = {"endpoint_url": server, "client_kwargs": {"region_name": "eu-west-1"}}
-    monkeypatch.setitem(fsspec.config.conf, "s3", {**setting, **KEYS})
-    files = fsspec.filesystem("s3", use_listings_cache=False)
-    if not files.exists("bucket"):
-        files.mkdir("bucket")
-    yield path_of("s3://bucket")
-    monkeypatch.setitem(fsspec.config.conf, "s3", setting)
+def request_of(model, tmp_path):
+    """The same run, drawn into any place."""
+    source = tmp_path / "in.txt"
+    source.write_text("\n".join(ALL))
+    usual = {"options": SMALL, "device": "cpu", "save": ("image", "maps"), "batch_size": 2}
+    return lambda out, format: Request(source, out, str(model), format=format, **usual)
 
 
-@pytest.mark.parametrize("format", tiered(FORMATS, 0, 1))
-def test_a_run_in_s3_is_that_of_the_disk(bucket, tmp_path, format):
-    there, here = bucket / format, tmp_path / "run"
-    assert not there.files.dircache.use_listings_cache  # others write there too
-    for root in (there, here):
-        new_run(root, three(), format=format)
-    assert objects_of(there) == kept_of(here)
-    assert verify(f"s3://bucket/{format}") == verify(here) == (3, [])
-    assert status(there).whole == 3 and status(there).running is None
-    assert open_batch(there)["b"].info == open_batch(here)["b"].info
-    assert merge([there], tmp_path / "merged") == merge([here], bucket / f"{format}-2") == (3, 3)
-    assert verify(tmp_path / "merged") == verify(bucket / f"{format}-2") == (3, [])
+def objects_of(address):
+    place = Place(address)
+    return {n: place.read(n) for n in place.files(deep=True) if not n.startswith(".sdattn-")}
 
 
-def test_a_lease_in_s3_is_one_jobs(bucket, monkeypatch):
-    monkeypatch.setattr(leases, "_BEAT", 1.0)  # a machine under load may hold up a thread for some
-    folder, other = begun(bucket / "leased", three()), BatchFolder(bucket / "leased")
-    with pytest.raises(OSError, match="s3://bucket/leased is being written by another job"):
-        other.open("two")
-    folder.close()
-    other.open("two")
-    other.close()
+@pytest.mark.parametrize("format", tiered(FORMATS, 0, 3))
+def test_four_parts_at_once_make_the_run_of_the_disk(bucket, request_of, tmp_path, format):
+    there = f"{bucket}/{format}"
+    run_batch(request_of(tmp_path / "run", format))
+    parts = [replace(request_of(there, format), part=(n, PARTS)) for n in range(1, PARTS + 1)]
+    with ThreadPoolExecutor(PARTS) as pool:
+        outcomes = [*pool.map(run_batch, parts)]
+    assert sum(outcome.whole for outcome in outcomes) == len(ALL)
+    assert not any(outcome.exit_code for outcome in outcomes)
+    assert objects_of(there) == files_of(tmp_path / "run")
+    assert verify(there) == (len(ALL), [])
+    assert status(there).whole == len(open_batch(there)) == len(ALL)
+    assert run_batch(request_of(there, format)).before == len(ALL)
 
 
-def test_what_cannot_be_written_is_refused_in_a_line(bucket, monkeypatch):
+class Failing:
+    """A storage that fails some calls, before or after they had their effect."""
+
+    def __init__(self, files, share):
+        self.files, self.share = files, share
+
+    def __getattr__(self, name):
+        def call(*args, **options):
+            place = CHANCE.random() / self.share  # fails before from 0, behind from 0.5
+            if place < 0.5:
+                raise TimeoutError("the server is busy")
+            found = getattr(self.files, name)(*args, **options)
+            if place < 1:
+                raise ConnectionResetError("the answer was lost")
+            return found
+
+        return call
+
+
+@pytest.mark.parametrize(
+    ("share", "format"), [*((0.1, format) for format in FORMATS), (0.4, "folder")]
+)
+def test_a_server_that_fails_loses_nothing(
+    bucket, request_of, tmp_path, monkeypatch, share, format
+):
+    """One call in ten; then as many that commands end with an error, and go on."""
+    there, ends = f"{bucket}/failing-{share}-{format}", []
+    run_batch(request_of(tmp_path / "run", format))
+    url_to_fs = fsspec.url_to_fs
+
+    def failing(url, **options):
+        files, path = url_to_fs(url, **options)
+        return Failing(files, share), path
+
+    with monkeypatch.context() as patch:
+        patch.setattr(fsspec, "url_to_fs", failing)
+        while not any(isinstance(end, Outcome) for end in ends):
+            try:
+                ends.append(run_batch(request_of(there, format)))
+            except OSError as error:
+                ends.append(str(error))
+    *told, outcome = ends
+    assert all("s3://bucket/failing" in text for text in told)
+    assert (outcome.whole, outcome.exit_code) == (len(ALL), 0)
+    assert len(told) < 20 if share < 0.2 else told
+    assert verify(there) == (len(ALL), [])
+    assert objects_of(there) == files_of(tmp_path / "run")
+
+
+def test_what_cannot_be_written_is_refused_in_a_line(bucket, request_of, monkeypatch):
     with pytest.raises(OSError, match=r"^Cannot write to s3://nobucket/run: .*\.$") as refused:
-        BatchFolder("s3://nobucket/run").open("one")
+        run_batch(request_of("s3://nobucket/run", "folder"))
     assert "\n" not in str(refused.value)
-    setting = {name: value for name, value in fsspec.config.conf["s3"].items() if name not in KEYS}
+    setting = {
+        name: value for name, value in fsspec.config.conf["s3"].items() if name not in S3_KEYS
+    }
     monkeypatch.setitem(fsspec.config.conf, "s3", setting)
-    with pytest.raises(
-        OSError, match=r"^s3://bucket/run cannot be reached: .*redentials"
-    ) as refused:
-        BatchFolder("s3://bucket/run").open("one")
-    assert "\n" not in str(refused.value)
+    with pytest.raises(OSError, match=r"^s3://bucket/run cannot be reached: .*redentials"):
+        run_batch(request_of("s3://bucket/run", "folder"))

@@ -12,7 +12,7 @@ from helpers.demo_words import THING
 from helpers.tiers import tiered
 
 from sdattn.batch import open_batch
-from sdattn.batch.input.request import Outcome, Request
+from sdattn.batch.request import Outcome, Request
 from sdattn.errors import InvalidValueError
 
 
@@ -20,18 +20,24 @@ from sdattn.errors import InvalidValueError
 def asked(monkeypatch):
     """The requests that the command line makes."""
     seen = []
-    monkeypatch.setattr("sdattn.batch.run.run_batch", seen.append)
+    nothing = Outcome(0, 0, 0, 0, 0, None, seconds=1.0)
+    monkeypatch.setattr("sdattn.batch.run.run_batch", lambda asked: seen.append(asked) or nothing)
     return seen
 
 
 def test_what_the_command_line_is_given_is_asked_of_the_run(invoke, asked):
-    given = "--refine self --strict --max-errors 3 --force --part 2/3 --seed 7"
+    given = "--refine self --strict --max-errors 3 --force --part 2/3 --seed 7 --limit 9"
+    given += " --retry-failed --workers 2 --shard-items 5 --save masks --words cat,sofa"
+    given += " --mask-threshold 0.3"
     assert invoke("batch", "in", "--out", "run", *given.split(), "--input-format", "csv")[0] == 0
     [request] = asked
     assert request.preset.refine == "self"
     assert (request.strict, request.force) == (True, True)
     assert (request.max_errors, request.part, request.seed) == (3, (2, 3), 7)
     assert request.input_format == "csv"
+    assert (request.limit, request.retry_failed, request.workers) == (9, True, 2)
+    assert (request.shard_items, request.mask_words) == (5, ("cat", "sofa"))
+    assert request.mask_threshold == 0.3
     assert invoke("batch", "in.txt", "--out", "run")[0] == 0
     assert asked[1].preset.refine is None and asked[1].max_errors is None
     assert (asked[1].strict, asked[1].force) == (False, False)
@@ -77,7 +83,7 @@ def test_an_address_that_cannot_be_reached_is_refused_in_a_line(
     invoke, tmp_path, monkeypatch, out, package, reason
 ):
     monkeypatch.setitem(sys.modules, package or "none", None)  # as if it were not installed
-    monkeypatch.setattr("sdattn.batch.engines.worker.load_pipeline", None)  # nothing is loaded
+    monkeypatch.setattr("sdattn.batch.shard.load_pipeline", None)  # nothing is loaded
     (tmp_path / "in.txt").write_text(f"a red {THING}\n")
     before = sorted(tmp_path.iterdir())
     for given in (("in.txt", "--out", out), ("--status", out), ("--verify", out)):
@@ -96,12 +102,16 @@ def test_a_run_in_a_storage_at_the_command_line(invoke, model):
     assert code == 0 and said.startswith("memory://bucket/run/: 2 of 2 items")
     assert invoke("batch", "--status", run)[1].startswith("memory://bucket/run/: 2 items are whole")
     assert invoke("batch", "--verify", run)[0] == 0
-    assert invoke("merge", run, "--out", "here")[1].startswith("here/: 2 of 2 items")
     assert invoke("show", run, "--item", "000002", "--out", "shown")[0] == 0
     assert (Path("shown") / "grid.png").is_file()
-    code, _, err = invoke("show", f"{run}/items/0000/000001")
+    [place] = [row["place"] for row in rows_at(run) if row["id"] == "000001"]
+    code, _, err = invoke("show", f"{run}/{place}")
     assert code == 2 and "A run in a storage is not changed" in err
     assert not Path("memory:").exists()
+
+
+def rows_at(run):
+    return [json.loads(line) for line in fsspec.open(f"{run}/metadata.jsonl").open()]
 
 
 @pytest.mark.slow
@@ -116,13 +126,13 @@ def test_a_bad_line_is_a_failure_but_to_a_launcher(invoke, model, monkeypatch):
             launcher.setenv(name, "none")
             code, out, _ = invoke("batch", "in.jsonl", *options)
         assert code == 0
-        assert "1 line could not be read, see run/errors.jsonl" in out
+        assert "1 line could not be read, see run/bad_lines.jsonl" in out
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "none")
     assert invoke("batch", "in.jsonl", *options, "--strict")[0] == 1
 
 
 def test_the_first_failed_items_are_named(invoke, monkeypatch):
-    rows = ({"id": f"00000{n}", "line": n, "reason": f"boom {n}"} for n in range(1, 6))
+    rows = ({"id": f"00000{n}", "line": n, "failed": f"boom {n}"} for n in range(1, 6))
     Path("run").mkdir()
     Path("run/errors.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
     monkeypatch.setattr(
@@ -138,7 +148,7 @@ def test_a_folder_without_captions_is_told(invoke, name):
     Path("in").mkdir()
     Path("in", name or ".hidden").touch()
     code, _, err = invoke("batch", "in", "--out", "run")
-    assert code == 1 and "captions" in err and "datasets" not in err
+    assert code == 1 and ("`photos`" not in err) and "--photos" in err
 
 
 def test_a_wrong_part_is_named(invoke):
@@ -149,7 +159,7 @@ def test_a_wrong_part_is_named(invoke):
 
 
 @pytest.mark.parametrize("layout", tiered(["webdataset", "folder", "parquet"], quick=0, daily=1))
-def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
+def test_a_batch_is_drawn_shown_and_checked(invoke, model, layout):
     Path("prompts.txt").write_text("a red cat\n\na dog\n \n")
     options = ("--model", model, "--steps", "1", "--device", "cpu", "--batch-size", "2")
     options += ("--format", layout, "--save", "image,maps")
@@ -157,13 +167,12 @@ def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
     assert (code, err) == (0, "")
     assert out.startswith("run/: 2 of 2 items; 2 made in ")
     assert invoke("batch", "prompts.txt", "--out", "run", *options)[1].endswith("run/index.html\n")
-    assert (
-        invoke("batch", "--status", "run")[1]
-        == "run/: 2 items are whole, the input has 2\nnot running\n"
-    )
+    said = invoke("batch", "--status", "run")[1].splitlines()
+    assert said[0] == "run/: 2 items are whole, the input has 2"
+    assert re.fullmatch(r"1 of 1 shard, [0-9.]+ kB", said[1])
+    assert re.fullmatch(r"begun 20\d\d-\d\d-\d\d \d\d:\d\d", said[2])
     assert invoke("batch", "--verify", "run")[1] == "run/: 2 items read, 0 problems\n"
-    assert invoke("merge", "run", "--out", "all")[1] == "all/: 2 of 2 items, from 1 run(s)\n"
-    code, out, _ = invoke("show", "all", "red cat", "--item", "000001", "--out", "drawn")
+    code, out, _ = invoke("show", "run", "red cat", "--item", "000001", "--out", "drawn")
     assert code == 0
     assert "red cat" in out
     assert os.listdir("drawn/heatmaps") == ["01-red-cat.png"]
@@ -172,15 +181,16 @@ def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("batch",), 2, "Pass a file of prompts and --out RUN"),
-        (("batch", "prompts.txt"), 2, "Pass a file of prompts and --out RUN"),
+        (("batch",), 2, "Pass a file of prompts, or --photos SOURCE"),
+        (("batch", "prompts.txt"), 2, "Pass --out RUN"),
+        (("batch", "prompts.txt", "--photos", "p", "--out", "run"), 2, "or --photos SOURCE"),
         (("batch", "prompts.txt", "--status", "run"), 2, "each take a run"),
         (("batch", "prompts.doc", "--out", "run"), 1, "Pass a file that ends in .jsonl"),
         (("batch", "nothing.txt", "--out", "run"), 1, "nothing.txt"),
         (
             ("batch", "prompts.txt", "--out", "run", "--batch-size", "0"),
             2,
-            "a whole number from 1",
+            "greater than or equal to 1",
         ),
         (("batch", "prompts.txt", "--out", "run", "--part", "3/2"), 2, "not K/N"),
         (
@@ -192,7 +202,6 @@ def test_a_batch_is_drawn_shown_checked_and_merged(invoke, model, layout):
         (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "bfloat16"),
         (("batch", "--status", "nowhere"), 1, "nowhere has no batch.json"),
         (("batch", "--verify", "."), 1, "not a batch run's folder"),
-        (("merge", "nowhere", "--out", "all"), 1, "nowhere has no batch.json"),
         (("show", "run", "--item", "1"), 2, "Say where to draw item 1"),
     ],
 )

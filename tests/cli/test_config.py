@@ -9,7 +9,7 @@ from helpers.demo_words import THING
 from PIL import Image, ImageChops
 
 from sdattn import load_run
-from sdattn.cli import config
+from sdattn.cli.repeating import options_of_run
 
 
 def said(err):
@@ -86,12 +86,13 @@ def test_an_edit_is_read_from_its_run_json(invoke, model):
     edited = ("--blend", "cat", "--weight", "dog=2", "--cross", "0.5", "--seed", "3")
     options = ("--steps", "2", "--guidance", "3", "--device", "cpu", "--out", "edit")
     assert invoke("edit", "a red cat", "a red dog", "--model", model, *edited, *options)[0] == 0
-    found = config._entries(Path("edit"), "edit")
+    command, found = options_of_run(Path("edit/run.json"))
+    assert command == "edit"
     assert found["source"] == "a red cat" and found["targets"] == ["a red dog"]
-    assert (found["mode"], found["cross"], found["self"]) == ("replace", 0.5, 0.4)
-    assert (found["blend"], found["weight"]) == (["cat", "dog"], {"dog": 2.0})
-    assert (found["steps"], found["guidance"], found["seed"]) == (2, 3.0, 3)
-    assert "set" not in found
+    assert (found["mode"], found["cross_replace_steps"]) == ("replace", 0.5)
+    assert (found["self_replace_steps"], found["seed"]) == (0.4, 3)
+    assert (found["blend"], found["weights"]) == (["cat", "dog"], {"dog": 2.0})
+    assert found["options"] == {"num_inference_steps": 2, "guidance_scale": 3.0}
     assert invoke("edit", "--config", "edit", "--device", "cpu", "--out", "again")[0] == 0
     first, again = (json.loads(Path(name, "run.json").read_text()) for name in ("edit", "again"))
     changed = {name for name in first if first[name] != again.get(name)}
@@ -99,7 +100,7 @@ def test_an_edit_is_read_from_its_run_json(invoke, model):
     with Image.open("edit/edit.png") as one, Image.open("again/edit.png") as other:
         assert one.tobytes() == other.tobytes()
     code, _, err = invoke("generate", "--config", "edit/target/run.json")
-    assert code == 2 and "is of a run of `sdattn edit`" in said(err)
+    assert code == 2 and "is of one image of an edit" in said(err)
 
 
 @pytest.mark.weekly
@@ -115,10 +116,12 @@ def test_an_image_is_looked_at_again_with_the_run_json_of_its_run(invoke):
         assert getattr(first, name) == getattr(again, name)
     typed = ("explain", "--config", "first", "--device", "cpu", "--out", "third")
     Path("photo.png").rename("first.png")
-    code, _, err = invoke(*typed)
-    assert code == 2 and "missing argument 'image'" in said(err).lower()
+    assert invoke(*typed, "--force")[0] == 0  # the folder's own image
+    third = load_run("third").settings
+    assert third.explained.file == "image.png"
+    assert third.explained.timesteps == first.explained.timesteps
     Path("first.png").rename("first/photo.png")  # beside its run.json
-    assert invoke(*typed)[0] == 0
+    assert invoke(*typed, "--force")[0] == 0
     assert load_run("third").settings.explained == first.explained
     code, _, err = invoke("generate", "--config", "first")
     assert code == 2 and "is of a run of `sdattn explain`" in " ".join(
@@ -134,4 +137,4 @@ def test_an_edits_file_that_lacks_an_entry_is_refused_by_its_name(invoke, name):
     document = {key: value for key, value in whole.items() if key != name}
     Path("run.json").write_text(json.dumps(document))
     code, _, err = invoke("edit", "--config", "run.json")
-    assert code == 1 and f"run.json: {name!r} is missing. Restore it" in said(err)
+    assert code == 2 and f"run.json: {name!r} is missing. Restore it" in said(err)

@@ -15,7 +15,7 @@ from sdattn.figures import KINDS
 from sdattn.inversion.invert import invert
 from sdattn.loading.devices import DTYPES
 from sdattn.models.demos import DEMOS, demo_named
-from sdattn.runs.drawings import PARTS
+from sdattn.runs.parts import PARTS
 
 COMMANDS = typer.main.get_command(cli.commands).commands
 

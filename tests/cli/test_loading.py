@@ -17,8 +17,8 @@ from safetensors.torch import save_file
 
 from sdattn import cli
 from sdattn.cli import common_options, options
+from sdattn.cli.common_options import LOADING
 from sdattn.loading.options import OFFLOADS, LoadingOptions
-from sdattn.runs.option_names import LOADING
 
 COMMANDS = typer.main.get_command(cli.commands).commands
 LOADING_COMMANDS = ("generate", "explain", "edit", "diff", "batch", "info", "app")
@@ -56,11 +56,11 @@ def lora(tmp_path_factory):
 
 @pytest.mark.parametrize("command", COMMANDS)
 def test_commands_that_load_a_model_have_all_options(command):
-    params = {name: param for param in COMMANDS[command].params for name in param.opts}
-    has = {f"--{name}" for name in LOADING.values()} & params.keys()
+    params = {param.name: param for param in COMMANDS[command].params}
+    has = LOADING.keys() & params.keys()
     assert len(has) == (len(LOADING) if command in LOADING_COMMANDS else 0)
     if has:
-        assert params["--lora"].multiple
+        assert params["lora"].multiple
 
 
 def test_choices_are_those_of_the_library():

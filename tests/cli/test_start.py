@@ -8,7 +8,7 @@ import pytest
 from helpers.tiers import tiered
 
 HEAVY = "torch", "diffusers", "transformers", "accelerate", "numpy", "PIL", "matplotlib", "gradio"
-COMMANDS = "generate", "explain", "edit", "batch", "merge", "show", "diff", "info", "app"
+COMMANDS = "generate", "explain", "edit", "batch", "show", "diff", "info", "app"
 # The name of a program decides on the name of the variable that asks for completion.
 PROGRAM = f"""
 import sys

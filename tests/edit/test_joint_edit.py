@@ -14,8 +14,8 @@ from sdattn import TorchJointProcessor
 from sdattn.control.registration import register_attention_control
 from sdattn.edit import AttentionReplace, LocalBlend, edit, step_end
 from sdattn.models import Edits
-from sdattn.models.call_facts import is_guided, model_passes
 from sdattn.models.denoiser_call import innermost
+from sdattn.models.facts import is_guided, model_passes
 from sdattn.models.families import edits_of
 from sdattn.models.layers import AttentionLayer, find_layers
 from sdattn.runs.folder import load_run

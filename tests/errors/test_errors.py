@@ -15,7 +15,6 @@ from sdattn.errors import (
     OptionError,
     SdattnError,
     refuse,
-    reworded,
 )
 from sdattn.files.records import RecordError
 
@@ -131,27 +130,6 @@ def test_an_option_its_value_and_the_advice_can_be_asked_for():
 def test_a_refusal_says_what_is_known(value, known, advice):
     error = refuse("guidance", value, known)
     assert (error.option, error.value, error.advice) == ("guidance", value, advice)
-
-
-@pytest.mark.parametrize(
-    ("text", "other"),
-    [
-        ("`seed=3`: no", "<seed:3>: no"),
-        ("above `guidance_scale`.", "above <guidance_scale>."),
-        ("`mode='x'` or `mode`", "<mode:'x'> or <mode>"),
-        ("use `capture()`", "use <capture()>"),
-        ("`weights={'a': 2.0}`", "<weights:{'a': 2.0}>"),
-        ("`a='it`s'`, `b=\"it's\"`", "<a:'it`s'>, <b:\"it's\">"),
-        ("`dtype=torch.float16`", "<dtype:'torch.float16'>"),
-        ("`of a shell -x` and `other`", "`of a shell -x` and `other`"),
-        ("seed=3 {seed} {0} {force=True} {generate()} {", None),  # as users may write
-    ],
-)
-def test_names_are_put_in_other_words(text, other):
-    def word(name, *value):
-        return None if name == "other" else f"<{':'.join([name, *map(repr, value)])}>"
-
-    assert reworded(text, word) == (other or text)
 
 
 def nodes_of(path):

@@ -49,7 +49,7 @@ def watch_models(monkeypatch):
         pipe.text_encoder.register_forward_pre_hook(check_text, with_kwargs=True)
         return pipe
 
-    monkeypatch.setattr("sdattn.batch.engines.worker.load_pipeline", load)
+    monkeypatch.setattr("sdattn.batch.shard.load_pipeline", load)
     return seen
 
 

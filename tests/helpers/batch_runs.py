@@ -11,15 +11,18 @@ from PIL import Image
 from helpers.tiny_tokenizers import tiny_tokenizer
 from sdattn import Heatmaps, read_prompt
 from sdattn.batch import Request, run_batch
-from sdattn.batch.storage.folder import BatchFolder
-from sdattn.batch.storage.manifest import Manifest
-from sdattn.files.addresses import path_of
+from sdattn.batch.checking import write_summaries
+from sdattn.batch.formats import format_of
+from sdattn.batch.records import BatchInput, Manifest, ShardRecord, record_name, row_of
+from sdattn.files.place import Place
 from sdattn.files.records import read_record, sealed
+from sdattn.files.writing import sha256
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import Preset
 from sdattn.runs.folder import pack_with_page
 from sdattn.runs.imagerun import ImageRun
+from sdattn.runs.info import read_info
 from sdattn.runs.settings import RunSettings
 
 FORMATS = ("folder", "webdataset", "parquet")
@@ -79,31 +82,49 @@ def as_layers(maps):
 def manifest(**changes):
     """A batch.json; changes of ``input`` and ``settings`` by name."""
     settings = {"model": "tiny", "weights": "w", "pipeline": "P", "dtype": "float32"}
-    settings |= {"save": ["image", "maps"], "options": {}, "format": "folder"}
-    settings |= {"shard_bytes": 10**9, "fingerprint": "f", "preset": BOTH.to_json()}
-    made = {"source": "in.txt", "digest": "d", "part": "1/1", "items": 3, "all_items": 3}
-    made |= {"bad_lines": 0}
-    settings |= {name: one for name, one in changes.items() if name in settings}
-    made |= {name: one for name, one in changes.items() if name in made}
-    document = {"settings": settings, "input": made, "batch_size": 1, "versions": {}}
-    return read_record(Manifest, document)
+    settings |= {"save": ["image", "maps"], "options": {}, "format": "folder", "batch_size": 1}
+    settings |= {"shard_items": 2, "fingerprint": "f", "preset": BOTH.to_json()}
+    made = {"source": "in.txt", "digest": "d", "items": 3, "shards": 2, "bad_lines": 0}
+    of_input = BatchInput.__dataclass_fields__
+    settings |= {name: one for name, one in changes.items() if name not in of_input}
+    made |= {name: one for name, one in changes.items() if name in of_input}
+    return read_record(Manifest, {"settings": settings, "input": made, "versions": {}})
 
 
-def new_run(root, items, /, unread=(), failed=(), **changes):
-    """A finished run of these items, name to files; the changes are the manifest's."""
-    folder = BatchFolder(root)
-    folder.open("job")
-    folder.claim(manifest(**changes), items)
-    layout = folder.layout
-    for line, (item, files) in enumerate(items.items(), 1):
-        layout.add(item, line, files, lambda *whole: folder.note_whole("job-0", *whole))
-    layout.flush()
-    for row in failed:
-        folder.journals.note("failed", "job-0", row)
-    folder.journals.gather()
-    folder.journals.gather_errors(unread, items)
-    folder.lock.release()
-    return path_of(root)
+def new_run(root, items, /, failed=(), **changes):
+    """A finished run of these items, name to files, two in a shard, then of failed ones, a row
+    each; the changes are the manifest's."""
+    whole = [*items.items()]
+    made = manifest(
+        items=len(whole) + len(failed), shards=-(-len(whole) // 2) + bool(failed), **changes
+    )
+    place = Place(root)
+    place.begin()
+    place.publish("batch.json", made.sealed())
+    number = 0
+    for number, start in enumerate(range(0, len(whole), 2), 1):
+        publish_shard(place, made, number - 1, dict(whole[start : start + 2]))
+    if failed:
+        record = ShardRecord(number, "of the shard", None, None, failed)
+        place.publish(record_name(number), record.packed())
+    write_summaries(place, made)
+    return place.root
+
+
+def publish_shard(place, made, number, items):
+    with format_of(place, made).writer(number) as writer:
+        for item, files in items.items():
+            writer.add(item, files)
+        data, locations = writer.finish()
+    rows = [row_for(files, locations[item]) for item, files in items.items()]
+    record = ShardRecord(number, "of the shard", data, None, rows)
+    place.publish(record_name(number), record.packed())
+    return record
+
+
+def row_for(files, location):
+    info, sizes = read_info(files, location), {name: len(data) for name, data in files.items()}
+    return {**row_of(info, location, sha256(files["run.json"]), sizes), "thumb": None}
 
 
 def three(parts=("image", "overlays", "maps")):
@@ -117,10 +138,6 @@ def rows_of(path):
 def files_of(folder):
     paths = [path for path in Path(folder).rglob("*") if path.is_file()]
     return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def kept_of(root):
-    return {name: data for name, data in files_of(root).items() if not name.startswith(".batch")}
 
 
 def draw(model, out, *rows, **request):

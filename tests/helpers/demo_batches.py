@@ -8,8 +8,7 @@ from pathlib import Path
 import pytest
 
 from helpers.demo_words import OTHER, THING
-from sdattn.batch.reading import verify
-from sdattn.batch.storage.folder import BatchFolder
+from sdattn.batch import open_batch, verify
 
 SETTINGS = ["--steps", "2", "--save", "image,maps", "--batch-size", "2", "--device", "cpu"]
 LINUX = Path("/proc/self/task").exists()
@@ -34,27 +33,6 @@ def call_batch(invoke):
     return partial(invoke, "batch")
 
 
-def stamps(root):
-    """Which file holds each item that is there, and when it was written: (inode, mtime)."""
-    found = {}
-    for path in [*root.glob("items/*/*/run.json"), *root.glob("shards/*.tar")]:
-        known = path.stat()
-        found[path.relative_to(root)] = known.st_ino, known.st_mtime_ns
-    return found
-
-
-def whole(root):
-    """How many items are there."""
-    if not (root / "batch.json").exists():
-        return 0
-    return len(list(BatchFolder(root).layout.find()))
-
-
-def contents(root):
-    layout = BatchFolder(root).layout
-    return {item: layout.read(item, location) for item, location in sorted(layout.find())}
-
-
 def rows(path):
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -63,11 +41,9 @@ def check_complete(root, number):
     """Every item exactly once, as it was written, with one row, and nothing unfinished."""
     assert verify(root) == (number, [])
     expected = [f"{line:06d}" for line in range(1, number + 1)]
-    assert sorted(item for item, _ in BatchFolder(root).layout.find()) == expected
-    assert [row["id"] for row in rows(root / "metadata.jsonl")] == expected
+    assert [*open_batch(root)] == [row["id"] for row in rows(root / "metadata.jsonl")] == expected
     assert rows(root / "errors.jsonl") == []
-    assert list((root / ".batch/tmp").iterdir()) == []
-    assert list((root / ".batch/done").iterdir()) == []
+    assert list(root.glob(".sdattn-*")) == []
 
 
 def wait_until(seen, process):

@@ -2,7 +2,7 @@
 
 from sdattn.maps.presets import PRESETS
 
-OF_OUTPUTS = ["output", "gramcol", "imap"]
+OF_OUTPUTS = ["output"]
 # those of joint attention alone
-JOINT = ["output", "seg4diff", "rescaled", "joint", "columns", "gramcol", "imap"]
+JOINT = ["output", "seg4diff", "rescaled", "joint", "columns"]
 OF_UNETS = [name for name in PRESETS if name not in JOINT]

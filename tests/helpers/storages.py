@@ -1,25 +1,22 @@
 """Runs in storages of fsspec: in memory, with faults, and a server of S3."""
 
+import socket
 from contextlib import contextmanager
 
 import fsspec
 import pytest
 
-from helpers.batch_runs import manifest
-from sdattn.batch.storage import bucket, leases
-from sdattn.batch.storage.folder import BatchFolder
 from sdattn.files import addresses
 from sdattn.files.addresses import Address, path_of
 
 MEMORY = type(fsspec.filesystem("memory"))
+S3_KEYS = {"key": "testing", "secret": "testing"}
 
 
 @pytest.fixture(name="quick")
 def quick_waits(monkeypatch):
-    """Waits and beats of a storage that answers at once."""
+    """Waits of a storage that answers at once."""
     monkeypatch.setattr(addresses, "_WAITS", (0, 0))
-    monkeypatch.setattr(leases, "_BEAT", 0.05)
-    monkeypatch.setattr(bucket, "_EVERY", 0.0)
 
 
 @contextmanager
@@ -55,22 +52,6 @@ def once(fails):
     return call
 
 
-def begun(root, items, **changes):
-    """A folder at work with these items added, name to files, and not gathered."""
-    folder = BatchFolder(root)
-    folder.open("job")
-    folder.claim(manifest(**changes), items)
-    for line, (item, files) in enumerate(items.items(), 1):
-        folder.layout.add(item, line, files, lambda *whole: folder.note_whole("job-0", *whole))
-    return folder
-
-
-def objects_of(root):
-    """Path to bytes of all that a run holds, what is at work aside."""
-    found = {name: (root / name).read_bytes() for name in root.sizes()}
-    return {name: data for name, data in found.items() if not name.startswith(".batch/")}
-
-
 def faulty(root, **calls):
     """The address in a storage whose methods fail as the functions say: they get the storage's own
     method, and its arguments."""
@@ -85,3 +66,34 @@ def faulty(root, **calls):
     made = {name: method(name, fault) for name, fault in calls.items()}
     files = type("Faulty", (MEMORY,), made)(skip_instance_cache=True)
     return Address(files, root.path, root.scheme)
+
+
+@pytest.fixture(name="server", scope="module")
+def s3_server():
+    """The address of a server of S3."""
+    from moto.server import ThreadedMotoServer
+
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    made = ThreadedMotoServer(ip_address="127.0.0.1", port=port, verbose=False)
+    made.start()
+    yield f"http://127.0.0.1:{port}"
+    made.stop()
+
+
+@pytest.fixture(name="bucket")
+def s3_bucket(server, monkeypatch, quick):
+    """The address of a bucket on it."""
+    for name in ("AWS_PROFILE", "AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    setting = {"endpoint_url": server, "client_kwargs": {"region_name": "eu-west-1"}}
+    monkeypatch.setitem(fsspec.config.conf, "s3", {**setting, **S3_KEYS})
+    files = fsspec.filesystem("s3", use_listings_cache=False)
+    if not files.exists("bucket"):
+        files.mkdir("bucket")
+    yield "s3://bucket"
+    monkeypatch.setitem(fsspec.config.conf, "s3", setting)

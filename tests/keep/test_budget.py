@@ -1,4 +1,4 @@
-"""`max_bytes`: a run that would hold more is refused before its first step, and told how not to."""
+"""`max_bytes`: a run that would hold more is refused before its first step."""
 
 import gc
 import re
@@ -6,11 +6,13 @@ import weakref
 
 import pytest
 import torch
+from diffusers import (
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionXLImg2ImgPipeline,
+    StableDiffusionXLPipeline,
+)
 from helpers.capture_runs import assert_untouched, run
-from helpers.rows import Way
-from helpers.tiers import tiered
-from helpers.tiny_pipelines import make_pipeline, make_unet
-from helpers.video_rows import video, wan
+from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 
 from sdattn import capture
 from sdattn.errors import size_text
@@ -67,72 +69,47 @@ def test_what_is_said_is_what_is_held(options):
     assert f"of 4 model call(s) would hold up to {size_text(bytes_held)}" in said
 
 
-def followed(advice, options, call):
-    """The options of a capture and of a call after one piece of advice."""
-    options, call = dict(options), dict(call)
-    number = int((re.findall(r"\d+", advice) or [0])[0])
-    if "leave out" in advice:
-        del options[re.search("`(.*)`", advice)[1]]
-    elif "dtype" in advice:
-        options["dtype"] = torch.float16
-    elif "layers" in advice:
-        options["layers"] = lambda la, size: size is None or la.grid(size)[0] <= number
-    elif "images" in advice:
-        call["num_images_per_prompt"] = number
-    elif "height" in advice:
-        call.update(height=64, width=64)
-    else:
-        [name] = re.findall("`(.*)`", advice)
-        options[name] = range(number)
-    return options, call
+def of(kind):
+    """A tiny pipeline of a class, SDXL's or of SD 1.x."""
+    made = make_sdxl_pipeline() if "XL" in kind.__name__ else make_pipeline()
+    parts = {**made.components}
+    pipe = kind(**parts) if "XL" in kind.__name__ else kind(**parts, requires_safety_checker=False)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
-@pytest.mark.parametrize("part", tiered([2, 40], quick=0, daily=1))
-def test_each_advice_is_enough_and_holds_what_it_says(part):
-    pipe, call = make_pipeline(), {"num_inference_steps": 6, "num_images_per_prompt": 4}
-    with capture(pipe, **FULL) as store:
-        run(pipe, **call)
-    most = held(store) // part
-    said = refused(pipe, most, FULL, **call).partition("To hold less, ")[2]
-    every = re.findall(r"(?:, |or |^)?([^()]+) \(([\d.]+ \w+)\)", said)
-    assert len(every) >= (7 if part == 2 else 2)
-    for advice, size in every:
-        if "together" in advice:
-            continue
-        changed, drawn = followed(advice, FULL, call)
-        with capture(pipe, max_bytes=most, **changed) as store:
-            run(pipe, **drawn)
-        assert size_text(held(store)) == size, advice
+# Of eight steps, those that a part of a run makes
+PARTS = [
+    (StableDiffusionXLPipeline, {"denoising_end": 0.5}),
+    (StableDiffusionXLImg2ImgPipeline, {"denoising_start": 0.5, "denoising_end": 0.75}),
+    (StableDiffusionImg2ImgPipeline, {"strength": 0.5}),
+]
 
 
 @pytest.mark.slow
-def test_where_one_change_is_not_enough_several_are_named_and_hold_what_they_say():
-    pipe, options = make_pipeline(), {**FULL, "layers": 16}
-    with capture(pipe, **options) as store:
-        run(pipe)
-    most = held(store) // 100
-    said = refused(pipe, most, options)
-    found = re.search(
-        r"keep 1 of the 5 `layers` and keep (\d+) of the 77 `tokens` together \((.*?)\)", said
+@pytest.mark.parametrize(("kind", "options"), PARTS)
+def test_the_calls_are_those_that_the_run_makes(kind, options):
+    pipe = of(kind)
+    call = {"num_inference_steps": 8, "output_type": "latent", **options}
+    if "Img2Img" in kind.__name__:
+        call["image"] = torch.rand(1, 3, 64, 64)
+    with capture(pipe, steps="all") as store:
+        pipe("a red cat", **call)
+    made = len(store.passes)
+    assert made < 8 and held(store) == store.expected_nbytes
+    with capture(pipe, steps="all", max_bytes=held(store)):
+        pipe("a red cat", **call)
+    with pytest.raises(ValueError, match=rf"of {made} model call\(s\)"):
+        with capture(pipe, steps="all", max_bytes=held(store) - 1):
+            pipe("a red cat", **call)
+
+
+def test_the_refusal_has_both_numbers_and_says_what_to_do():
+    said = refused(make_pipeline(), 1_000_000, FULL, num_inference_steps=2)
+    assert re.search(
+        r"would hold up to [\d.]+ MB of maps, and 1\.0 MB are allowed\. Keep fewer", said
     )
-    assert found and "leave out `steps`, leave out `heads`" in said
-    layer, tokens = store.layers[0].name, range(int(found[1]))
-    with capture(pipe, max_bytes=most, layers=layer, tokens=tokens) as store:
-        run(pipe)
-    assert size_text(held(store)) == found[2]
-    assert "allow more" in refused(pipe, 1, {})
-
-
-def test_frames_of_a_video_are_advised():
-    pipe = wan()
-    options = {**video(pipe, Way(size=(64, 96))), "num_inference_steps": 2}
-    with capture(pipe) as store:
-        pipe("a red cat", **options)
-    with pytest.raises(ValueError, match="1 of the 2 `frames`"):
-        with capture(pipe, max_bytes=held(store) - 1):
-            pipe("a red cat", **options)
-    with capture(pipe, max_bytes=held(store) // 2, frames=[0]):
-        pipe("a red cat", **options)
+    assert said.endswith("or allow more.")
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "4GB", True])

@@ -1,6 +1,7 @@
 """One layer that records what it attends to, in a graph and beside it, against float64."""
 
 import copy
+from threading import Thread
 
 import pytest
 import torch
@@ -92,7 +93,7 @@ def recorded(calls=2, keep=None):
     layers = [layer for layer in find_layers(unet) if layer.name in CROSS]
     store = MapStore(layers, Keep.of() if keep is None else keep)
     found, installed = Recorders(), Installation()
-    found.put(installed, layers)
+    found.put(installed, unet, layers)
     for number in range(calls):
         now = running_pass(2, rows=(1,), size=(16, 16), n_text=77)
         store.begin_pass(now)
@@ -136,13 +137,12 @@ def test_a_layer_that_is_observed_now_is_forgotten():
 
 
 def test_another_thread_is_refused_where_there_are_recorders():
-    Recorders().check()
-    none = Recorders()
-    none.disturb()  # a model that runs eagerly: its observers know their thread
-    none.check()
-    _, found, *_ = recorded()
+    Recorders().check()  # of a model that runs eagerly: its observers know their thread
+    _, found, unet, _ = recorded()
     found.check()
-    found.disturb()
+    thread = Thread(target=unet, args=(torch.zeros(2, 4, 16, 16), 5, torch.ones(2, 77, 32)))
+    thread.start()
+    thread.join()
     with pytest.raises(CaptureError, match="thread.*compiled"):
         found.check()
 

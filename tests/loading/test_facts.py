@@ -8,7 +8,7 @@ from helpers.tiers import tiered
 from sdattn.loading.facts import check_frames, check_size
 from sdattn.loading.outline import outline
 from sdattn.models.demos import DEMOS
-from sdattn.models.sizes import makes_videos, size_unit
+from sdattn.models.facts import makes_videos, size_unit
 
 
 def refused(check, *args):

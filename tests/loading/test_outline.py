@@ -19,10 +19,10 @@ from transformers.utils import logging as transformers_log
 
 from sdattn import load_pipeline, read_prompts
 from sdattn.loading.outline import outline
-from sdattn.models.call_facts import images_a_prompt, shortcomings
 from sdattn.models.demos import demo_of
+from sdattn.models.facts import cell_size, default_size, images_a_prompt, latent_size, size_unit
 from sdattn.models.pipeline_call import checked_options
-from sdattn.models.sizes import cell_size, default_size, latent_size, size_unit
+from sdattn.models.shortcomings import shortcomings
 
 # Left out are those that differ from one of these in weights only or are not saved as they are
 # (LoRA, IP-Adapter, FreeU), and Stable Diffusion 3 without T5, of which diffusers saves an index

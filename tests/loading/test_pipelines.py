@@ -11,7 +11,7 @@ from safetensors.torch import save_file
 
 import sdattn
 from sdattn import load_pipeline
-from sdattn.models.sizes import cell_size, latent_size, size_unit
+from sdattn.models.facts import cell_size, latent_size, size_unit
 
 
 @pytest.fixture(scope="module")

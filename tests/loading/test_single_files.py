@@ -18,7 +18,6 @@ from safetensors.torch import save_file
 import sdattn
 from sdattn import load_pipeline
 from sdattn.loading.outline import outline
-from sdattn.runs.again import command_of
 
 MADE = {"sd1": sd1, "sd2": sd2, "sdxl": sdxl, "refiner": refiner}
 UNET, CLIP = "model.diffusion_model.", "cond_stage_model.transformer.text_model."
@@ -74,8 +73,7 @@ def test_a_single_file_loads_draws_and_is_captured(name, save, settings):
     run = sdattn.generate(pipe, "a red cat", num_inference_steps=2, height=64, width=64)
     assert run.heatmaps[0].words == ("a", "red", "cat")
     assert run.info[0]["model"] == str(path)
-    assert f"--model {path}" in command_of(run[0])
-    assert command_of(run[0]).endswith(f"--single-file-config {settings[name]}")
+    assert run.info[0]["loading"] == {"config": str(settings[name])}
     assert outline(path) is None
 
 

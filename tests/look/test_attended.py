@@ -14,6 +14,7 @@ from sdattn.attention.calls import AttentionCall, row_index
 from sdattn.attention.device_copies import DeviceCopies
 from sdattn.keep.recorders import Recorded
 from sdattn.look import attended as module
+from sdattn.look import sources
 from sdattn.look.attended import AmongKeys, Attended, GivenProbs, SideBySide, softmax_of
 from sdattn.look.projections import projected_call
 
@@ -186,3 +187,21 @@ def test_some_queries_bring_their_mask_and_logsumexp(rows, given):
     call = AttentionCall(QUERY, KEY, mask=mask, logsumexp=scores.logsumexp(-1) if given else None)
     found = softmax_of(call).of_queries([4, 1]).probs(slice(None), None)
     torch.testing.assert_close(found, scores.softmax(-1)[:, :, [4, 1]])
+
+
+def test_a_logsumexp_belongs_to_all_keys():
+    """Some queries keep theirs; of some keys the softmax is another one."""
+    call = AttentionCall(QUERY, KEY, logsumexp=(QUERY @ KEY.mT / WIDTH**0.5).logsumexp(-1))
+    keys = slice(1, 4)
+    part = softmax_of(call.between(slice(2, 5), keys)).probs(slice(HEADS), None)
+    expected = (QUERY.double()[:, :, 2:5] @ KEY.double()[:, :, keys].mT / WIDTH**0.5).softmax(-1)
+    torch.testing.assert_close(part.double(), expected, atol=1e-6, rtol=0)
+    assert torch.equal(call.between(slice(2, 5)).logsumexp, call.logsumexp[:, :, 2:5])
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_kernels_logsumexp_in_a_half_type_is_not_exact(dtype):
+    call = AttentionCall(QUERY, KEY, logsumexp=torch.zeros(B, HEADS, N))
+    half = AttentionCall(QUERY.to(dtype), KEY.to(dtype), logsumexp=torch.zeros(B, HEADS, N))
+    assert sources._exact([call], (B, HEADS, N, T)) is call
+    assert sources._exact([half], (B, HEADS, N, T)) is None

@@ -50,6 +50,7 @@ NO_CELLS += ([(-1, 2)], [(True, 2)], [(1.5, 2)], [("1", 2)], (1, 2))
         ({"queries": CELLS, "keys": "text"}, "keys"),
         ({"queries": CELLS, "tokens": [1]}, "tokens"),
         ({"queries": "text", "keys": "text", "frames": [0]}, "frames"),
+        ({"queries": [(3.0, 4.0)]}, "fraction of the image's side"),
         ({"queries": CELLS, "kinds": ("cross",)}, "cross"),
         ({"queries": "text", "kinds": ("self",)}, "self"),
     ]
@@ -71,6 +72,11 @@ def test_what_cannot_be_asked_is_refused(options, message):
     with pytest.raises((ValueError, TypeError), match=message), capture(model, **options):
         pass
     assert all(model.attn_processors[name] is one for name, one in before.items())
+
+
+def test_the_text_of_a_unet_does_not_attend(tiny_unet):
+    with pytest.raises(ValueError, match="queries='text'.*UNet2DConditionModel.*joint"):
+        capture(tiny_unet, queries="text").__enter__()
 
 
 @pytest.mark.parametrize("cell", [(9, 2), (2, 15), (0, 1, 2)])

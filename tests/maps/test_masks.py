@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from sdattn.maps.masks import (
+    MaskSettings,
     components,
     label_map,
     largest_component,
@@ -367,3 +368,31 @@ def test_equal_words_go_to_the_first_and_words_of_one_value_to_the_last():
 def test_labels_need_values_and_masks_that_fit(values, masks, message):
     with pytest.raises(ValueError, match=message):
         label_map(values, masks)
+
+
+# -- settings -------------------------------------------------------------------------------------
+
+
+def test_settings_choose_words_and_a_level():
+    some = MaskSettings(("Cat", "8k"), 0.25)
+    assert [some.selects(word) for word in ("cat", "CAT", "cats", "8K", ",")] == [
+        *(True, True, False, True, False)
+    ]
+    assert MaskSettings().selects("anything")
+    values = random_values(3, 50)
+    low, high = float(values.min()), float(values.max())
+    assert some.level(values) == pytest.approx(low + 0.25 * (high - low))
+    assert MaskSettings().level(values) == pytest.approx((low + high) / 2)
+    assert MaskSettings(threshold="otsu").level(values) == otsu(values)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        *({"threshold": bad} for bad in (0, 1, -0.1, 1.1, math.nan, "mean")),
+        *({"words": bad} for bad in ("cat", ("red cat",), ("",))),
+    ],
+)
+def test_settings_that_cut_nothing_are_refused(options):
+    with pytest.raises(ValueError, match=next(iter(options))):
+        MaskSettings(**options)

@@ -15,8 +15,8 @@ from scripts.moving import goes_right
 from sdattn.loading.outline import outline
 from sdattn.loading.pipelines import LENT
 from sdattn.models.demos import DEMOS, HOME, demo_named, demo_of
+from sdattn.models.facts import default_frames
 from sdattn.models.layers import find_layers
-from sdattn.models.sizes import default_frames
 
 FOLDER, NAME = DEMOS["demo-video"], "demo-video"
 PROMPT = "a cat above a pizza"

@@ -151,8 +151,8 @@ def test_a_batch_goes_on_with_the_other_items(invoke, tmp_path):
     code, out, _ = invoke("batch", "in.jsonl", "--out", "run", *options)
     assert code == 1 and "2 of 3 items" in out and "1 failed" in out
     [row] = map(json.loads, Path("run/errors.jsonl").read_text().splitlines())
-    assert row["id"] == "b" and "guidance scale below 20" in row["reason"]
-    assert "NotFiniteError" in row["reason"]
+    assert row["id"] == "b" and "guidance scale below 20" in row["failed"]
+    assert "NotFiniteError" in row["failed"]
 
 
 @pytest.mark.weekly

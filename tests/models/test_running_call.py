@@ -10,7 +10,7 @@ from helpers.tiny_pipelines import make_pipeline, make_scheduler
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor
-from sdattn.models.running_call import RunningCall, running_call
+from sdattn.models.running_call import RunningCall, caller_of, running_call
 
 SMALL = {"height": 64, "width": 64, "num_inference_steps": 2, "output_type": "latent"}
 
@@ -168,3 +168,92 @@ def test_nothing_of_a_call_outlives_it():
     [mark, _] = called(make_pipeline())
     assert type(mark) is RunningCall
     assert not {RunningCall, False}.symmetric_difference(gc.get_referents(mark))
+
+
+class Asks(torch.nn.Module):
+    """A model that asks who called it."""
+
+    def forward(self, pipeline):
+        return caller_of(pipeline)
+
+
+class Small:
+    """A pipeline as far as the callers of its model go."""
+
+    scheduler = None
+
+    def __init__(self, predict=None):
+        self.model = Asks()
+        self.predict = predict or self.model
+
+    def __call__(self, callback_on_step_end):
+        return self.predict(self), callback_on_step_end(self)
+
+
+class Through(torch.nn.Module):
+    def forward(self, pipeline):
+        return pipeline.model(pipeline)
+
+    def method(self, pipeline):
+        return pipeline.model(pipeline)
+
+
+def made_by_one_factory(number):
+    def function(pipeline):
+        return pipeline.model(pipeline) if number else None
+
+    return function
+
+
+def wraps_by_a_class(function):
+    class Wrapped:
+        def __call__(self, pipeline):
+            return function(pipeline)
+
+    return Wrapped()
+
+
+@pytest.mark.parametrize(
+    ("predict", "callback"),
+    [
+        (None, Through()),  # both are modules, which share the code of their calls
+        (Through(), Through()),
+        (Through().method, Through().method),
+        (made_by_one_factory(1), made_by_one_factory(2)),
+        (hiding(made_by_one_factory(1)), hiding(made_by_one_factory(2))),
+        (wrapping(made_by_one_factory(1)), wrapping(made_by_one_factory(2))),
+        (None, functools.partial(hiding(made_by_one_factory(1)))),
+        (None, functools.cache(made_by_one_factory(1))),
+        (None, wraps_by_a_class(made_by_one_factory(1))),
+    ],
+)
+def test_a_callback_is_known_by_its_own_function(predict, callback):
+    """Never by code that it shares with what the pipeline calls itself."""
+    pipeline = Small(predict)
+    own, of_callback = pipeline(callback)
+    assert (own.kind, own.is_decorated) == ("pipeline", False)
+    assert (of_callback.kind, of_callback.name) == ("stray", "`callback_on_step_end`")
+
+
+def test_a_function_in_place_of_the_schedulers_step_is_no_pass():
+    class Scheduler:
+        def step(self, pipeline):
+            return pipeline.model(pipeline)
+
+    pipeline = Small()
+    pipeline.scheduler = Scheduler()
+    assert pipeline(pipeline.scheduler.step)[1].name == "`callback_on_step_end`"
+    step = pipeline.scheduler.step
+    pipeline.scheduler.step = hiding(step)
+    pipeline.predict = lambda pipeline: pipeline.scheduler.step(pipeline)
+    assert pipeline(lambda _: None)[0].name == "`scheduler.step`"
+
+
+def test_a_pipeline_that_runs_without_gradients_is_told():
+    class Decorated(Small):
+        @torch.no_grad()
+        def __call__(self, callback_on_step_end):
+            return self.model(self)
+
+    assert Decorated()(None).is_decorated
+    assert caller_of(Small()).kind == "loop"

@@ -1,6 +1,7 @@
 """A run's folder: whole or not at all, safe names, and parts that must belong together."""
 
 import hashlib
+import io
 import json
 import os
 import shutil
@@ -10,14 +11,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from helpers.bilinear import stretch
+from helpers.small_runs import small_run
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from sdattn import Heatmaps, load_run, read_prompt
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.layermaps import LayerMap, LayerMaps
+from sdattn.maps.masks import MaskSettings, otsu
 from sdattn.maps.presets import Preset
-from sdattn.runs.folder import save_run
+from sdattn.runs.folder import pack_with_page, save_run
 from sdattn.runs.imagerun import ImageRun
 from sdattn.runs.settings import RunSettings
 from sdattn.runs.targets import check_target, new_folder
@@ -139,6 +143,22 @@ def test_parts_that_were_not_asked_for_are_not_there(parts, tmp_path):
     assert clear.mean() > 0.9
     with pytest.raises(FileNotFoundError, match="maps.safetensors"):
         load_run(folder)
+
+
+@pytest.mark.parametrize("threshold", [0.2, "otsu"])
+def test_masks_of_some_words_have_their_numbers_and_threshold(threshold):
+    run = small_run(prompt="a red cat, a Red dog")
+    files = pack_with_page(run, ("masks",), masks=MaskSettings(("red", "owl"), threshold)).files
+    further = {"asked/masks/01-red.png", "asked/masks/05-Red.png"}
+    names = ("masks/02-red.png", "masks/06-Red.png")
+    assert files.keys() == {*names, *further, "run.json"}
+    for heatmap, name in zip(run.heatmaps.find("red"), names, strict=True):
+        values = stretch(heatmap.values.double().numpy(), (64, 96))
+        level = {"otsu": otsu(torch.from_numpy(values))}.get(threshold)
+        level = level or values.min() + 0.2 * (values.max() - values.min())
+        clear = np.abs(values - level) > 0.02 * values.max()
+        mask = np.asarray(Image.open(io.BytesIO(files[name]))) == 255
+        assert (mask == (values >= level))[clear].all() and clear.mean() > 0.6
 
 
 def test_a_run_is_the_same_bytes_each_time(parts, tmp_path):

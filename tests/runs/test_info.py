@@ -19,8 +19,9 @@ from sdattn.figures import figure
 from sdattn.files.records import sealed
 from sdattn.files.writing import sha256
 from sdattn.runs.info import read_info
+from sdattn.runs.parts import READ
 from sdattn.runs.report import report
-from sdattn.runs.unpacking import READ, unpack_run
+from sdattn.runs.unpacking import unpack_run
 
 
 @pytest.fixture(scope="module")

@@ -19,8 +19,9 @@ from sdattn.maps.heatmap import Heatmap
 from sdattn.maps.presets import PRESETS, Preset
 from sdattn.maps.render import enlarge
 from sdattn.runs.imagerun import Further
-from sdattn.runs.info import MAPS, read_info
+from sdattn.runs.info import read_info
 from sdattn.runs.packing import AFFINITY, pack_run
+from sdattn.runs.parts import MAPS
 from sdattn.runs.unpacking import map_shapes, unpack_run
 
 PROMPTS = ["a red cat and a turquoise dog", "dog dog"]

@@ -3,9 +3,9 @@
 import base64
 import hashlib
 import re
-import shlex
 from dataclasses import replace
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -20,9 +20,9 @@ import sdattn as library
 from scripts.benchmarks.random_run import random_run
 from sdattn import Heatmaps, generate, load_pipeline, load_run, read_prompt
 from sdattn.prompts.tokens import Word
-from sdattn.runs.again import command_of
 from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
 from sdattn.runs.report import _first_pins, report
+from sdattn.runs.settings import command_for
 
 
 @pytest.fixture(scope="module")
@@ -202,17 +202,16 @@ def test_where_there_are_very_many_cells_neighbours_are_averaged():
     ),
 )
 def test_the_command_makes_the_run_again(demo, invoke, options):
-    made = generate(demo, **{"prompt": PROMPT, **options}).image_run(0)
-    program, *words = shlex.split(command_of(made))
-    assert program == "sdattn"
-    assert invoke(words[0], "--out", "again", *words[1:])[0] == 0
-    again = load_run("again")
+    made = generate(demo, **{"prompt": PROMPT, **options})
+    made.save("first")
+    assert "sdattn generate --config run.json" in Path("first/report.html").read_text()
+    assert invoke("generate", "--config", "first/run.json", "--out", "again")[0] == 0
+    again, made = load_run("again"), made[0]
     assert again.image.tobytes() == made.image.tobytes()
     assert again.heatmaps.preset == made.heatmaps.preset
     assert again.more.keys() == made.more.keys()
     assert again.details.calls == made.details.calls
     torch.testing.assert_close(again.heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2)
-    assert command_of(again) == command_of(made)
 
 
 @pytest.mark.weekly
@@ -222,26 +221,30 @@ def test_the_command_makes_the_run_again(demo, invoke, options):
         [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}], 0, 1
     ),
 )
-def test_the_command_explains_again(demo, invoke, tmp_path, options):
+def test_the_command_explains_again(demo, invoke, options):
+    """The image came from no file, so the one in the folder is explained."""
     image = generate(demo, PROMPT, seed=5).images[0]
     seen = library.explain(demo, image, PROMPT, **options)
-    seen.save(tmp_path / "run")
-    (tmp_path / "image.png").write_bytes((tmp_path / "run" / "image.png").read_bytes())
-    made = seen.image_run(0)
-    _, *words = shlex.split(command_of(made))
-    assert invoke(*words, "--out", "again")[0] == 0
+    seen.save("first")
+    assert "sdattn explain --config run.json" in Path("first/report.html").read_text()
+    assert invoke("explain", "--config", "first/run.json", "--out", "again")[0] == 0
     torch.testing.assert_close(
-        load_run("again").heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2
+        load_run("again").heatmaps.maps, seen[0].heatmaps.maps, atol=1e-3, rtol=1e-2
     )
 
 
 @pytest.mark.slow
 def test_the_command_edits_again(demo, invoke):
     target = PROMPT.replace(THING, "star")
-    made = library.edit.edit(demo, PROMPT, target, blend=THING, num_inference_steps=4)
-    _, *words = shlex.split(command_of(made.image_run(1)))
-    assert invoke(*words, "--out", "again")[0] == 0
-    assert load_run("again/target").image.tobytes() == made.images[1].tobytes()
+    made = library.edit.edit(
+        demo, PROMPT, target, blend=THING, num_inference_steps=4, preset="daam", refine="self"
+    )
+    made.save("first")
+    assert "sdattn edit --config ../run.json" in Path("first/target/report.html").read_text()
+    assert invoke("edit", "--config", "first/target/../run.json", "--out", "again")[0] == 0
+    again = load_run("again/target")
+    assert again.image.tobytes() == made.images[1].tobytes()
+    assert again.heatmaps.preset == made.heatmaps[1].preset
 
 
 def test_no_command_is_told_that_would_make_another_run(demo):
@@ -257,18 +260,37 @@ def test_no_command_is_told_that_would_make_another_run(demo):
         ),
     ):
         with pytest.raises(ValueError, match=why):
-            command_of(changed)
+            command_for(changed.settings, changed.heatmaps.preset)
         assert why.split(":")[-1].strip("'") in report(changed).decode().replace("&#39;", "'")
+
+
+@pytest.mark.parametrize(
+    ("options", "why"),
+    [
+        ({"words": [THING]}, "words"),
+        ({"capture_options": {"layers": ("up",)}}, "capture_options"),
+        ({"capture_options": {"steps": [0]}}, "capture_options"),
+        ({"capture_options": {"steps": "all", "heads": "all"}}, None),
+    ],
+)
+def test_options_of_ours_that_only_python_has_are_named(demo, options, why):
+    run = generate(demo, PROMPT, num_inference_steps=2, **options)[0]
+    if why is None:
+        assert command_for(run.settings, run.heatmaps.preset) == "generate"
+        return
+    with pytest.raises(ValueError, match=f"only Python can: {why}"):
+        command_for(run.settings, run.heatmaps.preset)
 
 
 def test_an_edit_with_an_option_that_its_command_has_not_is_no_command():
     asked = edited(prompt="a red cat", targets=["a red dog"])
     options = {"num_inference_steps": 2, "guidance_scale": 3.0}
     one = small_run(edited=asked.to_json(), options=options)
-    assert "--steps 2" in command_of(one) and "--set" not in command_of(one)
-    other = replace(one, settings=replace(one.settings, options={**options, "eta": 1.0}))
+    preset = one.heatmaps.preset
+    assert command_for(one.settings, preset) == "edit"
+    other = replace(one.settings, options={**options, "eta": 1.0})
     with pytest.raises(ValueError, match="eta"):
-        command_of(other)
+        command_for(other, preset)
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,6 @@ from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
 from sdattn import capture, generate, heatmaps, load_run
 from sdattn.edit import EditRun
-from sdattn.runs.generation import prepare
 from sdattn.runs.run import Run
 
 PROMPT = "a red cat and a dog"
@@ -125,14 +124,3 @@ def test_what_is_not_known_is_left_out():
     run = small_run()
     found = replace(run, settings=replace(run.settings, seed=None, timesteps=None, model=None))
     assert repr(found) == "ImageRun(96x64 of 'a red cat', P, preset default)"
-
-
-def test_a_plan_refuses_folders_that_cannot_be_written_before_anything_runs(tmp_path):
-    pipe = make_pipeline()
-    pipe.unet.register_forward_pre_hook(lambda *_: pytest.fail("it ran"))
-    (tmp_path / "run-1").mkdir()
-    (tmp_path / "run-1" / "thesis.txt").write_text("mine")
-    options = {**QUICK, "num_images_per_prompt": 2}
-    with pytest.raises(FileExistsError, match="run-1 exists already"):
-        prepare(pipe, PROMPT, out=tmp_path / "run", **options)
-    assert callable(prepare(pipe, PROMPT, out=tmp_path / "other", **options))

@@ -18,9 +18,9 @@ from sdattn import CaptureError, CaptureWarning, capture, generate, load_run
 from sdattn.errors import SdattnWarning
 from sdattn.follow.capture_warnings import Stopped, may_stop
 from sdattn.maps.presets import PRESETS
-from sdattn.runs.again import command_of
 from sdattn.runs.report import report
-from sdattn.runs.stops import StoppedError
+from sdattn.runs.settings import command_for
+from sdattn.runs.watched import StoppedError
 
 PROMPT = "a red cat"
 TEN = {"height": 64, "width": 64, "num_inference_steps": 10}
@@ -81,7 +81,7 @@ def test_generate_keeps_the_image_and_the_maps_that_there_are(pipe, after, kept,
     assert f"{after} steps, stopped of 10" in repr(back)
     demo = replace(run[0], settings=replace(run[0].settings, model="demo", options_left_out=[]))
     with pytest.raises(ValueError, match="stopped"):
-        command_of(demo)
+        command_for(demo.settings, demo.heatmaps.preset)
 
 
 def test_all_texts_of_a_stopped_run_have_the_maps_that_there_are(pipe):

@@ -12,11 +12,12 @@ from helpers.small_runs import saved, small_run
 from helpers.trees import tree
 
 from sdattn import diff, load_run
-from sdattn.batch.storage.manifest import FORMAT as BATCH_FORMAT
+from sdattn.batch.records import FORMAT as BATCH_FORMAT
 from sdattn.files.records import sealed
 from sdattn.files.writing import write_files
-from sdattn.runs.info import FORMAT, FURTHER
-from sdattn.runs.targets import RUN_FILE, check_target, new_folder, run_around
+from sdattn.runs.info import FORMAT
+from sdattn.runs.parts import FURTHER, RUN_FILE
+from sdattn.runs.targets import check_target, new_folder, run_around
 
 
 def make_diff(folder):

@@ -29,8 +29,7 @@ from sdattn.figures import figure
 from sdattn.files.videos import read_video
 from sdattn.maps.heatmap import latent_frames
 from sdattn.maps.strips import frame_means, strips
-from sdattn.models.sizes import frame_rate
-from sdattn.runs.again import made_by
+from sdattn.models.facts import frame_rate
 from sdattn.runs.drawings import drawings
 from sdattn.runs.imagerun import group_heatmaps, step_heatmaps
 from sdattn.runs.packing import pack_run
@@ -176,8 +175,7 @@ def test_a_folder_is_read_back(run, tmp_path):
     assert document["frames"] == 5 and document["frame_rate"] == 16
     mass = run.layers.as_saved().layers
     assert len(document["statistics"][2]["frames"]) == 2 and len(mass) == 2
-    command, given = made_by(back.settings, back.heatmaps.preset)
-    assert command == "generate" and given["frames"] == 5 and given["keep"] == "steps"
+    assert back.settings.options["num_frames"] == 5 and back.settings.captured.steps == "all"
     (saved / VIDEO).write_bytes(b"")
     with pytest.raises(ValueError, match="video.mp4.*run"):
         load_run(saved)

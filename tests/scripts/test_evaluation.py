@@ -30,8 +30,8 @@ from scripts.sprite_checker import Segmenter
 from sdattn import Heatmaps
 from sdattn.maps.masks import otsu
 from sdattn.models.demos import RECORD
+from sdattn.models.facts import default_size
 from sdattn.models.reading import read_prompts
-from sdattn.models.sizes import default_size
 
 pytestmark = pytest.mark.slow
 

@@ -24,7 +24,7 @@ from scripts.evaluation.published.scores import (
     iou_interval,
 )
 from sdattn import Heatmaps, explain, read_prompt
-from sdattn.models.sizes import default_size
+from sdattn.models.facts import default_size
 
 pytestmark = pytest.mark.slow
 

@@ -20,7 +20,7 @@ from scipy.optimize import linear_sum_assignment
 from torch.nn.functional import interpolate
 
 import sdattn
-from sdattn.models.sizes import default_size
+from sdattn.models.facts import default_size
 
 from ..measures import Floats
 from .data import VOC_CLASSES, Drawing, Sample

@@ -1,10 +1,17 @@
+/* Cards of items. Their images and maps are parts of the shards' sheets. A page on a disk may not read
+   the pixels of an image, so a map, which is the sheet's alpha, is drawn on a canvas and coloured, or
+   cut at its threshold, by an SVG filter. */
+
 const CHUNK = 60; // cards added at a time, near the end of the list
 const PAUSE = 120; // milliseconds after the last key before a search
+const SHEETS = 12; // kept unpacked
+const SIDE = 192; // pixels of the longer side of a canvas
+const FILTERS = ["failed", "truncated", "blanked", "strange"]; // names in rows, in the address and on the page
 const data = JSON.parse($("data").textContent);
-const FIELDS = [["q", "search"], ["word", "word"]]; // names in the address, and their inputs
-const files = new Map(Object.entries(data.files ?? {})); // file names of words, if they differ
+const [opens] = data.opens, hasFiles = data.opens.includes("image.png");
 const number = new Intl.NumberFormat("en-US");
 const folder = decode(location.pathname.split("/").at(-2) ?? "");
+const has = (row, name) => row[name] !== undefined;
 
 let found = []; // rows that match the search
 let made = 0; // how many of them have a card on the page
@@ -24,55 +31,151 @@ function make(tag, name, text) {
   return one;
 }
 
+const address = (path, ...files) => `./${[...path.split("/"), ...files].map(encodeURIComponent).join("/")}`;
+
+// Sheets
+
+const sheets = new Map(); // promises of images by their number, the latest used last
+
+function sheetOf(index) {
+  const sheet = sheets.get(index) ?? opened(address(data.sheets[index]));
+  sheets.delete(index);
+  sheets.set(index, sheet);
+  if (sheets.size > SHEETS) sheets.delete(sheets.keys().next().value);
+  return sheet;
+}
+
+async function opened(source) {
+  const image = new Image();
+  image.src = source;
+  await image.decode();
+  return image;
+}
+
+const parts = new WeakMap(); // canvas -> [left, top, width, height] in its sheet
+const near = new WeakSet(); // cards that are in sight, or nearly
+
+/* Draw what comes into sight, and free what leaves it. */
+function sight(entries) {
+  for (const { target, isIntersecting } of entries) {
+    near[isIntersecting ? "add" : "delete"](target);
+    if (isIntersecting) paint(target);
+    else for (const canvas of target.querySelectorAll("canvas")) canvas.width = canvas.height = 0;
+  }
+}
+
+async function paint(entry) {
+  const row = data.rows[entry.dataset.row];
+  let sheet;
+  try {
+    sheet = await sheetOf(row.sheet);
+  } catch {
+    for (const scale of entry.querySelectorAll(".scale")) scale.textContent = `${data.sheets[row.sheet]} is missing.`;
+    return;
+  }
+  if (!near.has(entry)) return;
+  for (const canvas of entry.querySelectorAll("canvas")) {
+    const [width, height] = row.size, scale = SIDE / Math.max(width, height);
+    canvas.width = Math.max(1, Math.round(width * scale));
+    canvas.height = Math.max(1, Math.round(height * scale));
+    canvas.getContext("2d").drawImage(sheet, ...parts.get(canvas), 0, 0, canvas.width, canvas.height);
+  }
+}
+
+// Colours
+
+/* Give the filter of heatmaps its colours, and the scales below them the same. */
+function colour() {
+  const bytes = atob(data.colours), stops = [];
+  for (const [channel, name] of ["R", "G", "B"].entries()) {
+    const values = Array.from({ length: 256 }, (_, i) => (bytes.charCodeAt(3 * i + channel) / 255).toFixed(4));
+    document.querySelector(`#heat feFunc${name}`).setAttribute("tableValues", values.join(" "));
+  }
+  for (let i = 0; i < 256; i += 15) stops.push(`rgb(${[0, 1, 2].map((channel) => bytes.charCodeAt(3 * i + channel))})`);
+  document.documentElement.style.setProperty("--ramp", `linear-gradient(90deg, ${stops})`);
+}
+
+/* Return the filter that darkens what is outside a mask, which begins at a share of the map's range. */
+function cutAt(share) {
+  const first = share === null ? 256 : Math.ceil(share * 255), id = `mask-${first}`;
+  if (!$(id)) {
+    const filter = $("heat").cloneNode(), cut = document.createElementNS(filter.namespaceURI, "feComponentTransfer");
+    const alpha = document.createElementNS(filter.namespaceURI, "feFuncA");
+    filter.id = id;
+    alpha.setAttribute("type", "discrete");
+    alpha.setAttribute("tableValues", Array.from({ length: 256 }, (_, i) => (i < first ? 0.82 : 0)).join(" "));
+    cut.append(alpha);
+    filter.append(cut);
+    $("filters").append(filter);
+  }
+  return `url(#${id})`;
+}
+
 // Cards
 
-const address = (place, file) => `./${place.split("/").map(encodeURIComponent).join("/")}/${file}`;
-const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
-const command = (id) => `sdattn show ${quoted(folder || "RUN")} --item ${quoted(id)} --out ${quoted(id)}`;
+const plain = (text) => text.normalize("NFKC").toLowerCase();
+const terms = () => plain($("search").value).split(/\s+/).filter(Boolean);
+const view = () => document.querySelector("input[name=view]:checked").value;
+const told = (value) => Number(value.toPrecision(2)).toString();
 
-function thumbnail(place, width, height, file = "image.png") {
-  const image = make("img");
-  Object.assign(image, { loading: "lazy", decoding: "async", width, height, alt: "" });
-  image.src = address(place, file);
-  return image;
+/* Return the number of the map to show: the last searched word's, else the one that stands out most. */
+function mapOf(row) {
+  if (!row.thumb?.maps) return -1;
+  const own = row.words.map(plain), asked = terms().reverse().find((term) => own.includes(term));
+  const at = asked === undefined ? row.words.indexOf(row.best) : own.indexOf(asked);
+  return at < row.thumb.ranges.length ? at : -1;
 }
 
-// Return an edit's source and result, side by side.
-function pair(place, width, height) {
-  return side(["source.png", "image.png"].map((file) => thumbnail(place, width, height, file)));
+/* Return a box with a part of the item's sheet, and the image's file over it if there is one. */
+function pane(row, name, part) {
+  const box = make("div", `pane ${name}`), [width, height] = row.size;
+  box.style.setProperty("--shape", `${width} / ${height}`);
+  box.style.setProperty("--fit", `${Math.min(1, width / height / shape) * 100}%`);
+  if (part) layer(box, part);
+  if (hasFiles) {
+    const image = make("img");
+    Object.assign(image, { loading: "lazy", decoding: "async", alt: "", width, height });
+    image.addEventListener("error", () => image.remove());
+    image.src = address(row.place, name === "source" ? "source.png" : "image.png");
+    box.append(image);
+  }
+  return box;
 }
 
-// The requested word or phrase, and its positions in an item: an exact match; else its words in
-// sequence; else the first occurrence of each. Empty unless the item has all of them.
-const asked = () => plain($("word")?.value.trim() ?? "");
-function placesOf(words) {
-  if (!asked()) return [];
-  const own = words.map(plain), whole = own.indexOf(asked()), parts = asked().split(/\s+/);
-  if (whole >= 0) return [whole];
-  const together = own.findIndex((_, at) => parts.every((part, i) => own[at + i] === part));
-  const places = parts.map((part, i) => (together >= 0 ? together + i : own.indexOf(part)));
-  return places.includes(-1) ? [] : places;
+function layer(box, part) {
+  const canvas = make("canvas");
+  parts.set(canvas, part);
+  box.append(canvas);
+  return canvas;
 }
 
-function heat(at, place, words, width, height) {
-  const image = thumbnail(place, width, height);
-  const name = `${String(at + 1).padStart(2, "0")}-${files.get(words[at]) ?? words[at]}.png`;
-  image.className = "heat";
-  image.alt = `Heatmap of “${words[at]}”`;
-  image.addEventListener("error", () => image.replaceWith(...(data.has_images ? [thumbnail(place, width, height)] : [])));
-  image.src = address(place, `heatmaps/${encodeURIComponent(name)}`);
-  return image;
+/* Return the image with a word's map over it, or with its mask cut out, and the scale below. */
+function heat(row, at) {
+  const [left, top, all, height] = row.thumb.maps, width = all / row.thumb.ranges.length, [low, high, share] = row.thumb.ranges[at], word = row.words[at];
+  const box = pane(row, view(), row.thumb.image), canvas = layer(box, [left + at * width + 1, top + 1, width - 2, height - 2]); // in a border
+  const masked = view() === "mask", from = share === null ? "empty" : `from ${told(low + share * (high - low))}`;
+  canvas.className = "map";
+  box.classList.toggle("bare", !row.thumb.image && !hasFiles);
+  if (masked) canvas.style.filter = cutAt(share);
+  canvas.setAttribute("role", "img");
+  canvas.setAttribute("aria-label", masked ? `Mask of “${word}”, ${from}` : `Heatmap of “${word}”, ${told(low)} to ${told(high)}`);
+  const scale = make("p", "scale"), range = make("span", "range");
+  const label = make("bdi", "", row.strange?.includes(word) ? `${word}, never learnt` : word);
+  scale.title = data.unit;
+  range.append(...(masked ? [from] : [told(low), " ", make("i"), " ", told(high)]));
+  scale.append(label, " ", range);
+  return [box, scale];
 }
 
-function heats(places, ...item) {
-  return places.map((at) => heat(at, ...item));
-}
-
-function side(images) {
-  if (images.length === 1) return images[0];
-  const made = make("div", "heats");
-  made.append(...images);
-  return made;
+function pictures(row) {
+  const { thumb = {} } = row, box = make("div", "panes"), at = view() === "image" ? -1 : mapOf(row);
+  if (has(row, "source_prompt") && (thumb.source || hasFiles)) box.append(pane(row, "source", thumb.source));
+  if (thumb.image || hasFiles) box.append(pane(row, "image", thumb.image));
+  if (at < 0 && view() !== "image" && row.thumb?.maps) box.append(make("p", "pane without", "No heatmap: the model learnt none of these words"));
+  if (at < 0) return [box];
+  const [mapped, scale] = heat(row, at);
+  box.append(mapped);
+  return [box, scale];
 }
 
 function badge(text, title) {
@@ -81,96 +184,83 @@ function badge(text, title) {
   return one;
 }
 
+function card(index) {
+  const row = data.rows[index], entry = make("li"), failed = has(row, "failed");
+  const item = make(opens && !failed ? "a" : "div", "card item"), text = make("div", "text");
+  entry.dataset.row = index;
+  if (item.href !== undefined) item.href = address(row.place, has(row, "source_prompt") && opens === "report.html" ? "edit.html" : opens);
+  item.classList.toggle("failed", failed);
+  if (has(row, "thumb") || (hasFiles && !failed)) item.append(...pictures(row));
+  const said = make("p", "prompt", has(row, "source_prompt") ? `${row.source_prompt} \u2192 ${row.prompt}` : row.prompt);
+  said.dir = "auto";
+  said.title = said.textContent;
+  text.append(said);
+  if (failed) text.append(make("p", "reason", `Failed: ${row.failed}`));
+  const meta = make("p", "meta");
+  meta.append(make("span", "mono", row.id), make("span", "", row.source_file ?? `seed ${row.seed}`));
+  if (has(row, "truncated")) meta.append(badge("cut off", `Too long for the model, cut off: ${row.truncated.join(" ")}`));
+  if (has(row, "blanked")) meta.append(badge("blanked", "Blanked by the model's safety checker"));
+  if (has(row, "strange")) meta.append(badge(`never learnt: ${row.strange.join(", ")}`, "What the model draws for these words, and their heatmaps, mean nothing"));
+  if ($("command") && !failed) meta.append(copier(row.id));
+  text.append(meta);
+  item.append(text);
+  entry.append(item);
+  const still = item.querySelector(".image img");
+  if (data.opens.some((name) => name.startsWith("video.")) && still && !has(row, "source_prompt")) playing(entry, item, still, row);
+  if (has(row, "sheet")) eye.observe(entry);
+  return entry;
+}
+
+// A command for items in shards, which a browser cannot open
+
+const quoted = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${text.replaceAll("'", `'"'"'`)}'`);
+const command = (id) => `sdattn show ${quoted(folder || "RUN")} --item ${quoted(id)} --out ${quoted(id)}`;
+
 function copier(id) {
   const button = make("button", "button", "Copy command");
   button.type = "button";
   button.title = command(id);
   button.setAttribute("aria-label", `Copy the command that draws ${id}`);
-  button.addEventListener("click", () => copy(button, id));
+  button.addEventListener("click", async () => {
+    try {
+      await navigator.clipboard.writeText(command(id));
+      button.textContent = "Copied";
+      setTimeout(() => (button.textContent = "Copy command"), 1500);
+      $("said").textContent = `Copied: ${command(id)}`;
+    } catch {
+      const shown = make("code", "mono", command(id)); // so that it can be copied by hand
+      button.replaceWith(shown);
+      getSelection().selectAllChildren(shown);
+    }
+  });
   return button;
-}
-
-async function copy(button, id) {
-  try {
-    await navigator.clipboard.writeText(command(id));
-    button.textContent = "Copied";
-    setTimeout(() => (button.textContent = "Copy command"), 1500);
-    $("said").textContent = `Copied: ${command(id)}`;
-  } catch {
-    const shown = make("code", "mono", command(id)); // so that it can be copied by hand
-    button.replaceWith(shown);
-    getSelection().selectAllChildren(shown);
-  }
-}
-
-function card([id, place, prompt, seed, words, width, height, cut, blanked, source, file, strongest]) {
-  const item = make(data.opens ? "a" : "div", "card item");
-  const edited = typeof source === "string", explained = file !== undefined;
-  if (data.opens) item.href = address(place, edited && data.opens === "report.html" ? "edit.html" : data.opens);
-  const places = placesOf(words);
-  item.classList.toggle("without", asked() !== "" && !places.length);
-  if (explained && !places.length && data.files && strongest >= 0) places.push(strongest);
-  const originals = explained && data.has_images ? [thumbnail(place, width, height)] : [];
-  for (const original of originals) original.className = "own";
-  if (places.length) item.append(side([...originals, ...heats(places, place, words, width, height)]));
-  else if (data.has_images) item.append((edited ? pair : thumbnail)(place, width, height));
-  const text = make("div", "text");
-  const said = make("p", "prompt", edited ? `${source} \u2192 ${prompt}` : prompt);
-  said.dir = "auto";
-  said.title = said.textContent;
-  text.append(said);
-  if (!data.has_images) {
-    const list = make("p", "words", words.join(" · "));
-    list.dir = "auto";
-    text.append(list);
-  }
-  const meta = make("p", "meta");
-  meta.append(make("span", "mono", id), make("span", "", explained ? file : `seed ${seed}`));
-  if (explained && places.length) meta.append(make("span", "", `map of “${places.map((at) => words[at]).join(" ")}”`));
-  if (cut.length) meta.append(badge("cut off", `Too long for the model, cut off: ${cut.join(" ")}`));
-  if (blanked) meta.append(badge("blanked", "Blanked by the model's safety checker"));
-  if ($("command")) meta.append(copier(id));
-  text.append(meta);
-  item.append(text);
-  const entry = make("li");
-  entry.append(item);
-  const still = item.querySelector(":scope > img:not(.heat)");
-  if (data.videos && still && !edited) playing(entry, item, still, place, id);
-  return entry;
 }
 
 // A video's preview plays while the pointer or keyboard focus is on its card, unless the user prefers
 // reduced motion; its button (also for touch) starts it until it is pressed again.
 const calm = matchMedia("(prefers-reduced-motion: reduce)");
-function playing(entry, item, still, place, id) {
+function playing(entry, item, still, { place, id }) {
   const rest = still.getAttribute("src"), video = address(place, "preview.webp");
   const button = make("button", "play");
-  let kept = false, near = false;
+  let kept = false, over = false;
   button.type = "button";
   button.setAttribute("aria-label", `Play the video of ${id}`);
   const show = () => {
-    const plays = kept || (near && !calm.matches);
+    const wanted = kept || (over && !calm.matches) ? video : rest;
     button.setAttribute("aria-pressed", String(kept));
-    const wanted = plays ? video : rest;
     if (still.getAttribute("src") !== wanted) still.src = wanted;
   };
   const come = (value) => () => {
-    near = value;
+    over = value;
     show();
   };
-  still.addEventListener("error", () => { // the preview is missing: keep the still
-    if (still.getAttribute("src") !== video) return;
-    [kept, near] = [false, false];
-    button.remove();
-    show();
-  });
   entry.addEventListener("pointerenter", (event) => event.pointerType === "mouse" && come(true)());
   entry.addEventListener("pointerleave", come(false));
   item.addEventListener("focus", come(true));
   item.addEventListener("blur", come(false));
   button.addEventListener("click", () => {
     kept = !kept;
-    if (!kept) near = false;
+    if (!kept) over = false;
     show();
   });
   show();
@@ -178,57 +268,44 @@ function playing(entry, item, still, place, id) {
   entry.append(button);
 }
 
+// Search
+
+const pressed = (id) => $(id).getAttribute("aria-pressed") === "true";
+
 function append(count) {
-  const more = found.slice(made, made + count).map((index) => card(data.rows[index]));
+  const more = found.slice(made, made + count).map(card);
   $("cards").append(...more);
   made += more.length;
 }
 
-// Search
-
-const plain = (text) => text.normalize("NFKC").toLowerCase();
-const terms = () => plain($("search").value).split(/\s+/).filter(Boolean);
-const pressed = (id) => $(id).getAttribute("aria-pressed") === "true";
-
-function matcher() {
-  const wanted = terms();
-  const [cut, blanked] = [pressed("cut"), pressed("blanked")];
-  return (row, index) =>
-    (!cut || row[7].length > 0) && (!blanked || row[8]) && wanted.every((one) => texts[index].includes(one));
-}
-
 function search(count = CHUNK) {
-  const matches = matcher();
-  found = [...data.rows.keys()].filter((index) => matches(data.rows[index], index));
+  const wanted = terms(), kinds = FILTERS.filter(pressed);
+  found = [...data.rows.keys()].filter((index) => {
+    const row = data.rows[index];
+    return (!kinds.length || kinds.some((kind) => has(row, kind))) && wanted.every((one) => texts[index].includes(one));
+  });
   made = 0;
+  eye.disconnect();
   $("cards").replaceChildren();
+  $("cards").dataset.view = view();
   append(count);
   const all = `${number.format(data.rows.length)} ${data.rows.length === 1 ? "item" : "items"}`;
   const where = document.querySelector("nav") ? " on this page" : "";
-  const some = found.length < data.rows.length || terms().length > 0;
+  const some = found.length < data.rows.length || wanted.length > 0;
   $("status").textContent = (some ? `${number.format(found.length)} of ${all}` : all) + where;
   $("none").hidden = found.length > 0;
-  tellHeat();
   watch();
 }
 
-function tellHeat() {
-  if (!$("shown")) return;
-  const having = asked() ? found.filter((index) => placesOf(data.rows[index][4]).length).length : 0;
-  const word = `“${$("word").value.trim()}”`;
-  const some = `${word} over ${number.format(having)} of ${number.format(found.length)}`;
-  $("shown").textContent = asked() && found.length ? (having ? some : `no item here has ${word}`) : "";
-}
-
-function near(sightings) {
+function reached(sightings) {
   if (!sightings.at(-1).isIntersecting) return; // use the latest entry
   append(CHUNK);
   watch();
 }
 
 function watch() {
-  observer.unobserve($("more")); // observing again reports at once
-  if (made < found.length) observer.observe($("more"));
+  end.unobserve($("more")); // observing again reports at once
+  if (made < found.length) end.observe($("more"));
 }
 
 // The search is kept in the address, so that Back, other pages and copied links keep it; the number of
@@ -236,8 +313,9 @@ function watch() {
 
 function remember() {
   const kept = new URLSearchParams();
-  for (const [name, id] of FIELDS) if ($(id)?.value) kept.set(name, $(id).value);
-  for (const one of ["cut", "blanked"]) if (pressed(one)) kept.set(one, "1");
+  if ($("search").value) kept.set("q", $("search").value);
+  if (view() !== "heat") kept.set("view", view());
+  for (const one of FILTERS) if (pressed(one)) kept.set(one, "1");
   const hash = kept.toString() && `#${kept}`;
   for (const link of document.querySelectorAll("nav a")) link.hash = hash;
   try {
@@ -249,8 +327,10 @@ function remember() {
 
 function recall() {
   const kept = new URLSearchParams(location.hash.slice(1));
-  for (const [name, id] of FIELDS) if ($(id)) $(id).value = kept.get(name) ?? "";
-  for (const one of ["cut", "blanked"]) $(one).setAttribute("aria-pressed", String(kept.has(one)));
+  $("search").value = kept.get("q") ?? "";
+  for (const one of document.querySelectorAll("input[name=view]")) one.checked = one.value === (kept.get("view") ?? "heat");
+  if (!document.querySelector("input[name=view]:checked")) document.querySelector("input[name=view]").checked = true;
+  for (const one of FILTERS) $(one).setAttribute("aria-pressed", String(kept.has(one)));
   search(Math.max(CHUNK, history.state?.made ?? 0));
   remember();
 }
@@ -261,20 +341,18 @@ function ask() {
   if (scrollY > $("cards").offsetTop) scrollTo({ top: $("cards").offsetTop - $("find").offsetHeight - 8 });
 }
 
-function offer(id, count) {
-  $(id).hidden = count === 0;
-  $(id).append(" ", make("span", "soft", number.format(count)));
-}
-
 function listen() {
   let waiting;
-  for (const [, id] of FIELDS)
-    $(id)?.addEventListener("input", () => {
-      clearTimeout(waiting);
-      waiting = setTimeout(ask, PAUSE);
-    });
+  $("search").addEventListener("input", () => {
+    clearTimeout(waiting);
+    waiting = setTimeout(ask, PAUSE);
+  });
   $("find").addEventListener("submit", (event) => event.preventDefault());
-  for (const one of ["cut", "blanked"]) {
+  $("views").addEventListener("change", ask);
+  for (const one of FILTERS) {
+    const count = data.rows.filter((row) => has(row, one)).length;
+    $(one).hidden = count === 0;
+    $(one).append(" ", make("span", "soft", number.format(count)));
     $(one).addEventListener("click", () => {
       $(one).setAttribute("aria-pressed", String(!pressed(one)));
       ask();
@@ -282,12 +360,12 @@ function listen() {
   }
   $("clear").addEventListener("click", () => {
     $("search").value = "";
-    for (const one of ["cut", "blanked"]) $(one).setAttribute("aria-pressed", "false");
+    for (const one of FILTERS) $(one).setAttribute("aria-pressed", "false");
     ask();
     $("search").focus();
   });
   document.addEventListener("keydown", (event) => {
-    const typing = event.target.matches?.("input, textarea, select");
+    const typing = event.target.matches?.("input[type=search], textarea, select");
     if (event.key !== "/" || typing || event.ctrlKey || event.metaKey || event.altKey) return;
     event.preventDefault();
     $("search").select();
@@ -298,8 +376,12 @@ function listen() {
 
 // Start
 
-const texts = data.rows.map(([id, , prompt, seed, words, ...rest]) => plain([prompt, id, seed, ...words, rest[4] ?? "", rest[5] ?? ""].join("\n")));
-const observer = new IntersectionObserver(near, { rootMargin: "1200px" });
+const texts = data.rows.map(({ id, prompt, seed, words = [], source_prompt = "", source_file = "", failed = "" }) =>
+  plain([prompt, id, seed, ...words, source_prompt, source_file, failed].join("\n")));
+const shapes = new Set(data.rows.filter((row) => has(row, "size")).map(({ size: [width, height] }) => width / height));
+const shape = shapes.size === 1 ? [...shapes][0] : 1; // of every box: the images', or a square
+const eye = new IntersectionObserver(sight, { rootMargin: "600px" });
+const end = new IntersectionObserver(reached, { rootMargin: "1200px" });
 
 if (folder) {
   $("name").textContent = folder;
@@ -307,12 +389,17 @@ if (folder) {
 }
 if ($("command")) $("command").textContent = `sdattn show ${quoted(folder || "RUN")} --item ID --out ID`;
 if (data.rows.length) {
+  colour();
+  const some = (name) => data.rows.some((row) => row.thumb?.[name]);
   $("find").hidden = false;
-  offer("cut", data.rows.filter((row) => row[7].length).length);
-  offer("blanked", data.rows.filter((row) => row[8]).length);
-  const shapes = new Set(data.rows.map((row) => row[5] / row[6]));
-  $("cards").classList.toggle("alike", shapes.size === 1);
-  if (shapes.size === 1) $("cards").style.setProperty("--ratio", [...shapes][0]);
+  $("views").hidden = !some("maps");
+  document.querySelector("input[value=image]").parentElement.hidden = !some("image") && !hasFiles;
+  if (some("maps")) $("search").placeholder = "Search; a word shows its heatmaps";
+  if ($("learnt")) $("learnt").hidden = !data.rows.some((row) => has(row, "strange"));
+  $("cards").style.setProperty("--ratio", shape);
+  $("cards").classList.toggle("mapped", some("maps") && (some("image") || hasFiles));
+  $("cards").classList.toggle("edits", data.rows.some((row) => has(row, "source_prompt")));
+  $("cards").classList.toggle("texts", !some("image") && !some("maps") && !hasFiles);
   listen();
   recall();
 }

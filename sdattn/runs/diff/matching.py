@@ -30,7 +30,7 @@ class WordDifference:
 
     @cached_property
     def _pair(self) -> tuple[Tensor, Tensor] | None:
-        """Return both maps on the finer grid, float32 ``[rows, cols]``, bilinear, without crops."""
+        """Return both maps on the finer grid, float32 ``[rows, cols]``, bilinear."""
         if self.a is None or self.b is None:
             return None
         finer = max((self.a.map, self.b.map), key=Tensor.numel)
@@ -46,12 +46,10 @@ class WordDifference:
     @property
     def correlation(self) -> float | None:
         """Pearson's correlation of the two maps, cell by cell, in [-1, 1]; None if a map is flat or
-        missing. Two maps of one crop are compared inside it."""
-        if self._pair is None or self.a is None or self.b is None:
+        missing."""
+        if self._pair is None:
             return None
-        cells = self.a.values, self.b.values
-        alike = self.a.crop == self.b.crop and cells[0].shape == cells[1].shape
-        return correlation(*cells) if alike else correlation(*self._pair)
+        return correlation(*self._pair)
 
     @property
     def mean_a(self) -> float | None:

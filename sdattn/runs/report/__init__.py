@@ -1,10 +1,11 @@
 """`report.html`, the page of a run: one file that opens anywhere and loads nothing."""
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...attention.core import grid_text
+from ...errors import InvalidValueError
 from ...maps.aggregation import read_by
 from ...maps.heatmap import Heatmap
 from ...maps.heatmaps import Heatmaps
@@ -13,10 +14,9 @@ from ...maps.statistics import correlation
 from ...models.demos import demo_named
 from ...prompts.tokens import Prompt
 from ...prompts.words import is_content_word, name_things
-from ..again import command_of
 from ..imagerun import ImageRun, plain, step_names
-from ..info import FURTHER
-from ..option_names import PIPELINE
+from ..parts import FURTHER
+from ..settings import command_for
 from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
 from .maps import PageMaps, page_maps
 from .pages import page
@@ -28,7 +28,6 @@ _TITLES = {
     "special": "Other tokens",
     "phrases": "Phrases",
 }
-_SHORT = {**PIPELINE, "negative_prompt": "negative prompt"}
 _MOST_SPECIAL = 24  # columns of image prompts can be many
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SAME_PLACE = 0.5  # maps of the first view are less alike
@@ -78,7 +77,7 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         tokens=_token_rows(prompt, run.heatmaps.columns),
         settings=_settings(run),
         versions=run.settings.versions or {},
-        command=_command(run),
+        again=_again(run),
         maps=maps,
         words_held=len(data["words"]),
         sharpened=run.heatmaps.preset.sharpen != 1,
@@ -104,7 +103,6 @@ def _data(
         "maps": maps.maps,
         "data": maps.data,
         "size": run.image.size,
-        "part": run.heatmaps.crop and run.heatmaps.crop.parts,
         "spots": None if run.details.spots is None else run.details.spots.shape[:2],
         "means": _means(run),
         "units": _units(run.heatmaps.preset),
@@ -217,9 +215,8 @@ def _settings(run: ImageRun) -> dict[str, str]:
         "scheduler": settings.scheduler,
         "loaded with": settings.loading,
         "size": f"{run.image.width}x{run.image.height} pixels",
-        "drawn part": settings.crop,
         "video": f"{len(run.video)} frames, {run.video.rate:g} a second" if run.video else None,
-        **{_SHORT.get(name, name): value for name, value in (settings.options or {}).items()},
+        **(settings.options or {}),
         "preset": preset.title,
         "maps": f"{_means(run)['heatmap']}, {len(run.layers.layers)} layers",
         "stopped": settings.stopped,
@@ -246,8 +243,11 @@ def _sums_to_one(run: ImageRun) -> bool:
     return bool(((heatmaps.maps.sum(-1) - 1).abs() < 0.02).all())
 
 
-def _command(run: ImageRun) -> Mapping[str, str]:
+def _again(run: ImageRun) -> dict[str, str]:
+    """Return the command that makes the run again and its file, or the reason why none does."""
     try:
-        return {"line": command_of(run), "reason": ""}
-    except ValueError as error:
-        return {"line": "", "reason": str(error)}
+        command = command_for(run.settings, run.heatmaps.preset)
+    except InvalidValueError as error:
+        return {"command": "", "file": "", "reason": str(error)}
+    above = "../" if command == "edit" else ""  # the file of all images of the edit
+    return {"command": command, "file": f"{above}run.json", "reason": ""}

@@ -102,16 +102,11 @@ function paint(canvas, maps) {
   context.putImageData(image, 0, 0);
 }
 
-/* Place the canvas on the part of the image that the maps cover: [left, top, right, bottom], as
-   fractions. */
-const WHOLE = [0, 0, 1, 1];
-function fit(canvas, [width, height], part) {
-  const [left, top, right, bottom] = part ?? WHOLE, scale = LONG_SIDE / Math.max(width, height);
-  canvas.width = Math.max(1, Math.round(width * scale * (right - left)));
-  canvas.height = Math.max(1, Math.round(height * scale * (bottom - top)));
-  canvas.classList.toggle("crop", Boolean(part));
-  for (const [side, share] of Object.entries({ left, top, width: right - left, height: bottom - top }))
-    canvas.style[side] = `${100 * share}%`;
+/* Give the canvas the image's proportions. */
+function fit(canvas, [width, height]) {
+  const scale = LONG_SIDE / Math.max(width, height);
+  canvas.width = Math.max(1, Math.round(width * scale));
+  canvas.height = Math.max(1, Math.round(height * scale));
 }
 
 /* Return the words whose heat is shown; none while the images show their original colours. */
@@ -210,9 +205,8 @@ function linesOf(some, textOf) {
 }
 
 /* Return an image as shown, with its heat. */
-function withHeat({ image, heat, size, part }) {
+function withHeat({ image, heat, size }) {
   const view = document.createElement("canvas"), brush = view.getContext("2d");
-  const [left, top, right, bottom] = part ?? WHOLE;
   fit(view, size);
   brush.drawImage(image, 0, 0, view.width, view.height);
   if (shown().length || state.looked != null) { // only the page of a run has that
@@ -220,8 +214,7 @@ function withHeat({ image, heat, size, part }) {
     for (let i = 0; i < pixels.length; i += 4) // the weights of CSS's grayscale()
       pixels[i] = pixels[i + 1] = pixels[i + 2] = 0.2126 * pixels[i] + 0.7152 * pixels[i + 1] + 0.0722 * pixels[i + 2];
     brush.putImageData(seen, 0, 0);
-    const { width, height } = view;
-    brush.drawImage(heat, left * width, top * height, (right - left) * width, (bottom - top) * height);
+    brush.drawImage(heat, 0, 0, view.width, view.height);
   }
   return view;
 }

@@ -83,10 +83,10 @@ function drawSpot() {
   const most = Math.max(...[0, 1].flatMap((half) => rows().map((_, row) => peakOf(row, half) ?? 0)));
   for (const half of [0, 1]) {
     const own = there ? [...rows().keys()].filter((row) => rows()[row][half] !== null) : [];
-    const { words, start, size: [width, height], part } = sides()[half], at = there && within(state.spot, part), numbers = [...new Set(own.map((row) => rows()[row][half]))];
-    drawWords($(`spot-${half}`), (at ? numbers : []).map((word) => ({ label: words[word], value: valueAt(start + word, at) })), most);
+    const { words, start, size: [width, height] } = sides()[half], numbers = [...new Set(own.map((row) => rows()[row][half]))];
+    drawWords($(`spot-${half}`), numbers.map((word) => ({ label: words[word], value: valueAt(start + word, state.spot) })), most);
     if (!there) continue;
-    $("spot-where").textContent += `${half ? " · " : ""}${sides()[half].name}: pixel ${Math.floor(state.spot.x * width)}, ${Math.floor(state.spot.y * height)}${at ? "" : ", outside the part that was drawn"}`;
+    $("spot-where").textContent += `${half ? " · " : ""}${sides()[half].name}: pixel ${Math.floor(state.spot.x * width)}, ${Math.floor(state.spot.y * height)}`;
   }
 }
 
@@ -123,8 +123,8 @@ function choose(other) {
   for (const part of document.querySelectorAll("#b img, .side:not([data-side='0'])")) part.hidden = Number(part.dataset.side) !== other;
   for (const id of ["b-name", "linked-other", "spot-1-name"]) $(id).textContent = sides()[1].name;
   for (const [half, figure] of halves.entries()) {
-    const { size: [width, height], part } = sides()[half];
-    fit(figure.querySelector("canvas"), [width, height], part);
+    const { size: [width, height] } = sides()[half];
+    fit(figure.querySelector("canvas"), [width, height]);
     figure.style.setProperty("--ratio", width / height);
   }
   stage.style.setProperty("--ratio", sides()[0].size[0] / sides()[0].size[1]);
@@ -174,7 +174,7 @@ for (const button of buttons) listen(button, () => rowOf(button));
 listen($("own"), () => NO_WORD, () => show(!state.bare));
 listenToSpots({
   boxOf: ({ clientX }) => $(isOver() || clientX < $("b").getBoundingClientRect().left ? "a" : "b"),
-  gridOf: () => wholeGrid(page.maps[0] ?? [1, 1], page.sides[0].part),
+  gridOf: () => page.maps[0] ?? [1, 1],
   keeps: () => !isOver(),
   say,
 });

@@ -107,9 +107,8 @@ def _sides(shown: Sequence[Side]) -> list[dict[str, object]]:
     start = 0
     for side in shown:
         words = [heatmap.label for heatmap in side.maps]
-        crop = side.maps[0].crop if side.maps else None
-        about = {"size": side.image.size, "part": crop and crop.parts}
-        sides.append({"name": side.name, "words": words, "start": start, **about})
+        size = side.image.size
+        sides.append({"name": side.name, "words": words, "start": start, "size": size})
         start += len(words)
     return sides
 

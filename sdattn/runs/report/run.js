@@ -45,10 +45,9 @@ const rangeOf = (word) => (stretched(word) ? page.maps[mapOf(word)].slice(2) : [
    first. */
 function lookedFrom() {
   const looks = page.spots && cells && state.kept && state.spot && state.hovered === null && $("looks").checked;
-  const at = looks ? within(state.spot, page.part) : null;
-  if (!at) return null;
-  const [rows, cols] = page.spots;
-  return page.maps.length - rows * cols + Math.floor(at.y * rows) * cols + Math.floor(at.x * cols);
+  if (!looks) return null;
+  const [rows, cols] = page.spots, { x, y } = state.spot;
+  return page.maps.length - rows * cols + Math.floor(y * rows) * cols + Math.floor(x * cols);
 }
 
 /* ---- drawing ---- */
@@ -110,15 +109,14 @@ function drawSpot() {
     $("spot-rest").textContent = "";
     return;
   }
-  const { x, y } = state.spot, at = within(state.spot, page.part), most = Math.max(...peaksOf(text));
-  const found = at ? text.words.map((label, i) => ({ label, word: text.first + i, value: valueAt(mapOf(text.first + i), at) })) : [];
+  const { x, y } = state.spot, most = Math.max(...peaksOf(text));
+  const found = text.words.map((label, i) => ({ label, word: text.first + i, value: valueAt(mapOf(text.first + i), state.spot) }));
   for (const { word, value } of found) buttons[word].style.setProperty("--glow", most > 0 ? (value / most).toFixed(3) : 0);
   drawWords(list, found, most);
   const [rows, cols] = page.maps[mapOf(text.first)];
   const [width, height] = page.size;
-  const cell = at ? `row ${Math.floor(at.y * rows) + 1} of ${rows}, column ${Math.floor(at.x * cols) + 1} of ${cols}` : "outside the part that was drawn";
+  const cell = `row ${Math.floor(y * rows) + 1} of ${rows}, column ${Math.floor(x * cols) + 1} of ${cols}`;
   $("spot-where").textContent = `${state.when ? `${state.when} · ` : ""}Pixel ${Math.floor(x * width)}, ${Math.floor(y * height)} · ${cell}`;
-  if (!at) { $("spot-rest").textContent = ""; return; }
   const rest = [`Bars and numbers: ${unitOf(text.first)}.`];
   if (found.length > MOST_ROWS) rest.push(`${found.length - MOST_ROWS} more words.`);
   if (page.rest && text === texts[0]) {
@@ -136,7 +134,7 @@ for (const [i, button] of buttons.entries()) listen(button, () => i);
 
 listenToSpots({
   boxOf: ({ target }) => target.closest("figure") ?? $("heated"),
-  gridOf: () => wholeGrid(page.maps[mapOf(textInView().first)] ?? [1, 1], page.part),
+  gridOf: () => page.maps[mapOf(textInView().first)] ?? [1, 1],
   keeps: () => true,
   say,
 });
@@ -153,7 +151,7 @@ $("head")?.addEventListener("change", () => {
 $("save").addEventListener("click", () => {
   const some = state.looked === null ? shown() : [], names = state.looked === null ? some.map((word) => words[word].label) : [LOOKED];
   if (state.when) names.unshift(state.when);
-  save([{ image: $("image"), heat: canvas, size: page.size, part: page.part, name: state.when }], state.looked === null ? linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`) : [{ tint: null, text: LOOKED }], names);
+  save([{ image: $("image"), heat: canvas, size: page.size, name: state.when }], state.looked === null ? linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`) : [{ tint: null, text: LOOKED }], names);
 });
 
 $("copy")?.addEventListener("click", async () => {
@@ -167,7 +165,7 @@ $("copy")?.addEventListener("click", async () => {
   $("copied").textContent = "copied";
 });
 
-fit(canvas, page.size, page.part);
+fit(canvas, page.size);
 $("original").src = $("image").src; // the file holds the image once
 stage.parentElement.style.setProperty("--ratio", page.size[0] / page.size[1]);
 begin();

@@ -4,19 +4,6 @@
 const MOST_ROWS = 12;
 const touch = matchMedia("(hover: none)");
 
-/* Return a spot as fractions of the part that the maps cover; null outside it. */
-function within({ x, y }, part) {
-  const [left, top, right, bottom] = part ?? WHOLE;
-  const inside = x >= left && x < right && y >= top && y < bottom;
-  return inside ? { x: (x - left) / (right - left), y: (y - top) / (bottom - top) } : null;
-}
-
-/* Return the whole image's (rows, cols), in cells of a map for a part of it. */
-function wholeGrid([rows, cols], part) {
-  const [left, top, right, bottom] = part ?? WHOLE;
-  return [Math.round(rows / (bottom - top)), Math.round(cols / (right - left))];
-}
-
 /* Return a map's value at a spot. */
 function valueAt(number, { x, y }) {
   const [rows, cols, low, high] = page.maps[number];

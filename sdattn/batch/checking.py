@@ -1,0 +1,335 @@
+"""Summaries of a run, made from its records, and `verify`, which reads everything again.
+
+metadata.jsonl  a row per whole item, in the layout of datasets' "imagefolder"
+errors.jsonl    a row per item that could not be drawn
+README.md       which files datasets reads, and their types
+index.html      the items to browse, see gallery
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import time
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from PIL import Image, UnidentifiedImageError
+from safetensors.torch import load
+
+from ..files.place import Place
+from ..files.writing import sha256
+from ..maps.presets import Preset
+from ..runs.info import RunInfo, read_info
+from ..runs.parts import MAPS, VIDEOS
+from ..runs.unpacking import map_shapes
+from .formats import FORMATS, RUN, Format, file_sha256, format_of
+from .gallery import About, gallery_pages
+from .records import (
+    BatchSettings,
+    Manifest,
+    line_of,
+    read_manifest,
+    read_record,
+    read_records,
+    record_name,
+    row_of,
+    rows_in_order,
+)
+
+_LITTER = 3600.0  # seconds after which data without a record is nobody's
+
+
+# Summaries
+
+
+def write_summaries(place: Place, manifest: Manifest) -> None:
+    """Write what is made from the records. If another command publishes records meanwhile, write
+    it again, so that the last one to end has all of them."""
+    while True:
+        before = _records_there(place)
+        for name, parts in _summaries(place, manifest):
+            place.publish(name, parts)
+        for name in _stale_pages(place, manifest):
+            place.remove(name)
+        if _records_there(place) == before:
+            return
+
+
+def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator[bytes]]]:
+    rows = partial(_rows, place, manifest)
+    apart = ("thumb", "sheet")
+    yield (
+        "metadata.jsonl",
+        (
+            line_of({name: held for name, held in row.items() if name not in apart})
+            for row in rows()
+            if "failed" not in row
+        ),
+    )
+    yield (
+        "errors.jsonl",
+        (
+            line_of({name: held for name, held in row.items() if name != "sheet"})
+            for row in rows()
+            if "failed" in row
+        ),
+    )
+    yield "README.md", iter([card_of(manifest.settings, manifest.input.columns or ())])
+    for name, page in gallery_pages(_about(manifest), rows):
+        yield name, iter([page])
+
+
+def _about(manifest: Manifest) -> About:
+    settings = manifest.settings
+    return About(
+        model=settings.model,
+        preset=Preset.from_json(settings.preset),
+        items=manifest.input.items,
+        bad_lines=manifest.input.bad_lines,
+        save=settings.save,
+        format=settings.format,
+        video_format=settings.video_format,
+    )
+
+
+def _rows(place: Place, manifest: Manifest) -> Iterator[dict[str, Any]]:
+    return rows_in_order(read_records(place, manifest.input.shards))
+
+
+def _records_there(place: Place) -> list[str]:
+    files = place.files("shards").items()
+    return [f"{name} {file.time}" for name, file in files if name.endswith(".jsonl")]
+
+
+def _stale_pages(place: Place, manifest: Manifest) -> list[str]:
+    """Return the gallery's pages that an earlier, larger run left."""
+    there = [name for name in place.files() if name.startswith("index-")]
+    if not there:
+        return []
+    rows = partial(_rows, place, manifest)
+    pages = {name for name, _ in gallery_pages(_about(manifest), rows)}
+    return [name for name in there if name not in pages]
+
+
+def remove_litter(place: Place, manifest: Manifest) -> list[str]:
+    """Remove what no record names from ``shards/`` and return it: what an older record named. What
+    is younger than an hour may still get a record, and stays; so does all of a shard without a
+    sound record, whose items need not be lost."""
+    place.remove_temporary()
+    named, done = set[str](), set[str]()
+    for record in read_records(place, manifest.input.shards):
+        done.add(f"{record.number:06d}")
+        named |= {record_name(record.number), *(row["place"] for row in record.whole)}
+        named |= {file.name for file in (record.data, record.sheet) if file is not None}
+    unfinished = {f"{number:06d}" for number in range(manifest.input.shards)} - done
+    removed = []
+    for name, written in _entries(place, "shards").items():
+        path = f"shards/{name}"
+        if name[:6] in unfinished:
+            continue
+        if manifest.settings.format != "folder" or name not in done:
+            if path not in named and time.time() - written > _LITTER:
+                removed.append(path)
+        else:
+            items = _entries(place, path).items()
+            old = {f"{path}/{item}" for item, at in items if time.time() - at > _LITTER}
+            removed += sorted(old - named)
+    for path in removed:
+        place.remove(path)
+    return removed
+
+
+def _entries(place: Place, folder: str) -> dict[str, float]:
+    """Return the files and folders in a folder, and when each was written last."""
+    found: dict[str, float] = {}
+    for path, file in place.files(folder, deep=place.is_remote).items():
+        name = path.partition("/")[0]
+        found[name] = max(file.time, found.get(name, 0.0))
+    return found
+
+
+# The card for datasets
+
+_DATA = """---
+configs:
+- config_name: default
+  data_files:
+  - split: train
+    path:
+"""
+# Every field is named: datasets otherwise infers them from the first items of all, and those can
+# differ in their options, truncated words, and overlays.
+_NUMBER, _COLUMNS = "float64", ["int64"]
+_RUN = {
+    **{"id": "string", "line": "int64", "prompt": "string", "seed": "int64", "size": _COLUMNS},
+    "options": {
+        **{"negative_prompt": "string", "num_inference_steps": "int64", "guidance_scale": _NUMBER}
+    },
+    "words": [{"text": "string", "columns": _COLUMNS}],
+    "statistics": [
+        {
+            **{"word": "string", "columns": _COLUMNS, "peak": _NUMBER, "mean": _NUMBER},
+            **{"mass": _NUMBER, "centre": [_NUMBER], "area": _NUMBER, "entropy": _NUMBER},
+        }
+    ],
+    "truncated": ["string"],
+}
+
+
+def card_of(settings: BatchSettings, columns: Sequence[str] = ()) -> bytes:
+    """Return the card of a run with these settings and these further columns of its list."""
+    has_image = not {"image", "video"}.isdisjoint(settings.save)
+    files, features = [FORMATS[settings.format].pattern], ""
+    if settings.format == "folder" and has_image:
+        # Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
+        files.append("shards/*/*/image.png")
+    if settings.format == "webdataset":
+        kinds: dict[str, Any] = {"png": "image"} if has_image else {}
+        kinds |= {"maps.safetensors": "binary"} if "maps" in settings.save else {}
+        kinds |= {f"video.{settings.video_format}": "binary"} if "video" in settings.save else {}
+        own = {"list_columns": {json.dumps(name): "string" for name in columns}} if columns else {}
+        features = f"dataset_info:\n  features:\n{_yaml({**kinds, 'json': {**_RUN, **own}}, '  ')}"
+    paths = "".join(f"    - {path}\n" for path in files)
+    return f"{_DATA}{paths}{features}---\n".encode()
+
+
+def _yaml(fields: Mapping[str, Any], indent: str) -> str:
+    """Return features as datasets writes them: a name, and a type, a list of one or a struct."""
+    text = ""
+    for name, kind in fields.items():
+        key = "list" if isinstance(kind, list) else "struct" if isinstance(kind, dict) else "dtype"
+        held = kind[0] if isinstance(kind, list) else kind
+        below = f" {held}\n" if isinstance(held, str) else f"\n{_yaml(held, indent + '  ')}"
+        text += f"{indent}- name: {name}\n{indent}  {key}:{below}"
+    return text
+
+
+# Verifying
+
+
+def verify(root: str | Path) -> tuple[int, list[str]]:
+    """Read everything again and compare it with what was written; remove litter.
+
+    Returns:
+        The number of items, and the problems, a line each: a shard without a record; a file that is
+        missing or has another checksum; an image that does not open; maps that are not finite or
+        not on the right grid; a row that disagrees with ``run.json``; a summary that is not what
+        the records say.
+
+    Raises:
+        FileNotFoundError: no such folder, or it is not a batch run's.
+        ValueError: ``batch.json`` is corrupt or of another version.
+    """
+    place = Place(root)
+    manifest = read_manifest(place)
+    format = format_of(place, manifest)
+    remove_litter(place, manifest)
+    problems, items = list[str](), 0
+    if made := manifest.input.bad_lines_sha256:
+        problems += _compare(place, "bad_lines.jsonl", made)
+    with ThreadPoolExecutor() as pool:
+        numbers = range(manifest.input.shards)
+        look = partial(_check_shard, place, format, manifest.settings.save)
+        for count, told in pool.map(look, numbers):
+            items += count
+            problems += told
+    records_are_whole = not problems
+    for name, parts in _summaries(place, manifest):
+        written = sha256(b"".join(parts))
+        problems += _compare(place, name, written) if records_are_whole else ()
+    return items, problems
+
+
+def _compare(place: Place, name: str, checksum: str) -> Iterator[str]:
+    try:
+        if sha256(place.read(name)) != checksum:
+            yield f"{name} is not what was written; the run's command writes it again"
+    except FileNotFoundError:
+        yield f"{name} is missing; the run's command writes it again"
+
+
+def _check_shard(
+    place: Place, format: Format, save: Collection[str], number: int
+) -> tuple[int, list[str]]:
+    """Return the number of a shard's whole items, and its problems."""
+    name = record_name(number)
+    try:
+        record = read_record(place, number)
+    except (OSError, ValueError) as error:
+        return 0, [_line(error)]
+    if record is None:
+        return 0, [f"{name} is missing: the shard is not drawn, or its record was removed"]
+    problems = []
+    for file in (record.data, record.sheet):
+        if file is None:
+            continue
+        try:
+            if file_sha256(place.local(file.name)) != file.sha256:
+                problems.append(f"{file.name} is not what was written: its checksum differs")
+        except (OSError, ValueError):
+            problems.append(f"{file.name} is missing")
+    for row in record.whole:
+        told = _check_item(format, row, save)
+        problems += [f"{row['id']}: {problem} (in {row['place']})" for problem in told]
+    return len(record.whole), problems
+
+
+_FILES = {"image": "image.png", "grid": "grid.png", "report": "report.html", "maps": MAPS}
+
+
+def _check_item(format: Format, row: Mapping[str, Any], save: Collection[str]) -> list[str]:
+    """Return an item's problems, a line each; none if every bit is as written."""
+    problems: list[str] = []
+    location = row["place"]
+    try:
+        files = format.read(location, row["id"])
+        info = read_info(files, location)
+        checksum = sha256(files[RUN])
+        sizes = {name: len(files[name]) for name in (RUN, *info.files) if name in files}
+        expected = row_of(info, location, checksum, sizes)
+        said = {name: held for name, held in row.items() if name != "thumb"}
+        if checksum != row["run_sha256"]:
+            problems.append("run.json is not what was written: its checksum differs")
+        elif expected != said:
+            names = [name for name in {**expected, **said} if expected.get(name) != said.get(name)]
+            problems.append(f"its row is not what run.json says, of {', '.join(names[:3])}")
+        lacking = [_FILES[part] for part in save if part in _FILES]
+        problems += [f"run.json names no {name}" for name in lacking if name not in info.files]
+        if "video" in save and info.files.keys().isdisjoint(VIDEOS):
+            problems.append("run.json names no video")
+        if foreign := files.keys() - {RUN, *info.files}:
+            problems.append(f"{min(foreign)} is not the run's")
+        for name, digest in info.files.items():
+            problems += _check_file(name, files.get(name), digest, info)
+    except (OSError, ValueError) as error:
+        problems.append(_line(error))
+    except (KeyError, TypeError, AttributeError, IndexError) as error:
+        problems.append(f"run.json is damaged: it is incomplete ({type(error).__name__}: {error})")
+    return problems
+
+
+def _check_file(name: str, data: bytes | None, digest: str, info: RunInfo) -> Iterator[str]:
+    if data is None:
+        yield f"{name} is missing"
+    elif sha256(data) != digest:
+        yield f"{name} is not what was written: its checksum differs"
+    elif name.endswith(".png"):
+        try:
+            with Image.open(io.BytesIO(data), formats=["PNG"]) as image:
+                image.load()
+        except (OSError, UnidentifiedImageError, SyntaxError) as error:
+            yield f"{name} does not open: {error}"
+    elif name == MAPS:
+        maps = load(data)
+        if {name: tuple(held.shape) for name, held in maps.items()} != map_shapes(info):
+            yield "maps.safetensors has other layers or sizes than run.json says"
+        if bad := [name for name, held in maps.items() if not held.isfinite().all()]:
+            yield f"maps.safetensors holds values that are not finite, in {bad[0]}"
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())

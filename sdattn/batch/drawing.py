@@ -1,0 +1,132 @@
+"""Drawing a shard's items with a loaded pipeline, a batch at a time."""
+
+from __future__ import annotations
+
+import ctypes
+import traceback
+import warnings
+from collections.abc import Callable, Container, Sequence
+from typing import Any
+
+import torch
+
+from ..edit.editing import edit
+from ..files.terminal import say
+from ..maps.presets import Preset, preset_for
+from ..models.pipeline import Pipeline
+from ..models.reading import read_prompts
+from ..runs.editrun import EditRun
+from ..runs.explaining import explain
+from ..runs.imagerun import ImageRun
+from ..runs.run import Run
+from ..runs.sampling import sample
+from .checks import Job
+
+
+class BatchDrawer:
+    """Draws batches of one shape; a batch that does not fit into memory is halved, and an item's
+    failure does not affect others.
+
+    ``store`` is called with each job, the run of its image and, for an edit, the edit; ``fail``
+    with each that could not be drawn, the reason in one line, and the traceback.
+    """
+
+    def __init__(
+        self,
+        pipe: Pipeline,
+        preset: str | Preset,
+        store: Callable[[Job, ImageRun, EditRun | None], None],
+        fail: Callable[[Job, str, str], None],
+    ):
+        self.pipe, self.store, self.fail = pipe, store, fail
+        self.preset = preset_for(pipe, preset)
+        self.limit: int | None = None  # items that fit; None: as many as a batch has
+
+    def draw(self, batch: Sequence[Job], wanted: Container[str]) -> None:
+        """Draw a batch's ``wanted`` items with the others: bit for bit as in a full batch."""
+        # The prompts of one edit are a batch already.
+        size = 1 if batch[0].item.edit_to is not None else min(self.limit or len(batch), len(batch))
+        for start in range(0, len(batch), size):
+            self._attempt(batch[start : start + size], wanted)
+
+    def _attempt(self, part: Sequence[Job], wanted: Container[str]) -> None:
+        if not any(job.item.id in wanted for job in part):
+            return
+        try:
+            drawn = self._draw_together(part)
+        except Exception as error:
+            # Text only: the traceback itself would keep the memory in use.
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            text, too_large = traceback.format_exc(), _is_out_of_memory(error)
+        else:
+            for job, (image_run, edit_run) in zip(part, drawn, strict=True):
+                if job.item.id in wanted:
+                    self.store(job, image_run, edit_run)
+            return
+        if too_large:
+            _release_memory()
+        if len(part) > 1:
+            self._attempt_fewer(part, wanted, halved=too_large)
+        elif part[0].item.id in wanted:
+            self.fail(part[0], reason, text)
+
+    def _attempt_fewer(self, part: Sequence[Job], wanted: Container[str], *, halved: bool) -> None:
+        """Try a batch again that failed: half as many if memory was short, else each by itself, as
+        it is unknown whose fault it was."""
+        size = 1
+        if halved:
+            size = self.limit = (len(part) + 1) // 2
+            say(
+                f"out of memory with {len(part)} items of {part[0].options}; trying {size} together"
+            )
+        start = 0
+        while start < len(part):
+            self._attempt(part[start : start + size], wanted)
+            start += size
+            size = min(size, self.limit or size)  # it may have been halved again
+
+    def _draw_together(self, part: Sequence[Job]) -> list[tuple[ImageRun, EditRun | None]]:
+        first = part[0].item
+        if first.edit_to is None:
+            return [(image_run, None) for image_run in run_together(self.pipe, part, self.preset)]
+        options: dict[str, Any] = {**first.edit, **part[0].options, "preset": self.preset}
+        if first.negative_prompt is not None:
+            options["negative_prompt"] = first.negative_prompt
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            run = edit(self.pipe, first.prompt, first.text, seed=first.seed, **options)
+        return [(run[1], run)]
+
+
+def run_together(pipe: Pipeline, jobs: Sequence[Job], preset: Preset) -> Run:
+    """Draw, or explain, jobs of one shape in one batch."""
+    prompts = [job.item.prompt for job in jobs]
+    seeds = [job.item.seed for job in jobs]
+    images = [job.item.image.open() for job in jobs if job.item.image is not None]
+    options = dict(jobs[0].options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # about single items, whose rows list truncated words
+        if images:
+            return explain(pipe, images, prompts, seed=seeds, preset=preset, **options)
+        if jobs[0].item.negative_prompt is not None:
+            options["negative_prompt"] = [job.item.negative_prompt for job in jobs]
+        return sample(pipe, read_prompts(pipe, prompts, **options), seeds, options, preset=preset)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    from accelerate.utils.memory import should_reduce_batch_size
+
+    return isinstance(error, torch.OutOfMemoryError) or should_reduce_batch_size(error)
+
+
+def _release_memory() -> None:
+    from accelerate.utils.memory import clear_device_cache
+
+    clear_device_cache(garbage_collection=True)
+
+
+def trim_heap() -> None:
+    """Return freed memory to the system: glibc keeps it in gaps, ever more with many threads."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)

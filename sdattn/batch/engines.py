@@ -1,0 +1,259 @@
+"""Engines map `draw_shard` over shards: in this process, in one process per GPU, or on Ray.
+
+An engine is a blocking call, ``draw(shard)``, that so many ``threads`` may make at once. Who draws
+which shard makes no difference, so engines keep no books.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import (
+    FIRST_COMPLETED,
+    Future,
+    ProcessPoolExecutor,
+    ThreadPoolExecutor,
+    wait,
+)
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import ExitStack, suppress
+from dataclasses import replace
+from multiprocessing import get_context, parent_process
+from queue import SimpleQueue
+from typing import Any, NamedTuple, Protocol, TypeVar
+
+import torch
+
+from ..errors import RunError
+from ..files.terminal import say, shorter
+from ..loading.devices import checked_device
+from ..loading.quiet import quiet_libraries
+from .plan import Shard
+from .records import Manifest, ShardRecord
+from .request import Request
+from .shard import Loaded, Tell, describe, draw_shard, forget_pipeline, record_failure
+
+_TRIES = 3  # workers that a shard may end
+T = TypeVar("T")
+
+
+class Task(NamedTuple):
+    """A shard to draw, and what its record's fingerprint will be."""
+
+    shard: Shard
+    fingerprint: str
+
+
+class Engine(Protocol):
+    threads: int
+
+    def describe(self) -> Loaded:
+        """Return what the pipeline is that draws the shards."""
+
+    def draw(self, manifest: Manifest, task: Task, tell: Tell) -> ShardRecord:
+        """Draw a shard and return its record; a shard that ends its workers is recorded so."""
+
+    def close(self) -> None: ...
+
+
+def engine_for(request: Request) -> Engine:
+    devices = [] if request.engine == "ray" else worker_devices(request)
+    if len(devices) == 1:
+        return ThisProcess(request)
+    forget_pipeline()  # the plan of a model without an outline needed it
+    return Processes(request, devices) if devices else RayTasks(request)
+
+
+def worker_devices(request: Request) -> list[str]:
+    """Return the device of each worker on this machine: every GPU, unless a launcher or the request
+    says which; for ``workers`` on a CPU, that many."""
+    device = checked_device(request.device)
+    if device.type == "cuda" and device.index is None:
+        if "LOCAL_RANK" in os.environ:  # torchrun and accelerate start a process for each
+            return [f"cuda:{int(os.environ['LOCAL_RANK']) % torch.cuda.device_count()}"]
+        count = torch.cuda.device_count()
+        return [f"cuda:{i % count}" for i in range(request.workers or count)]
+    return [str(device)] * (request.workers or 1)
+
+
+def map_tasks(
+    engine: Engine,
+    manifest: Manifest,
+    tasks: Iterable[Task],
+    tell: Tell,
+    is_stopped: Callable[[], bool],
+) -> Iterator[ShardRecord]:
+    """Yield the records of shards as they are done, a few under way at once; when stopped, or after
+    an error, those under way are finished and no other is begun."""
+    waiting = iter(tasks)
+    with ThreadPoolExecutor(engine.threads) as pool:
+        under_way = set[Future[ShardRecord]]()
+        while True:
+            while len(under_way) < engine.threads and not is_stopped():
+                if (task := next(waiting, None)) is None:
+                    break
+                under_way.add(pool.submit(engine.draw, manifest, task, tell))
+            if not under_way:
+                return
+            # Woken twice a second, so that signals are heard.
+            done, under_way = wait(under_way, timeout=0.5, return_when=FIRST_COMPLETED)
+            for future in done:
+                yield future.result()
+
+
+class ThisProcess:
+    """Draws in this process: while one thread writes a shard, the other draws the next."""
+
+    threads = 2
+
+    def __init__(self, request: Request):
+        self.request = replace(request, device=worker_devices(request)[0])
+        self.torch_threads = torch.get_num_threads()  # a small model runs in one
+
+    def describe(self) -> Loaded:
+        return describe(self.request)
+
+    def draw(self, manifest: Manifest, task: Task, tell: Tell) -> ShardRecord:
+        return draw_shard(self.request, manifest, task.shard, task.fingerprint, tell)
+
+    def close(self) -> None:
+        forget_pipeline()
+        torch.set_num_threads(self.torch_threads)
+
+
+class Processes:
+    """A process for each device. One that ends is replaced, and its shard drawn again."""
+
+    def __init__(self, request: Request, devices: list[str]):
+        self.request, self.threads = request, len(devices)
+        self.free = SimpleQueue[tuple[str, ExitStack, list[ProcessPoolExecutor]]]()
+        self.stack = ExitStack()
+        for device in devices:
+            self.free.put((device, self.stack, []))
+
+    def describe(self) -> Loaded:
+        return self._call(describe)
+
+    def draw(self, manifest: Manifest, task: Task, tell: Tell) -> ShardRecord:
+        try:
+            record: ShardRecord = self._call(draw_shard, manifest, *task)
+        except BrokenProcessPool:
+            reason = f"each of {_TRIES} workers that drew its shard ended"
+            record = record_failure(self.request, *task, reason)
+        _tell_of(record, tell)
+        return record
+
+    def _call(self, function: Callable[..., T], *arguments: object) -> T:
+        """Call a function in a free worker, in another one if that ends."""
+        device, stack, pools = self.free.get()
+        try:
+            for attempt in range(_TRIES):
+                if not pools:
+                    # One process each, so that it is known which shard ended it.
+                    pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin_worker)
+                    pools.append(stack.enter_context(pool))
+                try:
+                    request = replace(self.request, device=device)
+                    return pools[0].submit(function, request, *arguments).result()
+                except BrokenProcessPool:
+                    pools.clear()
+                    say(f"a worker on {device} has ended too soon")
+                    if attempt == _TRIES - 1:
+                        raise
+            raise AssertionError
+        finally:
+            self.free.put((device, stack, pools))
+
+    def close(self) -> None:
+        self.stack.close()
+
+
+def _begin_worker() -> None:
+    """Leave signals to the parent, and end with it."""
+    for name in ("SIGINT", "SIGTERM"):
+        signal.signal(getattr(signal, name), signal.SIG_IGN)
+    parent = parent_process()
+
+    def follow() -> None:
+        if parent is not None:
+            parent.join()
+        os._exit(1)
+
+    threading.Thread(target=follow, daemon=True).start()
+    quiet_libraries(prompts=True)
+
+
+class RayTasks:
+    """Remote tasks of Ray, which finds room for them, retries them and starts more machines; each
+    worker process keeps its pipeline."""
+
+    def __init__(self, request: Request):
+        import ray
+
+        self.began = not ray.is_initialized()
+        if self.began:
+            os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # Ray sends them to its makers
+            os.environ.setdefault("RAY_task_oom_retries", str(_TRIES))  # else it never gives up
+            ray.init(logging_level=logging.WARNING)
+        gpus = int(ray.cluster_resources().get("GPU", 0))
+        device = request.device or ("cuda" if gpus else "cpu")
+        if not (request.device or gpus):  # an autoscaler may be waiting for a request
+            say("Ray has no GPU now, so each worker takes a CPU; the device cuda waits for GPUs")
+        self.request = replace(request, device=device)
+        self.threads = request.workers or max(1, gpus)
+        takes: dict[str, Any] = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 1}
+        # A worker is used again, though it holds a GPU: it has the pipeline.
+        self.remote = ray.remote(max_retries=_TRIES - 1, max_calls=0, **takes)(_on_ray)
+
+    def describe(self) -> Loaded:
+        return self._call(describe)
+
+    def draw(self, manifest: Manifest, task: Task, tell: Tell) -> ShardRecord:
+        from ray.exceptions import RayError, RayTaskError
+
+        try:
+            record: ShardRecord = self._call(draw_shard, manifest, *task)
+        except RayTaskError:
+            raise
+        except RayError as error:
+            reason = f"each of {_TRIES} workers that drew its shard ended: {_reason(error)}"
+            record = record_failure(self.request, *task, reason)
+        _tell_of(record, tell)
+        return record
+
+    def _call(self, function: Callable[..., T], *arguments: object) -> T:
+        import ray
+        from ray.exceptions import RayTaskError
+
+        try:
+            made: T = ray.get(self.remote.remote(os.getcwd(), function, self.request, *arguments))
+            return made
+        except RayTaskError as error:  # the function's own
+            if isinstance(error.cause, Exception):
+                raise error.cause from error
+            raise RunError(str(error)) from error
+
+    def close(self) -> None:
+        if self.began:
+            import ray
+
+            ray.shutdown()
+
+
+def _on_ray(cwd: str, function: Callable[..., T], *arguments: object) -> T:
+    with suppress(OSError):  # relative paths, if this machine has the folder
+        os.chdir(cwd)
+    quiet_libraries(prompts=True)
+    return function(*arguments)
+
+
+def _reason(gone: Exception) -> str:
+    said = [line for line in map(str.strip, str(gone).splitlines()) if line]
+    return f"{type(gone).__name__}: {shorter(''.join(said[-1:]), 300)}"
+
+
+def _tell_of(record: ShardRecord, tell: Tell) -> None:
+    tell(len(record.whole), len(record.failed))

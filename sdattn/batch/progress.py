@@ -1,0 +1,87 @@
+"""Progress of a run: one bar on a terminal, a line now and then elsewhere."""
+
+from __future__ import annotations
+
+import sys
+import threading
+import time
+from datetime import timedelta
+
+from ..files.terminal import counted, say
+
+_FIRST_LINE, _LINE_EVERY = 2.0, 15.0  # seconds, without a terminal
+_REDRAW = 0.5
+
+
+class Progress:
+    """Shows, inside its block, what has been counted so far.
+
+        with Progress(total=200, before=80) as progress:
+            progress.add(whole=1, failed=0)         # from any thread
+
+    With ``total`` None it counts lines that are checked, of which nobody knows how many there are.
+    """
+
+    def __init__(self, total: int | None, before: int = 0, *, is_shown: bool = True):
+        self.total, self.before = total, before
+        self.whole = self.failed = 0
+        self._is_shown, self._lock = is_shown, threading.Lock()
+        self._end = threading.Event()
+        show = self._draw_bar if sys.stderr.isatty() else self._print_lines
+        self._thread = threading.Thread(target=show, daemon=True)
+        self._start = time.monotonic()
+
+    def __enter__(self) -> Progress:
+        if self._is_shown:
+            self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._end.set()
+        if self._is_shown:
+            self._thread.join()
+
+    def add(self, whole: int, failed: int) -> None:
+        with self._lock:
+            self.whole += whole
+            self.failed += failed
+
+    @property
+    def seconds(self) -> float:
+        return time.monotonic() - self._start
+
+    def text(self) -> str:
+        """Return ``120 of 200 items (80 were there), 3.2 items/s, 0:00:25 left, 1 failed``."""
+        if self.total is None:
+            text = f"checked {counted(self.whole + self.failed, 'line')}"
+            return text + (f", {self.failed:,} cannot be drawn" if self.failed else "")
+        rate = (self.whole + self.failed) / max(self.seconds, 1e-6)
+        left = self.total - self.before - self.whole - self.failed
+        parts = [f"{self.before + self.whole:,} of {counted(self.total, 'item')}"]
+        if self.before:
+            parts[0] += f" ({self.before:,} were there)"
+        if rate:
+            parts += [f"{rate:.3g} items/s", f"{timedelta(seconds=round(left / rate))} left"]
+        if self.failed:
+            parts.append(f"{self.failed:,} failed")
+        return ", ".join(parts)
+
+    def _print_lines(self) -> None:
+        wait = _FIRST_LINE
+        while not self._end.wait(wait):
+            say(self.text())
+            wait = _LINE_EVERY
+
+    def _draw_bar(self) -> None:
+        from rich.console import Console
+        from rich.progress import BarColumn, TextColumn
+        from rich.progress import Progress as Bar
+
+        columns = BarColumn(bar_width=30), TextColumn("{task.description}")
+        with Bar(*columns, console=Console(stderr=True)) as bar:
+            task = bar.add_task("", total=self.total, completed=self.before)
+            while True:
+                ended = self._end.wait(_REDRAW)
+                bar.update(task, completed=self.before + self.whole, description=self.text())
+                if ended:
+                    return

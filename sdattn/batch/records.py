@@ -1,0 +1,278 @@
+"""``batch.json`` and the shards' records: what a run is, and what of it is done.
+
+A shard is done when its record is there. ``shards/000012.jsonl`` has a head that names the shard's
+files, a row for each item, and a seal, the checksum of the lines above it. Nothing in a record
+depends on time or machine: the same shard, drawn again, has the same record.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from ..errors import InvalidValueError, MissingFileError
+from ..files.place import Place
+from ..files.records import Record, read_document, read_sealed, sealed
+from ..files.writing import sha256
+from ..loading.options import LoadingOptions
+from ..runs.info import RunInfo
+
+FORMAT = "sdattn-batch-3"
+LOST = "Draw the run again into another `folder`."
+_SEAL = "digest"
+_AT_ONCE = 16  # records read together: in a bucket each is a request
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchSettings(Record):
+    """Settings common to all items of a run.
+
+    Attributes:
+        weights: a checksum of the model's weights and configurations, including LoRAs.
+        format: one of :data:`sdattn.batch.formats.FORMATS`.
+        batch_size: items drawn together.
+        edits, photos: some items are edits; all of them are photos to explain.
+        video_format: ``"mp4"`` or ``"webp"``; None for images.
+        fingerprint: differs for settings that give different files.
+    """
+
+    model: str
+    weights: str
+    pipeline: str
+    dtype: str
+    save: list[str]
+    preset: dict[str, Any]
+    options: dict[str, Any]
+    format: str
+    batch_size: int
+    shard_items: int
+    edits: bool = False
+    photos: bool = False
+    loading: LoadingOptions | None = None
+    video_format: str | None = None
+    mask_words: list[str] | None = None
+    mask_threshold: float | str | None = None
+    fingerprint: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class BatchInput(Record):
+    """The input of a run.
+
+    Attributes:
+        digest: a checksum of all its items.
+        items: items that can be drawn, in how many ``shards``.
+        bad_lines: lines that cannot, and the checksum of ``bad_lines.jsonl``, which lists them.
+        columns: further columns of the list that the rows have; None if none were kept.
+    """
+
+    source: str
+    digest: str
+    items: int
+    shards: int
+    bad_lines: int
+    bad_lines_sha256: str | None = None
+    columns: list[str] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Manifest(Record):
+    """``batch.json``, with a checksum of its own."""
+
+    settings: BatchSettings
+    input: BatchInput
+    versions: dict[str, str]
+
+    def sealed(self) -> bytes:
+        return sealed({"format": FORMAT, **self.to_json()}, _SEAL)
+
+
+def read_manifest(place: Place) -> Manifest:
+    """Read ``batch.json``; raise FileNotFoundError, or ValueError if it is not what was written."""
+    try:
+        data = place.read("batch.json")
+    except FileNotFoundError as error:
+        raise MissingFileError(
+            f"{place.root} has no batch.json: it is not a batch run's folder. `run_batch()` makes "
+            "those."
+        ) from error
+    where = place.root / "batch.json"
+    document = read_sealed(data, where, FORMAT, LOST, _SEAL)
+    return read_document(Manifest, document, where, LOST)
+
+
+# Shards
+
+
+@dataclass(frozen=True)
+class ShardFile:
+    """A file of a shard, ``shards/000012-3fa9c1.tar``, its bytes and its checksum."""
+
+    name: str
+    bytes: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class ShardRecord:
+    """The outcome of drawing a shard.
+
+    Attributes:
+        number: the shard's, from 0.
+        fingerprint: a checksum of its items and of the run's settings.
+        data: the file that holds the items; None in the format ``"folder"``, or if all failed.
+        sheet: its thumbnails, if any.
+        rows: one per item, in the order of the list: of a whole item as in ``metadata.jsonl``, of
+            one that could not be drawn with the reason in ``failed``.
+    """
+
+    number: int
+    fingerprint: str
+    data: ShardFile | None
+    sheet: ShardFile | None
+    rows: Sequence[dict[str, Any]]
+
+    @property
+    def whole(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if "failed" not in row]
+
+    @property
+    def failed(self) -> list[dict[str, Any]]:
+        return [row for row in self.rows if "failed" in row]
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of the shard's files."""
+        sheet = self.sheet.bytes if self.sheet else 0
+        if self.data is not None:
+            return sheet + self.data.bytes
+        return sheet + sum(file["bytes"] for row in self.whole for file in row["files"])
+
+    def packed(self) -> bytes:
+        head = {
+            "shard": self.number,
+            "fingerprint": self.fingerprint,
+            "data": None if self.data is None else asdict(self.data),
+            "sheet": None if self.sheet is None else asdict(self.sheet),
+        }
+        lines = b"".join(line_of(line) for line in (head, *self.rows))
+        return lines + line_of({"seal": sha256(lines)})
+
+
+def record_name(number: int) -> str:
+    return f"shards/{number:06d}.jsonl"
+
+
+def read_record(place: Place, number: int) -> ShardRecord | None:
+    """Return a shard's record, or None if there is none; raise ValueError if it is damaged."""
+    try:
+        data = place.read(record_name(number))
+    except FileNotFoundError:
+        return None
+    lines = data.splitlines(keepends=True)
+    if len(lines) < 2 or lines[-1] != line_of({"seal": sha256(b"".join(lines[:-1]))}):
+        raise InvalidValueError(
+            f"{place.root / record_name(number)} is not what was written: its own checksum differs"
+        )
+    head, *rows = (json.loads(line) for line in lines[:-1])
+    if head["shard"] != number:
+        raise InvalidValueError(
+            f"{place.root / record_name(number)} is the record of shard {head['shard']}"
+        )
+    data_file, sheet = (
+        ShardFile(**head[name]) if head[name] else None for name in ("data", "sheet")
+    )
+    return ShardRecord(head["shard"], head["fingerprint"], data_file, sheet, rows)
+
+
+def sound_record(place: Place, number: int) -> ShardRecord | None:
+    """Return a shard's record, or None if there is none that is whole."""
+    try:
+        return read_record(place, number)
+    except ValueError:
+        return None
+
+
+def read_records(place: Place, shards: int) -> Iterator[ShardRecord]:
+    """Yield the whole records of a run in their order, a few read ahead."""
+    with ThreadPoolExecutor(_AT_ONCE) as pool:
+        for start in range(0, shards, _AT_ONCE):
+            numbers = range(start, min(shards, start + _AT_ONCE))
+            found = pool.map(lambda number: sound_record(place, number), numbers)
+            yield from (record for record in found if record is not None)
+
+
+# Rows
+
+
+def rows_in_order(records: Iterator[ShardRecord]) -> Iterator[dict[str, Any]]:
+    """Yield the rows of all records in the order of the list, with the ``sheet`` of their shard.
+
+    Shards of several shapes overlap, and are numbered by their first items: so rows wait only until
+    a shard begins behind them.
+    """
+    waiting: list[tuple[int, str, dict[str, Any]]] = []
+    for record in records:
+        if not record.rows:
+            continue
+        while waiting and waiting[0][0] < record.rows[0]["line"]:
+            yield heapq.heappop(waiting)[2]
+        sheet = None if record.sheet is None else record.sheet.name
+        for row in record.rows:
+            heapq.heappush(waiting, (row["line"], row["id"], {**row, "sheet": sheet}))
+    while waiting:
+        yield heapq.heappop(waiting)[2]
+
+
+def line_of(row: Mapping[str, object]) -> bytes:
+    return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
+
+
+def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+    """Return the row of ``metadata.jsonl`` for an item, with :meth:`WordStatistics.flat` of the
+    ``words`` and ``run.json``'s ``checksum``."""
+    options, columns, size = info.options or {}, set(info.columns), info.size or (0, 0)
+    folder = "" if location.endswith((".tar", ".parquet")) else f"{location}/"
+    row: dict[str, Any] = {}
+    if "image.png" in info.files and folder:
+        row["file_name"] = f"{folder}image.png"  # the key that imagefolder looks for
+    row |= {"id": info.id, "line": info.line, "prompt": info.prompt}
+    if info.edited is not None:
+        row["source_prompt"] = info.edited.prompt
+    if info.explained is not None:
+        row["source_file"] = info.explained.file
+    row |= {
+        "negative_prompt": options.get("negative_prompt"),
+        "seed": info.seed,
+        "width": size[0],
+        "height": size[1],
+    }
+    if info.frames is not None:
+        row["frames"] = info.frames
+    guidance = options.get("guidance_scale")
+    row |= {
+        "num_inference_steps": options.get("num_inference_steps"),
+        "guidance_scale": float(guidance) if isinstance(guidance, (int, float)) else None,
+        "words": [
+            word.text for word in info.words if word.columns and columns.issuperset(word.columns)
+        ],
+    }
+    # In the order of the words: their names begin with its number
+    masks = [f"{folder}{name}" for name in sorted(info.files) if name.startswith("masks/")]
+    if masks:
+        row["masks"] = masks
+    row |= {
+        "statistics": [word.flat() for word in info.statistics],
+        "truncated": info.truncated,
+        "blanked": bool(info.blanked),  # by the pipeline's safety checker
+        "place": location,
+        "fingerprint": info.fingerprint,
+        **(info.list_columns or {}),
+        "run_sha256": checksum,
+        "files": [{"name": name, "bytes": sizes[name]} for name in sorted(sizes)],
+    }
+    return row

@@ -1,0 +1,318 @@
+"""`draw_shard`: a pure function from a shard of the input to its files and its record.
+
+Its bytes depend on the input and the settings alone. So it may run anywhere, twice, or at the same
+time as itself, and nobody has to say who draws what.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import traceback
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, NamedTuple
+
+from ..files.place import Files, Place
+from ..files.videos import best_format, preview, smaller
+from ..files.writing import sha256
+from ..loading.devices import limit_threads
+from ..loading.digests import digest, digest_model
+from ..loading.pipelines import load_pipeline
+from ..maps.masks import MaskSettings
+from ..maps.requirements import columns_of
+from ..models.facts import makes_videos
+from ..models.layers import find_denoiser
+from ..models.pipeline import Pipeline
+from ..runs.drawings import drawings
+from ..runs.editrun import EditRun
+from ..runs.folder import pack_with_page
+from ..runs.imagerun import ImageRun
+from ..runs.info import RunInfo, read_info
+from ..runs.parts import MAPS
+from ..runs.unpacking import open_png, unpack_run
+from .checks import Job
+from .drawing import BatchDrawer, trim_heap
+from .formats import RUN, Format, format_of, whole_items
+from .gallery.sheets import Tile, make_sheet, tile, tile_of_images
+from .items import Item
+from .plan import Shard
+from .records import (
+    Manifest,
+    ShardFile,
+    ShardRecord,
+    record_name,
+    row_of,
+    sound_record,
+)
+from .request import Request
+
+Tell = Callable[[int, int], None]  # items that are whole now, and that failed
+Row = dict[str, Any]  # of a record
+
+
+class Loaded(NamedTuple):
+    """Facts of a run's pipeline: a checksum of weights and configurations, its class, its dtype,
+    its default preset, and the format in which this machine writes videos, if it makes any."""
+
+    weights: str
+    pipeline: str
+    dtype: str
+    preset: str
+    video_format: str | None
+
+
+@dataclass
+class _Cached:
+    request: tuple[object, ...]
+    pipe: Pipeline
+    loaded: Loaded
+    lock: threading.Lock
+
+
+_cached: list[_Cached] = []  # at most one
+_loading = threading.Lock()
+
+
+def load(request: Request) -> tuple[Pipeline, threading.Lock]:
+    """Return this process's pipeline, loaded once, and the lock of whoever draws with it."""
+    cached = _load(request)
+    return cached.pipe, cached.lock
+
+
+def describe(request: Request) -> Loaded:
+    """Return what a run's pipeline is, from the one that this process draws with."""
+    return _load(request).loaded
+
+
+def forget_pipeline() -> None:
+    _cached.clear()
+
+
+def _load(request: Request) -> _Cached:
+    key = request.model, str(request.device), str(request.dtype), repr(request.loading)
+    with _loading:
+        if not _cached or _cached[0].request != key:
+            _cached.clear()
+            arguments = request.loading.arguments()
+            device, dtype = request.device, request.dtype
+            pipe = load_pipeline(request.model, device=device, dtype=dtype, **arguments)
+            pipe.set_progress_bar_config(disable=True)
+            limit_threads(pipe)
+            loaded = Loaded(
+                weights=digest_model(pipe),
+                pipeline=type(pipe).__name__,
+                dtype=str(pipe.dtype).removeprefix("torch."),
+                preset=find_denoiser(pipe).family.preset,
+                video_format=best_format() if makes_videos(pipe) else None,
+            )
+            _cached.append(_Cached(key, pipe, loaded, threading.Lock()))
+        return _cached[0]
+
+
+def shard_fingerprint(manifest: Manifest, shard_digest: str) -> str:
+    return digest([manifest.settings.fingerprint, shard_digest])
+
+
+def is_done(format: Format, record: ShardRecord | None, fingerprint: str) -> bool:
+    """Check that a record is of this run, and its data where it says."""
+    return record is not None and record.fingerprint == fingerprint and format.is_there(record)
+
+
+def draw_shard(
+    request: Request, manifest: Manifest, shard: Shard, fingerprint: str, tell: Tell | None = None
+) -> ShardRecord:
+    """Draw a shard's items, publish them and then the shard's record, which is returned.
+
+    Whole items that an earlier attempt left are kept. An item that cannot be drawn becomes a failed
+    row; only a disk or a storage that fails raises, OSError.
+    """
+    place = Place(request.out)
+    format = format_of(place, manifest)
+    found = sound_record(place, shard.number)
+    is_drawn = is_done(format, found, fingerprint)
+    if found is not None and is_drawn and not (request.retry_failed and found.failed):
+        return found  # another command drew it meanwhile
+    # An item's bytes depend a little on the others of its batch, so on all of the shard.
+    expected = {job.item.id: digest([fingerprint, job.item.id]) for job in shard.jobs}
+    kept = whole_items(format, shard.number, found, expected)
+    missing = expected.keys() - kept.keys()
+    pack = partial(_pack, manifest.settings.save, request.masks, expected)
+    look = partial(_Packed.of, manifest.settings.save, request.masks)
+    with format.writer(shard.number) as writer, ThreadPoolExecutor(_threads()) as pool:
+        packed = _InOrder(shard.jobs, writer.add, tell or (lambda whole, failed: None))
+        for item, files in kept.items():
+            packed.found[item] = pool.submit(look, files)
+
+        def store(job: Job, run: ImageRun, edit: EditRun | None) -> None:
+            packed.found[job.item.id] = pool.submit(lambda: look(pack(job, run, edit)))
+
+        def fail(job: Job, reason: str, text: str) -> None:
+            packed.found[job.item.id] = failed_row(job.item, reason, text)
+
+        if missing:
+            pipe, lock = load(request)
+            drawer = BatchDrawer(pipe, request.preset, store, fail)
+            size = manifest.settings.batch_size
+            for start in range(0, len(shard.jobs), size):
+                with lock:
+                    drawer.draw(shard.jobs[start : start + size], missing)
+                packed.write(at_most=2 * size)
+        packed.write(at_most=0)
+        data, locations = writer.finish()
+    trim_heap()
+    sheet, thumbs = _publish_sheet(place, shard.number, packed.done)
+    rows = []
+    for held, thumb in zip(packed.done, thumbs, strict=True):
+        if isinstance(held, _Packed):
+            row = row_of(held.info, locations[held.info.id or ""], held.checksum, held.sizes)
+            rows.append({**row, "thumb": thumb})
+        else:
+            rows.append(held)
+    record = ShardRecord(shard.number, fingerprint, data, sheet, rows)
+    place.publish(record_name(shard.number), record.packed())
+    return record
+
+
+def _publish_sheet(
+    place: Place, number: int, items: Sequence[_Packed | Row]
+) -> tuple[ShardFile | None, Sequence[object]]:
+    """Publish a shard's thumbnails, if any; return its file, and where each item's are in it."""
+    image, thumbs = make_sheet([one.tile if isinstance(one, _Packed) else None for one in items])
+    if not image:
+        return None, thumbs
+    checksum = sha256(image)
+    sheet = ShardFile(f"shards/{number:06d}-{checksum[:6]}.webp", len(image), checksum)
+    place.publish(sheet.name, image)
+    return sheet, thumbs
+
+
+def failed_row(item: Item, reason: str, text: str = "") -> dict[str, Any]:
+    row = {"id": item.id, "line": item.line, "prompt": item.prompt, "seed": item.seed}
+    return {**row, "failed": reason, "traceback": text}
+
+
+def pack_item(request: Request, job: Job, run: ImageRun, edit: EditRun | None) -> Files:
+    """Return the files that an item would have."""
+    parts = request.parts(videos=run.video is not None)
+    return _pack(parts, request.masks, {}, job, run, edit)
+
+
+def record_failure(request: Request, shard: Shard, fingerprint: str, reason: str) -> ShardRecord:
+    """Publish the record of a shard whose items all failed, since no worker lived to draw it."""
+    rows = [failed_row(job.item, reason) for job in shard.jobs]
+    record = ShardRecord(shard.number, fingerprint, None, None, rows)
+    Place(request.out).publish(record_name(shard.number), record.packed())
+    return record
+
+
+# Packing
+
+
+@dataclass
+class _Packed:
+    """An item's files, which are let go once written, and what its row needs of them."""
+
+    files: Files
+    info: RunInfo
+    checksum: str
+    sizes: dict[str, int]
+    tile: Tile
+
+    @classmethod
+    def of(cls, parts: Collection[str], masks: MaskSettings, files: Files) -> _Packed:
+        info = read_info(files, "an item")
+        shown = [part for part in parts if part in ("image", "video", "maps")]
+        names = ("image.png", "source.png")
+        image, source = (open_png(files[n], n) if n in files else None for n in names)
+        if image is not None and MAPS in files:
+            seen = tile(unpack_run(files, "an item"), shown, masks, source)
+        else:
+            seen = tile_of_images(image, source)
+        sizes = {name: len(data) for name, data in files.items()}
+        return cls(files, info, sha256(files[RUN]), sizes, seen)
+
+
+class _InOrder:
+    """Packed items and failed rows, written in the order of their shard as soon as that allows."""
+
+    def __init__(self, jobs: Sequence[Job], add: Callable[[str, Files], None], tell: Tell):
+        self.waiting = deque(job.item for job in jobs)
+        self.found: dict[str, Future[_Packed] | Row] = {}
+        self.add, self.tell = add, tell
+        self.done: list[_Packed | Row] = []
+
+    def write(self, at_most: int) -> None:
+        """Write items until only so many wait."""
+        while len(self.found) > at_most and self.waiting and self.waiting[0].id in self.found:
+            item = self.waiting.popleft()
+            held = _made(item, self.found.pop(item.id))
+            if isinstance(held, _Packed):
+                self.add(item.id, held.files)
+                held.files = {}
+            self.done.append(held)
+            self.tell(int(isinstance(held, _Packed)), int(not isinstance(held, _Packed)))
+
+
+def _made(item: Item, found: Future[_Packed] | Row) -> _Packed | Row:
+    if not isinstance(found, Future):
+        return found
+    try:
+        return found.result()
+    except Exception as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
+        return failed_row(item, reason, "".join(traceback.format_exception(error)))
+
+
+def _pack(
+    parts: Collection[str],
+    masks: MaskSettings,
+    fingerprints: Mapping[str, str],
+    job: Job,
+    run: ImageRun,
+    edit: EditRun | None,
+) -> Files:
+    """Return an item's files."""
+    item = job.item
+    run = of_words(item, run)
+    settings = replace(
+        run.settings,
+        id=item.id,
+        line=item.line,
+        fingerprint=fingerprints.get(item.id, ""),
+        list_columns=dict(item.columns) or None,
+    )
+    beside = edit.beside_target(parts) if edit else _beside_video(run, parts)
+    return pack_with_page(replace(run, settings=settings), parts, beside, masks).files
+
+
+def _threads() -> int:
+    """Return how many threads pack items: this process's share of the cores but one."""
+    here = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # If the system tells: the cores granted by a batch system, not all of the machine's.
+    usable = getattr(os, "sched_getaffinity", lambda _: range(os.cpu_count() or 1))(0)
+    return max(1, min(8, len(usable) // here - 1))
+
+
+def of_words(item: Item, run: ImageRun) -> ImageRun:
+    """Return an item's run with the maps of the requested words."""
+    if item.words is None:
+        return run
+    return run.keep(columns_of(item.words, [run.heatmaps.prompt]))
+
+
+def _beside_video(run: ImageRun, parts: Collection[str]) -> dict[str, bytes]:
+    """Return a video's files for a gallery, none for an image: ``preview.webp``, and the overlays
+    of its middle frame, on the scale of the whole video."""
+    if run.video is None:
+        return {}
+    files = {"preview.webp": preview(run.video)} if "video" in parts else {}
+    if "overlays" in parts:
+        still = run.frame(run.video.middle)
+        still = replace(still, image=smaller(still.image))
+        maps = still.heatmaps.occurrences()
+        files |= drawings(still, maps, still.heatmaps.prompt.text, ["overlays"])
+    return files

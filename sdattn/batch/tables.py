@@ -1,0 +1,306 @@
+"""Lists as streams of rows: JSON lines, CSV, TSV, text, Parquet, data sets on the disk."""
+
+import csv
+import io
+import json
+import math
+import re
+import sys
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO, NamedTuple
+
+from ..errors import InvalidValueError, access_error, optional
+from ..files.addresses import AnyPath, path_of
+from ..files.images import SUFFIXES
+from ..files.paths import files_below
+from ..files.terminal import shown
+
+KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
+AT_ONCE = 16  # rows with images in memory
+_KIND = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
+_UNREADABLE = re.compile("[\0\r\ud800-\udfff]")
+SPLIT = re.compile(r"(?:.*/)?([^/]+)-\d{5}-of-\d{5}\.parquet")  # as the Hub names a split's files
+
+
+class Row(NamedTuple):
+    """A line of a list, or a row of a table.
+
+    Attributes:
+        line: number, from 1.
+        fields: values by column.
+        text: its beginning.
+        reason: why it cannot be read; "" if it can.
+        cells: the texts of a CSV row's cells.
+        of_table: all rows have the same columns, some of which may not be for us.
+        image: the :class:`~.photos.Photo` to explain.
+    """
+
+    line: int
+    fields: Mapping[str, Any] = {}
+    text: str = ""
+    reason: str = ""
+    cells: Mapping[str, str] | None = None
+    of_table: bool = False
+    image: Any = None
+
+
+Rows = Generator[Row, None, None]
+# Choose the columns to read from all names and those of columns of images, or raise ValueError
+Choose = Callable[[Sequence[str], Sequence[str]], Sequence[str]]
+
+
+def kind_of(name: str) -> str | None:
+    """Return the format of a list by its name, one of :data:`KINDS`, or None.
+
+    >>> kind_of("prompts.JSONL"), kind_of("cat.jpg")
+    ('jsonl', None)
+    """
+    return _KIND.get(PurePosixPath(name).suffix.lower())
+
+
+def list_rows(source: str, kind: str | None, choose: Choose) -> Rows:
+    """Yield the rows of a list of prompts: a file, ``-`` for standard input, a saved data set or a
+    folder of lists. Raise ValueError for anything else."""
+    path = path_of(source)
+    if source == "-":
+        yield from rows_of(sys.stdin.buffer, kind or "jsonl", choose)
+    elif is_saved(path) or not path.is_dir():
+        yield from table_rows(path, kind, choose)
+    else:
+        names = names_below(path)
+        lists = [name for name in names if kind_of(name) not in (None, "txt")]
+        if not lists or any(name.lower().endswith((".tar", *SUFFIXES)) for name in names):
+            raise InvalidValueError(
+                f"The folder {source} holds {'images' if names else 'nothing'}, not lists of "
+                "prompts. Pass images with captions as `photos`, prompts as .jsonl, .csv, .tsv or "
+                ".parquet."
+            )
+        check_splits(source, {split[1] for name in lists if (split := SPLIT.fullmatch(name))})
+        rows = (row for name in lists for row in table_rows(path / name, None, choose))
+        yield from (row._replace(line=line) for line, row in enumerate(rows, 1))
+
+
+def table_rows(path: AnyPath, kind: str | None, choose: Choose) -> Iterator[Row]:
+    """Yield the rows of a file of one of :data:`KINDS`, or of a saved data set."""
+    if is_saved(path):
+        rows = open_saved(str(path))
+        chosen = choose(rows.column_names, image_columns(rows.features.arrow_schema))
+        for line, row in enumerate(rows.select_columns(list(chosen)), 1):
+            yield Row(line, row, of_table=True)
+        return
+    kind = kind or kind_of(path.name)
+    if kind is None:
+        raise InvalidValueError(
+            f"Asked for the prompts in {str(path)!r}. Pass a file that ends in .jsonl (a JSON "
+            "object per line), .csv or .tsv (a header, then rows), .txt (a prompt per line) or "
+            ".parquet, a folder of them, or - for standard input; images as `photos`."
+        )
+    try:
+        with path.open("rb") as file:
+            yield from rows_of(file, kind, choose)
+    except OSError as error:
+        raise access_error(error) from error
+
+
+def rows_of(file: BinaryIO, kind: str, choose: Choose) -> Iterator[Row]:
+    """Yield the rows of an open file of one of :data:`KINDS`."""
+    if kind == "parquet":
+        yield from _parquet_rows(file if file.seekable() else io.BytesIO(file.read()), choose)
+        return
+    # What is not UTF-8 becomes half characters, and its line is refused.
+    lines = io.TextIOWrapper(file, "utf-8-sig", "surrogateescape", newline="\n")
+    try:
+        if kind in ("csv", "tsv"):
+            yield from _table_rows(_cells(lines, kind), choose)
+        else:
+            yield from _line_rows(lines, kind)
+    finally:
+        lines.detach()  # it would close the file
+
+
+def _line_rows(lines: Iterable[str], kind: str) -> Iterator[Row]:
+    for line, text in enumerate(lines, 1):
+        text = text.rstrip("\r\n")
+        if text and not text.isspace():
+            try:
+                check_readable(text)
+                fields = _fields_in(text) if kind == "jsonl" else _prompt_in(text, line)
+                yield Row(line, fields, text[:200])
+            except ValueError as error:
+                yield Row(line, text=text[:200], reason=str(error))
+
+
+def check_readable(text: str) -> None:
+    """Raise ValueError for bytes that are not UTF-8, and signs that no text has."""
+    if bad := _UNREADABLE.search(text):
+        raise InvalidValueError(
+            f"there is {bad[0]!r} in it. Save the list as UTF-8 text, lines ended by line feeds."
+        )
+
+
+def _prompt_in(text: str, line: int) -> dict[str, Any]:
+    if text.lstrip().startswith('{"') or (line == 1 and text.startswith(("prompt,", "prompt\t"))):
+        raise InvalidValueError(
+            "it is JSON, or the header of a table. Name the file .jsonl, .csv or .tsv, or pass "
+            "`input_format`."
+        )
+    return {"prompt": text}
+
+
+def _fields_in(text: str) -> dict[str, Any]:
+    try:
+        found = parsed(text)
+    except json.JSONDecodeError as error:
+        raise InvalidValueError(f"broken JSON at character {error.pos + 1}: {error.msg}.") from None
+    if not isinstance(found, dict):
+        raise InvalidValueError(
+            f'found {shown(found)}. Write an object, for example {{"prompt": "a cat"}}.'
+        )
+    return found
+
+
+def parsed(text: str) -> Any:
+    """Return a JSON value; raise ValueError for NaN, infinity and what is nested too deep."""
+    try:
+        return _JSON.decode(text)
+    except RecursionError:
+        raise InvalidValueError("lists and objects are nested too deep.") from None
+
+
+def _finite(digits: str) -> float:
+    if not math.isfinite(float(digits)):
+        raise InvalidValueError(f"{shown(digits)} is not a number. Write a finite one, or null.")
+    return float(digits)
+
+
+_JSON = json.JSONDecoder(parse_float=_finite, parse_constant=_finite)
+
+
+# Tables: their columns are known before their rows
+
+
+def _cells(lines: Iterable[str], kind: str) -> Iterator[tuple[int, list[str], str]]:
+    """Yield the line, the cells, and what is wrong, of each row that is not blank."""
+    if kind == "tsv":  # each line is a row, and a quote may be part of the text
+        for line, text in enumerate(lines, 1):
+            try:
+                cells = next(csv.reader([text], delimiter="\t", strict=True))
+            except csv.Error:
+                cells = text.rstrip("\r\n").split("\t")
+            if text.strip():
+                yield line, cells, ""
+        return
+    reader = csv.reader(lines, strict=True)
+    while True:
+        line, cells, reason = reader.line_num + 1, [], ""
+        try:
+            cells = next(reader)
+        except StopIteration:
+            return
+        except csv.Error as error:
+            more = reader.line_num - line
+            reason = f"no row of a table: {error}, {more:,} lines below. Close and double quotes."
+        if "".join(cells).strip() or len(cells) > 1 or reason:
+            yield line, cells, reason
+
+
+def _table_rows(rows: Iterator[tuple[int, list[str], str]], choose: Choose) -> Iterator[Row]:
+    line, header, reason = next(rows, (1, [], ""))
+    if not header and not reason:
+        return
+    names = [name.strip() for name in header]
+    try:
+        # pandas writes its index as a first column without a name
+        if reason or "" in names[1:] or len(set(names)) < len(names):
+            raise InvalidValueError(reason or f"found {shown(names)}. Name each column, once.")
+        chosen = choose([name for name in names if name], ())
+    except ValueError as error:
+        raise InvalidValueError(f"The header of the table, line {line}: {error}") from None
+    for line, cells, reason in rows:
+        text = "\t".join(cells)[:200]
+        try:
+            if not reason and len(cells) != len(names):
+                reason = f"found {len(cells)} cells below a header of {len(names)}. Quote commas."
+            if reason:
+                raise InvalidValueError(reason)
+            check_readable("".join(cells).replace("\r\n", ""))
+            texts = dict(zip(names, cells, strict=True))
+            fields = {name: _value(name, texts[name], chosen[0]) for name in chosen}
+            yield Row(line, fields, text, cells=texts, of_table=True)
+        except ValueError as error:
+            yield Row(line, text=text, reason=str(error))
+
+
+def _value(name: str, cell: str, prompt: str) -> object:
+    """Return a cell's value: None, a list of words, JSON, or the text."""
+    if not cell.strip() or name in (prompt, "id", "negative_prompt", "edit_to"):
+        return cell if cell.strip() else None
+    if name == "words" and not cell.lstrip().startswith("["):
+        return [phrase.strip() for phrase in cell.split(";") if phrase.strip()]
+    try:
+        return parsed(cell)
+    except json.JSONDecodeError:
+        return cell
+
+
+def open_parquet(file: Any) -> Any:
+    """Open a Parquet file such that a batch of rows takes no more memory than their pages."""
+    parquet = optional("pyarrow.parquet", "Parquet", "sdattn[parquet]")
+    try:
+        return parquet.ParquetFile(file, pre_buffer=False, buffer_size=2**20)
+    except (ValueError, OSError) as error:  # ArrowInvalid is a ValueError
+        raise InvalidValueError(f"The list is not a readable Parquet file: {error}") from error
+
+
+def image_columns(schema: Any) -> list[str]:
+    """Return the columns of bytes, or of ``{bytes, path}``, of a schema of pyarrow."""
+    text = ((field.name, str(field.type)) for field in schema)
+    return [name for name, kind in text if "binary" in kind and not kind.startswith("list")]
+
+
+def _parquet_rows(file: BinaryIO, choose: Choose) -> Iterator[Row]:
+    opened = open_parquet(file)
+    images = image_columns(opened.schema_arrow)
+    chosen = list(choose(opened.schema_arrow.names, images))
+    size = 1000 if set(chosen).isdisjoint(images) else AT_ONCE
+    batches = opened.iter_batches(size, columns=chosen, use_threads=False)
+    for line, row in enumerate((row for batch in batches for row in batch.to_pylist()), 1):
+        yield Row(line, row, of_table=True)
+
+
+def is_saved(path: AnyPath) -> bool:
+    """Check for a data set that datasets' ``save_to_disk()`` wrote."""
+    names = ("state.json", "dataset_dict.json")
+    return isinstance(path, Path) and any((path / name).is_file() for name in names)
+
+
+def open_saved(folder: str) -> Any:
+    """Return the one split of a saved data set, its images as ``{bytes, path}``."""
+    datasets = optional("datasets", f"The data set {folder}", "sdattn[datasets]")
+    try:
+        found = datasets.load_from_disk(folder)
+    except Exception as error:  # of many kinds
+        raise InvalidValueError(f"datasets cannot read the folder {folder}: {error}") from error
+    splits = found if isinstance(found, dict) else {"": found}
+    check_splits(folder, splits)
+    rows = next(iter(splits.values()))
+    for name, feature in rows.features.items():
+        if isinstance(feature, datasets.Image):
+            rows = rows.cast_column(name, datasets.Image(decode=False))
+    return rows
+
+
+def names_below(folder: AnyPath) -> list[str]:
+    """Return the paths of a folder's files, sorted, without hidden ones."""
+    names = files_below(folder) if isinstance(folder, Path) else sorted(folder.listing(deep=True))
+    return [name for name in names if "/." not in f"/{name}"]
+
+
+def check_splits(source: object, names: Iterable[str]) -> None:
+    """Raise ValueError for a data set of several splits."""
+    if len(splits := sorted(set(names))) > 1:
+        raise InvalidValueError(
+            f"{source} has the splits {', '.join(splits)}. Pass one: put its files into a folder "
+            "of their own, or write it with dataset[split].to_parquet('one.parquet')."
+        )

@@ -1,0 +1,60 @@
+"""Texts printed for errors that end a command."""
+
+import re
+import sys
+import traceback
+from importlib.metadata import PackageNotFoundError
+from typing import Any
+
+from ..errors import RunError, SdattnError, access_error, is_bug, is_out_of_memory, size_text
+from ..files.terminal import visible
+from .flags import spelled
+
+_REPORT = (
+    "This is a bug in sdattn or in a library that it uses. Please report it with the lines above "
+    "and what `sdattn info` prints."
+)
+
+
+def failure(error: Exception, command: Any = None) -> str:
+    """Return the text printed for an error that ends a command: one line with the reason, or for a
+    bug the traceback and how to report it."""
+    if not is_bug(error):
+        return f"sdattn: {visible(reason(error, command))}"
+    lines = visible("".join(traceback.format_exception(error)))
+    return f"{lines}{_versions()}\nsdattn: {_REPORT}"
+
+
+def reason(error: Exception, command: Any = None) -> str:
+    """Return an error's message in one line, with a command's flags if one is running, and with the
+    type if it was not written for users."""
+    if isinstance(error, OSError):
+        error = access_error(error)
+    elif is_out_of_memory(error):
+        error = _out_of_memory(error)
+    text = " ".join(str(error).split())
+    if command is not None and isinstance(error, SdattnError):
+        text = spelled(text, command)
+    named = is_bug(error) or isinstance(error, ModuleNotFoundError)
+    return f"{type(error).__name__}: {text}" if named or not text else text
+
+
+def _out_of_memory(error: Exception) -> RunError:
+    """Return an allocator's error in words that name the size and say what to do."""
+    found = re.search(r"allocate (\d[\d.]*) ?(bytes|[KMGT]iB)", str(error))
+    scale = {"bytes": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+    more = f" for another {size_text(round(float(found[1]) * scale[found[2]]))}" if found else ""
+    return RunError(
+        f"There is not enough memory{more}. Choose a smaller `width` and `height`, fewer images at "
+        "a time, `dtype='float16'`, or `offload` on a GPU."
+    )
+
+
+def _versions() -> str:
+    from ..files.version import versions
+
+    python = f"Python {sys.version.split()[0]} on {sys.platform}"
+    try:
+        return ", ".join([python, *(f"{name} {found}" for name, found in versions().items())])
+    except PackageNotFoundError as error:
+        return f"{python}, no {error.name}"

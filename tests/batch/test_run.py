@@ -1,0 +1,380 @@
+"""`run_batch` from the first line to the last file: resuming, refusing, stopping, retrying."""
+
+import json
+import os
+import signal
+import threading
+
+import pytest
+from helpers.batch_draws import ALL, SMALL, draw, watch_models  # noqa: F401
+from helpers.batch_runs import FORMATS, files_of, rows_of
+
+from sdattn.batch import Request, open_batch, run_batch, status, verify
+from sdattn.batch import run as module
+from sdattn.batch.engines import worker_devices
+from sdattn.batch.records import read_record, record_name
+from sdattn.batch.request import Outcome, part_of_environment
+from sdattn.batch.run import forecast
+from sdattn.files.place import Place
+
+EIGHT = [{"prompt": text, "id": f"i{n}"} for n, text in enumerate(ALL)]
+
+
+def drawn_files(root):
+    """The run's files, but for batch.json, which names the list."""
+    return {name: data for name, data in files_of(root).items() if name != "batch.json"}
+
+
+def records(root):
+    return sorted(root.glob("shards/*.jsonl"))
+
+
+def test_a_run_has_its_items_in_the_order_of_the_list_and_again_draws_nothing(
+    model, tmp_path, watched
+):
+    outcome = draw(model, tmp_path / "run", EIGHT)
+    assert (outcome.items, outcome.before, outcome.whole, outcome.failed) == (8, 0, 8, 0)
+    assert outcome.exit_code == 0
+    ids = [f"i{n}" for n in range(8)]
+    assert [row["id"] for row in rows_of(tmp_path / "run/metadata.jsonl")] == ids
+    assert [*open_batch(tmp_path / "run")] == ids
+    assert verify(tmp_path / "run") == (8, [])
+    files, calls = files_of(tmp_path / "run"), len(watched.rows)
+    outcome = draw(model, tmp_path / "run", EIGHT)
+    assert (outcome.before, outcome.whole, len(watched.rows)) == (8, 8, calls)
+    assert files_of(tmp_path / "run") == files
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_what_is_missing_is_drawn_and_the_rest_kept(model, tmp_path, watched, format):
+    draw(model, tmp_path / "run", EIGHT, format=format)
+    files = files_of(tmp_path / "run")
+    first, second, *_ = records(tmp_path / "run")
+    first.unlink()
+    data = read_record(Place(tmp_path / "run"), 1).data
+    if data is not None:
+        (tmp_path / "run" / data.name).unlink()
+    else:
+        second.unlink()
+    calls = len(watched.rows)
+    draw(model, tmp_path / "run", EIGHT, format=format)
+    assert files_of(tmp_path / "run") == files
+    assert calls <= len(watched.rows) < 2 * calls
+
+
+def test_parts_make_the_whole_in_any_order(model, tmp_path):
+    draw(model, tmp_path / "run", EIGHT)
+    for part in (3, 1, 2):
+        outcome = draw(model, tmp_path / "parts", EIGHT, part=(part, 3))
+    assert sum(outcome.items for _ in [0]) == outcome.whole
+    assert drawn_files(tmp_path / "parts") == drawn_files(tmp_path / "run")
+
+
+def test_parts_in_folders_of_their_own_are_merged_by_copying(model, tmp_path):
+    import shutil
+
+    draw(model, tmp_path / "run", EIGHT)
+    for part in (1, 2):
+        draw(model, tmp_path / f"part-{part}", EIGHT, part=(part, 2))
+    shutil.copytree(tmp_path / "part-2", tmp_path / "part-1", dirs_exist_ok=True)
+    assert draw(model, tmp_path / "part-1", EIGHT).before == 8
+    assert drawn_files(tmp_path / "part-1") == drawn_files(tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"options": {**SMALL, "num_inference_steps": 2}}, "the input is another one"),
+        ({"save": ("image",)}, "save image, maps is now image"),
+        ({"batch_size": 1}, "batch_size 2 is now 1"),
+        ({"format": "webdataset"}, "format folder is now webdataset"),
+        ({"shard_items": 3}, "shard_items 2 is now 3"),
+        ({"seed": 5}, "the input is another one"),
+    ],
+)
+def test_another_runs_folder_is_refused_and_force_changes_it(model, tmp_path, changes, reason):
+    draw(model, tmp_path / "run", EIGHT[:4])
+    files = files_of(tmp_path / "run")
+    with pytest.raises(ValueError, match="belongs to another run: .*Choose another") as refused:
+        draw(model, tmp_path / "run", EIGHT[:4], **changes)
+    assert reason in str(refused.value)
+    assert files_of(tmp_path / "run") == files
+    draw(model, tmp_path / "run", EIGHT[:4], force=True, **changes)
+    draw(model, tmp_path / "other", EIGHT[:4], **changes)
+    for path in (tmp_path / "run").rglob("*"):
+        os.utime(path, (0, 0))
+    assert verify(tmp_path / "run") == (4, [])  # and removes what no record names
+    assert drawn_files(tmp_path / "run") == drawn_files(tmp_path / "other")
+
+
+def test_lines_that_are_added_leave_full_shards_as_they_are(model, tmp_path, watched):
+    same = [{"prompt": "a cat", "id": f"i{n}"} for n in range(6)]
+    draw(model, tmp_path / "run", same[:4], shard_items=2)
+    before = [path.read_bytes() for path in records(tmp_path / "run")]
+    calls = len(watched.rows)
+    outcome = draw(model, tmp_path / "run", same, shard_items=2, force=True)
+    assert (outcome.before, outcome.whole, len(watched.rows) - calls) == (4, 6, 1)
+    assert [path.read_bytes() for path in records(tmp_path / "run")][:2] == before
+    draw(model, tmp_path / "run", same[:2], shard_items=2, force=True)
+    assert len(records(tmp_path / "run")) == 1 and len(open_batch(tmp_path / "run")) == 2
+
+
+def test_failed_items_stay_failed_until_they_are_retried(model, tmp_path, watched, tiny_pipe):
+    watched.forbidden = tiny_pipe.tokenizer("dog").input_ids[1]
+    outcome = draw(model, tmp_path / "run", EIGHT)
+    assert (outcome.whole, outcome.failed, outcome.exit_code) == (4, 4, 1)
+    rows = rows_of(tmp_path / "run/errors.jsonl")
+    assert [row["id"] for row in rows] == ["i1", "i2", "i4", "i7"]
+    assert all("boom" in row["failed"] and "Traceback" in row["traceback"] for row in rows)
+    watched.forbidden = None
+    assert draw(model, tmp_path / "run", EIGHT).failed == 4
+    outcome = draw(model, tmp_path / "run", EIGHT, retry_failed=True)
+    assert (outcome.whole, outcome.failed) == (8, 0)
+    assert rows_of(tmp_path / "run/errors.jsonl") == []
+    assert verify(tmp_path / "run") == (8, [])
+
+
+def test_so_many_failures_end_the_run(model, tmp_path, watched, tiny_pipe):
+    watched.forbidden = tiny_pipe.tokenizer("cat").input_ids[1]
+    rows = [{"prompt": "a cat"} for _ in range(40)]
+    outcome = draw(model, tmp_path / "run", rows, shard_items=2, max_errors=4)
+    assert outcome.failed < 20
+    assert (
+        outcome.stopped
+        == f"{outcome.stopped.split()[0]} item(s) have failed, as many as `max_errors` allows"
+    )
+    assert outcome.exit_code == 1
+
+
+def test_bad_lines_are_named_and_listed(model, tmp_path, capsys):
+    rows = [*EIGHT[:2], {"prompt": 5}, {"prompt": "a cat", "widht": 64}]
+    outcome = draw(model, tmp_path / "run", rows)
+    assert (outcome.whole, outcome.bad_lines, outcome.exit_code) == (2, 2, 1)
+    listed = rows_of(tmp_path / "run/bad_lines.jsonl")
+    assert [row["line"] for row in listed] == [3, 4]
+    told = capsys.readouterr().err
+    assert "line 3: prompt=5" in told and "line 4:" in told and "widht" in told
+    with pytest.raises(ValueError, match="Nothing was drawn"):
+        draw(model, tmp_path / "strict", rows, strict=True)
+    assert not (tmp_path / "strict").exists()
+    with pytest.raises(ValueError, match="None of 2 lines can be drawn: prompt=5"):
+        draw(model, tmp_path / "none", [{"prompt": 5}] * 2)
+
+
+def test_a_limit_draws_the_first_items(model, tmp_path):
+    assert draw(model, tmp_path / "run", EIGHT, limit=3).whole == 3
+    assert [*open_batch(tmp_path / "run")] == ["i0", "i1", "i2"]
+
+
+def test_a_forecast_writes_nothing(model, tmp_path):
+    source = tmp_path / "in.jsonl"
+    source.write_text("".join(json.dumps({"prompt": "a cat"}) + "\n" for _ in range(60)))
+    usual = {"options": SMALL, "device": "cpu", "save": ("image", "maps"), "batch_size": 2}
+    for format in FORMATS:
+        request = Request(source, tmp_path / format, model=str(model), format=format, **usual)
+        found = forecast(request)
+        assert not (tmp_path / format).exists()
+        assert (found.items, found.shards, found.bad_lines) == (60, 15, 0)
+        assert found.seconds > 0
+        run_batch(request)
+        made = files_of(tmp_path / format)
+        assert abs(found.files - len(made)) <= 2
+        data = sum(len(held) for name, held in made.items() if ".jsonl" not in name)
+        assert 0.5 * data < found.nbytes < 1.5 * data
+
+
+@pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
+def test_a_signal_finishes_the_shards_in_hand(model, tmp_path, monkeypatch, name):
+    rows = [{"prompt": "a cat"} for _ in range(40)]
+    add = module.Progress.add
+
+    def once(self, whole, failed):
+        if not self.whole:
+            os.kill(os.getpid(), getattr(signal, name))
+        add(self, whole, failed)
+
+    monkeypatch.setattr(module.Progress, "add", once)
+    before = signal.getsignal(getattr(signal, name))
+    outcome = draw(model, tmp_path / "run", rows, shard_items=2)
+    assert signal.getsignal(getattr(signal, name)) is before
+    assert outcome.stopped == name and 0 < outcome.whole < 40
+    assert outcome.exit_code == {"SIGINT": 130, "SIGTERM": 143}[name]
+    monkeypatch.undo()
+    assert draw(model, tmp_path / "run", rows, shard_items=2).whole == 40
+    assert verify(tmp_path / "run") == (40, [])
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_two_commands_at_once_in_one_folder_end_well_and_with_equal_bytes(model, tmp_path, format):
+    """As threads, so that they meet; in processes with kills each week, see test_killed."""
+    draw(model, tmp_path / "alone", EIGHT, format=format)
+    (tmp_path / "both.jsonl").write_text((tmp_path / "alone.jsonl").read_text())
+    usual = {"options": SMALL, "device": "cpu", "save": ("image", "maps"), "batch_size": 2}
+    request = Request(
+        tmp_path / "both.jsonl", tmp_path / "both", model=str(model), format=format, **usual
+    )
+    outcomes, errors = [], []
+
+    def command():
+        try:
+            outcomes.append(run_batch(request))
+        except BaseException as error:
+            errors.append(error)
+
+    threads = [threading.Thread(target=command) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert errors == []
+    assert [outcome.whole for outcome in outcomes] == [8, 8]
+    assert drawn_files(tmp_path / "both") == drawn_files(tmp_path / "alone")
+
+
+def test_summaries_have_every_record_whoever_ends_last(model, tmp_path, monkeypatch):
+    """Another command publishes a record while this one writes its summaries."""
+    from sdattn.batch import checking
+
+    draw(model, tmp_path / "run", EIGHT)
+    last = records(tmp_path / "run")[-1]
+    data = last.read_bytes()
+    last.unlink()
+    write, place = checking._summaries, Place(tmp_path / "run")
+
+    def meanwhile(*args):
+        yield from write(*args)
+        if not last.exists():
+            last.write_bytes(data)
+
+    monkeypatch.setattr(checking, "_summaries", meanwhile)
+    checking.write_summaries(place, checking.read_manifest(place))
+    assert len(rows_of(tmp_path / "run/metadata.jsonl")) == 8
+
+
+def test_status_is_read_from_the_records_alone(model, tmp_path):
+    draw(model, tmp_path / "run", EIGHT)
+    paths = records(tmp_path / "run")
+    os.utime(tmp_path / "run/batch.json", (900, 900))
+    for number, path in enumerate(paths):
+        os.utime(path, (1000 + 10 * number, 1000 + 10 * number))
+    last = paths.pop()
+    items = len(rows_of(last)) - 2
+    last.unlink()
+    found = status(tmp_path / "run")
+    assert (found.items, found.whole, found.failed) == (8, 8 - items, 0)
+    assert (found.shards, found.done, found.began) == (len(paths) + 1, len(paths), 900)
+    assert found.nbytes == sum(
+        len(data)
+        for name, data in files_of(tmp_path / "run").items()
+        if name.startswith("shards/")
+        and not name.endswith(".jsonl")
+        and name.split("/")[1][:6] != last.name[:6]
+    )
+    recent = 8 - items - (len(rows_of(paths[0])) - 2)
+    rate = recent / (10 * (len(paths) - 1))
+    assert found.rate == pytest.approx(rate) and found.seconds_left == pytest.approx(items / rate)
+
+
+# Requests
+
+
+@pytest.mark.parametrize(
+    ("variables", "part"),
+    [
+        ({}, None),
+        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
+        ({"RANK": "3", "WORLD_SIZE": "4"}, (4, 4)),
+        ({"RANK": "3"}, None),
+        (
+            {
+                "SLURM_ARRAY_TASK_ID": "1",
+                "SLURM_ARRAY_TASK_COUNT": "8",
+                "SLURM_ARRAY_TASK_MIN": "1",
+            },
+            (1, 8),
+        ),
+        (
+            {
+                "SLURM_ARRAY_TASK_ID": "7",
+                "SLURM_ARRAY_TASK_COUNT": "4",
+                "SLURM_ARRAY_TASK_MIN": "1",
+                "SLURM_ARRAY_TASK_STEP": "2",
+            },
+            (4, 4),
+        ),
+        (
+            {
+                "SLURM_ARRAY_TASK_ID": "1",
+                "SLURM_ARRAY_TASK_COUNT": "2",
+                "RANK": "1",
+                "WORLD_SIZE": "4",
+            },
+            (6, 8),
+        ),
+    ],
+)
+def test_the_part_of_a_launcher(variables, part):
+    assert part_of_environment(variables) == part
+
+
+def test_ranks_of_arrays_divide_all_of_it():
+    found = {
+        part_of_environment(
+            {
+                "SLURM_ARRAY_TASK_ID": str(job),
+                "SLURM_ARRAY_TASK_COUNT": "3",
+                "RANK": str(rank),
+                "WORLD_SIZE": "4",
+            }
+        )
+        for job in range(3)
+        for rank in range(4)
+    }
+    assert found == {(n, 12) for n in range(1, 13)}
+
+
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"photos": "photos"}, "either `source`"),
+        ({"source": None}, "either `source`"),
+        ({"batch_size": 0}, "batch_size"),
+        ({"shard_items": True}, "shard_items"),
+        ({"limit": -1}, "limit"),
+        ({"part": (3, 2)}, "part"),
+        ({"save": ()}, "save"),
+        ({"save": "image"}, "save"),
+        ({"save": ("imgae",)}, "Did you mean 'image'"),
+        ({"mask_words": ("cat",)}, "add masks to `save`"),
+        ({"mask_threshold": 1.5, "save": ("masks",)}, "threshold"),
+        ({"engine": "slurm"}, "engine"),
+        ({"device": "cuda:0", "workers": 2}, "device"),
+        ({"format": "zip"}, "format"),
+        ({"out": ""}, "out"),
+    ],
+)
+def test_invalid_requests_are_refused(options, reason):
+    with pytest.raises(ValueError, match=reason.replace("(", r"\(")):
+        Request(**{"source": "in.txt", "out": "run", **options}).check()
+
+
+def test_workers_on_a_cpu_are_as_many_as_asked_for():
+    request = {"source": "in.txt", "out": "run", "device": "cpu"}
+    assert worker_devices(Request(**request)) == ["cpu"]
+    assert worker_devices(Request(**request, workers=3)) == ["cpu"] * 3
+
+
+def test_an_outcome_says_its_exit_code():
+    usual = {"items": 2, "before": 0, "whole": 2, "failed": 0, "bad_lines": 0, "stopped": None}
+    assert Outcome(**usual, seconds=1).exit_code == 0
+    for changes, code in (
+        ({"failed": 1, "whole": 1}, 1),
+        ({"bad_lines": 1}, 1),
+        ({"stopped": "SIGTERM"}, 143),
+        ({"stopped": "max_errors"}, 1),
+    ):
+        assert Outcome(**usual | changes, seconds=1).exit_code == code
+
+
+def test_a_record_is_named_by_its_number():
+    assert record_name(12) == "shards/000012.jsonl"

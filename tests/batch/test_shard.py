@@ -1,0 +1,197 @@
+"""`draw_shard` is a pure function: the same shard has the same bytes, wherever and whenever."""
+
+import json
+
+import pytest
+from helpers.batch_draws import ALL, SMALL, watch_models  # noqa: F401
+from helpers.batch_runs import FORMATS, files_of
+
+from sdattn import load_pipeline
+from sdattn.batch import Request
+from sdattn.batch import shard as module
+from sdattn.batch.formats import whole_items
+from sdattn.batch.plan import make_plan
+from sdattn.batch.records import read_record, record_name
+from sdattn.batch.run import manifest_of
+from sdattn.batch.shard import describe, draw_shard, forget_pipeline, shard_fingerprint
+from sdattn.files.place import Place
+
+
+@pytest.fixture(autouse=True)
+def fresh_pipeline():
+    forget_pipeline()
+    yield
+    forget_pipeline()
+
+
+@pytest.fixture
+def drawn(model, tmp_path, tiny_pipe):
+    """Draw shard 0 of some lines into a folder of tmp_path."""
+
+    def draw(out, rows=ALL[:4], *, tell=None, **request):
+        source = tmp_path / "in.jsonl"
+        rows = [{"prompt": row} if isinstance(row, str) else row for row in rows]
+        source.write_text("".join(json.dumps(row) + "\n" for row in rows))
+        usual = {"batch_size": 2, "shard_items": 16, "options": SMALL, "device": "cpu"}
+        usual["save"] = ("image", "maps")
+        request = Request(source, tmp_path / out, model=str(model), **{**usual, **request})
+        with make_plan(request, tiny_pipe) as plan:
+            manifest = manifest_of(request, describe(request), plan)
+            fingerprint = shard_fingerprint(manifest, plan.shard_digest(0))
+            return draw_shard(request, manifest, plan.shard(0), fingerprint, tell)
+
+    return draw
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_the_same_shard_has_the_same_bytes_in_another_folder(drawn, tmp_path, format):
+    one, other = drawn("one", format=format), drawn("other", format=format)
+    assert one == other and one.whole
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "other") != {}
+
+
+def test_a_shard_whose_record_is_there_is_not_drawn(drawn, watched):
+    first = drawn("run")
+    calls = len(watched.rows)
+    assert drawn("run") == first and len(watched.rows) == calls
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_an_attempt_that_was_killed_leaves_nothing_in_the_way(drawn, tmp_path, watched, format):
+    """Items in folders are kept; the bytes are those of an undisturbed run in every case."""
+    drawn("undisturbed", format=format)
+    calls = len(watched.rows)
+    drawn("run", format=format)
+    (tmp_path / "run" / record_name(0)).unlink()
+    for path in (tmp_path / "run/shards").glob("*.webp"):
+        path.unlink()
+    kept = [*(tmp_path / "run/shards").glob("000000/000001-*/run.json")]
+    for path in (tmp_path / "run/shards").glob("000000/00000[34]-*/run.json"):
+        path.unlink()  # of an item that was being written to a storage
+    before = [path.stat().st_mtime_ns for path in kept]
+    drawn("run", format=format)
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "undisturbed")
+    assert [path.stat().st_mtime_ns for path in kept] == before
+    if format == "folder":
+        assert len(kept) == 1 and len(watched.rows) - calls == 2 + 1  # batches of two items
+    else:
+        assert len(watched.rows) - calls == 2 + 2
+
+
+def test_only_batches_with_a_missing_item_are_drawn_and_with_the_same_noise(drawn, tmp_path):
+    drawn("undisturbed")
+    drawn("run")
+    (tmp_path / "run" / record_name(0)).unlink()
+    for path in (tmp_path / "run/shards").glob("000000/000002-*/run.json"):
+        path.unlink()
+    drawn("run")
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "undisturbed")
+
+
+def test_failures_are_rows_with_a_reason_and_a_traceback(drawn, tmp_path, watched, tiny_pipe):
+    watched.forbidden = tiny_pipe.tokenizer("dog").input_ids[1]
+    told = []
+    record = drawn("run", ("a cat", "a red dog", "red", "a cat"), tell=lambda *n: told.append(n))
+    assert [row["id"] for row in record.whole] == ["000001", "000003", "000004"]
+    [failed] = record.failed
+    assert (failed["id"], failed["line"], failed["prompt"]) == ("000002", 2, "a red dog")
+    assert failed["failed"] == "RuntimeError: boom: the encoder cannot read this"
+    assert "check_text" in failed["traceback"] and "\n" in failed["traceback"]
+    assert told == [(1, 0), (0, 1), (1, 0), (1, 0)]
+    assert read_record(Place(tmp_path / "run"), 0) == record
+
+
+@pytest.mark.parametrize("format", FORMATS)
+def test_failed_items_are_drawn_again_when_asked_and_the_others_kept(
+    drawn, tmp_path, watched, tiny_pipe, format
+):
+    rows = ("a cat", "a red dog", "red", "a cat")
+    watched.forbidden = tiny_pipe.tokenizer("dog").input_ids[1]
+    assert len(drawn("run", rows, format=format).failed) == 1
+    watched.forbidden = None
+    calls = len(watched.rows)
+    assert len(drawn("run", rows, format=format).failed) == 1  # it is done, as it is
+    record = drawn("run", rows, format=format, retry_failed=True)
+    assert len(record.whole) == 4 and len(watched.rows) - calls == 1
+
+
+def test_memory_that_is_short_halves_the_batch_the_same_way_each_time(drawn, tmp_path, watched):
+    watched.most = 2
+    for out in ("one", "other"):
+        start = len(watched.rows)
+        assert len(drawn(out, ALL[:7], batch_size=6).whole) == 7
+        # 6 fail, 3 fail, 2 and 1, 2 and 1; then the last item
+        assert watched.rows[start:] == [6, 3, 2, 1, 2, 1, 1]
+        forget_pipeline()
+    assert files_of(tmp_path / "one") == files_of(tmp_path / "other")
+
+
+def test_an_item_that_cannot_be_packed_fails_alone(drawn, monkeypatch):
+    pack = module.pack_with_page
+
+    def broken(run, *args):
+        if run.settings.id == "000002":
+            raise ValueError("not\nfinite")
+        return pack(run, *args)
+
+    monkeypatch.setattr(module, "pack_with_page", broken)
+    record = drawn("run")
+    assert [row["id"] for row in record.failed] == ["000002"]
+    assert record.failed[0]["failed"] == "ValueError: not finite"
+
+
+def test_a_disk_that_fails_raises_and_records_nothing(drawn, tmp_path, monkeypatch):
+    publish = Place.publish
+
+    def full(self, name, parts):
+        if name.endswith(".webp"):
+            raise OSError(28, "No space left on device")
+        publish(self, name, parts)
+
+    monkeypatch.setattr(Place, "publish", full)
+    with pytest.raises(OSError, match="No space left"):
+        drawn("run")
+    assert not (tmp_path / "run" / record_name(0)).exists()
+    monkeypatch.undo()
+    drawn("other"), drawn("run")
+    assert files_of(tmp_path / "run") == files_of(tmp_path / "other")
+
+
+def test_on_another_kind_of_card_the_last_record_wins_and_both_are_true(
+    drawn, tmp_path, monkeypatch
+):
+    """Two attempts whose bytes differ a little, at the same time: no file of one is the other's."""
+    monkeypatch.setattr(module, "digest_model", lambda pipe: "the same on both")
+    for format in FORMATS:
+        out = f"run-{format}"
+        record = drawn(out, format=format)
+        path = tmp_path / out / record_name(0)
+        first = path.read_bytes()
+        path.unlink()
+        if format == "folder":  # else what the other drew would be kept
+            monkeypatch.setattr(module, "whole_items", lambda *_: {})
+        forget_pipeline()
+
+        def other_card(*args, **options):
+            pipe = load_pipeline(*args, **options)
+            pipe.unet.conv_in.bias.data += 0.01
+            return pipe
+
+        monkeypatch.setattr(module, "load_pipeline", other_card)
+        second = drawn(out, format=format)
+        assert [row["run_sha256"] for row in second.rows] != [
+            row["run_sha256"] for row in record.rows
+        ]
+        for data in (first, second.packed()):  # each record's files are all there
+            path.write_bytes(data)
+            found = read_record(Place(tmp_path / out), 0)
+            if found.data is not None:
+                assert (tmp_path / out / found.data.name).stat().st_size == found.data.bytes
+            for row in found.whole:
+                if found.data is None:
+                    for file in row["files"]:
+                        held = tmp_path / out / row["place"] / file["name"]
+                        assert held.stat().st_size == file["bytes"]
+        forget_pipeline()
+        monkeypatch.setattr(module, "load_pipeline", load_pipeline)
+        monkeypatch.setattr(module, "whole_items", whole_items)

@@ -1,0 +1,295 @@
+"""Lists of prompts as people have them: JSON lines, CSV, TSV, text, Parquet, data sets."""
+
+import io
+import json
+import sys
+from types import SimpleNamespace
+
+import pandas
+import pyarrow as pa
+import pytest
+from helpers.item_lines import check_message, line_of, planned, put, read_items, read_one
+from pyarrow import parquet
+
+PARTI = (
+    "Prompt\tCategory\tNote\n"
+    "bond\tAbstract\tBiology-inspired\n"
+    '"G I G G L E" painted on a wall, red\tOutdoor Scenes\t\n'
+    'The words "Fly" are written\tOutdoor Scenes\t007\n'
+)
+
+
+def prompts(found):
+    items, bad = found
+    return [item.prompt for item in items], [one.line for one in bad]
+
+
+@pytest.mark.parametrize("name", ["prompt", "Prompt", "Prompts", "caption", "text", "txt"])
+def test_the_column_of_the_prompt_is_found_by_its_name(name):
+    table = f"{name},seed\n007,5\n".encode()
+    lines = json.dumps({name: "007", "seed": 5}).encode()
+    for kind, data in (("csv", table), ("tsv", table.replace(b",", b"\t")), ("jsonl", lines)):
+        item = read_one(data, kind)
+        assert (item.prompt, item.seed, item.options) == ("007", 5, {})
+
+
+@pytest.mark.parametrize("kind", ["csv", "jsonl"])
+def test_the_column_of_the_prompt_can_be_named(kind):
+    rows = [{"prompt": "a dog", "Scene": "5", "text": "a cow"}]
+    data = pandas.DataFrame(rows).to_csv(index=False).encode()
+    data = line_of(**rows[0]) if kind == "jsonl" else data
+    assert read_one(data, kind, prompt_column="Scene", keep_columns=["text"]).prompt == "5"
+    for named in (None, "Nothing"):
+        try:
+            reason = read_items(data, kind, prompt_column=named)[1][0].reason
+        except ValueError as error:
+            reason = str(error)
+        assert "prompt_column" in reason and "Scene" in reason and "text" in reason
+
+
+@pytest.mark.parametrize("data", [PARTI, PARTI.replace("\n", "\r\n"), "\ufeff" + PARTI])
+def test_parti_prompts_are_read(data):
+    items, bad = read_items(data.encode(), "tsv", keep_columns="all")
+    assert bad == []
+    assert [(item.line, item.prompt) for item in items] == [
+        (2, "bond"),
+        (3, '"G I G G L E" painted on a wall, red'),
+        (4, 'The words "Fly" are written'),
+    ]
+    assert [item.columns["Note"] for item in items] == ["Biology-inspired", "", "007"]
+
+
+@pytest.mark.parametrize("index", [False, True])
+def test_a_table_of_pandas_comes_back(index):
+    texts = ['"x"', "two\nlines", 'a "red" cat', "a,b;c", " spaces ", 'a 5" cat']
+    table = pandas.DataFrame({"prompt": texts, "kind": [*map(str, range(6))]})
+    items, bad = read_items(table.to_csv(index=index).encode(), "csv", keep_columns=["kind"])
+    assert ([item.prompt for item in items], bad) == (texts, [])
+    assert [item.columns for item in items] == [{"kind": str(n)} for n in range(6)]
+    one_line = table.drop(index=1)
+    data = one_line.to_csv(sep="\t", index=index).encode()
+    assert prompts(read_items(data, "tsv")) == ([*one_line["prompt"]], [])
+
+
+def test_rows_of_another_length_are_refused_by_their_lines():
+    data = 'Prompts,Category\na cat,Colors\na dog\n\na, b, c\n"a, b",Colors\n,Colors\na cow,\n'
+    items, bad = read_items(data.encode(), "csv")
+    assert [(item.line, item.prompt) for item in items] == [(2, "a cat"), (6, "a, b"), (8, "a cow")]
+    assert [(one.line, one.reason.split(".")[0]) for one in bad] == [
+        (3, "found 1 cells below a header of 2"),
+        (5, "found 3 cells below a header of 2"),
+        (7, "the prompt is missing; found ['prompt']"),
+    ]
+
+
+def test_an_open_quote_costs_the_rows_that_it_swallows():
+    items, bad = read_items(b'prompt\na cat\n"a dog\na cow\n', "csv")
+    assert [item.prompt for item in items] == ["a cat"]
+    assert [one.line for one in bad] == [3]
+    check_message(bad[0])
+
+
+@pytest.mark.parametrize(
+    ("header", "reason"),
+    [
+        ("a,b", "it lacks the prompt"),
+        ("prompt,prompt", "Name each column, once"),
+        ("prompt,,seed", "Name each column, once"),
+        ('prompt,"seed', "Close and double quotes"),
+        ("prompt,image", "Pass it as `photos`"),
+        ("prompt,text", "prompt and text may be the prompt"),
+        ("prompt,guidance_scal", None),
+    ],
+)
+def test_headers_that_are_refused(header, reason):
+    data = f"{header}\na cat,3,1\n".encode()
+    if reason is None:
+        [bad] = read_items(f"{header}\na cat,3\n".encode(), "csv")[1]
+        assert "Did you mean 'guidance_scale'" in bad.reason
+        return
+    with pytest.raises(ValueError, match=reason):
+        read_items(data, "csv")
+
+
+@pytest.mark.parametrize("value", [8.0, "8", "8.0", "+08", " 8 ", 8, "8e0"])
+@pytest.mark.parametrize("name", ["seed", "width", "num_inference_steps", "guidance_scale"])
+def test_numbers_are_read_as_pandas_writes_them(name, value):
+    item = read_one(line_of(**{name: value}))
+    found = item.seed if name == "seed" else item.options[name]
+    assert found == 8
+    assert name == "guidance_scale" or type(found) is int
+    table = f"prompt,{name}\na red cat,{value}\n".encode()
+    assert read_one(table, "csv").options == item.options
+
+
+@pytest.mark.parametrize("value", [7.5, "7.5", "7,0", "1_0", "\u0661", "0x8", "", float(2**53)])
+def test_other_numbers_are_refused(value):
+    _, [bad] = read_items(line_of(seed=value))
+    assert "write a whole number" in bad.reason
+
+
+def test_a_frame_with_holes_comes_back(tmp_path):
+    frame = pandas.DataFrame({"prompt": ["a", "b"], "seed": [7, None], "width": [None, 64]})
+    frame.to_json(tmp_path / "p.jsonl", orient="records", lines=True)
+    frame.to_csv(tmp_path / "p.csv")
+    frame.to_parquet(tmp_path / "p.parquet")
+    for kind in ("jsonl", "csv", "parquet"):
+        (one, other), bad = planned(source=tmp_path / f"p.{kind}")
+        assert bad == []
+        assert (one.seed, one.options, other.options) == (7, {}, {"width": 64})
+
+
+def test_cells_are_words_and_json():
+    data = b'prompt,words,cross_attention_kwargs\na red cat,"cat; red","{""scale"": 0.5}"\n'
+    item = read_one(data, "csv")
+    assert item.words == ("cat", "red")
+    assert item.options == {"cross_attention_kwargs": {"scale": 0.5}}
+
+
+@pytest.mark.parametrize(
+    ("name", "ours"),
+    [
+        *((name, "guidance_scale") for name in ("cfg_scale", "CFG scale", "guidance")),
+        *((name, "num_inference_steps") for name in ("steps", "Steps", "sampling-steps")),
+        *((name, "negative_prompt") for name in ("negative", "Negative prompt", "neg_prompt")),
+        *((name, "scheduler") for name in ("sampler", "Sampler name")),
+        *((name, "width") for name in ("w", "Width")),
+        *(("noise_seed", "seed"), ("Seed", "seed"), ("ID", "id"), ("positive", "prompt")),
+    ],
+)
+def test_names_of_other_programs_are_told_ours(name, ours):
+    for kind, data in (
+        ("jsonl", line_of(**{name: "7"})),
+        ("csv", f"prompt,{name}\na red cat,7\n".encode()),
+    ):
+        items, [bad] = read_items(data, kind)
+        check_message(bad)
+        assert items == [] and repr(name) in bad.reason and ours in bad.reason
+        kept = read_one(data, kind, keep_columns=[name])
+        assert kept.columns == {name: "7"} and kept.options == {}
+
+
+def test_columns_of_a_table_that_are_no_options_are_left_out_with_a_note(capsys):
+    item = read_one(b"prompt,Challenge,seed\na cat,Basic,4\n", "csv")
+    assert (item.options, item.columns, item.seed) == ({}, {}, 4)
+    assert "'Challenge'" in capsys.readouterr().err
+    _, [bad] = read_items(line_of(Challenge="Basic"))
+    assert "no option 'Challenge'" in bad.reason
+
+
+def test_all_columns_are_kept_in_all_items():
+    lines = [line_of(a=1), line_of(b="x", seed=3), line_of()]
+    items, bad = read_items(b"\n".join(lines), keep_columns="all")
+    assert bad == []
+    assert [item.columns for item in items] == [
+        {"a": "1", "b": ""},
+        {"a": "", "b": "x"},
+        {"a": "", "b": ""},
+    ]
+
+
+def test_columns_to_keep_that_are_missing_are_refused():
+    for data, kind in ((line_of(a=1), "jsonl"), (b"prompt,a\nx,1\n", "csv")):
+        with pytest.raises(ValueError, match="no such column"):
+            read_items(data, kind, keep_columns=["b"])
+    with pytest.raises(ValueError, match="Rename yours"):
+        read_items(line_of(), keep_columns=["statistics"])
+
+
+def test_a_text_has_a_prompt_a_line():
+    found = read_items(b"\xef\xbb\xbfa cat\r\n\n  \n{a|b} dog\nweiss \xff\n", "txt")
+    assert prompts(found) == (["a cat", "{a|b} dog"], [5])
+    assert "UTF-8" in found[1][0].reason
+    _, bad = read_items(b'prompt,seed\n{"prompt": "a cat"}', "txt")
+    assert all("input_format" in one.reason for one in bad) and len(bad) == 2
+
+
+def test_what_is_not_utf8_is_a_bad_line_of_every_kind():
+    for kind, data in (
+        ("jsonl", line_of() + b'\n{"prompt": "wei\xdf"}\n' + line_of()),
+        ("csv", b"prompt\na\nwei\xdf\nb\n"),
+        ("tsv", b"prompt\na\nwei\xdf\nb\n"),
+    ):
+        items, [bad] = read_items(data, kind)
+        assert len(items) == 2
+        assert "UTF-8" in bad.reason and bad.text.isprintable()
+    items, bad = read_items("a cat\na dog\n".encode("utf-16"), "txt")
+    assert items == [] and bad
+
+
+@pytest.mark.parametrize("kind", ["jsonl", "csv", "tsv", "txt"])
+@pytest.mark.parametrize("data", [b"", b"\n", b"\r\n \n", b"\xef\xbb\xbf"])
+def test_an_empty_input_has_nothing(kind, data):
+    assert read_items(data, kind) == ([], [])
+
+
+def test_standard_input_is_read_and_left_open(monkeypatch):
+    stream = io.BytesIO(line_of())
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=stream))
+    assert prompts(planned(source="-")) == (["a red cat"], [])
+    assert not stream.closed
+    table = io.BytesIO()
+    parquet.write_table(pa.table({"prompt": ["a dog"]}), table)
+    monkeypatch.setattr(sys, "stdin", SimpleNamespace(buffer=io.BytesIO(table.getvalue())))
+    assert prompts(planned(source="-", input_format="parquet")) == (["a dog"], [])
+
+
+def test_a_parquet_file_is_read_without_its_other_columns(tmp_path):
+    path = tmp_path / "p.parquet"
+    table = {"caption": ["a cat", None], "words": [["cat"], None], "vector": [[0.5] * 9] * 2}
+    parquet.write_table(pa.table(table), path)
+    [item], [bad] = planned(source=path)
+    assert (item.prompt, item.words, item.options) == ("a cat", ("cat",), {})
+    assert "prompt is missing" in bad.reason
+    put(tmp_path, "q.parquet", "PAR1 is not enough")
+    with pytest.raises(ValueError, match="not a readable Parquet"):
+        planned(source=tmp_path / "q.parquet")
+
+
+def test_a_folder_of_lists_is_one_list(tmp_path):
+    put(tmp_path, "data/a.jsonl", line_of(prompt="one"))
+    put(tmp_path, "data/b.csv", "prompt\ntwo\nthree\n")
+    put(tmp_path, "README.md", "# not a list")
+    parquet.write_table(
+        pa.table({"text": ["four"]}), tmp_path / "data/train-00000-of-00001.parquet"
+    )
+    items, _ = planned(source=tmp_path)
+    assert [(item.line, item.prompt) for item in items] == [
+        *((1, "one"), (2, "two"), (3, "three"), (4, "four"))
+    ]
+    parquet.write_table(pa.table({"text": ["five"]}), tmp_path / "data/test-00000-of-00001.parquet")
+    with pytest.raises(ValueError, match="the splits test, train"):
+        planned(source=tmp_path)
+
+
+@pytest.mark.slow
+def test_a_saved_data_set_is_read(tmp_path):
+    datasets = pytest.importorskip("datasets")
+    datasets.disable_progress_bars()
+    rows = datasets.Dataset.from_dict({"prompt": ["a cat", "a dog"], "extra": [1, 2]})
+    rows.save_to_disk(str(tmp_path / "one"))
+    assert prompts(planned(source=tmp_path / "one")) == (["a cat", "a dog"], [])
+    datasets.DatasetDict({"train": rows}).save_to_disk(str(tmp_path / "train"))
+    assert prompts(planned(source=tmp_path / "train"))[0] == ["a cat", "a dog"]
+    datasets.DatasetDict({"a": rows, "b": rows}).save_to_disk(str(tmp_path / "two"))
+    with pytest.raises(ValueError, match="the splits a, b"):
+        planned(source=tmp_path / "two")
+
+
+def test_a_list_in_a_storage_is_read():
+    import fsspec
+
+    files = fsspec.filesystem("memory")
+    files.pipe_file("/lists/p.jsonl", line_of())
+    assert prompts(planned(source="memory://lists/p.jsonl")) == (["a red cat"], [])
+    files.pipe_file("/lists/sub/q.jsonl", line_of(prompt="a dog"))
+    assert prompts(planned(source="memory://lists")) == (["a red cat", "a dog"], [])
+
+
+@pytest.mark.parametrize("name", ["p.json", "p.tar", "p.jpg", "p.docx", "p"])
+def test_other_files_are_refused(tmp_path, name):
+    put(tmp_path, name, "[]")
+    with pytest.raises(ValueError, match=r"ends in .jsonl.*photos"):
+        planned(source=tmp_path / name)
+    with pytest.raises(FileNotFoundError):
+        planned(source=tmp_path / "nothing.jsonl")

@@ -1,0 +1,160 @@
+"""A run's files, on a disk and in a storage: whole or not at all, and never outside."""
+
+import errno
+import os
+import subprocess
+import sys
+
+import pytest
+from helpers.storages import empty, faulty, quick_waits  # noqa: F401
+
+from sdattn.files import place as module
+from sdattn.files.place import Place
+from sdattn.files.temporary import remove_abandoned, temporary_name
+
+FILES = {"run.json": b"{}", "image.png": b"image", "heatmaps/01-cat.png": b"cat"}
+
+
+@pytest.fixture(params=["disk", "storage"])
+def place(request, tmp_path, quick):
+    if request.param == "disk":
+        yield Place(tmp_path / "run")
+        return
+    with empty("memory://bucket/run") as root:
+        yield Place(str(root))
+
+
+def names(place):
+    return [*place.files(deep=True)]
+
+
+def test_what_is_published_is_read_back(place):
+    place.begin()
+    place.publish("shards/000001.jsonl", [b"one\n", b"two\n"])
+    place.publish("batch.json", b"{}")
+    place.publish("batch.json", b"[]")
+    place.publish_folder("shards/000000/a-1b2c3d", FILES, last="run.json")
+    assert place.read("shards/000001.jsonl") == b"one\ntwo\n"
+    assert place.read("batch.json") == b"[]"
+    item = {f"shards/000000/a-1b2c3d/{name}" for name in FILES}
+    assert {*names(place)} == {"batch.json", "shards/000001.jsonl", *item}
+    assert {
+        n: file.size for n, file in place.files("shards/000000/a-1b2c3d", deep=True).items()
+    } == {name: len(data) for name, data in FILES.items()}
+    assert place.local("batch.json").read_bytes() == b"[]"
+    place.remove("shards/000000")
+    assert {*names(place)} == {"batch.json", "shards/000001.jsonl"}
+    place.remove("shards/000000")  # which is gone
+
+
+def test_times_are_seconds_since_1970(place):
+    import time
+
+    before = time.time()
+    place.publish("a", b"a")
+    assert before - 2 <= place.files()["a"].time <= time.time() + 2
+
+
+@pytest.mark.parametrize("name", ["../a", "/a", "b/../../a", "C:/a", "a\0"])
+def test_names_that_lead_out_are_refused(place, name):
+    for call in (place.read, place.remove, place.local, lambda n: place.publish(n, b"")):
+        with pytest.raises(ValueError, match="not inside"):
+            call(name)
+
+
+def test_links_in_a_run_are_not_followed(tmp_path):
+    place = Place(tmp_path / "run")
+    place.publish("batch.json", b"{}")
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "elsewhere" / "a").write_bytes(b"a")
+    (tmp_path / "run" / "shards").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match="is a link"):
+        place.publish("shards/a", b"b")
+    assert (tmp_path / "elsewhere" / "a").read_bytes() == b"a"
+    assert [*place.files(deep=True)] == ["batch.json", "shards"]
+
+
+def test_a_folder_that_is_there_is_kept(tmp_path):
+    """Another process published it: its name says that it is the same."""
+    place = Place(tmp_path / "run")
+    place.publish_folder("shards/000000/a-1b2c3d", FILES, last="run.json")
+    before = (tmp_path / "run/shards/000000/a-1b2c3d/run.json").stat().st_ino
+    place.publish_folder("shards/000000/a-1b2c3d", FILES, last="run.json")
+    assert (tmp_path / "run/shards/000000/a-1b2c3d/run.json").stat().st_ino == before
+    assert [path.name for path in (tmp_path / "run").iterdir()] == ["shards"]
+
+
+def test_a_write_that_fails_leaves_nothing(tmp_path, monkeypatch):
+    place = Place(tmp_path / "run")
+    place.publish("a", b"before")
+
+    def full(*_):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(module, "flush", full)
+    monkeypatch.setattr(module, "flush_tree", full)
+    for call in (
+        lambda: place.publish("a", b"after"),
+        lambda: place.publish_folder("b", FILES, last="run.json"),
+    ):
+        with pytest.raises(OSError, match="The disk of .*run is full") as raised:
+            call()
+        assert raised.value.errno == errno.ENOSPC
+    assert names(place) == ["a"] and place.read("a") == b"before"
+
+
+def test_in_a_storage_the_last_file_comes_last(quick):
+    with empty("memory://bucket/run") as root:
+        order = []
+
+        def note(own, path, *args, **options):
+            order.append(path)
+            return own(path, *args, **options)
+
+        place = Place(str(root))
+        place.root = faulty(root, pipe_file=note)
+        place.publish_folder("shards/000000/a-1b2c3d", FILES, last="run.json")
+        assert [path.rpartition("/")[2] for path in order][-1] == "run.json"
+
+
+def test_a_storage_that_fails_now_and_then_is_asked_again(quick):
+    with empty("memory://bucket/run") as root:
+        calls = []
+
+        def now_and_then(own, *args, **options):
+            calls.append(args)
+            if len(calls) % 3:
+                raise TimeoutError("slow down")
+            return own(*args, **options)
+
+        place = Place(str(root))
+        place.root = faulty(root, pipe_file=now_and_then, put_file=now_and_then)
+        place.publish("a", b"a")
+        place.publish_folder("b", FILES, last="run.json")
+        assert place.read("a") == b"a" and place.read("b/image.png") == b"image"
+
+
+def test_a_folder_of_something_else_is_refused(tmp_path):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(OSError, match=r"has no batch.json, but notes.txt. Choose another"):
+        Place(tmp_path).begin()
+    with pytest.raises(OSError, match="is a file"):
+        Place(tmp_path / "notes.txt").begin()
+
+
+# Temporary files
+
+
+def test_what_dead_processes_left_is_removed(tmp_path):
+    script = "from sdattn.files.temporary import temporary_name; print(temporary_name('.t-'))"
+    dead = subprocess.run(
+        [sys.executable, "-c", script], capture_output=True, text=True, check=True
+    )
+    living = temporary_name(".t-")
+    elsewhere, old = ".t-othermachine-17-abcdef01", ".t-othermachine-18-abcdef01"
+    for name in (dead.stdout.strip(), living, elsewhere, old, "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    os.utime(tmp_path / old, (0, 0))
+    remove_abandoned(tmp_path, ".t-")
+    assert {path.name for path in tmp_path.iterdir()} == {living, elsewhere, "mine"}
