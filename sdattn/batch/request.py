@@ -26,9 +26,9 @@ class Request:
     """Options of a batch run.
 
     Attributes:
-        source: a list of prompts to draw, see :func:`sdattn.batch.tables.open_rows`.
+        source: a list of prompts to draw, see :func:`sdattn.batch.tables.list_rows`.
         photos: in its place, photos with captions to explain, none of which is ever drawn, see
-            :func:`sdattn.batch.photos.open_photos`.
+            :func:`sdattn.batch.photos.photo_rows`.
         out: the run's folder, or its address in a storage, ``s3://bucket/run``.
         model, device, dtype, loading: as for :func:`sdattn.load_pipeline`.
         options: arguments of the pipeline's call, for items that do not have them.
