@@ -150,7 +150,8 @@ class Processes:
         """Call a function in a free worker, in another one if that ends."""
         device, stack, pools = self.free.get()
         try:
-            for attempt in range(_TRIES):
+            tries = 0
+            while True:
                 if not pools:
                     # One process each, so that it is known which shard ended it.
                     pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin_worker)
@@ -161,9 +162,9 @@ class Processes:
                 except BrokenProcessPool:
                     pools.clear()
                     say(f"a worker on {device} has ended too soon")
-                    if attempt == _TRIES - 1:
+                    tries += 1
+                    if tries == _TRIES:
                         raise
-            raise AssertionError
         finally:
             self.free.put((device, stack, pools))
 

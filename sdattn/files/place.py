@@ -128,8 +128,11 @@ class Place:
             write_files(made, files)
             flush_tree(made)
             folder.parent.mkdir(parents=True, exist_ok=True)
-            with suppress(FileExistsError):
-                _rename(made, folder)
+            try:
+                os.rename(made, folder)
+            except OSError:  # ENOTEMPTY, EEXIST or, on Windows, another: it is there
+                if not folder.is_dir():
+                    raise
             flush(folder.parent)
         except OSError as error:
             raise access_error(error, self.root) from error
@@ -168,12 +171,3 @@ class Place:
         folder = Path(tempfile.gettempdir()) if self.is_remote else self.root
         folder.mkdir(parents=True, exist_ok=True)
         return folder / temporary_name(_TEMPORARY)
-
-
-def _rename(made: Path, folder: Path) -> None:
-    try:
-        os.rename(made, folder)
-    except OSError as error:  # of a folder that is there: ENOTEMPTY, EEXIST, or another on Windows
-        if folder.is_dir():
-            raise FileExistsError(folder) from error
-        raise

@@ -40,7 +40,8 @@ class DDIM:
 
     def shares(self, at: float) -> tuple[float, float]:
         """Return what :meth:`mix` takes of the latents and of the noise, also between timesteps."""
-        abar = self.betas.alphas_cumprod.double().numpy()
+        # zero at the last timestep of a schedule that ends in noise alone (zero terminal SNR)
+        abar = self.betas.alphas_cumprod.double().numpy().clip(1e-12)
         sigma = float(np.interp(at, np.arange(len(abar)), np.sqrt(1 / abar - 1)))
         return 1 / (1 + sigma**2) ** 0.5, sigma / (1 + sigma**2) ** 0.5
 

@@ -133,8 +133,9 @@ def _check(denoiser: Denoiser, keep: Keep) -> None:
             f"steps={keep.steps.given}: how many steps a run has is not known of a model without "
             "its pipeline. Pass indices, or the pipeline."
         )
-    if not any(layer.kind in keep.queries.kinds for layer in denoiser.layers):
-        side = keep.queries.side
+    side = keep.queries.side
+    is_chosen = side == "text" or keep.queries.cells is not None
+    if is_chosen and not any(layer.kind in keep.queries.kinds for layer in denoiser.layers):
         text = f"a {type(unwrapped(denoiser.model)).__name__} has no attention with such queries: "
         text += "only in joint attention (SD3, FLUX) does the text attend. Leave it out."
         raise OptionError("queries", side if side == "text" else keep.queries.cells, text)

@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import sys
 import threading
 from concurrent.futures.process import BrokenProcessPool
 
@@ -141,6 +142,7 @@ def without_source(root):
 def ray():
     ray = pytest.importorskip("ray")
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
+    ray.cloudpickle.register_pickle_by_value(sys.modules[__name__])  # workers cannot import it
     ray.init(num_cpus=2, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
     yield ray
     ray.shutdown()

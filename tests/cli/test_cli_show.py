@@ -108,8 +108,8 @@ def test_wrong_usage_is_exit_code_2(invoke, folders, arguments, message):
     ("run", "arguments", "message"),
     [
         ("means", ("--figure", "steps", "-o", "x.pdf"), "kept no single steps, only their mean"),
-        ("means", ("--figure", "heads", "-o", "x.pdf"), "--keep heads"),
-        ("means", ("--animate", "-o", "x.gif"), "--keep steps"),
+        ("means", ("--figure", "heads", "-o", "x.pdf"), "no single heads"),
+        ("means", ("--animate", "-o", "x.gif"), "no single steps"),
         ("kept", ("cow", "--figure", "layers", "-o", "x.pdf"), "'cow' is not in the prompt"),
         ("kept", ("cow", "--animate", "-o", "x.webp"), "'cow' is not in the prompt"),
         ("nowhere", ("--figure", "words", "-o", "x.pdf"), "nowhere has no run.json"),

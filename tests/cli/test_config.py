@@ -4,6 +4,8 @@ import json
 from pathlib import Path
 
 import pytest
+
+from sdattn.batch import Outcome
 from helpers.command_lines import generate
 from helpers.demo_words import THING
 from PIL import Image, ImageChops
@@ -21,7 +23,8 @@ def said(err):
 def asked(monkeypatch):
     """The requests that `sdattn batch` makes."""
     seen = []
-    monkeypatch.setattr("sdattn.batch.run.run_batch", seen.append)
+    nothing = Outcome(0, 0, 0, 0, 0, None, seconds=1.0)
+    monkeypatch.setattr("sdattn.batch.run.run_batch", lambda asked: seen.append(asked) or nothing)
     return seen
 
 

@@ -1,6 +1,7 @@
 """`--json` and `--quiet`: what programs read, and nothing beside it."""
 
 import json
+from types import SimpleNamespace
 import shutil
 from pathlib import Path
 
@@ -152,7 +153,7 @@ def test_verify_lists_the_problems_and_fails_as_before(invoke, batch):
 
 def test_what_libraries_print_goes_to_stderr(capsys):
     output = Output(as_json=True)
-    with output.answering():
+    with output.answering(SimpleNamespace(params=())):
         print("a library's word")
         output.answer({"items": 1})
     assert capsys.readouterr() == ('{"items": 1}\n', "a library's word\n")

@@ -44,8 +44,6 @@ LIKE = {
 OTHERS = {
     ("__init__.py", "AttributeError"),  # of __getattr__, as Python asks for
     ("models/__init__.py", "AttributeError"),
-    ("batch/engines/process_group.py", "SystemExit"),  # a process that leaves without a word
-    ("batch/storage/disk.py", "OSError"),  # with errno, as the system would have raised it
     ("attention/controlled.py", "NotImplementedError"),  # a method of subclasses
     ("control/controllers.py", "NotImplementedError"),  # likewise
     ("keep/recorders.py", "NotImplementedError"),  # a method that nobody calls

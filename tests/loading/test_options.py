@@ -80,7 +80,7 @@ def test_several_loras_act_together_each_with_its_scale(folder, lora):
 def test_what_a_lora_of_another_model_is(folder, tmp_path, lora):
     foreign = sd3()
     other = save_lora(tmp_path, foreign, foreign.transformer)
-    with pytest.raises(ValueError, match="nothing in it belongs to a StableDiffusionPipeline"):
+    with pytest.raises(ValueError, match="without a place in a StableDiffusionPipeline"):
         load_pipeline(folder, device="cpu", lora=other)
     wider = {n: torch.ones((3, 5) if "lora_A" in n else (5, 3)) for n in load_file(lora)}
     save_file(wider, tmp_path / "wider.safetensors")

@@ -103,7 +103,7 @@ class Kernel(Attended):
         super().__init__(*probs.shape)
         self.whole = probs
 
-    def of(self, rows):
+    def of_rows(self, rows):
         return Kernel(self.whole[rows])
 
     def probs(self, heads, columns):

@@ -163,7 +163,7 @@ def test_a_keyword_that_is_none_names_the_nearest(call, said):
 def test_an_edit_is_refused_beyond_its_memory(pipe, monkeypatch):
     ran = []
     monkeypatch.setattr(type(pipe.scheduler), "step", lambda *_, **__: ran.append(1))
-    with pytest.raises(ValueError, match="max_bytes.*width"):
+    with pytest.raises(ValueError, match="max_bytes.*smaller images"):
         edit_image(pipe, PROMPT, "a red dog", max_bytes=10, **QUICK)
     assert not ran
 
