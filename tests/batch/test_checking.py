@@ -71,9 +71,9 @@ def check_named(place, harm, *names):
     before = {name: (place.root / name).read_bytes() for name in names}
     chance = random.Random(f"{harm.__name__} {names}")
     for name, data in before.items():
-        (place.root / name).unlink()
-        if (harmed := harm(data, chance)) is not None:
-            (place.root / name).write_bytes(harmed)
+        (place.root / name).write_bytes(harm(data, chance) or b"")
+        if harm is removed:
+            (place.root / name).unlink()
     try:
         _, problems = verify(place.root)
     except (OSError, ValueError) as error:
@@ -89,7 +89,6 @@ def check_named(place, harm, *names):
 @each_format
 @pytest.mark.parametrize("harm", [flipped, cut, removed])
 def test_every_harm_of_every_file_is_named(run, format, harm):
-    assert verify(run.root) == (3, [])
     before = files_of(run.root)
     for path in run.root.rglob("*"):
         os.utime(path, (0, 0))  # no harm makes litter of the rest
@@ -99,20 +98,18 @@ def test_every_harm_of_every_file_is_named(run, format, harm):
         if name.endswith("run.json") or name in ("batch.json", record_name(0), record_name(2)):
             check_named(run, harm, name)
     check_named(run, harm, *SUMMARIES)
-    assert files_of(run.root) == before
+    assert files_of(run.root) == before and verify(run.root) == (3, [])
 
 
 @each_format
 def test_what_belongs_to_nobody_is_named(run, format):
-    data = run.read(record_name(1))
-    run.publish(record_name(1), run.read(record_name(0)))
-    assert any("000001.jsonl is the record of shard 0" in one for one in verify(run.root)[1])
-    run.publish(record_name(1), data)
     if format == "folder":
         location = read_record(run, 0).rows[0]["place"]
         run.publish(f"{location}/heatmaps/foreign.txt", b"x")
         problem = f"a: heatmaps/foreign.txt is not the run's (in {location})"
         assert verify(run.root)[1] == [problem]
+    run.publish(record_name(1), run.read(record_name(0)))
+    assert any("000001.jsonl is the record of shard 0" in one for one in verify(run.root)[1])
 
 
 # Litter
@@ -171,7 +168,7 @@ def test_nothing_of_a_shard_without_a_sound_record_is_litter(root, format):
     before = names_in(place)
     grow_old(place, "shards")
     assert remove_litter(place, made) == [] and names_in(place) == before
-    place.remove(record_name(0))  # once more, of a list that has become shorter
+    # Once more, of a list that has become shorter
     assert remove_litter(place, manifest(format=format, shards=0)) and not names_in(place)
 
 
