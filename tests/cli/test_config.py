@@ -4,13 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-
-from sdattn.batch import Outcome
 from helpers.command_lines import generate
 from helpers.demo_words import THING
 from PIL import Image, ImageChops
 
 from sdattn import load_run
+from sdattn.batch import Outcome
 from sdattn.cli.repeating import options_of_run
 
 

@@ -1,9 +1,9 @@
 """`--json` and `--quiet`: what programs read, and nothing beside it."""
 
 import json
-from types import SimpleNamespace
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from helpers.command_lines import generate

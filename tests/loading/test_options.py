@@ -84,7 +84,7 @@ def test_what_a_lora_of_another_model_is(folder, tmp_path, lora):
         load_pipeline(folder, device="cpu", lora=other)
     wider = {n: torch.ones((3, 5) if "lora_A" in n else (5, 3)) for n in load_file(lora)}
     save_file(wider, tmp_path / "wider.safetensors")
-    with pytest.raises(ValueError, match="it does not fit a StableDiffusionPipeline"):
+    with pytest.raises(ValueError, match="as the LoRA of a StableDiffusionPipeline.*size mismatch"):
         load_pipeline(folder, device="cpu", lora=tmp_path / "wider.safetensors")
 
 
