@@ -22,6 +22,9 @@ _KIND = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
 _UNREADABLE = re.compile("[\0\r\ud800-\udfff]")
 SPLIT = re.compile(r"(?:.*/)?([^/]+)-\d{5}-of-\d{5}\.parquet")  # as the Hub names a split's files
 
+# Lines of AUTOMATIC1111: options before a prompt, and the settings in its PNG files
+_SETTINGS = re.compile(r"\s*(--\w|Negative prompt:|Steps: \d)")
+
 
 class Row(NamedTuple):
     """A line of a list, or a row of a table.
@@ -140,10 +143,15 @@ def check_readable(text: str) -> None:
 
 
 def _prompt_in(text: str, line: int) -> dict[str, Any]:
-    if text.lstrip().startswith('{"') or (line == 1 and text.startswith(("prompt,", "prompt\t"))):
+    is_header = line == 1 and text.lower().startswith("prompt,")
+    if text.lstrip().startswith('{"') or is_header or "\t" in text:
         raise InvalidValueError(
-            "it is JSON, or the header of a table. Name the file .jsonl, .csv or .tsv, or pass "
-            "`input_format`."
+            "it is JSON, or of a table. Name the file .jsonl, .csv or .tsv, or pass `input_format`."
+        )
+    if _SETTINGS.match(text):
+        raise InvalidValueError(
+            "it holds options of another program, not a prompt. Write them as fields of a .jsonl "
+            "file."
         )
     return {"prompt": text}
 

@@ -11,6 +11,8 @@ import pytest
 from helpers.item_lines import check_message, line_of, planned, put, read_items, read_one
 from pyarrow import parquet
 
+from sdattn.batch.tables import rows_of
+
 PARTI = (
     "Prompt\tCategory\tNote\n"
     "bond\tAbstract\tBiology-inspired\n"
@@ -293,3 +295,21 @@ def test_other_files_are_refused(tmp_path, name):
         planned(source=tmp_path / name)
     with pytest.raises(FileNotFoundError):
         planned(source=tmp_path / "nothing.jsonl")
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"),
+    [
+        ("Prompt\tCategory\tChallenge", "of a table"),
+        ("bond\tAbstract\tBasic", "of a table"),
+        ("Prompt,Category", "of a table"),
+        ('--prompt "a red heart" --steps 1', "another program"),
+        ("Negative prompt: blurry", "another program"),
+        ("Steps: 1, Sampler: Euler a, CFG scale: 7", "another program"),
+    ],
+)
+def test_what_is_no_prompt_in_a_text_file_is_a_bad_line(text, reason):
+    [row] = rows_of(io.BytesIO(f"{text}\n".encode()), "txt", lambda names, images: names)
+    assert reason in row.reason and not row.fields
+    [row] = rows_of(io.BytesIO(b"steps: a cat -- and a dog\n"), "txt", lambda *_: [])
+    assert row.fields == {"prompt": "steps: a cat -- and a dog"} and not row.reason
