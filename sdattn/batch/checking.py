@@ -8,6 +8,7 @@ index.html      the items to browse, see gallery
 
 from __future__ import annotations
 
+import hashlib
 import io
 import json
 import time
@@ -20,13 +21,14 @@ from typing import Any
 from PIL import Image, UnidentifiedImageError
 from safetensors.torch import load
 
+from ..files.paths import inside
 from ..files.place import Place
-from ..files.writing import sha256
+from ..files.writing import file_sha256, sha256
 from ..maps.presets import Preset
 from ..runs.info import RunInfo, read_info
 from ..runs.parts import MAPS, VIDEOS
 from ..runs.unpacking import map_shapes
-from .formats import FORMATS, RUN, Format, file_sha256, format_of
+from .formats import FORMATS, RUN, Format, format_of
 from .gallery import About, gallery_pages
 from .records import (
     BatchSettings,
@@ -51,10 +53,13 @@ def write_summaries(place: Place, manifest: Manifest) -> None:
     it again, so that the last one to end has all of them."""
     while True:
         before = _records_there(place)
+        written = set()
         for name, parts in _summaries(place, manifest):
             place.publish(name, parts)
-        for name in _stale_pages(place, manifest):
-            place.remove(name)
+            written.add(name)
+        for name in place.files():
+            if name.startswith("index-") and name not in written:  # of an earlier, larger run
+                place.remove(name)
         if _records_there(place) == before:
             return
 
@@ -103,16 +108,6 @@ def _rows(place: Place, manifest: Manifest) -> Iterator[dict[str, Any]]:
 def _records_there(place: Place) -> list[str]:
     files = place.files("shards").items()
     return [f"{name} {file.time}" for name, file in files if name.endswith(".jsonl")]
-
-
-def _stale_pages(place: Place, manifest: Manifest) -> list[str]:
-    """Return the gallery's pages that an earlier, larger run left."""
-    there = [name for name in place.files() if name.startswith("index-")]
-    if not there:
-        return []
-    rows = partial(_rows, place, manifest)
-    pages = {name for name, _ in gallery_pages(_about(manifest), rows)}
-    return [name for name in there if name not in pages]
 
 
 def remove_litter(place: Place, manifest: Manifest) -> list[str]:
@@ -239,14 +234,16 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
             problems += told
     records_are_whole = not problems
     for name, parts in _summaries(place, manifest):
-        written = sha256(b"".join(parts))
-        problems += _compare(place, name, written) if records_are_whole else ()
+        written = hashlib.sha256()
+        for part in parts:
+            written.update(part)
+        problems += _compare(place, name, written.hexdigest()) if records_are_whole else ()
     return items, problems
 
 
 def _compare(place: Place, name: str, checksum: str) -> Iterator[str]:
     try:
-        if sha256(place.read(name)) != checksum:
+        if file_sha256(inside(place.root, name)) != checksum:
             yield f"{name} is not what was written; the run's command writes it again"
     except FileNotFoundError:
         yield f"{name} is missing; the run's command writes it again"

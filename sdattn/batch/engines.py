@@ -129,10 +129,10 @@ class Processes:
 
     def __init__(self, request: Request, devices: list[str]):
         self.request, self.threads = request, len(devices)
-        self.free = SimpleQueue[tuple[str, ExitStack, list[ProcessPoolExecutor]]]()
+        self.free = SimpleQueue[tuple[str, list[ProcessPoolExecutor]]]()
         self.stack = ExitStack()
         for device in devices:
-            self.free.put((device, self.stack, []))
+            self.free.put((device, []))
 
     def describe(self) -> Loaded:
         return self._call(describe)
@@ -148,14 +148,14 @@ class Processes:
 
     def _call(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a function in a free worker, in another one if that ends."""
-        device, stack, pools = self.free.get()
+        device, pools = self.free.get()
         try:
             tries = 0
             while True:
                 if not pools:
                     # One process each, so that it is known which shard ended it.
                     pool = ProcessPoolExecutor(1, get_context("spawn"), initializer=_begin_worker)
-                    pools.append(stack.enter_context(pool))
+                    pools.append(self.stack.enter_context(pool))
                 try:
                     request = replace(self.request, device=device)
                     return pools[0].submit(function, request, *arguments).result()
@@ -166,7 +166,7 @@ class Processes:
                     if tries == _TRIES:
                         raise
         finally:
-            self.free.put((device, stack, pools))
+            self.free.put((device, pools))
 
     def close(self) -> None:
         self.stack.close()

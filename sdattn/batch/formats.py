@@ -10,14 +10,12 @@ Names carry a checksum of what they name, so whatever is written at once never m
 
 from __future__ import annotations
 
-import hashlib
 import io
 import json
 import tarfile
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -27,7 +25,7 @@ from safetensors.torch import load
 
 from ..errors import InvalidValueError, MissingFileError, optional
 from ..files.place import Files, Place
-from ..files.writing import sha256
+from ..files.writing import file_sha256, sha256
 from ..maps.statistics import NUMBERS
 from ..runs.info import read_info
 from ..runs.packing import pack_maps
@@ -409,14 +407,6 @@ def format_of(place: Place, manifest: Manifest) -> Format:
             f"{', '.join(FORMATS)}. Read it with the version that wrote it."
         )
     return FORMATS[name](place, manifest)
-
-
-def file_sha256(path: Path) -> str:
-    found = hashlib.sha256()
-    with path.open("rb") as file:
-        for block in iter(partial(file.read, 2**20), b""):
-            found.update(block)
-    return found.hexdigest()
 
 
 def whole_items(

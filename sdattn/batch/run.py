@@ -13,8 +13,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 from typing import NamedTuple
 
-from ..errors import AccessError, InvalidValueError
-from ..files.place import Place
+from ..errors import AccessError, InvalidValueError, RunError
+from ..files.place import Files, Place
 from ..files.records import plain
 from ..files.terminal import counted, say, shorter
 from ..files.version import versions
@@ -32,7 +32,7 @@ from ..runs.info import FORMAT as RUN_FORMAT
 from .checking import remove_litter, write_summaries
 from .checks import Job
 from .drawing import BatchDrawer
-from .engines import Engine, Task, engine_for, map_tasks, worker_devices
+from .engines import Engine, Task, ThisProcess, engine_for, map_tasks, worker_devices
 from .formats import format_of
 from .plan import Plan, make_plan
 from .progress import Progress
@@ -108,33 +108,47 @@ class Forecast(NamedTuple):
 
 
 def forecast(request: Request) -> Forecast:
-    """Draw the first batch of an input, into memory alone, and say how much all of it would be."""
+    """Draw the first batch of an input, into memory alone, and say how much all of it would be.
+
+    Raises as :func:`run_batch`, and RuntimeError if an item of that batch cannot be drawn.
+    """
     request.check()
     with _planned(request) as plan:
         files = (2 if request.format == "folder" else 3) * len(plan) + 4
-        seconds = nbytes = None
-        if request.engine == "local":
-            pipe, _ = load(request)
-            batch = plan.shard(0).jobs[: request.batch_of(videos=makes_videos(pipe))]
-            sizes: list[int] = []
-            numbers: list[int] = []
+        if request.engine == "ray":
+            return Forecast(plan.items, plan.bad_lines, len(plan), files, None, None)
+        engine = ThisProcess(request)
+        try:
+            seconds, packed = _draw_first(engine.request, plan)
+        finally:
+            engine.close()
+        share = plan.items / len(packed)
+        if request.format == "folder":
+            files += round(share * sum(map(len, packed)))
+        nbytes = round(share * sum(len(data) for files in packed for data in files.values()))
+        return Forecast(plan.items, plan.bad_lines, len(plan), files, share * seconds, nbytes)
 
-            def measure(job: Job, run: ImageRun, edit: EditRun | None) -> None:
-                files = pack_item(request, job, run, edit)
-                sizes.append(sum(map(len, files.values())))
-                numbers.append(len(files))
 
-            drawer = BatchDrawer(pipe, request.preset, measure, lambda *_: None)
-            for _ in range(2):  # the first makes the model's slow first call
-                start = time.perf_counter()
-                drawer.draw(batch, {job.item.id for job in batch})
-                spent = time.perf_counter() - start
-            seconds = spent / len(batch) * plan.items
-            if sizes:
-                nbytes = int(sum(sizes) / len(sizes) * plan.items)
-                if request.format == "folder":
-                    files += round(sum(numbers) / len(numbers) * plan.items)
-        return Forecast(plan.items, plan.bad_lines, len(plan), files, seconds, nbytes)
+def _draw_first(request: Request, plan: Plan) -> tuple[float, list[Files]]:
+    """Draw the first batch; return the seconds that it takes, and its items' files."""
+    pipe, _ = load(request)
+    jobs = plan.shard(0).jobs[: request.batch_of(videos=makes_videos(pipe))]
+    packed: list[Files] = []
+
+    def keep(job: Job, run: ImageRun, edit: EditRun | None) -> None:
+        packed.append(pack_item(request, job, run, edit))
+
+    def fail(job: Job, reason: str, _: str) -> None:
+        raise RunError(f"{job.item.id}, {job.item.prompt!r}, cannot be drawn: {reason}")
+
+    drawer = BatchDrawer(pipe, request.preset, keep, fail)
+    seconds = 0.0
+    for _ in range(2):  # the first makes the model's slow first call
+        packed.clear()
+        start = time.perf_counter()
+        drawer.draw(jobs, {job.item.id for job in jobs})
+        seconds = time.perf_counter() - start
+    return seconds, packed
 
 
 # Before the first image
@@ -278,19 +292,13 @@ def _draw_missing(
         Task(plan.shard(number), shard_fingerprint(manifest, plan.shard_digest(number)))
         for number in missing[first:] + missing[:first]
     )
-    error = None
     with _Stops() as stops, Progress(items, whole, is_shown=request.progress) as progress:
-        try:
-            for record in map_tasks(engine, manifest, tasks, progress.add, stops.is_set):
-                whole += len(record.whole)
-                failed += len(record.failed)
-                if request.max_errors is not None and failed >= request.max_errors:
-                    stops.set(f"{failed} item(s) have failed, as many as `max_errors` allows")
-        except Exception as raised:
-            error = raised
+        for record in map_tasks(engine, manifest, tasks, progress.add, stops.is_set):
+            whole += len(record.whole)
+            failed += len(record.failed)
+            if request.max_errors is not None and failed >= request.max_errors:
+                stops.set(f"{failed} item(s) have failed, as many as `max_errors` allows")
         seconds = progress.seconds
-    if error is not None:
-        raise error
     remove_litter(place, manifest)
     write_summaries(place, manifest)
     return Outcome(items, before, whole, failed, plan.bad_lines, stops.reason, seconds)

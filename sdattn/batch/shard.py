@@ -7,6 +7,7 @@ time as itself, and nobody has to say who draws what.
 from __future__ import annotations
 
 import os
+import socket
 import threading
 import traceback
 from collections import deque
@@ -16,6 +17,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
+from ..errors import InvalidValueError
 from ..files.place import Files, Place
 from ..files.videos import best_format, preview, smaller
 from ..files.writing import sha256
@@ -135,6 +137,8 @@ def draw_shard(
     found = sound_record(place, shard.number)
     is_drawn = is_done(format, found, fingerprint)
     if found is not None and is_drawn and not (request.retry_failed and found.failed):
+        if tell is not None:
+            tell(len(found.whole), len(found.failed))
         return found  # another command drew it meanwhile
     # An item's bytes depend a little on the others of its batch, so on all of the shard.
     expected = {job.item.id: digest([fingerprint, job.item.id]) for job in shard.jobs}
@@ -155,6 +159,7 @@ def draw_shard(
 
         if missing:
             pipe, lock = load(request)
+            _check_same(describe(request), manifest)
             drawer = BatchDrawer(pipe, request.preset, store, fail)
             size = manifest.settings.batch_size
             for start in range(0, len(shard.jobs), size):
@@ -175,6 +180,20 @@ def draw_shard(
     record = ShardRecord(shard.number, fingerprint, data, sheet, rows)
     place.publish(record_name(shard.number), record.packed())
     return record
+
+
+def _check_same(loaded: Loaded, manifest: Manifest) -> None:
+    """Raise ValueError if this worker, perhaps on another machine, has another model than the run,
+    or would write its videos in another format."""
+    for name, value in loaded._asdict().items():
+        known = getattr(manifest.settings, name) if name != "preset" else value
+        if value != known:
+            do = "Give all machines the same files."
+            if name == "video_format":
+                do = "Install PyAV on all machines, pip install 'sdattn[video]', or on none."
+            raise InvalidValueError(
+                f"A worker on {socket.gethostname()} has {name} {value}, the run {known}. {do}"
+            )
 
 
 def _publish_sheet(

@@ -11,10 +11,12 @@ import socket
 import uuid
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from ..errors import access_error
+from .addresses import AnyPath
 from .paths import inside
 
 
@@ -25,6 +27,15 @@ def to_json(document: Any) -> bytes:
 
 def sha256(data: bytes) -> str:
     return hashlib.sha256(data).hexdigest()
+
+
+def file_sha256(path: AnyPath) -> str:
+    """Return the checksum of a file, read in blocks."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        for block in iter(partial(file.read, 2**20), b""):
+            found.update(block)
+    return found.hexdigest()
 
 
 def write_files(folder: Path, files: Mapping[str, bytes]) -> None:

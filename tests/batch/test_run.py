@@ -183,6 +183,15 @@ def test_a_forecast_writes_nothing(model, tmp_path):
         assert 0.5 * data < found.nbytes < 1.5 * data
 
 
+def test_a_forecast_of_what_cannot_be_drawn_says_so(model, tmp_path, watched, tiny_pipe):
+    watched.forbidden = tiny_pipe.tokenizer("dog").input_ids[1]
+    source = tmp_path / "in.txt"
+    source.write_text("a dog\n")
+    usual = {"options": SMALL, "device": "cpu"}
+    with pytest.raises(RuntimeError, match="000001, 'a dog', cannot be drawn: .*boom"):
+        forecast(Request(source, tmp_path / "run", model=str(model), **usual))
+
+
 @pytest.mark.parametrize("name", ["SIGINT", "SIGTERM"])
 def test_a_signal_finishes_the_shards_in_hand(model, tmp_path, monkeypatch, name):
     rows = [{"prompt": "a cat"} for _ in range(40)]

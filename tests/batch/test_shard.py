@@ -56,6 +56,28 @@ def test_a_shard_whose_record_is_there_is_not_drawn(drawn, watched):
     assert drawn("run") == first and len(watched.rows) == calls
 
 
+def test_a_shard_that_another_command_drew_is_told_too(drawn):
+    told = []
+    drawn("run")
+    record = drawn("run", tell=lambda *n: told.append(n))
+    assert told == [(len(record.whole), 0)]
+
+
+@pytest.mark.parametrize("name", ["weights", "dtype", "video_format"])
+def test_a_worker_with_another_model_is_refused(drawn, tmp_path, monkeypatch, name):
+    """Another machine's copy of the model: its items would be another run's."""
+    own, calls = module.describe, []
+
+    def describe(request):
+        calls.append(request)
+        return own(request)._replace(**{name: "another"})
+
+    monkeypatch.setattr(module, "describe", describe)
+    with pytest.raises(ValueError, match=f"has {name} another, the run .*all machines"):
+        drawn("run")
+    assert calls and not (tmp_path / "run" / record_name(0)).exists()
+
+
 @pytest.mark.parametrize("format", FORMATS)
 def test_an_attempt_that_was_killed_leaves_nothing_in_the_way(drawn, tmp_path, watched, format):
     """Items in folders are kept; the bytes are those of an undisturbed run in every case."""
