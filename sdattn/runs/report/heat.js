@@ -341,7 +341,7 @@ function begin() {
   $("colormap").addEventListener("change", () => { state.colormap = $("colormap").value; draw(); });
   state.colormap = $("colormap").value;
   draw();
-  const images = [...stage.querySelectorAll("img")].map((image) => image.decode().catch(() => {})); // the scale is over them
+  const images = [...stage.querySelectorAll("img")].map((image) => image.complete || new Promise((done) => image.addEventListener("load", done))); // the scale is over them
   Promise.all([unpack(), ...images]).then(() => { document.documentElement.dataset.ready = ""; draw(); }, (error) => {
     $("caption").textContent = `This browser cannot unpack the maps (${error.message}).`;
   });
