@@ -167,7 +167,7 @@ def test_each_frame_is_shown_in_its_colours_with_its_own_heat(run, page_of):
         image = run.video[frame - 1]
         for x, y in spots:
             wanted = image.getpixel((int(x * image.width), int(y * image.height)))
-            assert np.abs(colour(page, x, y, "#original") - wanted).max() <= 12, (frame, x, y)
+            assert np.abs(colour(page, x, y, "canvas.original") - wanted).max() <= 12, (frame, x, y)
     page.locator(".word[data-word='2']").click()
     page.mouse.move(1, 1)
     for frame, hot in ((1, (0.15, 0.5)), (9, (0.85, 0.53))):
