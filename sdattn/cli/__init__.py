@@ -20,7 +20,7 @@ from typer.core import TyperCommand, TyperGroup
 from ..errors import did_you_mean
 from . import app, batch, diff, edit, explain, generate, info, show
 from .common_options import with_common_options
-from .failures import failure
+from .failures import exit_code, failure
 
 
 class _Literal:
@@ -106,7 +106,7 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; exit code 0, 1 (failed, with the reason on stderr) or 2 (usage)."""
+    """Run the command line; exit code 0, 1 (the run failed) or 2 (a wrong value or option)."""
     # Importing diffusers makes very many objects, none of them garbage: commands start sooner if
     # Python collects less often.
     often, *older = gc.get_threshold()
@@ -118,7 +118,7 @@ def main() -> None:
         sys.exit(130)
     except Exception as error:
         print(failure(error), file=sys.stderr)
-        sys.exit(1)
+        sys.exit(exit_code(error))
 
 
 @commands.callback(invoke_without_command=True)

@@ -158,7 +158,7 @@ def batch(
     pipeline argument. Other columns of a table are ignored.
 
     Exit code: 0; 1 if anything failed or could not be read, but under a launcher only if something
-    is left to draw; 2 usage; 130 and 143 after SIGINT and SIGTERM.
+    is left to draw; 2 for a wrong option or list; 130 and 143 after SIGINT and SIGTERM.
 
     Examples:
       sdattn batch prompts.jsonl --out RUN --model owner/name
@@ -231,7 +231,6 @@ def batch(
         request.check()
     except InvalidValueError as error:
         raise typer.BadParameter(str(error)) from error
-    # A wrong request is a usage error, exit code 2; a wrong input is 1.
     if dry_run:
         return _print_forecast(output, request)
     _run(output, request)

@@ -118,7 +118,7 @@ def test_wrong_usage_is_exit_code_2(invoke, folders, arguments, message):
 )
 def test_failures_say_why_in_one_line(invoke, folders, run, arguments, message):
     code, out, err = invoke("show", folders / run, *arguments)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.startswith("sdattn: ") and err.count("\n") == 1
     assert message in err
     assert os.listdir() == []
@@ -131,7 +131,7 @@ def test_failures_say_why_in_one_line(invoke, folders, run, arguments, message):
 def test_a_file_is_only_replaced_with_force(invoke, folders, how):
     Path(how[-1]).write_text("mine")
     code, _, err = invoke("show", folders / "kept", THING, *how)
-    assert code == 1 and "--force" in err and Path(how[-1]).read_text() == "mine"
+    assert code == 2 and "--force" in err and Path(how[-1]).read_text() == "mine"
     assert invoke("show", folders / "kept", THING, *how, "--force")[0] == 0
     assert_is(how[-1], how[-1][-3:])
 
@@ -148,7 +148,7 @@ def test_masks_are_those_of_the_maps(invoke, folders):
 def test_a_file_that_cannot_be_written_leaves_nothing(invoke, folders):
     os.mkdir("x.png")
     code, _, err = invoke("show", folders / "kept", "--figure", "words", "-o", "x.png", "--force")
-    assert code == 1
+    assert code == 2
     assert err.startswith("sdattn: ") and err.count("\n") == 1
     assert os.listdir() == ["x.png"] and os.listdir("x.png") == []
 
@@ -181,5 +181,5 @@ def test_a_figure_of_an_item_of_a_batch(invoke):
         assert code == 2 and message in said(err)
     assert sorted(str(path) for path in Path("run").rglob("*")) == before
     code, _, err = invoke("show", "run", "--item", "7", "--animate", "-o", "x.gif")
-    assert code == 1 and "7" in err
+    assert code == 2 and "7" in err
     assert not os.path.exists("x.gif")

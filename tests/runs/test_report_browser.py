@@ -3,7 +3,7 @@
 import re
 from dataclasses import replace
 from io import BytesIO
-from itertools import combinations
+from itertools import combinations, pairwise
 
 import matplotlib
 import numpy as np
@@ -253,7 +253,7 @@ def test_what_is_saved_has_the_ring_and_is_named_after_what_it_shows(run, page_o
     changed = np.argwhere(np.abs(saved - bare).max(-1) > 30)
     x, y = (4 + 0.5) / 16 * 512, (11 + 0.5) / 16 * 512
     distance = np.hypot(changed[:, 0] + 0.5 - y, changed[:, 1] + 0.5 - x)
-    assert len(changed) > 150 and 6 < distance.min() and distance.max() < 16
+    assert len(changed) > 150 and distance.min() > 6 and distance.max() < 16
 
 
 def test_the_opening_scale_is_that_of_the_pinned_words(demo, page_of):
@@ -335,7 +335,7 @@ def test_the_first_screen_has_what_is_needed(run, page_of):
         box = page.locator(name).bounding_box()
         assert box["y"] >= 0 and box["y"] + box["height"] <= 720, name
     bottoms = [page.locator(name).bounding_box() for name in (".show", ".controls", ".facts")]
-    for above, below in zip(bottoms, bottoms[1:], strict=False):  # nothing lies empty
+    for above, below in pairwise(bottoms):  # nothing lies empty
         assert below["y"] - above["y"] - above["height"] < 120
 
 

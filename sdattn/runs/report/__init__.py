@@ -126,7 +126,8 @@ def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     """Return the words that the page opens with: the strongest that name a thing, see
     :func:`name_things`, at least half as strong as the first, each in another place than those
     before it: their maps correlate by less than 0.5. If all of these are much weaker than another
-    content word, their maps are noise: return the strongest content word alone. ``strange`` words mean nothing."""
+    content word, their maps are noise: return the strongest content word alone. ``strange`` words
+    mean nothing."""
     maps = heatmaps.occurrences()
     peaks = [-1.0 if one.label in strange else one.range[1] for one in maps]
     things = [i for i in name_things([one.label for one in maps]) if peaks[i] >= 0]
