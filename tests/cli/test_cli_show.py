@@ -144,6 +144,25 @@ def test_masks_are_those_of_the_maps(invoke, folders):
     assert (np.asarray(mask) == expected * 255).all() and expected.any() and not expected.all()
 
 
+@pytest.mark.parametrize(("typed", "threshold"), [("0.2", 0.2), ("otsu", "otsu")])
+def test_masks_are_cut_at_the_threshold_that_is_typed(invoke, folders, typed, threshold):
+    run = load_run(folders / "kept")
+    how = ("--masks", "--threshold", typed, "-o", "drawn")
+    assert invoke("show", folders / "kept", THING, *how)[0] == 0
+    with Image.open(f"drawn/masks/01-{THING}.png") as mask:
+        cut = np.asarray(mask) == 255
+    size = run.image.height, run.image.width
+    assert (cut == run.heatmaps[THING].mask(size, threshold).numpy()).all()
+    assert (cut != run.heatmaps[THING].mask(size).numpy()).any()
+
+
+def test_a_threshold_that_cannot_be_is_refused_as_it_is_typed(invoke, folders):
+    code, _, err = invoke("show", folders / "kept", "--masks", "--threshold", "7", "-o", "drawn")
+    assert code == 2 and "--threshold 7" in err
+    code, _, err = invoke("show", folders / "kept", "--threshold", "0.5", "-o", "drawn")
+    assert code == 2 and "--threshold needs --masks" in err and os.listdir() == []
+
+
 @pytest.mark.slow
 def test_a_file_that_cannot_be_written_leaves_nothing(invoke, folders):
     os.mkdir("x.png")
