@@ -10,7 +10,8 @@ from ..errors import ExistsError
 from .options import MASK_THRESHOLD, Words, threshold_of
 from .output import Output
 
-Kind = Literal["words", "steps", "layers", "heads", "frames"]
+Kind = Literal["words", "steps", "layers", "heads", "frames", "compare"]
+_COLUMNS = {"1col": 3.25, "2col": 6.875}  # inches, as in two-column papers of CVPR
 
 
 def show(
@@ -21,6 +22,38 @@ def show(
     figure: Annotated[
         Kind | None, typer.Option(help="Draw this figure for papers instead.")
     ] = None,
+    words_: Annotated[
+        str | None,
+        typer.Option("--words", help="Comma-separated words and phrases, instead of WORDS."),
+    ] = None,
+    others: Annotated[
+        list[Path] | None,
+        typer.Option("--with", help="With --figure compare: another run; several times."),
+    ] = None,
+    cmap: Annotated[
+        str, typer.Option("--colormap", help="Colormap of matplotlib, for --figure.")
+    ] = "inferno",
+    width: Annotated[
+        str | None,
+        typer.Option(
+            help="Width of the figure: inches, or 1col or 2col, the columns of a paper, 3.25 and "
+            "6.875 inches (default: what its panels need, at most 7)."
+        ),
+    ] = None,
+    dpi: Annotated[
+        int | None, typer.Option(min=20, max=2400, help="Pixels per inch (default: 300).")
+    ] = None,
+    show_axes: Annotated[
+        bool, typer.Option("--axes/--no-axes", help="Frames, and the sides in pixels.")
+    ] = True,
+    own_scale: Annotated[
+        bool | None,
+        typer.Option(
+            "--own-scale/--shared-scale",
+            help="A scale for each panel, or one for all (default: own for layers).",
+        ),
+    ] = None,
+    colorbar: Annotated[bool, typer.Option(help="Draw the colour bar.")] = True,
     animate: Annotated[
         bool, typer.Option("--animate", help="Draw maps over the steps instead, as GIF or WebP.")
     ] = False,
@@ -58,7 +91,8 @@ def show(
     Examples:
       sdattn show outputs/a-cat-on-a-sofa-0 "cat on a sofa"
       sdattn show outputs/a-cat-on-a-sofa-0 cat --masks --threshold otsu -o masks
-      sdattn show outputs/a-cat-on-a-sofa-0 --figure words -o fig.pdf
+      sdattn show outputs/a-cat-on-a-sofa-0 --figure words --width 1col -o fig.pdf
+      sdattn show outputs/a-cat-0 --figure compare --with outputs/a-cat-1 -o seeds.pdf
       sdattn show outputs/a-cat-on-a-sofa-0 cat --animate -o cat.gif
       sdattn show outputs/a-cat-walking-0 cat --figure frames -o frames.pdf
     """
@@ -68,6 +102,14 @@ def show(
         raise typer.BadParameter("--frame needs --animate, or a --figure of one frame.")
     if masks and (figure is not None or animate):
         raise typer.BadParameter("--masks are drawn without --figure and --animate.")
+    if words_ is not None:
+        words = [*(words or ()), *filter(None, (name.strip() for name in words_.split(",")))]
+    style: dict[str, Any] = {"cmap": cmap, "show_axes": show_axes, "own_scale": own_scale}
+    style |= {"colorbar": colorbar, "width": _width(width)}
+    if figure is None and (dpi or others or style != _USUAL):
+        raise typer.BadParameter("How a figure looks is for --figure. Pass it, or leave it out.")
+    if (figure == "compare") != bool(others):
+        raise typer.BadParameter("--figure compare takes the other runs by --with, and only it.")
     if mask_threshold is not None and not masks:
         raise typer.BadParameter("--threshold needs --masks.")
     if figure is None and not animate:
@@ -86,11 +128,30 @@ def show(
         raise ExistsError(f"{out} exists already. Choose another --out, or pass --force.")
     loaded = _load(run, item, frame)
     if figure:
-        save_figure(draw(loaded, figure, words), out)
+        further = [_load(other, None, frame) for other in others or ()]
+        drawn = draw(loaded, figure, words, others=further, **style)
+        save_figure(drawn, out, dpi=dpi or 300)
     else:
         animation.save_animation(animation.animate(loaded, words), out)
     output.print(str(out), len(str(out)))
     output.answer({"open": str(out)})
+
+
+_USUAL = {
+    **{"cmap": "inferno", "show_axes": True, "own_scale": None, "colorbar": True},
+    "width": None,
+}
+
+
+def _width(text: str | None) -> float | None:
+    """Read --width: inches, or columns of a paper."""
+    if text is None or text in _COLUMNS:
+        return _COLUMNS.get(text or "")
+    try:
+        return float(text.removesuffix("in"))
+    except ValueError:
+        why = f"{text!r} is no number of inches, and none of {', '.join(_COLUMNS)}."
+        raise typer.BadParameter(why, param_hint="--width") from None
 
 
 def _drawings(

@@ -20,6 +20,7 @@ from ..errors import InvalidValueError, refuse
 from ..maps.heatmap import Heatmap
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset
+from ..maps.render import COLORMAP, check_colormap, check_proportions
 from ..runs.imagerun import (
     ImageRun,
     group_heatmaps,
@@ -31,7 +32,8 @@ from ..runs.imagerun import (
 from .animation import animate, save_animation
 from .choosing import chosen, format_of, kept_steps, save_file
 from .lettering import DPI, settings
-from .panels import Lines, Page, Panel, fill, flow, table
+from .lettering import plain as plain_text
+from .panels import Lines, Page, Panel, Style, fill, flow, scale_of, table
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -41,17 +43,28 @@ if TYPE_CHECKING:
 
 __all__ = ["animate", "figure", "save_animation", "save_figure"]
 
-Kind = Literal["words", "steps", "layers", "heads", "frames"]
+Kind = Literal["words", "steps", "layers", "heads", "frames", "compare"]
 KINDS: tuple[Kind, ...] = get_args(Kind)
 FORMATS = (".pdf", ".svg", ".png")
 MOST_STEPS = MOST_FRAMES = 8
+WIDEST = 40  # inches
 TIMES = "\N{MULTIPLICATION SIGN}"
 Shown = tuple[list[list[Panel]], Preset]  # panels in rows, and the preset that names their unit
 _UNDATED: dict[str, dict[str, Any]] = {"pdf": {"CreationDate": None}, "svg": {"Date": None}}
 
 
 def figure(
-    run: ImageRun, kind: Kind, words: Sequence[str] | None = None, *, axes: Places | None = None
+    run: ImageRun,
+    kind: Kind,
+    words: Sequence[str] | None = None,
+    *,
+    others: Sequence[ImageRun] = (),
+    cmap: str = COLORMAP,
+    width: float | None = None,
+    show_axes: bool = True,
+    own_scale: bool | None = None,
+    colorbar: bool = True,
+    axes: Places | None = None,
 ) -> Figure:
     """Draw small multiples of a run's maps, at most 7 x 9.5 inches, with one colour bar for all.
 
@@ -62,54 +75,111 @@ def figure(
     grid), one column per head; heads and layers have the model's numbers, from 0: ``up 3.0.1`` is
     ``up_blocks.3.attentions.0.transformer_blocks.1.attn2``. ``"frames"``, for a video: one column
     per frame, chosen likewise; one row for the video, then one per word. All other figures show its
-    middle frame; for another pass ``run.frame(number)``.
+    middle frame; for another pass ``run.frame(number)``. ``"compare"``: one row per run, this one
+    and ``others``, each with its image and its words.
 
-    The first colour is the smallest value of all panels, the last one the largest. Text has the
-    fonts and sizes of the user's rcParams, else 8 points.
+    The first colour is the smallest value of all panels, the last one the largest. Layers differ
+    too much for that: a coarse grid's values are many times a fine one's, so each of their panels
+    has its own scale, whose ends are written below it. Text has the fonts and sizes of the user's rcParams, else 8 points.
 
     Args:
         run: from :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`.
         words: words or phrases, each occurrence by itself (default: all words).
+        others: further runs for ``"compare"``, of images in the same proportions.
+        cmap: name of a matplotlib colormap.
+        width: width of the figure in inches, whatever the number of panels (default: as wide as
+            they need, at most 7).
+        show_axes: draw frames, and the sides in pixels.
+        own_scale: give each panel its own scale, or all the same (default: own for ``"layers"``).
+        colorbar: draw the colour bar.
         axes: axes from ``plt.subplots()``, one per panel, row after row, to draw into instead of a
             new figure. Their figure keeps its size and layout, and all rcParams are the user's.
 
     Returns:
-        The figure of ``axes``, or one at 300 dpi without pyplot; its last axes are the colour bar.
+        The figure of ``axes``, or one at 300 dpi without pyplot; its last axes are the colour bar,
+        if there is one.
 
     Raises:
-        ValueError: no such kind, the run has not kept what it shows, frames of an image , too many
-            panels for a page, or not as many as ``axes``.
+        ValueError: no such kind, colormap or width, the run has not kept what it shows, frames of
+            an image, too many panels for a page, or not as many as ``axes``; runs that cannot be
+            compared.
         KeyError: a word that is not in the prompt.
     """
     if kind not in KINDS:
         raise refuse("kind", kind, KINDS)
-    if run.video is not None and kind != "frames":
-        run = run.frame(run.video.middle)
-    rows, preset = _KINDS[kind](run, words)
-    page = _page(run, rows, preset)
+    if bool(others) != (kind == "compare"):
+        text = "Pass the further runs as `others`, for the figure that compares them."
+        raise InvalidValueError(text)
+    check_colormap(cmap)
+    if width is not None and not (isinstance(width, (int, float)) and 1 <= width <= WIDEST):
+        raise refuse("width", width, f"inches, from 1 to {WIDEST}")
+    if own_scale is None:
+        own_scale = kind == "layers"
+    style = Style(cmap, width, show_axes, own_scale, colorbar)
+    runs = [_still(one) if kind != "frames" else one for one in (run, *others)]
+    rows, preset = compared(runs, words) if others else _KINDS[kind](runs[0], words)
+    page = _page(runs[0], rows, preset, style)
     if axes is not None:
         return fill(axes, rows, page)
     with settings():
-        return flow(rows[0], page) if kind == "words" else table(rows, page)
+        if kind == "words":
+            return flow(rows[0], page)
+        return table(rows, page, each=kind == "compare")
 
 
-def save_figure(figure: Figure, path: str | Path) -> None:
-    """Write a figure as ``.pdf``, ``.svg`` or ``.png`` (300 dpi), by the file's extension; raise
-    ValueError for another format.
+def _still(run: ImageRun) -> ImageRun:
+    return run if run.video is None else run.frame(run.video.middle)
 
-    The same figure gives the same bytes; text stays text.
+
+def save_figure(figure: Figure, path: str | Path, *, dpi: float = DPI) -> None:
+    """Write a figure as ``.pdf``, ``.svg`` or ``.png``, by the file's extension; raise ValueError
+    for another format, or a resolution that is not from 20 to 2400 pixels an inch.
+
+    The same figure gives the same bytes; text stays text, with its fonts (Type 42) in a PDF.
     """
     kind = format_of(path, FORMATS)
+    if not 20 <= dpi <= 2400:
+        raise refuse("dpi", dpi, "pixels per inch, from 20 to 2400")
     held = io.BytesIO()
     with settings():
-        figure.savefig(held, format=kind, dpi=DPI, metadata=_UNDATED.get(kind))
+        figure.savefig(held, format=kind, dpi=dpi, metadata=_UNDATED.get(kind))
     save_file(path, held.getvalue())
 
 
-def _words(run: ImageRun, words: Sequence[str] | None) -> Shown:
-    row = [_panel(word, (word.label,)) for word in chosen(run.heatmaps, words)]
-    image = Panel(np.asarray(run.image.convert("RGB")), ("image",))
+def _words(run: ImageRun, words: Sequence[str] | None, *label: str) -> Shown:
+    row = [_panel(word, (word.label,), label) for word in chosen(run.heatmaps, words)]
+    image = Panel(np.asarray(run.image.convert("RGB")), ("image",), label)
     return [[image, *row]], run.heatmaps.preset
+
+
+def compared(runs: Sequence[ImageRun], words: Sequence[str] | None) -> Shown:
+    """Return a row for each run: its image, and those of ``words`` that its prompt has."""
+    first = runs[0]
+    for run in runs[1:]:
+        if run.heatmaps.preset != first.heatmaps.preset:
+            names = f"{first.heatmaps.preset.title} and {run.heatmaps.preset.title}"
+            raise InvalidValueError(f"Maps of two presets do not compare: {names}. Choose one.")
+        check_proportions(run.image, first.image.size[::-1])
+    rows = []
+    for run, label in zip(runs, _told_apart(runs), strict=True):
+        own = words if words is None else [word for word in words if word in run.heatmaps]
+        rows += _words(run, own, label)[0] if own or words is None else []
+    for word in words or ():
+        if not any(word in run.heatmaps for run in runs):
+            first.heatmaps.find(word)  # says that it is not there
+    return rows, first.heatmaps.preset
+
+
+def _told_apart(runs: Sequence[ImageRun]) -> list[str]:
+    """Return what tells the runs apart, for each of them: seed, model or scheduler, else a
+    number."""
+    for name in ("seed", "model", "scheduler"):
+        values = [getattr(run.settings, name) for run in runs]
+        if len(set(values)) == len(runs):
+            return [
+                f"seed {value}" if name == "seed" else plain_text(str(value)) for value in values
+            ]
+    return [f"run {number}" for number in range(1, len(runs) + 1)]
 
 
 def _steps(run: ImageRun, words: Sequence[str] | None) -> Shown:
@@ -153,7 +223,7 @@ def _frames(run: ImageRun, words: Sequence[str] | None) -> Shown:
     return [video, *_columns(shown, words)], run.heatmaps.preset
 
 
-_KINDS = dict(zip(KINDS, (_words, _steps, _layers, _heads, _frames), strict=True))
+_KINDS = dict(zip(KINDS, (_words, _steps, _layers, _heads, _frames), strict=False))
 
 
 def _columns(
@@ -171,11 +241,7 @@ def _panel(word: Heatmap, title: Lines, label: Lines = ()) -> Panel:
     return Panel(word.map.numpy(), title, label)
 
 
-def _page(run: ImageRun, rows: Sequence[Sequence[Panel]], preset: Preset) -> Page:
+def _page(run: ImageRun, rows: Sequence[Sequence[Panel]], preset: Preset, style: Style) -> Page:
     drawn = [panel.values for row in rows for panel in row if panel.values.ndim == 2]
-    low, high = float(min(map(np.min, drawn))), float(max(map(np.max, drawn)))
-    if not np.isfinite([low, high]).all():
-        raise InvalidValueError("The maps hold values that are not finite; they cannot be drawn.")
-    if low == high:  # a scale has two ends
-        low, high = (0.0, high) if high > 0 else (0.0, 1.0)
-    return Page(run.image.size, (low, high), preset.unit)
+    unit = f"{preset.unit}, each panel on its own scale" if style.own_scale else preset.unit
+    return Page(run.image.size, scale_of(drawn), unit, style)

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 Lines = tuple[str, ...]
 
-PAGE = WIDTH, HEIGHT = 7.0, 9.5  # text area of a page
+WIDTH, HEIGHT = 7.0, 9.5  # text area of a page, in inches
 LARGEST, SMALLEST = 1.6, 0.12  # maximum width of a panel; minimum of each of its sides
 _ENOUGH, _HIGH = 0.5, 7.0  # rows wrap into blocks until panels are this wide on a page this high
 _GAP, _LINE = 0.05, 0.16  # between panels; from line to line
@@ -48,12 +48,32 @@ class Panel:
 
 
 @dataclass(frozen=True)
+class Style:
+    """How a figure looks.
+
+    Attributes:
+        cmap: name of a matplotlib colormap.
+        width: width of the whole figure in inches; None for as wide as its panels need.
+        show_axes: numbers and names at the axes, and frames around the panels.
+        own_scale: each panel from its own smallest value to its largest, which are below it.
+        colorbar: draw the colour bar.
+    """
+
+    cmap: str = COLORMAP
+    width: float | None = None
+    show_axes: bool = True
+    own_scale: bool = False
+    colorbar: bool = True
+
+
+@dataclass(frozen=True)
 class Page:
     """Settings shared by a figure's panels; ``size`` is the image's (width, height) in pixels."""
 
     size: tuple[int, int]
     scale: tuple[float, float]
     note: str
+    style: Style = Style()
 
     @property
     def aspect(self) -> float:
@@ -61,9 +81,31 @@ class Page:
 
     def room(self, down: int, across: int, labels: float = 0, titles: float = 0) -> float:
         """Return the approximate width of each panel, given the room for all labels and titles."""
-        wide = (WIDTH - _BESIDE * unit() - labels) / across - _GAP
-        high = (HEIGHT - _BELOW * unit() - titles) / down - _GAP
-        return min(wide, high / self.aspect, LARGEST)
+        below = _LINE * unit() if self.style.own_scale else 0
+        beside = _BESIDE if self.style.colorbar else _BESIDE / 2
+        wide = (self.width - beside * unit() - labels) / across - _GAP
+        high = (HEIGHT - _BELOW * unit() - titles) / down - _GAP - below
+        return min(wide, high / self.aspect, self.largest)
+
+    @property
+    def width(self) -> float:
+        return self.style.width or WIDTH
+
+    @property
+    def largest(self) -> float:
+        """The largest width of a panel."""
+        return self.style.width or LARGEST
+
+
+def scale_of(drawn: Sequence[np.ndarray]) -> tuple[float, float]:
+    """Return the smallest and the largest of all values, apart even if they are equal; raise
+    ValueError for values that are not finite."""
+    low, high = float(min(map(np.min, drawn))), float(max(map(np.max, drawn)))
+    if not np.isfinite([low, high]).all():
+        raise InvalidValueError("The maps hold values that are not finite; they cannot be drawn.")
+    if low == high:  # a scale has two ends
+        return (0.0, high) if high > 0 else (0.0, 1.0)
+    return low, high
 
 
 def flow(panels: Sequence[Panel], page: Page) -> Figure:
@@ -80,18 +122,21 @@ def flow(panels: Sequence[Panel], page: Page) -> Figure:
     return _Sheet(rows, page, len(rows), room(across), f"{number} panels", each=True).draw()
 
 
-def table(rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
-    """Draw rows and columns, many rows in blocks; raise ValueError if they do not fit on a page."""
+def table(rows: Sequence[Sequence[Panel]], page: Page, *, each: bool = False) -> Figure:
+    """Draw rows and columns, many rows in blocks; with ``each`` every panel has a title, not just a
+    column's first. Raise ValueError if they do not fit on a page."""
     across, lines = max(map(len, rows)), {line for row in rows for line in row[0].label}
     fonts = fonts_for("".join(lines))
     label = min(max(width(line, fonts) for line in lines), _LABEL * unit()) + 0.3 * unit()
 
     def room(blocks: int, titles: float = 0) -> float:
-        return page.room(math.ceil(len(rows) / blocks), blocks * across, blocks * label, titles)
+        down = math.ceil(len(rows) / blocks)
+        titles += each * down * _LINE * unit()
+        return page.room(down, blocks * across, blocks * label, titles)
 
     blocks = max(range(1, 9), key=lambda number: min(_ENOUGH, room(number, HEIGHT - _HIGH)))
     down, what = math.ceil(len(rows) / blocks), f"{len(rows)} rows of {across} panels"
-    return _Sheet(rows, page, down, room(blocks), what).draw()
+    return _Sheet(rows, page, down, room(blocks), what, each).draw()
 
 
 def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], page: Page) -> Figure:
@@ -106,7 +151,9 @@ def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], pag
     for panel, cell in zip(drawn, cells, strict=True):
         sheet.show(panel, *cell)
         panel.set_aspect("equal")
-    return cast("Figure", sheet.bar(drawn, page.note).ax.get_figure())
+    if page.style.colorbar:
+        sheet.bar(drawn, page.note)
+    return cast("Figure", drawn[0].get_figure())
 
 
 @dataclass(frozen=True)
@@ -143,7 +190,8 @@ class _Sheet:
         columns = max(i // self.down * across + len(row) for i, row in enumerate(self.rows))
         layout = ConstrainedLayoutEngine(w_pad=_GAP / 2, h_pad=_GAP / 2, wspace=0, hspace=0)
         # Starts larger than any page: the layout then has room for all text; _place shrinks it.
-        figure = Figure((2 * WIDTH, 2 * HEIGHT), DPI, layout=layout)  # whatever text there is
+        start = 2 * max(WIDTH, self.page.width), 2 * HEIGHT
+        figure = Figure(start, DPI, layout=layout)  # whatever text there is
         FigureCanvasAgg(figure)
         grid = figure.add_gridspec(self.down, columns)
         # Only the outer panels have numbers, if a side is long enough for them.
@@ -152,11 +200,12 @@ class _Sheet:
             block, at = divmod(i, self.down)
             for j in range(len(row)):
                 axes = figure.add_subplot(grid[at, block * across + j])
-                self._tick(axes, ticked, lowest=at + 1 == self.down, first=j == 0)
+                self._tick(axes, ticked, lowest=at + 1 == self.down, first=j == 0, block=block)
                 self.show(axes, i, j)
         wide, high = self.page.size
-        figure.supxlabel("x (pixels)" if ticked else f"x (0 to {wide} pixels)")
-        figure.supylabel("y (pixels)" if ticked else f"y (0 to {high})")
+        if self.page.style.show_axes:
+            figure.supxlabel("x (pixels)" if ticked else f"x (0 to {wide} pixels)")
+            figure.supylabel("y (pixels)" if ticked else f"y (0 to {high})")
         self._place(figure, np.array([columns, self.down]))
         return figure
 
@@ -164,8 +213,11 @@ class _Sheet:
         panel, (wide, high) = self.rows[row][column], self.page.size
         options: dict[str, Any] = {"extent": (0, wide, high, 0), "origin": "upper"}
         if panel.values.ndim == 2:  # a cell is a square of one colour: it was measured once
-            first, last = self.page.scale
-            options |= {"cmap": COLORMAP, "vmin": first, "vmax": last, "interpolation": "nearest"}
+            style = self.page.style
+            first, last = scale_of([panel.values]) if style.own_scale else self.page.scale
+            options |= {"cmap": style.cmap, "vmin": first, "vmax": last, "interpolation": "nearest"}
+            if style.own_scale:
+                axes.set_xlabel(f"{first:.2g} to {last:.2g}", fontsize="small", labelpad=2)
         axes.imshow(panel.values, aspect="auto", **options)
         text: dict[str, Any] = {"family": self.fonts, "parse_math": False}
         if (self.each or row % self.down == 0) and self.upright:
@@ -184,16 +236,25 @@ class _Sheet:
         from matplotlib.cm import ScalarMappable
         from matplotlib.colors import Normalize
 
-        colours = ScalarMappable(Normalize(*self.page.scale), COLORMAP)
+        is_own = self.page.style.own_scale
+        colours = ScalarMappable(
+            Normalize(*(0.0, 1.0) if is_own else self.page.scale), self.page.style.cmap
+        )
         bar: Colorbar = axes[0].figure.colorbar(colours, ax=list(axes), label=note, **options)
+        if is_own:
+            bar.set_ticks([0, 1], labels=["lowest", "highest"])
         return bar
 
-    def _tick(self, axes: Axes, ticked: bool, *, lowest: bool, first: bool) -> None:
-        """Put numbers at both ends of a side, inside it: the next panel's begin right there."""
-        axes.xaxis.set_visible(lowest)
+    def _tick(self, axes: Axes, ticked: bool, *, lowest: bool, first: bool, block: int) -> None:
+        """Put numbers at both ends of the sides of the panel in the corner, which are those of all
+        panels: others' would touch."""
+        style = self.page.style
+        axes.xaxis.set_visible(lowest or style.own_scale)
         axes.yaxis.set_visible(first)
-        axes.set_xticks([0, self.page.size[0]] if ticked and lowest else [])
-        axes.set_yticks([0, self.page.size[1]] if ticked and first else [])
+        numbered = ticked and style.show_axes and lowest and first and block == 0
+        axes.set_xticks([0, self.page.size[0]] if numbered else [])
+        axes.set_yticks([0, self.page.size[1]] if numbered else [])
+        axes.spines[:].set_visible(style.show_axes)
         for text, side in zip(axes.get_xticklabels(), ("left", "right"), strict=False):
             text.set(ha=side)
         for text, side in zip(axes.get_yticklabels(), ("top", "bottom"), strict=False):
@@ -204,10 +265,14 @@ class _Sheet:
         panels = figure.axes[:]
         # Twice, since the colour bar takes room from the panels, and its length depends on
         # theirs.
-        bar = self._bar_beside(panels, *(shape * self._resized(figure, shape)))
+        size, style = shape * self._resized(figure, shape), self.page.style
+        bar = self._bar_beside(panels, *size) if style.colorbar else None
         self._check(self._resized(figure, shape)[0])
-        first, last = self.page.scale
-        bar.set_ticks([tick for tick in bar.get_ticks() if first <= tick <= last])
+        if bar is not None and not style.own_scale:
+            first, last = self.page.scale
+            bar.set_ticks([tick for tick in bar.get_ticks() if first <= tick <= last])
+        if style.width is not None:
+            figure.set_figwidth(style.width)
         cast("LayoutEngine", figure.get_layout_engine()).execute(figure)
         figure.set_layout_engine("none")
         for axes in panels:
@@ -219,8 +284,8 @@ class _Sheet:
         size = figure.get_size_inches()
         # The text around the panels takes the same room at any panel size.
         around = size - shape * size * figure.axes[0].get_position().size
-        wide, high = (PAGE - around) / shape
-        wide = max(min(wide, high / self.page.aspect, LARGEST), SMALLEST / 2)  # too small
+        wide, high = ((self.page.width, HEIGHT) - around) / shape
+        wide = max(min(wide, high / self.page.aspect, self.page.largest), SMALLEST / 2)  # too small
         high = max(wide * self.page.aspect, _SHORTEST * unit() / self.down)
         figure.set_size_inches(around + shape * (wide, high))
         return wide, high
@@ -238,7 +303,7 @@ class _Sheet:
     def _check(self, width: float) -> None:
         if min(width, width * self.page.aspect) < SMALLEST:
             raise InvalidValueError(
-                f"{self.what} do not fit on a page of {WIDTH:g} x {HEIGHT:g} inches with sides of "
+                f"{self.what} do not fit on a page of {self.page.width:g} x {HEIGHT:g} inches with sides of "
                 f"at least {SMALLEST} inches each. Choose fewer words if there are many, or "
                 "keep fewer steps or heads."
             )

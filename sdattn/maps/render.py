@@ -29,14 +29,21 @@ def colorize(
     return table[np.minimum(shades, len(table) - 1)]
 
 
-@cache
-def _table(cmap: str) -> np.ndarray:
+def check_colormap(cmap: str) -> None:
+    """Raise ValueError for a name that is no colormap's of matplotlib."""
     import matplotlib  # heavy, and needed only here
 
     if cmap not in matplotlib.colormaps:
         near = did_you_mean(cmap, matplotlib.colormaps)
         text = f"pass the name of a colormap of matplotlib, 'viridis' for example.{near}"
         raise OptionError("cmap", cmap, text)
+
+
+@cache
+def _table(cmap: str) -> np.ndarray:
+    import matplotlib
+
+    check_colormap(cmap)
     colours = matplotlib.colormaps[cmap]
     return (colours(np.arange(colours.N))[:, :3] * 255).astype(np.uint8)
 
