@@ -18,6 +18,7 @@ from ..look.key_owners import other_owners
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from .keep import Keep
+from .queue import Queue, may_wait
 
 
 class RunningSum:
@@ -37,9 +38,10 @@ class RunningSum:
             None before it ran.
     """
 
-    def __init__(self, layer: AttentionLayer, keep: Keep):
+    def __init__(self, layer: AttentionLayer, keep: Keep, queue: Queue | None = None):
         self.layer = layer
         self.keep = keep
+        self.queue = queue or Queue()
         self.running: Pass | None = None
         self.calls = 0
         self.seen: list[Pass] = []
@@ -48,6 +50,8 @@ class RunningSum:
         self.total: Tensor | None = None
         self.steps: list[Tensor] = []
         self.copy = HostCopy()
+        self.is_queued = True  # if a call may wait until the pass ends
+        self.is_spoilt = False  # by somebody who wrote into a query or key while it waited
         self._summed = 1  # heads that are averaged
         self.rows_apart: dict[str, Tensor] = {}  # most in any call, see key_owners
         self._fitting: tuple[Size | None, int] | None = None  # latent and cells of the last call
@@ -95,10 +99,12 @@ class RunningSum:
         if self.keep.among is not None and self.layer.kind != "self":
             attended = self._among(attended, running.n_text or attended.keys)
         # The usual case: one float32 sum over heads and steps, added where it is computed.
-        if self._in_place:
-            self.total = attended.add_to(None if self.keep.steps.last else self.total, columns)
-        else:
+        if not self._in_place:
             self._add_apart(attended, columns)
+        elif self.is_queued and may_wait(attended):
+            self.queue.put(self, attended, columns)
+        else:
+            self.total = attended.add_to(None if self.keep.steps.last else self.total, columns)
         self.calls += 1
         if self.keep.steps.last:
             self.seen.clear()
@@ -180,6 +186,7 @@ class RunningSum:
             raise CaptureError(problem)
 
     def tensors(self) -> list[Tensor]:
+        self.queue.work_off()
         self._receive()
         return self.steps if self.total is None else [self.total]
 
@@ -239,6 +246,13 @@ class RunningSum:
 
     def map(self) -> Tensor:
         """Return ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``."""
+        self.queue.work_off()
+        if self.is_spoilt:
+            raise CaptureError(
+                f"Something wrote into the query or key of {self.layer.name} after the layer had "
+                "run, and had not done so in the first step, so what it attended to is lost. "
+                "Leave this layer out (layers=…)."
+            )
         self._receive()
         if self.total is None:
             held = torch.stack(self.steps, dim=1)
