@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 # Bytes of query and key that wait, by kind of device; more is worked off before the pass ends.
 MAX_QUEUED_BYTES = {"cpu": 8 << 20}
 MAX_QUEUED_BYTES_ELSEWHERE = 64 << 20
-# Probabilities of a layer on a CPU above which joining layers overflows its caches
-# (scripts/benchmarks/bench_capture.py).
-LARGE_ON_CPU = 1 << 20
+# Numbers in a layer's query and key up to which it waits on a CPU: joining larger ones costs more
+# than it saves (scripts/benchmarks/bench_queue.py).
+SMALL_ON_CPU = 1 << 16
 
 
 def may_wait(attended: Attended) -> TypeGuard[Projected]:
@@ -31,8 +31,7 @@ def may_wait(attended: Attended) -> TypeGuard[Projected]:
     query, key = attended.query, attended.key
     if query.is_inference() or query.requires_grad or key.requires_grad:
         return False  # no versions are counted; a graph would be held
-    scores = attended.batch * attended.heads * attended.cells * attended.keys
-    return query.device.type != "cpu" or scores <= LARGE_ON_CPU
+    return query.device.type != "cpu" or query.numel() + key.numel() <= SMALL_ON_CPU
 
 
 @dataclass
@@ -104,7 +103,8 @@ class Queue:
             total = torch.cat([zeros if is_last or la.total is None else la.total for la in layers])
             for held, part in zip(layers, total.split(first.batch), strict=True):
                 held.total = part
-            self._groups[names] = total
+            others = {key: one for key, one in self._groups.items() if set(key).isdisjoint(names)}
+            self._groups = {**others, names: total}
         together.add_to(total, entries[0].columns)
 
 
