@@ -4,17 +4,14 @@ computed for all layers of one shape together, when the model's pass ends."""
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeGuard
+from typing import TypeGuard
 
 import torch
 from torch import Tensor
 
 from ..look.attended import Attended, Columns, Projected, new_sums
-
-if TYPE_CHECKING:
-    from .running_sums import RunningSum
 
 # Bytes of query and key that wait, by kind of device; more is worked off before the pass ends.
 MAX_QUEUED_BYTES = {"cpu": 8 << 20}
@@ -34,11 +31,33 @@ def may_wait(attended: Attended) -> TypeGuard[Projected]:
     return query.device.type != "cpu" or query.numel() + key.numel() <= SMALL_ON_CPU
 
 
+@dataclass(eq=False)
+class Total:
+    """The sum of a layer's maps.
+
+    Attributes:
+        name: the layer's name.
+        sums: float32 ``[images, N, T]``; None before anything is added.
+        is_last: True if only the last call counts.
+        may_wait: False if somebody writes into the layer's query or key.
+        is_spoilt: somebody wrote into them while they waited, so the sum is not right.
+    """
+
+    name: str
+    is_last: bool = False
+    sums: Tensor | None = None
+    may_wait: bool = True
+    is_spoilt: bool = False
+
+    def add(self, attended: Attended, columns: Columns) -> None:
+        self.sums = attended.add_to(None if self.is_last else self.sums, columns)
+
+
 @dataclass
 class _Entry:
     """One call of a layer: where it is added, and the versions of its query and key."""
 
-    held: RunningSum
+    total: Total
     attended: Projected
     columns: Columns
     versions: list[int]
@@ -58,14 +77,14 @@ class Queue:
         self._bytes = 0
         self._groups: dict[tuple[str, ...], Tensor] = {}  # sums by their layers' names
 
-    def put(self, held: RunningSum, attended: Projected, columns: Columns) -> None:
+    def put(self, total: Total, attended: Projected, columns: Columns) -> None:
         """Add a call to its layer's sum: at once if it is the layer's first, else later."""
-        is_first = not held.calls
+        is_first = total.sums is None
         if is_first:
-            held.total = attended.add_to(None, columns)
+            total.add(attended, columns)
         query, key = attended.query, attended.key
         versions = [query._version, key._version]
-        self._waiting.append(_Entry(held, attended, columns, versions, is_first))
+        self._waiting.append(_Entry(total, attended, columns, versions, is_first))
         self._bytes += query.nbytes + key.nbytes
         if self._bytes > MAX_QUEUED_BYTES.get(query.device.type, MAX_QUEUED_BYTES_ELSEWHERE):
             self.work_off()
@@ -77,8 +96,8 @@ class Queue:
         for entry in waiting:
             attended = entry.attended
             if [attended.query._version, attended.key._version] != entry.versions:
-                entry.held.is_queued = False
-                entry.held.is_spoilt |= not entry.is_added
+                entry.total.may_wait = False
+                entry.total.is_spoilt |= not entry.is_added
             elif not entry.is_added:
                 shape = attended.query.shape, attended.key.shape, attended.heads
                 kind = attended.query.dtype, attended.query.device, repr(attended.rows)
@@ -89,25 +108,25 @@ class Queue:
     @torch.no_grad()
     def _add(self, entries: Sequence[_Entry]) -> None:
         """Add calls of one shape, as the rows of one call."""
-        first = entries[0].attended
-        layers = tuple(entry.held for entry in entries)
-        is_last = layers[0].keep.steps.last
+        first, columns = entries[0].attended, entries[0].columns
+        totals = [entry.total for entry in entries]
         if len(entries) == 1:
-            layers[0].total = first.add_to(None if is_last else layers[0].total, entries[0].columns)
+            totals[0].add(first, columns)
             return
-        together = Projected.joined([entry.attended for entry in entries])
-        names = tuple(held.layer.name for held in layers)
-        total = self._groups.get(names)
-        if is_last or total is None or not _are_views(layers, total):
-            zeros = new_sums(first, first.query, entries[0].columns)
-            total = torch.cat([zeros if is_last or la.total is None else la.total for la in layers])
-            for held, part in zip(layers, total.split(first.batch), strict=True):
-                held.total = part
+        names = tuple(total.name for total in totals)
+        sums = self._groups.get(names)
+        is_last = totals[0].is_last
+        if is_last or sums is None or not _are_parts(totals, sums):
+            zeros = new_sums(first, first.query, columns)
+            held = (None if is_last else total.sums for total in totals)
+            sums = torch.cat([zeros if one is None else one for one in held])
+            for total, part in zip(totals, sums.split(first.batch), strict=True):
+                total.sums = part
             others = {key: one for key, one in self._groups.items() if set(key).isdisjoint(names)}
-            self._groups = {**others, names: total}
-        together.add_to(total, entries[0].columns)
+            self._groups = {**others, names: sums}
+        Projected.joined([entry.attended for entry in entries]).add_to(sums, columns)
 
 
-def _are_views(layers: Iterable[RunningSum], total: Tensor) -> bool:
+def _are_parts(totals: Sequence[Total], sums: Tensor) -> bool:
     """Check that these layers' sums are still the parts of one tensor."""
-    return all(held.total is not None and held.total._base is total for held in layers)
+    return all(total.sums is not None and total.sums._base is sums for total in totals)
