@@ -177,6 +177,8 @@ class AttentionStore(StoreSteps):
                     "first, unet.set_attn_processor(...)."
                 )
             return attn
+        if attachment is None:
+            self.begin_place(place_in_unet)
         in_pass = attachment is not None and attachment.in_pass
         n_calls = self.num_att_layers
         n_uncond = self.num_uncond_att_layers
@@ -200,8 +202,8 @@ class AttentionStore(StoreSteps):
             problem = problem or attachment.problem(self)
             if not problem:
                 attachment.tell_strays()
-        elif self.num_att_layers < 0 and self.cur_att_layer:
-            problem = f"{self.cur_att_layer} calls came while it was attached to no model. {HOW}"
+        else:
+            problem = self.open_step() or problem
         if problem:
             raise CaptureError(f"This {type(self).__name__} did not see the whole run: {problem}")
         repeated = self.repeats.found()
