@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
+NO_END = "no end"
 MOST_SECONDS = 900  # of a fault's tests; one that makes them wait forever is found too
 
 
@@ -30,7 +31,8 @@ class Fault:
         text: what stands there once.
         instead: what the fault puts there.
         why: what is wrong then.
-        tests: tests that should find it, quickest first; empty for those of the file's room.
+        tests: tests that should find it, quickest first, as paths in ``tests/``, or a module with
+            doctests, ``sdattn/…``; empty for the tests of the file's room.
     """
 
     path: str
@@ -50,7 +52,8 @@ class Fault:
     @property
     def named(self) -> tuple[str, ...]:
         """The tests to run, as paths in the checkout."""
-        return tuple(f"tests/{one}" for one in self.tests) or (f"tests/{self.room}",)
+        chosen = self.tests or (self.room,)
+        return tuple(one if one.startswith("sdattn/") else f"tests/{one}" for one in chosen)
 
 
 class Outcome(NamedTuple):
@@ -70,18 +73,19 @@ def problems(root: Path, fault: Fault) -> list[str]:
 
 
 def try_fault(root: Path, fault: Fault) -> Outcome:
-    """Run a fault's tests with it, and put the file back; raise RuntimeError if they cannot run."""
+    """Run a fault's tests with it, and put the file back; raise ValueError if none of them runs."""
     path = root / fault.file
     text = path.read_text("utf-8")
     path.write_text(text.replace(fault.text, fault.instead), "utf-8")
     began = time.monotonic()
     try:
-        return Outcome(_first_failure(root, fault.named), time.monotonic() - began)
+        return Outcome(first_failure(root, fault.named), time.monotonic() - began)
     finally:
         path.write_text(text, "utf-8")
 
 
-def _first_failure(root: Path, tests: Sequence[str]) -> str | None:
+def first_failure(root: Path, tests: Sequence[str]) -> str | None:
+    """Return the first of some tests that fails, None if all pass; raise ValueError if none runs."""
     command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not weekly", "--tb=no"]
     command += ["-p", "no:cacheprovider", *tests]
     # Files that are written twice in a second would leave compiled code of the other behind.
@@ -92,13 +96,14 @@ def _first_failure(root: Path, tests: Sequence[str]) -> str | None:
             command, cwd=root, env=variables, capture_output=True, text=True, timeout=MOST_SECONDS
         )
     except subprocess.TimeoutExpired:
-        return "no end"
+        return NO_END
     if done.returncode == 0:
         return None
     lines = [line for line in done.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
-    if done.returncode not in (1, 2) or not lines:  # no test was found, say
-        raise RuntimeError(f"pytest could not run {' '.join(tests)}:\n{done.stdout}{done.stderr}")
-    return lines[0].split()[1]
+    if done.returncode not in (1, 2) or not lines:
+        last = (done.stdout + done.stderr).strip().splitlines()[-1:]
+        raise ValueError(f"pytest could not run {' '.join(tests)}: {' '.join(last)}")
+    return lines[0].partition(" ")[2].partition(" - ")[0]
 
 
 def all_faults() -> list[Fault]:

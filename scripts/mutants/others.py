@@ -6,17 +6,17 @@ FAULTS = [
     # models
     Fault(
         "models/guidance.py",
-        "is_extra, self._step = self._layout.once and step == self._step, step",
-        "is_extra, self._step = step == self._step, step",
-        "a second call in a step is no branch's, of any pipeline",
-        ("models/test_guidance.py", "follow/test_pass_reader.py", "follow"),
+        "order = (*order, None)",
+        "order = (*order, *order)",
+        "PAG's perturbed copy is a second conditional branch",
+        ("models/test_guidance.py", "control/test_removal.py"),
     ),
     Fault(
         "models/guidance.py",
         "has_ended = most is not None and float(most) <= 1 and self._progress[1][step] > most",
         "has_ended = most is not None and float(most) <= 1 and self._progress[1][step] >= most",
         "guidance ends a step early where a step lies on the boundary",
-        ("models/test_guidance.py", "models/test_image_families.py"),
+        ("look/test_padded_rows.py",),
     ),
     Fault(
         "models/running_call.py",
@@ -63,7 +63,7 @@ FAULTS = [
         "things[len(things) - before :] = [i]",
         "things.append(i)",
         "adjectives are things",
-        ("prompts/test_words.py",),
+        ("sdattn/prompts/words.py",),
     ),
     Fault(
         "prompts/words.py",
@@ -154,8 +154,8 @@ FAULTS = [
     # loading
     Fault(
         "loading/lora.py",
-        "lost = [key for key in tensors if key not in used - wrong]",
-        "lost = [key for key in tensors if key not in used]",
+        "(used if is_right else wrong).add(alpha)",
+        "used.add(alpha)",
         "a LoRA is applied with another alpha than its own",
         ("loading/test_lora.py", "loading/test_lora_layouts.py"),
     ),
@@ -179,7 +179,7 @@ FAULTS = [
         "prompt=prompts[i // a_prompt].text,",
         "prompt=prompts[i % len(prompts)].text,",
         "images of one prompt carry the next one's text",
-        ("runs/test_run.py", "runs/test_generation.py"),
+        ("runs/test_generation.py",),
     ),
     Fault(
         "runs/explaining.py",

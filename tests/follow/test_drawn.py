@@ -17,7 +17,8 @@ from helpers.rows import NEGATIVE, PROMPTS, Way
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from helpers.transformer_rows import flux, sd3
 
-from sdattn import AttentionStore, TorchAttnProcessor, capture, heatmaps
+from sdattn import AttentionStore, Prompt, TorchAttnProcessor, capture, heatmaps
+from sdattn.follow.drawn import DrawnPrompts
 
 
 def equal(found, expected):
@@ -51,6 +52,18 @@ def test_a_negative_prompt_that_was_left_out_is_empty():
     assert store.drawn.texts == {"conditional": (PROMPT,), "unconditional": ("",)}
     with pytest.raises(ValueError, match="prompt.*''"):
         heatmaps(store, pipe, PROMPT)
+
+
+@pytest.mark.parametrize("read", [(5, 6, 7), (5, 6, 7, 0), (5, 6, 7, 0, 0)])
+def test_tokens_may_be_read_without_the_padding_at_their_end(read):
+    texts, got = ("a red cat",), torch.tensor([[5, 6, 7, 0, 0]])
+    drawn = DrawnPrompts(
+        {"conditional": texts}, {"conditional": {"encoder": got}}, {}, lambda: None
+    )
+    drawn.check(("conditional",), [Prompt(texts[0], (), (), encoded=(read,))])
+    for shorter in ((5, 6), (5,)):  # of an encoder whose texts have no end token
+        with pytest.raises(ValueError, match="'a red', but the prompt of this run was 'a red cat'"):
+            drawn.check(("conditional",), [Prompt("a red", (), (), encoded=(shorter,))])
 
 
 @pytest.mark.parametrize("quoted", [(), ("prompt",), ("negative",), ("prompt", "negative")])

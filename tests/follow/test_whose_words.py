@@ -1,5 +1,6 @@
 """Whose words: text states that change inside a run, or from frame to frame, are no prompt's."""
 
+import numpy as np
 import pytest
 import torch
 from helpers.chain_runs import make_pipe
@@ -155,7 +156,11 @@ def test_an_attached_store_knows_it_too():
     with pytest.raises(ValueError, match="text states changed"):
         store.heatmaps(prompt=Q)
     assert store.heatmaps(prompt=Q, steps="last")[0].words[1] == "dog"
-    assert store.heatmaps(steps=0)[0].words == ("a", "red", "cat")
+    for first in (0, np.int64(0), -4):
+        assert store.heatmaps(steps=first)[0].words == ("a", "red", "cat")
+    for last in (3, np.int64(3), -1):
+        with pytest.raises(ValueError, match="swapped inside the run, before step 1"):
+            store.heatmaps(steps=last)
     draw(pipe)
     assert store.heatmaps()[0].words == ("a", "red", "cat")
 

@@ -92,8 +92,19 @@ def test_a_fault_is_found_or_survives_and_the_file_is_put_back(checkout, tests, 
 @pytest.mark.slow
 def test_tests_that_do_not_run_find_nothing(checkout):
     fault = Fault("keep/sums.py", "sum(given)", "max(given)", "none", ("keep/test_weekly.py",))
-    with pytest.raises(RuntimeError, match="could not run tests/keep/test_weekly.py"):
+    with pytest.raises(ValueError, match="could not run tests/keep/test_weekly.py: .*deselected"):
         try_fault(checkout, fault)
+
+
+@pytest.mark.slow
+def test_a_test_that_fails_without_a_fault_finds_none(checkout, monkeypatch, capsys):
+    (checkout / "tests/keep/test_broken.py").write_text("def test():\n    assert False\n")
+    fault = Fault("keep/sums.py", "sum(given)", "max(given)", "big", ("keep/test_broken.py",))
+    (checkout / "outputs").mkdir()
+    monkeypatch.setattr("scripts.mutants.__main__.ROOT", checkout)
+    monkeypatch.setattr("scripts.mutants.__main__.all_faults", lambda: [fault])
+    assert main([]) == 2
+    assert "test_broken.py::test fails without a fault, too" in capsys.readouterr().err
 
 
 @pytest.mark.slow
