@@ -58,7 +58,7 @@ def try_all(root: Path, faults: list[tuple[int, Fault]]) -> dict[int, bool]:
     finders = dict.fromkeys(one for one in found_by.values() if one and one != NO_END)
     while finders and (broken := first_failure(root, list(finders))):
         print(f"{broken} fails without a fault, too.", file=sys.stderr)
-        finders.pop(broken)
+        del finders[broken]
         found_by = {number: one for number, one in found_by.items() if one != broken}
     return {number: one is not None for number, one in found_by.items()}
 
