@@ -135,7 +135,7 @@ def test_guided_batches_keep_their_second_half_as_a_view():
 @pytest.mark.parametrize("guidance", ["batch", "auto"])
 @pytest.mark.parametrize("batch", [1, 3])
 def test_an_odd_batch_has_no_halves(guidance, batch):
-    """Whatever its rows are, with an even number of heads too."""
+    """Of three rows there is no first half, whatever the number of heads."""
     store = AttentionStore(guidance=guidance)
     store.num_att_layers = 1
     attn = torch.rand(batch * 2, 4, 5)
