@@ -209,7 +209,7 @@ FAULTS = [
         'own = {"id": f"{row.line:06d}", "seed": request.seed + row.line - 1}',
         'own = {"id": f"{row.line:06d}", "seed": request.seed + row.line}',
         "the first line has not the seed that was asked for",
-        ("batch/test_plan.py", "batch/test_run.py"),
+        ("batch/test_items.py",),
     ),
     Fault(
         "batch/plan.py",

@@ -108,7 +108,7 @@ FAULTS = [
         "tuple(video * self.frames + frame for video in videos for frame in frames)",
         "tuple(video + frame for video in videos for frame in frames)",
         "frames of the second video are the first one's",
-        ("look/test_frame_rows.py",),
+        ("look/test_attended.py",),
     ),
     Fault(
         "look/attended.py",

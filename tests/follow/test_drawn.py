@@ -259,3 +259,20 @@ def test_of_a_pipeline_that_reads_in_its_own_way_nothing_is_known():
         run(pipe)
     assert store.drawn is None
     heatmaps(store, pipe, PROMPT)  # and none is refused
+
+
+def test_chunks_of_a_long_prompt_are_no_two_prompts():
+    """Which of an encoder's calls had which text is not known then."""
+
+    class Chunks(StableDiffusionPipeline):
+        def encode_prompt(self, prompt, *args, **options):
+            states = super().encode_prompt(prompt, *args, **options)
+            self.text_encoder(self.tokenizer("a tail", return_tensors="pt").input_ids)
+            return states
+
+    pipe = small_pipeline(Chunks)
+    with capture(pipe) as store:
+        run(pipe, guidance_scale=5.0)
+    assert store.drawn is None
+    with pytest.raises(ValueError, match="prompt of these maps is not known"):
+        store.heatmaps()
