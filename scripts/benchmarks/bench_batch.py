@@ -1,9 +1,11 @@
 """What `sdattn batch` costs: items a second of the demo model, 20 steps, one thread a process.
 
 "plain" is a bare loop of the pipeline over the same batches from the same noise: no capture,
-nothing written. The others are the command itself. Every run is a process of its own, in turn,
+nothing written; "plain, 2 at once" are two such processes, the most that two workers can do on the
+machine. The others are the command itself. Every run is a process of its own, in turn,
 round by round, so that the ratios hold on a machine whose speed drifts; loading is not counted.
-The runs on Ray (--runs) need `pip install 'sdattn[ray]'`.
+The runs on Ray (--runs) need `pip install 'sdattn[ray]'`. --beside CHECKOUT makes each run with the
+sdattn of another checkout too, in the same rounds.
 
 --plan N instead takes the time of one core and the peak memory, beyond the imports, of planning a
 list of N lines, without and with "words". --memory compares the peak memory of 200 and of 2,000
@@ -20,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from .machine import forget_peak, machine_name, peak_bytes, processor_name
@@ -36,31 +39,42 @@ VARIANTS = {  # name: options
     "image and maps, Ray": [*DATA, "--engine", "ray", "--workers", "1"],
     "image and maps, 2 workers of Ray": [*DATA, "--engine", "ray", *TWO],
 }
+PLAIN, TWICE = "plain", "plain, 2 at once"
 BESIDE = {  # what a run is compared with
+    TWICE: PLAIN,
     "image and maps, 2 processes": "image and maps",
     "all, 2 processes": "all that generate writes",
     "image and maps, Ray": "image and maps",
     "image and maps, 2 workers of Ray": "image and maps, Ray",
 }
+PLANS = {  # name: do lines ask for words, are all prompts different
+    "without words": (False, False),
+    "with words": (True, False),
+    "with words, all prompts different": (True, True),
+}
+OTHER = ", other checkout"
 AGAIN = ["-m", "scripts.benchmarks.bench_batch"]
 
 
-def write_prompts(path: Path, number: int, *, words: bool = False) -> None:
-    """Write a list of prompts, as JSON lines that ask for two words each if ``words``."""
+def write_prompts(path: Path, number: int, *, words: bool = False, distinct: bool = False) -> None:
+    """Write a list of prompts, as JSON lines that ask for two words each if ``words``; some 900
+    different ones, unless each is ``distinct``."""
     chance = random.Random(0)
     colours = "red", "green", "blue", "yellow", "purple", "pink"
     things = "car", "bird", "balloon", "star", "heart"
     with path.open("w") as file:
-        for _ in range(number):
+        for line in range(number):
             pair = [chance.choice(things) for _ in range(2)]
             first, second = (f"a {chance.choice(colours)} {thing}" for thing in pair)
-            text = f"{first} left of {second}"
-            line = json.dumps({"prompt": text, "words": pair}) if words else text
-            file.write(f"{line}\n")
+            text = f"{first} left of {second}" + (f", number {line}" if distinct else "")
+            written = json.dumps({"prompt": text, "words": pair}) if words else text
+            file.write(f"{written}\n")
 
 
-def run(command: list[str]) -> str:
+def run(command: list[str], checkout: Path | None = None) -> str:
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    if checkout:
+        environment["PYTHONPATH"] = str(checkout)
     done = subprocess.run(
         [sys.executable, *command], env=environment, capture_output=True, text=True, check=False
     )
@@ -69,12 +83,20 @@ def run(command: list[str]) -> str:
     return done.stdout
 
 
-def batch(prompts: Path, device: str, options: list[str]) -> float:
+def batch(prompts: Path, device: str, options: list[str], checkout: Path | None = None) -> float:
     """Items a second of the command."""
     with tempfile.TemporaryDirectory() as folder:
         out = ["--out", f"{folder}/run", "--batch-size", str(BATCH), "--device", device]
-        text = " ".join(run(["-m", "sdattn", "batch", str(prompts), *out, *options]).split())
+        command = ["-m", "sdattn", "batch", str(prompts), *out, *options]
+        text = " ".join(run(command, checkout).split())
     return float(re.search(r"([\d.e+]+) a second", text)[1])
+
+
+def plainly(prompts: Path, device: str, processes: int) -> float:
+    """Items a second of so many processes together that only draw."""
+    command = [*AGAIN, "--plain", str(prompts), "--device", device]
+    with ThreadPoolExecutor() as pool:
+        return sum(pool.map(lambda _: float(run(command)), range(processes)))
 
 
 def draw_plainly(prompts: Path, device: str) -> None:
@@ -95,17 +117,23 @@ def draw_plainly(prompts: Path, device: str) -> None:
     print(len(lines) / (time.perf_counter() - start))
 
 
-def measure_pace(items: int, rounds: int, device: str, runs: list[str]) -> dict[str, list[float]]:
+def measure_pace(
+    items: int, rounds: int, device: str, runs: list[str], beside: Path | None
+) -> dict[str, list[float]]:
     """Items a second in each round, by name of the run."""
-    found: dict[str, list[float]] = {name: [] for name in ("plain", *runs)}
+    others = [f"{name}{OTHER}" for name in runs] if beside else []
+    found: dict[str, list[float]] = {name: [] for name in (PLAIN, TWICE, *runs, *others)}
     with tempfile.TemporaryDirectory() as folder:
         prompts = Path(folder, "prompts.txt")
         write_prompts(prompts, items)
         for turn in range(rounds):
             names = list(found)
             for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                if name == "plain":
-                    pace = float(run([*AGAIN, "--plain", str(prompts), "--device", device]))
+                if name in (PLAIN, TWICE):
+                    pace = plainly(prompts, device, 1 if name == PLAIN else 2)
+                elif name.endswith(OTHER):
+                    options = VARIANTS[name.removesuffix(OTHER)]
+                    pace = batch(prompts, device, options, beside)
                 else:
                     pace = batch(prompts, device, VARIANTS[name])
                 found[name].append(pace)
@@ -116,13 +144,15 @@ def measure_pace(items: int, rounds: int, device: str, runs: list[str]) -> dict[
 def print_pace(found: dict[str, list[float]], device: str) -> None:
     machine = processor_name().split(",")[0] if device == "cpu" else machine_name(device)
     print(f"\n{machine}, {os.cpu_count()} cores, one thread a process\n")
-    print("| run | items/s | of plain | of one process |")
-    print("|---|---|---|---|")
+    print("| run | items/s | of plain | of one process | of the other checkout |")
+    print("|---|---|---|---|---|")
     for name, paces in found.items():
-        one = BESIDE.get(name)
-        one = one if one in found else None
-        cells = [f"{statistics.median(paces):.2f}", ratio(paces, found["plain"])]
-        print(f"| {name} | {' | '.join(cells)} | {ratio(paces, found[one]) if one else ''} |")
+        kind, other, _ = name.partition(OTHER)
+        one = f"{BESIDE.get(kind)}{other}"
+        cells = [f"{statistics.median(paces):.2f}"]
+        for slower in (PLAIN, one, f"{name}{OTHER}"):
+            cells.append(ratio(paces, found[slower]) if slower in found else "")
+        print(f"| {name} | {' | '.join(cells)} |")
 
 
 def ratio(paces: list[float], others: list[float]) -> str:
@@ -167,9 +197,9 @@ def measure_plans(lines: int) -> dict[str, dict[str, float]]:
     """Seconds of one core, and MB beyond the imports, of planning lists in fresh processes."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, words in {"without words": False, "with words": True}.items():
+        for name, (words, distinct) in PLANS.items():
             prompts = Path(folder, "prompts.jsonl" if words else "prompts.txt")
-            write_prompts(prompts, lines, words=words)
+            write_prompts(prompts, lines, words=words, distinct=distinct)
             found[name] = json.loads(run([*AGAIN, "--plan-of", str(prompts)]))
     return found
 
@@ -208,6 +238,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the figures here too")
     parser.add_argument("--device", default="cpu", help="of the pace")
     parser.add_argument("--runs", nargs="+", choices=VARIANTS, default=local)
+    parser.add_argument("--beside", type=Path, metavar="CHECKOUT", help="another sdattn's folder")
     parser.add_argument("--plain", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--plan-of", type=Path, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
@@ -226,7 +257,9 @@ def main() -> None:
         found = measure_plans(arguments.plan)
         print_plans(found, arguments.plan)
     else:
-        found = measure_pace(arguments.items, arguments.rounds, arguments.device, arguments.runs)
+        found = measure_pace(
+            arguments.items, arguments.rounds, arguments.device, arguments.runs, arguments.beside
+        )
         print_pace(found, arguments.device)
     if arguments.json:
         arguments.json.write_text(json.dumps(found, indent=1))
