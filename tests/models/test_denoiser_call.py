@@ -101,9 +101,7 @@ def test_a_forward_is_inspected_once_and_the_one_in_its_place_anew(monkeypatch):
 
 def ids_of(image, rows, cols):
     """``img_ids`` of packed patches, (image, row, col), row by row."""
-    return torch.cartesian_prod(
-        torch.tensor([float(image)]), torch.arange(rows), torch.arange(cols)
-    )
+    return torch.cartesian_prod(torch.tensor([image]), torch.arange(rows), torch.arange(cols))
 
 
 @pytest.mark.parametrize("batched", [False, True])
