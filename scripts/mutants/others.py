@@ -220,8 +220,8 @@ FAULTS = [
     ),
     Fault(
         "batch/shard.py",
-        "record is not None and record.fingerprint == fingerprint and format.is_there(record)",
-        "record is not None and format.is_there(record)",
+        "if record is None or record.fingerprint != fingerprint or not format.is_there(record):",
+        "if record is None or not format.is_there(record):",
         "a shard of other settings counts as done",
         ("batch/test_shard.py", "batch/test_run.py"),
     ),

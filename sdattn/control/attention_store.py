@@ -39,7 +39,8 @@ class AttentionStore(StoreSteps):
     - never, while the store is alone: ``step_store`` fills until :meth:`reset`;
     - with each pass of the model that the store is attached to (``pipeline=``, :meth:`attach`);
     - after ``num_att_layers`` calls, once prompt-to-prompt code has set that number
-      (:func:`sdattn.edit.register_attention_control`, or another project's).
+      (:func:`sdattn.edit.register_attention_control`, or another project's);
+    - with a call of ``between_steps()``, by a loop that knows it, for a store that is not attached.
 
     A store never makes a call of the pipeline fail. What it could not see whole (replaced
     processors, skipped layers) raises :class:`sdattn.CaptureError` when its maps are read.

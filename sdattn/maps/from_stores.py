@@ -137,7 +137,8 @@ def _when(store: Source) -> str:
     """Say when other text states came, as passes count in captures and stores."""
     steps = store.texts.changes()
     numbers = ", ".join(map(str, steps[:5])) + ", …" * (len(steps) > 5)
-    return f"before step{'s' * (len(steps) > 1)} {numbers} from 0 (a callback set others?)"
+    several = "s" * (len(steps) > 1)
+    return f"before step{several} {numbers}, counted from 0 (a callback set others?)"
 
 
 def _refuse_for_captured(**options: Any) -> None:

@@ -75,8 +75,8 @@ def test_maps_of_several_texts_have_the_words_of_none(change, given):
 @pytest.mark.parametrize(
     ("change", "when"),
     [
-        (lambda pipe: swapped(pipe, at=2), "before step 3 from 0"),
-        (noisy, "before steps 1, 2, 3 from 0"),
+        (lambda pipe: swapped(pipe, at=2), "before step 3, counted from 0"),
+        (noisy, "before steps 1, 2, 3, counted from 0"),
     ],
 )
 def test_when_the_text_changed_is_said(change, when):
@@ -111,7 +111,7 @@ def test_a_part_of_one_text_is_read_with_its_own_prompt(change):
         draw(pipe, change(pipe))
     with sdattn.capture(pipe, steps=(0.5, 1.0)) as store:
         draw(pipe, change(pipe))
-    with pytest.raises(ValueError, match=r"was swapped inside the run, before step 1 from 0"):
+    with pytest.raises(ValueError, match="was swapped inside the run, before step 1, counted"):
         store.heatmaps()
     found = store.heatmaps(prompt=Q)[0]
     assert found.words == ("a", "dog", "and", "a", "tree")
