@@ -126,7 +126,12 @@ def test_a_bare_model_is_bounded_where_its_steps_do_not_count():
     assert held(store) <= 10**6
     with pytest.raises(ValueError, match="pipeline"), capture(unet, max_bytes=10**9, steps="all"):
         unet(*given)
-    with pytest.raises(ValueError, match="steps"), capture(unet, max_bytes=6 * 10**5, steps=[0, 1]):
+    with capture(unet, max_bytes=10**9, steps=[0, 1]) as store:
+        unet(*given)
+        unet(*given)
+    assert {maps.shape[1] for maps in store.maps.values()} == {2}
+    small = pytest.raises(ValueError, match="would hold up to")
+    with small, capture(unet, max_bytes=6 * 10**5, steps=[0, 1]):
         unet(*given)
 
 
