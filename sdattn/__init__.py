@@ -115,4 +115,4 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     """List the public names for completion, loaded or not."""
-    return sorted({*globals(), *_PUBLIC})
+    return sorted((*_PUBLIC, "__version__"))

@@ -135,7 +135,7 @@ def loaded():
 
 import sdattn
 assert not loaded()
-assert set(sdattn.__all__) <= set(dir(sdattn))
+assert dir(sdattn) == sorted(["__version__", *sdattn.__all__])
 parts = {
     sdattn.figures.figure, sdattn.figures.save_figure, sdattn.models.Family,
     sdattn.batch.open_batch, sdattn.edit.edit, sdattn.attention.attention_probs,

@@ -131,7 +131,7 @@ class WordHeatmaps:
             for number, of_images in of_steps:
                 maps = of_images[i]
                 tiles = [
-                    heatmap.overlay(picture, colormap=colors).convert("RGB")
+                    heatmap.overlay(picture, cmap=colors).convert("RGB")
                     for heatmap in _of_words(maps, words)
                 ]
                 title = "image" if number is None else f"step {number}"

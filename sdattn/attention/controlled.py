@@ -87,6 +87,13 @@ def check_controller(controller: Any) -> None:
     """Raise TypeError unless it can be called as ``controller(probs, is_cross, place)``."""
     if controller is None:
         return
+    if any(hasattr(controller, name) for name in ("components", "attn_processors")):
+        kind = type(controller).__name__  # its call takes three arguments too
+        raise InvalidTypeError(
+            f"A {kind} is a pipeline or its model, not a controller. Pass what the processor calls "
+            "with its probabilities: store = sdattn.AttentionStore(pipeline=pipe), then "
+            "sdattn.TorchAttnProcessor(store)."
+        )
     takes = inspect.Signature()  # for an object that cannot be called
     if callable(controller):
         try:

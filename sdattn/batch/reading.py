@@ -6,6 +6,8 @@ import sys
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from html import escape
+from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,11 +25,15 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+_SHOWN = 8  # items in a notebook
+
+
 class SavedBatch(Mapping[str, SavedRun]):
     """The items of a batch run, id to run, in the order of the input.
 
         batch = open_batch("RUN")
         batch["000012"].heatmaps["cat"].map
+        batch[0]  # the first; batch[-1] the last
         batch.to_dataframe()  # one row per word of each item
 
     Each item is read when it is accessed.
@@ -49,13 +55,29 @@ class SavedBatch(Mapping[str, SavedRun]):
         how = f"{settings.model}, format {settings.format}"
         return f"SavedBatch({str(self._place.root)!r}: {len(self)} of {asked} items, {how})"
 
-    def __getitem__(self, item: str) -> SavedRun:
+    def __getitem__(self, item: str | int) -> SavedRun:
+        if isinstance(item, int):
+            item = self._at(item)
         if item not in self._locations:
             raise NotFoundError(f"{self._place.root} holds no item {item!r}.")
         location = self._locations[item]
         where = inside(self._place.root, location)
         files = self._format.read(location, item, READ)
         return saved_run(files, where, f"{where} ({item})")
+
+    def _at(self, number: int) -> str:
+        """Return the id of the item at a position, from the end if below 0."""
+        if not -len(self) <= number < len(self):
+            there = f"0 to {len(self) - 1}" if len(self) else "none"
+            raise NotFoundError(f"{self._place.root} has no item {number}; by position: {there}.")
+        return next(islice(self._locations, number % len(self), None))
+
+    def _repr_html_(self) -> str:
+        from ..maps.notebook import figures_of
+
+        first = [(id_, self[id_]) for id_ in islice(self, _SHOWN)]
+        parts = [(run.image, id_, run.heatmaps.prompt.text) for id_, run in first]
+        return f"<p>{escape(repr(self))}</p>{figures_of(parts)}"
 
     def __contains__(self, item: object) -> bool:
         return item in self._locations  # a Mapping's own would read the item

@@ -3,8 +3,8 @@
 Commands import torch and diffusers only when they run, so that help, the version and completion
 come at once. `options` holds options of several commands, `common_options` options of all commands
 and of all that load a model, `checks` refuses what needs no model, and `config` their defaults from
-a file. `output` and `printing` print results, `failures` errors; `flags` spells the options in the
-library's messages as a command has them. To add a command, add a module and name it here. Its
+a file. `panels` has the order of their help. `output` and `printing` print results, `failures`
+errors; `flags` spells the options in the library's messages as a command has them. To add a command, add a module and name it here. Its
 parameters have the library's names, so that errors about them name the flags that were typed.
 """
 
@@ -20,7 +20,8 @@ from typer.core import TyperCommand, TyperGroup
 from ..errors import did_you_mean
 from . import app, batch, diff, edit, explain, generate, info, show
 from .common_options import with_common_options
-from .failures import failure
+from .failures import exit_code, failure
+from .panels import put_in_panels
 
 
 class _Literal:
@@ -41,6 +42,9 @@ def _literal(text: str) -> str:
 
 
 class _Command(_Literal, TyperCommand):
+    def get_params(self, ctx: Any) -> list[Any]:
+        return put_in_panels(super().get_params(ctx))
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
@@ -106,7 +110,7 @@ for command in (
 
 
 def main() -> None:
-    """Run the command line; exit code 0, 1 (failed, with the reason on stderr) or 2 (usage)."""
+    """Run the command line; exit code 0, 1 (the run failed) or 2 (a wrong value or option)."""
     # Importing diffusers makes very many objects, none of them garbage: commands start sooner if
     # Python collects less often.
     often, *older = gc.get_threshold()
@@ -118,7 +122,7 @@ def main() -> None:
         sys.exit(130)
     except Exception as error:
         print(failure(error), file=sys.stderr)
-        sys.exit(1)
+        sys.exit(exit_code(error))
 
 
 @commands.callback(invoke_without_command=True)

@@ -86,7 +86,7 @@ def batch(
     ] = None,
     mask_threshold: Annotated[
         str | None,
-        typer.Option(help="Share of a map's range that its mask is above, or otsu (default: 0.5)."),
+        typer.Option(help=options.MASK_THRESHOLD),
     ] = None,
     part: Annotated[
         str | None,
@@ -158,7 +158,7 @@ def batch(
     pipeline argument. Other columns of a table are ignored.
 
     Exit code: 0; 1 if anything failed or could not be read, but under a launcher only if something
-    is left to draw; 2 usage; 130 and 143 after SIGINT and SIGTERM.
+    is left to draw; 2 for a wrong option or list; 130 and 143 after SIGINT and SIGTERM.
 
     Examples:
       sdattn batch prompts.jsonl --out RUN --model owner/name
@@ -208,7 +208,7 @@ def batch(
         format=format_,
         save=None if save is None else _names(save),
         mask_words=None if mask_words is None else _names(mask_words),
-        mask_threshold=_threshold(mask_threshold),
+        mask_threshold=options.threshold_of(mask_threshold),
         part=None if part is None else _part(part),
         strict=strict,
         force=force,
@@ -231,7 +231,6 @@ def batch(
         request.check()
     except InvalidValueError as error:
         raise typer.BadParameter(str(error)) from error
-    # A wrong request is a usage error, exit code 2; a wrong input is 1.
     if dry_run:
         return _print_forecast(output, request)
     _run(output, request)
@@ -242,7 +241,7 @@ def _run(output: Output, request: Any) -> None:
     from ..files.addresses import path_of
 
     outcome = run_batch(request)
-    _print_outcome(output, outcome, path_of(request.out))
+    _print_outcome(output, outcome, path_of(request.out), _noun(request))
     # Under a launcher, for which any other code is a crash, 0 once all that can be drawn is.
     is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
     is_launched = not _LAUNCHED.isdisjoint(os.environ)
@@ -251,13 +250,6 @@ def _run(output: Output, request: Any) -> None:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(filter(None, (name.strip() for name in text.split(","))))
-
-
-def _threshold(text: str | None) -> float | str | None:
-    try:
-        return None if text is None else float(text)
-    except ValueError:
-        return text
 
 
 def _part(text: str) -> tuple[int, int]:
@@ -274,7 +266,7 @@ def _print_forecast(output: Output, request: Any) -> None:
     found = forecast(request)
     lines = [f"{counted(found.items, 'item')} in {counted(found.shards, 'shard')}"]
     if found.bad_lines:
-        lines[0] += f"; {counted(found.bad_lines, 'line')} could not be read"
+        lines[0] += f"; {counted(found.bad_lines, _noun(request))} could not be read"
     size = "" if found.nbytes is None else f", about {size_text(found.nbytes)}"
     lines.append(f"about {counted(found.files, 'file')}{size}")
     if found.seconds is not None:
@@ -285,7 +277,11 @@ def _print_forecast(output: Output, request: Any) -> None:
     output.answer(found._asdict())
 
 
-def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
+def _noun(request: Any) -> str:
+    return "line" if request.photos is None else "photo"
+
+
+def _print_outcome(output: Output, outcome: Any, out: Any, noun: str) -> None:
     from .printing import print_rows
 
     text = f"{out}/: {outcome.whole:,} of {counted(outcome.items, 'item')}"
@@ -296,7 +292,7 @@ def _print_outcome(output: Output, outcome: Any, out: Any) -> None:
     if outcome.failed:
         text += f"; {outcome.failed:,} failed, see {out / 'errors.jsonl'}"
     if outcome.bad_lines:
-        text += f"; {counted(outcome.bad_lines, 'line')} could not be read, see "
+        text += f"; {counted(outcome.bad_lines, noun)} could not be read, see "
         text += str(out / "bad_lines.jsonl")
     output.print(text, len(text))
     output.answer({"folder": str(out), **vars(outcome)})
@@ -327,7 +323,7 @@ def _print_status(output: Output, run: Path) -> None:
     if now.failed:
         lines.append(f"{now.failed:,} failed; the same command with --retry-failed tries again")
     if now.bad_lines:
-        lines.append(f"{counted(now.bad_lines, 'line')} of the input could not be read")
+        lines.append(f"{now.bad_lines:,} more of the input could not be read")
     for line in lines:
         output.print(line, len(line))
     output.answer({"folder": str(run_at), **vars(now)})

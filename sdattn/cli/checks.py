@@ -12,6 +12,12 @@ _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
 
 
+_FLAGS = {  # the pipeline's options that commands have flags for
+    *("num_inference_steps", "guidance_scale", "negative_prompt", "width", "height"),
+    "num_frames",
+}
+
+
 class Checks:
     """Checks that go on after one has failed.
 
@@ -41,7 +47,7 @@ class Checks:
         self, model: str, loading: dict[str, Any] | None, prompts: list[str], seed: int, given: Any
     ) -> None:
         """Check the options of a run, as far as they can be judged without its model."""
-        from ..loading.facts import check_frames, check_size
+        from ..loading.facts import check_frames, check_names, check_size
         from ..loading.options import LoadingOptions
         from ..models.values import check_text, check_values, checked_seeds
         from ..prompts.words import empty_prompt
@@ -55,6 +61,9 @@ class Checks:
             self.run(check_values, {name: value})
         self.run(check_size, model, given)
         self.run(check_frames, model, given)
+        further = set(given) - _FLAGS
+        if further and not self._failed:  # it takes seconds
+            self.run(check_names, model, sorted(further))
         if (how := self.run(lambda: LoadingOptions(**(loading or {})))) is not None:
             self.run(how.check_files, model)
 

@@ -6,7 +6,21 @@ import traceback
 from importlib.metadata import PackageNotFoundError
 from typing import Any
 
-from ..errors import RunError, SdattnError, access_error, is_bug, is_out_of_memory, size_text
+from ..errors import (
+    ExistsError,
+    InvalidTypeError,
+    InvalidValueError,
+    IsFolderError,
+    MissingFileError,
+    NotFiniteError,
+    NotFoundError,
+    RunError,
+    SdattnError,
+    access_error,
+    is_bug,
+    is_out_of_memory,
+    size_text,
+)
 from ..files.terminal import visible
 from .flags import spelled
 
@@ -14,6 +28,19 @@ _REPORT = (
     "This is a bug in sdattn or in a library that it uses. Please report it with the lines above "
     "and what `sdattn info` prints."
 )
+
+
+def exit_code(error: Exception) -> int:
+    """Return a command's exit code: 2 for a wrong value or option, which includes a name of
+    something that is not there or is in the way; 1 for a run that failed."""
+    if isinstance(error, OSError):
+        error = access_error(error)
+    wrong = (InvalidValueError, InvalidTypeError, NotFoundError)
+    paths = (MissingFileError, IsFolderError, ExistsError)
+    is_hosts = isinstance(error, ValueError) and not is_bug(error)  # diffusers refused a value
+    if isinstance(error, NotFiniteError):
+        return 1
+    return 2 if isinstance(error, (*wrong, *paths)) or is_hosts else 1
 
 
 def failure(error: Exception, command: Any = None) -> str:

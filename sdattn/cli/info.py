@@ -6,14 +6,17 @@ from typing import Annotated, Any
 import typer
 
 from ..errors import SdattnError
-from .options import Device, Dtype, Loading, load
+from .options import DEVICES, Dtype, Loading, load, one_of
 from .output import Output
 
 
 def info(
     output: Output,
     model: Annotated[str, typer.Argument(help="As for generate --model.")] = "demo",
-    device: Device = "cpu",
+    device: Annotated[
+        str,
+        typer.Option(help="Device to load it on, e.g. cuda:1.", autocompletion=one_of(*DEVICES)),
+    ] = "cpu",
     dtype: Dtype = None,
     loading: Loading = None,
 ) -> None:

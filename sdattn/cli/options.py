@@ -34,11 +34,12 @@ Model = Annotated[
         autocompletion=one_of("demo", "demo-mmdit", "demo-video"),
     ),
 ]
+DEVICES = ("cpu", "cuda", "mps")
 Device = Annotated[
     str | None,
     typer.Option(
         help="Device, e.g. cpu, cuda:1, mps (default: best available).",
-        autocompletion=one_of("cpu", "cuda", "mps"),
+        autocompletion=one_of(*DEVICES),
     ),
 ]
 Dtype = Annotated[
@@ -117,6 +118,7 @@ MaxMemory = Annotated[
         help="Refuse a run whose maps would take more, e.g. 4GB, 500MB (default: none).",
     ),
 ]
+MASK_THRESHOLD = "Share of a map's range that its mask is above, or otsu (default: 0.5)."
 Words = Annotated[list[str] | None, typer.Argument(help="Words or phrases; all words by default.")]
 Force = Annotated[bool, typer.Option(help="Replace earlier output of this command.")]
 
@@ -149,6 +151,14 @@ def setting(text: str) -> tuple[str, Any]:
         return name, json.loads(value)
     except json.JSONDecodeError:
         return name, value
+
+
+def threshold_of(text: str | None) -> float | str | None:
+    """Read a threshold of masks: a number, or a name."""
+    try:
+        return None if text is None else float(text)
+    except ValueError:
+        return text
 
 
 def bytes_of(size: str | None) -> int | None:

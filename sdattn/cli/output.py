@@ -11,7 +11,7 @@ import typer
 
 from ..errors import SdattnWarning
 from ..files.terminal import say, visible
-from .failures import failure, reason
+from .failures import exit_code, failure, reason
 from .flags import spelled
 
 
@@ -66,13 +66,14 @@ class Output:
                 yield
         except typer.BadParameter as error:
             error.message = spelled(error.message, command)
+            self.answer({"error": error.message})
             raise
         except typer.Exit:
             raise
         except Exception as error:
             self.answer({"error": reason(error, command)})
             print(failure(error, command), file=sys.stderr)
-            raise typer.Exit(1) from error
+            raise typer.Exit(exit_code(error)) from error
         finally:
             if self.as_json and self._document:
                 print(json.dumps(self._document, allow_nan=False), file=stdout, flush=True)

@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..errors import ExistsError
-from .options import Words
+from .options import MASK_THRESHOLD, Words, threshold_of
 from .output import Output
 
 Kind = Literal["words", "steps", "layers", "heads", "frames"]
@@ -36,6 +36,10 @@ def show(
             "--masks", help="Draw masks too: masks/NN-WORD.png, white where the map is high."
         ),
     ] = False,
+    mask_threshold: Annotated[
+        str | None,
+        typer.Option("--threshold", help=MASK_THRESHOLD),
+    ] = None,
     out: Annotated[
         Path | None,
         typer.Option(
@@ -53,6 +57,7 @@ def show(
 
     Examples:
       sdattn show outputs/a-cat-on-a-sofa-0 "cat on a sofa"
+      sdattn show outputs/a-cat-on-a-sofa-0 cat --masks --threshold otsu -o masks
       sdattn show outputs/a-cat-on-a-sofa-0 --figure words -o fig.pdf
       sdattn show outputs/a-cat-on-a-sofa-0 cat --animate -o cat.gif
       sdattn show outputs/a-cat-walking-0 cat --figure frames -o frames.pdf
@@ -63,8 +68,10 @@ def show(
         raise typer.BadParameter("--frame needs --animate, or a --figure of one frame.")
     if masks and (figure is not None or animate):
         raise typer.BadParameter("--masks are drawn without --figure and --animate.")
+    if mask_threshold is not None and not masks:
+        raise typer.BadParameter("--threshold needs --masks.")
     if figure is None and not animate:
-        _drawings(output, run, item, words, out, force, ("masks",) if masks else ())
+        _drawings(output, run, item, words, out, force, masks, mask_threshold)
         return
     from ..figures import FORMATS, animation, save_figure
     from ..figures import figure as draw
@@ -93,11 +100,13 @@ def _drawings(
     words: list[str] | None,
     out: Path | None,
     force: bool,
-    more: tuple[str, ...],
+    masks: bool,
+    threshold: str | None,
 ) -> None:
     from ..files.addresses import is_address
     from ..files.paths import check_apart
     from ..files.writing import write_files
+    from ..maps.masks import MaskSettings
     from ..runs.drawings import drawings
     from ..runs.folder import add_files
     from ..runs.report import report
@@ -107,6 +116,7 @@ def _drawings(
         raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
     if out is None and is_address(run):
         raise typer.BadParameter("A run in a storage is not changed. Pass --out FOLDER.")
+    cut = MaskSettings(threshold=threshold_of(threshold))  # type: ignore[arg-type]  # it checks it
     saved = _load(run, item)
     at_home = out is None or (item is None and out.resolve() == run.resolve())
     if at_home and saved.settings.fingerprint is not None:  # they stay as their checksums say
@@ -121,8 +131,10 @@ def _drawings(
     # The page has all words anyway, so that only phrases come on top of them.
     held = {heatmap.columns for heatmap in all_words}
     page = report(saved, [heatmap for heatmap in maps if heatmap.columns not in held])
-    parts = ("overlays",) if at_home and words else ("overlays", "grid")
-    made = drawings(saved, maps, saved.heatmaps.prompt.text, (*parts, *more))
+    parts: tuple[str, ...] = ("overlays",) if at_home and words else ("overlays", "grid")
+    if masks:
+        parts = (*parts, "masks")
+    made = drawings(saved, maps, saved.heatmaps.prompt.text, parts, masks=cut)
     made["report.html"] = page
     _check_free(folder, made.keys() - (saved.info["files"] if at_home else ()), force)
     (add_files if at_home else write_files)(folder, made)

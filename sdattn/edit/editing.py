@@ -1,7 +1,7 @@
 import math
 from collections.abc import Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -30,6 +30,7 @@ from ..models.reading import read_prompts
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.matching import blended_words, edited_words, is_swap
 from ..prompts.tokens import Prompt
+from ..runs.calls import check_call
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample
 from ..runs.settings import Edited
@@ -90,7 +91,21 @@ def edit(
             ``max_bytes``.
         KeyError: a word that is in none of the prompts. All are raised before the first step.
     """
-    facts = facts_of(pipe, source, target)
+    facts = facts_of(
+        pipe,
+        source,
+        target,
+        before=lambda model: check_call(
+            model,
+            [source, *checked_prompts(target)],
+            options,
+            seed=seed,
+            preset=preset,
+            refine=refine,
+            max_bytes=max_bytes,
+            own=_OWN,
+        ),
+    )
     pipe, chosen = facts.pipe, preset_for(facts.denoiser, preset, refine)
     options = {**options, **_of_inversion(source, inversion, options)}
     asked = EditOptions(
@@ -132,6 +147,12 @@ class EditOptions:
     max_self_queries: int | None = None
 
 
+_OWN = (
+    *(field.name for field in fields(EditOptions)),
+    *("seed", "inversion", "preset", "refine", "max_bytes"),
+)
+
+
 @dataclass(frozen=True)
 class EditPlan:
     """Checked edit that has not run yet, made by :func:`prepare`."""
@@ -153,7 +174,7 @@ def prepare(
     """Check everything that :func:`edit` refuses, before anything runs."""
     facts = PipelineFacts.of(pipe)
     known, texts = edits_of(facts.pipe), [source, *checked_prompts(target)]
-    checked = checked_options(facts, _own_options(options), prompts=len(texts))
+    checked = checked_options(facts, _own_options(options), prompts=len(texts), own=_OWN)
     read = read_prompts(facts.pipe, texts, **checked)
     warn_of_unlearnt(facts, read)
     mode, blend = _mode(read, asked.mode, asked.weights), blended_words(read, asked.blend)

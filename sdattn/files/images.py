@@ -102,3 +102,10 @@ def _opened(file: BinaryIO, name: str) -> Iterator[Image.Image]:
         raise InvalidValueError(f"{name} is not a readable image. {advice}") from error
     except (OSError, SyntaxError, ValueError, Image.DecompressionBombError) as error:
         raise InvalidValueError(f"{name} is not a readable image: {error}") from error
+
+
+def png(image: Image.Image, **packing: int) -> bytes:
+    """Return an image as the bytes of a PNG file."""
+    buffer = BytesIO()
+    image.save(buffer, "PNG", **packing)
+    return buffer.getvalue()

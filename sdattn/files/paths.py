@@ -53,7 +53,7 @@ def check_writable(folder: AnyPath) -> None:
         return
     if is_address(folder):  # the path s3://bucket/run would create a folder s3:
         address = folder.as_posix().replace(":/", "://", 1)
-        raise AccessError(
+        raise InvalidValueError(
             f"{address} is an address, and only batches are written to storage. Write into a "
             "folder and copy it there."
         )

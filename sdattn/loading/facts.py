@@ -1,15 +1,19 @@
-"""Facts that the files of a model tell about its call, before anything is loaded. No torch."""
+"""Facts that the files of a model tell about its call, before anything is loaded. No torch, but to
+check unusual options."""
 
+import inspect
 import math
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
 from ..files.records import read_object
 from ..models.pipeline import Options
-from ..models.values import check_side, no_videos
+from ..models.values import OURS, check_side, no_videos
 from .locating import find_model
 
 # Denoisers that make no videos by themselves
+_UNSAID = {"self", "prompt", "kwargs", *OURS}
 _IMAGES = {"UNet2DConditionModel", "SD3Transformer2DModel", "FluxTransformer2DModel"}
 
 
@@ -29,6 +33,27 @@ def check_frames(model: str, options: Options) -> None:
     is_of_images = kinds & _IMAGES and "motion_adapter" not in index
     if is_of_images and options.get("num_frames") is not None:
         raise no_videos(options["num_frames"], str(index["_class_name"]))
+
+
+def check_names(model: str, names: Iterable[str], own: Sequence[str] = ()) -> None:
+    """Refuse (ValueError) options that the pipeline of a model on this machine lacks, if its class
+    is one of diffusers'; ``own`` are the caller's own, which a misspelt name may mean."""
+    asked = list(names)
+    kind = _opened(model)[1].get("_class_name") if asked else None
+    if not isinstance(kind, str):
+        return
+    import diffusers  # takes seconds, as loading the model does
+
+    from ..models.pipeline_call import unknown_option
+
+    pipeline = getattr(diffusers, kind, None)
+    if pipeline is None or issubclass(pipeline, diffusers.ModularPipeline):
+        return
+    parameters = inspect.signature(pipeline.__call__).parameters
+    known = [name for name in parameters if name not in _UNSAID]
+    for name in asked:
+        if name not in known and name != "num_frames":  # see check_frames()
+            raise unknown_option(kind, name, known, *([own] if own else []))
 
 
 def _opened(model: str) -> tuple[Path, dict[str, Any]]:

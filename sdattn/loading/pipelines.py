@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -105,12 +105,15 @@ def load_pipeline(
     return place(pipe, device, offload)
 
 
-def facts_of(pipe: Any, *others: object) -> PipelineFacts:
-    """Return the facts of a pipeline, which is loaded if it is a name that :func:`load_pipeline`
-    takes; raise TypeError for anything else, also where one of ``others``, the further arguments,
-    is the pipeline."""
+def facts_of(
+    pipe: Any, *others: object, before: Callable[[str | Path], None] = lambda model: None
+) -> PipelineFacts:
+    """Return the facts of a pipeline, which is loaded, after ``before(pipe)``, if it is a name that
+    :func:`load_pipeline` takes; raise TypeError for anything else, also where one of ``others``,
+    the further arguments, is the pipeline."""
     is_swapped = any(held_model(other) is not None for other in others)
     if isinstance(pipe, (str, Path)) and not is_swapped:
+        before(pipe)
         pipe = load_pipeline(pipe)
     facts = PipelineFacts.of(pipe)
     if facts.denoiser.pipeline is None:

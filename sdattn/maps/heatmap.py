@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
@@ -8,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..attention.core import grid_text
-from ..errors import InvalidValueError, refuse
+from ..errors import InvalidValueError, access_error, known_options, refuse
 from ..models.values import whole
 from .layermaps import fits, resize_maps
 from .masks import mask_of, smooth
@@ -54,6 +55,11 @@ class Heatmap:
     def __repr__(self) -> str:
         low, high = self.range
         return f"Heatmap({self.label!r}, {grid_text(self.values.shape)}, {low:.2g} to {high:.2g})"
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """(rows, cols) of the map in cells, or (frames, rows, cols)."""
+        return tuple(self.values.shape)
 
     @property
     def range(self) -> tuple[float, float]:
@@ -157,13 +163,14 @@ class Heatmap:
         """The mean of the values."""
         return float(self.values.mean())
 
+    @known_options(colormap="cmap", opacity="alpha")
     def overlay(
         self,
         image: AnyImage,
         *,
         caption: bool = True,
-        colormap: str = "inferno",
-        opacity: float = 0.85,
+        cmap: str = "inferno",
+        alpha: float = 0.85,
         scale: tuple[float, float] | None = None,
         stretch: bool = False,
     ) -> Image.Image:
@@ -174,8 +181,8 @@ class Heatmap:
             image: a PIL image, an array, or a file's path.
             caption: write the label and the peak below, and enlarge a small image so that they can
                 be read. Without, the result has the image's own size.
-            colormap: name of a matplotlib colormap.
-            opacity: opacity of the last colour, in [0, 1]; the others are in proportion.
+            cmap: name of a matplotlib colormap.
+            alpha: opacity of the last colour, in [0, 1]; the others are in proportion.
             scale: the values of the first and the last colour (default: 0 and ``top``, which all
                 words of a prompt share).
             stretch: scale from the map's smallest to its largest value, which shows the shape of a
@@ -190,10 +197,10 @@ class Heatmap:
             image,
             self.values.numpy(),
             self.label if caption else "",
-            opacity=opacity,
+            alpha=alpha,
             scale=scale,
             stretch=stretch,
-            colormap=colormap,
+            cmap=cmap,
             own_size=not caption,
         )
 
@@ -221,12 +228,35 @@ class Heatmap:
         ax.set_title(self.label, parse_math=False)
         return ax
 
-    def _repr_png_(self) -> bytes:
-        from .notebook import png
+    def save(self, path: str | Path) -> Path:
+        """Write the map in colour, as a notebook shows it, with label and peak below; a video's
+        frames are in a row. :meth:`overlay` draws it over the image. Return the path.
 
-        # a video's frames in a row
+        Raises:
+            ValueError: the name does not end in ``.png``, ``.jpg`` or ``.webp``; values that are
+                not finite.
+            OSError: the file cannot be written.
+        """
+        path = Path(path)
+        if path.suffix.lower() not in (".png", ".jpg", ".jpeg", ".webp"):
+            raise refuse("path", str(path), "a file's name that ends in .png, .jpg or .webp")
+        image = self._image()
+        try:
+            image.save(path)
+        except OSError as error:
+            raise access_error(error, path) from error
+        return path
+
+    def _repr_png_(self) -> bytes:
+        from ..files.images import png
+
+        return png(self._image())
+
+    def _image(self) -> Image.Image:
+        from .render import drawn  # pillow is loaded only when something is drawn
+
         values = self.map if self.values.ndim == 2 else torch.cat([*self.map], 1)
-        return png(self.label, values.numpy(), self.full)
+        return drawn(values.numpy(), self.label, self.full)
 
     def _check_image(self, asked: str) -> None:
         if self.values.ndim != 2:

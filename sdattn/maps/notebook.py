@@ -13,14 +13,6 @@ from . import render
 _SIDE = 160  # pixels of a still's longer side
 
 
-def png(label: str, values: np.ndarray, top: float) -> bytes:
-    """Return a PNG of a map ``[rows, cols]`` from 0 to ``top``, label and highest value below."""
-    image = render.enlarge(Image.fromarray(render.colorize(values, (0.0, top))))
-    buffer = io.BytesIO()
-    render.caption(image, label, f"peak {values.max():.2g}").save(buffer, "PNG")
-    return buffer.getvalue()
-
-
 def stills(
     maps: Iterable[tuple[str, np.ndarray]], top: float, image: Image.Image | None = None
 ) -> str:

@@ -19,25 +19,25 @@ INK, FAINT, PAPER = (235, 235, 235), (170, 170, 170), (20, 20, 20)
 
 
 def colorize(
-    values: np.ndarray, scale: tuple[float, float] | None = None, colormap: str = COLORMAP
+    values: np.ndarray, scale: tuple[float, float] | None = None, cmap: str = COLORMAP
 ) -> np.ndarray:
     """Map values ``[rows, cols]`` to colours, uint8 ``[rows, cols, 3]``, from the first colour to
     the last on ``scale`` (default: the values' range). Raise ValueError for values that are not
     finite."""
-    table = _table(colormap)
+    table = _table(cmap)
     shades = (_normalise(values, scale) * len(table)).astype(np.int32)
     return table[np.minimum(shades, len(table) - 1)]
 
 
 @cache
-def _table(colormap: str) -> np.ndarray:
+def _table(cmap: str) -> np.ndarray:
     import matplotlib  # heavy, and needed only here
 
-    if colormap not in matplotlib.colormaps:
-        near = did_you_mean(colormap, matplotlib.colormaps)
+    if cmap not in matplotlib.colormaps:
+        near = did_you_mean(cmap, matplotlib.colormaps)
         text = f"pass the name of a colormap of matplotlib, 'viridis' for example.{near}"
-        raise OptionError("colormap", colormap, text)
-    colours = matplotlib.colormaps[colormap]
+        raise OptionError("cmap", cmap, text)
+    colours = matplotlib.colormaps[cmap]
     return (colours(np.arange(colours.N))[:, :3] * 255).astype(np.uint8)
 
 
@@ -79,10 +79,10 @@ def overlay(
     values: np.ndarray,
     label: str = "",
     *,
-    opacity: float = OPACITY,
+    alpha: float = OPACITY,
     scale: tuple[float, float] | None = None,
     stretch: bool = False,
-    colormap: str = COLORMAP,
+    cmap: str = COLORMAP,
     own_size: bool = False,
 ) -> Image.Image:
     """Draw a heatmap in colour over its image, with a caption below; raise ValueError if they
@@ -93,7 +93,7 @@ def overlay(
     Args:
         values: ``[rows, cols]``, resized to the image bilinearly.
         label: written below, next to the highest value; "" leaves the caption out.
-        opacity: opacity of the last colour, in [0, 1]; the others are in proportion.
+        alpha: opacity of the last colour, in [0, 1]; the others are in proportion.
         scale: the values of the first and the last colour (default: 0 and the highest).
         stretch: scale from the smallest to the largest value, equally opaque: shows the shape of a
             weak map.
@@ -106,8 +106,8 @@ def overlay(
         raise InvalidValueError(
             f"stretch=True and scale={scale}: both set the scale, leave one out."
         )
-    if not 0 <= opacity <= 1:
-        raise refuse("opacity", opacity, "a number from 0 to 1")
+    if not 0 <= alpha <= 1:
+        raise refuse("alpha", alpha, "a number from 0 to 1")
     image = as_image(image)
     values = np.asarray(values, dtype=np.float32)
     check_proportions(image, values.shape)
@@ -116,13 +116,19 @@ def overlay(
     # The map is resized before it is coloured: resizing would mix colours.
     shades = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
     heat = np.asarray(Image.fromarray(shades).resize(base.size, Image.Resampling.BILINEAR))
-    colours = Image.fromarray(colorize(heat, (0.0, 1.0), colormap))
-    opaque = np.rint(255 * opacity * (np.ones_like(heat) if stretch else heat)).astype(np.uint8)
+    colours = Image.fromarray(colorize(heat, (0.0, 1.0), cmap))
+    opaque = np.rint(255 * alpha * (np.ones_like(heat) if stretch else heat)).astype(np.uint8)
     # The image is grey, so that every colour on it is heat.
     grey = base.convert("L").convert("RGB")
     painted = Image.composite(colours, grey, Image.fromarray(opaque))
     note = f"{low:.2g} to {high:.2g}" if stretch else f"peak {high:.2g}"
     return caption(painted, label, note) if label else painted
+
+
+def drawn(values: np.ndarray, label: str, top: float) -> Image.Image:
+    """Draw a map ``[rows, cols]`` alone, from 0 to ``top``, with label and peak below."""
+    image = enlarge(Image.fromarray(colorize(values, (0.0, top))))
+    return caption(image, label, f"peak {values.max():.2g}")
 
 
 def check_proportions(image: Image.Image, grid: tuple[int, ...]) -> None:

@@ -38,7 +38,10 @@ MEANT = {
     **{"positive": "prompt", "sampler": "scheduler", "sampler_name": "scheduler"},
 }
 # Options of generate() and others, which a misspelt name may mean
-_CALLERS = ("seed", "words", "preset", "refine", "ask", "capture_options", "max_bytes")
+_CALLERS = (
+    *("seed", "words", "preset", "refine", "ask", "causal", "spots", "capture_options"),
+    "max_bytes",
+)
 _BYTES_A_PIXEL = 3 * 4  # of the image that the autoencoder makes, RGB in float32
 
 Given = ParamSpec("Given")
@@ -75,12 +78,18 @@ def turn(pipe: object) -> AbstractContextManager[bool]:
 
 
 def checked_options(
-    pipe: Pipeline | PipelineFacts, options: Options, *, prompts: int = 1, videos: bool = False
+    pipe: Pipeline | PipelineFacts,
+    options: Options,
+    *,
+    prompts: int = 1,
+    videos: bool = False,
+    own: Sequence[str] = _CALLERS,
 ) -> dict[str, Any]:
     """Return the options of a call with ``prompts`` prompts, checked and completed.
 
     Args:
         videos: True if the caller can use videos.
+        own: the caller's own options, which a misspelt name may mean.
 
     Raises:
         ValueError: an option that cannot be set here; an impossible size, number of steps or number
@@ -93,7 +102,7 @@ def checked_options(
     given = {**(facts.demo.settings if facts.demo else {}), **options}
     options = {name: _plain(value) for name, value in given.items()}
     check_values(options)
-    _check_names(facts, options)
+    _check_names(facts, options, own)
     check_guidance(facts, options)
     _check_clip_skip(facts, options)
     # Sizes and counts last: they are filled in from what the pipeline does by default.
@@ -162,7 +171,7 @@ def _check_memory(facts: PipelineFacts, options: Options, prompts: int) -> None:
         )
 
 
-def _check_names(facts: PipelineFacts, options: Options) -> None:
+def _check_names(facts: PipelineFacts, options: Options, own: Sequence[str]) -> None:
     """Refuse options that the pipeline does not know; some of diffusers' silently take any
     option."""
     known = [name for name in facts.options if name not in {"prompt", *OURS}]
@@ -176,10 +185,18 @@ def _check_names(facts: PipelineFacts, options: Options) -> None:
         if name == "num_frames" and name not in known:
             raise no_videos(options[name], facts.name)
         if name not in known:
-            meant = MEANT.get(name)
-            near = did_you_mean(name, (*known, *_CALLERS)) or f" It has: {', '.join(known)}."
-            near = f" Did you mean `{meant}`?" if meant in known else near
-            raise InvalidValueError(f"A {facts.name} has no option {name!r}.{near}")
+            raise unknown_option(facts.name, name, known, own)
+
+
+def unknown_option(
+    kind: str, name: str, known: Sequence[str], own: Sequence[str] = _CALLERS
+) -> InvalidValueError:
+    """Return the error for an option that a class of pipelines lacks, with the nearest of those
+    that it, or the caller, has."""
+    meant = MEANT.get(name)
+    near = did_you_mean(name, (*known, *own)) or f" It has: {', '.join(known)}."
+    near = f" Did you mean `{meant}`?" if meant in known else near
+    return InvalidValueError(f"A {kind} has no option {name!r}.{near}")
 
 
 def _checked_size(facts: PipelineFacts, options: Options) -> dict[str, Any]:

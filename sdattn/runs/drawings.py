@@ -1,13 +1,13 @@
 """A run's images as files: maps over the image, all of them in a grid, masks; videos for a
 video."""
 
-import io
 import zlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 
 import numpy as np
 from PIL import Image
 
+from ..files.images import png
 from ..files.paths import file_name
 from ..files.videos import Video, best_format, write_video
 from ..maps import sheets
@@ -122,10 +122,3 @@ def named(labels: Iterable[str]) -> list[str]:
 
 def _white(mask: np.ndarray) -> Image.Image:
     return Image.fromarray(mask.astype(np.uint8) * 255)
-
-
-def png(image: Image.Image, **packing: int) -> bytes:
-    """Return an image as the bytes of a PNG file."""
-    buffer = io.BytesIO()
-    image.save(buffer, "PNG", **packing)
-    return buffer.getvalue()

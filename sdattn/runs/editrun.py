@@ -5,11 +5,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ..files.images import png
 from ..files.writing import to_json
 from ..maps import notebook, sheets
 from ..maps.heatmaps import Heatmaps
 from ..prompts.matching import linked
-from .drawings import png
 from .folder import save_run
 from .report.pair import Counterpart, Link, Side, pair_page
 from .run import Run

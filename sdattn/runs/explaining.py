@@ -37,6 +37,7 @@ from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
+from .calls import check_call
 from .run import Run
 from .sampling import sample
 from .settings import Explained
@@ -113,7 +114,20 @@ def explain(
             timestep or option; maps beyond ``max_bytes``.
         KeyError: a word is in none of the prompts.
     """
-    facts = facts_of(pipe, image, prompt)
+    facts = facts_of(
+        pipe,
+        image,
+        prompt,
+        before=lambda model: check_call(
+            model,
+            prompt,
+            options,
+            seed=seed,
+            preset=preset,
+            refine=refine,
+            max_bytes=max_bytes,
+        ),
+    )
     pipe = facts.pipe
     image_latents_of(pipe)
     # As in generate(): all that can be refused is, before the model runs.

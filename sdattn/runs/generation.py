@@ -18,6 +18,7 @@ from ..models.pipeline_call import checked_options, one_at_a_time, options_of_im
 from ..models.reading import read_prompts
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
+from .calls import check_call
 from .imagerun import Further, ImageRun
 from .run import Run
 from .sampling import sample
@@ -97,7 +98,20 @@ def generate(
 
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
-    facts, number = facts_of(pipe, prompt), len(checked_prompts(prompt))
+    facts = facts_of(
+        pipe,
+        prompt,
+        before=lambda model: check_call(
+            model,
+            prompt,
+            options,
+            seed=seed,
+            preset=preset,
+            refine=refine,
+            max_bytes=max_bytes,
+        ),
+    )
+    number = len(checked_prompts(prompt))
     # All that can be refused is, before anything runs.
     if spots and facts.makes_videos:
         text = "a video's are not kept. Leave it out, or capture some cells by `queries`."

@@ -3,8 +3,9 @@
 import pytest
 import torch
 from diffusers.models.attention_processor import Attention, AttnProcessor2_0
+from helpers.tiny_pipelines import small_pipeline
 
-from sdattn import TorchAttnProcessor
+from sdattn import AttentionStore, TorchAttnProcessor, TorchJointProcessor
 
 CONFIGURATIONS = {
     "cross": {"cross_attention_dim": 12},
@@ -138,6 +139,16 @@ def test_a_mask_that_does_not_fit_is_refused(cross):
         TorchAttnProcessor()(
             cross, torch.randn(2, 15, 16), torch.randn(2, 7, 12), torch.zeros(2, 1, 5)
         )
+
+
+@pytest.mark.parametrize("processor", [TorchAttnProcessor, TorchJointProcessor])
+def test_a_pipeline_or_its_model_is_refused_at_once(processor):
+    """Both can be called with three arguments, as a store can."""
+    pipe = small_pipeline()
+    for wrong in (pipe, pipe.unet):
+        with pytest.raises(TypeError, match=f"{type(wrong).__name__}.*AttentionStore"):
+            processor(wrong)
+    processor(AttentionStore())
 
 
 def test_gradients_reach_the_input(cross):

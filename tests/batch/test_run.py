@@ -37,7 +37,14 @@ def test_a_run_has_its_items_in_the_order_of_the_list_and_again_draws_nothing(
     assert outcome.exit_code == 0
     ids = [f"i{n}" for n in range(8)]
     assert [row["id"] for row in rows_of(tmp_path / "run/metadata.jsonl")] == ids
-    assert [*open_batch(tmp_path / "run")] == ids
+    batch = open_batch(tmp_path / "run")
+    assert [*batch] == ids
+    assert [batch[at].settings.id for at in (0, 5, -1)] == ["i0", "i5", "i7"]
+    for beyond in (8, -9):
+        with pytest.raises(KeyError, match="0 to 7"):
+            batch[beyond]
+    page = batch._repr_html_()
+    assert page.count("<img") == 8 and all(name in page for name in ids)
     assert verify(tmp_path / "run") == (8, [])
     files, calls = files_of(tmp_path / "run"), len(watched.rows)
     outcome = draw(model, tmp_path / "run", EIGHT)

@@ -80,4 +80,4 @@ def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch, lora):
     drawn = "diffusers.AnimateDiffPipeline.__call__"
     monkeypatch.setattr(drawn, lambda *_, **__: pytest.fail("a video was drawn"))
     code, _, err = invoke("diff", PROMPT, "--model", "demo-video", "--lora", lora, *FEW)
-    assert code == 1 and "AnimateDiffPipeline makes videos, but edits, knockouts, comp" in err
+    assert code == 2 and "AnimateDiffPipeline makes videos, but edits, knockouts, comp" in err

@@ -28,7 +28,7 @@ def test_edit_writes_both_runs_side_by_side(invoke, model):
     assert info["cross_replace_steps"] == info["self_replace_steps"] == 0.5
     assert invoke("show", f"{folder}/target", "dog")[0] == 0
     code, _, err = invoke("edit", "a red cat", "a red dog", *options)
-    assert code == 1
+    assert code == 2
     assert "exists already" in err
 
 
@@ -51,14 +51,14 @@ def test_edit_of_an_image_reports_how_well_it_came_back(invoke, model):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("a cat",), 1, "'a red cat' has 3 words, 'a cat' has 2"),
+        (("a cat",), 2, "'a red cat' has 3 words, 'a cat' has 2"),
         (("a red dog", "--weight", "dog"), 2, "is not WORD=FACTOR"),
         (("a red dog", "--weight", "dog=much"), 2, "is not WORD=FACTOR"),
-        (("a red dog", "--weight", "dog=nan"), 1, "weight of 'dog' is nan"),
-        (("a red dog", "--blend", "bird"), 1, "'bird' is in none of the prompts"),
-        (("a red dog", "--cross", "30"), 1, "part of the run"),
-        (("a red dog", "--image", "nothing.png"), 1, "nothing.png"),
-        (("a red dog", "--image", "notes.txt"), 1, "is not a readable image"),
+        (("a red dog", "--weight", "dog=nan"), 2, "weight of 'dog' is nan"),
+        (("a red dog", "--blend", "bird"), 2, "'bird' is in none of the prompts"),
+        (("a red dog", "--cross", "30"), 2, "part of the run"),
+        (("a red dog", "--image", "nothing.png"), 2, "nothing.png"),
+        (("a red dog", "--image", "notes.txt"), 2, "is not a readable image"),
         (("a red dog", "--image", "photo.png", "--width", "64"), 2, "--image"),
     ],
 )
@@ -80,7 +80,7 @@ def test_edits_that_cannot_be(invoke, model, monkeypatch, arguments, code, messa
 def test_an_edit_beyond_max_memory_is_refused_before_it_draws(invoke, model):
     options = ("--model", model, "--steps", "2", "--device", "cpu", "--max-memory", "2kB")
     code, _, err = invoke("edit", "a red cat", "a red dog", *options)
-    assert code == 1 and "--max-memory 2000: " in err
+    assert code == 2 and "--max-memory 2000: " in err
     assert not os.path.exists("outputs") or not os.listdir("outputs")
 
 

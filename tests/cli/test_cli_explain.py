@@ -80,13 +80,13 @@ def test_the_command_takes_a_model_of_flow_matching(explained):
 @pytest.mark.parametrize(
     ("arguments", "code", "message"),
     [
-        (("nothing.png", "a cat"), 1, "nothing.png"),
-        (("notes.png", "a cat"), 1, "notes.png is not a readable image."),
-        (("half.png", "a cat"), 1, "half.png is not a readable image: "),
-        ((".", "a cat"), 1, "is a folder"),
-        (("My photo.png", " "), 1, "is empty"),
-        (("My photo.png", "a cat", "--timesteps", "0"), 1, "1 to 999"),
-        (("My photo.png", "a cat", "--invert", "--model", "demo-mmdit"), 1, "--invert: a Stable"),
+        (("nothing.png", "a cat"), 2, "nothing.png"),
+        (("notes.png", "a cat"), 2, "notes.png is not a readable image."),
+        (("half.png", "a cat"), 2, "half.png is not a readable image: "),
+        ((".", "a cat"), 2, "is a folder"),
+        (("My photo.png", " "), 2, "is empty"),
+        (("My photo.png", "a cat", "--timesteps", "0"), 2, "1 to 999"),
+        (("My photo.png", "a cat", "--invert", "--model", "demo-mmdit"), 2, "--invert: a Stable"),
         (("My photo.png", "a cat", "--timesteps", "1,two"), 2, "not a list of whole numbers"),
         (("My photo.png", "a cat", "--timesteps", "5", "--invert"), 2, "pass --steps"),
         (("My photo.png", "a cat", "--steps", "5"), 2, "needs --invert"),
@@ -94,7 +94,7 @@ def test_the_command_takes_a_model_of_flow_matching(explained):
     ],
 )
 def test_commands_that_cannot_be(explained, tmp_path, arguments, code, message):
-    found, _, err = explained(*arguments, *(("--device", "cpu") if code == 1 else ()))
+    found, _, err = explained(*arguments, *(("--device", "cpu") if code == 2 else ()))
     assert found == code
     assert message in " ".join(err.replace("│", " ").split())
     assert "Traceback" not in err
@@ -122,6 +122,6 @@ def test_what_is_no_photo_is_not_opened(tmp_path, kind):
 def test_maps_beyond_max_memory_are_refused(explained):
     given = ("My photo.png", "a red umbrella", "--device", "cpu", "--refine", "self")
     code, _, err = explained(*given, "--max-memory", "300kB")
-    assert code == 1
+    assert code == 2
     assert "--max-memory 300000: " in err and "300.0 kB are allowed" in err
     assert not list(Path("outputs").iterdir())

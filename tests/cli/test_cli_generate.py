@@ -44,7 +44,7 @@ def test_generate_writes_the_run_and_tells_the_words(invoke, model):
 def test_the_same_command_again_needs_force(invoke, model):
     assert generate(invoke, model, "--out", "run")[0] == 0
     code, _, err = generate(invoke, model, "--out", "run")
-    assert code == 1
+    assert code == 2
     assert err.count("\n") == 1
     assert "run exists already" in err
     assert generate(invoke, model, "--out", "run", "--force")[0] == 0
@@ -56,7 +56,7 @@ def test_a_transformer_draws_with_options_of_its_own(invoke, tmp_path):
     arguments = ("generate", "a red cat", "--model", str(tmp_path / "flux"), "--steps", "1")
     arguments += ("--width", "192", "--height", "128", "--out", "run")
     code, _, err = invoke(*arguments, "--negative", "dog")
-    assert code == 1
+    assert code == 2
     assert "negative prompt" in err and "`true_cfg_scale` above 1" in err
     settings = ("--set", "true_cfg_scale=2.5", "--set", "max_sequence_length=16")
     assert invoke(*arguments, "--negative", "dog", *settings)[0] == 0
@@ -74,7 +74,7 @@ def test_videos_that_would_have_no_place_are_not_drawn(invoke, tmp_path, monkeyp
     monkeypatch.setattr(UNetMotionModel, "forward", lambda *_, **__: pytest.fail("the model ran"))
     settings = ("--frames", "2", "--set", "num_videos_per_prompt=2", "--out", "run")
     code, _, err = invoke("generate", "a cat", "--model", str(tmp_path / "video"), *settings)
-    assert code == 1
+    assert code == 2
     assert "run-1 exists" in err.splitlines()[-1]
 
 
@@ -112,7 +112,7 @@ def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
 @pytest.mark.slow
 def test_maps_beyond_max_memory_are_refused_in_the_words_that_are_typed(invoke, whole_model):
     code, _, err = generate(invoke, whole_model, "--keep", "steps,heads", "--max-memory", "1 MB")
-    assert code == 1
+    assert code == 2
     message = err.splitlines()[-1]
     assert "--max-memory 1000000: " in message and "would hold up to 2.6 MB" in message
     assert "`" not in message
@@ -133,4 +133,4 @@ def test_folders_that_cannot_be_written_are_refused_before_the_model_is_loaded(i
         file.write("mine")
     asked = ("--set", "num_images_per_prompt=2", "--out", "run", "--model", "no/such-model")
     code, _, err = invoke("generate", "a cat", *asked)
-    assert code == 1 and "run-1 exists already. Choose another --out" in err
+    assert code == 2 and "run-1 exists already. Choose another --out" in err

@@ -55,7 +55,7 @@ def unknown(tmp_path):
 def test_info_of_an_unknown_model_says_how_its_record_is_drafted(invoke, unknown):
     code, out, err = invoke("info", unknown)
     said = " ".join(err.split())
-    assert code == 1 and out == ""
+    assert code == 2 and out == ""
     assert "holds a DiTTransformer2DModel, of no family" in said
     assert "docs/contributing/family.md" in said
     assert "python -m scripts.new_family MODEL" in said
@@ -63,4 +63,4 @@ def test_info_of_an_unknown_model_says_how_its_record_is_drafted(invoke, unknown
 
 def test_programs_get_the_error_alone(invoke, unknown):
     code, out, _ = invoke("info", unknown, "--json")
-    assert code == 1 and set(json.loads(out)) == {"error"}
+    assert code == 2 and set(json.loads(out)) == {"error"}

@@ -118,7 +118,7 @@ def test_wrong_usage_is_exit_code_2(invoke, folders, arguments, message):
 )
 def test_failures_say_why_in_one_line(invoke, folders, run, arguments, message):
     code, out, err = invoke("show", folders / run, *arguments)
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.startswith("sdattn: ") and err.count("\n") == 1
     assert message in err
     assert os.listdir() == []
@@ -131,7 +131,7 @@ def test_failures_say_why_in_one_line(invoke, folders, run, arguments, message):
 def test_a_file_is_only_replaced_with_force(invoke, folders, how):
     Path(how[-1]).write_text("mine")
     code, _, err = invoke("show", folders / "kept", THING, *how)
-    assert code == 1 and "--force" in err and Path(how[-1]).read_text() == "mine"
+    assert code == 2 and "--force" in err and Path(how[-1]).read_text() == "mine"
     assert invoke("show", folders / "kept", THING, *how, "--force")[0] == 0
     assert_is(how[-1], how[-1][-3:])
 
@@ -144,11 +144,30 @@ def test_masks_are_those_of_the_maps(invoke, folders):
     assert (np.asarray(mask) == expected * 255).all() and expected.any() and not expected.all()
 
 
+@pytest.mark.parametrize(("typed", "threshold"), [("0.2", 0.2), ("otsu", "otsu")])
+def test_masks_are_cut_at_the_threshold_that_is_typed(invoke, folders, typed, threshold):
+    run = load_run(folders / "kept")
+    how = ("--masks", "--threshold", typed, "-o", "drawn")
+    assert invoke("show", folders / "kept", THING, *how)[0] == 0
+    with Image.open(f"drawn/masks/01-{THING}.png") as mask:
+        cut = np.asarray(mask) == 255
+    size = run.image.height, run.image.width
+    assert (cut == run.heatmaps[THING].mask(size, threshold).numpy()).all()
+    assert (cut != run.heatmaps[THING].mask(size).numpy()).any()
+
+
+def test_a_threshold_that_cannot_be_is_refused_as_it_is_typed(invoke, folders):
+    code, _, err = invoke("show", folders / "kept", "--masks", "--threshold", "7", "-o", "drawn")
+    assert code == 2 and "--threshold 7" in err
+    code, _, err = invoke("show", folders / "kept", "--threshold", "0.5", "-o", "drawn")
+    assert code == 2 and "--threshold needs --masks" in err and os.listdir() == []
+
+
 @pytest.mark.slow
 def test_a_file_that_cannot_be_written_leaves_nothing(invoke, folders):
     os.mkdir("x.png")
     code, _, err = invoke("show", folders / "kept", "--figure", "words", "-o", "x.png", "--force")
-    assert code == 1
+    assert code == 2
     assert err.startswith("sdattn: ") and err.count("\n") == 1
     assert os.listdir() == ["x.png"] and os.listdir("x.png") == []
 
@@ -181,5 +200,5 @@ def test_a_figure_of_an_item_of_a_batch(invoke):
         assert code == 2 and message in said(err)
     assert sorted(str(path) for path in Path("run").rglob("*")) == before
     code, _, err = invoke("show", "run", "--item", "7", "--animate", "-o", "x.gif")
-    assert code == 1 and "7" in err
+    assert code == 2 and "7" in err
     assert not os.path.exists("x.gif")

@@ -1,5 +1,6 @@
 """Options that the library's messages name are spelled as the running command's flags."""
 
+import errno
 import pickle
 from importlib.metadata import version
 
@@ -9,9 +10,17 @@ import typer
 from PIL import Image
 
 from sdattn import cli
-from sdattn.cli.failures import reason
+from sdattn.cli.failures import exit_code, reason
 from sdattn.cli.flags import spelled
-from sdattn.errors import InvalidValueError, MissingPackageError, NotFoundError, OptionError
+from sdattn.errors import (
+    ExistsError,
+    InvalidValueError,
+    MissingPackageError,
+    NotFiniteError,
+    NotFoundError,
+    OptionError,
+    RunError,
+)
 
 COMMANDS = typer.main.get_command(cli.commands).commands
 
@@ -65,6 +74,25 @@ def test_a_reason_is_one_line_with_its_type_where_nobody_worded_it():
     assert reason(ZeroDivisionError("by zero")) == "ZeroDivisionError: by zero"
 
 
+@pytest.mark.parametrize(
+    ("error", "code"),
+    [
+        (InvalidValueError("seed 1"), 2),
+        (NotFoundError("'cow' is not there"), 2),
+        (ExistsError("run exists already"), 2),
+        (FileNotFoundError(errno.ENOENT, "No such file", "a.png"), 2),
+        (RunError("it was stopped"), 1),
+        (NotFiniteError("the image holds NaN"), 1),
+        (OSError(errno.ENOSPC, "No space left on device", "run"), 1),
+        (MissingPackageError("gs://x needs gcsfs"), 1),
+        (MemoryError(), 1),
+        (ValueError("a bug"), 1),
+    ],
+)
+def test_a_wrong_value_is_exit_code_2_and_a_failed_run_1(error, code):
+    assert exit_code(error) == code
+
+
 def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(invoke, model, monkeypatch):
     """With a fault put into `generate`, which ended as `sdattn: x` once."""
     monkeypatch.setattr("sdattn.runs.generation.seeds_of", lambda *_: {}["x"])
@@ -94,7 +122,7 @@ def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(invoke, model, mo
 def test_no_command_speaks_python(invoke, model, arguments, message):
     Image.new("RGB", (64, 64)).save("p.png")
     code, _, err = invoke(*arguments, "--model", model, "--device", "cpu")
-    assert code == 1
+    assert code == 2
     assert message in err.splitlines()[-1]
 
 
@@ -102,7 +130,7 @@ def test_a_device_that_is_not_here_is_refused_before_the_load(invoke, monkeypatc
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     monkeypatch.setattr("sdattn.loading.pipelines.find_model", lambda _: pytest.fail("loaded"))
     code, out, err = invoke("generate", "a cat", "--device", "cuda")
-    assert (code, out) == (1, "")
+    assert (code, out) == (2, "")
     assert err.splitlines()[-1].startswith("sdattn: --device cuda: ")
     assert "This machine has: cpu. Pass one of these" in err
 

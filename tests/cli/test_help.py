@@ -44,6 +44,27 @@ def test_a_short_h_is_help_everywhere(invoke, command):
     assert invoke(*command, "-h") == invoke(*command, "--help")
 
 
+def test_the_help_of_generate_is_in_panels(invoke):
+    _, out, _ = invoke("generate", "-h")
+    panels = re.findall(r"^╭─ (\w+) ─", out, re.M)
+    assert panels == ["Arguments", "Image", "Heatmaps", "Output", "Model", "Advanced"]
+    parts = dict(zip(panels, re.split(r"^╭─ \w+ ─", out, flags=re.M)[1:], strict=True))
+    for panel, names in {
+        "Image": ("seed", "steps", "negative", "width"),
+        "Heatmaps": ("preset", "keep", "causal"),
+        "Output": ("out", "force", "json"),
+        "Model": ("model", "dtype", "lora"),
+        "Advanced": ("set", "max-memory", "offload", "config", "help"),
+    }.items():
+        assert all(re.search(rf"^│ --{name} ", parts[panel], re.M) for name in names), panel
+
+
+def test_an_options_default_is_told_once(invoke):
+    _, out, _ = invoke("info", "-h")
+    device = out[out.index("--device") :].partition("--dtype")[0]
+    assert device.count("default") == 1 and "[default: cpu]" in device
+
+
 def test_examples_are_a_line_each_and_brackets_no_markup(invoke):
     _, out, _ = invoke("app", "-h")
     lines = [line.strip() for line in out.splitlines()]

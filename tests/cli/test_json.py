@@ -49,7 +49,7 @@ def test_generate_answers_with_its_run(invoke, model):
 
 def test_a_failure_is_an_object_too(invoke, model):
     code, out, err = generate(invoke, model, "--json", "--seed", "-1")
-    assert code == 1
+    assert code == 2
     assert only(out)["error"].startswith("--seed -1: pass a whole number")
     assert only(out)["error"] in err
     code, out, err = generate(invoke, model, "--json", "--steps", "none")
@@ -60,7 +60,7 @@ def test_a_failure_is_an_object_too(invoke, model):
 def test_quiet_prints_nothing_but_what_is_wrong(invoke, model):
     assert generate(invoke, model, "--quiet", "--out", "run") == (0, "", "")
     code, out, err = generate(invoke, model, "-q", "--out", "run")
-    assert (code, out) == (1, "") and "exists already" in err
+    assert (code, out) == (2, "") and "exists already" in err
     assert only(generate(invoke, model, "-q", "--json", "--out", "two")[1])["runs"]
 
 

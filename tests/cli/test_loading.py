@@ -110,7 +110,7 @@ def test_a_batch_is_loaded_so_and_goes_on_only_so(invoke, model, lora):
     assert settings["loading"] == expected
     assert invoke(*batch, *asked)[0] == 0
     code, _, err = invoke(*batch, *asked[:2], "--lora", f"{lora}:0.6")
-    assert code == 1 and "belongs to another run: the model's weights or configuration" in err
+    assert code == 2 and "belongs to another run: the model's weights or configuration" in err
 
 
 @pytest.mark.parametrize(
@@ -132,7 +132,7 @@ def test_what_cannot_be_is_told_as_it_is_typed(invoke, model, command, options, 
     Path("in.txt").write_text("a cat\n")
     what = ("a cat",) if command == "generate" else ("in.txt", "--out", "RUN")
     code, _, err = invoke(command, *what, "--model", model, "--device", "cpu", *options)
-    assert code == 1
+    assert code == 2
     assert message in err
 
 
@@ -197,6 +197,6 @@ def test_a_broken_file_ends_in_one_message_that_names_it(invoke, model, files, c
     what = ("a cat",) if command == "generate" else ("in.txt", "--out", "RUN")
     code, _, err = invoke(command, *what, *asked, *SMALL)
     lines = [line for line in err.splitlines() if line.startswith("sdattn: ")]
-    assert code == 1
+    assert code == 2
     assert len(lines) == 1 and file.name in lines[0] and noun in lines[0]
     assert "bug" not in err and "Traceback" not in err

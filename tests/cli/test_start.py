@@ -118,7 +118,7 @@ def test_what_needs_no_model_is_refused_at_once_and_in_one_message(tmp_path):
     command = [sys.executable, "-c", PROGRAM, "generate", " ", *wrong]
     done = subprocess.run(command, capture_output=True, text=True)
     message, loaded = done.stderr.splitlines()
-    assert (done.returncode, loaded) == (1, "loaded:")
+    assert (done.returncode, loaded) == (2, "loaded:")
     for named in ("' '", "--seed", "--width", "--frames", "frame_rate", "generator", "--lora"):
         assert named in message
     assert str(tmp_path) in message

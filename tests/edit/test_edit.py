@@ -58,6 +58,17 @@ def test_the_function_at_the_top_is_that_of_a_plain_module():
         sdattn.edit_image(small_pipeline(), SOURCE)
 
 
+def test_a_misspelt_option_of_its_own_is_told_with_the_right_name():
+    pipe = small_pipeline()
+    for wrong, right in (
+        ("corss_replace_steps", "cross_replace_steps"),
+        ("blendd", "blend"),
+        ("guidence_scale", "guidance_scale"),
+    ):
+        with pytest.raises(ValueError, match=f"{wrong}.*Did you mean '{right}'"):
+            sdattn.edit_image(pipe, SOURCE, "a red dog", **{wrong: 0.4})
+
+
 OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
 
 

@@ -26,6 +26,23 @@ def blob():
     return Heatmap("cat", values, (2,))
 
 
+def test_a_heatmap_has_the_shape_of_its_map_and_is_saved_as_a_notebook_shows_it(blob, tmp_path):
+    assert blob.shape == np.asarray(blob).shape == (4, 6)
+    assert Heatmap("cat", torch.zeros(3, 4, 6), (2,)).shape == (3, 4, 6)
+    shown = Image.open(io.BytesIO(blob._repr_png_()))
+    assert blob.save(tmp_path / "cat.png") == tmp_path / "cat.png"
+    with Image.open(tmp_path / "cat.png") as saved:
+        assert saved.tobytes() == shown.tobytes()
+    blob.save(str(tmp_path / "cat.webp"))
+    with Image.open(tmp_path / "cat.webp") as saved:
+        assert saved.size == shown.size
+    for name in ("cat", "cat.npy"):
+        with pytest.raises(ValueError, match=r"path.*\.png"):
+            blob.save(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="nowhere"):
+        blob.save(tmp_path / "nowhere" / "cat.png")
+
+
 def test_for_numpy_a_heatmap_is_the_array_of_its_values(blob):
     array = np.asarray(blob)
     assert array.dtype == np.float32

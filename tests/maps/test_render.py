@@ -73,7 +73,7 @@ def test_colours_are_the_more_opaque_the_higher_the_value(values, options, place
     grey = np.asarray(image.convert("L"), dtype=float)[..., None]
     colours = matplotlib.colormaps["inferno"](places)[..., :3] * 255
     opaque = 0.4 * places[..., None]
-    found = np.asarray(render.overlay(image, values, opacity=0.4, **options), dtype=float)
+    found = np.asarray(render.overlay(image, values, alpha=0.4, **options), dtype=float)
     np.testing.assert_allclose(found, (1 - opaque) * grey + opaque * colours, atol=2)
 
 
@@ -82,7 +82,7 @@ def test_a_stretched_map_has_its_whole_range_in_equally_opaque_colours():
     grey = np.asarray(image.convert("L"), dtype=float)[..., None]
     expected = 0.6 * grey + 0.4 * render.colorize(RAMP)
     weak = 0.02 + 0.001 * RAMP
-    found = np.asarray(render.overlay(image, weak, opacity=0.4, stretch=True), dtype=float)
+    found = np.asarray(render.overlay(image, weak, alpha=0.4, stretch=True), dtype=float)
     np.testing.assert_allclose(found, expected, atol=2)
     with pytest.raises(ValueError, match=r"stretch=True and scale=\(0.0, 1.0\)"):
         render.overlay(image, weak, stretch=True, scale=(0.0, 1.0))

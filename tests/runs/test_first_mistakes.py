@@ -15,6 +15,7 @@ from sdattn.files.images import as_image
 from sdattn.files.writing import whole_folder
 from sdattn.loading.devices import checked_dtype
 from sdattn.maps.heatmap import Heatmap
+from sdattn.models.demos import HOME
 from sdattn.models.values import check_side
 
 PROMPT = "a red cat"
@@ -168,6 +169,34 @@ def test_an_edit_is_refused_beyond_its_memory(pipe, monkeypatch):
     assert not ran
 
 
+@each_call
+def test_what_no_model_could_take_is_refused_before_one_is_loaded(call, tmp_path):
+    """Of the demo only its index is there, so that to load it fails in other words."""
+    index = json.loads((HOME / "demo" / "model_index.json").read_text())
+    (tmp_path / "model_index.json").write_text(json.dumps(index))
+    for options, message in (
+        ({"seed": -1}, "seed=-1"),
+        ({"preset": "damm"}, "Did you mean 'daam'"),
+        ({"max_bytes": 0}, "max_bytes"),
+        ({"guidance_scale": float("nan")}, "guidance_scale"),
+        ({"guidence_scale": 2}, "Did you mean 'guidance_scale'"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call(tmp_path, **options)
+    with pytest.raises(ValueError, match="is empty"):
+        call(tmp_path, " ")
+    with pytest.raises((ValueError, OSError)) as failed:
+        call(tmp_path)
+    assert "demo" not in str(failed.value) and "option" not in str(failed.value)
+
+
+def test_other_names_of_overlays_options_are_told():
+    heatmap = Heatmap("cat", torch.eye(2), (1,))
+    for name, ours in (("colormap", "cmap"), ("opacity", "alpha"), ("alfa", "alpha")):
+        with pytest.raises(TypeError, match=f"{name}.*Did you mean '{ours}'"):
+            heatmap.overlay(PHOTO, **{name: 1})
+
+
 def test_a_map_lies_over_an_image_of_any_kind_in_its_own_size(tmp_path):
     heatmap = Heatmap("cat", torch.tensor([[0.5, 0.25], [0.0, 0.0]]), (1,))
     assert (heatmap.peak, heatmap.mean) == (0.5, 0.1875)
@@ -177,9 +206,9 @@ def test_a_map_lies_over_an_image_of_any_kind_in_its_own_size(tmp_path):
     assert bare.size == PHOTO.size
     for alike in (array, array / 255, tmp_path / "red.png", str(tmp_path / "red.png")):
         assert heatmap.overlay(alike, caption=False).tobytes() == bare.tobytes()
-    other = heatmap.overlay(PHOTO, caption=False, colormap="viridis", opacity=0.5)
+    other = heatmap.overlay(PHOTO, caption=False, cmap="viridis", alpha=0.5)
     assert other.tobytes() != bare.tobytes()
-    for option in ({"colormap": "viridiss"}, {"opacity": 3}):
+    for option in ({"cmap": "viridiss"}, {"alpha": 3}):
         with pytest.raises(ValueError, match=next(iter(option))):
             heatmap.overlay(PHOTO, **option)
     for wrong, kind in ((None, TypeError), (array[None], ValueError), (array * 1.0, ValueError)):

@@ -148,7 +148,7 @@ def test_of_many_words_that_were_cut_off_the_first_are_listed(number, told):
         for one in (longer, prompt)
     )
     shown, told_off = (
-        re.sub("<[^>]+>", "", page.split(start)[1].split("</p>")[0])
+        re.sub("<[^>]+>", "", re.split("</(?:p|h1)>", page.split(start)[1])[0])
         for start in ('id="prompt" dir="auto">', "<strong>Cut off:</strong>")
     )
     assert shown == longer.text

@@ -31,7 +31,7 @@ _TITLES = {
 _MOST_SPECIAL = 24  # columns of image prompts can be many
 _TIMES = "\N{MULTIPLICATION SIGN}"
 _SAME_PLACE = 0.5  # maps of the first view are less alike
-_BARE = 1 / 3  # of the scale: a weaker map hardly shows
+_NOISE = 1 / 3  # of the strongest content word: a weaker map shows nothing
 
 
 def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
@@ -92,6 +92,7 @@ def _data(
     demo = demo_named(run.settings.model)
     names = dict(zip(run.details.calls, step_names(run), strict=True))
     return {
+        "prompt": run.heatmaps.prompt.text[:80],
         "words": words,
         "content": [is_content_word(word) for word in words],
         "first": _first_pins(run.heatmaps, demo.strange(words) if demo else ()),
@@ -124,13 +125,14 @@ def _text(name: str, held: Sequence[Heatmap]) -> dict[str, object]:
 def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     """Return the words that the page opens with: the strongest that name a thing, see
     :func:`name_things`, at least half as strong as the first, each in another place than those
-    before it: their maps correlate by less than 0.5. If all of these would look bare on the scale
-    of the prompt, return the strongest content word alone. ``strange`` words mean nothing."""
+    before it: their maps correlate by less than 0.5. If all of these are much weaker than another
+    content word, their maps are noise: return the strongest content word alone. ``strange`` words
+    mean nothing."""
     maps = heatmaps.occurrences()
     peaks = [-1.0 if one.label in strange else one.range[1] for one in maps]
     things = [i for i in name_things([one.label for one in maps]) if peaks[i] >= 0]
     content = [i for i, one in enumerate(maps) if is_content_word(one.label) and peaks[i] >= 0]
-    if content and max((peaks[i] for i in things), default=0) < _BARE * heatmaps.top:
+    if content and max((peaks[i] for i in things), default=0) < _NOISE * heatmaps.top:
         return [max(content, key=lambda i: peaks[i])]
     pins: list[int] = []
     for i in sorted(things, key=lambda i: -peaks[i]):

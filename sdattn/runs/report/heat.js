@@ -69,12 +69,12 @@ function groundOf({ number, range: [low, high] }) {
 const above = (place, ground) => Math.max(0, (place - ground) / (1 - ground));
 
 /* Draw one map: the colour is the value, and the further above the ground, the more opaque. */
-function drawHeat(pixels, places, ground, even) {
+function drawHeat(pixels, places, ground) {
   const table = colours[state.colormap], alpha = state.opacity * 255;
   for (let i = 0; i < places.length; i++) {
     const at = Math.min(255, Math.floor(places[i] * 256)) * 3;
     pixels[4 * i] = table[at]; pixels[4 * i + 1] = table[at + 1]; pixels[4 * i + 2] = table[at + 2];
-    pixels[4 * i + 3] = Math.round(even ? alpha : alpha * above(places[i], ground));
+    pixels[4 * i + 3] = Math.round(alpha * above(places[i], ground));
   }
 }
 
@@ -92,13 +92,20 @@ function drawPins(pixels, all, grounds, tints) {
   }
 }
 
-/* Draw maps over an image: {number, range, even, tint}; tint is null for a single map. */
+/* Draw the heat of maps, {number, range, tint}, at their places on the scale; tint is null for a
+   single map. */
+function drawMaps(pixels, maps, all) {
+  const grounds = maps.map(groundOf);
+  if (maps[0].tint) drawPins(pixels, all, grounds, maps.map((map) => map.tint));
+  else drawHeat(pixels, all[0], grounds[0]);
+}
+
+/* Draw maps over an image. */
 function paint(canvas, maps) {
   const context = canvas.getContext("2d");
   if (!maps.length) { context.clearRect(0, 0, canvas.width, canvas.height); return; }
-  const image = context.createImageData(canvas.width, canvas.height), all = maps.map((map) => placesOf(map, canvas)), grounds = maps.map(groundOf);
-  if (maps[0].tint) drawPins(image.data, all, grounds, maps.map((map) => map.tint));
-  else drawHeat(image.data, all[0], grounds[0], maps[0].even);
+  const image = context.createImageData(canvas.width, canvas.height);
+  drawMaps(image.data, maps, maps.map((map) => placesOf(map, canvas)));
   context.putImageData(image, 0, 0);
 }
 
@@ -124,12 +131,49 @@ function inkOn([red, green, blue]) {
 
 const told = (value) => (Math.abs(value) < 1e-9 ? "0" : Number(value.toPrecision(2)).toString());
 
-function drawScale([low, high], unit) {
-  const ramp = $("ramp").getContext("2d"), image = ramp.createImageData(256, 1), table = colours[state.colormap];
-  for (let i = 0; i < 256; i++) image.data.set([table[3 * i], table[3 * i + 1], table[3 * i + 2], 255], 4 * i);
-  ramp.putImageData(image, 0, 0);
-  $("low").textContent = told(low);
-  $("high").textContent = `${told(high)} ${unit}`;
+/* Return the grey under the heat, as the filter in heat.css makes it. */
+const greyOf = (pixels, i) => 66 + 0.6325 * (0.2126 * pixels[i] + 0.7152 * pixels[i + 1] + 0.0722 * pixels[i + 2]);
+
+/* Return the mean grey of the images in the stage. */
+function meanGrey() {
+  const small = Object.assign(document.createElement("canvas"), { width: 16, height: 16 }), brush = small.getContext("2d");
+  const greys = [...stage.querySelectorAll("img:not(.original, [hidden])")].flatMap((image) => {
+    brush.drawImage(image, 0, 0, 16, 16);
+    const { data } = brush.getImageData(0, 0, 16, 16);
+    return Array.from({ length: 256 }, (_, i) => greyOf(data, 4 * i));
+  });
+  return greys.reduce((sum, grey) => sum + grey, 0) / greys.length;
+}
+
+/* Draw the scale as the maps are drawn, over the images' mean grey: a row for each colour. Maps with
+   different scales are told as such if they are stretched, and have none otherwise. */
+function drawScale(maps, unit) {
+  const alike = maps.every(({ range }) => String(range) === String(maps[0].range));
+  $("scale").hidden = !maps.length || !(alike || state.stretch);
+  if ($("scale").hidden) return;
+  const ramp = $("ramp").getContext("2d"), grey = meanGrey(), tints = maps.map(({ tint }) => String(tint));
+  const rows = maps.filter((_, i) => tints.indexOf(tints[i]) === i);
+  $("ramp").height = rows.length;
+  for (const [row, map] of rows.entries()) {
+    const image = ramp.createImageData(256, 1), pixels = image.data;
+    drawMaps(pixels, [map], [Float32Array.from({ length: 256 }, (_, i) => i / 255)]);
+    for (let i = 0; i < pixels.length; i += 4) {
+      const alpha = pixels[i + 3] / 255;
+      for (let part = i; part < i + 3; part++) pixels[part] = Math.round(alpha * pixels[part] + (1 - alpha) * grey);
+      pixels[i + 3] = 255;
+    }
+    ramp.putImageData(image, 0, row);
+  }
+  const [low, high] = maps[0].range;
+  $("low").textContent = alike ? told(low) : "each word’s lowest";
+  $("high").textContent = alike ? `${told(high)} ${unit}` : "each word’s highest";
+}
+
+/* Return the end of the colour scale: the highest peak of the pinned words and the one that is
+   pointed at, at most `top`; without pinned words, `top`. */
+function scaleEnd(pinned, pointed, peakOf, top) {
+  if (!pinned.length) return top;
+  return Math.min(top, Math.max(...[...pinned, ...pointed].map(peakOf)));
 }
 
 /* Style a word's button: pinned or not, its colour if several are pinned, and its peak. */
@@ -146,6 +190,7 @@ function dress(button, word, peak, top, unit) {
 /* Draw the pinned words: label and text, with colours if there are several. */
 function drawLegend(textsOf) {
   $("legend").hidden = !state.pinned.length;
+  $("none").hidden = state.pinned.length > 0;
   $("pins").replaceChildren(...state.pinned.map((word) => {
     const item = document.createElement("li"), tint = document.createElement("i");
     const label = document.createElement("bdi"), number = document.createElement("span");
@@ -196,31 +241,43 @@ $("unpin").addEventListener("click", () => {
 
 /* ---- saving ---- */
 
-/* Return the lines below a saved image: one word's colour scale, or several words' colours. */
-function linesOf(some, textOf) {
-  if (!some.length) return [];
-  if (some.length > 1) return some.map((word) => ({ tint: pinColour(word), text: textOf(word) }));
-  const scale = $("scale").hidden ? "" : ` (colours: ${$("low").textContent} to ${$("high").textContent})`;
-  return [{ tint: null, text: textOf(some[0]) + scale }];
+/* Return the lines below a saved image: one text with the colour scale, or several words in their
+   colours, and the scale. */
+function linesOf(texts, tints) {
+  const scale = $("scale").hidden ? "" : `${$("low").textContent} to ${$("high").textContent}`;
+  if (texts.length === 1) return [{ tint: null, text: `${texts[0]} (colours: ${scale})` }];
+  const lines = texts.map((text, i) => ({ tint: tints[i], text }));
+  return scale && texts.length ? [...lines, { tint: null, text: scale }] : lines;
 }
 
-/* Return an image as shown, with its heat. */
+/* Draw the ring around the spot, as spot.css does. */
+function drawRing(brush, { width, height }, { x, y }) {
+  for (const [colour, line] of [["#000", 6], ["#fff", 2.5]]) {
+    brush.beginPath();
+    brush.arc(x * width, y * height, 11, 0, 2 * Math.PI);
+    [brush.strokeStyle, brush.lineWidth] = [colour, line];
+    brush.stroke();
+  }
+}
+
+/* Return an image as shown, with its heat and the ring. */
 function withHeat({ image, heat, size }) {
   const view = document.createElement("canvas"), brush = view.getContext("2d");
   fit(view, size);
   brush.drawImage(image, 0, 0, view.width, view.height);
   if (shown().length || state.looked != null) { // only the page of a run has that
     const seen = brush.getImageData(0, 0, view.width, view.height), pixels = seen.data;
-    for (let i = 0; i < pixels.length; i += 4) // the weights of CSS's grayscale()
-      pixels[i] = pixels[i + 1] = pixels[i + 2] = 0.2126 * pixels[i] + 0.7152 * pixels[i + 1] + 0.0722 * pixels[i + 2];
+    for (let i = 0; i < pixels.length; i += 4) pixels[i] = pixels[i + 1] = pixels[i + 2] = greyOf(pixels, i);
     brush.putImageData(seen, 0, 0);
     brush.drawImage(heat, 0, 0, view.width, view.height);
   }
+  if (state.spot) drawRing(brush, view, state.spot);
   return view;
 }
 
-/* Save images side by side with their names, and the words in their colours below, as a PNG. */
-function save(parts, lines, names) {
+/* Save images side by side with their names, and the words in their colours below, as a PNG. The
+   file's name is made of `about`, what is shown. */
+function save(parts, lines, about) {
   const gap = 12, line = 24, views = parts.map(withHeat), named = parts.some(({ name }) => name) ? line : 0;
   const sheet = document.createElement("canvas"), brush = sheet.getContext("2d");
   const high = Math.max(...views.map(({ height }) => height)) + named;
@@ -247,13 +304,17 @@ function save(parts, lines, names) {
     const middle = high + gap / 2 + line * (i + 0.5), wide = tint ? 14 : 72;
     brush.fillStyle = tint ? `rgb(${tint})` : "#fff";
     brush.fillRect(4, middle - 7, wide, 14);
-    if (!tint) brush.drawImage($("ramp"), 4, middle - 7, wide, 14);
+    if (!tint) { // rows of the ramp must not run into each other
+      brush.imageSmoothingEnabled = false;
+      brush.drawImage($("ramp"), 4, middle - 7, wide, 14);
+    }
     write(text, wide + 12, middle, sheet.width - wide - 16);
   }
   sheet.toBlob((blob) => {
     const link = document.createElement("a");
     link.href = URL.createObjectURL(blob);
-    link.download = `${["heatmap", ...names].join("-").replace(/[^\p{L}\p{N}-]+/gu, "_").slice(0, 80)}.png`;
+    const plain = about.map((text) => text.replace(/[^\p{L}\p{N}]+/gu, "_").replace(/^_|_$/g, "")).filter(Boolean);
+    link.download = `${[lines.length ? "heatmap" : "image", ...plain].join("-").slice(0, 100)}.png`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 1000);
   });
@@ -280,7 +341,8 @@ function begin() {
   $("colormap").addEventListener("change", () => { state.colormap = $("colormap").value; draw(); });
   state.colormap = $("colormap").value;
   draw();
-  unpack().then(() => { document.documentElement.dataset.ready = ""; draw(); }, (error) => {
+  const images = [...stage.querySelectorAll("img")].map((image) => image.complete || new Promise((done) => image.addEventListener("load", done))); // the scale is over them
+  Promise.all([unpack(), ...images]).then(() => { document.documentElement.dataset.ready = ""; draw(); }, (error) => {
     $("caption").textContent = `This browser cannot unpack the maps (${error.message}).`;
   });
 }

@@ -31,14 +31,8 @@ function draw() {
   const some = shown(), alone = some.length === 1;
   stage.classList.toggle("hot", some.length > 0);
   for (const [half, figure] of halves.entries())
-    paint(figure.querySelector("canvas"), some.filter((row) => mapOf(row, half) !== null).map((row) => ({
-      number: mapOf(row, half), range: rangeOf(row, half), even: state.stretch, tint: alone ? null : pinColour(row),
-    })));
-  $("scale").hidden = !alone;
-  if (alone) {
-    drawScale([0, page.top], page.unit);
-    if (state.stretch) [$("low").textContent, $("high").textContent] = ["each word's lowest", "each word's highest"];
-  }
+    paint(figure.querySelector("canvas"), mapsOf(some, half));
+  drawScale([0, 1].flatMap((half) => mapsOf(some, half)), page.unit);
   $("caption").textContent = alone ? captionOf(some[0]) : some.map((row) => `${nameOf(row)}: ${peaksOf(row)}`).join("; ");
   drawLegend((row) => [nameOf(row), peaksOf(row)]);
   for (const button of buttons) drawButton(button);
@@ -46,7 +40,19 @@ function draw() {
   drawSpot();
 }
 
-const rangeOf = (row, half) => (state.stretch ? page.maps[mapOf(row, half)].slice(2) : [0, page.top]);
+/* Return the maps of one image for `paint`. */
+function mapsOf(some, half) {
+  const there = some.filter((row) => mapOf(row, half) !== null);
+  return there.map((row) => ({ number: mapOf(row, half), range: rangeOf(row, half), tint: some.length > 1 ? pinColour(row) : null }));
+}
+
+/* Return the colour scale's ends, the same in both images: from 0 to the peak of the pinned words, or
+   of the strongest content word if none is pinned; if stretched, the word's own ends. */
+function rangeOf(row, half) {
+  if (state.stretch) return page.maps[mapOf(row, half)].slice(2);
+  const content = (one) => [0, 1].some((side) => rows()[one][side] !== null && sides()[side].content[rows()[one][side]]);
+  return [0, scaleEnd(state.pinned.filter(content), shown(), (one) => Math.max(...[0, 1].map((side) => peakOf(one, side) ?? 0)), page.top)];
+}
 
 function drawButton(button) {
   const row = rowOf(button), half = Number(button.dataset.side > 0);
@@ -127,7 +133,7 @@ function choose(other) {
     fit(figure.querySelector("canvas"), [width, height]);
     figure.style.setProperty("--ratio", width / height);
   }
-  stage.style.setProperty("--ratio", sides()[0].size[0] / sides()[0].size[1]);
+  stage.parentElement.style.setProperty("--ratio", sides()[0].size[0] / sides()[0].size[1]);
   if ($("wipe")) wipe(Number($("wipe").value));
   showSmall();
   drawTable();
@@ -182,7 +188,8 @@ $("save").addEventListener("click", () => {
   const some = shown(), parts = halves.map((figure, half) => ({
     image: imageOf(figure), heat: figure.querySelector("canvas"), ...sides()[half],
   }));
-  save(parts, linesOf(some, (row) => `${nameOf(row)}: ${peaksOf(row)}`), some.map(nameOf));
+  const where = state.spot ? [`at ${Math.floor(state.spot.x * sides()[0].size[0])} ${Math.floor(state.spot.y * sides()[0].size[1])}`] : [];
+  save(parts, linesOf(some.map((row) => `${nameOf(row)}: ${peaksOf(row)}`), some.map(pinColour)), [...some.map(nameOf), ...where, sides().map(({ name }) => name).join(" and ")]);
 });
 $("other")?.addEventListener("change", () => choose(Number($("other").value)));
 choose(1);

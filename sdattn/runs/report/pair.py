@@ -107,8 +107,15 @@ def _sides(shown: Sequence[Side]) -> list[dict[str, object]]:
     start = 0
     for side in shown:
         words = [heatmap.label for heatmap in side.maps]
-        size = side.image.size
-        sides.append({"name": side.name, "words": words, "start": start, "size": size})
+        sides.append(
+            {
+                "name": side.name,
+                "words": words,
+                "content": [is_content_word(word) for word in words],
+                "start": start,
+                "size": side.image.size,
+            }
+        )
         start += len(words)
     return sides
 

@@ -36,10 +36,17 @@ function topOf(text) {
   return Math.max(...(content.length ? content : peaks));
 }
 
-/* Return the colour scale's ends: from 0 to the peak of the text's strongest content word, or, if
-   stretched, the word's own lowest and highest value. */
+/* Return the colour scale's ends: from 0 to the peak of the pinned content words, or of the text's
+   strongest if none is pinned; if stretched, the word's own lowest and highest value. In maps of
+   changes a word that changed nothing stays bare, so that their scale is always the text's. */
 const stretched = (word) => state.stretch && words[word].text.name !== "causal";
-const rangeOf = (word) => (stretched(word) ? page.maps[mapOf(word)].slice(2) : [0, topOf(words[word].text)]);
+function rangeOf(word) {
+  const { text } = words[word];
+  if (stretched(word)) return page.maps[mapOf(word)].slice(2);
+  if (text.name === "causal") return [0, topOf(text)];
+  const own = (one) => words[one].text === text, content = (one) => text.content[one - text.first];
+  return [0, scaleEnd(state.pinned.filter((one) => own(one) && content(one)), shown().filter(own), peakOf, topOf(text))];
+}
 
 /* Return the number of the map of where a kept spot looked, or null; a word that is pointed at comes
    first. */
@@ -52,20 +59,17 @@ function lookedFrom() {
 
 /* ---- drawing ---- */
 
-const paintHeat = (some) => paint(canvas, some.map((word) => ({
-  number: mapOf(word), range: rangeOf(word), even: stretched(word), tint: some.length > 1 ? pinColour(word) : null,
-})));
+const mapsOf = (some) => some.map((word) => ({ number: mapOf(word), range: rangeOf(word), tint: some.length > 1 ? pinColour(word) : null }));
+const paintHeat = (some) => paint(canvas, mapsOf(some));
 
 function draw() {
   for (const tell of sliders) tell();
   if (!cells) return;
-  const from = (state.looked = lookedFrom()), some = from === null ? shown() : [], one = some.length === 1 ? some[0] : null;
-  stage.classList.toggle("hot", some.length > 0 || from !== null);
-  $("scale").hidden = one === null && from === null;
-  if (from === null) paintHeat(some);
-  else paint(canvas, [{ number: from, range: page.maps[from].slice(2), even: false, tint: null }]);
-  if (from !== null) drawScale(page.maps[from].slice(2), "of its attention");
-  else if (one !== null) drawScale(rangeOf(one), unitOf(one));
+  const from = (state.looked = lookedFrom()), some = from === null ? shown() : [];
+  const maps = from === null ? mapsOf(some) : [{ number: from, range: page.maps[from].slice(2), tint: null }];
+  stage.classList.toggle("hot", maps.length > 0);
+  paint(canvas, maps);
+  drawScale(maps, from === null ? some.length && unitOf(some[0]) : "of its attention");
   drawCaption(some);
   drawLegend((word) => [words[word].label, `peak ${told(peakOf(word))}`]);
   $("legend").hidden ||= from !== null;
@@ -149,9 +153,12 @@ $("head")?.addEventListener("change", () => {
 });
 
 $("save").addEventListener("click", () => {
-  const some = state.looked === null ? shown() : [], names = state.looked === null ? some.map((word) => words[word].label) : [LOOKED];
-  if (state.when) names.unshift(state.when);
-  save([{ image: $("image"), heat: canvas, size: page.size, name: state.when }], state.looked === null ? linesOf(some, (word) => `${words[word].label}: peak ${told(peakOf(word))}`) : [{ tint: null, text: LOOKED }], names);
+  const some = state.looked === null ? shown() : [], { spot, when } = state, [width, height] = page.size;
+  const texts = state.looked === null ? some.map((word) => `${words[word].label}: peak ${told(peakOf(word))}`) : [LOOKED];
+  const names = state.looked === null ? some.map((word) => words[word].label) : [LOOKED];
+  const look = [state.head || state.group ? groupName() : "", state.step && !state.head ? stepName().split(",")[0] : ""];
+  const where = spot ? [`at ${Math.floor(spot.x * width)} ${Math.floor(spot.y * height)}`] : [];
+  save([{ image: $("image"), heat: canvas, size: page.size, name: when }], linesOf(texts, some.map(pinColour)), [when, ...names, ...(some.length ? look : []), ...where, `in ${page.prompt}`]);
 });
 
 $("copy")?.addEventListener("click", async () => {

@@ -1,0 +1,39 @@
+"""Checks of a call whose model has a name, before that model is loaded."""
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..keep.budget import Budget
+from ..loading.facts import check_names
+from ..maps.presets import Preset, preset_of
+from ..models.pipeline import Options
+from ..models.values import check_text, check_values, checked_prompts, checked_seeds, whole
+from ..prompts.words import empty_prompt
+
+
+def check_call(
+    model: str | Path,
+    prompts: object,
+    options: Options,
+    *,
+    seed: int | Sequence[int] | None = 0,
+    preset: str | Preset = "default",
+    refine: str | None = None,
+    max_bytes: int | Budget | None = None,
+    own: Sequence[str] = (),
+) -> None:
+    """Raise as the run would for what no model could take. ``own`` are the caller's own options,
+    which a misspelt name may mean."""
+    for text in checked_prompts(prompts):
+        if isinstance(text, str):
+            check_text(text, "prompt")
+            if not text.strip():
+                raise empty_prompt(text)
+    if seed is not None:
+        several = whole(seed) is None and isinstance(seed, (list, tuple))
+        for one in seed if several else [seed]:  # type: ignore[union-attr]
+            checked_seeds(one)
+    preset_of(preset, refine)
+    Budget.of(max_bytes)
+    check_values(options)
+    check_names(str(model), options, own)
