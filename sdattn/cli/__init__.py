@@ -4,8 +4,9 @@ Commands import torch and diffusers only when they run, so that help, the versio
 come at once. `options` holds options of several commands, `common_options` options of all commands
 and of all that load a model, `checks` refuses what needs no model, and `config` their defaults from
 a file. `panels` has the order of their help. `output` and `printing` print results, `failures`
-errors; `flags` spells the options in the library's messages as a command has them. To add a command, add a module and name it here. Its
-parameters have the library's names, so that errors about them name the flags that were typed.
+errors; `flags` spells the options in the library's messages as a command has them. To add a
+command, add a module and name it here. Its parameters have the library's names, so that errors
+about them name the flags that were typed.
 """
 
 import atexit
