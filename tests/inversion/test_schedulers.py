@@ -3,6 +3,7 @@
 import diffusers
 import pytest
 import torch
+from helpers.newer import newer
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_scheduler
 
@@ -28,7 +29,7 @@ OTHERS = [name for name in EVERY if name.removesuffix("Scheduler") not in {*NOIS
 def pipeline(name, flow=False, **config):
     """A pipeline as far as it is asked: its class's name and its scheduler."""
     pipe = type("FluxPipeline" if flow else "StableDiffusionPipeline", (), {})()
-    kind = getattr(diffusers, name)
+    kind = newer(name)
     pipe.scheduler = kind(**config) if flow else kind.from_config({**BETAS, **config})
     return pipe
 
