@@ -10,6 +10,7 @@ import torch
 from accelerate import cpu_offload
 from diffusers import ContextParallelConfig, FirstBlockCacheConfig
 from diffusers.models._modeling_parallel import ParallelConfig
+from helpers.newer import newer
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_unet
 from helpers.transformer_rows import flux, qwen_image, sd3
@@ -150,6 +151,8 @@ def test_a_mean_is_of_the_steps_in_which_the_layer_ran(cached):
 def test_steps_that_were_kept_one_by_one_are_read_by_their_numbers(cached):
     """A preset that reads the second half takes of each layer those of its steps that are there."""
     store = watched(cached, steps="all")
+    if any(max(calls) < 2 for calls in store.seen.values()):
+        newer("LTX2DFRPipeline")  # before, a cache left FLUX's layers out from the second step on
     preset = PRESETS["columns"]
     assert preset.part is not None
     found = layer_maps(store, preset).layers
