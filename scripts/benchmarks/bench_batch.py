@@ -47,22 +47,28 @@ BESIDE = {  # what a run is compared with
     "image and maps, Ray": "image and maps",
     "image and maps, 2 workers of Ray": "image and maps, Ray",
 }
+PLANS = {  # name: do lines ask for words, are all prompts different
+    "without words": (False, False),
+    "with words": (True, False),
+    "with words, all prompts different": (True, True),
+}
 OTHER = ", other checkout"
 AGAIN = ["-m", "scripts.benchmarks.bench_batch"]
 
 
-def write_prompts(path: Path, number: int, *, words: bool = False) -> None:
-    """Write a list of prompts, as JSON lines that ask for two words each if ``words``."""
+def write_prompts(path: Path, number: int, *, words: bool = False, distinct: bool = False) -> None:
+    """Write a list of prompts, as JSON lines that ask for two words each if ``words``; some 900
+    different ones, unless each is ``distinct``."""
     chance = random.Random(0)
     colours = "red", "green", "blue", "yellow", "purple", "pink"
     things = "car", "bird", "balloon", "star", "heart"
     with path.open("w") as file:
-        for _ in range(number):
+        for line in range(number):
             pair = [chance.choice(things) for _ in range(2)]
             first, second = (f"a {chance.choice(colours)} {thing}" for thing in pair)
-            text = f"{first} left of {second}"
-            line = json.dumps({"prompt": text, "words": pair}) if words else text
-            file.write(f"{line}\n")
+            text = f"{first} left of {second}" + (f", number {line}" if distinct else "")
+            written = json.dumps({"prompt": text, "words": pair}) if words else text
+            file.write(f"{written}\n")
 
 
 def run(command: list[str], checkout: Path | None = None) -> str:
@@ -191,9 +197,9 @@ def measure_plans(lines: int) -> dict[str, dict[str, float]]:
     """Seconds of one core, and MB beyond the imports, of planning lists in fresh processes."""
     found = {}
     with tempfile.TemporaryDirectory() as folder:
-        for name, words in {"without words": False, "with words": True}.items():
+        for name, (words, distinct) in PLANS.items():
             prompts = Path(folder, "prompts.jsonl" if words else "prompts.txt")
-            write_prompts(prompts, lines, words=words)
+            write_prompts(prompts, lines, words=words, distinct=distinct)
             found[name] = json.loads(run([*AGAIN, "--plan-of", str(prompts)]))
     return found
 

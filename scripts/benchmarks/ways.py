@@ -182,14 +182,16 @@ def read_maps(held: Any) -> None:
 
 
 class LayerClock:
-    """The time that a model spends in its layers that see the text.
+    """The time that a model spends in its layers that see the text, and in hooks after it ran.
 
     with LayerClock(model) as clock:
         model(...)
+        clock.mark()
         clock.seconds()     of the calls since it was asked last
     """
 
     def __init__(self, model: torch.nn.Module):
+        self.model = model
         self.layers = [layer.module for layer in find_layers(model) if layer.kind in TEXT_KINDS]
         self.on_gpu = next(model.parameters()).is_cuda
         self._marks: list[Any] = []
@@ -197,15 +199,16 @@ class LayerClock:
 
     def __enter__(self) -> "LayerClock":
         for layer in self.layers:
-            self._hooks.append(layer.register_forward_pre_hook(self._mark))
-            self._hooks.append(layer.register_forward_hook(self._mark))
+            self._hooks.append(layer.register_forward_pre_hook(self.mark))
+            self._hooks.append(layer.register_forward_hook(self.mark))
+        self._hooks.append(self.model.register_forward_hook(self.mark))  # before any way's
         return self
 
     def __exit__(self, *_: object) -> None:
         for hook in self._hooks:
             hook.remove()
 
-    def _mark(self, *_: object) -> None:
+    def mark(self, *_: object) -> None:
         if self.on_gpu:
             event = torch.cuda.Event(enable_timing=True)
             event.record()

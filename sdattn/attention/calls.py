@@ -124,4 +124,9 @@ def chosen_rows(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:
     """Return some entries of one axis: rows of a batch, or queries; a view for a slice."""
     if not isinstance(rows, slice):
         return chosen(tensor, dim, rows)
-    return tensor[(ALL,) * dim + (rows,)]
+    if rows == ALL:
+        return tensor
+    first, last, step = rows.indices(tensor.shape[dim])
+    if step != 1:
+        return tensor[(ALL,) * dim + (rows,)]
+    return tensor.narrow(dim, first, max(0, last - first))  # one operation, where indexing is more

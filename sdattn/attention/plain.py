@@ -13,6 +13,7 @@ from torch.utils.checkpoint import checkpoint
 from .device_copies import chosen
 
 PART = 1 << 23  # probabilities computed at a time: all heads of SD 1.x, some of SD3
+PART_ON_CPU = 1 << 17  # so few stay in its caches, and need no new pages of memory
 SLICE = 1 << 24  # scores in one slice of queries
 
 
@@ -25,10 +26,11 @@ def add_softmax(
     columns: Sequence[int] | None = None,
 ) -> None:
     sums = total if columns is None else total.new_zeros(*total.shape[:2], key.shape[2])
-    for scores, _ in _parts(query, key, mask, scale, sums.dtype):
+    of_rows = sums.split(_row_step(query, key))
+    for scores, part, _ in _parts(query, key, mask, scale, sums.dtype):
         shut = None if mask is None else scores.amax(-1, keepdim=True) == -math.inf
         probs = torch.softmax(scores, -1)  # in place it is slower on a CPU
-        sums.add_((probs if shut is None else probs.masked_fill_(shut, 0.0)).sum(1))
+        of_rows[part].add_((probs if shut is None else probs.masked_fill_(shut, 0.0)).sum(1))
     if columns is not None:
         total.add_(chosen(sums, -1, tuple(columns)))
 
@@ -47,8 +49,10 @@ def add_share(
         mask = mask if mask is None else chosen(mask, -1, tuple(columns))
     of_rows = logsumexp.to(total.dtype).unsqueeze(-1)  # [B, heads, N, 1]
     of_rows = of_rows.masked_fill(of_rows == -math.inf, 0.0)  # rows whose keys are all excluded
-    for scores, heads in _parts(query, key, mask, scale, total.dtype):
-        total.add_(scores.sub_(of_rows[:, heads]).exp_().sum(1))
+    step = _row_step(query, key)
+    totals, logsumexps = total.split(step), of_rows.split(step)
+    for scores, part, heads in _parts(query, key, mask, scale, total.dtype):
+        totals[part].add_(scores.sub_(logsumexps[part][:, heads]).exp_().sum(1))
 
 
 def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> Tensor:
@@ -77,23 +81,38 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
     return torch.cat(parts, dim=2)
 
 
+def _row_step(query: Tensor, key: Tensor) -> int:
+    """Return how many rows of the batch are computed at a time."""
+    (batch, heads, n, _), t = query.shape, key.shape[2]
+    return min(batch, max(1, _most(query) // (heads * n * t)))
+
+
+def _most(query: Tensor) -> int:
+    return PART_ON_CPU if query.device.type == "cpu" else PART
+
+
 def _parts(
     query: Tensor, key: Tensor, mask: Tensor | None, scale: float, dtype: torch.dtype
-) -> Iterator[tuple[Tensor, slice]]:
-    """Yield the scores of a few heads at a time, ``[B, heads, N, T]`` in one buffer, and which."""
-    (batch, heads, n, _), t = query.shape, key.shape[2]
-    step = min(heads, max(1, PART // (batch * n * t)))
-    buffer = torch.empty(batch * step, n, t, dtype=dtype, device=query.device)
-    for start in range(0, heads, step):
-        some, all_at_once = slice(start, min(start + step, heads)), step == heads
-        of_keys = _folded(key if all_at_once else key[:, some], dtype)
-        out = buffer[: len(of_keys)]
-        by_head = out.view(batch, -1, n, t)
-        if mask is not None:
-            by_head.copy_(mask if mask.shape[1] == 1 else mask[:, some])
-        of_queries = _folded(query if all_at_once else query[:, some], dtype)
-        out.baddbmm_(of_queries, of_keys.mT, beta=int(mask is not None), alpha=scale)
-        yield by_head, some
+) -> Iterator[tuple[Tensor, int, slice]]:
+    """Yield the scores of some rows of the batch, or of some heads of one row, ``[rows, heads, N,
+    T]`` in one buffer, the number of the part of so many rows, and which heads."""
+    (_, heads, n, _), t = query.shape, key.shape[2]
+    step = _row_step(query, key)
+    head_step = min(heads, max(1, _most(query) // (n * t)))
+    buffer = torch.empty(step * head_step, n, t, dtype=dtype, device=query.device)
+    parts = zip(query.split(step), key.split(step), strict=True)
+    for number, (of_queries, of_keys) in enumerate(parts):
+        for start in range(0, heads, head_step):
+            some, all_at_once = slice(start, min(start + head_step, heads)), head_step == heads
+            keys = _folded(of_keys if all_at_once else of_keys[:, some], dtype)
+            out = buffer if len(buffer) == len(keys) else buffer[: len(keys)]
+            by_head = out.view(len(of_queries), -1, n, t)
+            if mask is not None:
+                of_mask = mask if len(mask) == 1 else mask.split(step)[number]
+                by_head.copy_(of_mask if of_mask.shape[1] == 1 else of_mask[:, some])
+            queries = _folded(of_queries if all_at_once else of_queries[:, some], dtype)
+            out.baddbmm_(queries, keys.mT, beta=int(mask is not None), alpha=scale)
+            yield by_head, number, some
 
 
 def _folded(x: Tensor, dtype: torch.dtype) -> Tensor:

@@ -212,8 +212,8 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     Returns:
         The number of items, and the problems, a line each: a shard without a record; a file that is
         missing or has another checksum; an image that does not open; maps that are not finite or
-        not on the right grid; a row that disagrees with ``run.json``; a summary that is not what
-        the records say.
+        not on the right grid; a row that disagrees with ``run.json``; another number of items than
+        ``batch.json`` has; a summary that is not what the records say.
 
     Raises:
         FileNotFoundError: no such folder, or it is not a batch run's.
@@ -233,6 +233,12 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
             items += count
             problems += told
     records_are_whole = not problems
+    rows = sum(len(record.rows) for record in read_records(place, manifest.input.shards))
+    if records_are_whole and rows != manifest.input.items:
+        problems.append(
+            f"the records have {rows} items and batch.json {manifest.input.items}: one is of "
+            "another input. The run's command draws its shard again"
+        )
     for name, parts in _summaries(place, manifest):
         written = hashlib.sha256()
         for part in parts:

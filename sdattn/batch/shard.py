@@ -120,8 +120,10 @@ def shard_fingerprint(manifest: Manifest, shard_digest: str) -> str:
 
 
 def is_done(format: Format, record: ShardRecord | None, fingerprint: str) -> bool:
-    """Check that a record is of this run, and its data where it says."""
-    return record is not None and record.fingerprint == fingerprint and format.is_there(record)
+    """Check that a record is of this run, and its data and thumbnails where it says."""
+    if record is None or record.fingerprint != fingerprint or not format.is_there(record):
+        return False
+    return record.sheet is None or format.place.size(record.sheet.name) == record.sheet.bytes
 
 
 def draw_shard(

@@ -39,7 +39,8 @@ class AttentionStore(StoreSteps):
     - never, while the store is alone: ``step_store`` fills until :meth:`reset`;
     - with each pass of the model that the store is attached to (``pipeline=``, :meth:`attach`);
     - after ``num_att_layers`` calls, once prompt-to-prompt code has set that number
-      (:func:`sdattn.edit.register_attention_control`, or another project's).
+      (:func:`sdattn.edit.register_attention_control`, or another project's);
+    - with a call of ``between_steps()``, by a loop that knows it, for a store that is not attached.
 
     A store never makes a call of the pipeline fail. What it could not see whole (replaced
     processors, skipped layers) raises :class:`sdattn.CaptureError` when its maps are read.
@@ -177,6 +178,8 @@ class AttentionStore(StoreSteps):
                     "first, unet.set_attn_processor(...)."
                 )
             return attn
+        if attachment is None:
+            self.begin_place(place_in_unet)
         in_pass = attachment is not None and attachment.in_pass
         n_calls = self.num_att_layers
         n_uncond = self.num_uncond_att_layers
@@ -200,8 +203,8 @@ class AttentionStore(StoreSteps):
             problem = problem or attachment.problem(self)
             if not problem:
                 attachment.tell_strays()
-        elif self.num_att_layers < 0 and self.cur_att_layer:
-            problem = f"{self.cur_att_layer} calls came while it was attached to no model. {HOW}"
+        else:
+            problem = self.open_step() or problem
         if problem:
             raise CaptureError(f"This {type(self).__name__} did not see the whole run: {problem}")
         repeated = self.repeats.found()

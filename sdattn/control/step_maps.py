@@ -109,7 +109,7 @@ class StepMaps(StepStore):
             is_alone = self.num_att_layers < 1
             if is_alone or attn.shape[1] <= self.max_queries:
                 self.step_store.setdefault(key, []).append(attn)
-            if is_cross and not is_alone:
+            if is_cross:
                 self._full_step.setdefault(key, []).append(attn)
         return attn
 

@@ -12,7 +12,9 @@ from ..follow.pass_options import Guidance
 from ..follow.text_watch import RepeatedCalls, TextsOfRun
 from ..models.denoiser_call import Size
 from ..models.layers import PLACES, Place
-from .step_maps import StepMaps
+from .step_maps import HOW, StepMaps
+
+_PLACES = (*PLACES, "double", "single")  # in the order in which a pass reaches them
 
 
 class StoreSteps(StepMaps, LayerController):
@@ -50,6 +52,8 @@ class StoreSteps(StepMaps, LayerController):
         self._prompts: slice | None = None  # the prompts' among them
         self._guess: str | None = None  # warning still to be given
         self._is_second_pass = False
+        self._place = 0  # of the last call, in the order in which a pass reaches places
+        self._calls_in_pass = 0  # of a pass that ended inside a step
         if self.attachment is not None:
             self.attachment.forget()
 
@@ -106,6 +110,48 @@ class StoreSteps(StepMaps, LayerController):
             return
         self._end_step()
         self.step_store.update(self._last_step)  # as in a store that is alone
+
+    def between_steps(self) -> None:
+        """Add the running step to the sums. A loop that knows where steps end may call this; the
+        calls up to here are then a step, whatever their number."""
+        if self.cur_att_layer:
+            self._end_step()
+        else:
+            super().between_steps()
+
+    def begin_place(self, place: str) -> None:
+        """Note a call's place in a store that counts calls, or is alone. A pass reaches places in
+        order, so an earlier one is another pass's."""
+        n_before, n_uncond = self.cur_att_layer, self.num_uncond_att_layers
+        number = _PLACES.index(place) if place in _PLACES else self._place
+        if n_before not in (0, n_uncond) and number < self._place and not self._calls_in_pass:
+            self._calls_in_pass = n_before - (n_uncond if n_before > n_uncond else 0)
+        self._place = number
+
+    def open_step(self) -> str:
+        """Describe calls that no step holds, or passes that share a step; "" if there are none."""
+        n_calls = self.num_att_layers + self.num_uncond_att_layers
+        n_layers = self._calls_in_pass
+        n_open = self.cur_att_layer
+        if not self.num_att_layers or not (n_open or n_layers):
+            return ""  # detached, or whole
+        if self.num_att_layers < 0:
+            many = f"{n_open} calls for {n_layers} layers" if n_layers else f"{n_open} calls"
+            return (
+                f"it holds {many}, and was attached to no model, so it does not know where a step "
+                f"ends: attach it, or call between_steps() after each step. {HOW}"
+            )
+        if n_layers:
+            held = self.cur_step * n_calls + n_open
+            return (
+                f"it holds {held} calls for {n_layers} layers, and counted {n_calls} calls as a "
+                f"step, so that one step has the maps of several: attach it, or call "
+                f"between_steps() after each pass. {HOW}"
+            )
+        return (
+            f"it holds {n_open} calls for {n_calls} layers: its last step did not end. Attach it, "
+            "or call between_steps() where the step ends; call reset() after a run that stopped."
+        )
 
     def pass_over(self, why: str) -> None:
         """Remember a call that cannot be looked at; raise RuntimeError if :meth:`forward` may

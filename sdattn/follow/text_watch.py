@@ -68,6 +68,11 @@ class TextsOfRun:
         numbers = list(accumulate(bool(changed) for changed, _ in self._verdicts))
         return sorted({numbers[i] for i in passes if i < len(numbers)})
 
+    def changes(self) -> list[int]:
+        """Return the passes, from 0, that begin with another text than the one before; this waits
+        for the device."""
+        return [i for i, (changed, _) in enumerate(self._verdicts) if changed]
+
     def by_frame(self, passes: Iterable[int]) -> bool:
         """Check whether a video's frames had their own texts in one of these passes."""
         return any(bool(self._verdicts[i][1]) for i in passes if i < len(self._verdicts))

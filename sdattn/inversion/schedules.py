@@ -11,7 +11,6 @@ from ..models.families import image_latents_of
 from ..models.pipeline import Pipeline
 
 _STEPS = 12  # of a run that shows what a scheduler does
-_SPACINGS = {"use_karras_sigmas", "use_exponential_sigmas", "use_beta_sigmas", "use_lu_lambdas"}
 
 
 class DDIM:
@@ -123,9 +122,7 @@ def check_scheduler(pipe: Pipeline) -> None:
 
 
 def _in_steps(scheduler: Any, shifted: bool) -> Any:
-    # options that choose which noise a run visits, and not what is shown of it
-    spacing = {name: False for name in scheduler.config if name in _SPACINGS}
-    own = type(scheduler).from_config(scheduler.config, **spacing)
+    own = type(scheduler).from_config(scheduler.config)
     is_dynamic = shifted and own.config.get("use_dynamic_shifting")
     own.set_timesteps(_STEPS, **({"mu": 1.0} if is_dynamic else {}))
     return own

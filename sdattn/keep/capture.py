@@ -136,9 +136,12 @@ def _check(denoiser: Denoiser, keep: Keep) -> None:
     side = keep.queries.side
     is_chosen = side == "text" or keep.queries.cells is not None
     if is_chosen and not any(layer.kind in keep.queries.kinds for layer in denoiser.layers):
-        text = f"a {type(unwrapped(denoiser.model)).__name__} has no attention with such queries: "
-        text += "only in joint attention (SD3, FLUX) does the text attend. Leave it out."
-        raise OptionError("queries", side if side == "text" else keep.queries.cells, text)
+        asked, why = keep.queries.cells, "neither self- nor joint attention with a softmax"
+        if side == "text":
+            asked, why = side, "only in joint attention (SD3, FLUX) does the text attend"
+        kind = type(unwrapped(denoiser.model)).__name__
+        text = f"a {kind} has no attention with such queries: {why}. Leave it out."
+        raise OptionError("queries", asked, text)
     if keep.grad and getattr(denoiser.model, "is_gradient_checkpointing", False):
         raise OptionError(
             "grad",

@@ -18,6 +18,7 @@ from ..models.guidance import Branch
 from ..models.layers import AttentionLayer, LayerSelection, select_layers
 from .budget import Expected
 from .keep import Keep, Selection
+from .queue import Queue
 from .running_sums import MapsByLayer, RunningSum
 from .store_views import as_text, as_xarray, warn_of_calls
 from .text_only import TextOnly
@@ -35,7 +36,8 @@ class CapturedMaps:
         self.layers = list(layers)
         self.keep = keep
         self.text_only: list[AttentionLayer] = []  # watched for layers that spread their maps
-        self.sums = {layer.name: RunningSum(layer, keep) for layer in layers}
+        self.queue = Queue()
+        self.sums = {layer.name: RunningSum(layer, keep, self.queue) for layer in layers}
         self.passes: list[Pass] = []
         self.texts = TextsOfRun()
         self.skipped = 0
@@ -187,7 +189,8 @@ class CapturedMaps:
                 self.sums[layer.name].running = new
 
     def end_pass(self) -> None:
-        """Note that no pass is running."""
+        """Note that no pass is running, and add what waited for that."""
+        self.queue.work_off()
         for held in self.sums.values():
             held.running = None
 

@@ -18,6 +18,7 @@ from ..look.key_owners import other_owners
 from ..models.denoiser_call import Size
 from ..models.layers import AttentionLayer
 from .keep import Keep
+from .queue import Queue, Total, may_wait
 
 
 class RunningSum:
@@ -37,15 +38,16 @@ class RunningSum:
             None before it ran.
     """
 
-    def __init__(self, layer: AttentionLayer, keep: Keep):
+    def __init__(self, layer: AttentionLayer, keep: Keep, queue: Queue | None = None):
         self.layer = layer
         self.keep = keep
+        self.queue = queue or Queue()
         self.running: Pass | None = None
         self.calls = 0
         self.seen: list[Pass] = []
         self.keys: int | None = None
         self.grid: Size | None = None
-        self.total: Tensor | None = None
+        self.total = Total(layer.name, keep.steps.last)
         self.steps: list[Tensor] = []
         self.copy = HostCopy()
         self._summed = 1  # heads that are averaged
@@ -95,10 +97,12 @@ class RunningSum:
         if self.keep.among is not None and self.layer.kind != "self":
             attended = self._among(attended, running.n_text or attended.keys)
         # The usual case: one float32 sum over heads and steps, added where it is computed.
-        if self._in_place:
-            self.total = attended.add_to(None if self.keep.steps.last else self.total, columns)
-        else:
+        if not self._in_place:
             self._add_apart(attended, columns)
+        elif self.total.may_wait and may_wait(attended):
+            self.queue.put(self.total, attended, columns)
+        else:
+            self.total.add(attended, columns)
         self.calls += 1
         if self.keep.steps.last:
             self.seen.clear()
@@ -180,8 +184,9 @@ class RunningSum:
             raise CaptureError(problem)
 
     def tensors(self) -> list[Tensor]:
+        self.queue.work_off()
         self._receive()
-        return self.steps if self.total is None else [self.total]
+        return self.steps if self.total.sums is None else [self.total.sums]
 
     def _add_apart(self, attended: Attended, columns: Columns) -> None:
         """Hold a call's maps one by one, or add them on another device or in another dtype."""
@@ -209,25 +214,27 @@ class RunningSum:
                 self._hold(step.to(device=device, dtype=dtype))
             return
         if self.keep.steps.last:
-            self.total = None
+            self.total.sums = None
         for piece in pieces:
             piece = piece.to(dtype)
-            self.total = piece if self.total is None else self._sum(self.total, piece)
+            self.total.sums = (
+                piece if self.total.sums is None else self._sum(self.total.sums, piece)
+            )
 
     def _hold(self, step: Tensor) -> None:
         if self.keep.steps.each:
             self.steps.append(step)
-        elif self.total is None or self.keep.steps.last:
-            self.total = step
+        elif self.total.sums is None or self.keep.steps.last:
+            self.total.sums = step
         else:
-            self.total = self._sum(self.total, step)
+            self.total.sums = self._sum(self.total.sums, step)
 
     def _receive(self) -> None:
         """Add the maps that are on their way from a GPU, out of their pinned memory."""
         sent = self.copy.take()
         steps = self.keep.steps
         if sent is not None:
-            is_added = self.total is not None and not steps.last
+            is_added = self.total.sums is not None and not steps.last
             self._hold(sent if is_added else sent.clone())
 
     @cached_property
@@ -239,11 +246,18 @@ class RunningSum:
 
     def map(self) -> Tensor:
         """Return ``[images, (steps,) (heads,) (frames,) rows, cols, tokens]``."""
+        self.queue.work_off()
+        if self.total.is_spoilt:
+            raise CaptureError(
+                f"Something wrote into the query or key of {self.layer.name} after the layer had "
+                "run, and had not done so in the first step, so what it attended to is lost. "
+                "Leave this layer out (layers=…)."
+            )
         self._receive()
-        if self.total is None:
+        if self.total.sums is None:
             held = torch.stack(self.steps, dim=1)
         else:
-            held = self.total / (self._summed * (1 if self.keep.steps.last else self.calls))
+            held = self.total.sums / (self._summed * (1 if self.keep.steps.last else self.calls))
         return held.to(self.keep.dtype).unflatten(-2, cast(Size, self.grid))
 
     def _among(self, attended: Attended, n_text: int) -> Attended:

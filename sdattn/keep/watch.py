@@ -114,6 +114,7 @@ class Watch(Subscriber):
     def close(self) -> None:
         """Release everything, so that the maps go with the store and not with the next garbage
         collection."""
+        self.store.end_pass()
         for _, observer in self.observers:
             observer.end()  # it would hold this watch, and the watch the store
         self.observers.clear()

@@ -104,9 +104,12 @@ def _check_reached(pipe: Pipeline, lora: Lora, name: str) -> None:
 
 
 def _starts_with(held: torch.Tensor, value: torch.Tensor) -> bool:
-    """Check that a layer has this value; diffusers widens a layer for another LoRA with zeros."""
-    start = held if held.is_meta else held[tuple(map(slice, value.shape))]
-    return not held.is_meta and torch.equal(start, value.to(start))
+    """Check that a layer has this finite value; diffusers widens a layer for another LoRA with
+    zeros."""
+    if held.is_meta:
+        return False
+    start = held[tuple(map(slice, value.shape))]
+    return torch.equal(start, value.to(start)) and bool(start.isfinite().all())
 
 
 class _Tracked(torch.Tensor):

@@ -13,7 +13,7 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from ..attention import attention_probs, plain
+from ..attention import attention_probs, plain, split_heads
 from ..attention.calls import ALL, AttentionCall, Rows, chosen_rows, row_index
 from ..attention.device_copies import DeviceCopies, chosen
 from ..attention.recording import FEW_KEYS, add_softmax, addend, logsumexp, record_share
@@ -173,6 +173,51 @@ class Softmax(Attended):
     def _has_graph(self) -> bool:
         call = self.call
         return torch.is_grad_enabled() and (call.query.requires_grad or call.key.requires_grad)
+
+
+class Projected(Attended):
+    """The softmax of what a plain layer's projections gave, query ``[B, N, heads*d]`` and key
+    ``[B, T, heads*d]``; ``rows`` of them, and heads, are taken only when they are asked for."""
+
+    def __init__(self, query: Tensor, key: Tensor, heads: int, rows: Rows = ALL):
+        batch = len(range(len(query))[rows]) if isinstance(rows, slice) else len(rows)
+        super().__init__(batch, heads, query.shape[1], key.shape[1])
+        self.query = query
+        self.key = key
+        self.rows = rows
+
+    def of_rows(self, rows: Rows) -> Attended:
+        if self.rows == ALL:
+            return Projected(self.query, self.key, self.heads, rows)
+        return self.by_head.of_rows(rows)
+
+    def of_queries(self, queries: Columns) -> Attended:
+        return self.by_head.of_queries(queries)
+
+    def probs(self, heads: slice, columns: Columns) -> Tensor:
+        return self.by_head.probs(heads, columns)
+
+    def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
+        return self.by_head.add_to(total, columns)
+
+    @cached_property
+    def by_head(self) -> Softmax:
+        of_rows = (chosen_rows(one, self.rows) for one in (self.query, self.key))
+        query, key = (split_heads(one, self.heads) for one in of_rows)
+        return Softmax(AttentionCall(query, key))
+
+    @staticmethod
+    def joined(several: Sequence[Projected]) -> Softmax:
+        """Return several of one shape and of the same rows as one, row after row."""
+        heads, rows = several[0].heads, several[0].rows
+
+        def joined(tensors: list[Tensor]) -> Tensor:
+            of_rows = chosen_rows(torch.stack(tensors), rows, 1)  # [layers, B, N or T, heads*d]
+            by_head = of_rows.unflatten(-1, (heads, -1)).transpose(2, 3)
+            return by_head.reshape(-1, *by_head.shape[2:])
+
+        query = joined([one.query for one in several])
+        return Softmax(AttentionCall(query, joined([one.key for one in several])))
 
 
 def softmax_of(call: AttentionCall, queries: slice = ALL, keys: slice = ALL) -> Attended:

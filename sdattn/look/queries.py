@@ -108,10 +108,11 @@ IMAGE_TO_TEXT = Queries()
 
 
 def _cells(given: Any, keys: Side | None) -> Cells:
-    cells = [[*map(_place, items_of(cell))] for cell in items_of(given)]
+    numbers = [[*map(_plain, items_of(cell))] for cell in items_of(given)]
+    cells = [[*map(_place, cell)] for cell in numbers]
     read = tuple(tuple(at for at in cell if at is not None) for cell in cells)
     are_read = {*map(len, cells)} in ({2}, {3}) and [*map(len, read)] == [*map(len, cells)]
-    if any(isinstance(at, float) and at >= 1 for cell in items_of(given) for at in items_of(cell)):
+    if any(isinstance(at, float) and at >= 1 for cell in numbers for at in cell):
         text = "a float is a fraction of the image's side, below 1. Pass cells as whole numbers."
         raise OptionError("queries", given, text)
     if not are_read or len({*read}) < len(read):
@@ -126,6 +127,11 @@ def _cells(given: Any, keys: Side | None) -> Cells:
 
 def _inside(cell: Sequence[int | float], size: Size) -> bool:
     return len(cell) == len(size) and all(map(lt, cell, size))
+
+
+def _plain(at: Any) -> Any:
+    """Return a number of numpy or torch as Python's own."""
+    return at.item() if getattr(at, "ndim", None) == 0 else at
 
 
 def _place(at: Any) -> int | float | None:

@@ -31,7 +31,7 @@ from ..attention.calls import AttentionCall
 from ..attention.controlled import ControlledProcessor
 from ..errors import RunError
 from ..models.denoiser_call import head_count
-from .attended import Attended, SideBySide, softmax_of
+from .attended import Attended, Projected, SideBySide, softmax_of
 from .key_owners import pairs_of_call, rows_apart
 from .projections import (
     ARRIVED,
@@ -107,10 +107,15 @@ def followed(
         else:
             output = observer.inner(attn, *args, **kwargs)
     query, key = query_and_key(seen, inner)
+    mask = given.get("attention_mask")
     call = _exact(calls, (len(query), attn.heads, query.shape[1], key.shape[1]))
-    if call is None:
-        call = projected_call(attn, query, key, given.get("attention_mask"))
-    attended = softmax_of(call)
+    attended: Attended
+    if call is not None:
+        attended = softmax_of(call)
+    elif mask is None and getattr(attn, "norm_q", None) is getattr(attn, "norm_k", None) is None:
+        attended = Projected(query, key, attn.heads)
+    else:
+        attended = softmax_of(projected_call(attn, query, key, mask))
     if observer.is_self:
         attended.rows_apart = rows_apart({"input": (given.get("encoder_hidden_states"), hidden)})
     if adapters:

@@ -14,6 +14,7 @@ from ..follow.run_part import RunPart
 from ..follow.text_watch import TextsOfRun
 from ..models.guidance import Branch
 from ..models.layers import PLACES
+from ..models.values import whole
 from .aggregation import PLACE
 from .layermaps import LayerMap, LayerMaps
 from .presets import Preset
@@ -206,8 +207,8 @@ def _steps_read(store: StepStore, steps: StepChoice | None) -> list[int]:
     number, part = store.cur_step, RunPart.between(steps)
     if steps == "last":
         return [number - 1]
-    if isinstance(steps, int):
-        return [steps % number]
+    if (chosen := whole(steps)) is not None:
+        return [chosen % number]
     return list(range(number)) if part is None else part.passes(number)
 
 

@@ -101,8 +101,16 @@ def drawn_in(store: Source, passes: Sequence[int], prompt: Any) -> DrawnPrompts 
     given = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [None])
     if not all(isinstance(one, Mapping) for one in given):
         _refuse_texts(store, passes, len(numbers) > 1)
+    if drawn is None or numbers in ([], [0]):
+        return drawn
+    if prompt is None:
+        raise InvalidValueError(
+            f"The prompt of these maps was swapped inside the run, {_when(store)}, and which text "
+            "took its place is not known. Pass that prompt, sdattn.heatmaps(store, pipe, prompt), "
+            "or labels, {'cat': [2]}."
+        )
     # What the text encoders got first says nothing of a later text.
-    return drawn if drawn is None or numbers in ([], [0]) else replace(drawn, texts={}, ids={})
+    return replace(drawn, texts={}, ids={})
 
 
 def check_texts(store: Source, preset: Preset) -> None:
@@ -113,7 +121,7 @@ def check_texts(store: Source, preset: Preset) -> None:
 
 def _refuse_texts(store: Source, passes: Sequence[int], changed: bool) -> None:
     """Raise ValueError if a text ``changed`` in passes, or if their frames have their own."""
-    why = "The text states changed inside the run (a callback set others?)"
+    why = f"The text states changed inside the run, {_when(store)}"
     if by_frame := store.texts.by_frame(passes):
         why = "The frames of this video were drawn from texts of their own"
     if changed or by_frame:
@@ -123,6 +131,14 @@ def _refuse_texts(store: Source, passes: Sequence[int], changed: bool) -> None:
             "frames=range(8), and pass its prompt, heatmaps(store, pipe, prompt), or labels, "
             "{'cat': [2]}."
         )
+
+
+def _when(store: Source) -> str:
+    """Say when other text states came, as passes count in captures and stores."""
+    steps = store.texts.changes()
+    numbers = ", ".join(map(str, steps[:5])) + ", …" * (len(steps) > 5)
+    several = "s" * (len(steps) > 1)
+    return f"before step{several} {numbers}, counted from 0 (a callback set others?)"
 
 
 def _refuse_for_captured(**options: Any) -> None:

@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 
 import torch
 
-from ..errors import InvalidValueError, did_you_mean, refuse
+from ..errors import InvalidValueError, OptionError, did_you_mean, refuse
 from .call_options import is_modular
 from .facts import (
     PipelineFacts,
@@ -104,6 +104,7 @@ def checked_options(
     check_values(options)
     _check_names(facts, options, own)
     check_guidance(facts, options)
+    _check_clip_skip(facts, options)
     # Sizes and counts last: they are filled in from what the pipeline does by default.
     options = {**options, **_checked_size(facts, options)}
     _check_counts(facts, options)
@@ -127,6 +128,23 @@ def _check_counts(facts: PipelineFacts, options: Options) -> None:
         check_frames(facts, options["num_frames"])
     if facts.makes_videos:
         frame_rate(facts, options)
+
+
+def _check_clip_skip(facts: PipelineFacts, options: Options) -> None:
+    """Refuse layers to skip where diffusers cannot: with one text encoder it uses a part of it that
+    transformers 5 moved, and would fail in the middle of the run."""
+    encoder = getattr(facts.pipe, "text_encoder", None)
+    has_several = hasattr(facts.pipe, "text_encoder_2")
+    if options.get("clip_skip") is None or has_several or hasattr(encoder, "text_model"):
+        return
+    import transformers
+
+    text = (
+        f"diffusers cannot skip layers of a {type(encoder).__name__} of transformers "
+        f"{transformers.__version__}, which has no text_model. Leave it out, or install "
+        "transformers below 5."
+    )
+    raise OptionError("clip_skip", options["clip_skip"], text)
 
 
 def _check_memory(facts: PipelineFacts, options: Options, prompts: int) -> None:

@@ -32,13 +32,13 @@ def look(folder):
     video = animatediff()
     for pipe, shown in ((video, (16, True)), (make_pipeline(), (None, False))):
         with gradio.Blocks(analytics_enabled=False):
-            field = _settings(pipe)["frames"]
+            field = _settings(pipe)["num_frames"]
         assert (field.value, field.visible) == shown
     with gradio.Blocks(analytics_enabled=False):
         fields = {"prompt": "prompt", "seed": "seed", **dict.fromkeys(_settings(video))}
     live = Live(video, RecentRuns(folder), NOBODY, {name: name for name in fields})
-    given = dict.fromkeys(fields) | {"prompt": "a red cat", "seed": 1, "steps": 2}
-    given |= {"width": 64, "height": 64, "frames": 3, "preset": "default"}
+    given = dict.fromkeys(fields) | {"prompt": "a red cat", "seed": 1, "num_inference_steps": 2}
+    given |= {"width": 64, "height": 64, "num_frames": 3, "preset": "default"}
     *_, [run, _, error] = live.draw(given, lambda *_, **__: 0)
     assert error is None
     assert len(run[0].video) == 3

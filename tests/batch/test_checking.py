@@ -199,3 +199,13 @@ def test_the_card_names_the_files_of_each_format():
     assert "- shards/*.tar\n" in tar and "name: video.mp4\n    dtype: binary" in tar
     assert "- name: png\n    dtype: image" in tar and 'name: "Category"' in tar
     assert "png" not in card("webdataset", save=["maps"])
+
+
+def test_a_record_of_another_input_is_named_by_its_number_of_items(tmp_path):
+    """It is sound by itself."""
+    run = finished(tmp_path / "run", "folder")
+    record = read_record(run, 0)
+    rows = [*record.rows, {**FAILED, "id": "e"}]
+    run.publish(record_name(0), type(record)(0, "f", record.data, record.sheet, rows).packed())
+    problems = verify(run.root)[1]
+    assert any("5 items and batch.json 4: one is of another" in one for one in problems)

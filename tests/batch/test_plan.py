@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 from helpers.item_lines import line_of, photo, pipeline, planned, put, write_tar
+from helpers.tiny_pipelines import make_sdxl_pipeline
 
 from sdattn.batch.plan import default_shard_items, make_plan
 from sdattn.batch.request import Request
@@ -159,6 +160,6 @@ def test_the_temporary_files_are_removed(tmp_path, monkeypatch):
 
 def test_a_numbers_of_a_tables_option_are_whole(tmp_path):
     source = put(tmp_path, "p.csv", "prompt,clip_skip\na cat,1.0\n")
-    [item], _ = planned(source=source)
+    [item], _ = planned(make_sdxl_pipeline(), source=source)
     assert item.options == {"clip_skip": 1} and type(item.options["clip_skip"]) is int
     assert replace(item, line=3).text == "a cat"

@@ -38,7 +38,7 @@ def objects_of(address):
     return {n: place.read(n) for n in place.files(deep=True) if not n.startswith(".sdattn-")}
 
 
-@pytest.mark.parametrize("format", tiered(FORMATS, 0, 3))
+@pytest.mark.parametrize("format", tiered(FORMATS, 0, 1))
 def test_four_parts_at_once_make_the_run_of_the_disk(bucket, request_of, tmp_path, format):
     there = f"{bucket}/{format}"
     run_batch(request_of(tmp_path / "run", format))

@@ -56,6 +56,16 @@ def test_a_shard_whose_record_is_there_is_not_drawn(drawn, watched):
     assert drawn("run") == first and len(watched.rows) == calls
 
 
+@pytest.mark.parametrize("harm", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
+def test_a_shard_without_its_thumbnails_is_drawn_again(drawn, tmp_path, harm):
+    drawn("run")
+    before = files_of(tmp_path / "run")
+    [sheet] = (tmp_path / "run" / "shards").glob("*.webp")
+    harm(sheet)
+    drawn("run")
+    assert files_of(tmp_path / "run") == before
+
+
 def test_a_shard_that_another_command_drew_is_told_too(drawn):
     told = []
     drawn("run")

@@ -5,7 +5,7 @@ import torch
 from helpers.chain_runs import CROSS, chained, make_pipe, run
 from helpers.rows import Way
 from helpers.tiers import tiered
-from helpers.tiny_pipelines import make_pipeline, make_unet
+from helpers.tiny_pipelines import make_pipeline, make_unet, small_pipeline
 from helpers.unet_rows import UNETS
 
 import sdattn
@@ -94,6 +94,24 @@ def test_runs_are_not_mixed():
     hook.remove()
     run(pipe, ["a dog"])
     assert store.cur_step == 2
+
+
+def test_processors_that_are_set_inside_a_run_missed_its_beginning():
+    pipe = small_pipeline()
+    store = AttentionStore(pipeline=pipe)
+
+    def late(pipe, step, _t, tensors):
+        if step == 0:
+            pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+        return tensors
+
+    options = {"height": 64, "width": 64, "num_inference_steps": 3, "output_type": "latent"}
+    pipe("a cat", callback_on_step_end=late, **options)
+    assert store.cur_step == 2
+    with pytest.raises(CaptureError, match="none of the 8 layers called it in 1 of 3 passes"):
+        store.heatmaps()
+    pipe("a cat", **options)
+    assert store.cur_step == 3 and store.heatmaps()
 
 
 @torch.no_grad()

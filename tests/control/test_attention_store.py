@@ -132,6 +132,19 @@ def test_guided_batches_keep_their_second_half_as_a_view():
     assert kept.eq(7).all()
 
 
+@pytest.mark.parametrize("guidance", ["batch", "auto"])
+@pytest.mark.parametrize("batch", [1, 3])
+def test_an_odd_batch_has_no_halves(guidance, batch):
+    """Of three rows there is no first half, whatever the number of heads."""
+    store = AttentionStore(guidance=guidance)
+    store.num_att_layers = 1
+    attn = torch.rand(batch * 2, 4, 5)
+    store.show(torch.nn.Identity(), batch, attn, True, "mid")
+    [kept] = store.attention_store["mid_cross"]
+    assert torch.equal(kept, attn)
+    assert store.images == batch
+
+
 def test_what_forward_returns_is_written_into_the_conditional_half():
     class Halve(AttentionStore):
         def forward(self, attn, is_cross, place_in_unet):

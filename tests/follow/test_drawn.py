@@ -17,7 +17,8 @@ from helpers.rows import NEGATIVE, PROMPTS, Way
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from helpers.transformer_rows import flux, sd3
 
-from sdattn import AttentionStore, TorchAttnProcessor, capture, heatmaps
+from sdattn import AttentionStore, Prompt, TorchAttnProcessor, capture, heatmaps
+from sdattn.follow.drawn import DrawnPrompts
 
 
 def equal(found, expected):
@@ -51,6 +52,18 @@ def test_a_negative_prompt_that_was_left_out_is_empty():
     assert store.drawn.texts == {"conditional": (PROMPT,), "unconditional": ("",)}
     with pytest.raises(ValueError, match="prompt.*''"):
         heatmaps(store, pipe, PROMPT)
+
+
+@pytest.mark.parametrize("read", [(5, 6, 7), (5, 6, 7, 0), (5, 6, 7, 0, 0)])
+def test_tokens_may_be_read_without_the_padding_at_their_end(read):
+    texts, got = ("a red cat",), torch.tensor([[5, 6, 7, 0, 0]])
+    drawn = DrawnPrompts(
+        {"conditional": texts}, {"conditional": {"encoder": got}}, {}, lambda: None
+    )
+    drawn.check(("conditional",), [Prompt(texts[0], (), (), encoded=(read,))])
+    for shorter in ((5, 6), (5,)):  # of an encoder whose texts have no end token
+        with pytest.raises(ValueError, match="'a red', but the prompt of this run was 'a red cat'"):
+            drawn.check(("conditional",), [Prompt("a red", (), (), encoded=(shorter,))])
 
 
 @pytest.mark.parametrize("quoted", [(), ("prompt",), ("negative",), ("prompt", "negative")])
@@ -246,3 +259,20 @@ def test_of_a_pipeline_that_reads_in_its_own_way_nothing_is_known():
         run(pipe)
     assert store.drawn is None
     heatmaps(store, pipe, PROMPT)  # and none is refused
+
+
+def test_chunks_of_a_long_prompt_are_no_two_prompts():
+    """Which of an encoder's calls had which text is not known then."""
+
+    class Chunks(StableDiffusionPipeline):
+        def encode_prompt(self, prompt, *args, **options):
+            states = super().encode_prompt(prompt, *args, **options)
+            self.text_encoder(self.tokenizer("a tail", return_tensors="pt").input_ids)
+            return states
+
+    pipe = small_pipeline(Chunks)
+    with capture(pipe) as store:
+        run(pipe, guidance_scale=5.0)
+    assert store.drawn is None
+    with pytest.raises(ValueError, match="prompt of these maps is not known"):
+        store.heatmaps()

@@ -6,6 +6,7 @@ import pytest
 import torch
 from helpers.chain_runs import make_pipe
 from helpers.tiny_pipelines import make_small_unet
+from torch.utils.checkpoint import checkpoint
 
 from sdattn.follow.follower import Follower, Subscriber
 from sdattn.follow.installer import Installation
@@ -79,6 +80,17 @@ def test_calls_of_forward_alone_and_of_another_thread(followed):
     thread.start()
     thread.join()
     assert told.notes == []
+
+
+def test_a_call_that_runs_again_for_its_gradient_is_none(followed):
+    """A model whose whole forward is checkpointed runs a second time in the backward pass."""
+    pipe, told = followed
+    latents = torch.randn(2, 4, 8, 8).requires_grad_()
+    text = torch.randn(2, 77, 32)
+    out = checkpoint(lambda x: pipe.unet(x, 7, text).sample, latents, use_reentrant=False)
+    out.sum().backward()
+    assert latents.grad.abs().max() > 0
+    assert told.notes == ["run", "begin", "end"]
 
 
 def test_a_call_that_breaks_off_or_cannot_be_read(followed):

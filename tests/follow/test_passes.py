@@ -138,9 +138,15 @@ def test_image_to_image_begins_in_the_middle_of_the_schedule():
 def test_a_second_order_scheduler_has_two_calls_at_a_place_of_the_schedule():
     """Heun looks ahead to the next timestep, which counts as that step's own."""
     pipe = small_pipeline(scheduler=HeunDiscreteScheduler.from_config(make_scheduler().config))
-    with capture(pipe, steps="all") as every, capture(pipe, steps=(0.5, 1.0)) as second:
+    with (
+        capture(pipe, steps="all") as every,
+        capture(pipe, steps=(0.0, 0.5)) as first,
+        capture(pipe, steps=(0.5, 1.0)) as second,
+    ):
         run(pipe, num_inference_steps=4)
     assert len(every.passes) == 7
+    assert [one.position for one in second.passes] == [i / 14 for i in (1, 3, 3, 7, 7, 11, 11)]
+    assert [i for i in range(7) if first.keeps(i)] == [0, 1, 2, 3, 4]
     times = every.timesteps
     assert times == sorted(times, reverse=True)
     assert (times[1], times[3], times[5]) == (times[2], times[4], times[6])

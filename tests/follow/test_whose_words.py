@@ -1,9 +1,11 @@
 """Whose words: text states that change inside a run, or from frame to frame, are no prompt's."""
 
+import numpy as np
 import pytest
 import torch
 from helpers.chain_runs import make_pipe
 from helpers.tiers import tiered
+from helpers.tiny_pipelines import small_pipeline
 from helpers.unet_rows import animatediff
 
 import sdattn
@@ -70,6 +72,29 @@ def test_maps_of_several_texts_have_the_words_of_none(change, given):
     assert sdattn.heatmaps(store, pipe, {"cat": [3]})[0]["cat"].values.max() > 0
 
 
+@pytest.mark.parametrize(
+    ("change", "when"),
+    [
+        (lambda pipe: swapped(pipe, at=2), "before step 3, counted from 0"),
+        (noisy, "before steps 1, 2, 3, counted from 0"),
+    ],
+)
+def test_when_the_text_changed_is_said(change, when):
+    pipe = small_pipeline()
+    store = AttentionStore(pipeline=pipe, keep_steps=True)
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    with sdattn.capture(pipe) as maps, sdattn.capture(pipe, steps="last") as last:
+        draw(pipe, change(pipe))
+    for held in (maps, store):
+        with pytest.raises(ValueError, match=f"text states changed inside the run, {when}"):
+            held.heatmaps()
+    for read in (last.heatmaps, lambda: store.heatmaps(steps="last")):
+        with pytest.raises(ValueError, match=f"prompt.*was swapped inside the run, {when}.*Pass"):
+            read()
+    assert last.heatmaps(prompt=Q)[0].words[1] == "dog"
+    assert store.heatmaps(prompt=Q, steps="last")[0].words[1] == "dog"
+
+
 def test_a_text_of_another_length_is_refused():
     pipe = make_pipe()
     with pytest.raises(CaptureError, match="77 token columns at first and has 60"):
@@ -86,7 +111,7 @@ def test_a_part_of_one_text_is_read_with_its_own_prompt(change):
         draw(pipe, change(pipe))
     with sdattn.capture(pipe, steps=(0.5, 1.0)) as store:
         draw(pipe, change(pipe))
-    with pytest.raises(ValueError, match="The prompt of these maps is not known"):
+    with pytest.raises(ValueError, match="was swapped inside the run, before step 1, counted"):
         store.heatmaps()
     found = store.heatmaps(prompt=Q)[0]
     assert found.words == ("a", "dog", "and", "a", "tree")
@@ -131,7 +156,11 @@ def test_an_attached_store_knows_it_too():
     with pytest.raises(ValueError, match="text states changed"):
         store.heatmaps(prompt=Q)
     assert store.heatmaps(prompt=Q, steps="last")[0].words[1] == "dog"
-    assert store.heatmaps(steps=0)[0].words == ("a", "red", "cat")
+    for first in (0, np.int64(0), -4):
+        assert store.heatmaps(steps=first)[0].words == ("a", "red", "cat")
+    for last in (3, np.int64(3), -1):
+        with pytest.raises(ValueError, match="swapped inside the run, before step 1"):
+            store.heatmaps(steps=last)
     draw(pipe)
     assert store.heatmaps()[0].words == ("a", "red", "cat")
 

@@ -228,16 +228,9 @@ def two_passes_a_step(pipe, call, n=1, steps=2):
 
 def drawn(pipe, prompts, **options):
     """A guided call of the pipeline, at 16x16 cells; their loops do the same."""
-    return pipe(
-        prompts,
-        height=128,
-        width=128,
-        num_inference_steps=2,
-        guidance_scale=GUIDANCE,
-        generator=[torch.Generator().manual_seed(i) for i in range(len(prompts))],
-        output_type="latent",
-        **options,
-    ).images
+    given = {"height": 128, "width": 128, "num_inference_steps": 2, "guidance_scale": GUIDANCE}
+    given |= {"generator": [torch.Generator().manual_seed(i) for i in range(len(prompts))]}
+    return pipe(prompts, output_type="latent", **{**given, **options}).images
 
 
 def plain(prompts):

@@ -14,6 +14,7 @@ from diffusers import (
 from diffusers.pipelines.ltx2.connectors import LTX2TextConnectors
 from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 
+from helpers.newer import needs_argument
 from helpers.rows import Options, Row, Way, new_images
 from helpers.tiny_encoders import tiny_gemma3
 from helpers.tiny_tokenizers import tiny_gemma
@@ -52,6 +53,7 @@ def transformer(**changes: Any) -> LTX2VideoTransformer3DModel:
 
 
 def connectors(*, newer: bool, **changes: Any) -> LTX2TextConnectors:
+    needs_argument(LTX2TextConnectors.__init__, "per_modality_projections")
     config = {
         "caption_channels": 16,
         "text_proj_in_factor": 3,  # Gemma's layers and its embeddings

@@ -2,7 +2,7 @@
 
 from typing import Any
 
-import diffusers
+from helpers.newer import newer
 
 
 def modular(classic: Any, name: str, **settings: Any) -> Any:
@@ -13,7 +13,7 @@ def modular(classic: Any, name: str, **settings: Any) -> Any:
         name: of the class.
         settings: of its guider.
     """
-    pipe = getattr(diffusers, name)()
+    pipe = newer(name)()
     parts = {part: held for part, held in classic.components.items() if held is not None}
     pipe.update_components(**{part: parts[part] for part in parts if part in pipe.component_names})
     for setting, value in settings.items():

@@ -75,6 +75,7 @@ def tiny_t5(max_length: int = 512) -> PreTrainedTokenizerFast:
         eos_token="</s>",
         unk_token="<unk>",
         model_max_length=max_length,
+        model_input_names=["input_ids", "attention_mask"],  # as T5's own
     )
 
 

@@ -44,6 +44,15 @@ def test_plain_inversion_is_the_formula(pipe):
     )
 
 
+@pytest.mark.parametrize("refinements", [0, 1, 3])
+def test_each_refinement_is_a_pass_more_of_each_step(refinements):
+    pipe, calls = make_pipeline(), []
+    pipe.unet.conv_in.register_forward_hook(lambda *_: calls.append(1))
+    options = {"num_inference_steps": 2, "null_text": False, "refinements": refinements}
+    invert(pipe, new_image((64, 64)), PROMPT, **options)
+    assert len(calls) == 2 * (1 + refinements)
+
+
 @pytest.mark.parametrize(
     ("prediction", "spacing"),
     tiered(

@@ -1,10 +1,12 @@
 """Images of one's own, made what a pipeline can take."""
 
 import pytest
+import torch
 from helpers.inversion_runs import descend, strong_text
 from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline
 
+from sdattn.inversion.images import at_own_size, encode, fit
 from sdattn.inversion.invert import invert
 
 PROMPT = "a red cat"
@@ -38,3 +40,30 @@ def test_images_are_made_upright_and_rgb(pipe):
     upright = invert(pipe, image, PROMPT, num_inference_steps=1, null_text=False).image
     assert upright.mode == "RGB"
     assert upright.width > upright.height
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ((40, 30), (144, 112)),  # never smaller than the pipeline saw it
+        ((600, 450), (579, 450)),
+        ((6000, 4500), (1536, 1195)),
+    ],
+)
+def test_what_is_shown_is_the_fitted_part_at_its_own_resolution(pipe, given, shown):
+    image = new_image(given)
+    fitted = fit(pipe, image)
+    assert fitted.size == (144, 112)
+    assert at_own_size(image, fitted).size == shown
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_a_vae_in_a_half_type_encodes_in_float32(dtype):
+    pipe = make_pipeline()
+    pipe.vae.to(dtype)
+    found = encode(pipe, [new_image((64, 64))])
+    assert {weight.dtype for weight in pipe.vae.parameters()} == {dtype}
+    pipe.vae.to(torch.float32)  # of the rounded weights
+    expected = encode(pipe, [new_image((64, 64))])
+    assert found.dtype == torch.float32
+    torch.testing.assert_close(found, expected, atol=1e-6, rtol=0)

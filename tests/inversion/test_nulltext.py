@@ -9,6 +9,7 @@ from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
+from sdattn.inversion.nulltext import _descend
 
 PROMPT = "a red cat"
 
@@ -83,3 +84,12 @@ def test_each_step_starts_where_the_last_ended_at_a_lower_rate_and_keeps_its_bes
     # Adam takes a whole step where a gradient is mere rounding: few values here, most in the last.
     apart = (inversion.null_states - states).abs().mean((1, 2))
     assert (apart[:2] < 1e-4).all()
+
+
+@pytest.mark.parametrize(("rate", "nearest"), [(1.0, 0.1), (0.09, 0.01)])
+def test_the_best_state_is_kept_and_not_the_last(rate, nearest):
+    """Adam's first step is as long as its rate; it goes past the target, far or near."""
+    state = torch.full((1, 2, 3), 0.1)
+    found = _descend(lambda one: one, torch.zeros(1, 2, 3), state, 3, rate)
+    torch.testing.assert_close(found, torch.full((1, 2, 3), nearest), atol=1e-4, rtol=0)
+    assert not found.requires_grad

@@ -126,7 +126,12 @@ def test_a_bare_model_is_bounded_where_its_steps_do_not_count():
     assert held(store) <= 10**6
     with pytest.raises(ValueError, match="pipeline"), capture(unet, max_bytes=10**9, steps="all"):
         unet(*given)
-    with pytest.raises(ValueError, match="steps"), capture(unet, max_bytes=6 * 10**5, steps=[0, 1]):
+    with capture(unet, max_bytes=10**9, steps=[0, 1]) as store:
+        unet(*given)
+        unet(*given)
+    assert {maps.shape[1] for maps in store.maps.values()} == {2}
+    small = pytest.raises(ValueError, match="would hold up to")
+    with small, capture(unet, max_bytes=6 * 10**5, steps=[0, 1]):
         unet(*given)
 
 
@@ -136,7 +141,7 @@ def test_with_a_budget_nothing_is_logged_or_kept_alive(caplog, monkeypatch):
     with capture(pipe, max_bytes=10**9) as store:
         run(pipe)
     assert not caplog.records
-    maps = weakref.ref(next(iter(store.sums.values())).total)
+    maps = weakref.ref(next(iter(store.sums.values())).total.sums)
     gc.disable()
     try:
         del store

@@ -512,3 +512,18 @@ def test_single_steps_are_held_as_small_as_was_asked():
         held[dtype] = store.nbytes
         assert store.nbytes == store.expected_nbytes
     assert held[torch.float32] == 2 * held[torch.float16]
+
+
+@torch.no_grad()
+def test_a_pass_that_broke_off_is_not_gone_on_with_in_the_next(tiny_unet):
+    """Which is not kept: the layers that came after the break have no map, the others one."""
+    given = torch.randn(1, 77, 32)
+    with pytest.warns(CaptureWarning, match="9 of 16 watched layers never ran.*up_blocks"):
+        with capture(tiny_unet, steps=[0]) as store:
+            hook = tiny_unet.up_blocks[1].register_forward_pre_hook(lambda *_: 1 / 0)
+            with pytest.raises(ZeroDivisionError):
+                tiny_unet(torch.randn(1, 4, 8, 8), 7, given)
+            hook.remove()
+            tiny_unet(torch.randn(1, 4, 8, 8), 6, given)
+    assert {name.partition(".")[0] for name in store.maps} == {"down_blocks", "mid_block"}
+    assert {maps.shape[1] for maps in store.maps.values()} == {1}

@@ -10,6 +10,7 @@ import torch
 from accelerate import cpu_offload
 from diffusers import ContextParallelConfig, FirstBlockCacheConfig
 from diffusers.models._modeling_parallel import ParallelConfig
+from helpers.newer import newer
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_unet
 from helpers.transformer_rows import flux, qwen_image, sd3
@@ -130,7 +131,7 @@ def test_a_store_knows_which_steps_a_cache_left_out(cached):
     expected = draw(cached)
     for hook in hooks:
         hook.remove()
-    assert {len(steps) for steps in ran.values()} > {2}  # some, and not all
+    assert len({len(steps) for steps in ran.values()}) > 1  # some, and not all
     with pytest.warns(CaptureWarning, match="is a cache enabled"):
         with capture(cached) as store:
             assert torch.equal(draw(cached), expected)
@@ -150,6 +151,8 @@ def test_a_mean_is_of_the_steps_in_which_the_layer_ran(cached):
 def test_steps_that_were_kept_one_by_one_are_read_by_their_numbers(cached):
     """A preset that reads the second half takes of each layer those of its steps that are there."""
     store = watched(cached, steps="all")
+    if any(max(calls) < 2 for calls in store.seen.values()):
+        newer("LTX2DFRPipeline")  # before, a cache left FLUX's layers out from the second step on
     preset = PRESETS["columns"]
     assert preset.part is not None
     found = layer_maps(store, preset).layers

@@ -154,6 +154,7 @@ TENSORS = {
     "whole numbers": ({n: w.to(torch.int8) for n, w in pair().items()}, "I8"),
     "complex numbers": ({n: w.to(torch.complex64) for n, w in pair().items()}, "C64"),
     "NaN": ({**pair(), UP: torch.full((8, 2), math.nan)}, "not finite.*lora_B"),
+    "infinity": ({**pair(), UP: torch.full((8, 2), math.inf)}, "not finite.*lora_B"),
     "infinite alpha": (
         {
             **pair(f"{KOHYA}.lora_down.weight", f"{KOHYA}.lora_up.weight"),

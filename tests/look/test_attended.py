@@ -15,7 +15,14 @@ from sdattn.attention.device_copies import DeviceCopies
 from sdattn.keep.recorders import Recorded
 from sdattn.look import attended as module
 from sdattn.look import sources
-from sdattn.look.attended import AmongKeys, Attended, GivenProbs, SideBySide, softmax_of
+from sdattn.look.attended import (
+    AmongKeys,
+    Attended,
+    FramesTogether,
+    GivenProbs,
+    SideBySide,
+    softmax_of,
+)
 from sdattn.look.projections import projected_call
 
 B, HEADS, N, T, WIDTH = 3, 2, 6, 5, 8
@@ -76,6 +83,21 @@ def test_every_way_is_the_softmax(way, rows, part, monkeypatch):
         sums = list(some.head_sums(columns))
         assert len(sums) == (HEADS if part == 1 else 1)
         torch.testing.assert_close(sum(sums).double(), wanted.sum(1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("columns", [[T - 1], [T], [0, T + 3]])
+def test_columns_of_the_first_alone_are_summed_without_the_others(columns):
+    attended, expected = (make() for make in WAYS["side by side"])
+    total = attended.add_to(None, columns)
+    torch.testing.assert_close(total.double(), expected[..., columns].sum(1), atol=1e-6, rtol=0)
+
+
+@pytest.mark.parametrize("videos", [(1,), (1, 0), (0, 1)])
+def test_some_videos_have_their_own_frames(videos):
+    probs = torch.rand(6, HEADS, N, T, generator=GENERATOR)  # two videos of three frames
+    some = FramesTogether(GivenProbs(probs), 3).of_rows(row_index(videos))
+    expected = torch.stack([torch.cat([*probs[3 * one : 3 * one + 3]], dim=1) for one in videos])
+    assert some.every_head(None).equal(expected)
 
 
 @pytest.mark.parametrize("rows", [[1, 2], [2, 0]], ids=str)

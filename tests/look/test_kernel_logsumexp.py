@@ -12,7 +12,9 @@ from sdattn.look.attended import softmax_of
 from sdattn.look.kernel_logsumexp import (
     CUDNN,
     EFFICIENT,
+    EXACT,
     FLASH,
+    attend_with_logsumexp,
     backend_with_logsumexp,
     logsumexp_error,
     used_if_equal,
@@ -205,3 +207,28 @@ def test_on_cuda_the_sums_agree_with_float64(keys, dtype):
     found = softmax_of(AttentionCall(query, key)).add_to(None, None)
     wanted = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1).sum(1)
     torch.testing.assert_close(found.double(), wanted, atol=8e-5, rtol=0)
+
+
+@pytest.mark.parametrize("which", [0, 1, 2])
+def test_a_graph_through_any_of_the_three_is_kept(which):
+    """The kernel's logsumexp has no gradient, so a call with a graph is left as it is."""
+    given = [QUERY, KEY, VALUE]
+    assert backend_with_logsumexp(AttentionCall(*given)) == FLASH
+    given[which] = given[which].clone().requires_grad_()
+    assert backend_with_logsumexp(AttentionCall(*given)) == 0
+    with torch.no_grad():
+        assert backend_with_logsumexp(AttentionCall(*given)) == FLASH
+
+
+@pytest.mark.parametrize("sharpness", [1, 40])
+def test_a_logsumexp_that_float32_holds_too_coarsely_is_not_taken(sharpness):
+    call = AttentionCall(sharpness * QUERY, KEY, VALUE)
+    exact = (call.query.double() @ KEY.double().mT / math.sqrt(8)).logsumexp(-1)
+    output, logsumexp = attend_with_logsumexp(None, FLASH, call)
+    expected = scaled_dot_product_attention(call.query, KEY, VALUE)
+    torch.testing.assert_close(output, expected, atol=1e-5, rtol=0)
+    if sharpness == 1:
+        torch.testing.assert_close(logsumexp.double(), exact, atol=1e-5, rtol=0)
+    else:
+        assert exact.abs().max() > EXACT
+        assert logsumexp is None

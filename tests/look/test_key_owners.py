@@ -7,6 +7,7 @@ from helpers.tiny_pipelines import small_pipeline
 from torch.nn.functional import scaled_dot_product_attention
 
 import sdattn
+from sdattn.look.key_owners import rows_apart
 
 INPUTS = torch.randn(2, 4, 16, 16, generator=torch.Generator().manual_seed(0)), 5
 TEXT = torch.randn(2, 77, 32, generator=torch.Generator().manual_seed(1))
@@ -52,6 +53,25 @@ def with_self_attention(processor):
     return pipe
 
 
+@pytest.mark.parametrize(
+    ("dtype", "error", "is_other"),
+    [
+        (torch.float32, 5e-4, False),
+        (torch.float32, 5e-3, True),
+        (torch.bfloat16, 5e-3, False),
+        (torch.float16, 5e-3, False),
+        (torch.bfloat16, 1e-1, True),
+    ],
+)
+def test_rounding_in_a_half_type_is_no_other_row(dtype, error, is_other):
+    own = torch.linspace(-1, 1, 2 * 3 * 8).view(2, 3, 8).to(dtype)
+    used = own.clone()
+    used[1, 2, 7] -= error  # relative to the largest, 1
+    apart = rows_apart({"keys": (used, own)})["keys"]
+    assert apart[0, 0] == 0 and apart[0, 1] > 1 and apart[1, 0] > 1
+    assert bool(apart[1, 1] > 1) == is_other
+
+
 def spots(unet, **options):
     with sdattn.capture(unet, queries=[(4, 5)], **options) as store:
         unet(*INPUTS, TEXT)
@@ -73,6 +93,17 @@ def test_another_row_s_keys_are_refused_by_name(shared, owner):
     unet = with_self_attention(shared).unet
     with pytest.raises(sdattn.CaptureError, match=owner):
         spots(unet)
+
+
+@pytest.mark.parametrize("order", [[[0, 0], [0, 1]], [[0, 1], [0, 0]]], ids=["first", "later"])
+def test_keys_that_are_shared_in_some_passes_alone_are_refused(order):
+    """MasaCtrl begins in a later step, others end in one; over all passes the keys are nobody's."""
+    shared = Shared(order[0])
+    unet = with_self_attention(shared).unet
+    with pytest.raises(sdattn.CaptureError, match=r"row 1 .* none of its batch"):
+        with sdattn.capture(unet, queries=[(4, 5)]):
+            for shared.chosen in order:
+                unet(*INPUTS, TEXT)
 
 
 @pytest.mark.parametrize("kernel", [True, False])

@@ -12,6 +12,7 @@ from torch.overrides import TorchFunctionMode
 
 from sdattn import PRESETS, capture, generate, heatmaps, load_run
 from sdattn.keep.keep import Keep
+from sdattn.look.output_space import OutputSpace
 
 CELLS = ROWS * COLS
 PROMPT = "a red cat on the sofa"
@@ -63,6 +64,19 @@ def test_maps_are_products_of_outputs(kind):
     spread = (along @ (along @ wanted.mean(0).flatten(0, 1))).unflatten(0, grid)
     found = first_map(model, given, space="output", refine="self")
     torch.testing.assert_close(found.double(), spread, atol=1e-6, rtol=1e-5)
+
+
+@pytest.mark.parametrize("columns", [None, [5, 0]])
+def test_sums_over_steps_are_of_the_same_products(columns):
+    """The first step makes the tensor that those after it are added to."""
+    cells, tokens = torch.randn(2, 3, 2, 4, 6, 8, generator=torch.Generator().manual_seed(0))
+    steps = [OutputSpace(a, b) for a, b in zip(cells, tokens, strict=True)]
+    total = None
+    for step in steps:
+        total = step.add_to(total, columns)
+    wanted = (cells.double() @ tokens.double().mT / 8).sum((0, 2))
+    wanted = wanted if columns is None else wanted[..., columns]
+    torch.testing.assert_close(total.double(), wanted, atol=1e-5, rtol=0)
 
 
 @torch.no_grad()

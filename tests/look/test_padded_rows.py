@@ -26,7 +26,9 @@ TWO = ["a red cat", LONG]
 
 
 @pytest.mark.parametrize("make", [z_image, lumina2])
-@pytest.mark.parametrize("options", [{}, {"refine": "self"}, {"space": "output"}], ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"refine": "self"}, {"space": "output"}, {"queries": "text"}], ids=str
+)
 def test_prompts_of_unlike_lengths_have_the_maps_that_each_has_alone(make, options):
     pipe = make()
     given = {**SIZE, **UNGUIDED[make]}

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor2_0
@@ -51,6 +52,8 @@ NO_CELLS += ([(-1, 2)], [(True, 2)], [(1.5, 2)], [("1", 2)], (1, 2))
         ({"queries": CELLS, "tokens": [1]}, "tokens"),
         ({"queries": "text", "keys": "text", "frames": [0]}, "frames"),
         ({"queries": [(3.0, 4.0)]}, "fraction of the image's side"),
+        ({"queries": torch.tensor([[3.0, 4.0]])}, "fraction of the image's side"),
+        ({"queries": torch.ones(1, 2, 2)}, "list of different cells"),
         ({"queries": CELLS, "kinds": ("cross",)}, "cross"),
         ({"queries": "text", "kinds": ("self",)}, "self"),
     ]
@@ -238,6 +241,8 @@ def test_fractions_of_the_image_are_the_cells_that_hold_them():
     cells = [(0.0, 0.0), (0.49, 0.5), (0.999, 0.999), (3, 0.25)]
     assert layer.grid((8, 12)) == (4, 6)
     assert Queries.of(cells, None).numbers(layer, (8, 12), 1) == [0, 9, 23, 7]
+    for read in (torch.tensor, np.array):  # binary fractions, which float32 holds
+        assert Queries.of(read([[0.5, 0.25]]), None).cells == ((0.5, 0.25),)
     with pytest.raises(ValueError, match="cells"):
         Queries.of([(1.0, 0.5)], None)
 

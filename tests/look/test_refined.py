@@ -11,8 +11,10 @@ from torch.overrides import TorchFunctionMode
 
 from sdattn import capture, generate, heatmaps, load_run
 from sdattn.attention.calls import AttentionCall
+from sdattn.follow.run_part import RunPart
 from sdattn.look.attended import GivenProbs, softmax_of
-from sdattn.look.refined import Refined, Spreading
+from sdattn.look.refined import Refined, Spreading, spreading_layers
+from sdattn.models.attention_layer import AttentionLayer
 
 CELLS = ROWS * COLS
 
@@ -30,6 +32,23 @@ class Calls(TorchFunctionMode):
             query, key = args[:2] if args else (named["query"], named["key"])
             self.of.append((query, key, named.get("attn_mask")))
         return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize(
+    ("part", "kept"),
+    [
+        ((0.0, 1.0), [0, 1, 2, 3, 4]),
+        ((0.5, 1.0), [2, 3, 4]),  # the third begins before the middle
+        ((0.0, 0.5), [0, 1, 2]),  # and ends after it
+        ((0.3, 0.5), [1, 2]),
+        ((0.0, 0.01), [0]),
+    ],
+)
+def test_a_block_that_a_part_of_the_depth_reaches_into_is_in_it(part, kept):
+    layers = [AttentionLayer(str(i), "double", "joint", 0, 2, None) for i in range(5)]
+    other = AttentionLayer("cross", "double", "cross", 0, 2, None)
+    found = spreading_layers([other, *layers], RunPart(*part))
+    assert [one.name for one in found] == ["cross", *map(str, kept)]
 
 
 def parts(kind, model, given):

@@ -132,6 +132,8 @@ def test_what_maps_do_not_tell_is_refused(kept_steps):
 
     refused(ValueError, r"384 queries.*latent_size=\(rows, cols\).*store\.attach", average)
     refused(ValueError, "add up to 4, so these are sums", store.full_attention_store, **size)
+    two = {key: [2 * one for one in kept] for key, kept in average.items()}
+    refused(ValueError, "add up to 2, so these are sums", two, **size)
     refused(ValueError, "no maps of cross-attention", AttentionStore.get_empty_store(), **size)
     refused(ValueError, "no steps to choose from", average, steps="last", **size)
     for steps in (4, True, torch.tensor(True), torch.tensor([1]), 0.5, [0, 1], (False, 0.5)):

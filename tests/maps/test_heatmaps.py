@@ -30,6 +30,13 @@ def test_it_says_in_a_line_what_it_is_of(hm):
     assert repr(long).endswith("…', 4x6, preset daam)") and len(repr(long)) < 120
 
 
+def test_a_word_is_all_its_occurrences_and_a_phrase_its_own(hm):
+    first, second = hm.find("a")
+    assert hm["a"].columns == (*first.columns, *second.columns)
+    torch.testing.assert_close(hm["a"].values, first.values + second.values)
+    assert hm["a dog"].columns == (*second.columns, *hm["dog"].columns)
+
+
 def test_a_table_has_a_row_a_word(hm):
     table = hm.to_dataframe()
     assert [*table.word] == ["a", "red", "cat", "and", "a", "dog"]

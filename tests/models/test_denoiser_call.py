@@ -9,7 +9,13 @@ from helpers.tiny_pipelines import make_pipeline
 from torch import nn
 
 import sdattn
-from sdattn.models.denoiser_call import arguments, compiled_parts, is_compiled, unwrapped
+from sdattn.models.denoiser_call import (
+    arguments,
+    compiled_parts,
+    grid_of_ids,
+    is_compiled,
+    unwrapped,
+)
 
 # of torch, whose compiler imports its own deprecated scripts
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -91,3 +97,19 @@ def test_a_forward_is_inspected_once_and_the_one_in_its_place_anew(monkeypatch):
     own = asked.count(Model.forward)
     monkeypatch.setattr(Model, "forward", lambda self, latents, timestep: latents)
     assert arguments(model, (1,), {"timestep": 2}) == {"latents": 1, "timestep": 2} and own == 1
+
+
+def ids_of(image, rows, cols):
+    """``img_ids`` of packed patches, (image, row, col), row by row."""
+    return torch.cartesian_prod(torch.tensor([image]), torch.arange(rows), torch.arange(cols))
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_the_grid_of_ids_is_that_of_the_image_that_is_made(batched):
+    """Reference images, of the same size or another, follow it under numbers of their own."""
+    ids = torch.cat([ids_of(0, 3, 5), ids_of(1, 4, 2), ids_of(2, 3, 5)])
+    given = {"img_ids": ids[None] if batched else ids}
+    assert grid_of_ids(None, given) == (3, 5)
+    assert grid_of_ids(None, given, made=1) == (4, 2)
+    with pytest.raises(ValueError, match="do not form a grid"):
+        grid_of_ids(None, {"img_ids": ids[1:]})

@@ -20,7 +20,7 @@ from diffusers import (
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
 )
-from helpers.newer import newer
+from helpers.newer import needs_argument, newer
 from helpers.reading_pipelines import assert_same_columns, made_by, tells_ids
 from helpers.tiny_encoders import (
     tiny_llama,
@@ -224,6 +224,7 @@ def tell_chatglm_ids(_module, _args, kwargs, output):
 
 @pytest.mark.parametrize("side", ["right", "left"])
 def test_ovis_image_reads_a_chat_behind_an_instruction(side):
+    needs_argument(OvisImagePipeline.encode_prompt, "do_classifier_free_guidance")
     encoder = tells_ids(tiny_qwen3().model)
     pipe = bare(OvisImagePipeline, text_encoder=encoder, tokenizer=tiny_qwen(side))
     options = {"max_sequence_length": 180}

@@ -6,6 +6,7 @@ import torch
 from diffusers import LTX2ImageToVideoPipeline
 from helpers.ltx2_rows import LENGTH, LTX2_VIDEOS, alike_videos, connectors, ltx2, video_and_sound
 from helpers.matrix_oracle import expected_maps, recorded
+from helpers.newer import newer
 from helpers.reading_pipelines import assert_same_columns, tells_ids
 from helpers.rows import Way
 from helpers.small_images import new_image
@@ -108,6 +109,8 @@ def test_other_pipelines_are_refused_by_name(name):
 
 
 def test_there_are_other_pipelines():
+    newer("LTX2InContextPipeline")
+    newer("LTX2DFRPipeline")
     assert {"LTX2ConditionPipeline", "LTX2InContextPipeline", "LTX2DFRPipeline"} <= set(OTHERS)
 
 

@@ -13,6 +13,7 @@ from PIL import Image
 
 from scripts.scenes.emoji import random_scene
 from sdattn import capture, generate, load_run
+from sdattn.errors import OptionError
 from sdattn.inversion.images import fit
 from sdattn.inversion.invert import invert, psnr
 from sdattn.models.layers import find_denoiser
@@ -344,6 +345,24 @@ def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, me
     finally:
         for hook in hooks:
             hook.remove()
+
+
+def test_clip_skip_is_refused_where_diffusers_fails_on_it(pipe):
+    """diffusers reads text_encoder.text_model, which transformers 5 has moved."""
+    if hasattr(pipe.text_encoder, "text_model"):
+        pytest.skip("this transformers has it")
+    with pytest.raises(AttributeError, match="text_model"):  # else the refusal is out of date
+        pipe.encode_prompt(PROMPT, "cpu", 1, False, clip_skip=1)
+    told = r"`clip_skip=1`: diffusers cannot skip layers of a CLIPTextModel .*Leave it out"
+    for call in (
+        lambda: explain(pipe, new_image(), PROMPT, clip_skip=1),
+        lambda: generate(pipe, PROMPT, clip_skip=1),
+    ):
+        with pytest.raises(OptionError, match=told):
+            call()
+    explain(pipe, new_image(), PROMPT, clip_skip=None, timesteps=[50])
+    run = explain(make_sdxl_pipeline(), new_image(), PROMPT, clip_skip=1, timesteps=[50])
+    assert run.heatmaps[0]["cat"].values.max() > 0
 
 
 def test_other_pipelines_are_refused():

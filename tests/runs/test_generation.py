@@ -29,6 +29,16 @@ def test_generate_gives_the_plain_images_and_their_maps():
         torch.testing.assert_close(run.heatmaps[i].maps, expected.maps, atol=1e-5, rtol=0)
 
 
+@pytest.mark.slow
+def test_images_of_several_prompts_know_theirs():
+    prompts = ["a red cat", "a dog"]
+    size = {**QUICK, "num_inference_steps": 1, "negative_prompt": ["x", "y"]}
+    run = generate(small_pipeline(), prompts, seed=5, num_images_per_prompt=2, **size)
+    told = [(one["prompt"], one["seed"], one["options"]["negative_prompt"]) for one in run.info]
+    assert told == [(prompts[i // 2], 5 + i, "xxyy"[i]) for i in range(4)]
+    assert [found.prompt.text for found in run.heatmaps] == [prompts[i // 2] for i in range(4)]
+
+
 def test_one_seed_is_one_image():
     pipe = small_pipeline()
     first, again, other = (generate(pipe, PROMPT, seed=s, **QUICK).images[0] for s in (1, 1, 2))

@@ -1,0 +1,250 @@
+"""Faults in all other rooms."""
+
+from . import Fault
+
+FAULTS = [
+    # models
+    Fault(
+        "models/guidance.py",
+        "order = (*order, None)",
+        "order = (*order, *order)",
+        "PAG's perturbed copy is a second conditional branch",
+        ("models/test_guidance.py", "control/test_removal.py"),
+    ),
+    Fault(
+        "models/guidance.py",
+        "has_ended = most is not None and float(most) <= 1 and self._progress[1][step] > most",
+        "has_ended = most is not None and float(most) <= 1 and self._progress[1][step] >= most",
+        "guidance ends a step early where a step lies on the boundary",
+        ("look/test_padded_rows.py",),
+    ),
+    Fault(
+        "models/running_call.py",
+        "if first is not owner and not (isinstance(first, tuple) and first[:1] == (owner,)):",
+        "if first is None:",
+        "a method of another object is taken for the callback",
+        ("models/test_running_call.py",),
+    ),
+    Fault(
+        "models/denoiser_call.py",
+        "own = ids[ids[:, 0] == made][:, 1:3].float()",
+        "own = ids[:, 1:3].float()",
+        "reference images are part of the image's grid",
+        (
+            "models/test_denoiser_call.py",
+            "models/test_families.py",
+            "models/test_image_families.py",
+        ),
+    ),
+    Fault(
+        "models/values.py",
+        "if first is None or not 0 <= first <= LARGEST_SEED - images + 1:",
+        "if first is None or not 0 <= first <= LARGEST_SEED:",
+        "the seed of a later image is larger than torch takes",
+        ("models/test_pipeline_call.py", "runs/test_first_mistakes.py"),
+    ),
+    Fault(
+        "models/finite.py",
+        "made = made[0] if made else None",
+        "made = made[-1] if made else None",
+        "not the text states are looked at but their pooled ones",
+        ("models/test_finite.py",),
+    ),
+    Fault(
+        "models/pipeline_call.py",
+        'if options.get("clip_skip") is None or has_several or hasattr(encoder, "text_model"):',
+        'if options.get("clip_skip") is None or hasattr(encoder, "text_model"):',
+        "SDXL's clip_skip, which works, is refused",
+        ("runs/test_explaining.py",),
+    ),
+    # prompts
+    Fault(
+        "prompts/words.py",
+        "things[len(things) - before :] = [i]",
+        "things.append(i)",
+        "adjectives are things",
+        ("sdattn/prompts/words.py",),
+    ),
+    Fault(
+        "prompts/words.py",
+        "if merged and start < merged[-1][1]:",
+        "if merged and start <= merged[-1][1]:",
+        "words that follow each other without a space are one",
+        ("prompts/test_words.py", "prompts/test_tokens.py"),
+    ),
+    Fault(
+        "prompts/tokens.py",
+        "whole = owners[start] != owners[start + 1] and owners[end] != owners[end + 1]",
+        "whole = owners[start] != owners[start + 1]",
+        "the first part of a word of several is found as a word",
+        ("prompts/test_tokens.py",),
+    ),
+    Fault(
+        "prompts/chunks.py",
+        "closing = [end, *padding] if pad.id == end.id else [*padding, end]",
+        "closing = [end, *padding]",
+        "a long prompt's end comes before its padding",
+        ("prompts/test_chunks.py",),
+    ),
+    Fault(
+        "prompts/matching.py",
+        "met = best[i + 1][j + 1] + 1 if ours[i] == theirs[j] else 0",
+        "met = 1 if ours[i] == theirs[j] else 0",
+        "shared words are not the longest sequence of them",
+        ("prompts/test_matching.py",),
+    ),
+    # attention
+    Fault(
+        "attention/core.py",
+        "return scores.masked_fill(shut, 0.0).softmax(-1).masked_fill(shut, 0.0)",
+        "return scores.masked_fill(shut, 0.0).softmax(-1)",
+        "a row that may attend to nothing attends to everything",
+        ("attention/test_core.py",),
+    ),
+    Fault(
+        "attention/core.py",
+        "grids.append((*frames, (rows + 1) // 2, (cols + 1) // 2))",
+        "grids.append((*frames, rows // 2, cols // 2))",
+        "odd latents halve downwards",
+        ("attention/test_core.py",),
+    ),
+    Fault(
+        "attention/recording.py",
+        "mask = None if mask is None else mask[..., keys]",
+        "mask = None if mask is None else mask[..., : last - first]",
+        "shown keys that are not the first get the first ones' mask",
+        ("attention/test_add_attention.py",),
+    ),
+    Fault(
+        "attention/processor.py",
+        'return hidden_states / getattr(attn, "rescale_output_factor", 1.0)',
+        "return hidden_states",
+        "a layer's rescaling is left out",
+        ("attention/test_processor.py",),
+    ),
+    # files
+    Fault(
+        "files/writing.py",
+        "        made.unlink(missing_ok=True)\n        raise\n",
+        "        raise\n",
+        "a file that could not be written leaves a temporary one",
+        ("files/test_writing.py",),
+    ),
+    Fault(
+        "files/writing.py",
+        "if old.exists() and not folder.exists():\n                os.rename(left, folder)",
+        "if not folder.exists():\n                os.rename(left, folder)",
+        "an incomplete folder of a killed process takes the run's name",
+        ("files/test_writing.py",),
+    ),
+    Fault(
+        "files/paths.py",
+        'if elsewhere or not parts or ".." in PureWindowsPath(name).parts or "\\0" in name:',
+        'if elsewhere or not parts or ".." in parts or "\\0" in name:',
+        "a name goes up by a backslash",
+        ("files/test_paths.py",),
+    ),
+    Fault(
+        "files/records.py",
+        "return simple and (kind is bool or not isinstance(value, bool))",
+        "return simple",
+        "true is a number",
+        ("files/test_records.py",),
+    ),
+    # loading
+    Fault(
+        "loading/lora.py",
+        "(used if is_right else wrong).add(alpha)",
+        "used.add(alpha)",
+        "a LoRA is applied with another alpha than its own",
+        ("loading/test_lora.py", "loading/test_lora_layouts.py"),
+    ),
+    Fault(
+        "loading/devices.py",
+        "if number is not None and number <= (found.index or 0):",
+        "if number is not None and number < (found.index or 0):",
+        "a GPU that is not there is taken",
+        ("loading/test_devices.py",),
+    ),
+    # runs
+    Fault(
+        "runs/diff/matching.py",
+        "        numbered[text, seen[text]] = heatmap\n        seen[text] += 1\n",
+        "        numbered[text, seen[text]] = heatmap\n",
+        "the last of a repeated word stands for all in a comparison",
+        ("runs/test_comparison.py",),
+    ),
+    Fault(
+        "runs/sampling.py",
+        "prompt=prompts[i // a_prompt].text,",
+        "prompt=prompts[i % len(prompts)].text,",
+        "images of one prompt carry the next one's text",
+        ("runs/test_generation.py",),
+    ),
+    Fault(
+        "runs/explaining.py",
+        "seed=None if inverted else settings.seed,  # the noise is the image's own",
+        "seed=settings.seed,",
+        "an inversion, whose noise is the image's, has a seed",
+        ("runs/test_explaining.py",),
+    ),
+    # edit
+    Fault(
+        "edit/editing.py",
+        'return "replace" if all(is_swap(source, target) for target in targets) else "refine"',
+        'return "replace" if any(is_swap(source, target) for target in targets) else "refine"',
+        "targets of other lengths are replaced word by word",
+        ("edit/test_edit.py",),
+    ),
+    Fault(
+        "edit/editing.py",
+        "levels = min(facts.denoiser.levels, 3)",
+        "levels = min(facts.denoiser.levels, 2)",
+        "self-attention is edited at half the latent's sides",
+        ("edit/test_edit.py",),
+    ),
+    # batch
+    Fault(
+        "batch/plan.py",
+        'own = {"id": f"{row.line:06d}", "seed": request.seed + row.line - 1}',
+        'own = {"id": f"{row.line:06d}", "seed": request.seed + row.line}',
+        "the first line has not the seed that was asked for",
+        ("batch/test_items.py",),
+    ),
+    Fault(
+        "batch/plan.py",
+        "key = hash(item.id.lower())",
+        "key = hash(item.id)",
+        "two ids that differ in case are one folder on some systems",
+        ("batch/test_plan.py", "batch/test_items.py"),
+    ),
+    Fault(
+        "batch/shard.py",
+        "if record is None or record.fingerprint != fingerprint or not format.is_there(record):",
+        "if record is None or not format.is_there(record):",
+        "a shard of other settings counts as done",
+        ("batch/test_shard.py", "batch/test_run.py"),
+    ),
+    Fault(
+        "batch/columns.py",
+        "return self.photos or not get_close_matches(name.lower(), known, n=1, cutoff=0.85)",
+        "return True",
+        "a typo in an option's name is a column of somebody's",
+        ("batch/test_plan.py", "batch/test_tables.py", "batch/test_items.py"),
+    ),
+    # cli
+    Fault(
+        "cli/flags.py",
+        "return off[0] if off else named[0]",
+        "return on",
+        "the advice is the flag for the opposite",
+        ("cli/test_flags.py",),
+    ),
+    Fault(
+        "cli/flags.py",
+        "return shlex.quote(str(value))",
+        "return str(value)",
+        "a value with a space is several arguments",
+        ("cli/test_flags.py",),
+    ),
+]

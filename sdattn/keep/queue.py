@@ -1,0 +1,132 @@
+"""`Queue`: plain layers only hand over query and key while the model runs; what they attended to is
+computed for all layers of one shape together, when the model's pass ends."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeGuard
+
+import torch
+from torch import Tensor
+
+from ..look.attended import Attended, Columns, Projected, new_sums
+
+# Bytes of query and key that wait, by kind of device; more is worked off before the pass ends.
+MAX_QUEUED_BYTES = {"cpu": 8 << 20}
+MAX_QUEUED_BYTES_ELSEWHERE = 64 << 20
+# Numbers in a layer's query and key up to which it waits on a CPU: joining larger ones costs more
+# than it saves (scripts/benchmarks/bench_queue.py).
+SMALL_ON_CPU = 1 << 16
+
+
+def may_wait(attended: Attended) -> TypeGuard[Projected]:
+    """Check whether what a call attended to can be computed later, and is small enough."""
+    if not isinstance(attended, Projected):
+        return False
+    query, key = attended.query, attended.key
+    if query.is_inference() or query.requires_grad or key.requires_grad:
+        return False  # no versions are counted; a graph would be held
+    return query.device.type != "cpu" or query.numel() + key.numel() <= SMALL_ON_CPU
+
+
+@dataclass(eq=False)
+class Total:
+    """The sum of a layer's maps.
+
+    Attributes:
+        name: the layer's name.
+        sums: float32 ``[images, N, T]``; None before anything is added.
+        is_last: True if only the last call counts.
+        may_wait: False if somebody writes into the layer's query or key.
+        is_spoilt: somebody wrote into them while they waited, so the sum is not right.
+    """
+
+    name: str
+    is_last: bool = False
+    sums: Tensor | None = None
+    may_wait: bool = True
+    is_spoilt: bool = False
+
+    def add(self, attended: Attended, columns: Columns) -> None:
+        self.sums = attended.add_to(None if self.is_last else self.sums, columns)
+
+
+@dataclass
+class _Entry:
+    """One call of a layer: where it is added, and the versions of its query and key."""
+
+    total: Total
+    attended: Projected
+    columns: Columns
+    versions: list[int]
+    is_added: bool  # only watched for somebody who writes into its query or key
+
+
+class Queue:
+    """Calls that wait to be added to their layers' sums.
+
+    A query or key that somebody writes into while it waits (rotary embeddings in place, say) would
+    make a wrong map. So each layer's first call is added at once, and watched; a layer that was
+    written into then is never queued.
+    """
+
+    def __init__(self) -> None:
+        self._waiting: list[_Entry] = []
+        self._bytes = 0
+        self._groups: dict[tuple[str, ...], Tensor] = {}  # sums by their layers' names
+
+    def put(self, total: Total, attended: Projected, columns: Columns) -> None:
+        """Add a call to its layer's sum: at once if it is the layer's first, else later."""
+        is_first = total.sums is None
+        if is_first:
+            total.add(attended, columns)
+        query, key = attended.query, attended.key
+        versions = [query._version, key._version]
+        self._waiting.append(_Entry(total, attended, columns, versions, is_first))
+        self._bytes += query.nbytes + key.nbytes
+        if self._bytes > MAX_QUEUED_BYTES.get(query.device.type, MAX_QUEUED_BYTES_ELSEWHERE):
+            self.work_off()
+
+    def work_off(self) -> None:
+        """Add what waits; between two passes nothing does."""
+        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        groups: dict[object, list[_Entry]] = defaultdict(list)
+        for entry in waiting:
+            attended = entry.attended
+            if [attended.query._version, attended.key._version] != entry.versions:
+                entry.total.may_wait = False
+                entry.total.is_spoilt |= not entry.is_added
+            elif not entry.is_added:
+                shape = attended.query.shape, attended.key.shape, attended.heads
+                kind = attended.query.dtype, attended.query.device, repr(attended.rows)
+                groups[shape, kind, entry.columns].append(entry)
+        for entries in groups.values():
+            self._add(entries)
+
+    @torch.no_grad()
+    def _add(self, entries: Sequence[_Entry]) -> None:
+        """Add calls of one shape, as the rows of one call."""
+        first, columns = entries[0].attended, entries[0].columns
+        totals = [entry.total for entry in entries]
+        if len(entries) == 1:
+            totals[0].add(first, columns)
+            return
+        names = tuple(total.name for total in totals)
+        sums = self._groups.get(names)
+        is_last = totals[0].is_last
+        if is_last or sums is None or not _are_parts(totals, sums):
+            zeros = new_sums(first, first.query, columns)
+            held = (None if is_last else total.sums for total in totals)
+            sums = torch.cat([zeros if one is None else one for one in held])
+            for total, part in zip(totals, sums.split(first.batch), strict=True):
+                total.sums = part
+            others = {key: one for key, one in self._groups.items() if set(key).isdisjoint(names)}
+            self._groups = {**others, names: sums}
+        Projected.joined([entry.attended for entry in entries]).add_to(sums, columns)
+
+
+def _are_parts(totals: Sequence[Total], sums: Tensor) -> bool:
+    """Check that these layers' sums are still the parts of one tensor."""
+    return all(total.sums is not None and total.sums._base is sums for total in totals)

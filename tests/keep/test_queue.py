@@ -1,0 +1,239 @@
+"""Calls of several layers computed together, when the model's pass ends, against float64."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers.capture_runs import oracle, record_inputs
+from helpers.sums import running_sum
+from helpers.tiny_pipelines import make_unet
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from sdattn import CaptureError, CaptureWarning, capture
+from sdattn.attention import plain
+from sdattn.keep import queue
+from sdattn.look.attended import Projected
+from sdattn.models.layers import find_layers
+
+TIMES = 900, 500, 100
+UP = "up_blocks.2.attentions.1.transformer_blocks.0.attn2"
+
+
+@pytest.fixture
+def unet():
+    return make_unet()
+
+
+def inputs(rows=2, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    sample = torch.randn(rows, 4, 16, 24, generator=generator)
+    return sample, torch.randn(rows, 77, 32, generator=generator)
+
+
+@torch.no_grad()
+def watched(unet, times=TIMES, rows=2, **options):
+    """The store of a few calls, and what each layer was called with, by name."""
+    hooks, record = record_inputs(unet)
+    with capture(unet, **options) as store:
+        for time in times:
+            sample, text = inputs(rows, time)
+            unet(sample, time, text)
+    for hook in hooks:
+        hook.remove()
+    return store, record
+
+
+def expected(unet, calls, name):
+    """The mean over heads and calls, float64 ``[B, N, T]``."""
+    layer = unet.get_submodule(name)
+    return torch.stack([oracle(layer, *call) for call in calls]).mean((0, 2))
+
+
+@pytest.fixture
+def groups(monkeypatch):
+    """How many layers were computed together, each time."""
+    found = []
+    joined = queue.Projected.joined
+    spy = staticmethod(lambda several: found.append(len(several)) or joined(several))
+    monkeypatch.setattr(queue.Projected, "joined", spy)
+    return found
+
+
+@pytest.mark.parametrize("bound", [0, 60_000, 1 << 30], ids=["at once", "in parts", "all"])
+@pytest.mark.parametrize(
+    "options", [{}, {"steps": "last"}, {"tokens": [4, 0, 9]}], ids=["all", "last", "tokens"]
+)
+def test_layers_that_are_computed_together_hold_their_own_maps(
+    bound, options, unet, groups, monkeypatch
+):
+    monkeypatch.setitem(queue.MAX_QUEUED_BYTES, "cpu", bound)
+    store, record = watched(unet, **options)
+    for name, calls in record.items():
+        calls = calls[-1:] if options.get("steps") == "last" else calls
+        right = expected(unet, calls, name)[..., options.get("tokens", slice(None))]
+        found = store.maps[name].flatten(1, 2).double()
+        torch.testing.assert_close(found, right, atol=1e-6, rtol=0)
+    # the first call of each layer is computed at once, and so is the only layer of its shape
+    alone = [5, 5, 5] * (len(TIMES) - 1)
+    assert groups == alone if bound > 60_000 else sum(groups) < sum(alone)
+    assert bool(groups) == bool(bound)
+
+
+def test_rows_of_one_branch_are_chosen_when_they_are_computed(unet, groups):
+    store, record = watched(unet, rows=4, guidance="batch")
+    assert groups and store.images == 2
+    for name, calls in record.items():
+        found = store.maps[name].flatten(1, 2).double()
+        right = expected(unet, calls, name)[2:]
+        torch.testing.assert_close(found, right, atol=1e-6, rtol=0)
+
+
+def test_a_layer_that_a_cache_skips_for_a_pass_is_left_out_of_its_group(unet):
+    """Two groups of other layers than before share no sums."""
+    layer = unet.get_submodule(UP)
+    forward = layer.forward
+    hooks, record = record_inputs(unet)
+    warned = pytest.warns(CaptureWarning, match="did not run once in each of 4")
+    with torch.no_grad(), warned, capture(unet) as store:
+        for number in range(4):
+            sample, text = inputs(seed=number)
+            if number == 2:
+                layer.forward = lambda hidden, *_, **__: hidden
+            unet(sample, 900 - number, text)
+            layer.forward = forward
+    for hook in hooks:
+        hook.remove()
+    record[UP].pop(2)  # its hook saw a call that attended to nothing
+    for name, calls in record.items():
+        found = store.maps[name].flatten(1, 2).double()
+        torch.testing.assert_close(found, expected(unet, calls, name), atol=1e-6, rtol=0)
+
+
+def written(unet, names, after):
+    """Have something write into the queries of these layers once they have run, as rotary
+    embeddings in place would, from the ``after``-th call on."""
+    for name in names:
+        layer = unet.get_submodule(name)
+        layer.numbers = []
+        seen = []
+        layer.to_q.register_forward_hook(lambda _m, _a, out, seen=seen: seen.append(out))
+
+        def spoil(_module, _args, _out, seen=seen):
+            if len(seen) > after:
+                seen[-1].mul_(3)
+
+        layer.register_forward_hook(spoil)
+
+
+def test_layers_whose_queries_are_written_into_are_computed_at_once(unet, groups):
+    written(unet, [UP], after=0)
+    store, record = watched(unet)
+    right = expected(unet, record[UP], UP)
+    torch.testing.assert_close(store.maps[UP].flatten(1, 2).double(), right, atol=1e-6, rtol=0)
+    assert sorted(groups) == sorted([5, 5, 4] * (len(TIMES) - 1))
+
+
+def test_a_query_that_is_written_into_later_is_said_when_maps_are_read(unet):
+    written(unet, [UP], after=1)
+    store, record = watched(unet)
+    with pytest.raises(CaptureError, match=rf"wrote into the query or key of {UP}.*layers="):
+        store.maps[UP]
+    other = UP.replace("attentions.1", "attentions.0")
+    right = expected(unet, record[other], other)
+    torch.testing.assert_close(store.maps[other].flatten(1, 2).double(), right, atol=1e-6, rtol=0)
+
+
+def test_maps_read_while_the_model_runs_have_all_that_ran(unet):
+    """A hook behind the last layer reads the first one's map."""
+    first, *_, last = [layer for layer in find_layers(unet) if layer.kind == "cross"]
+    read = []
+    with torch.no_grad(), capture(unet) as store:
+        last.module.register_forward_hook(lambda *_: read.append(store.maps[first.name]))
+        for number, time in enumerate(TIMES):
+            unet(*(inputs(seed=number)[0], time, inputs(seed=number)[1]))
+    torch.testing.assert_close(read[-1], store.maps[first.name], atol=0, rtol=0)
+
+
+def test_no_query_waits_where_versions_are_not_counted(unet, groups):
+    with torch.inference_mode(), capture(unet) as store:
+        for time in TIMES:
+            unet(*(inputs(seed=time)[0], time, inputs(seed=time)[1]))
+    assert len(store.maps) == 16 and not groups
+
+
+def test_what_waits_is_bounded(unet, monkeypatch):
+    monkeypatch.setitem(queue.MAX_QUEUED_BYTES, "cpu", 100_000)
+    most = []
+    put = queue.Queue.put
+
+    def noted(self, *given):
+        put(self, *given)
+        most.append(sum(e.attended.query.nbytes + e.attended.key.nbytes for e in self._waiting))
+
+    monkeypatch.setattr(queue.Queue, "put", noted)
+    watched(unet)
+    assert 50_000 < max(most) <= 100_000
+
+
+@pytest.mark.parametrize(
+    ("heads", "dtypes"),
+    [((2, 4), (torch.float32, torch.float32)), ((2, 2), (torch.float32, torch.bfloat16))],
+    ids=["other heads", "another dtype"],
+)
+def test_layers_that_differ_are_computed_apart(heads, dtypes, groups):
+    waiting = queue.Queue()
+    sums = []
+    for number, (of_layer, dtype) in enumerate(zip(heads, dtypes, strict=True)):
+        held = running_sum()
+        held.layer = replace(held.layer, name=f"layer {number}")
+        held.queue = waiting
+        sums.append((held, of_layer, dtype))
+    generator = torch.Generator().manual_seed(0)
+    right = [0, 0]
+    for _ in range(3):
+        for number, (held, of_layer, dtype) in enumerate(sums):
+            query, key = (torch.randn(2, n, 8, generator=generator).to(dtype) for n in (4, 5))
+            held.running = replace(held.running)
+            held.take(Projected(query, key, of_layer))
+            of_heads = (
+                x.double().unflatten(-1, (of_layer, -1)).transpose(1, 2) for x in (query, key)
+            )
+            query, key = of_heads
+            scores = query @ key.mT / query.shape[-1] ** 0.5
+            right[number] += scores.softmax(-1).mean(1) / 3
+        waiting.work_off()
+    for (held, _, _), one in zip(sums, right, strict=True):
+        torch.testing.assert_close(held.map().flatten(1, 2).double(), one, atol=1e-6, rtol=0)
+    assert not groups
+
+
+class Count(TorchDispatchMode):
+    """Operations, views included."""
+
+    def __init__(self):
+        super().__init__()
+        self.number = 0
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        self.number += 1
+        return func(*args, **(kwargs or {}))
+
+
+@torch.no_grad()
+def test_a_watched_layer_dispatches_at_most_six_operations_more(unet, monkeypatch):
+    """In a pass that is not a run's first nor second, as on a GPU, where no part is small."""
+    monkeypatch.setattr(plain, "PART_ON_CPU", plain.PART)
+    given = inputs(4)
+
+    def operations():
+        with Count() as count:
+            unet(given[0], 100, given[1])
+        return count.number
+
+    unwatched = operations()
+    with capture(unet, guidance="batch") as store:
+        for time in TIMES[:2]:
+            unet(given[0], time, given[1])
+        more = operations() - unwatched
+    assert len(store.maps) == 16
+    assert 0 < more <= 6 * 16
