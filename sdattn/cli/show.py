@@ -96,29 +96,47 @@ def show(
       sdattn show outputs/a-cat-on-a-sofa-0 cat --animate -o cat.gif
       sdattn show outputs/a-cat-walking-0 cat --figure frames -o frames.pdf
     """
-    if figure is not None and animate:
-        raise typer.BadParameter("Pass --figure or --animate, each has a file of its own.")
-    if frame is not None and not animate and figure in (None, "frames"):
-        raise typer.BadParameter("--frame needs --animate, or a --figure of one frame.")
-    if masks and (figure is not None or animate):
-        raise typer.BadParameter("--masks are drawn without --figure and --animate.")
     if words_ is not None:
         words = [*(words or ()), *filter(None, (name.strip() for name in words_.split(",")))]
     style: dict[str, Any] = {"cmap": cmap, "show_axes": show_axes, "own_scale": own_scale}
     style |= {"colorbar": colorbar, "width": _width(width)}
-    if figure is None and (dpi or others or style != _USUAL):
-        raise typer.BadParameter("How a figure looks is for --figure. Pass it, or leave it out.")
-    if (figure == "compare") != bool(others):
-        raise typer.BadParameter("--figure compare takes the other runs by --with, and only it.")
-    if mask_threshold is not None and not masks:
-        raise typer.BadParameter("--threshold needs --masks.")
+    is_styled = bool(dpi) or style != _USUAL
+    for is_wrong, text in (
+        (figure and animate, "Pass --figure or --animate, each has a file of its own."),
+        (
+            frame is not None and not animate and figure in (None, "frames"),
+            "--frame needs --animate, or a --figure of one frame.",
+        ),
+        (masks and (figure or animate), "--masks are drawn without --figure and --animate."),
+        (mask_threshold is not None and not masks, "--threshold needs --masks."),
+        (is_styled and not figure, "How a figure looks is for --figure. Pass it, or leave it out."),
+        (
+            (figure == "compare") != bool(others),
+            "--figure compare takes the other runs by --with, and only it does.",
+        ),
+    ):
+        if is_wrong:
+            raise typer.BadParameter(text)
     if figure is None and not animate:
         _drawings(output, run, item, words, out, force, masks, mask_threshold)
         return
     from ..figures import FORMATS, animation, save_figure
     from ..figures import figure as draw
 
-    formats = FORMATS if figure else animation.FORMATS
+    path = _free_file(out, FORMATS if figure else animation.FORMATS, force)
+    loaded = _load(run, item, frame)
+    if figure:
+        further = [_load(other, None, frame) for other in others or ()]
+        drawn = draw(loaded, figure, words, others=further, **style)
+        save_figure(drawn, path, dpi=dpi or 300)
+    else:
+        animation.save_animation(animation.animate(loaded, words), path)
+    output.print(str(path), len(str(path)))
+    output.answer({"open": str(path)})
+
+
+def _free_file(out: Path | None, formats: Collection[str], force: bool) -> Path:
+    """Return the file that --out names, in one of ``formats``; refuse one that is there."""
     if out is None or out.suffix.lower() not in formats:
         raise typer.BadParameter(
             f"Name a file that ends in {' or '.join(formats)}.", param_hint="--out"
@@ -126,15 +144,7 @@ def show(
     _check_no_run(out)
     if out.exists() and not force:
         raise ExistsError(f"{out} exists already. Choose another --out, or pass --force.")
-    loaded = _load(run, item, frame)
-    if figure:
-        further = [_load(other, None, frame) for other in others or ()]
-        drawn = draw(loaded, figure, words, others=further, **style)
-        save_figure(drawn, out, dpi=dpi or 300)
-    else:
-        animation.save_animation(animation.animate(loaded, words), out)
-    output.print(str(out), len(str(out)))
-    output.answer({"open": str(out)})
+    return out
 
 
 _USUAL = {

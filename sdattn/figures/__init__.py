@@ -80,7 +80,8 @@ def figure(
 
     The first colour is the smallest value of all panels, the last one the largest. Layers differ
     too much for that: a coarse grid's values are many times a fine one's, so each of their panels
-    has its own scale, whose ends are written below it. Text has the fonts and sizes of the user's rcParams, else 8 points.
+    has its own scale, whose ends are written below it. Text has the fonts and sizes of the user's
+    rcParams, else 8 points.
 
     Args:
         run: from :meth:`sdattn.Run.image_run` or :func:`sdattn.load_run`.

@@ -81,7 +81,7 @@ class Page:
 
     def room(self, down: int, across: int, labels: float = 0, titles: float = 0) -> float:
         """Return the approximate width of each panel, given the room for all labels and titles."""
-        below = _LINE * unit() if self.style.own_scale else 0
+        below = 2 * _LINE * unit() if self.style.own_scale else 0
         beside = _BESIDE if self.style.colorbar else _BESIDE / 2
         wide = (self.width - beside * unit() - labels) / across - _GAP
         high = (HEIGHT - _BELOW * unit() - titles) / down - _GAP - below
@@ -178,6 +178,19 @@ class _Sheet:
         lines = {line for row in self.rows for panel in row for line in panel.title}
         return not self.each and max(width(line, self.fonts) for line in lines) > _SURE * self.width
 
+    def ends_of(self, panel: Panel) -> str:
+        """Return the ends of a panel's own scale, on two lines if some panel is too narrow."""
+        return self._ends[id(panel)]
+
+    @cached_property
+    def _ends(self) -> dict[int, str]:
+        panels = [panel for row in self.rows for panel in row if panel.values.ndim == 2]
+        ends = {id(panel): scale_of([panel.values]) for panel in panels}
+        texts = {one: f"{low:.2g} to {high:.2g}" for one, (low, high) in ends.items()}
+        if max(width(text, self.fonts) for text in texts.values()) > _SURE * self.width:
+            return {one: text.replace(" to ", "\nto ") for one, text in texts.items()}
+        return texts
+
     def draw(self) -> Figure:
         """Return the figure with a frozen layout: the same text in the same place in every file."""
         from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -196,11 +209,12 @@ class _Sheet:
         grid = figure.add_gridspec(self.down, columns)
         # Only the outer panels have numbers, if a side is long enough for them.
         ticked = self.width * min(1, self.page.aspect) >= _TICKED * unit()
+        ticked = ticked and not self.page.style.own_scale  # the scale's ends are there
         for i, row in enumerate(self.rows):
             block, at = divmod(i, self.down)
             for j in range(len(row)):
                 axes = figure.add_subplot(grid[at, block * across + j])
-                self._tick(axes, ticked, lowest=at + 1 == self.down, first=j == 0, block=block)
+                self._tick(axes, ticked, lowest=at + 1 == self.down, first=j == 0)
                 self.show(axes, i, j)
         wide, high = self.page.size
         if self.page.style.show_axes:
@@ -217,7 +231,7 @@ class _Sheet:
             first, last = scale_of([panel.values]) if style.own_scale else self.page.scale
             options |= {"cmap": style.cmap, "vmin": first, "vmax": last, "interpolation": "nearest"}
             if style.own_scale:
-                axes.set_xlabel(f"{first:.2g} to {last:.2g}", fontsize="small", labelpad=2)
+                axes.set_xlabel(self.ends_of(panel), fontsize="small", labelpad=2)
         axes.imshow(panel.values, aspect="auto", **options)
         text: dict[str, Any] = {"family": self.fonts, "parse_math": False}
         if (self.each or row % self.down == 0) and self.upright:
@@ -245,14 +259,14 @@ class _Sheet:
             bar.set_ticks([0, 1], labels=["lowest", "highest"])
         return bar
 
-    def _tick(self, axes: Axes, ticked: bool, *, lowest: bool, first: bool, block: int) -> None:
-        """Put numbers at both ends of the sides of the panel in the corner, which are those of all
-        panels: others' would touch."""
+    def _tick(self, axes: Axes, ticked: bool, *, lowest: bool, first: bool) -> None:
+        """Put numbers at both ends of a side, inside it. Only the first panel of the lowest row
+        has them across: the next one's would touch them."""
         style = self.page.style
         axes.xaxis.set_visible(lowest or style.own_scale)
         axes.yaxis.set_visible(first)
-        numbered = ticked and style.show_axes and lowest and first and block == 0
-        axes.set_xticks([0, self.page.size[0]] if numbered else [])
+        numbered = ticked and style.show_axes and first
+        axes.set_xticks([0, self.page.size[0]] if numbered and lowest else [])
         axes.set_yticks([0, self.page.size[1]] if numbered else [])
         axes.spines[:].set_visible(style.show_axes)
         for text, side in zip(axes.get_xticklabels(), ("left", "right"), strict=False):
@@ -303,7 +317,7 @@ class _Sheet:
     def _check(self, width: float) -> None:
         if min(width, width * self.page.aspect) < SMALLEST:
             raise InvalidValueError(
-                f"{self.what} do not fit on a page of {self.page.width:g} x {HEIGHT:g} inches with sides of "
-                f"at least {SMALLEST} inches each. Choose fewer words if there are many, or "
-                "keep fewer steps or heads."
+                f"{self.what} do not fit on a page of {self.page.width:g} x {HEIGHT:g} inches with "
+                f"sides of at least {SMALLEST} inches each. Choose fewer words if there are many, "
+                "or keep fewer steps or heads."
             )
