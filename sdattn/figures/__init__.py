@@ -118,7 +118,7 @@ def figure(
         own_scale = kind == "layers"
     style = Style(cmap, width, show_axes, own_scale, colorbar)
     runs = [_still(one) if kind != "frames" else one for one in (run, *others)]
-    rows, preset = compared(runs, words) if others else _KINDS[kind](runs[0], words)
+    rows, preset = _compared(runs, words) if others else _KINDS[kind](runs[0], words)
     page = _page(runs[0], rows, preset, style)
     if axes is not None:
         return fill(axes, rows, page)
@@ -153,8 +153,8 @@ def _words(run: ImageRun, words: Sequence[str] | None, *label: str) -> Shown:
     return [[image, *row]], run.heatmaps.preset
 
 
-def compared(runs: Sequence[ImageRun], words: Sequence[str] | None) -> Shown:
-    """Return a row for each run: its image, and those of ``words`` that its prompt has."""
+def _compared(runs: Sequence[ImageRun], words: Sequence[str] | None) -> Shown:
+    """Return a row for each run: its image, and the maps of the ``words`` in its prompt."""
     first = runs[0]
     for run in runs[1:]:
         if run.heatmaps.preset != first.heatmaps.preset:
@@ -224,7 +224,10 @@ def _frames(run: ImageRun, words: Sequence[str] | None) -> Shown:
     return [video, *_columns(shown, words)], run.heatmaps.preset
 
 
-_KINDS = dict(zip(KINDS, (_words, _steps, _layers, _heads, _frames), strict=False))
+_KINDS = {  # of one run
+    **{"words": _words, "steps": _steps, "layers": _layers, "heads": _heads},
+    "frames": _frames,
+}
 
 
 def _columns(

@@ -316,8 +316,9 @@ class _Sheet:
 
     def _check(self, width: float) -> None:
         if min(width, width * self.page.aspect) < SMALLEST:
+            wider = "Choose a larger `width`. " if self.page.style.width else ""
             raise InvalidValueError(
                 f"{self.what} do not fit on a page of {self.page.width:g} x {HEIGHT:g} inches with "
-                f"sides of at least {SMALLEST} inches each. Choose fewer words if there are many, "
-                "or keep fewer steps or heads."
+                f"sides of at least {SMALLEST} inches each. {wider}Choose fewer words if there are "
+                "many, or keep fewer steps or heads."
             )

@@ -57,6 +57,25 @@ def test_a_figure_is_written(invoke, folders, kind, suffix):
     assert os.listdir("new") == [f"x.{suffix}"]
 
 
+def test_a_figure_looks_as_it_is_typed(invoke, folders):
+    how = ("--words", f"red {THING}, {OTHER}", "--figure", "words", "--width", "1col")
+    how += ("--dpi", "100", "--colormap", "gray", "--no-axes", "--no-colorbar", "-o", "x.png")
+    assert invoke("show", folders / "kept", *how)[0] == 0
+    with Image.open("x.png") as image:
+        assert image.width == 325
+        assert np.ptp(np.asarray(image.convert("RGB"), int)[:, 250:], axis=-1).max() == 0
+    code, _, err = invoke("show", folders / "kept", "--figure", "words", "--colormap", "grey-",
+                          "-o", "y.png")  # fmt: skip
+    assert code == 2 and "--colormap grey-" in err
+
+
+def test_runs_are_compared_in_a_figure(invoke, folders):
+    how = (THING, "--figure", "compare", "--with", folders / "means", "-o", "x.svg")
+    assert invoke("show", folders / "kept", *how)[0] == 0
+    titles = re.findall(r"<text[^>]*>([a-z0-9 ]+)</text>", Path("x.svg").read_text())
+    assert titles.count("image") == titles.count(THING) == 2
+
+
 @pytest.mark.slow
 def test_the_words_of_a_figure(invoke, folders):
     arguments = f"red {THING}", OTHER, "--figure", "words", "--out", "x.svg"
@@ -93,6 +112,11 @@ VIDEOS = "Name a file that ends in .gif or .webp"
             "'word' is not one of 'words', 'steps'",
         ),
         (("--figure",), "--figure"),
+        (("--figure", "compare", "-o", "x.pdf"), "by --with"),
+        (("--figure", "words", "--with", "run", "-o", "x.pdf"), "by --with"),
+        (("--width", "3"), "for --figure"),
+        (("--figure", "words", "--width", "wide", "-o", "x.pdf"), "none of 1col, 2col"),
+        (("--figure", "words", "--dpi", "3", "-o", "x.pdf"), "--dpi"),
         (("--animate",), VIDEOS),
         (("--animate", "-o", "x.png"), VIDEOS),
     ],

@@ -33,7 +33,7 @@ from sdattn.runs.settings import RunSettings
 OPTIONS = {"height": 128, "width": 192, "num_inference_steps": 10}
 WORDS = {"a": (1, 6), THING: (3,)}  # and their columns
 ROWS = [(word, column) for word, columns in WORDS.items() for column in columns]
-KINDS = [kind for kind in ALL_KINDS if kind != "frames"]  # of images
+KINDS = [kind for kind in ALL_KINDS if kind not in ("frames", "compare")]  # of one image
 TIMES = "\N{MULTIPLICATION SIGN}"
 PAGE = 7.0, 9.5
 ODD = ["שלום", "مرحبا", "🐱", "猫", "$x$", "<script>", "w" * 200, "a\nb\x00", "\ud83d"]
@@ -118,6 +118,17 @@ def assert_one_scale(drawn, of):
     np.testing.assert_allclose(shown, bar.get_yticks(), rtol=1e-6)
 
 
+def assert_own_scales(drawn, of):
+    """Each panel is drawn from its smallest to its largest value, which are written below it."""
+    for axes in of:
+        low, high = values(axes).min(), values(axes).max()
+        assert axes.images[0].get_clim() == pytest.approx((low, high))
+        assert axes.get_xlabel().split() == [f"{low:.2g}", "to", f"{high:.2g}"]
+    bar = drawn.axes[-1]
+    assert [one.get_text() for one in bar.get_yticklabels()] == ["lowest", "highest"]
+    assert "own scale" in " ".join(bar.get_ylabel().split())
+
+
 # The numbers
 
 
@@ -160,7 +171,9 @@ def test_layers_by_place_and_grid(run, figures):
     assert [title.split()[0] for title in titles] == ["down"] * 3 + ["mid"] + ["up"] * 3
     assert_drawn(shown, [wanted[title][..., column] for _, column in ROWS for title in titles])
     assert [one.get_ylabel() for one in shown[:: len(wanted)]] == [word for word, _ in ROWS]
-    assert_one_scale(figures["layers"], shown)
+    assert_own_scales(
+        figures["layers"], shown
+    )  # a coarse grid's values are many times a fine one's
 
 
 @pytest.mark.slow
@@ -239,7 +252,7 @@ def test_constant_maps_have_a_scale_from_zero(tmp_path, kind, value):
     for axes in panels(drawn)[kind == "words" :]:
         assert (values(axes) == value).all()
         assert axes.images[0].get_clim() == (0, value or 1)
-    assert drawn.axes[-1].get_ylim() == (0, value or 1)
+    assert drawn.axes[-1].get_ylim() == (0, 1 if kind == "layers" else value or 1)
     save_figure(drawn, tmp_path / "x.svg")
 
 
@@ -263,7 +276,7 @@ def test_constant_maps_have_a_scale_from_zero(tmp_path, kind, value):
 def test_the_colour_bar_says_what_the_values_are(preset, kind, note):
     run = random_run(3, steps=2)
     run.heatmaps.preset = PRESETS[preset]
-    bar = figure(run, kind).axes[-1]
+    bar = figure(run, kind, own_scale=False).axes[-1]
     assert bar.get_ylabel().split() == note.split()
 
 
@@ -385,6 +398,118 @@ def test_text_that_leaves_no_room_is_refused():
     with matplotlib.rc_context({"font.size": 60}):
         with pytest.raises(ValueError, match="1.*rows.*8"):
             figure(random_run(1, steps=8), "steps")
+
+
+# How it looks
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("width", [3.25, 6.875, 12])
+@pytest.mark.parametrize("kind", ["words", "layers"])
+def test_a_figure_is_as_wide_as_it_is_asked_to_be(tmp_path, kind, width):
+    run = random_run(2, size=(96, 64), grid=(8, 12))
+    drawn = figure(run, kind, width=width)
+    assert drawn.get_figwidth() == pytest.approx(width)
+    save_figure(drawn, tmp_path / "x.png", dpi=100)
+    with Image.open(tmp_path / "x.png") as image:
+        assert image.width == pytest.approx(100 * width, abs=1)
+    boxes = [axes.get_window_extent() for axes in panels(drawn)]
+    assert {round(box.height / box.width, 2) for box in boxes} == {0.67}
+    assert len({round(box.width) for box in boxes}) == 1  # panels of one size
+
+
+def test_colours_axes_and_bar_are_those_that_were_asked_for():
+    run = random_run(2)
+    drawn = figure(run, "words", cmap="viridis", show_axes=False, colorbar=False)
+    assert len(drawn.axes) == 3 and drawn.get_supxlabel() == drawn.get_supylabel() == ""
+    for axes in drawn.axes:
+        assert not any(spine.get_visible() for spine in axes.spines.values())
+        assert not axes.get_xticks().size and not axes.get_yticks().size
+    assert {axes.images[0].get_cmap().name for axes in drawn.axes[1:]} == {"viridis"}
+    assert_one_scale_of(drawn.axes[1:])
+    bar = figure(run, "words", cmap="viridis").axes[-1]
+    assert bar.get_ylim() == pytest.approx(drawn.axes[1].images[0].get_clim())
+    assert_own_scales(own := figure(run, "words", own_scale=True), panels(own)[1:])
+    assert_one_scale(shared := figure(run, "layers", own_scale=False), panels(shared))
+
+
+def assert_one_scale_of(of):
+    assert len({axes.images[0].get_clim() for axes in of}) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"cmap": "viridiss"}, "cmap='viridiss'.*Did you mean 'viridis'"),
+        ({"width": 0.2}, "width=0.2.*inches"),
+        ({"width": "1col"}, "width='1col'.*inches"),
+    ],
+)
+def test_looks_that_cannot_be_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        figure(random_run(2), "words", **options)
+
+
+def test_a_width_that_is_too_small_for_its_panels_is_told():
+    with pytest.raises(ValueError, match=r"page of 1 x 9\.5.*larger `width`"):
+        figure(random_run(2), "layers", width=1)
+
+
+def test_a_resolution_that_cannot_be_is_refused(tmp_path):
+    with pytest.raises(ValueError, match="dpi=0"):
+        save_figure(figure(random_run(1), "words"), tmp_path / "x.png", dpi=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("look", [{"width": 4.5}, {"own_scale": True}, {"show_axes": False}])
+def test_figures_of_any_look_are_legible(run, kind, look):
+    one = run.image_run(0)
+    words = [THING] if kind in ("steps", "heads") else [THING, OTHER]
+    assert_legible(figure(one, kind, words, **look))
+
+
+# Runs compared
+
+
+def test_runs_are_compared_row_by_row_on_one_scale():
+    one, other = random_run(["cat", "dog"]), random_run(["cat", "owl"])
+    other = replace(other, settings=replace(other.settings, seed=7))
+    other.heatmaps.maps.mul_(0.5)
+    drawn = figure(one, "compare", others=[other])
+    shown = panels(drawn)
+    titles = [axes.get_title() for axes in shown]
+    assert titles == ["image", "cat", "dog", "image", "cat", "owl"]
+    assert [axes.get_ylabel() for axes in shown] == ["seed 0", "", "", "seed 7", "", ""]
+    wanted = [run.heatmaps[word].values for run, word in
+              ((one, "cat"), (one, "dog"), (other, "cat"), (other, "owl"))]  # fmt: skip
+    maps = [axes for axes in shown if axes.get_title() != "image"]
+    assert_drawn(maps, wanted)
+    assert_one_scale(drawn, maps)
+    assert_legible(drawn)
+    some = panels(figure(one, "compare", ["cat", "owl"], others=[other]))
+    assert [axes.get_title() for axes in some] == ["image", "cat", "image", "cat", "owl"]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda run: replace(run, image=Image.new("RGB", (64, 128))), "belong to an image"),
+        (lambda run: setattr(run.heatmaps, "preset", PRESETS["daam"]) or run, "two presets"),
+    ],
+)
+def test_runs_that_do_not_compare_are_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        figure(random_run(1), "compare", others=[change(random_run(1))])
+
+
+def test_others_are_for_comparing():
+    with pytest.raises(ValueError, match="`others`"):
+        figure(random_run(1), "words", others=[random_run(1)])
+    with pytest.raises(ValueError, match="`others`"):
+        figure(random_run(1), "compare")
+    with pytest.raises(KeyError, match="'cow'"):
+        figure(random_run(1), "compare", ["cow"], others=[random_run(1)])
 
 
 # Axes of the user

@@ -369,7 +369,7 @@ def test_the_command_line_takes_words_and_a_place(invoke, folders):
     words = json.loads(Path("here/run.json").read_text())["words"]
     assert [one["word"] for one in words] == [f"blue {OTHER}", "star"]
     code, _, err = invoke("diff", *folders, "--out", "here")
-    assert (code, err.count("\n")) == (1, 1)
+    assert (code, err.count("\n")) == (2, 1)
     assert "here exists already" in err
     assert invoke("diff", *folders, "--out", "here", "--force")[0] == 0
 
