@@ -369,7 +369,7 @@ def test_the_command_line_takes_words_and_a_place(invoke, folders):
     words = json.loads(Path("here/run.json").read_text())["words"]
     assert [one["word"] for one in words] == [f"blue {OTHER}", "star"]
     code, _, err = invoke("diff", *folders, "--out", "here")
-    assert (code, err.count("\n")) == (1, 1)
+    assert (code, err.count("\n")) == (2, 1)
     assert "here exists already" in err
     assert invoke("diff", *folders, "--out", "here", "--force")[0] == 0
 
@@ -394,8 +394,8 @@ def test_items_of_batch_runs(invoke):
 @pytest.mark.parametrize(
     ("more", "code", "message"),
     [
-        (("cow",), 1, "'cow' is in neither run. A: 'cow' is not in the prompt. Its words are: a,"),
-        (("--item", "1"), 1, "has no batch.json"),
+        (("cow",), 2, "'cow' is in neither run. A: 'cow' is not in the prompt. Its words are: a,"),
+        (("--item", "1"), 2, "has no batch.json"),
         (("--item", "1", "--item", "2", "--item", "3"), 2, "once for both runs, or twice"),
     ],
 )
@@ -408,5 +408,5 @@ def test_comparisons_that_cannot_be(invoke, folders, more, code, message):
 
 def test_a_run_that_is_not_there(invoke, folders):
     code, _, err = invoke("diff", folders[0], "nowhere")
-    assert (code, err.count("\n")) == (1, 1)
+    assert (code, err.count("\n")) == (2, 1)
     assert "nowhere has no run.json" in err

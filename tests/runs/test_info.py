@@ -248,7 +248,7 @@ def test_a_damaged_run_is_named_by_every_command(invoke):
                       ("show", "b", "--figure", "words", "-o", "x.svg"),
                       ("show", "b", "--animate", "-o", "x.gif")):  # fmt: skip
         code, _, err = invoke(*arguments)
-        assert (code, err.count("\n")) == (1, 1)
+        assert (code, err.count("\n")) == (2, 1)
         assert re.match("sdattn: b/run.json: 'words' is missing. Restore it or generate", err)
 
 

@@ -124,7 +124,7 @@ def test_no_command_replaces_a_folder_for_its_run_json(invoke, command, make):
     make(Path("mine"))
     before = tree("mine")
     code, _, err = invoke(command, *COMMANDS[command], "--out", "mine", "--force")
-    assert code == 1
+    assert code == 2
     assert re.search(r"no (run|edit|comparison)'s folder|item of a batch|precious\.txt", err)
     assert "not replaced" in err and "mine" in err
     assert tree("mine") == before
@@ -156,7 +156,7 @@ def test_diff_leaves_its_inputs(invoke, out, force):
     Path("link").symlink_to("b")
     before = tree(".")
     code, _, err = invoke("diff", "a", "b", "--out", out, *force)
-    assert code == 1 and "the input" in err
+    assert code == 2 and "the input" in err
     assert tree(".") == before
     with pytest.raises(FileExistsError, match="no comparison's folder"):
         diff("a", "b").save("b", force=True)
@@ -170,7 +170,7 @@ def test_an_image_that_is_read_is_not_replaced(invoke, command):
     texts = ("run/image.png", "a cat") if command == "explain" else ("a cat", "a dog")
     more = ("--image", "run/image.png") if command == "edit" else ()
     code, _, err = invoke(command, *texts, *more, "--out", "run", "--force", "--model", "nowhere")
-    assert code == 1 and "contains the input run/image.png" in err
+    assert code == 2 and "contains the input run/image.png" in err
     assert tree("run") == before
 
 
@@ -183,7 +183,7 @@ def test_show_asks_before_it_replaces_files(invoke):
     Path("project").mkdir()
     Path("project/report.html").write_text("years of work")
     code, _, err = invoke("show", "run", "--out", "project")
-    assert code == 1 and "project has report.html already" in err and "--force" in err
+    assert code == 2 and "project has report.html already" in err and "--force" in err
     assert tree("project") == {"report.html": b"years of work"}
     assert invoke("show", "run", "--out", "project", "--force")[0] == 0
     assert invoke("show", "run", "--out", "new/x")[0] == 0
@@ -201,9 +201,9 @@ def test_show_leaves_the_folders_of_runs(invoke, out, force):
     Path("batch/batch.json").write_text(json.dumps({"format": BATCH_FORMAT}))
     before = tree(".")
     code, _, err = invoke("show", "run", "--out", out, *force)
-    assert code == 1 and "the folder of a run" in err
+    assert code == 2 and "the folder of a run" in err
     code, _, err = invoke("show", "run", "--figure", "words", "--out", f"{out}/x.svg")
-    assert code == 1 and "the folder of a run" in err
+    assert code == 2 and "the folder of a run" in err
     assert tree(".") == before
     assert run_around(Path("link/x/y")) == Path("other").resolve()
     assert run_around(Path("nothing")) is None
@@ -222,7 +222,7 @@ def test_show_writes_through_no_link(invoke):
     Path("out/heatmaps").symlink_to(Path("elsewhere").resolve())
     for arguments in (("linked",), ("run", "--out", "out"), ("run", "--out", "out", "--force")):
         code, _, err = invoke("show", *arguments)
-        assert (code == 1 and "heatmaps is a link" in err) or "heatmaps" in err
+        assert (code == 2 and "heatmaps is a link" in err) or "heatmaps" in err
     assert os.listdir("elsewhere") == []
 
 
@@ -232,7 +232,7 @@ def test_what_show_draws_is_the_runs_own(invoke, tmp_path):
     Path("run/note.txt").write_text("mine")
     Path("run/heatmaps/02-red-cat.png").write_text("mine")
     code, _, err = invoke("show", "run", "cat", "red cat")
-    assert code == 1 and "has heatmaps/02-red-cat.png already" in err
+    assert code == 2 and "has heatmaps/02-red-cat.png already" in err
     Path("run/heatmaps/02-red-cat.png").unlink()
     assert invoke("show", "run", "cat", "red cat")[0] == 0
     files = load_run("run").info["files"]
