@@ -136,7 +136,8 @@ def _check(denoiser: Denoiser, keep: Keep) -> None:
     side = keep.queries.side
     is_chosen = side == "text" or keep.queries.cells is not None
     if is_chosen and not any(layer.kind in keep.queries.kinds for layer in denoiser.layers):
-        asked, why = keep.queries.cells, "neither self- nor joint attention with a softmax"
+        asked: object = keep.queries.cells
+        why = "neither self- nor joint attention with a softmax"
         if side == "text":
             asked, why = side, "only in joint attention (SD3, FLUX) does the text attend"
         kind = type(unwrapped(denoiser.model)).__name__

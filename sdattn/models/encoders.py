@@ -14,7 +14,7 @@ from ..prompts.chunks import read_chunks
 from ..prompts.tokenizing import NO_LIMIT, PAD, Token, filled, with_vectors
 from ..prompts.tokens import Prompt, read_source
 from ..prompts.words import Source
-from .call_options import option_of, setting_of
+from .call_options import call_options, option_of, setting_of
 from .pipeline import Options, Pipeline
 
 PLACEHOLDER = "\ue000"  # a private character, for the place of the prompt in a template
@@ -237,8 +237,9 @@ def as_cleaned(
 
 
 def refuse_rewriting(call: TextCall, option: str, how: str) -> None:
-    """Refuse a prompt that the pipeline rewrites with an option; ``how`` is the way to its text."""
-    if call.option(option):
+    """Refuse a prompt that the pipeline rewrites with an option; ``how`` is the way to its text.
+    An older diffusers lacks some of these options, and rewrites nothing."""
+    if option in {**call_options(call.pipe), **call.options} and call.option(option):
         raise InvalidValueError(
             f"A {type(call.pipe).__name__} rewrites the prompt before it is read. {how}, pass that "
             f"as the prompt, and {option}=False, to the run and here."

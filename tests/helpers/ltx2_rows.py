@@ -53,7 +53,8 @@ def transformer(**changes: Any) -> LTX2VideoTransformer3DModel:
 
 
 def connectors(*, newer: bool, **changes: Any) -> LTX2TextConnectors:
-    needs_argument(LTX2TextConnectors.__init__, "per_modality_projections")
+    if newer:
+        needs_argument(LTX2TextConnectors.__init__, "per_modality_projections")
     config = {
         "caption_channels": 16,
         "text_proj_in_factor": 3,  # Gemma's layers and its embeddings
@@ -66,6 +67,9 @@ def connectors(*, newer: bool, **changes: Any) -> LTX2TextConnectors:
         "audio_connector_num_layers": 1,
         "audio_connector_num_learnable_registers": REGISTERS,
     }
+    if not newer:  # the defaults, which the oldest admitted diffusers does not have
+        config |= {"connector_rope_base_seq_len": 4096, "rope_theta": 10000.0}
+        config |= {"rope_double_precision": True, "causal_temporal_positioning": False}
     if newer:
         config |= {"per_modality_projections": True, "video_hidden_dim": 16, "audio_hidden_dim": 8}
         config |= {"proj_bias": True, "rope_type": "split"}
@@ -131,6 +135,7 @@ def alike_videos(pipe: Any, way: Way) -> Options:
 
 
 def from_first_frame(pipe: Any, way: Way) -> Options:
+    needs_argument(LTX2ImageToVideoPipeline.__call__, "image_crf")
     own = {"image": new_images(way, way.total), "image_crf": 0}
     return {**video_and_sound(pipe, way), **own}
 

@@ -131,7 +131,7 @@ def test_a_store_knows_which_steps_a_cache_left_out(cached):
     expected = draw(cached)
     for hook in hooks:
         hook.remove()
-    assert len({len(steps) for steps in ran.values()}) > 1  # some, and not all
+    assert {len(steps) for steps in ran.values()} in ({1, 4}, {2, 4})  # some, and not all
     with pytest.warns(CaptureWarning, match="is a cache enabled"):
         with capture(cached) as store:
             assert torch.equal(draw(cached), expected)

@@ -6,7 +6,7 @@ import torch
 from diffusers import LTX2ImageToVideoPipeline
 from helpers.ltx2_rows import LENGTH, LTX2_VIDEOS, alike_videos, connectors, ltx2, video_and_sound
 from helpers.matrix_oracle import expected_maps, recorded
-from helpers.newer import newer
+from helpers.newer import needs_argument, newer
 from helpers.reading_pipelines import assert_same_columns, tells_ids
 from helpers.rows import Way
 from helpers.small_images import new_image
@@ -210,6 +210,7 @@ def test_layers_of_the_sound_are_listed_and_not_captured(pipe):
 
 
 def test_a_video_from_an_image_has_the_steps_own_timesteps():
+    needs_argument(LTX2ImageToVideoPipeline.__call__, "image_crf")
     pipe = ltx2(LTX2ImageToVideoPipeline)
     options = {"image": new_image(), "image_crf": 0, "max_sequence_length": LENGTH}
     size = {"height": 64, "width": 96, "num_frames": 9, "num_inference_steps": 2}
