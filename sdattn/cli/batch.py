@@ -206,8 +206,8 @@ def batch(
         limit=limit,
         preset=preset_of(preset, refine),
         format=format_,
-        save=None if save is None else _names(save),
-        mask_words=None if mask_words is None else _names(mask_words),
+        save=None if save is None else options.names_of(save),
+        mask_words=None if mask_words is None else options.names_of(mask_words),
         mask_threshold=options.threshold_of(mask_threshold),
         part=None if part is None else _part(part),
         strict=strict,
@@ -215,7 +215,7 @@ def batch(
         retry_failed=retry_failed,
         input_format=input_format,
         prompt_column=prompt_column,
-        keep_columns="all" if keep_columns == "all" else _names(keep_columns or ""),
+        keep_columns="all" if keep_columns == "all" else options.names_of(keep_columns or ""),
         max_errors=max_errors,
         device=device,
         dtype=dtype,
@@ -246,10 +246,6 @@ def _run(output: Output, request: Any) -> None:
     is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
     is_launched = not _LAUNCHED.isdisjoint(os.environ)
     raise typer.Exit(0 if is_all and is_launched else outcome.exit_code)
-
-
-def _names(text: str) -> tuple[str, ...]:
-    return tuple(filter(None, (name.strip() for name in text.split(","))))
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -153,6 +153,11 @@ def setting(text: str) -> tuple[str, Any]:
         return name, value
 
 
+def names_of(text: str) -> tuple[str, ...]:
+    """Read names with commas between."""
+    return tuple(filter(None, (name.strip() for name in text.split(","))))
+
+
 def threshold_of(text: str | None) -> float | str | None:
     """Read a threshold of masks: a number, or a name."""
     try:

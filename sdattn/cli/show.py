@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from ..errors import ExistsError
-from .options import MASK_THRESHOLD, Words, threshold_of
+from .options import MASK_THRESHOLD, Words, names_of, threshold_of
 from .output import Output
 
 Kind = Literal["words", "steps", "layers", "heads", "frames", "compare"]
@@ -97,7 +97,7 @@ def show(
       sdattn show outputs/a-cat-walking-0 cat --figure frames -o frames.pdf
     """
     if words_ is not None:
-        words = [*(words or ()), *filter(None, (name.strip() for name in words_.split(",")))]
+        words = [*(words or ()), *names_of(words_)]
     style: dict[str, Any] = {"cmap": cmap, "show_axes": show_axes, "own_scale": own_scale}
     style |= {"colorbar": colorbar, "width": _width(width)}
     is_styled = bool(dpi) or style != _USUAL

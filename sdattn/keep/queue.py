@@ -13,7 +13,8 @@ from torch import Tensor
 
 from ..look.attended import Attended, Columns, Projected, new_sums
 
-# Bytes of query and key that wait, by kind of device; more is worked off before the pass ends.
+# Bytes of query and key that wait, by kind of device; more is worked off before the pass ends. On
+# GPUs the bound is not measured yet.
 MAX_QUEUED_BYTES = {"cpu": 8 << 20}
 MAX_QUEUED_BYTES_ELSEWHERE = 64 << 20
 # Numbers in a layer's query and key up to which it waits on a CPU: joining larger ones costs more
