@@ -88,6 +88,14 @@ class Installation:
         hook = module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
         self._undo.callback(hook.remove)
 
+    def around(self, module: Any, before: Callable[..., None], after: Callable[..., None]) -> None:
+        """Call ``before(module, args, kwargs)`` and ``after(module, args, kwargs, output)`` around
+        each call of a module, after one that raised an error too."""
+        first = module.register_forward_pre_hook(before, with_kwargs=True)
+        self._undo.callback(first.remove)
+        last = module.register_forward_hook(after, with_kwargs=True, always_call=True)
+        self._undo.callback(last.remove)
+
     def undo(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` too when everything is undone."""
         self._undo.callback(callback)

@@ -57,6 +57,12 @@ class CapturedMaps:
             f"{self.nbytes / 1e6:.2f} MB)"
         )
 
+    def add_layer(self, layer: AttentionLayer) -> RunningSum:
+        """Hold the maps of a layer that was found while the model ran."""
+        self.layers.append(layer)
+        self.sums[layer.name] = added = RunningSum(layer, self.keep, self.queue)
+        return added
+
     def watch_text(self, layers: Sequence[AttentionLayer], spreading: Spreading) -> None:
         """Watch further layers, whose text other layers spread and of which no map is held."""
         self.text_only = [layer for layer in layers if layer.name not in self.sums]

@@ -8,15 +8,17 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import known_options
+from ..errors import OptionError, known_options
 from ..follow.pass_options import Guidance
 from ..follow.passes import CaptureError
 from ..keep.budget import Budget
 from ..keep.capture import watch_model
 from ..keep.keep import Heads, Keep, Selection, Steps
 from ..keep.map_store import CapturedMaps
+from ..keep.unknown import watch_unknown
 from ..look.output_space import Space
 from ..models.layers import LayerSelection
+from ..models.told import Grid
 from .from_stores import heatmaps
 from .heatmap import Heatmap
 from .heatmaps import Heatmaps
@@ -117,6 +119,8 @@ def capture(
     keys: Literal["image", "text"] | None = None,
     step_call: int | None = None,
     max_bytes: int | Budget | None = None,
+    text: slice | torch.Tensor | str | None = None,
+    grid: Grid | None = None,
 ) -> AbstractContextManager[MapStore]:
     """Watch the attention of a model while it runs; its output stays the same, bit for bit.
 
@@ -193,6 +197,13 @@ def capture(
         max_bytes: bytes that the maps may take at most. A run whose maps would take more is refused
             at its first call of the model, before that runs. Default: no limit, and a warning is
             logged above 1 GB.
+        text: for a model of no known family: where the text stands among the keys of its attention.
+            A slice, ``slice(0, 77)`` or ``slice(-77, None)``; or, if a layer's keys are the text
+            alone, the tensor of its states or the name of the argument with them. See
+            :func:`sdattn.inspect_attention`, which proposes it, and ``grid``.
+        grid: for such a model: the grid of the image's cells, ``(rows, cols)`` or ``(frames, rows,
+            cols)``, in the order of its queries, row by row; a layer may have half of it, and so
+            on. Or a function of the call's arguments, ``{name: value}``.
 
     Returns:
         A context manager that gives a :class:`MapStore`. By default it does not grow with the
@@ -221,12 +232,28 @@ def capture(
         queries=queries,
         keys=keys,
     )
+    kinds = keep.queries.kinds if kinds is None else kinds
+    if text is not None or grid is not None:
+        known = dict(text_states=text_states, latent_size=latent_size, step_call=step_call)
+        _refuse_for_unknown(**known, depth=depth, max_bytes=max_bytes)
+        watching = watch_unknown(
+            target,
+            MapStore,
+            keep,
+            text=text,
+            grid=grid,
+            layers=layers,
+            kinds=kinds,
+            branch=branch,
+            guidance=guidance,
+        )
+        return _EnteredOnce(watching)
     watching = watch_model(
         target,
         MapStore,
         keep,
         layers=layers,
-        kinds=keep.queries.kinds if kinds is None else kinds,
+        kinds=kinds,
         branch=branch,
         guidance=guidance,
         text_states=text_states,
@@ -235,6 +262,14 @@ def capture(
         max_bytes=max_bytes,
     )
     return _EnteredOnce(watching)
+
+
+def _refuse_for_unknown(**options: Any) -> None:
+    """Raise ValueError for options that need a model of a known family."""
+    for name, value in options.items():
+        if value is not None:
+            text = "text= and grid= tell of a model of no known family. Leave it out."
+            raise OptionError(name, value, text)
 
 
 class _EnteredOnce(AbstractContextManager[MapStore]):

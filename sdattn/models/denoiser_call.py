@@ -91,6 +91,7 @@ class DenoiserCall:
         spans: places of image and text in each row, for joint attention whose rows have texts of
             their own lengths, see :attr:`sdattn.models.Family.spans`; None elsewhere.
         spans_of: tensors whose values give the spans; empty if shapes give them.
+        n_told: number of text columns, if a user told it; else 0.
     """
 
     timestep: float | Timestep
@@ -105,6 +106,7 @@ class DenoiserCall:
     grid_ids: Tensor | None = None
     spans: Callable[[int], Sequence[Spans]] | None = None
     spans_of: tuple[Tensor, ...] = ()
+    n_told: int = 0
 
     @cached_property
     def latent_size(self) -> Size | None:
@@ -115,7 +117,8 @@ class DenoiserCall:
     @property
     def n_text(self) -> int:
         """Number of text columns; 0 while unknown."""
-        return sum(text.shape[1] for text in (self.text, self.text_2) if text is not None)
+        texts = (self.text, self.text_2)
+        return self.n_told or sum(text.shape[1] for text in texts if text is not None)
 
 
 @lru_cache(64)

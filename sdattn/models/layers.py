@@ -8,6 +8,7 @@ softmax over the tokens of text and image together (Esser et al. 2024, section 4
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from functools import cached_property
 from numbers import Integral
 from typing import Any
@@ -150,8 +151,8 @@ def select_layers(
         found: result of :func:`find_layers`.
         layers: None for all; a predicate of an ``AttentionLayer``, or of the layer and
             ``latent_size``; or one or more of: a layer's name, a part of it that starts and ends at
-            a dot (``"down_blocks.0"``), a place (``"down"``), a resolution as ``(rows, cols)``, or
-            as an integer for the grid's shorter side.
+            a dot (``"down_blocks.0"``), a pattern (``"*.attn2"``), a place (``"down"``), a
+            resolution as ``(rows, cols)``, or as an integer for the grid's shorter side.
         kinds: one or more of ``"cross"``, ``"joint"``, ``"self"``; default: both kinds that see
             text.
         latent_size: (rows, cols) of the latent, (frames, rows, cols) for a video. While it is None,
@@ -163,8 +164,7 @@ def select_layers(
     kinds = checked_kinds(kinds)
     candidates = [layer for layer in found if layer.kind in kinds]
     if callable(layers):
-        given = (latent_size,) if needs_size(layers) else ()
-        chosen = [layer for layer in candidates if layers(layer, *given)]
+        chosen = [layer for layer in candidates if fits_any(layer, layers, latent_size)]
         if not chosen:
             raise InvalidValueError(_nothing_fits("the predicate", candidates, latent_size))
         return chosen
@@ -178,10 +178,18 @@ def select_layers(
         if not any(_fits(layer, choice, latent_size) for layer in candidates):
             raise InvalidValueError(_nothing_fits(repr(choice), candidates, latent_size))
     if choices:
-        chosen = [la for la in candidates if any(_fits(la, c, latent_size) for c in choices)]
+        chosen = [layer for layer in candidates if fits_any(layer, layers, latent_size)]
     if not chosen:
         raise InvalidValueError(_nothing_fits(f"kinds={kinds}", found, latent_size))
     return chosen
+
+
+def fits_any(layer: AttentionLayer, layers: LayerSelection, latent_size: Size | None) -> bool:
+    """Check whether a layer is among those that ``layers`` chooses, see :func:`select_layers`."""
+    if callable(layers):
+        given = (latent_size,) if needs_size(layers) else ()
+        return bool(layers(layer, *given))
+    return layers is None or any(_fits(layer, one, latent_size) for one in _as_choices(layers))
 
 
 def checked_kinds(kinds: object, known: Sequence[str] = KINDS) -> tuple[str, ...]:
@@ -218,7 +226,8 @@ def _as_choices(layers: Any) -> list[LayerChoice]:
 
 def _fits(layer: AttentionLayer, choice: LayerChoice, latent_size: Size | None) -> bool:
     if isinstance(choice, str):
-        return choice == layer.place or f".{choice}." in f".{layer.name}."
+        is_part = f".{choice}." in f".{layer.name}."
+        return choice == layer.place or is_part or fnmatchcase(layer.name, choice)
     if latent_size is None:
         return True
     grid = layer.grid(latent_size)[-2:]

@@ -1,0 +1,288 @@
+"""`watch_unknown()`: watch a model of no known family, whose layers are found while it runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from threading import get_ident
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+
+from ..attention import merge_heads
+from ..attention.calls import AttentionCall
+from ..attention.core import level_grids
+from ..errors import CaptureError, InvalidTypeError, OptionError, RunError, warn
+from ..follow.capture_warnings import RunWarnings, warn_of_running_eagerly
+from ..follow.follower import Follower, Subscriber
+from ..follow.installer import Installation
+from ..follow.pass_options import Guidance
+from ..follow.pass_reader import PassReader
+from ..follow.passes import CaptureWarning, Pass
+from ..look.attended import Attended, FramesTogether, softmax_of
+from ..look.module_calls import ModuleCalls, SeenCall
+from ..look.sdpa import no_softmax
+from ..models.denoiser_call import unwrapped
+from ..models.families import claimed
+from ..models.layers import AttentionLayer, Denoiser, LayerSelection, checked_kinds, fits_any
+from ..models.told import LEVELS, Placed, ToldFamily, told_family
+from .keep import Keep
+from .map_store import CapturedMaps
+from .running_sums import RunningSum
+
+Store = TypeVar("Store", bound=CapturedMaps)
+
+
+@contextmanager
+def watch_unknown(
+    model: Any,
+    store_class: Callable[[Sequence[AttentionLayer], Keep], Store],
+    keep: Keep,
+    *,
+    text: Any,
+    grid: Any,
+    layers: LayerSelection,
+    kinds: Sequence[str],
+    branch: str,
+    guidance: Guidance | None,
+) -> Iterator[Store]:
+    """Watch a model of no known family while it runs and yield the store, see
+    :func:`sdattn.capture`."""
+    family = _checked_family(model, keep, text, grid)
+    denoiser = Denoiser(model, None, family)
+    store = store_class([], keep)
+    reader = PassReader(denoiser, branch, guidance, counts_gradients=keep.grad, frames=keep.frames)
+    with Installation() as installed:
+        if installed.run_eagerly(model):
+            warn_of_running_eagerly(model)
+        follower = Follower(denoiser, reader, installed, thread=get_ident())
+        warns = RunWarnings(denoiser, branch, follower.strays)
+        selection = layers, checked_kinds(kinds)
+        watch = UnknownWatch(follower, store, family, selection, warns, unwrapped(model))
+        follower.subscribe(watch)
+        follower.follow(model)
+        watch.follow_every_module(installed)
+        try:
+            yield store
+        finally:
+            store.end_pass()
+            watch.found.remove()
+        watch.check()
+    if store.checks_itself:
+        store.check()
+    warns.tell()
+
+
+def _checked_family(model: Any, keep: Keep, text: Any, grid: Any) -> ToldFamily:
+    """Return what is told of a model, which sdattn must not know by itself."""
+    inner = unwrapped(model)
+    if not isinstance(inner, nn.Module):
+        raise InvalidTypeError(
+            f"text= and grid= tell of a model, and this is a {type(inner).__name__}. Pass the "
+            "torch module that is called once a step."
+        )
+    if family := claimed(inner):
+        raise OptionError(
+            "text", text, f"a {type(inner).__name__} is of the family {family.name}. Leave it out."
+        )
+    if not keep.queries.usual or keep.refine or keep.space != "attention":
+        raise InvalidTypeError(
+            "queries=, keys=, refine= and space= are for models of a known family. Leave them out "
+            "where text= and grid= tell of the model."
+        )
+    return told_family(inner, text, grid)
+
+
+@dataclass(eq=False)
+class UnknownWatch(Subscriber):
+    """Running capture of a model of no known family.
+
+    In the first pass the calls of every module are seen; then only of those that made one.
+    """
+
+    follower: Follower
+    store: CapturedMaps
+    family: ToldFamily
+    selection: tuple[LayerSelection, Sequence[str]]
+    warns: RunWarnings
+    model: nn.Module
+    running: Pass | None = None  # if its maps are kept
+    found: Installation = field(default_factory=Installation)  # hooks on modules
+    modules: dict[str, nn.Module] = field(default_factory=dict)  # that made an attention call
+    places: dict[tuple[str, int, int], Placed | None] = field(default_factory=dict)
+    others: list[str] = field(default_factory=list)  # attention calls that are not watched
+    unlike: dict[Any, Tensor] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.calls = ModuleCalls(self.see, lambda: self.running is not None)
+
+    def follow_every_module(self, installed: Installation) -> None:
+        """Follow the model and each of its modules."""
+        modules = dict(self.model.named_modules())
+        self.calls.follow(installed, {"": modules.pop("")})
+        self.calls.follow(self.found, modules)
+
+    def _follow_found_modules(self) -> None:
+        """Follow only the modules that made an attention call; the model's own hooks stay."""
+        self.calls.only = set(self.modules)
+        self.found.remove()
+        self.found = Installation()
+        self.calls.follow(self.found, {path: m for path, m in self.modules.items() if path})
+
+    def begin_pass(self, begun: Pass) -> None:
+        self.store.end_pass()
+        if self.modules and self.calls.only is None:
+            self._follow_found_modules()
+        self.warns.note(begun, self.follower.passes)
+        if not begun.rows:
+            self.store.skipped += 1
+            return
+        self.store.begin_pass(begun)
+        if self.store.keeps(len(self.store.passes) - 1):
+            self.running = begun
+
+    def end_pass(self, ended: Pass) -> None:
+        self.follower.passes.call = None
+        self.store.end_pass()
+        if self.running is None:
+            return
+        self.running = None
+        for by, unlike in self.calls.unlike:
+            before = self.unlike.get(by, unlike)
+            self.unlike[by] = before.fmax(unlike)
+        self.calls.unlike.clear()
+        if self.calls.only is None:
+            self._check_first_pass()
+
+    def _check_first_pass(self) -> None:
+        """Refuse what the first pass did not show to be right."""
+        self._check_unlike()
+        for name in self.calls.doubtful:
+            raise RunError(
+                f"{name}: heads and images share an axis of its attention, and what it made "
+                "reached no linear layer as images of heads, so which image each row belongs to is "
+                "not known. Run one image at a time, or leave this layer out (layers=…)."
+            )
+        if self.calls.unused:
+            names = ", ".join(self.calls.unused)
+            warn(
+                f"{len(self.calls.unused)} module(s) made a softmax whose use was not seen, so "
+                f"what they attend to is in no map: {names}.",
+                CaptureWarning,
+            )
+
+    def see(self, seen: SeenCall) -> None:
+        """Add one attention call of the running pass to its layer's maps."""
+        running = self.running
+        if running is None:
+            return
+        self.modules.setdefault(seen.module, self.model.get_submodule(seen.module))
+        if seen.call is None:
+            self.others.append(f"{seen.name} (its keys are not all known)")
+            return
+        call = self._by_head(seen, running)
+        size = running.latent_size
+        if call is None or size is None:
+            return
+        batch, heads, queries, keys = call.shape
+        frames = batch // running.batch
+        place = self._place(seen.name, frames * queries, keys, running)
+        if place is None:
+            self.others.append(f"{seen.name} ({queries} queries, {keys} keys)")
+            return
+        layer_sum = self._sum_of(seen, place, heads)
+        if layer_sum is not None:
+            self._doubt(seen, batch, heads)
+            attended: Attended = softmax_of(call, place.image, place.keys)
+            layer_sum.take(attended if frames == 1 else FramesTogether(attended, frames))
+
+    def _doubt(self, seen: SeenCall, batch: int, heads: int) -> None:
+        """In the first pass, doubt the order of images and heads where they could be exchanged."""
+        assert seen.call is not None
+        output = seen.call.output
+        if output is None or self.calls.only is not None or batch == 1:
+            return
+        if output.ndim == 3 or batch == heads:
+            by_head = output.detach().reshape(batch, heads, *output.shape[-2:])
+            self.calls.doubtful[seen.name] = merge_heads(by_head)
+
+    def check(self) -> None:
+        """Raise for what the run did not show to be right; this may wait for the device."""
+        self._check_unlike()
+        if self.store.passes and not self.store.layers:
+            seen = "; ".join(dict.fromkeys(self.others)) or "none at all"
+            raise CaptureError(
+                f"No attention call of the {type(self.model).__name__} fits text="
+                f"{_named(self.family.text)} and a grid of {self.store.latent_size}"
+                f"{'' if self.selection[0] is None else ' in the layers that were asked for'}. "
+                f"Seen were: {seen}. sdattn.inspect_attention(model, ...) says what fits."
+            )
+
+    def _check_unlike(self) -> None:
+        for by, unlike in self.unlike.items():
+            if unlike.device.type != "meta" and unlike > 1:
+                raise RunError(no_softmax(by))
+
+    def _by_head(self, seen: SeenCall, running: Pass) -> AttentionCall | None:
+        """Return a call by row and head, ``[B, heads, N, ...]``, or with a row for each frame of a
+        video; None if its axes are not those."""
+        assert seen.call is not None and running.latent_size is not None
+        call = seen.call
+        given = call.query if call.probs is None else call.probs
+        *leading, queries, _ = given.shape
+        frames, per_frame = _frames(running.latent_size)
+        rows = running.batch * (frames if queries in per_frame else 1)
+        if len(leading) == 1 and leading[0] % rows == 0:
+            leading = [rows, leading[0] // rows]
+        if len(leading) != 2 or leading[0] != rows:
+            self.others.append(f"{seen.name} (axes {list(given.shape)}, of {rows} rows)")
+            return None
+        if rows > running.batch > 1:
+            self.others.append(f"{seen.name} (frames of several videos are rows of its batch)")
+            return None
+        if call.probs is not None:
+            return AttentionCall(probs=call.probs.reshape(*leading, *call.probs.shape[-2:]))
+        by_head = call.by_head(*leading)
+        if by_head is None:
+            self.others.append(f"{seen.name} (with dropout)")
+        return by_head
+
+    def _place(self, name: str, queries: int, keys: int, running: Pass) -> Placed | None:
+        key = name, queries, keys
+        if key not in self.places:
+            assert running.latent_size is not None
+            is_named = self.selection[0] is not None
+            self.places[key] = self.family.place(
+                name, queries, keys, running.latent_size, running.n_text, is_named
+            )
+        return self.places[key]
+
+    def _sum_of(self, seen: SeenCall, place: Placed, heads: int) -> RunningSum | None:
+        """Return the layer's maps, new ones if it runs for the first time; None if it was not asked
+        for."""
+        held = self.store.sums.get(seen.name)
+        if held is None:
+            module = self.modules[seen.module]
+            layer = AttentionLayer(seen.name, "block", place.kind, place.level, heads, module)
+            layers, kinds = self.selection
+            running = self.running
+            if running is None or layer.kind not in kinds:
+                return None
+            if not fits_any(layer, layers, running.latent_size):
+                return None
+            held = self.store.add_layer(layer)
+            held.running = running
+        return held
+
+
+def _frames(size: Sequence[int]) -> tuple[int, set[int]]:
+    """Return the frames of a grid, and the cells that one of them may have in a layer."""
+    if len(size) == 2:
+        return 1, set()
+    return size[0], {math.prod(grid[1:]) for grid in level_grids(tuple(size), LEVELS)}
+
+
+def _named(text: Any) -> str:
+    return f"a tensor {list(text.shape)}" if isinstance(text, Tensor) else repr(text)

@@ -1,0 +1,195 @@
+"""Every attention call of a model of which nothing is known, with the module that makes it.
+
+While the model runs, a mode of torch's sees its functions. An attention call is a call of torch's
+``scaled_dot_product_attention`` or of what answers in its place, of torch's multi-head attention,
+or a softmax whose result is the first factor of a product. The module is the innermost one that
+runs just then. In the first pass every module is followed; after it only those that made a call.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from functools import partial
+from threading import get_ident
+from typing import Any, cast
+
+import torch
+from torch import Tensor, nn
+
+from ..attention.calls import AttentionCall
+from ..follow.installer import Installation, in_backward
+from .multi_head import FUNCTION, call_of_function, call_of_module, is_multi_head, may_fuse
+from .sdpa import PRODUCTS, SdpaWatch, spied
+from .unknown_processors import misfit
+
+SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
+LINEAR: Any = nn.functional.linear
+
+
+@dataclass(eq=False)
+class SeenCall:
+    """One attention call.
+
+    Attributes:
+        module: path of the innermost module that ran.
+        number: of the calls that the module had made before, while it ran this time.
+        made_by: the function that made it.
+        call: what it computed; its heads may be folded into its rows. None if that cannot be seen.
+    """
+
+    module: str
+    number: int
+    made_by: str
+    call: AttentionCall | None
+
+    @property
+    def name(self) -> str:
+        """Name of the layer: the module's path, and the call's number if it is not its first."""
+        path = self.module or "model"
+        return f"{path}[{self.number}]" if self.number else path
+
+
+@dataclass(eq=False)
+class _Running:
+    """A module that runs, the attention calls it made, and its softmaxes that no product used."""
+
+    path: str
+    module: nn.Module
+    calls: int = 0
+    softmaxes: list[tuple[int, int]] = field(default_factory=list)  # numbers in all, and in a row
+
+
+class ModuleCalls(SdpaWatch):
+    """Watch of a model's attention calls, in one thread.
+
+    Args:
+        see: function that gets each call when it was made. If it returns a tensor, that is the
+            call's output in place of its own.
+        looks: function that tells, when a module begins, whether anybody looks.
+        keeps_bits: True leaves torch's own multi-head attention and encoder layers alone while they
+            run: they choose a fused operation, with other bits, unless a mode is there.
+
+    Attributes:
+        only: paths of the modules that are followed; None for all that have hooks.
+        unused: paths of modules with a softmax that no product was seen to use, and its last axis.
+        doubtful: attention outputs ``[B, N, heads*d]``, by layer, whose heads were put together row
+            by row and which no linear layer got so far: its rows may be other images' than they
+            seem.
+    """
+
+    def __init__(
+        self,
+        see: Callable[[SeenCall], Tensor | None],
+        looks: Callable[[], bool] = lambda: True,
+        keeps_bits: bool = True,
+    ):
+        super().__init__()
+        self.unused: dict[str, int] = {}
+        self.doubtful: dict[str, Tensor] = {}
+        self.only: set[str] | None = None
+        self._see = see
+        self._looks = looks
+        self._keeps_bits = keeps_bits
+        self._thread = get_ident()
+        self._running: list[_Running] = []
+        self._entered: ExitStack | None = None  # while the mode is at work
+        self._inside = 0  # what answers in the place of torch's attention, and may call that
+
+    def follow(self, installed: Installation, modules: Mapping[str, nn.Module]) -> None:
+        """Follow the calls of some modules, by path, until the installation is removed."""
+        for path, module in modules.items():
+            installed.around(module, partial(self._begin, path), self._end)
+
+    def attend(self, attend: Any, by: Any, *args: Any, **kwargs: Any) -> Tensor:
+        self._inside += 1
+        try:
+            output = super().attend(attend, by, *args, **kwargs)
+        finally:
+            self._inside -= 1
+        call = self.calls.pop()
+        if self._inside or not self._running:
+            return output
+        return self._made("scaled_dot_product_attention", call, output)
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is LINEAR and self.doubtful:
+            self._compare(args[0] if args else kwargs["input"])
+        output = super().__torch_function__(func, types, args, kwargs)
+        if not self._running:
+            return output
+        if func is FUNCTION:
+            return self._made(FUNCTION.__name__, call_of_function(args, kwargs), output[0]), output[
+                1
+            ]
+        if func in SOFTMAX and output.ndim in (3, 4):
+            self._running[-1].softmaxes.append((output.numel(), output.shape[-1]))
+        elif func in PRODUCTS:
+            return self._product(args[1:] if func is torch.einsum else args, kwargs, output)
+        return output
+
+    def _product(self, args: Any, kwargs: Mapping[str, Any], output: Tensor) -> Tensor:
+        """Note a product whose first factor has the shape of a softmax that was made before."""
+        factors = args[0] if isinstance(args[0], (list, tuple)) else (*args, *kwargs.values())
+        if len(factors) != 2 or factors[0].ndim not in (3, 4):
+            return output
+        probs = factors[0]
+        made = self._running[-1].softmaxes
+        if (probs.numel(), probs.shape[-1]) not in made:
+            return output
+        made.remove((probs.numel(), probs.shape[-1]))
+        call = AttentionCall(value=factors[1], probs=probs, output=output)
+        return self._made("softmax and product", call, output)
+
+    def _made(self, made_by: str, call: AttentionCall | None, output: Tensor) -> Tensor:
+        running = self._running[-1]
+        seen = SeenCall(running.path, running.calls, made_by, call)
+        running.calls += 1
+        other = self._see(seen)
+        return output if other is None else other
+
+    def _begin(self, path: str, module: nn.Module, *_: Any) -> None:
+        is_followed = self.only is None or path in self.only
+        if is_followed and get_ident() == self._thread and not in_backward() and self._looks():
+            self._running.append(_Running(path, module))
+            self._switch()
+
+    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+        if get_ident() != self._thread or not self._running:
+            return
+        if self._running[-1].module is not module:
+            return
+        running = self._running[-1]
+        if is_multi_head(module) and self._entered is None and output is not None:
+            call = call_of_module(cast(nn.MultiheadAttention, module), args, kwargs)
+            self._made(FUNCTION.__name__, call, output[0])
+        if running.softmaxes:
+            self.unused[running.path] = running.softmaxes[0][1]
+        self._running.pop()
+        self._switch()
+
+    def _switch(self) -> None:
+        """Enter the mode or leave it, as the modules that run now need it."""
+        is_left_alone = self._keeps_bits and any(may_fuse(one.module) for one in self._running)
+        wanted = bool(self._running) and not is_left_alone
+        if wanted and self._entered is None:
+            self._entered = ExitStack()
+            self._entered.enter_context(self)
+            self._entered.enter_context(spied(self.attend))
+        elif not wanted and self._entered is not None:
+            entered, self._entered = self._entered, None
+            entered.close()
+
+    def _compare(self, arrived: Tensor) -> None:
+        """Strike out each doubtful output that a linear layer gets, or a part of it."""
+        for name, output in list(self.doubtful.items()):
+            if arrived.ndim == 3 and len(arrived) == len(output):
+                got = arrived[..., : output.shape[-1]]
+                length = got.shape[1]
+                parts = (output[:, :length], output[:, -length:])
+                if any(one.shape == got.shape and misfit(one, got) <= 1 for one in parts):
+                    del self.doubtful[name]

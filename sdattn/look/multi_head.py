@@ -1,0 +1,118 @@
+"""The query and key of torch's own multi-head attention, which keeps them to itself.
+
+``torch.nn.MultiheadAttention`` may leave the work to one fused operation, in which nothing can be
+seen. Its query and key follow from its arguments and weights (Vaswani et al. 2017, "Attention Is
+All You Need", section 3.2.2; torch/nn/functional.py, ``multi_head_attention_forward``).
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..attention import split_heads
+from ..attention.calls import AttentionCall
+
+FUNCTION: Any = nn.functional.multi_head_attention_forward
+_OF_FUNCTION = inspect.signature(FUNCTION)
+_OF_MODULE = inspect.signature(nn.MultiheadAttention.forward)
+
+
+def is_multi_head(module: nn.Module) -> bool:
+    """Check whether a module is torch's multi-head attention, with torch's own ``forward``."""
+    is_torchs = getattr(type(module), "forward", None) is nn.MultiheadAttention.forward
+    return is_torchs and "forward" not in vars(module)
+
+
+def may_fuse(module: nn.Module) -> bool:
+    """Check whether a module of torch's may run as one fused operation."""
+    kind: Any = type(module)
+    return is_multi_head(module) or kind.forward is nn.TransformerEncoderLayer.forward
+
+
+def call_of_module(
+    module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> AttentionCall | None:
+    """Return what ``module(*args, **kwargs)`` attends to; None if it adds keys of its own."""
+    given = _OF_MODULE.bind(module, *args, **kwargs).arguments
+    query, key = given["query"], given["key"]
+    if not module.batch_first and query.ndim == 3:
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+    if module.bias_k is not None or module.add_zero_attn:
+        return None
+    call = _projected(
+        query,
+        key,
+        heads=module.num_heads,
+        joined=module.in_proj_weight,
+        apart=(module.q_proj_weight, module.k_proj_weight),
+        bias=module.in_proj_bias,
+        masks=(given.get("attn_mask"), given.get("key_padding_mask")),
+    )
+    call.dropout = module.training and module.dropout > 0
+    return call
+
+
+def call_of_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall | None:
+    """Return what a call of :data:`FUNCTION` attends to; None if it adds keys of its own."""
+    bound = _OF_FUNCTION.bind(*args, **kwargs)
+    bound.apply_defaults()
+    given = bound.arguments
+    adds = ("bias_k", "bias_v", "static_k", "static_v")
+    if given["add_zero_attn"] or any(given[name] is not None for name in adds):
+        return None
+    query, key = given["query"], given["key"]
+    if query.ndim == 3:
+        query, key = query.transpose(0, 1), key.transpose(0, 1)
+    call = _projected(
+        query,
+        key,
+        heads=given["num_heads"],
+        joined=None if given["use_separate_proj_weight"] else given["in_proj_weight"],
+        apart=(given["q_proj_weight"], given["k_proj_weight"]),
+        bias=given["in_proj_bias"],
+        masks=(given["attn_mask"], given["key_padding_mask"]),
+    )
+    call.dropout = given["training"] and given["dropout_p"] > 0
+    return call
+
+
+def _projected(
+    query: Tensor,
+    key: Tensor,
+    *,
+    heads: int,
+    joined: Tensor | None,
+    apart: tuple[Tensor | None, Tensor | None],
+    bias: Tensor | None,
+    masks: tuple[Tensor | None, Tensor | None],
+) -> AttentionCall:
+    """Return the call of a query and key ``[B, N or T, width]``, before their projections."""
+    if query.ndim == 2:  # without a batch
+        query, key = query[None], key[None]
+    weights: Sequence[Any] = apart if joined is None else joined.chunk(3)
+    biases: Sequence[Tensor | None] = (None, None) if bias is None else bias.chunk(3)
+    query = split_heads(nn.functional.linear(query, weights[0], biases[0]), heads)
+    key = split_heads(nn.functional.linear(key, weights[1], biases[1]), heads)
+    return AttentionCall(query, key, mask=_added(query, *masks))
+
+
+def _added(query: Tensor, mask: Tensor | None, padding: Tensor | None) -> Tensor | None:
+    """Return both masks as what is added to the scores. A bool mask is True where nobody looks,
+    ``[N, T]`` or ``[B*heads, N, T]``; padding is ``[B, T]``."""
+    batch, heads = query.shape[:2]
+    if mask is not None and mask.ndim == 3:
+        mask = mask.unflatten(0, (batch, heads))
+    added = [mask, None if padding is None else padding.reshape(batch, 1, 1, -1)]
+    given = [_as_addend(one, query.dtype) for one in added if one is not None]
+    return sum(given[1:], start=given[0]) if given else None
+
+
+def _as_addend(mask: Tensor, dtype: torch.dtype) -> Tensor:
+    if mask.dtype is not torch.bool:
+        return mask
+    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
