@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .errors import SdattnError as SdattnError
     from .follow.passes import CaptureWarning as CaptureWarning
     from .loading.pipelines import load_pipeline as load_pipeline
+    from .look.inspection import inspect_attention as inspect_attention
     from .maps.by_place import aggregate_attention as aggregate_attention
     from .maps.capture import MapStore as MapStore
     from .maps.capture import capture as capture
@@ -89,6 +90,7 @@ _PUBLIC = {
     "figures": "",
     "generate": "runs.generation",
     "heatmaps": "maps.from_stores",
+    "inspect_attention": "look.inspection",
     "knockout": "control.knockouts",
     "load_pipeline": "loading.pipelines",
     "load_run": "runs.folder",

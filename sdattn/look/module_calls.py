@@ -65,11 +65,11 @@ class ModuleCalls(SdpaWatch):
     """Watch of a model's attention calls, in one thread.
 
     Args:
-        see: function that gets each call when it was made. If it returns a tensor, that is the
-            call's output in place of its own.
+        see: function that gets each call when it was made.
         looks: function that tells, when a module begins, whether anybody looks.
-        keeps_bits: True leaves torch's own multi-head attention and encoder layers alone while they
-            run: they choose a fused operation, with other bits, unless a mode is there.
+        is_blind: True makes every attention put out zeros, so that no token learns of another.
+            Otherwise no bit is changed: torch's own multi-head attention and encoder layers choose
+            another operation while a mode is there, so the mode is left while they run.
 
     Attributes:
         only: paths of the modules that are followed; None for all that have hooks.
@@ -81,9 +81,9 @@ class ModuleCalls(SdpaWatch):
 
     def __init__(
         self,
-        see: Callable[[SeenCall], Tensor | None],
+        see: Callable[[SeenCall], object],
         looks: Callable[[], bool] = lambda: True,
-        keeps_bits: bool = True,
+        is_blind: bool = False,
     ):
         super().__init__()
         self.unused: dict[str, int] = {}
@@ -91,7 +91,7 @@ class ModuleCalls(SdpaWatch):
         self.only: set[str] | None = None
         self._see = see
         self._looks = looks
-        self._keeps_bits = keeps_bits
+        self._is_blind = is_blind
         self._thread = get_ident()
         self._running: list[_Running] = []
         self._entered: ExitStack | None = None  # while the mode is at work
@@ -103,9 +103,11 @@ class ModuleCalls(SdpaWatch):
             installed.around(module, partial(self._begin, path), self._end)
 
     def attend(self, attend: Any, by: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if self._is_blind:
+            attend = partial(_zeros, *attend.args, **attend.keywords)
         self._inside += 1
         try:
-            output = super().attend(attend, by, *args, **kwargs)
+            output = super().attend(attend, None if self._is_blind else by, *args, **kwargs)
         finally:
             self._inside -= 1
         call = self.calls.pop()
@@ -149,8 +151,8 @@ class ModuleCalls(SdpaWatch):
         running = self._running[-1]
         seen = SeenCall(running.path, running.calls, made_by, call)
         running.calls += 1
-        other = self._see(seen)
-        return output if other is None else other
+        self._see(seen)
+        return torch.zeros_like(output) if self._is_blind else output
 
     def _begin(self, path: str, module: nn.Module, *_: Any) -> None:
         is_followed = self.only is None or path in self.only
@@ -174,7 +176,7 @@ class ModuleCalls(SdpaWatch):
 
     def _switch(self) -> None:
         """Enter the mode or leave it, as the modules that run now need it."""
-        is_left_alone = self._keeps_bits and any(may_fuse(one.module) for one in self._running)
+        is_left_alone = not self._is_blind and any(may_fuse(one.module) for one in self._running)
         wanted = bool(self._running) and not is_left_alone
         if wanted and self._entered is None:
             self._entered = ExitStack()
@@ -193,3 +195,7 @@ class ModuleCalls(SdpaWatch):
                 parts = (output[:, :length], output[:, -length:])
                 if any(one.shape == got.shape and misfit(one, got) <= 1 for one in parts):
                     del self.doubtful[name]
+
+
+def _zeros(query: Tensor, _key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+    return query.new_zeros(*query.shape[:-1], value.shape[-1])

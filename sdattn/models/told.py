@@ -55,7 +55,7 @@ class ToldFamily(Family):
         return []
 
     def read_call(self, model: Model, args: tuple[object, ...], kwargs: Given) -> DenoiserCall:
-        given = _by_name(model, args, kwargs)
+        given = arguments_by_name(model, args, kwargs)
         tensors = [value for value in given.values() if isinstance(value, Tensor) and value.ndim]
         batch = len(tensors[0]) if tensors else 1
         text: Any = given.get(self.text) if isinstance(self.text, str) else self.text
@@ -172,7 +172,7 @@ def slice_length(text: slice) -> int:
     )
 
 
-def _by_name(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str, Any]:
+def arguments_by_name(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str, Any]:
     """Return a call's arguments by name; those of ``*args`` and ``**kwargs`` apart."""
     named: dict[str, Any] = {}
     for name, value in arguments(model, args, kwargs).items():

@@ -1,0 +1,327 @@
+"""`inspect_attention()`: the attention calls of any model, and what to tell :func:`sdattn.capture`.
+
+The model is called twice, the second time with another text. Every attention puts out zeros, so no
+token learns of another. Then in any layer, however deep, a key that differs is one of the text. If
+all of a layer's queries differ too (the text is averaged, and the mean added to every token), a
+third call has another image.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ..errors import InvalidTypeError, InvalidValueError
+from ..follow.installer import Installation
+from ..models.attention_layer import Kind
+from ..models.denoiser_call import unwrapped
+from ..models.told import arguments_by_name
+from .module_calls import ModuleCalls, SeenCall
+from .proposal import Proposal, propose
+
+# Arguments that hold a text's states or ids, by the names that models give them; the first counts
+TEXT_NAMES = (
+    "encoder_hidden_states",
+    "context",
+    "txt",
+    "text",
+    "text_states",
+    "text_embeds",
+    "prompt_embeds",
+    "cap_feats",
+    "caption",
+    "memory",
+    "cond",
+    "y",
+    "input_ids",
+)
+DIFFERENT = 1e-4  # of the largest value: far above what rounding makes of two equal tokens
+
+
+@dataclass(frozen=True)
+class InspectedCall:
+    """One attention call of a model.
+
+    Attributes:
+        name: path of the innermost module that ran, with the call's number if it made several.
+        made_by: ``"scaled_dot_product_attention"``, ``"multi_head_attention_forward"`` or
+            ``"softmax and product"``.
+        rows, heads, queries, keys: its axes; 1 head if they are folded into the rows.
+        has_mask: whether there was a mask. Of a softmax and a product it is not known: False.
+        kind: ``"cross"``, ``"joint"``, ``"self"`` or ``"text"`` (text only); None if unknown.
+        text: where the text is among the keys; None if there is none, or if it is not one piece.
+        cells: number of queries that are not the text's.
+    """
+
+    name: str
+    made_by: str
+    rows: int
+    heads: int
+    queries: int
+    keys: int
+    has_mask: bool
+    kind: Kind | None
+    text: slice | None
+    cells: int
+
+
+@dataclass(frozen=True)
+class AttentionTable(Sequence[InspectedCall]):
+    """The attention calls of a model in order, and what they propose. It prints as a table.
+
+    Attributes:
+        calls: the attention calls.
+        proposal: options of :func:`sdattn.capture`, and what is not sure of them.
+    """
+
+    calls: tuple[InspectedCall, ...]
+    proposal: Proposal
+
+    def __getitem__(self, index: Any) -> Any:
+        return self.calls[index]
+
+    def __len__(self) -> int:
+        return len(self.calls)
+
+    def __str__(self) -> str:
+        head = ("layer", "made by", "heads", "queries", "keys", "mask", "kind", "text")
+        rows = [head, *map(_as_row, self.calls)]
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*lines, "", str(self.proposal)])
+
+    __repr__ = __str__
+
+
+def _as_row(call: InspectedCall) -> tuple[str, ...]:
+    text = "" if call.text is None else f"{call.text.start}:{call.text.stop}"
+    mask = "yes" if call.has_mask else ""
+    numbers = map(str, (call.heads, call.queries, call.keys))
+    return (call.name, call.made_by, *numbers, mask, call.kind or "not known", text)
+
+
+def inspect_attention(
+    model: Any, *args: Any, text: Tensor | str | None = None, **kwargs: Any
+) -> AttentionTable:
+    """Return a table of the attention calls of ``model(*args, **kwargs)``, and a proposal.
+
+        >>> table = sdattn.inspect_attention(unet, latents, timestep, context)  # doctest: +SKIP
+        >>> print(table)  # the calls, and the line to type               # doctest: +SKIP
+        >>> with sdattn.capture(unet, **table.proposal.options) as store:  # doctest: +SKIP
+
+    The model is called without gradient, two or three times, see
+    :mod:`sdattn.look.inspection`; its parameters and buffers, and the random numbers that follow,
+    are as before.
+
+    Args:
+        model: any torch module.
+        args, kwargs: a call of it, as your own code makes it. A text and an image of different
+            sizes leave less in doubt.
+        text: the tensor among them that holds the text, or the name of its argument. Default: the
+            argument of a usual name (``encoder_hidden_states``, ``context``, ``txt`` …).
+
+    Raises:
+        TypeError: the model is no torch module.
+        ValueError: the text is not among the arguments, or the model's tensors have no values
+            (torch's meta device).
+    """
+    inner = unwrapped(model)
+    if not isinstance(inner, nn.Module):
+        raise InvalidTypeError(
+            f"Asked to inspect a {type(inner).__name__}. Pass the torch module that is called once "
+            "a step (pipe.unet or pipe.transformer of a pipeline)."
+        )
+    if any(parameter.is_meta for parameter in inner.parameters()):
+        raise InvalidValueError(
+            "The model is on torch's meta device, and which tokens are the text is told by values. "
+            "Build a small one of its class, with values."
+        )
+    given = arguments_by_name(inner, args, kwargs)
+    name = _text_name(inner, given, text)
+    image = next((n for n, value in given.items() if n != name and _is_states(value)), None)
+    first = _tokens_seen(inner, args, kwargs)
+    second = _tokens_seen(inner, *_changed(args, kwargs, given.get(name or "")))
+    third = None
+    if image is not None and any(_all_differ(*pair) for pair in zip(first, second, strict=False)):
+        third = _tokens_seen(inner, *_changed(args, kwargs, given[image]))
+    batch = 1 if image is None else len(given[image])
+    calls = tuple(_classified(first, second if name else (), third, batch))
+    return AttentionTable(calls, propose(calls, given, name, was_marked=text is not None))
+
+
+def _text_name(model: nn.Module, given: Mapping[str, Any], text: Tensor | str | None) -> str | None:
+    """Return the name of the argument with the text; None if none has a usual name."""
+    if isinstance(text, str):
+        found = text if text in given else None
+    elif text is None:
+        found = next((name for name in TEXT_NAMES if name in given), None)
+        return found
+    else:
+        found = next((name for name, value in given.items() if value is text), None)
+    if found is None:
+        what = repr(text) if isinstance(text, str) else f"a tensor {list(text.shape)}"
+        raise InvalidValueError(
+            f"text={what}: the call of the {type(model).__name__} has no such argument. Its "
+            f"arguments: {', '.join(given)}."
+        )
+    return found
+
+
+def _is_states(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.ndim > 2 and value.is_floating_point()
+
+
+def _changed(args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> tuple[Any, Any]:
+    """Return a call's arguments with others in place of a tensor, or of those of a list."""
+
+    def swapped(given: Any) -> Any:
+        if given is not value:
+            return given
+        if isinstance(given, Tensor):
+            return _other(given)
+        return type(given)(_other(one) if isinstance(one, Tensor) else one for one in given)
+
+    changed = {name: swapped(given) for name, given in kwargs.items()}
+    return [swapped(given) for given in args], changed
+
+
+def _other(given: Tensor) -> Tensor:
+    """Return another tensor of the same kind: other states, or the ids in reverse."""
+    if not given.is_floating_point():
+        return given.flip(-1)
+    noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(1))
+    return given + noise.to(given)
+
+
+@dataclass(frozen=True)
+class _Tokens:
+    """One attention call, with a number for each of its queries and keys."""
+
+    seen: SeenCall
+    shape: tuple[int, ...]
+    has_mask: bool
+    queries: Tensor | None
+    keys: Tensor | None
+
+
+@torch.no_grad()
+def _tokens_seen(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Tokens]:
+    """Call a model, and return its attention calls, which put out zeros."""
+    seen: list[_Tokens] = []
+    calls = ModuleCalls(lambda call: seen.append(_tokens(call)), is_blind=True)
+    device = next(model.parameters(), torch.empty(0)).device
+    buffers = {name: value.clone() for name, value in model.named_buffers()}
+    with Installation() as installed, torch.random.fork_rng([device] * (device.type == "cuda")):
+        installed.run_eagerly(model)
+        calls.follow(installed, dict(model.named_modules()))
+        torch.manual_seed(0)
+        try:
+            model(*args, **kwargs)
+        finally:
+            for name, value in model.named_buffers():  # running means, counters
+                if name in buffers:
+                    value.copy_(buffers[name])
+    return seen
+
+
+def _tokens(seen: SeenCall) -> _Tokens:
+    """Return what is compared of a call: a number for each token, of all its rows and features."""
+    call = seen.call
+    if call is None:
+        return _Tokens(seen, (), False, None, None)
+    if call.probs is not None:  # rows of scores, which hold both tokens
+        shape = tuple(call.probs.shape)
+        value = call.value if call.value.shape[-2] == shape[-1] else call.value.transpose(1, -2)
+        return _Tokens(seen, shape, False, None, _number_each(value))
+    shape = (*call.query.shape[:-1], call.key.shape[-2])
+    has_mask = call.mask is not None or call.causal
+    return _Tokens(seen, shape, has_mask, _number_each(call.query), _number_each(call.key))
+
+
+def _number_each(tokens: Tensor) -> Tensor:
+    """Return a number for each token of ``[..., N, d]``."""
+    flat = tokens.detach().float().movedim(-2, 0).flatten(1)
+    weights = torch.linspace(1, 2, flat.shape[1], device=flat.device).sin()
+    return (flat * weights).sum(1).cpu()
+
+
+def _classified(
+    first: Sequence[_Tokens],
+    second: Sequence[_Tokens],
+    third: Sequence[_Tokens] | None,
+    batch: int,
+) -> Iterator[InspectedCall]:
+    """Compare the calls of each run, in order."""
+    for number, tokens in enumerate(first):
+        by_text = _differing(tokens, second[number]) if number < len(second) else (None, None)
+        by_image: _Differing = (None, None)
+        if third is not None and number < len(third):
+            by_image = _differing(tokens, third[number])
+        of_queries, of_keys = map(_only_first, by_text, by_image)
+        *leading, queries, keys = tokens.shape or (0, 0)
+        rows, heads = leading if len(leading) == 2 else (batch, math.prod(leading) // batch)
+        if of_queries is None and of_keys is not None:
+            of_queries = of_keys if queries == keys else [False] * queries
+        kind, text = _kind_of(of_queries, of_keys)
+        yield InspectedCall(
+            name=tokens.seen.name,
+            made_by=tokens.seen.made_by,
+            rows=rows,
+            heads=heads,
+            queries=queries,
+            keys=keys,
+            has_mask=tokens.has_mask,
+            kind=kind,
+            text=text,
+            cells=queries - sum(of_queries or ()),
+        )
+
+
+_Differing = tuple[list[bool] | None, list[bool] | None]  # queries, and keys
+
+
+def _differing(one: _Tokens, other: _Tokens) -> _Differing:
+    """Return which queries and keys of a call differ in two runs; None where that is not known."""
+
+    def differ(a: Tensor | None, b: Tensor | None) -> list[bool] | None:
+        if a is None or b is None or a.shape != b.shape:
+            return None
+        far = DIFFERENT * max(float(a.abs().max()), torch.finfo(torch.float32).tiny)
+        return [abs(x - y) > far for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+
+    return differ(one.queries, other.queries), differ(one.keys, other.keys)
+
+
+def _all_differ(one: _Tokens, other: _Tokens) -> bool:
+    queries, keys = _differing(one, other)
+    return bool(keys) and all(keys or ()) and all(queries or ())
+
+
+def _only_first(some: list[bool] | None, others: list[bool] | None) -> list[bool] | None:
+    if some is None or others is None:
+        return some
+    return [one and not other for one, other in zip(some, others, strict=True)]
+
+
+def _kind_of(
+    of_queries: list[bool] | None, of_keys: list[bool] | None
+) -> tuple[Kind | None, slice | None]:
+    """Return the kind of a call, of whose queries and keys some are of the text, and where the text
+    is among the keys."""
+    if not of_queries or not of_keys:
+        return None, None
+    if not any(of_keys):
+        is_self = len(of_queries) == len(of_keys) and not any(of_queries)
+        return ("self" if is_self else None), None
+    first = of_keys.index(True)
+    text = slice(first, first + sum(of_keys))
+    if all(of_keys):
+        if any(of_queries):
+            return ("text" if all(of_queries) else None), None
+        return "cross", text
+    return "joint", (text if all(of_keys[text]) else None)

@@ -1,0 +1,223 @@
+"""`Proposal`: what to tell :func:`sdattn.capture` of a model, from its attention calls."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import product
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..attention.core import grid_text, level_grids
+from ..errors import InvalidValueError
+from ..models.denoiser_call import Size
+from ..models.told import LEVELS, ToldFamily, told_family
+
+if TYPE_CHECKING:
+    from .inspection import InspectedCall
+
+PATCHES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """Options of :func:`sdattn.capture` for one model.
+
+    Attributes:
+        text: the name of the argument with the text, if its tokens are all the keys of the layers;
+            else the text's slice of the keys; None if no layer's text is known.
+        grid: grid of the image's cells; None if none fits.
+        layers: patterns of the layers to watch; None if the text and the grid tell them.
+        unsure: what is a guess, and what is left out, a line each.
+    """
+
+    text: slice | str | None
+    grid: Size | None
+    layers: tuple[str, ...] | None
+    unsure: tuple[str, ...]
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """The keywords for :func:`sdattn.capture`.
+
+        Raises:
+            ValueError: the text or the grid is not known.
+        """
+        if self.text is None or self.grid is None:
+            raise InvalidValueError("; ".join(self.unsure))
+        named = {} if self.layers is None else {"layers": list(self.layers)}
+        return {"text": self.text, "grid": self.grid, **named}
+
+    def __str__(self) -> str:
+        text = "..." if self.text is None else _as_code(self.text)
+        grid = "..." if self.grid is None else repr(self.grid)
+        layers = "" if self.layers is None else f", layers={list(self.layers)!r}"
+        line = f"sdattn.capture(model, text={text}, grid={grid}{layers})"
+        return "\n".join([line, *(f"# not sure: {one}" for one in self.unsure)])
+
+
+def propose(
+    calls: Sequence[InspectedCall], given: Mapping[str, Any], name: str | None, was_marked: bool
+) -> Proposal:
+    """Propose what to tell of a model whose arguments were ``given``, the text under ``name``."""
+    unsure: list[str] = []
+    if name is None:
+        unsure.append(f"no argument has a usual name of a text: pass text= ({', '.join(given)})")
+    elif not was_marked:
+        unsure.append(f"that {name} holds the text is told by its name alone")
+    of_text = [call for call in calls if call.kind in ("cross", "joint") and call.text]
+    if not of_text:
+        unsure.append("no attention call was seen whose keys are the text's")
+        return Proposal(None, None, None, tuple(unsure))
+    text = _text(of_text, given.get(name or ""), name, unsure)
+    of_text = [call for call in of_text if _fits_text(call, text)]
+    cells = Counter(call.cells for call in of_text)
+    grid = _grid(max(cells), given, unsure)
+    if grid is None:
+        return Proposal(text, None, None, tuple(unsure))
+    at_levels = {math.prod(size) for size in level_grids(grid, LEVELS)}
+    chosen = [call for call in of_text if call.cells in at_levels]
+    left_out = [call.name for call in of_text if call not in chosen]
+    if left_out:
+        unsure.append(f"the queries of {', '.join(left_out)} fit no level of the grid")
+    family = told_family(None, _length(text, given), grid)
+    is_told = all(_is_told(family, call, grid, call in chosen) for call in calls)
+    layers = None if is_told else tuple(dict.fromkeys(folded(call.name) for call in chosen))
+    return Proposal(text, grid, layers, tuple(unsure))
+
+
+def folded(name: str) -> str:
+    """Return the path of a module as a pattern for all blocks alike.
+
+    >>> folded("transformer_blocks.12.attn1")
+    'transformer_blocks.*.attn1'
+    """
+    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name)
+
+
+def _as_code(text: slice | str) -> str:
+    if isinstance(text, str):
+        return repr(text)
+    parts = (text.start, text.stop) if text.step is None else (text.start, text.stop, text.step)
+    return f"slice({', '.join(map(repr, parts))})"
+
+
+def _text(
+    calls: Sequence[InspectedCall], value: Any, name: str | None, unsure: list[str]
+) -> slice | str:
+    """Return the text's argument or its slice, that of most calls."""
+    is_cross = all(call.kind == "cross" for call in calls)
+    if is_cross and name is not None and isinstance(value, Tensor):
+        length = value.shape[-2] if value.is_floating_point() else value.shape[-1]
+        if all(call.keys == length for call in calls):
+            return name
+    slices = Counter(_relative(call) for call in calls)
+    (start, stop), _ = slices.most_common(1)[0]
+    if len(slices) > 1:
+        unsure.append(f"the text is at {len(slices)} places, and this is the one of most layers")
+    return slice(start, stop)
+
+
+def _relative(call: InspectedCall) -> tuple[int, int | None]:
+    """Return the ends of the text's slice, from the end of the keys if the text comes last."""
+    assert call.text is not None
+    start, stop = call.text.start, call.text.stop
+    is_last = stop == call.keys and start > 0
+    return (start - stop, None) if is_last else (start, stop)
+
+
+def _fits_text(call: InspectedCall, text: slice | str) -> bool:
+    return isinstance(text, str) or _relative(call) == (text.start, text.stop)
+
+
+def _length(text: slice | str, given: Mapping[str, Any]) -> slice | Tensor:
+    return text if isinstance(text, slice) else given[text]
+
+
+def _is_told(family: ToldFamily, call: InspectedCall, grid: Size, is_chosen: bool) -> bool:
+    """Check whether the text and the grid alone tell what was seen of a call."""
+    length = family.length(family.text)
+    frames = grid[0] if len(grid) == 3 and call.rows > 1 else 1
+    try:
+        place = family.place(call.name, call.queries, call.keys, grid, length, False)
+    except InvalidValueError:
+        return False
+    is_text = place is not None and place.kind in ("cross", "joint")
+    return is_text == is_chosen or frames > 1
+
+
+def _grid(cells: int, given: Mapping[str, Any], unsure: list[str]) -> Size | None:
+    """Return the grid of so many cells that the arguments give, or else a square."""
+    found = Counter(_grids_in(cells, given))
+    if found:
+        grid, _ = found.most_common(1)[0]
+        if len(found) > 1:
+            others = ", ".join(grid_text(one) for one in found if one != grid)
+            unsure.append(f"the grid of {cells} cells may also be {others}")
+        return grid
+    side = math.isqrt(cells)
+    if side * side == cells:
+        unsure.append(f"no argument tells the grid of {cells} cells; they make a square")
+        return side, side
+    pairs = [(rows, cells // rows) for rows in range(2, side + 1) if cells % rows == 0]
+    choice = ", ".join(grid_text(pair) for pair in pairs[-3:])
+    unsure.append(f"no argument tells the grid of {cells} cells{choice and f': {choice}?'}")
+    return None
+
+
+def _grids_in(cells: int, given: Mapping[str, Any]) -> Iterator[Size]:
+    """Yield the grids of so many cells that shapes, ids or sizes among the arguments give."""
+    for value in given.values():
+        if isinstance(value, Tensor):
+            yield from _grids_of_tensor(cells, value)
+    numbers = {
+        name: int(value)
+        for name, value in given.items()
+        if isinstance(value, int) and not isinstance(value, bool)
+    }
+    sides = [numbers.get(name) for name in ("num_frames", "height", "width")]
+    if all(sides[1:]):
+        yield from _patched(cells, [side for side in sides if side])
+    for sizes in _leaves([value for value in given.values() if isinstance(value, (list, tuple))]):
+        if math.prod(sizes) == cells:
+            yield tuple(sizes[1:] if len(sizes) == 3 and sizes[0] == 1 else sizes)
+
+
+def _grids_of_tensor(cells: int, value: Tensor) -> Iterator[Size]:
+    if value.ndim in (2, 3) and value.shape[-2] == cells and value.shape[-1] in (2, 3, 4):
+        places = value.reshape(-1, *value.shape[-2:])[0].float().cpu()
+        sides = [len(column.unique()) for column in places.unbind(-1)]
+        if math.prod(sides) == cells:
+            yield tuple(side for side in sides[:-2] if side > 1) + tuple(sides[-2:])
+    elif value.ndim == 4:
+        yield from _patched(cells, value.shape[-2:])
+    elif value.ndim == 5:
+        yield from _patched(cells, value.shape[2:])
+        yield from _patched(cells, (value.shape[1], *value.shape[3:]))
+
+
+def _patched(cells: int, sides: Sequence[int]) -> Iterator[Size]:
+    """Yield the grids of so many cells that patches make of an image or a video."""
+    *frames, rows, cols = sides
+    spans = (1, 2, 4) if frames else (1,)
+    for patch, span in product(PATCHES, spans):
+        if rows % patch == cols % patch == 0:
+            grid = (*(-(-count // span) for count in frames), rows // patch, cols // patch)
+            if math.prod(grid) == cells:
+                yield grid
+                return
+
+
+def _leaves(values: Sequence[Any]) -> Iterator[list[int]]:
+    """Yield the lists of two or three whole numbers in nested lists."""
+    for value in values:
+        if isinstance(value, (list, tuple, torch.Size)):
+            if len(value) in (2, 3) and all(isinstance(side, int) for side in value):
+                yield list(value)
+            else:
+                yield from _leaves(value)
