@@ -25,7 +25,7 @@ from ..look.attended import Attended, FramesTogether, softmax_of
 from ..look.module_calls import ModuleCalls, SeenCall
 from ..look.sdpa import no_softmax
 from ..models.denoiser_call import unwrapped
-from ..models.families import claimed
+from ..models.families import listed
 from ..models.layers import AttentionLayer, Denoiser, LayerSelection, checked_kinds, fits_any
 from ..models.told import LEVELS, Placed, ToldFamily, told_family
 from .keep import Keep
@@ -83,7 +83,7 @@ def _checked_family(model: Any, keep: Keep, text: Any, grid: Any) -> ToldFamily:
             f"text= and grid= tell of a model, and this is a {type(inner).__name__}. Pass the "
             "torch module that is called once a step."
         )
-    if family := claimed(inner):
+    if family := listed(type(inner)):
         raise OptionError(
             "text", text, f"a {type(inner).__name__} is of the family {family.name}. Leave it out."
         )

@@ -9,6 +9,7 @@ third call has another image.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -40,6 +41,7 @@ TEXT_NAMES = (
     "y",
     "input_ids",
 )
+SEED = 735_299  # one that nobody draws a text from: a norm hides a text that is only longer
 DIFFERENT = 1e-4  # of the largest value: far above what rounding makes of two equal tokens
 
 
@@ -51,11 +53,12 @@ class InspectedCall:
         name: path of the innermost module that ran, with the call's number if it made several.
         made_by: ``"scaled_dot_product_attention"``, ``"multi_head_attention_forward"`` or
             ``"softmax and product"``.
-        rows, heads, queries, keys: its axes; 1 head if they are folded into the rows.
+        rows: rows of its batch for one of the model's: the frames of a video, where each is a row.
+        heads, queries, keys: its other axes.
         has_mask: whether there was a mask. Of a softmax and a product it is not known: False.
         kind: ``"cross"``, ``"joint"``, ``"self"`` or ``"text"`` (text only); None if unknown.
         text: where the text is among the keys; None if there is none, or if it is not one piece.
-        cells: number of queries that are not the text's.
+        cells: number of queries that are not the text's, in all rows of one image or video.
     """
 
     name: str
@@ -159,8 +162,11 @@ def _text_name(model: nn.Module, given: Mapping[str, Any], text: Tensor | str | 
     if isinstance(text, str):
         found = text if text in given else None
     elif text is None:
-        found = next((name for name in TEXT_NAMES if name in given), None)
-        return found
+        alike = [
+            n for n in given if re.search("text|txt|prompt|caption", n) and _is_states(given[n])
+        ]
+        longest = max(alike, key=lambda name: int(given[name].shape[-2]), default=None)
+        return next((name for name in TEXT_NAMES if name in given), longest)
     else:
         found = next((name for name, value in given.items() if value is text), None)
     if found is None:
@@ -194,8 +200,8 @@ def _other(given: Tensor) -> Tensor:
     """Return another tensor of the same kind: other states, or the ids in reverse."""
     if not given.is_floating_point():
         return given.flip(-1)
-    noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(1))
-    return given + noise.to(given)
+    noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(SEED))
+    return noise.to(given) * given.std().clamp_min(1e-3)
 
 
 @dataclass(frozen=True)
@@ -234,18 +240,20 @@ def _tokens(seen: SeenCall) -> _Tokens:
     call = seen.call
     if call is None:
         return _Tokens(seen, (), False, None, None)
-    if call.probs is not None:  # rows of scores, which hold both tokens
+    if call.probs is not None:
         shape = tuple(call.probs.shape)
-        value = call.value if call.value.shape[-2] == shape[-1] else call.value.transpose(1, -2)
-        return _Tokens(seen, shape, False, None, _number_each(value))
+        axis = -2 if call.value.shape[-2] == shape[-1] else 1
+        query = call.query
+        of_queries = None if query is None or query.shape[-2] != shape[-2] else _number_each(query)
+        return _Tokens(seen, shape, False, of_queries, _number_each(call.value, axis))
     shape = (*call.query.shape[:-1], call.key.shape[-2])
     has_mask = call.mask is not None or call.causal
     return _Tokens(seen, shape, has_mask, _number_each(call.query), _number_each(call.key))
 
 
-def _number_each(tokens: Tensor) -> Tensor:
-    """Return a number for each token of ``[..., N, d]``."""
-    flat = tokens.detach().float().movedim(-2, 0).flatten(1)
+def _number_each(tokens: Tensor, axis: int = -2) -> Tensor:
+    """Return a number for each token; ``axis`` counts them."""
+    flat = tokens.detach().float().movedim(axis, 0).flatten(1)
     weights = torch.linspace(1, 2, flat.shape[1], device=flat.device).sin()
     return (flat * weights).sum(1).cpu()
 
@@ -264,21 +272,21 @@ def _classified(
             by_image = _differing(tokens, third[number])
         of_queries, of_keys = map(_only_first, by_text, by_image)
         *leading, queries, keys = tokens.shape or (0, 0)
-        rows, heads = leading if len(leading) == 2 else (batch, math.prod(leading) // batch)
+        in_batch, heads = leading if len(leading) == 2 else (batch, math.prod(leading) // batch)
         if of_queries is None and of_keys is not None:
             of_queries = of_keys if queries == keys else [False] * queries
         kind, text = _kind_of(of_queries, of_keys)
         yield InspectedCall(
             name=tokens.seen.name,
             made_by=tokens.seen.made_by,
-            rows=rows,
+            rows=max(1, in_batch // batch),
             heads=heads,
             queries=queries,
             keys=keys,
             has_mask=tokens.has_mask,
             kind=kind,
             text=text,
-            cells=queries - sum(of_queries or ()),
+            cells=max(1, in_batch // batch) * (queries - sum(of_queries or ())),
         )
 
 

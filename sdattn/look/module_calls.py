@@ -18,7 +18,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
-from ..attention.calls import AttentionCall
+from ..attention.calls import UNKNOWN, AttentionCall
 from ..follow.installer import Installation, in_backward
 from .multi_head import FUNCTION, call_of_function, call_of_module, is_multi_head, may_fuse
 from .sdpa import PRODUCTS, SdpaWatch, spied
@@ -26,6 +26,7 @@ from .unknown_processors import misfit
 
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 LINEAR: Any = nn.functional.linear
+Shape = tuple[int, int]  # of scores or probabilities: how many numbers in all, and in a row
 
 
 @dataclass(eq=False)
@@ -58,7 +59,8 @@ class _Running:
     path: str
     module: nn.Module
     calls: int = 0
-    softmaxes: list[tuple[int, int]] = field(default_factory=list)  # numbers in all, and in a row
+    softmaxes: list[Shape] = field(default_factory=list)
+    queries: dict[Shape, Tensor] = field(default_factory=dict)  # first factors of scores
 
 
 class ModuleCalls(SdpaWatch):
@@ -129,7 +131,7 @@ class ModuleCalls(SdpaWatch):
                 1
             ]
         if func in SOFTMAX and output.ndim in (3, 4):
-            self._running[-1].softmaxes.append((output.numel(), output.shape[-1]))
+            self._running[-1].softmaxes.append(_shape(output))
         elif func in PRODUCTS:
             return self._product(args[1:] if func is torch.einsum else args, kwargs, output)
         return output
@@ -140,11 +142,14 @@ class ModuleCalls(SdpaWatch):
         if len(factors) != 2 or factors[0].ndim not in (3, 4):
             return output
         probs = factors[0]
-        made = self._running[-1].softmaxes
-        if (probs.numel(), probs.shape[-1]) not in made:
+        running = self._running[-1]
+        if _shape(probs) not in running.softmaxes:
+            if self._is_blind:
+                running.queries[_shape(output)] = probs
             return output
-        made.remove((probs.numel(), probs.shape[-1]))
-        call = AttentionCall(value=factors[1], probs=probs, output=output)
+        running.softmaxes.remove(_shape(probs))
+        query = running.queries.get(_shape(probs), UNKNOWN)
+        call = AttentionCall(query, value=factors[1], probs=probs, output=output)
         return self._made("softmax and product", call, output)
 
     def _made(self, made_by: str, call: AttentionCall | None, output: Tensor) -> Tensor:
@@ -170,7 +175,7 @@ class ModuleCalls(SdpaWatch):
             call = call_of_module(cast(nn.MultiheadAttention, module), args, kwargs)
             self._made(FUNCTION.__name__, call, output[0])
         if running.softmaxes:
-            self.unused[running.path] = running.softmaxes[0][1]
+            self.unused[running.path] = running.softmaxes[0][-1]
         self._running.pop()
         self._switch()
 
@@ -197,5 +202,9 @@ class ModuleCalls(SdpaWatch):
                     del self.doubtful[name]
 
 
-def _zeros(query: Tensor, _key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+def _shape(scores: Tensor) -> Shape:
+    return scores.numel(), scores.shape[-1] if scores.ndim else 1
+
+
+def _zeros(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
     return query.new_zeros(*query.shape[:-1], value.shape[-1])

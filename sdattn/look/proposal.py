@@ -76,8 +76,7 @@ def propose(
         return Proposal(None, None, None, tuple(unsure))
     text = _text(of_text, given.get(name or ""), name, unsure)
     of_text = [call for call in of_text if _fits_text(call, text)]
-    cells = Counter(call.cells for call in of_text)
-    grid = _grid(max(cells), given, unsure)
+    grid = _grid(max(of_text, key=lambda call: call.cells), given, unsure)
     if grid is None:
         return Proposal(text, None, None, tuple(unsure))
     at_levels = {math.prod(size) for size in level_grids(grid, LEVELS)}
@@ -151,9 +150,10 @@ def _is_told(family: ToldFamily, call: InspectedCall, grid: Size, is_chosen: boo
     return is_text == is_chosen or frames > 1
 
 
-def _grid(cells: int, given: Mapping[str, Any], unsure: list[str]) -> Size | None:
-    """Return the grid of so many cells that the arguments give, or else a square."""
-    found = Counter(_grids_in(cells, given))
+def _grid(call: InspectedCall, given: Mapping[str, Any], unsure: list[str]) -> Size | None:
+    """Return the grid of a call's cells that the arguments give, or else a square."""
+    cells = call.cells
+    found = Counter(_grids_in(call, given))
     if found:
         grid, _ = found.most_common(1)[0]
         if len(found) > 1:
@@ -170,11 +170,13 @@ def _grid(cells: int, given: Mapping[str, Any], unsure: list[str]) -> Size | Non
     return None
 
 
-def _grids_in(cells: int, given: Mapping[str, Any]) -> Iterator[Size]:
-    """Yield the grids of so many cells that shapes, ids or sizes among the arguments give."""
+def _grids_in(call: InspectedCall, given: Mapping[str, Any]) -> Iterator[Size]:
+    """Yield the grids that shapes, ids or sizes among the arguments give for a call's cells."""
+    cells = call.cells
     for value in given.values():
         if isinstance(value, Tensor):
-            yield from _grids_of_tensor(cells, value)
+            yield from _grids_of_ids(call, value)
+            yield from _grids_of_shape(cells, value)
     numbers = {
         name: int(value)
         for name, value in given.items()
@@ -188,13 +190,21 @@ def _grids_in(cells: int, given: Mapping[str, Any]) -> Iterator[Size]:
             yield tuple(sizes[1:] if len(sizes) == 3 and sizes[0] == 1 else sizes)
 
 
-def _grids_of_tensor(cells: int, value: Tensor) -> Iterator[Size]:
-    if value.ndim in (2, 3) and value.shape[-2] == cells and value.shape[-1] in (2, 3, 4):
-        places = value.reshape(-1, *value.shape[-2:])[0].float().cpu()
-        sides = [len(column.unique()) for column in places.unbind(-1)]
-        if math.prod(sides) == cells:
-            yield tuple(side for side in sides[:-2] if side > 1) + tuple(sides[-2:])
-    elif value.ndim == 4:
+def _grids_of_ids(call: InspectedCall, ids: Tensor) -> Iterator[Size]:
+    """Yield the grid of positions ``[(B,) N, axes]``, of the image alone or of its text too."""
+    if ids.is_complex() or ids.ndim not in (2, 3) or ids.shape[-1] not in (2, 3, 4):
+        return
+    places = ids.reshape(-1, *ids.shape[-2:])[0].float().cpu()
+    if len(places) == call.keys and call.text is not None:
+        places = torch.cat([places[: call.text.start], places[call.text.stop :]])
+    sides = [len(column.unique()) for column in places.unbind(-1)]
+    if len(places) == math.prod(sides) == call.cells:
+        yield tuple(side for side in sides[:-2] if side > 1) + tuple(sides[-2:])
+
+
+def _grids_of_shape(cells: int, value: Tensor) -> Iterator[Size]:
+    """Yield the grids that patches make of latents ``[B, C, rows, cols]`` or a video's."""
+    if value.ndim == 4:
         yield from _patched(cells, value.shape[-2:])
     elif value.ndim == 5:
         yield from _patched(cells, value.shape[2:])

@@ -1,0 +1,167 @@
+"""`inspect_attention()`, and a capture by its own proposal, unedited."""
+
+import diffusers
+import pytest
+import torch
+from helpers.foreign import WIDTH, CompVisUNet, Decoder, InContext, JointTransformer, softmax64
+from helpers.unclaimed import UNCLAIMED
+from torch import nn
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
+
+import sdattn
+
+T = 7
+
+
+def built(name):
+    torch.manual_seed(0)
+    model = getattr(diffusers, name)(**UNCLAIMED[name].config).eval()
+    for parameter in model.parameters():  # gates are zero in a new model, and hide the text
+        if parameter.ndim == 1 or not parameter.any():
+            parameter.data += torch.randn_like(parameter) / 10
+    return model
+
+
+class Calls(TorchFunctionMode):
+    """What torch's kernel got: the softmax in float64, mean over heads, ``[B, N, T]``."""
+
+    def __init__(self):
+        super().__init__()
+        self.probs = []
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is scaled_dot_product_attention:
+            self.note(*args, **kwargs)
+        return func(*args, **kwargs)
+
+    def note(self, query, key, value, attn_mask=None, scale=None, enable_gqa=False, **_):
+        query, key = query.double(), key.double()
+        key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
+        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+        if attn_mask is not None:
+            hidden = attn_mask.logical_not() if attn_mask.dtype == torch.bool else None
+            scores = (
+                scores + attn_mask if hidden is None else scores.masked_fill(hidden, -torch.inf)
+            )
+        self.probs.append(scores.softmax(-1).nan_to_num().mean(1))
+
+
+def of_text(probs, text):
+    """What the image pays the text in one call, ``[1, N, T]``; None for a call without text."""
+    queries, keys = probs.shape[1:]
+    if not isinstance(text, slice):  # frames may be rows
+        return probs.reshape(1, -1, keys) if keys == T else None
+    columns = range(keys)[text]
+    image = [row for row in range(queries) if queries < keys or row not in columns]
+    return probs[:, image][..., list(columns)] if keys > T else None
+
+
+@pytest.mark.parametrize("name", UNCLAIMED)
+def test_its_own_proposal_is_right_and_works_unedited(name):
+    model, truth = built(name), UNCLAIMED[name]
+    table = sdattn.inspect_attention(model, **truth.call())
+    assert (table.proposal.text, table.proposal.grid) == (truth.text, truth.grid)
+
+    with torch.no_grad(), Calls() as calls:
+        plain = model(**truth.call(), return_dict=False)[0]
+    with torch.no_grad(), sdattn.capture(model, **table.proposal.options) as store:
+        watched = model(**truth.call(), return_dict=False)[0]
+    assert torch.equal(plain, watched)
+
+    seeing = [call.name for call in table if call.kind in ("cross", "joint")]
+    assert list(store.maps) == seeing and seeing
+    found = (of_text(probs, table.proposal.text) for probs in calls.probs)
+    expected = [probs for probs in found if probs is not None]
+    for maps, probs in zip(store.maps.values(), expected, strict=True):
+        assert (maps.flatten(1, -2) - probs).abs().max() < 1e-5
+
+
+def foreign(kind):
+    torch.manual_seed(0)
+    return kind().eval()
+
+
+def image(rows=4, cols=6):
+    return torch.randn(2, 4, rows, cols, generator=torch.Generator().manual_seed(1))
+
+
+def text(length=T):
+    return torch.randn(2, length, WIDTH, generator=torch.Generator().manual_seed(2))
+
+
+def test_the_table_says_what_was_seen_and_the_line_to_type():
+    table = sdattn.inspect_attention(foreign(CompVisUNet), image(), torch.ones(2), text())
+    assert [(call.name, call.kind, call.heads, call.queries, call.keys) for call in table[:3]] == [
+        ("attn1.down", "self", 2, 24, 24),
+        ("attn2.down", "cross", 2, 24, T),
+        ("attn1.mid", "self", 2, 6, 6),
+    ]
+    head, *rows, _, line, doubt = str(table).split("\n")
+    assert " ".join(head.split()) == "layer made by heads queries keys mask kind text"
+    assert " ".join(rows[1].split()) == "attn2.down softmax and product 2 24 7 cross 0:7"
+    assert line == "sdattn.capture(model, text='context', grid=(4, 6))"
+    assert doubt == "# not sure: that context holds the text is told by its name alone"
+
+
+def test_a_marked_tensor_leaves_no_doubt():
+    states = text()
+    table = sdattn.inspect_attention(foreign(InContext), image(), states, text=states)
+    assert table.proposal.text == slice(-T, None) and table.proposal.unsure == ()
+    assert table.proposal.options == {"text": slice(-T, None), "grid": (4, 6)}
+
+
+def test_nothing_of_the_model_and_of_the_random_numbers_changes():
+    model = foreign(CompVisUNet)
+    model.conv_out = nn.Sequential(model.conv_out, nn.BatchNorm2d(4))
+    model.train()
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    random = torch.get_rng_state()
+    sdattn.inspect_attention(model, image(), torch.ones(2), text())
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+    assert torch.equal(torch.get_rng_state(), random)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_a_text_whose_mean_reaches_every_token_is_told_by_another_image():
+    class Pooled(CompVisUNet):
+        def forward(self, x, timesteps, context):
+            return super().forward(
+                x + context.mean((1, 2))[:, None, None, None], timesteps, context
+            )
+
+    table = sdattn.inspect_attention(foreign(Pooled), image(), torch.ones(2), text())
+    assert [call.kind for call in table] == ["self", "cross"] * 3
+    assert table.proposal.text == "context"
+
+
+def test_as_many_tokens_as_cells_are_told_apart_by_names_of_layers():
+    table = sdattn.inspect_attention(foreign(CompVisUNet), image(), torch.ones(2), text(24))
+    assert [call.kind for call in table] == ["self", "cross"] * 3
+    assert table.proposal.layers == ("attn2.down", "attn2.mid", "attn2.up")
+    model, call = foreign(CompVisUNet), (image(), torch.ones(2), text(24))
+    with torch.no_grad(), sdattn.capture(model, **table.proposal.options) as store:
+        model(*call)
+    expected = softmax64(*model.seen["attn2.up"][0])
+    assert (store.maps["attn2.up"].flatten(1, 2) - expected).abs().max() < 1e-5
+
+
+def test_what_is_not_known_is_said():
+    packed = image().flatten(2).mT
+    ids = torch.zeros(2, 24, 3), torch.zeros(2, T, 3)
+    proposal = sdattn.inspect_attention(
+        foreign(JointTransformer), packed, ids[0], text(), ids[1]
+    ).proposal
+    assert proposal.text == slice(0, T) and proposal.grid is None
+    assert "no argument tells the grid of 24 cells: 2x12, 3x8, 4x6?" in proposal.unsure
+    with pytest.raises(ValueError, match="no argument tells the grid"):
+        proposal.options  # noqa: B018
+    table = sdattn.inspect_attention(foreign(Decoder), image(), text(), text="memory")
+    assert table.proposal.text == "memory"
+    with pytest.raises(ValueError, match="Its arguments: sample, memory"):
+        sdattn.inspect_attention(foreign(Decoder), image(), text(), text="context")
+    with pytest.raises(ValueError, match="meta device"):
+        sdattn.inspect_attention(foreign(Decoder).to("meta"), image(), text())
+    with pytest.raises(TypeError, match="is called once a step"):
+        sdattn.inspect_attention("unet", image(), text())
