@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,8 +11,6 @@ from typing import Any, TypeVar
 from torch import Tensor, nn
 
 from ..attention import merge_heads
-from ..attention.calls import AttentionCall
-from ..attention.core import level_grids
 from ..errors import CaptureError, InvalidTypeError, OptionError, RunError, warn
 from ..follow.capture_warnings import RunWarnings, warn_of_running_eagerly
 from ..follow.follower import Follower, Subscriber
@@ -24,10 +21,11 @@ from ..follow.passes import CaptureWarning, Pass
 from ..look.attended import Attended, FramesTogether, softmax_of
 from ..look.module_calls import ModuleCalls, SeenCall
 from ..look.sdpa import no_softmax
+from ..look.told_calls import by_head
 from ..models.denoiser_call import unwrapped
 from ..models.families import listed
 from ..models.layers import AttentionLayer, Denoiser, LayerSelection, checked_kinds, fits_any
-from ..models.told import LEVELS, Placed, ToldFamily, told_family
+from ..models.told import Placed, ToldFamily, told_family
 from .keep import Keep
 from .map_store import CapturedMaps
 from .running_sums import RunningSum
@@ -176,37 +174,35 @@ class UnknownWatch(Subscriber):
     def see(self, seen: SeenCall) -> None:
         """Add one attention call of the running pass to its layer's maps."""
         running = self.running
-        if running is None:
+        if running is None or running.latent_size is None:
             return
         self.modules.setdefault(seen.module, self.model.get_submodule(seen.module))
         if seen.call is None:
-            self.others.append(f"{seen.name} (its keys are not all known)")
+            self.others.append(f"{seen.module} (it adds keys of its own)")
             return
-        call = self._by_head(seen, running)
-        size = running.latent_size
-        if call is None or size is None:
+        call = by_head(seen.call, running.batch, running.latent_size)
+        if isinstance(call, str):
+            self.others.append(f"{seen.module} ({call})")
             return
         batch, heads, queries, keys = call.shape
         frames = batch // running.batch
-        place = self._place(seen.name, frames * queries, keys, running)
+        place = self._place(seen.module, frames * queries, keys, running)
         if place is None:
-            self.others.append(f"{seen.name} ({queries} queries, {keys} keys)")
-            return
-        layer_sum = self._sum_of(seen, place, heads)
-        if layer_sum is not None:
-            self._doubt(seen, batch, heads)
+            self.others.append(f"{seen.module} ({queries} queries, {keys} keys)")
+        elif (layer_sum := self._sum_of(seen, place, heads)) is not None:
+            self._doubt(seen, layer_sum.layer.name, batch, heads)
             attended: Attended = softmax_of(call, place.image, place.keys)
             layer_sum.take(attended if frames == 1 else FramesTogether(attended, frames))
 
-    def _doubt(self, seen: SeenCall, batch: int, heads: int) -> None:
+    def _doubt(self, seen: SeenCall, name: str, batch: int, heads: int) -> None:
         """In the first pass, doubt the order of images and heads where they could be exchanged."""
         assert seen.call is not None
         output = seen.call.output
         if output is None or self.calls.only is not None or batch == 1:
             return
         if output.ndim == 3 or batch == heads:
-            by_head = output.detach().reshape(batch, heads, *output.shape[-2:])
-            self.calls.doubtful[seen.name] = merge_heads(by_head)
+            whole = output.detach().reshape(batch, heads, *output.shape[-2:])
+            self.calls.doubtful[name] = merge_heads(whole)
 
     def check(self) -> None:
         """Raise for what the run did not show to be right; this may wait for the device."""
@@ -225,30 +221,6 @@ class UnknownWatch(Subscriber):
             if unlike.device.type != "meta" and unlike > 1:
                 raise RunError(no_softmax(by))
 
-    def _by_head(self, seen: SeenCall, running: Pass) -> AttentionCall | None:
-        """Return a call by row and head, ``[B, heads, N, ...]``, or with a row for each frame of a
-        video; None if its axes are not those."""
-        assert seen.call is not None and running.latent_size is not None
-        call = seen.call
-        given = call.query if call.probs is None else call.probs
-        *leading, queries, _ = given.shape
-        frames, per_frame = _frames(running.latent_size)
-        rows = running.batch * (frames if queries in per_frame else 1)
-        if len(leading) == 1 and leading[0] % rows == 0:
-            leading = [rows, leading[0] // rows]
-        if len(leading) != 2 or leading[0] != rows:
-            self.others.append(f"{seen.name} (axes {list(given.shape)}, of {rows} rows)")
-            return None
-        if rows > running.batch > 1:
-            self.others.append(f"{seen.name} (frames of several videos are rows of its batch)")
-            return None
-        if call.probs is not None:
-            return AttentionCall(probs=call.probs.reshape(*leading, *call.probs.shape[-2:]))
-        by_head = call.by_head(*leading)
-        if by_head is None:
-            self.others.append(f"{seen.name} (with dropout)")
-        return by_head
-
     def _place(self, name: str, queries: int, keys: int, running: Pass) -> Placed | None:
         key = name, queries, keys
         if key not in self.places:
@@ -262,10 +234,11 @@ class UnknownWatch(Subscriber):
     def _sum_of(self, seen: SeenCall, place: Placed, heads: int) -> RunningSum | None:
         """Return the layer's maps, new ones if it runs for the first time; None if it was not asked
         for."""
-        held = self.store.sums.get(seen.name)
+        name = seen.name(place.kind)
+        held = self.store.sums.get(name)
         if held is None:
             module = self.modules[seen.module]
-            layer = AttentionLayer(seen.name, "block", place.kind, place.level, heads, module)
+            layer = AttentionLayer(name, "block", place.kind, place.level, heads, module)
             layers, kinds = self.selection
             running = self.running
             if running is None or layer.kind not in kinds:
@@ -275,13 +248,6 @@ class UnknownWatch(Subscriber):
             held = self.store.add_layer(layer)
             held.running = running
         return held
-
-
-def _frames(size: Sequence[int]) -> tuple[int, set[int]]:
-    """Return the frames of a grid, and the cells that one of them may have in a layer."""
-    if len(size) == 2:
-        return 1, set()
-    return size[0], {math.prod(grid[1:]) for grid in level_grids(tuple(size), LEVELS)}
 
 
 def _named(text: Any) -> str:

@@ -277,7 +277,7 @@ def _classified(
             of_queries = of_keys if queries == keys else [False] * queries
         kind, text = _kind_of(of_queries, of_keys)
         yield InspectedCall(
-            name=tokens.seen.name,
+            name=tokens.seen.name(kind),
             made_by=tokens.seen.made_by,
             rows=max(1, in_batch // batch),
             heads=heads,

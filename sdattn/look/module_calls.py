@@ -8,6 +8,7 @@ runs just then. In the first pass every module is followed; after it only those 
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -35,21 +36,24 @@ class SeenCall:
 
     Attributes:
         module: path of the innermost module that ran.
-        number: of the calls that the module had made before, while it ran this time.
         made_by: the function that made it.
         call: what it computed; its heads may be folded into its rows. None if that cannot be seen.
+        before: calls of each kind that the module had made before, while it ran this time, as far
+            as :meth:`name` was asked for them.
     """
 
     module: str
-    number: int
     made_by: str
     call: AttentionCall | None
+    before: Counter[str | None]
 
-    @property
-    def name(self) -> str:
-        """Name of the layer: the module's path, and the call's number if it is not its first."""
+    def name(self, kind: str | None) -> str:
+        """Return the name of the layer, once it is known of what kind the call is: the module's
+        path, and the call's number among those of that kind if it is not the first."""
         path = self.module or "model"
-        return f"{path}[{self.number}]" if self.number else path
+        number = self.before[kind]
+        self.before[kind] += 1
+        return f"{path}[{number}]" if number else path
 
 
 @dataclass(eq=False)
@@ -58,7 +62,7 @@ class _Running:
 
     path: str
     module: nn.Module
-    calls: int = 0
+    calls: Counter[str | None] = field(default_factory=Counter)
     softmaxes: list[Shape] = field(default_factory=list)
     queries: dict[Shape, Tensor] = field(default_factory=dict)  # first factors of scores
 
@@ -154,9 +158,7 @@ class ModuleCalls(SdpaWatch):
 
     def _made(self, made_by: str, call: AttentionCall | None, output: Tensor) -> Tensor:
         running = self._running[-1]
-        seen = SeenCall(running.path, running.calls, made_by, call)
-        running.calls += 1
-        self._see(seen)
+        self._see(SeenCall(running.path, made_by, call, running.calls))
         return torch.zeros_like(output) if self._is_blind else output
 
     def _begin(self, path: str, module: nn.Module, *_: Any) -> None:

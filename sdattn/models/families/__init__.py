@@ -21,6 +21,9 @@ from ..pipeline import Options, Pipeline
 
 Fact = TypeVar("Fact")
 PAGE = "docs/contributing/family.md"
+TWO_LINES = """\
+    print(sdattn.inspect_attention(model, *its_arguments))
+    with sdattn.capture(model, text=..., grid=...) as store: ..."""
 # Models of diffusers that have been looked at and cannot be captured, by class, and why.
 RESISTING: Mapping[str, str] = {
     "PRXTransformer2DModel": "in each layer the image attends to the text and to itself and the "
@@ -108,8 +111,9 @@ def family_of(model: object, asked: str = "") -> Family:
             f"{what}. Supported: pipelines with one of these models, or the model itself: "
             f"{'; '.join(family.title for family in _registered)}. "
             f"{f'The closest by name is {alike.title}. ' if alike else ''}"
-            f"Any other needs a Family of its own: {PAGE} says how to write one, and "
-            "`python -m scripts.new_family MODEL`, in a checkout of sdattn, drafts it."
+            f"Any other is watched by two facts, which a dry run proposes:\n{TWO_LINES}\n"
+            f"Written down they are a family, see {PAGE}; `python -m scripts.new_family MODEL`, in "
+            "a checkout of sdattn, drafts it."
         )
     return found
 

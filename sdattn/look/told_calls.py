@@ -1,0 +1,36 @@
+"""An attention call of a model of no known family, by row and head."""
+
+from __future__ import annotations
+
+import math
+
+from ..attention.calls import AttentionCall
+from ..attention.core import level_grids
+from ..models.denoiser_call import Size
+from ..models.told import LEVELS
+
+
+def by_head(call: AttentionCall, batch: int, size: Size) -> AttentionCall | str:
+    """Return a call with the axes ``[B, heads, ...]`` for a model's call of ``batch`` rows and a
+    grid of ``size``; with ``B*frames`` rows if a video's frames are rows. Or why it has other axes.
+    """
+    given = call.query if call.probs is None else call.probs
+    *leading, queries, _ = given.shape
+    rows = batch * _frames_in_rows(queries, size)
+    if len(leading) == 1 and leading[0] % rows == 0:
+        leading = [rows, leading[0] // rows]
+    if len(leading) != 2 or leading[0] != rows:
+        return f"axes {list(given.shape)}, of {rows} rows"
+    if rows > batch > 1:
+        return "frames of several videos are rows of its batch"
+    if call.probs is not None:
+        return AttentionCall(probs=call.probs.reshape(*leading, *call.probs.shape[-2:]))
+    return call.by_head(*leading) or "dropout"
+
+
+def _frames_in_rows(queries: int, size: Size) -> int:
+    """Return the frames of a grid if so many queries are one of them; else 1."""
+    if len(size) < 3:
+        return 1
+    per_frame = {math.prod(grid[1:]) for grid in level_grids(size, LEVELS)}
+    return size[0] if queries in per_frame else 1
