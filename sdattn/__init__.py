@@ -45,6 +45,7 @@ if TYPE_CHECKING:
     from .prompts.tokens import Prompt as Prompt
     from .prompts.tokens import TruncationWarning as TruncationWarning
     from .prompts.tokens import Word as Word
+    from .prompts.tokens import read_pieces as read_pieces
     from .prompts.tokens import read_prompt as read_prompt
     from .runs.diff import diff as diff
     from .runs.diff.comparison import Comparison as Comparison
@@ -95,6 +96,7 @@ _PUBLIC = {
     "load_pipeline": "loading.pipelines",
     "load_run": "runs.folder",
     "models": "",
+    "read_pieces": "prompts.tokens",
     "read_prompt": "prompts.tokens",
     "read_prompts": "models.reading",
 }

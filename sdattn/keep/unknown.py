@@ -108,7 +108,7 @@ class UnknownWatch(Subscriber):
     model: nn.Module
     running: Pass | None = None  # if its maps are kept
     found: Installation = field(default_factory=Installation)  # hooks on modules
-    modules: dict[str, nn.Module] = field(default_factory=dict)  # that made an attention call
+    modules: dict[str, nn.Module] = field(default_factory=dict)  # with a call that is kept
     places: dict[tuple[str, int, int], Placed | None] = field(default_factory=dict)
     others: list[str] = field(default_factory=list)  # attention calls that are not watched
     unlike: dict[Any, Tensor] = field(default_factory=dict)
@@ -176,7 +176,6 @@ class UnknownWatch(Subscriber):
         running = self.running
         if running is None or running.latent_size is None:
             return
-        self.modules.setdefault(seen.module, self.model.get_submodule(seen.module))
         if seen.call is None:
             self.others.append(f"{seen.module} (it adds keys of its own)")
             return
@@ -190,6 +189,7 @@ class UnknownWatch(Subscriber):
         if place is None:
             self.others.append(f"{seen.module} ({queries} queries, {keys} keys)")
         elif (layer_sum := self._sum_of(seen, place, heads)) is not None:
+            self.modules[seen.module] = layer_sum.layer.module
             self._doubt(seen, layer_sum.layer.name, batch, heads)
             attended: Attended = softmax_of(call, place.image, place.keys)
             layer_sum.take(attended if frames == 1 else FramesTogether(attended, frames))
@@ -237,7 +237,7 @@ class UnknownWatch(Subscriber):
         name = seen.name(place.kind)
         held = self.store.sums.get(name)
         if held is None:
-            module = self.modules[seen.module]
+            module = self.model.get_submodule(seen.module)
             layer = AttentionLayer(name, "block", place.kind, place.level, heads, module)
             layers, kinds = self.selection
             running = self.running

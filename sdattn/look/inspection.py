@@ -183,7 +183,7 @@ def _is_states(value: Any) -> bool:
 
 
 def _changed(args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> tuple[Any, Any]:
-    """Return a call's arguments with others in place of a tensor, or of those of a list."""
+    """Return a call's arguments with another tensor in place of one, or of each in a list."""
 
     def swapped(given: Any) -> Any:
         if given is not value:

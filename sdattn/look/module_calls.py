@@ -49,7 +49,7 @@ class SeenCall:
 
     def name(self, kind: str | None) -> str:
         """Return the name of the layer, once it is known of what kind the call is: the module's
-        path, and the call's number among those of that kind if it is not the first."""
+        path, and the call's number among its calls of that kind if it is not the first."""
         path = self.module or "model"
         number = self.before[kind]
         self.before[kind] += 1

@@ -109,7 +109,7 @@ def _as_code(text: slice | str) -> str:
 def _text(
     calls: Sequence[InspectedCall], value: Any, name: str | None, unsure: list[str]
 ) -> slice | str:
-    """Return the text's argument or its slice, that of most calls."""
+    """Return the text's argument or its slice in most calls."""
     is_cross = all(call.kind == "cross" for call in calls)
     if is_cross and name is not None and isinstance(value, Tensor):
         length = value.shape[-2] if value.is_floating_point() else value.shape[-1]

@@ -25,7 +25,7 @@ LEVELS = 6  # of a model that halves its grid
 
 @dataclass(frozen=True)
 class Placed:
-    """What one attention call is: its kind, the level of its grid, and where image and text stand.
+    """One attention call: its kind, the level of its grid, and where image and text stand.
 
     Attributes:
         image: the image's queries.
@@ -173,7 +173,7 @@ def slice_length(text: slice) -> int:
 
 
 def arguments_by_name(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str, Any]:
-    """Return a call's arguments by name; those of ``*args`` and ``**kwargs`` apart."""
+    """Return a call's arguments by name, also each of ``*args`` and ``**kwargs``."""
     named: dict[str, Any] = {}
     for name, value in arguments(model, args, kwargs).items():
         if isinstance(value, dict):

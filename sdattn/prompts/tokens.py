@@ -1,5 +1,6 @@
 """A prompt's words and the token columns that the denoiser gets for them."""
 
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import index
@@ -131,6 +132,9 @@ def _merge(columns: Iterable[Iterable[int]]) -> tuple[int, ...]:
     return tuple(sorted({column for group in columns for column in group}))
 
 
+_SPECIAL_PIECE = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|")
+
+
 def read_prompt(tokenizer: Any, prompt: str, *, max_length: int | None = None) -> Prompt:
     """Tokenize a prompt as Stable Diffusion pipelines do and find its words.
 
@@ -227,6 +231,44 @@ def read_labels(labels: Mapping[str, Sequence[int]], n_columns: int) -> Prompt:
         for column in own:
             tokens[column] = Token(-1, text, start, start + len(text))
     return Prompt(" ".join(word.text for word in words), tuple(words), tuple(tokens))
+
+
+def read_pieces(pieces: Sequence[str]) -> Prompt:
+    """Return a prompt known only by its pieces, one for each token column.
+
+    They are spelled as tokenizers do: ``"▁cat"`` and ``"Ġcat"`` begin a word, ``"cat</w>"`` ends
+    one, ``"##s"`` goes on with one; if no piece has such a mark, each is a word. Pieces in ``<>``
+    or ``[]`` are special.
+
+    For a model whose tokenizer is none of transformers', see :func:`sdattn.heatmaps`.
+
+    >>> read_pieces(["<s>", "▁a", "▁red", "▁umb", "rella", "</s>"]).find("umbrella")
+    [(3, 4)]
+
+    Raises:
+        ValueError: no piece is of a word.
+    """
+    plain = [piece for piece in pieces if not _SPECIAL_PIECE.fullmatch(piece)]
+    ends = any(piece.endswith("</w>") for piece in plain)
+    begins = any(piece.startswith(("▁", "Ġ")) for piece in plain)
+    goes_on = any(piece.startswith("##") for piece in plain)
+    text = ""
+    tokens: list[Token] = []
+    is_open = False  # the word of the piece before goes on
+    for piece in pieces:
+        if piece not in plain:
+            tokens.append(Token(-1, piece, len(text), len(text), piece))
+            is_open = False
+            continue
+        if begins:
+            is_open = not piece.startswith(("▁", "Ġ"))
+        elif goes_on:
+            is_open = piece.startswith("##")
+        bare = piece.lstrip("▁Ġ").removeprefix("##").removesuffix("</w>")
+        text += bare if is_open or not text else f" {bare}"
+        tokens.append(Token(-1, piece, len(text) - len(bare), len(text)))
+        is_open = ends and not piece.endswith("</w>")
+    return place(text, tokens)
 
 
 def _checked_label(label: Any, columns: Any, n_columns: int) -> tuple[str, tuple[int, ...]]:

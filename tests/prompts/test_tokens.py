@@ -13,6 +13,7 @@ from sdattn.prompts.tokens import (
     Word,
     join_prompts,
     read_labels,
+    read_pieces,
     read_prompt,
     read_source,
     split_words,
@@ -262,3 +263,29 @@ def test_only_readings_of_one_text_are_joined(tokenizer):
         join_prompts([read_prompt(tokenizer, "a"), read_prompt(tokenizer, "b")])
     with pytest.raises(ValueError, match="text"):
         join_prompts([])
+
+
+@pytest.mark.parametrize(
+    "pieces",
+    [
+        ["<s>", "▁a", "▁red", "▁umb", "rella", "</s>"],
+        ["<s>", "a", "Ġred", "Ġumb", "rella", "</s>"],
+        ["<|startoftext|>", "a</w>", "red</w>", "umb", "rella</w>", "<|endoftext|>"],
+        ["[CLS]", "a", "red", "umb", "##rella", "[SEP]"],
+    ],
+)
+def test_pieces_are_joined_to_words_by_any_tokenizers_marks(pieces):
+    prompt = read_pieces(pieces)
+    assert prompt.text == "a red umbrella"
+    assert [(word.text, word.columns) for word in prompt.words] == [
+        ("a", (1,)),
+        ("red", (2,)),
+        ("umbrella", (3, 4)),
+    ]
+    assert [token.special for token in prompt.tokens] == [pieces[0], "", "", "", "", pieces[-1]]
+
+
+def test_pieces_without_marks_are_words_each():
+    assert read_pieces(["a", "red", "", "cat"]).find("cat") == [(3,)]
+    with pytest.raises(ValueError, match="is empty"):
+        read_pieces(["<s>", "</s>"])
