@@ -18,10 +18,10 @@ from ..follow.installer import Installation
 from ..follow.pass_options import Guidance
 from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureWarning, Pass
-from ..look.attended import Attended, FramesTogether, softmax_of
+from ..look.attended import FramesTogether
 from ..look.module_calls import ModuleCalls, SeenCall
 from ..look.sdpa import no_softmax
-from ..look.told_calls import by_head
+from ..look.told_calls import attended_by, by_head
 from ..models.denoiser_call import unwrapped
 from ..models.families import listed
 from ..models.layers import AttentionLayer, Denoiser, LayerSelection, checked_kinds, fits_any
@@ -191,7 +191,7 @@ class UnknownWatch(Subscriber):
         elif (layer_sum := self._sum_of(seen, place, heads)) is not None:
             self.modules[seen.module] = layer_sum.layer.module
             self._doubt(seen, layer_sum.layer.name, batch, heads)
-            attended: Attended = softmax_of(call, place.image, place.keys)
+            attended = attended_by(call, place)
             layer_sum.take(attended if frames == 1 else FramesTogether(attended, frames))
 
     def _doubt(self, seen: SeenCall, name: str, batch: int, heads: int) -> None:

@@ -18,12 +18,11 @@ import torch
 from torch import Tensor, nn
 
 from ..errors import InvalidTypeError, InvalidValueError
-from ..follow.installer import Installation
 from ..models.attention_layer import Kind
 from ..models.denoiser_call import unwrapped
 from ..models.told import arguments_by_name
-from .module_calls import ModuleCalls, SeenCall
-from .proposal import Proposal, propose
+from .dry_run import Tokens, tokens_seen, with_other
+from .proposal import InspectedCall, Proposal, propose
 
 # Arguments that hold a text's states or ids, by the names that models give them; the first counts
 TEXT_NAMES = (
@@ -41,36 +40,7 @@ TEXT_NAMES = (
     "y",
     "input_ids",
 )
-SEED = 735_299  # one that nobody draws a text from: a norm hides a text that is only longer
 DIFFERENT = 1e-4  # of the largest value: far above what rounding makes of two equal tokens
-
-
-@dataclass(frozen=True)
-class InspectedCall:
-    """One attention call of a model.
-
-    Attributes:
-        name: path of the innermost module that ran, with the call's number if it made several.
-        made_by: ``"scaled_dot_product_attention"``, ``"multi_head_attention_forward"`` or
-            ``"softmax and product"``.
-        rows: rows of its batch for one of the model's: the frames of a video, where each is a row.
-        heads, queries, keys: its other axes.
-        has_mask: whether there was a mask. Of a softmax and a product it is not known: False.
-        kind: ``"cross"``, ``"joint"``, ``"self"`` or ``"text"`` (text only); None if unknown.
-        text: where the text is among the keys; None if there is none, or if it is not one piece.
-        cells: number of queries that are not the text's, in all rows of one image or video.
-    """
-
-    name: str
-    made_by: str
-    rows: int
-    heads: int
-    queries: int
-    keys: int
-    has_mask: bool
-    kind: Kind | None
-    text: slice | None
-    cells: int
 
 
 @dataclass(frozen=True)
@@ -147,11 +117,11 @@ def inspect_attention(
     given = arguments_by_name(inner, args, kwargs)
     name = _text_name(inner, given, text)
     image = next((n for n, value in given.items() if n != name and _is_states(value)), None)
-    first = _tokens_seen(inner, args, kwargs)
-    second = _tokens_seen(inner, *_changed(args, kwargs, given.get(name or "")))
+    first = tokens_seen(inner, args, kwargs)
+    second = tokens_seen(inner, *with_other(args, kwargs, given.get(name or "")))
     third = None
     if image is not None and any(_all_differ(*pair) for pair in zip(first, second, strict=False)):
-        third = _tokens_seen(inner, *_changed(args, kwargs, given[image]))
+        third = tokens_seen(inner, *with_other(args, kwargs, given[image]))
     batch = 1 if image is None else len(given[image])
     calls = tuple(_classified(first, second if name else (), third, batch))
     return AttentionTable(calls, propose(calls, given, name, was_marked=text is not None))
@@ -182,86 +152,10 @@ def _is_states(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim > 2 and value.is_floating_point()
 
 
-def _changed(args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> tuple[Any, Any]:
-    """Return a call's arguments with another tensor in place of one, or of each in a list."""
-
-    def swapped(given: Any) -> Any:
-        if given is not value:
-            return given
-        if isinstance(given, Tensor):
-            return _other(given)
-        return type(given)(_other(one) if isinstance(one, Tensor) else one for one in given)
-
-    changed = {name: swapped(given) for name, given in kwargs.items()}
-    return [swapped(given) for given in args], changed
-
-
-def _other(given: Tensor) -> Tensor:
-    """Return another tensor of the same kind: other states, or the ids in reverse."""
-    if not given.is_floating_point():
-        return given.flip(-1)
-    noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(SEED))
-    return noise.to(given) * given.std().clamp_min(1e-3)
-
-
-@dataclass(frozen=True)
-class _Tokens:
-    """One attention call, with a number for each of its queries and keys."""
-
-    seen: SeenCall
-    shape: tuple[int, ...]
-    has_mask: bool
-    queries: Tensor | None
-    keys: Tensor | None
-
-
-@torch.no_grad()
-def _tokens_seen(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> list[_Tokens]:
-    """Call a model, and return its attention calls, which put out zeros."""
-    seen: list[_Tokens] = []
-    calls = ModuleCalls(lambda call: seen.append(_tokens(call)), is_blind=True)
-    device = next(model.parameters(), torch.empty(0)).device
-    buffers = {name: value.clone() for name, value in model.named_buffers()}
-    with Installation() as installed, torch.random.fork_rng([device] * (device.type == "cuda")):
-        installed.run_eagerly(model)
-        calls.follow(installed, dict(model.named_modules()))
-        torch.manual_seed(0)
-        try:
-            model(*args, **kwargs)
-        finally:
-            for name, value in model.named_buffers():  # running means, counters
-                if name in buffers:
-                    value.copy_(buffers[name])
-    return seen
-
-
-def _tokens(seen: SeenCall) -> _Tokens:
-    """Return what is compared of a call: a number for each token, of all its rows and features."""
-    call = seen.call
-    if call is None:
-        return _Tokens(seen, (), False, None, None)
-    if call.probs is not None:
-        shape = tuple(call.probs.shape)
-        axis = -2 if call.value.shape[-2] == shape[-1] else 1
-        query = call.query
-        of_queries = None if query is None or query.shape[-2] != shape[-2] else _number_each(query)
-        return _Tokens(seen, shape, False, of_queries, _number_each(call.value, axis))
-    shape = (*call.query.shape[:-1], call.key.shape[-2])
-    has_mask = call.mask is not None or call.causal
-    return _Tokens(seen, shape, has_mask, _number_each(call.query), _number_each(call.key))
-
-
-def _number_each(tokens: Tensor, axis: int = -2) -> Tensor:
-    """Return a number for each token; ``axis`` counts them."""
-    flat = tokens.detach().float().movedim(axis, 0).flatten(1)
-    weights = torch.linspace(1, 2, flat.shape[1], device=flat.device).sin()
-    return (flat * weights).sum(1).cpu()
-
-
 def _classified(
-    first: Sequence[_Tokens],
-    second: Sequence[_Tokens],
-    third: Sequence[_Tokens] | None,
+    first: Sequence[Tokens],
+    second: Sequence[Tokens],
+    third: Sequence[Tokens] | None,
     batch: int,
 ) -> Iterator[InspectedCall]:
     """Compare the calls of each run, in order."""
@@ -293,7 +187,7 @@ def _classified(
 _Differing = tuple[list[bool] | None, list[bool] | None]  # queries, and keys
 
 
-def _differing(one: _Tokens, other: _Tokens) -> _Differing:
+def _differing(one: Tokens, other: Tokens) -> _Differing:
     """Return which queries and keys of a call differ in two runs; None where that is not known."""
 
     def differ(a: Tensor | None, b: Tensor | None) -> list[bool] | None:
@@ -305,7 +199,7 @@ def _differing(one: _Tokens, other: _Tokens) -> _Differing:
     return differ(one.queries, other.queries), differ(one.keys, other.keys)
 
 
-def _all_differ(one: _Tokens, other: _Tokens) -> bool:
+def _all_differ(one: Tokens, other: Tokens) -> bool:
     queries, keys = _differing(one, other)
     return bool(keys) and all(keys or ()) and all(queries or ())
 

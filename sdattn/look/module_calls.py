@@ -22,11 +22,13 @@ from torch import Tensor, nn
 from ..attention.calls import UNKNOWN, AttentionCall
 from ..follow.installer import Installation, in_backward
 from .multi_head import FUNCTION, call_of_function, call_of_module, is_multi_head, may_fuse
-from .sdpa import PRODUCTS, SdpaWatch, spied
+from .sdpa import PRODUCTS, TORCHS, SdpaWatch, spied
+from .sources import LARGE
 from .unknown_processors import misfit
 
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 LINEAR: Any = nn.functional.linear
+LOOKED_AT = frozenset({TORCHS, FUNCTION, LINEAR, *SOFTMAX, *PRODUCTS})
 Shape = tuple[int, int]  # of scores or probabilities: how many numbers in all, and in a row
 
 
@@ -108,6 +110,9 @@ class ModuleCalls(SdpaWatch):
         for path, module in modules.items():
             installed.around(module, partial(self._begin, path), self._end)
 
+    def wants_logsumexp(self, call: AttentionCall) -> bool:
+        return call.query.device.type != "cpu" or call.query.numel() >= LARGE
+
     def attend(self, attend: Any, by: Any, *args: Any, **kwargs: Any) -> Tensor:
         if self._is_blind:
             attend = partial(_zeros, *attend.args, **attend.keywords)
@@ -125,6 +130,8 @@ class ModuleCalls(SdpaWatch):
         self, func: Any, types: Any, args: Any = (), kwargs: Any | None = None
     ) -> Any:
         kwargs = kwargs or {}
+        if func not in LOOKED_AT:
+            return func(*args, **kwargs)
         if func is LINEAR and self.doubtful:
             self._compare(args[0] if args else kwargs["input"])
         output = super().__torch_function__(func, types, args, kwargs)

@@ -8,20 +8,46 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..attention.core import grid_text, level_grids
 from ..errors import InvalidValueError
+from ..models.attention_layer import Kind
 from ..models.denoiser_call import Size
 from ..models.told import LEVELS, ToldFamily, told_family
 
-if TYPE_CHECKING:
-    from .inspection import InspectedCall
-
 PATCHES = (1, 2, 4, 8, 16)
+
+
+@dataclass(frozen=True)
+class InspectedCall:
+    """One attention call of a model.
+
+    Attributes:
+        name: path of the innermost module that ran, with the call's number if it made several.
+        made_by: ``"scaled_dot_product_attention"``, ``"multi_head_attention_forward"`` or
+            ``"softmax and product"``.
+        rows: rows of its batch for one of the model's: the frames of a video, where each is a row.
+        heads, queries, keys: its other axes.
+        has_mask: whether there was a mask; False if it is not known, for a softmax and a product.
+        kind: ``"cross"``, ``"joint"``, ``"self"`` or ``"text"`` (text only); None if unknown.
+        text: where the text is among the keys; None if there is none, or if it is not one piece.
+        cells: number of queries that are not the text's, in all rows of one image or video.
+    """
+
+    name: str
+    made_by: str
+    rows: int
+    heads: int
+    queries: int
+    keys: int
+    has_mask: bool
+    kind: Kind | None
+    text: slice | None
+    cells: int
 
 
 @dataclass(frozen=True)

@@ -138,6 +138,10 @@ class SdpaWatch(TorchFunctionMode):
             return func(*args, **kwargs)
         return self.attend(partial(func, *args, **kwargs), outer_mode(), *args, **kwargs)
 
+    def wants_logsumexp(self, call: AttentionCall) -> bool:
+        """Check whether the kernel's logsumexp is to be kept, which costs a little."""
+        return True
+
     def attend(
         self,
         attend: partial[Tensor],
@@ -158,7 +162,8 @@ class SdpaWatch(TorchFunctionMode):
         call.dropout = bool(dropout_p)
         call.causal = is_causal
         plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa or unknown)
-        if plain and by is None and (backend := backend_with_logsumexp(call)):
+        is_kept = plain and by is None and self.wants_logsumexp(call)
+        if is_kept and (backend := backend_with_logsumexp(call)):
             call.output, call.logsumexp = attend_with_logsumexp(attend, backend, call)
         else:
             call.output = attend()

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import math
 
+from ..attention import merge_heads
 from ..attention.calls import AttentionCall
 from ..attention.core import level_grids
 from ..models.denoiser_call import Size
-from ..models.told import LEVELS
+from ..models.told import LEVELS, Placed
+from .attended import Attended, Projected, softmax_of
 
 
 def by_head(call: AttentionCall, batch: int, size: Size) -> AttentionCall | str:
@@ -26,6 +28,17 @@ def by_head(call: AttentionCall, batch: int, size: Size) -> AttentionCall | str:
     if call.probs is not None:
         return AttentionCall(probs=call.probs.reshape(*leading, *call.probs.shape[-2:]))
     return call.by_head(*leading) or "dropout"
+
+
+def attended_by(call: AttentionCall, place: Placed) -> Attended:
+    """Return what a call's image attended to. A plain one of all its keys may wait for its pass to
+    end, see :mod:`sdattn.keep.queue`."""
+    is_whole = call.shape[2:] == (place.image.stop, place.keys.stop) and place.keys.start == 0
+    known = (call.probs, call.mask, call.logsumexp, call.scale)
+    if is_whole and all(one is None for one in known):
+        query, key = merge_heads(call.query), merge_heads(call.key)
+        return Projected(query, key, call.query.shape[1])
+    return softmax_of(call, place.image, place.keys)
 
 
 def _frames_in_rows(queries: int, size: Size) -> int:
