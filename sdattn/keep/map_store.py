@@ -41,6 +41,7 @@ class CapturedMaps:
         self.passes: list[Pass] = []
         self.texts = TextsOfRun()
         self.skipped = 0
+        self.kernels: dict[str, float] = {}
         self.step_call: int | None = None
         self.problem = ""  # why the maps cannot be read
         self.stopped: Stopped | None = None

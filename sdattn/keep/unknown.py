@@ -20,7 +20,7 @@ from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureWarning, Pass
 from ..look.attended import FramesTogether
 from ..look.module_calls import ModuleCalls, SeenCall
-from ..look.sdpa import no_softmax
+from ..look.sdpa import kernel_name, no_softmax
 from ..look.told_calls import attended_by, by_head
 from ..models.denoiser_call import unwrapped
 from ..models.families import listed
@@ -218,6 +218,8 @@ class UnknownWatch(Subscriber):
 
     def _check_unlike(self) -> None:
         for by, unlike in self.unlike.items():
+            if unlike.device.type != "meta":
+                self.store.kernels[kernel_name(by)] = float(unlike)
             if unlike.device.type != "meta" and unlike > 1:
                 raise RunError(no_softmax(by))
 

@@ -137,6 +137,9 @@ class Watch(Subscriber):
             for problem, times in observer.noted.items():
                 if times > 1:
                     raise CaptureError(f"{layer.name}: {problem}")
+            for kernel, difference in observer.kernels.items():
+                before = self.store.kernels.get(kernel, 0.0)
+                self.store.kernels[kernel] = max(before, float(difference))
             if self.store.keep.queries.cells is not None:
                 self.store.sums[layer.name].check_owners()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from inspect import unwrap
 from typing import Any
@@ -15,50 +14,31 @@ from ..attention.calls import AttentionCall
 from ..errors import OptionError, RunError
 from ..models.denoiser_call import head_count, innermost
 from ..models.layers import AttentionLayer, Denoiser, joint_spans
+from .dispatched import DISPATCH, backend_of
 from .output_space import Space
 from .row_orders import RowCalls
 from .unknown_processors import maker_in, misfit, unknown_use
 
-DISPATCH = "diffusers.models.attention_dispatch"
-# Its backends that call torch's scaled_dot_product_attention, so that they can be seen.
-SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
-
 
 def check_backends(layers: Sequence[AttentionLayer]) -> None:
-    """Raise RuntimeError, before the model runs, for a backend of joint attention that hides its
-    query and key, or spreads them over several devices."""
+    """Raise RuntimeError, before the model runs, for joint attention that is spread over several
+    devices."""
     for layer in layers:
         inner = innermost(layer.module.processor)
-        if layer.kind != "joint" or (chosen := _backend_of(inner)) is None:
-            continue
-        backend, own = chosen
         config = getattr(inner, "_parallel_config", None)
         spread = getattr(config, "context_parallel_config", None) is not None
-        if spread or (own and backend not in SEEN_BACKENDS):
-            name = "context parallelism" if spread else f"the attention backend {backend!r}"
+        if layer.kind == "joint" and spread:
             raise RunError(
-                f"{layer.name} runs with {name}, which does not show its query and key, so what it "
-                "attends to cannot be known. Call model.set_attention_backend('native') first, or "
+                f"{layer.name} runs with context parallelism, where each device has a part of the "
+                "query and key, so what it attends to cannot be known. Switch that off first, or "
                 "leave joint layers out (layers=…)."
             )
-
-
-def _backend_of(processor: Any) -> tuple[str, bool] | None:
-    """Return a processor's backend, and whether it is diffusers' own; None without a choice."""
-    dispatch = sys.modules.get(DISPATCH)
-    if dispatch is None or not hasattr(processor, "_attention_backend"):
-        return None
-    registry = dispatch._AttentionBackendRegistry
-    chosen = processor._attention_backend or registry._active_backend
-    backend = dispatch.AttentionBackendName(chosen)
-    entry = registry._backends.get(backend)
-    return backend.value, getattr(entry, "__module__", DISPATCH) == DISPATCH
 
 
 def is_diffusers_own(processor: Any) -> bool:
     """Check that a processor, its dispatcher and its backend are all diffusers' own."""
     call = unwrap(type(processor).__call__)
-    chosen = _backend_of(processor)
+    chosen = backend_of(processor)
     dispatcher = getattr(call.__globals__.get("dispatch_attention_fn"), "__module__", DISPATCH)
     own = dispatcher == DISPATCH and (chosen is None or chosen[1])
     return own and call.__module__.startswith("diffusers.")

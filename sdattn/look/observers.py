@@ -20,8 +20,9 @@ from ..attention.calls import AttentionCall
 from ..errors import RunError
 from ..models.denoiser_call import innermost
 from .attended import Attended
+from .dispatched import dispatched
 from .projections import Projections, named
-from .sdpa import SdpaWatch, no_softmax, spied
+from .sdpa import SdpaWatch, kernel_name, no_softmax, spied
 from .text_stream import TextStream, running_stream
 from .unknown_processors import misfit, unknown_use
 
@@ -63,6 +64,8 @@ class ObservingProcessor:
     Attributes:
         noted: messages of what may be wrong, each with the largest error of any call: a tensor on
             its device, above 1 if it is wrong.
+        kernels: names of kernels that answered in the place of torch's own, each with the largest
+            difference of its output, as in ``noted``.
         stream: stream of another text, observed in place of the model's own runs.
         is_self: True in self-attention, where each row's keys should be its own.
 
@@ -88,6 +91,7 @@ class ObservingProcessor:
         self.projections = Projections()
         self.listeners: list[Callable[[Calls], object]] = []
         self.noted: dict[str, Tensor] = {}
+        self.kernels: dict[str, Tensor] = {}
         self.is_first = True  # call, which may read a value back from the device
         self.stream: TextStream | None = None
         self.is_self = False
@@ -170,12 +174,15 @@ class ObservingProcessor:
         try:
             if first is not self:
                 return self.inner(*args, **kwargs)
-            with kind() as watch, spied(watch.attend):
+            watch = kind()
+            by_dispatcher = dispatched(innermost(self), watch.attend)
+            with watch, spied(watch.attend), by_dispatcher:
                 output = self.inner(*args, **kwargs)
             for listener in self.listeners:
                 listener(watch.calls)
             for by, unlike in watch.unlike:
                 self.note(no_softmax(by), unlike)
+                self.kernels[kernel_name(by)] = self.noted[no_softmax(by)]
             return output
         finally:
             first.listeners.remove(calls.extend)

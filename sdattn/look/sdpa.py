@@ -9,7 +9,7 @@ its logsumexp if it gives one, see :mod:`sdattn.look.kernel_logsumexp`.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager, nullcontext
 from functools import partial, update_wrapper
 from threading import Lock, get_ident
@@ -45,23 +45,34 @@ def outer_mode() -> Any | None:
 def spied(see: Callable[..., Tensor]) -> Iterator[None]:
     """Hand this thread's calls of a replacement to ``see(call, by, *args, **kwargs)``, where
     ``call()`` has the function ``by`` make the output."""
-    functional: Any = nn.functional
-    if functional.scaled_dot_product_attention is TORCHS:
+    if nn.functional.scaled_dot_product_attention is TORCHS:
         yield
         return
+    with spied_entry(vars(nn.functional), TORCHS.__name__, see):
+        yield
+
+
+@contextmanager
+def spied_entry(
+    entries: MutableMapping[Any, Any], name: Any, see: Callable[..., Any]
+) -> Iterator[None]:
+    """Hand this thread's calls of a function, an entry of ``entries``, to ``see``."""
     thread = get_ident()
     with _LOCK:
-        spy = functional.scaled_dot_product_attention
+        spy = entries[name]
         if not isinstance(spy, _Spy):
-            spy = functional.scaled_dot_product_attention = _Spy(spy)
+            spy = entries[name] = _Spy(spy)
+        before = spy.watches.get(thread)
         spy.watches[thread] = see
     try:
         yield
     finally:
         with _LOCK:
             del spy.watches[thread]
-            if not spy.watches and functional.scaled_dot_product_attention is spy:
-                functional.scaled_dot_product_attention = spy.function
+            if before is not None:
+                spy.watches[thread] = before
+            if not spy.watches and entries[name] is spy:
+                entries[name] = spy.function
 
 
 class _Spy:
@@ -70,7 +81,7 @@ class _Spy:
     def __init__(self, function: Any):
         update_wrapper(self, function)
         self.function = function
-        self.watches: dict[int, Callable[..., Tensor]] = {}
+        self.watches: dict[int, Callable[..., Any]] = {}
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         call = partial(self.function, *args, **kwargs)
@@ -102,16 +113,21 @@ def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
     return (error / largest).amax() / (2e-2 if cast or output.dtype in HALF_TYPES else 1e-3)
 
 
-def no_softmax(by: Any) -> str:
-    """Return the message for a replacement that is another attention, or cannot be seen."""
+def kernel_name(by: Any) -> str:
+    """Return the name of what answered in the place of torch's attention."""
     named = by if hasattr(by, "__qualname__") else type(by)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def no_softmax(by: Any) -> str:
+    """Return the message for a kernel that makes another attention, or cannot be seen."""
     return (
-        f"torch's scaled_dot_product_attention is replaced by {named.__qualname__} (of "
-        f"{named.__module__}), whose output could not be seen to be the softmax of the query and "
-        "key it was given times the values, so what the layer attended to is not known. Put "
-        "torch's own function back for the capture, or set a processor that does not call it, "
-        "sdattn.TorchAttnProcessor(), in joint attention TorchJointProcessor(); or leave this "
-        "layer out (layers=…)."
+        f"torch's scaled_dot_product_attention is replaced by {kernel_name(by)}, whose output "
+        "could not be seen to be the softmax of the query and key it was given times the values, "
+        "so what the layer attended to is not known. "
+        "Use torch's own for the capture (model.set_attention_backend('native') in diffusers), or "
+        "set a processor that does not call it, sdattn.TorchAttnProcessor(), in joint attention "
+        "TorchJointProcessor(); or leave this layer out (layers=…)."
     )
 
 

@@ -89,26 +89,73 @@ def passes():
     return model, ran
 
 
+def kernel(error):
+    """A kernel that calls nothing of torch's attention, with an error of its own, relative."""
+
+    def attend(query, key, value, attn_mask=None, scale=None, **_):
+        q, k, v = (one.transpose(1, 2) for one in (query, key, value))
+        scores = q @ k.mT * (q.shape[-1] ** -0.5 if scale is None else scale)
+        scores = scores if attn_mask is None else scores + attn_mask
+        return ((scores.softmax(-1) @ v) * (1 + error)).transpose(1, 2)
+
+    attend.__module__ = "diffusers.models.attention_dispatch"
+    return attend
+
+
 @pytest.mark.parametrize("when", ["before", "active", "inside"])
-def test_a_backend_that_hides_its_query_is_refused_before_the_run(when, passes, monkeypatch):
-    model, ran = passes
-    monkeypatch.setattr("diffusers.models.attention_dispatch._CAN_USE_FLEX_ATTN", True)
-    before = model.attn_processors
-    if when == "before":
-        model.set_attention_backend("flex")
-    elif when == "active":  # as by diffusers' attention_backend, or its environment variable
-        _AttentionBackendRegistry.set_active_backend(AttentionBackendName.FLEX)
-    with pytest.raises(RuntimeError, match=r"'flex'.*backend\('native'"):
-        with capture(model):
-            if when == "inside":
-                model.set_attention_backend("flex")
-            model(**inputs("FLUX.1", model))
-    assert not ran
-    assert all(model.attn_processors[name] is one for name, one in before.items())
+@torch.no_grad()
+def test_a_kernel_of_the_dispatcher_is_seen_by_its_query_and_key(when, passes, monkeypatch):
+    model, _ = passes
+    monkeypatch.setitem(BACKENDS, AttentionBackendName.SAGE, attend := kernel(1e-5))
     model.set_attention_backend("native")
-    with capture(model) as store:
+    with capture(model) as native:
         model(**inputs("FLUX.1", model))
-    assert len(store.maps) == 4
+    if when == "before":
+        monkeypatch.setattr(
+            "diffusers.models.attention_dispatch._check_attention_backend_requirements", print
+        )
+        model.set_attention_backend("sage")
+    elif when == "active":  # as by diffusers' attention_backend, or its environment variable
+        model.reset_attention_backend()
+        _AttentionBackendRegistry.set_active_backend(AttentionBackendName.SAGE)
+    with capture(model) as store:
+        if when == "inside":
+            monkeypatch.setattr(
+                "diffusers.models.attention_dispatch._check_attention_backend_requirements", print
+            )
+            model.set_attention_backend("sage")
+        watched = model(**inputs("FLUX.1", model)).sample
+    assert BACKENDS[AttentionBackendName.SAGE] is attend
+    assert torch.equal(model(**inputs("FLUX.1", model)).sample, watched)
+    for name, maps in native.maps.items():
+        assert (store.maps[name] - maps).abs().max() < 1e-4
+    [(name, difference)] = store.kernels.items()
+    assert name.endswith("kernel.<locals>.attend") and 0 < difference < 0.1
+
+
+def test_a_kernel_that_makes_something_else_is_refused(passes, monkeypatch):
+    model, _ = passes
+    monkeypatch.setitem(BACKENDS, AttentionBackendName.SAGE, kernel(0.05))
+    before = model.attn_processors
+    _AttentionBackendRegistry.set_active_backend(AttentionBackendName.SAGE)
+    with pytest.raises(RuntimeError, match=r"replaced by .*attend, .*backend\('native'"):
+        with capture(model):
+            model(**inputs("FLUX.1", model))
+    assert all(model.attn_processors[name] is one for name, one in before.items())
+
+
+@pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
+@torch.no_grad()
+def test_flex_attention_is_seen(passes):
+    model, _ = passes
+    model.set_attention_backend("flex")
+    plain = model(**inputs("FLUX.1", model)).sample
+    with capture(model) as store:
+        watched = model(**inputs("FLUX.1", model)).sample
+    assert torch.equal(plain, watched)
+    assert len(store.maps) == 4 and list(store.kernels) == [
+        "diffusers.models.attention_dispatch._native_flex_attention"
+    ]
 
 
 def test_attention_over_several_devices_is_refused_before_the_run(passes):
