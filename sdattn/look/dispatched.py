@@ -9,8 +9,8 @@ torch's own makes the same output, within what rounding explains.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -35,17 +35,23 @@ def backend_of(processor: Any) -> tuple[str, bool] | None:
     return backend.value, getattr(entry, "__module__", DISPATCH) == DISPATCH
 
 
+def hidden_backend(processor: Any) -> str | None:
+    """Return the backend of diffusers' own that a processor chose, if it does not call torch's
+    attention; else None."""
+    backend, is_own = backend_of(processor) or ("native", True)
+    return backend if is_own and backend not in SEEN_BACKENDS else None
+
+
 @contextmanager
-def dispatched(processor: Any, see: Callable[..., Tensor]) -> Iterator[None]:
-    """Hand this thread's calls of the kernel that a processor chose to ``see``, by head, as
-    :func:`sdattn.look.sdpa.spied` does; nothing is done for a kernel that calls torch's own."""
-    chosen = backend_of(processor)
-    if chosen is None or not chosen[1] or chosen[0] in SEEN_BACKENDS:
-        yield
-        return
-    dispatch = sys.modules[DISPATCH]
-    entries = dispatch._AttentionBackendRegistry._backends
-    with spied_entry(entries, dispatch.AttentionBackendName(chosen[0]), _by_head(see)):
+def dispatched(backends: Iterable[str], see: Callable[..., Tensor]) -> Iterator[None]:
+    """Hand this thread's calls of some backends' kernels to ``see``, by head, as
+    :func:`sdattn.look.sdpa.spied` does."""
+    with ExitStack() as stack:
+        for backend in backends:
+            dispatch = sys.modules[DISPATCH]
+            entries = dispatch._AttentionBackendRegistry._backends
+            name = dispatch.AttentionBackendName(backend)
+            stack.enter_context(spied_entry(entries, name, _by_head(see)))
         yield
 
 

@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from ..attention.calls import UNKNOWN, AttentionCall
 from ..follow.installer import Installation, in_backward
+from .dispatched import dispatched, hidden_backend
 from .multi_head import FUNCTION, call_of_function, call_of_module, is_multi_head, may_fuse
 from .sdpa import PRODUCTS, TORCHS, SdpaWatch, spied
 from .sources import LARGE
@@ -103,11 +104,14 @@ class ModuleCalls(SdpaWatch):
         self._thread = get_ident()
         self._running: list[_Running] = []
         self._entered: ExitStack | None = None  # while the mode is at work
+        self._hidden: set[str] = set()  # kernels that do not call torch's attention
         self._inside = 0  # what answers in the place of torch's attention, and may call that
 
     def follow(self, installed: Installation, modules: Mapping[str, nn.Module]) -> None:
         """Follow the calls of some modules, by path, until the installation is removed."""
         for path, module in modules.items():
+            if hidden := hidden_backend(getattr(module, "processor", None)):
+                self._hidden.add(hidden)
             installed.around(module, partial(self._begin, path), self._end)
 
     def wants_logsumexp(self, call: AttentionCall) -> bool:
@@ -165,7 +169,8 @@ class ModuleCalls(SdpaWatch):
 
     def _made(self, made_by: str, call: AttentionCall | None, output: Tensor) -> Tensor:
         running = self._running[-1]
-        self._see(SeenCall(running.path, made_by, call, running.calls))
+        with torch._C.DisableTorchFunction():  # what looks makes softmaxes of its own
+            self._see(SeenCall(running.path, made_by, call, running.calls))
         return torch.zeros_like(output) if self._is_blind else output
 
     def _begin(self, path: str, module: nn.Module, *_: Any) -> None:
@@ -196,6 +201,7 @@ class ModuleCalls(SdpaWatch):
             self._entered = ExitStack()
             self._entered.enter_context(self)
             self._entered.enter_context(spied(self.attend))
+            self._entered.enter_context(dispatched(self._hidden, self.attend))
         elif not wanted and self._entered is not None:
             entered, self._entered = self._entered, None
             entered.close()

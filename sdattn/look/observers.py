@@ -20,7 +20,7 @@ from ..attention.calls import AttentionCall
 from ..errors import RunError
 from ..models.denoiser_call import innermost
 from .attended import Attended
-from .dispatched import dispatched
+from .dispatched import dispatched, hidden_backend
 from .projections import Projections, named
 from .sdpa import SdpaWatch, kernel_name, no_softmax, spied
 from .text_stream import TextStream, running_stream
@@ -175,8 +175,8 @@ class ObservingProcessor:
             if first is not self:
                 return self.inner(*args, **kwargs)
             watch = kind()
-            by_dispatcher = dispatched(innermost(self), watch.attend)
-            with watch, spied(watch.attend), by_dispatcher:
+            hidden = filter(None, [hidden_backend(innermost(self))])
+            with watch, spied(watch.attend), dispatched(hidden, watch.attend):
                 output = self.inner(*args, **kwargs)
             for listener in self.listeners:
                 listener(watch.calls)

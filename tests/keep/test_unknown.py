@@ -247,3 +247,22 @@ def test_heatmaps_read_labels():
     found = store.heatmaps(prompt={"cat": [2], "red dog": [4, 5]})[1]["red dog"]
     layers = [store.maps[name][1, ..., 4:6].sum(-1) for name in ("attn2.down", "attn2.up")]
     assert found.shape[-2:] == (ROWS, COLS) and len(layers) == 2
+
+
+@torch.no_grad()
+def test_a_kernel_in_place_of_torchs_is_seen_and_named(monkeypatch):
+    torchs = nn.functional.scaled_dot_product_attention
+
+    def tiled(query, key, value):
+        halves = (torchs(part, key, value) for part in query.chunk(2, dim=2))
+        return torch.cat(list(halves), dim=2)
+
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", tiled)
+    model, call = made(JointTransformer), joint_call(2)
+    plain = model(*call)
+    with sdattn.capture(model, text=slice(0, T), grid=(ROWS, COLS)) as store:
+        assert torch.equal(model(*call), plain)
+    expected = softmax64(*model.seen["double_blocks.1"][-1])[:, T:, :T]
+    assert (store.maps["double_blocks.1"].flatten(1, 2) - expected).abs().max() < 1e-5
+    [(name, difference)] = store.kernels.items()
+    assert name.endswith("tiled") and difference < 0.1
