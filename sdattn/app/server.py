@@ -30,7 +30,7 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
         "share": False,
         "ssr_mode": False,
         "enable_monitoring": False,
-        "max_file_size": 1,  # in bytes: the page uploads nothing
+        "max_file_size": "32mb",  # of a photo
         "app_kwargs": {"middleware": [Middleware(OwnPages, host=host)]},
         "footer_links": [],
         "head": f"<script>{(_HERE / 'page.js').read_text()}</script>",
