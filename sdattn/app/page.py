@@ -82,9 +82,7 @@ def build_app(pipe: Any, kept: RecentRuns, example: RecentRun) -> Any:
     return app
 
 
-def _jobs(
-    live: Live, form: Form, told: Any, drawn: Any, shown: list[Any], stop: Any
-) -> list[Any]:
+def _jobs(live: Live, form: Form, told: Any, drawn: Any, shown: list[Any], stop: Any) -> list[Any]:
     """Return the jobs that Stop ends: to draw and to keep are two, so that the next image is drawn
     while files are written. Stop is off when a drawing ends."""
     status, _, page, *_, seen, _ = shown
@@ -92,7 +90,7 @@ def _jobs(
         "fn": live.job(form),
         "inputs": {*form.fields.values()},
         "outputs": [drawn, page, told],
-        "preprocess": False,  # the library checks values; gradio would fetch a photo's address
+        "preprocess": False,  # the library checks values, and reads photos
         "show_progress_on": status,
         "concurrency_limit": 1,  # the pipeline draws one image at a time
         "concurrency_id": "pipe",

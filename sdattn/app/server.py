@@ -21,7 +21,10 @@ def import_gradio() -> Any:
 def launch_settings(host: str, port: int | None) -> dict[str, Any]:
     """Return gradio's settings: nothing is loaded from or sent to another machine."""
     gradio = import_gradio()
+    from fastapi import Depends
     from starlette.middleware import Middleware
+
+    from .addresses import refuse_addresses
 
     sans, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
     return {
@@ -31,13 +34,18 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
         "ssr_mode": False,
         "enable_monitoring": False,
         "max_file_size": "32mb",  # of a photo
-        "app_kwargs": {"middleware": [Middleware(OwnPages, host=host)]},
+        "app_kwargs": {
+            "middleware": [Middleware(OwnPages, host=host)],
+            "dependencies": [Depends(refuse_addresses)],
+        },
         "footer_links": [],
         "head": f"<script>{(_HERE / 'page.js').read_text()}</script>",
         "css": (_HERE / "page.css").read_text(),
         "theme": gradio.themes.Default(font=sans, font_mono=mono).set(  # default fonts are online
             **{f"button_primary_background_fill{mode}": "*primary_700" for mode in ("", "_dark")},
             **{f"button_primary_background_fill_hover{m}": "*primary_800" for m in ("", "_dark")},
+            block_info_text_color="*neutral_600",
+            body_text_color_subdued="*neutral_600",
         ),
     }
 
