@@ -2,6 +2,7 @@
 
 import os
 import socket
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -21,10 +22,7 @@ def import_gradio() -> Any:
 def launch_settings(host: str, port: int | None) -> dict[str, Any]:
     """Return gradio's settings: nothing is loaded from or sent to another machine."""
     gradio = import_gradio()
-    from fastapi import Depends
     from starlette.middleware import Middleware
-
-    from .addresses import refuse_addresses
 
     sans, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
     return {
@@ -36,7 +34,7 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
         "max_file_size": "32mb",  # of a photo
         "app_kwargs": {
             "middleware": [Middleware(OwnPages, host=host)],
-            "dependencies": [Depends(refuse_addresses)],
+            "dependencies": [_address_guard()],
         },
         "footer_links": [],
         "head": f"<script>{(_HERE / 'page.js').read_text()}</script>",
@@ -48,6 +46,28 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
             body_text_color_subdued="*neutral_600",
         ),
     }
+
+
+def _address_guard() -> Any:
+    """Return a FastAPI dependency that refuses a request with a file whose path is an address:
+    gradio would fetch it from the network."""
+    from fastapi import Depends, HTTPException, Request
+
+    async def refuse_addresses(request: Request) -> None:
+        if request.method != "POST" or "multipart" in request.headers.get("content-type", ""):
+            return  # no value, or an upload
+        with suppress(ValueError):
+            if _has_address(await request.json()):
+                raise HTTPException(403, "A file is uploaded here, not fetched from an address.")
+
+    return Depends(refuse_addresses)
+
+
+def _has_address(value: Any) -> bool:
+    if isinstance(value, dict):
+        is_address = "://" in str(value.get("path"))
+        return is_address or any(map(_has_address, value.values()))
+    return isinstance(value, list) and any(map(_has_address, value))
 
 
 class OwnPages:

@@ -1,4 +1,4 @@
-"""What the tabs of the live page make: values of their fields to a run."""
+"""Runs that the tabs of the live page make of the values of their fields."""
 
 from collections.abc import Mapping
 from pathlib import Path

@@ -5,7 +5,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import AccessError, InvalidValueError, MissingFileError, did_you_mean
+from ..errors import (
+    AccessError,
+    InvalidValueError,
+    MissingFileError,
+    MissingPackageError,
+    did_you_mean,
+)
 from ..models.demos import DEMOS
 
 # The classes are huggingface_hub's and its HTTP library's, which differs between versions: by name.
@@ -61,9 +67,15 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 def find_model(model: str | Path) -> Path | None:
     """Return the folder or file of a model, None for a hub id; raise FileNotFoundError if it is
-    neither, ValueError if a folder holds no pipeline."""
+    neither, ValueError if a folder holds no pipeline, ImportError for a demo that is not
+    installed."""
     path = DEMOS.get(str(model)) or Path(model).expanduser()
     if path.is_dir() and not (path / "model_index.json").is_file():
+        if path in DEMOS.values():
+            raise MissingPackageError(
+                f"The model {model} is in a package of its own, sdattn-demos: in a clone of "
+                "sdattn, pip install ./demos"
+            )
         raise InvalidValueError(
             f"{path} is a folder without model_index.json, so it holds no pipeline. Pass a "
             "folder made by save_pretrained."
