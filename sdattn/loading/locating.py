@@ -2,8 +2,9 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 from ..errors import (
     AccessError,
@@ -12,6 +13,7 @@ from ..errors import (
     MissingPackageError,
     did_you_mean,
 )
+from ..files.records import read_object
 from ..models.demos import DEMOS
 
 # The classes are huggingface_hub's and its HTTP library's, which differs between versions: by name.
@@ -93,6 +95,16 @@ def find_model(model: str | Path) -> Path | None:
 def is_hub_id(name: str) -> bool:
     """Check whether a name can be one of the hub, ``"owner/name"``, and not a file's."""
     return _HUB_ID.fullmatch(name) is not None and not name.endswith(".safetensors")
+
+
+def hub_index(name: str, revision: str | None = None) -> dict[str, Any]:
+    """Return the ``model_index.json`` of a hub model, fetched if necessary; {} if it cannot be had,
+    which loading the model then tells."""
+    from huggingface_hub import hf_hub_download
+
+    with suppress(Exception):  # any error
+        return read_object(Path(hf_hub_download(name, "model_index.json", revision=revision)))
+    return {}
 
 
 def download(name: str, *, variant: str | None = None, revision: str | None = None) -> Path:
