@@ -16,7 +16,7 @@ addEventListener("scroll", () => {
 function begin() {
   tellError(null);
   const status = document.getElementById("status");
-  if (status.getBoundingClientRect().top > innerHeight / 2) status.scrollIntoView();
+  if (status.getBoundingClientRect().top > innerHeight / 3) status.scrollIntoView();
   return [];
 }
 

@@ -72,7 +72,7 @@ def build_app(pipe: Any, kept: RecentRuns, example: RecentRun) -> Any:
         jobs = []
         for form in forms:
             for event in form.starts:  # first: a page runs them in order
-                event(_begun, None, [view[0], stop], js="() => begin()", **PRIVATE)
+                event(_turned_on, None, stop, js="() => begin()", **PRIVATE)
             jobs += _jobs(live, form, told, drawn, [*view, seen, gallery], stop)
         stop.click(_stopped, None, [view[0], stop], cancels=jobs, **PRIVATE)
         gallery.select(live.show, seen, view, **PRIVATE)
@@ -106,8 +106,8 @@ def _jobs(live: Live, form: Form, told: Any, drawn: Any, shown: list[Any], stop:
     return jobs
 
 
-def _begun() -> list[Any]:
-    return ["", gradio.Button(interactive=True)]
+def _turned_on() -> Any:
+    return gradio.Button(interactive=True)
 
 
 def _stopped() -> list[Any]:

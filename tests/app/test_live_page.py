@@ -288,7 +288,7 @@ def test_the_result_is_beside_the_prompt_and_says_how_far_it_is(open_app):
     say(page, "a red cat left of a tree", Steps="60")
     page.get_by_role("button", name="Draw").click()
     page.get_by_text("Drawing: step").wait_for()
-    assert page.get_by_text("An example").count() == 0
+    assert not page.get_by_text("An example").is_visible()  # the progress is in its place
     page.locator("img.preview").wait_for()
     assert not stop.is_disabled()
     shown(page, "a red cat left of a tree")
@@ -326,6 +326,7 @@ def test_a_photo_with_a_caption_is_explained(open_app, tmp_path):
     explain, caption = page.get_by_role("button", name="Explain"), page.get_by_label("Caption")
     explain.click()
     page.get_by_role("alert").filter(has_text="The caption is empty.").wait_for()
+    page.get_by_text("An example").wait_for()  # it is still shown
     caption.fill(f"a cat {HOSTILE}")
     explain.click()
     page.get_by_role("alert").filter(has_text="The photo is empty.").wait_for()
