@@ -82,7 +82,7 @@ def _is_known(facts: Callable[[Any], object], pipe: Any) -> bool:
     return True
 
 
-def _examples_of(pipe: Any) -> _Examples:
+def examples_of(pipe: Any) -> _Examples:
     demo = demo_of(pipe)
     return _EXAMPLES[demo.name] if demo else _ANY_EXAMPLES
 
@@ -90,7 +90,7 @@ def _examples_of(pipe: Any) -> _Examples:
 def _drawing(pipe: Any) -> Form:
     prompt = gradio.Textbox(label="Prompt", lines=1, max_lines=4, autofocus=True)
     button, seed = _button("draw", "Draw"), _seed()
-    examples = gradio.Examples(_examples_of(pipe).prompts, prompt)
+    examples = gradio.Examples(examples_of(pipe).prompts, prompt)
     fields = {"prompt": prompt, "seed": seed, **_settings(pipe)}
     starts = [button.click, prompt.submit, examples.load_input_event.then]
     return Form("draw", tasks.draw, fields, starts)
@@ -110,7 +110,7 @@ def _explaining(pipe: Any, example: RecentRun) -> Form:
 
 
 def _editing(pipe: Any) -> Form:
-    (start, *_), swap = _examples_of(pipe)
+    (start, *_), swap = examples_of(pipe)
     source = gradio.Textbox(start, label="Source prompt", lines=1, max_lines=4)
     with gradio.Row():
         word = gradio.Textbox(swap[0], label="Swap the word", min_width=100)

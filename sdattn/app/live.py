@@ -98,7 +98,7 @@ class Live:
     def show(self, seen: list[str], event: gradio.SelectData) -> list[Any]:
         return self._viewed(seen[event.index])
 
-    def turn(self, choice: str) -> list[Any]:
+    def choose(self, choice: str) -> list[Any]:
         """Show another page of a run; ``choice`` is its key and its number."""
         key, _, number = choice.partition("/")
         return self._viewed(key, int(number))

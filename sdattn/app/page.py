@@ -1,4 +1,5 @@
-"""The live page of ``sdattn app``: type a prompt, see where its words went. Needs gradio."""
+"""The live page of ``sdattn app``: draw, explain or edit, and see where each word went. Needs
+gradio."""
 
 import os
 import signal
@@ -10,14 +11,13 @@ from ..loading.pipelines import load_pipeline
 from ..maps.notebook import framed
 from ..models.demos import demo_of
 from ..runs.generation import generate
-from .forms import PRIVATE, Form, forms_of
+from .forms import PRIVATE, Form, examples_of, forms_of
 from .live import Live
 from .recent_runs import RecentRun, RecentRuns, own_folder
 from .server import import_gradio, launch_settings
 
 gradio: Any = import_gradio()
 
-_EXAMPLE = "a cat left of a pizza"
 _STORED = "sdattn-runs"  # a browser's keys of kept runs
 
 
@@ -39,11 +39,10 @@ def serve(
 
 
 def _example(pipe: Any, kept: RecentRuns) -> RecentRun:
-    """Return the run that the page opens with, drawn by the demo whatever the model: that takes
-    seconds on any machine."""
-    demo = demo_of(pipe)
-    drawn_by = pipe if demo and demo.name == "demo" else load_pipeline("demo", device="cpu")
-    run = kept.write(generate(drawn_by, _EXAMPLE), "example")
+    """Return the run that the page opens with, always drawn by a demo: that takes seconds on any
+    machine."""
+    demo = pipe if demo_of(pipe) else load_pipeline("demo", device="cpu")
+    run = kept.write(generate(demo, examples_of(demo).prompts[0]), "example")
     return replace(run, title=f"An example, drawn by the demo: {run.title}")
 
 
@@ -76,7 +75,7 @@ def build_app(pipe: Any, kept: RecentRuns, example: RecentRun) -> Any:
             jobs += _jobs(live, form, told, drawn, [*view, seen, gallery], stop)
         stop.click(_stopped, None, [view[0], stop], cancels=jobs, **PRIVATE)
         gallery.select(live.show, seen, view, **PRIVATE)
-        view[1].input(live.turn, view[1], view, **PRIVATE)
+        view[1].input(live.choose, view[1], view, **PRIVATE)
         app.load(live.recall, seen, [seen, gallery], **PRIVATE)
     app.queue(api_open=False)  # every request goes through the queue
     return app

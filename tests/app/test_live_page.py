@@ -272,7 +272,8 @@ def test_colours_on_their_way_are_no_fault(browser):
     page = browser.new_page()
     page.set_content(
         "<!doctype html><html lang=en><title>a</title><style>p { transition: opacity 2s }"
-        "@starting-style { p { opacity: 0.2 } }</style><main><h1>Words</h1><p>Some words</p></main></html>"
+        "@starting-style { p { opacity: 0.2 } }</style>"
+        "<main><h1>Words</h1><p>Some words</p></main></html>"
     )
     assert page.evaluate("document.getAnimations().length") == 1
     assert faults_for_people(page) == []
