@@ -146,7 +146,7 @@ def optional(module: str, what: str, extra: str) -> Any:
 
 _SYSTEM: dict[int, tuple[type[AccessError], str]] = {
     errno.ENOENT: (MissingFileError, "There is no file {}. Check the path."),
-    errno.ENOTDIR: (AccessError, "A part of {} is a file, not a folder. Check the path."),
+    errno.ENOTDIR: (MissingFileError, "A part of {} is a file, not a folder. Check the path."),
     errno.EISDIR: (IsFolderError, "{} is a folder. Name a file."),
     errno.EACCES: (DeniedError, "{} may not be opened. Check who may read and write it."),
     **dict.fromkeys(

@@ -18,8 +18,8 @@ else:
 
 PACKAGE = Path(sdattn.__file__).parent
 ROOT = Path(__file__).parent.parent
-PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-OF_CONTRIBUTORS = {"test", "browser", "evaluation", "check", "docs"}
+PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PROJECT, GROUPS = PYPROJECT["project"], PYPROJECT["dependency-groups"]
 EXTRAS = PROJECT["optional-dependencies"]
 
 
@@ -29,7 +29,7 @@ def names(requirements):
 
 
 NEEDED = names(PROJECT["dependencies"])
-OPTIONAL = names(one for name in EXTRAS.keys() - OF_CONTRIBUTORS for one in EXTRAS[name])
+OPTIONAL = names(one for extra in EXTRAS.values() for one in extra)
 
 
 def imported(path, anywhere=True):
@@ -79,10 +79,42 @@ def test_extras_that_messages_and_pages_name_are_there():
         for asked in re.findall(r"sdattn\[([\w,]+)\]", path.read_text(encoding="utf-8")):
             told |= set(asked.split(","))
     assert told - EXTRAS.keys() == set()
-    assert EXTRAS.keys() - OF_CONTRIBUTORS <= told
+    assert EXTRAS.keys() <= told
 
 
-def test_an_extra_of_ours_names_extras_that_are_there():
-    inner = [Requirement(one) for extra in EXTRAS.values() for one in extra]
-    asked = set().union(*(one.extras for one in inner if one.name == "sdattn"))
-    assert asked <= EXTRAS.keys()
+def test_groups_name_extras_and_groups_that_are_there():
+    entries = [one for group in GROUPS.values() for one in group]
+    included = {one["include-group"] for one in entries if isinstance(one, dict)}
+    needed = [Requirement(one) for one in entries if isinstance(one, str)]
+    asked = set().union(*(one.extras for one in needed if one.name == "sdattn"))
+    assert included <= GROUPS.keys() and asked <= EXTRAS.keys()
+    assert not GROUPS.keys() & EXTRAS.keys()
+
+
+def test_scripts_install_groups_that_are_there():
+    told = set()
+    for path in [
+        *(ROOT / "scripts").glob("*"),
+        ROOT / ".ci" / "run",
+        *(ROOT / "docs").rglob("*.md"),
+    ]:
+        if path.is_file():
+            text = path.read_text(encoding="utf-8")
+            told |= {*re.findall(r"--group (\w+)", text)}
+            told |= {*",".join(re.findall(r"scripts/install ([a-z,]+)", text)).split(",")}
+    assert {"test", "browser", "check", "docs", "evaluation"} <= told <= {*GROUPS, ""}
+
+
+DEMOS = tomllib.loads((ROOT / "demos" / "pyproject.toml").read_text(encoding="utf-8"))
+
+
+def test_the_two_wheels_have_every_file_of_the_demos_once():
+    included = DEMOS["tool"]["hatch"]["build"]["targets"]["wheel"]["force-include"]
+    assert all((ROOT / "demos" / path).resolve() == ROOT / to for path, to in included.items())
+    left_out = PYPROJECT["tool"]["hatch"]["build"]["targets"]["wheel"]["exclude"]
+    for demo in ("demo-mmdit", "demo-video"):
+        folder = PACKAGE / "models" / demo
+        assert {f"/sdattn/models/{demo}/*", f"!/sdattn/models/{demo}/demo.json"} <= {*left_out}
+        ours = {f"sdattn/models/{demo}/{path.name}" for path in folder.iterdir()}
+        assert ours - {*included.values()} == {f"sdattn/models/{demo}/demo.json"}
+    assert len(left_out) == 4

@@ -1,4 +1,4 @@
-"""Actions of the live page: draw in a thread of its own, keep the run, show it again."""
+"""Actions of the live page: run a form in a thread of its own, keep the run, show it again."""
 
 import traceback
 from collections.abc import Callable, Iterator, Mapping
@@ -14,20 +14,23 @@ from PIL import Image
 
 from ..errors import OptionError, RunError, is_bug
 from ..maps.notebook import framed
-from ..models.facts import default_size
 from ..models.layers import find_denoiser
-from ..models.pipeline_call import turn
-from ..runs.generation import generate
+from ..models.pipeline_call import phase_of, turn
 from ..runs.report.images import as_uri
 from ..runs.run import Run
+from .forms import Form
 from .preview import preview_hook
-from .recent_runs import RecentRuns
+from .recent_runs import RecentRun, RecentRuns
 from .server import import_gradio
 
 gradio: Any = import_gradio()
 
 _MOST_RUNS = 10  # offered to a browser
-_NEEDED = {"prompt": "Write a sentence.", "seed": "Enter a whole number, for example 0."}
+_NEEDED = {
+    **dict.fromkeys(("prompt", "source", "target"), "Write a sentence."),
+    "image": "Drop or choose a photo.",
+    "seed": "Enter a whole number, for example 0.",
+}
 _BUG = (
     "This is a bug in sdattn or in a library that it uses. Please report it, with the output of "
     "the server."
@@ -36,93 +39,106 @@ _BUG = (
 
 @dataclass(frozen=True)
 class Live:
-    """Actions of the page, from and to values of its components; ``fields`` has the form's by
-    name."""
+    """Actions of the page, from and to values of its components."""
 
     pipe: Any
     kept: RecentRuns
     app: Any
-    fields: Mapping[str, Any]
 
-    def draw(
-        self,
-        given: Mapping[Any, Any],
-        progress: Any = gradio.Progress(),  # noqa: B008  gradio looks for it here
-    ) -> Iterator[list[Any]]:
-        """Yield a drawn run or None, the result to show, and an error: its field and its text."""
-        asked = {name: given[field] for name, field in self.fields.items()}
-        previews: SimpleQueue[Image.Image | None] = SimpleQueue()
-        with_progress = _progress_of(self.pipe, progress, self.app, previews.put)
-        pool = ThreadPoolExecutor(1)
-        job = pool.submit(copy_context().run, self._drawn, asked, with_progress)
-        job.add_done_callback(lambda _: previews.put(None))
-        pool.shutdown(wait=False)  # a run that nobody waits for ends at its next step
-        while image := previews.get():
-            shown = f'<img class="preview" alt="Preview" src="{as_uri(image)}">'
-            yield [None, shown, None]
-        run, error = job.result()
-        yield [run, gradio.skip(), error]
+    def job(self, form: Form) -> Callable[..., Iterator[list[Any]]]:
+        """Return the job of a form. It yields a run or None, the result to show, and an error as
+        page.js says it."""
 
-    def _drawn(
-        self, asked: dict[str, Any], watched: Any
+        def run(
+            given: Mapping[Any, Any],
+            progress: Any = gradio.Progress(),  # noqa: B008  gradio looks for it here
+        ) -> Iterator[list[Any]]:
+            asked = {name: given[field] for name, field in form.fields.items()}
+            progress(0, desc="Starting")
+            previews: SimpleQueue[Image.Image | None] = SimpleQueue()
+            with_progress = _progress_of(self.pipe, progress, self.app, previews.put)
+            pool = ThreadPoolExecutor(1)
+            job = pool.submit(copy_context().run, self._made, form, asked, with_progress)
+            job.add_done_callback(lambda _: previews.put(None))
+            pool.shutdown(wait=False)  # a run that nobody waits for ends at its next step
+            while image := previews.get():
+                shown = f'<img class="preview" alt="Preview" src="{as_uri(image)}">'
+                yield [None, shown, None]
+            made, error = job.result()
+            yield [made, gradio.skip(), error]
+
+        return run
+
+    def _made(
+        self, form: Form, asked: dict[str, Any], watched: Any
     ) -> tuple[Run | None, dict[str, str] | None]:
         for name, advice in _NEEDED.items():
-            if asked[name] is None or not str(asked[name]).strip():
-                return None, {"field": name, "text": f"The {name} is empty. {advice}"}
+            if name in asked and not str("" if asked[name] is None else asked[name]).strip():
+                text = f"The {form.fields[name].label.lower()} is empty. {advice}"
+                return None, {"form": form.name, "field": name, "text": text}
         try:
             with turn(self.pipe), watched:
-                return self._generate(asked), None
+                return form.make(self.pipe, asked), None
         except Exception as error:
-            return None, self._told(error)
+            return None, {"form": form.name, **_told(form, error)}
 
-    def _generate(self, asked: dict[str, Any]) -> Run:
-        watch = {"steps": "all"} if asked.pop("each_step") else {}
-        watch |= {"branch": "both"} if asked.pop("negative_maps") else {}
-        asked |= {name: (asked[name] or "").strip() or None for name in ("negative_prompt", "ask")}
-        asked["refine"] = "self" if asked["refine"] else None
-        if (asked["height"], asked["width"]) == default_size(self.pipe):
-            # A size that is the model's own is not passed: run.json records what was asked.
-            asked |= {"height": None, "width": None}
-        given = {name: value for name, value in asked.items() if value is not None}
-        return generate(self.pipe, capture_options=watch, **given)
-
-    def _told(self, error: Exception) -> dict[str, str]:
-        """Return the field that an error is about, or "", and what the page says; the server prints
-        the traceback of a bug."""
-        if is_bug(error):
-            traceback.print_exception(error)
-            return {"field": "", "text": _BUG}
-        if isinstance(error, OptionError) and error.option in self.fields:
-            text = f"{self.fields[error.option].label} {error.value}: {error.advice}"
-            return {"field": error.option, "text": text}
-        return {"field": "", "text": str(error)}
-
-    def keep(self, run: Run | None, seen: list[str]) -> Any:
-        """Keep a drawn run as files and show it, so that the page need not hold it any longer."""
+    def keep(
+        self,
+        run: Run | None,
+        seen: list[str],
+        progress: Any = gradio.Progress(),  # noqa: B008
+    ) -> Any:
+        """Keep a made run as files and show it, so that the page need not hold it any longer."""
         if run is None:
             return gradio.skip()
+        progress(1.0, desc="Writing the page")
         key = self.kept.keep(run)
         return [None, *self._viewed(key), *self.recall([key, *seen])]
 
     def show(self, seen: list[str], event: gradio.SelectData) -> list[Any]:
         return self._viewed(seen[event.index])
 
+    def choose(self, choice: str) -> list[Any]:
+        """Show another page of a run; ``choice`` is its key and its number."""
+        key, _, number = choice.partition("/")
+        return self._viewed(key, int(number))
+
     def recall(self, seen: list[str]) -> list[Any]:
         known = list(self.kept.known(seen))[:_MOST_RUNS]
         images = [(kept.small, kept.title) for _, kept in known]
         return [[key for key, _ in known], gradio.Gallery(images, visible=bool(known))]
 
-    def _viewed(self, key: str) -> list[Any]:
+    def _viewed(self, key: str, number: int = 0) -> list[Any]:
         try:
             [(_, kept)] = self.kept.known([key])
-            page = kept.page.read_bytes()
-        except (ValueError, FileNotFoundError):
-            return ["That run was removed: newer ones took its place.", *[gradio.skip()] * 3]
-        files = [
-            gradio.DownloadButton(value=str(path), interactive=True)
-            for path in (kept.page, kept.archive)
-        ]
-        return [escape(kept.title), *files, framed(page)]
+            return view_of(key, kept, number)
+        except (ValueError, IndexError, FileNotFoundError):
+            return ["That run was removed: newer ones took its place.", *[gradio.skip()] * 4]
+
+
+def view_of(key: str, run: RecentRun, number: int = 0) -> list[Any]:
+    """Return what shows a kept run: its title, the choice of a page, that page, and its
+    downloads."""
+    choices = [(label, f"{key}/{i}") for i, label in enumerate(run.pages)]
+    page = list(run.pages.values())[number]
+    return [
+        escape(run.title),
+        gradio.Radio(choices, value=choices[number][1], visible=len(choices) > 1),
+        framed(page.read_bytes()),
+        *(gradio.DownloadButton(value=str(path), interactive=True) for path in (page, run.archive)),
+    ]
+
+
+def _told(form: Form, error: Exception) -> dict[str, str]:
+    """Return the field that an error is about, or "", and what the page says; the server prints
+    the traceback of a bug."""
+    if is_bug(error):
+        traceback.print_exception(error)
+        return {"field": "", "text": _BUG}
+    if isinstance(error, OptionError) and error.option in form.fields:
+        text = f"{form.fields[error.option].label} {error.value}: {error.advice}"
+        return {"field": error.option, "text": text}
+    return {"field": "", "text": str(error)}
 
 
 @contextmanager
@@ -142,9 +158,10 @@ def _progress_of(
         jobs = [job for group in app._queue.active_jobs for job in group or ()]
         if event is not None and not any(job._id == event and job.alive for job in jobs):
             raise RunError("The page that asked for this image was closed, or Stop was pressed.")
+        number, phase = len(pipe.scheduler.timesteps), phase_of(pipe).capitalize()
+        step = calls % number + 1  # further images are drawn after the first, without words
         calls += 1
-        number = len(pipe.scheduler.timesteps)
-        progress(min(calls / number, 1.0), desc=f"step {min(calls, number)} of {number}")
+        progress(step / number, desc=f"{phase}: step {step} of {number}")
 
     model = find_denoiser(pipe).model
     hooks = [

@@ -1,24 +1,38 @@
-// A framed page reports its height, see theme.js; messages from other pages are ignored.
+// The result's frame is as high as its page, which reports that, see theme.js, and is told how much
+// of it is above the window. Messages from other pages are ignored.
+const frames = () => document.querySelectorAll("iframe[title=sdattn]");
 addEventListener("message", ({ source, data }) => {
   if (!(data?.sdattnHeight > 0)) return;
-  for (const frame of document.querySelectorAll("iframe[title=sdattn]"))
+  for (const frame of frames())
     if (frame.contentWindow === source)
       frame.style.height = `${Math.min(data.sdattnHeight, 20000)}px`;
 });
+addEventListener("scroll", () => {
+  for (const frame of frames())
+    frame.contentWindow.postMessage({ sdattnAbove: Math.max(0, -frame.getBoundingClientRect().top) }, "*");
+}, { passive: true });
 
-// Say an error, { field, text }, below its field, or below the buttons if it is about none.
+// A form was started: no error is left, and what is being done is in sight, also on a phone.
+function begin() {
+  tellError(null);
+  const status = document.getElementById("status");
+  if (status.getBoundingClientRect().top > innerHeight / 3) status.scrollIntoView();
+  return [];
+}
+
+// Say an error, { form, field, text }, below its field, or below the button if it is about none.
 function tellError(told) {
   document.getElementById("error")?.remove();
   for (const input of document.querySelectorAll("[aria-describedby=error]"))
     for (const name of ["aria-describedby", "aria-invalid"]) input.removeAttribute(name);
   if (!told?.text) return [];
-  const field = document.getElementById(`field-${told.field}`) ?? document.getElementById("field-");
+  const field = document.getElementById(`${told.form}-${told.field}`) ?? document.getElementById(`${told.form}-`);
   const said = Object.assign(document.createElement("p"), { id: "error", role: "alert", textContent: told.text });
   const input = field.querySelector("input, textarea");
   input?.setAttribute("aria-describedby", "error");
   input?.setAttribute("aria-invalid", "true");
   field.append(said);
-  if (!field.checkVisibility()) document.querySelector("#settings button").click();
+  if (!field.checkVisibility()) document.querySelector(`#${told.form}-settings button`).click();
   setTimeout(() => said.scrollIntoView({ block: "nearest" }), 100); // the settings may open first
   return [];
 }

@@ -2,7 +2,6 @@
 
 import secrets
 import shutil
-import zipfile
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,9 +10,7 @@ from tempfile import TemporaryDirectory, gettempdir
 
 from ..files.paths import file_name
 from ..files.temporary import remove_abandoned, temporary_name
-from ..runs.folder import pack_with_page
 from ..runs.run import Run
-from ..runs.targets import run_folders
 
 _SIDE = 160  # pixels of the longer side of a small image
 _PREFIX = "sdattn-app-"
@@ -30,12 +27,19 @@ def own_folder() -> Iterator[Path]:
 
 @dataclass(frozen=True)
 class RecentRun:
-    """Files of a run: its page, a small version of its first image, and a zip of the saved run."""
+    """Files of a run: its pages by name, a small version of its first image, and a zip of the saved
+    run."""
 
     title: str
-    page: Path
+    prompt: str
+    pages: dict[str, Path]
     small: Path
     archive: Path
+
+    @property
+    def page(self) -> Path:
+        """The first page: of an edit, the one with both images."""
+        return next(iter(self.pages.values()))
 
 
 @dataclass
@@ -48,30 +52,42 @@ class RecentRuns:
     _runs: dict[str, RecentRun] = field(default_factory=dict)
 
     def keep(self, run: Run) -> str:
-        key, settings = secrets.token_urlsafe(16), run[0].settings
-        run_folder, name = self.folder / key, f"{file_name(settings.prompt)}-{settings.seed}"
-        kept = RecentRun(
-            f"{settings.prompt} (seed {settings.seed})",
-            *(run_folder / f"{name}.{kind}" for kind in ("html", "webp", "zip")),
-        )
-        run_folder.mkdir(parents=True)
-        with zipfile.ZipFile(kept.archive, "w") as archive:
-            for number, folder in enumerate(run_folders(name, len(run))):
-                files = pack_with_page(run[number]).files
-                for path, data in files.items():
-                    archive.writestr(f"{folder.name}/{path}", data)
-                if number == 0:
-                    kept.page.write_bytes(files["report.html"])
-        small = run[0].image.copy()
-        small.thumbnail((_SIDE, _SIDE))
-        small.save(kept.small, "WEBP")
-        self._runs[key] = kept
+        key = secrets.token_urlsafe(16)
+        self._runs[key] = self.write(run, key)
         for oldest in list(self._runs)[:-1]:
             if sum(path.stat().st_size for path in self.folder.glob("*/*")) > self.most:
                 del self._runs[oldest]
                 shutil.rmtree(self.folder / oldest, ignore_errors=True)
         return key
 
+    def write(self, run: Run, key: str) -> RecentRun:
+        """Write a run's files below ``key``; it is not among the runs, and stays."""
+        settings, folder = run[0].settings, self.folder / key
+        name = f"{file_name(settings.prompt)}-{settings.seed}"
+        folder.mkdir(parents=True)
+        pages = {}
+        with TemporaryDirectory(dir=folder) as saved:
+            run.save(Path(saved) / name)
+            archive = shutil.make_archive(str(folder / name), "zip", saved)
+            for page in sorted(Path(saved).rglob("*.html")):
+                part = page.parent.name.removeprefix(name).strip("-")
+                kept = folder / f"{'-'.join(filter(None, (name, part)))}.html"
+                pages[part.capitalize() or "Both"] = page.rename(kept)
+        small = run[0].image.copy()
+        small.thumbnail((_SIDE, _SIDE))
+        small.save(folder / f"{name}.webp", "WEBP")
+        return RecentRun(
+            _title(run), settings.prompt, pages, folder / f"{name}.webp", Path(archive)
+        )
+
     def known(self, keys: Iterable[str]) -> Iterator[tuple[str, RecentRun]]:
         found = ((key, self._runs.get(key)) for key in keys)
         return ((key, kept) for key, kept in found if kept is not None)
+
+
+def _title(run: Run) -> str:
+    """Return the prompts, and the seed or the photo's name."""
+    settings = run[0].settings
+    prompts = dict.fromkeys(one.settings.prompt for one in run)
+    photo = settings.explained and settings.explained.file
+    return f"{' → '.join(prompts)} ({photo or f'seed {settings.seed}'})"

@@ -2,6 +2,7 @@
 
 import os
 import socket
+from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
@@ -30,16 +31,43 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
         "share": False,
         "ssr_mode": False,
         "enable_monitoring": False,
-        "max_file_size": 1,  # in bytes: the page uploads nothing
-        "app_kwargs": {"middleware": [Middleware(OwnPages, host=host)]},
+        "max_file_size": "32mb",  # of a photo
+        "app_kwargs": {
+            "middleware": [Middleware(OwnPages, host=host)],
+            "dependencies": [_address_guard()],
+        },
         "footer_links": [],
         "head": f"<script>{(_HERE / 'page.js').read_text()}</script>",
         "css": (_HERE / "page.css").read_text(),
         "theme": gradio.themes.Default(font=sans, font_mono=mono).set(  # default fonts are online
             **{f"button_primary_background_fill{mode}": "*primary_700" for mode in ("", "_dark")},
             **{f"button_primary_background_fill_hover{m}": "*primary_800" for m in ("", "_dark")},
+            block_info_text_color="*neutral_600",
+            body_text_color_subdued="*neutral_600",
         ),
     }
+
+
+def _address_guard() -> Any:
+    """Return a FastAPI dependency that refuses a request with a file whose path is an address:
+    gradio would fetch it from the network."""
+    from fastapi import Depends, HTTPException, Request
+
+    async def refuse_addresses(request: Request) -> None:
+        if request.method != "POST" or "multipart" in request.headers.get("content-type", ""):
+            return  # no value, or an upload
+        with suppress(ValueError):
+            if _has_address(await request.json()):
+                raise HTTPException(403, "A file is uploaded here, not fetched from an address.")
+
+    return Depends(refuse_addresses)
+
+
+def _has_address(value: Any) -> bool:
+    if isinstance(value, dict):
+        is_address = "://" in str(value.get("path"))
+        return is_address or any(map(_has_address, value.values()))
+    return isinstance(value, list) and any(map(_has_address, value))
 
 
 class OwnPages:

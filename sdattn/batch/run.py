@@ -177,19 +177,21 @@ def _planned(request: Request) -> Iterator[Plan]:
 
 
 def _report(plan: Plan, request: Request) -> None:
-    source = request.source if request.photos is None else request.photos
+    source, noun, use = request.source, "line", "drawn"
+    if request.photos is not None:
+        source, noun, use = request.photos, "photo", "explained"
     reasons = {line.reason for line in plan.bad}
     if plan.bad_lines > 1 and not plan.items and len(reasons) == 1:  # an option for all, mostly
-        raise InvalidValueError(f"None of {plan.bad_lines} lines can be drawn: {reasons.pop()}")
+        raise InvalidValueError(f"None of {plan.bad_lines} {noun}s can be {use}: {reasons.pop()}")
     for line in plan.bad:
-        say(f"line {line.line}: {line.reason}")
+        say(f"{noun} {line.line}: {line.reason}")
     if (more := plan.bad_lines - len(plan.bad)) > 0:
-        say(f"and {counted(more, 'more line')}, see bad_lines.jsonl in the run's folder")
+        say(f"and {counted(more, f'more {noun}')}, see bad_lines.jsonl in the run's folder")
     if not plan.items:
-        raise InvalidValueError(f"{source} has no line that can be drawn.")
+        raise InvalidValueError(f"{source} has no {noun} that can be {use}.")
     if plan.bad_lines and request.strict:
         raise InvalidValueError(
-            f"{plan.bad_lines} line(s) of {source} cannot be drawn, the first is line "
+            f"{plan.bad_lines} {noun}(s) of {source} cannot be {use}, the first is {noun} "
             f"{plan.bad[0].line}. Nothing was drawn, as `strict=True` asks."
         )
 

@@ -20,7 +20,7 @@ def app(
     ] = None,
     browser: Annotated[bool, typer.Option("--browser", help="Open a browser.")] = False,
 ) -> None:
-    """Draw images in a page and see where the words of their prompts went. Needs gradio:
+    """Draw images, explain photos and edit in a page, and see where the words went. Needs gradio:
     pip install 'sdattn[app]'
 
     Examples:

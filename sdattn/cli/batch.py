@@ -2,6 +2,7 @@
 
 import json
 import os
+from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
@@ -9,7 +10,14 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from ..errors import InvalidValueError, size_text
+from ..errors import (
+    AccessError,
+    ExistsError,
+    InvalidValueError,
+    MissingFileError,
+    access_error,
+    size_text,
+)
 from ..files.terminal import counted, say
 from . import options
 from .checks import Checks
@@ -240,12 +248,25 @@ def _run(output: Output, request: Any) -> None:
     from ..batch.run import run_batch
     from ..files.addresses import path_of
 
-    outcome = run_batch(request)
-    _print_outcome(output, outcome, path_of(request.out), _noun(request))
+    out = path_of(request.out)
+    try:
+        outcome = run_batch(request)
+    except OSError as error:
+        failed = access_error(error)
+        if isinstance(failed, (MissingFileError, ExistsError)) or not _is_begun(out):
+            raise
+        raise AccessError(f"{failed} The same command does the rest.") from error
+    _print_outcome(output, outcome, out, _noun(request))
     # Under a launcher, for which any other code is a crash, 0 once all that can be drawn is.
     is_all = not outcome.stopped and outcome.whole + outcome.failed == outcome.items
     is_launched = not _LAUNCHED.isdisjoint(os.environ)
     raise typer.Exit(0 if is_all and is_launched else outcome.exit_code)
+
+
+def _is_begun(out: Any) -> bool:
+    with suppress(OSError):
+        return bool((out / "batch.json").exists())
+    return False
 
 
 def _part(text: str) -> tuple[int, int]:

@@ -63,7 +63,9 @@ class Checks:
         self.run(check_frames, model, given)
         further = set(given) - _FLAGS
         if further and not self._failed:  # it takes seconds
-            self.run(check_names, model, sorted(further))
+            where = loading or {}
+            revision, config = where.get("revision"), where.get("config")
+            self.run(check_names, model, sorted(further), revision=revision, config=config)
         if (how := self.run(lambda: LoadingOptions(**(loading or {})))) is not None:
             self.run(how.check_files, model)
 

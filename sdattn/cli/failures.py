@@ -7,11 +7,13 @@ from importlib.metadata import PackageNotFoundError
 from typing import Any
 
 from ..errors import (
+    DeniedError,
     ExistsError,
     InvalidTypeError,
     InvalidValueError,
     IsFolderError,
     MissingFileError,
+    MissingPackageError,
     NotFiniteError,
     NotFoundError,
     RunError,
@@ -32,15 +34,16 @@ _REPORT = (
 
 def exit_code(error: Exception) -> int:
     """Return a command's exit code: 2 for a wrong value or option, which includes a name of
-    something that is not there or is in the way; 1 for a run that failed."""
+    something that is not there, is in the way, may not be read or written, or needs a package that
+    is missing; 1 for a run that failed."""
     if isinstance(error, OSError):
         error = access_error(error)
     wrong = (InvalidValueError, InvalidTypeError, NotFoundError)
-    paths = (MissingFileError, IsFolderError, ExistsError)
+    paths = (MissingFileError, IsFolderError, ExistsError, DeniedError)
     is_hosts = isinstance(error, ValueError) and not is_bug(error)  # diffusers refused a value
     if isinstance(error, NotFiniteError):
         return 1
-    return 2 if isinstance(error, (*wrong, *paths)) or is_hosts else 1
+    return 2 if isinstance(error, (*wrong, *paths, MissingPackageError)) or is_hosts else 1
 
 
 def failure(error: Exception, command: Any = None) -> str:

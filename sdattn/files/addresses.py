@@ -179,7 +179,8 @@ class Address:
             probe.write_bytes(b"")
             probe.unlink(missing_ok=True)
         except OSError as error:
-            raise AccessError(
+            is_wrong = isinstance(error, (PermissionError, FileNotFoundError))
+            raise (DeniedError if is_wrong else AccessError)(
                 f"Cannot write to {self}: {_line(error.__cause__ or error)} Check the address and "
                 "your credentials."
             ) from error

@@ -1,11 +1,12 @@
 """Paths inside a folder, outputs separate from inputs, names for folders."""
 
+import errno
 import os
 import tempfile
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import TypeVar
 
-from ..errors import AccessError, ExistsError, InvalidValueError
+from ..errors import AccessError, DeniedError, ExistsError, InvalidValueError
 from .addresses import Address, AnyPath, is_address
 
 P = TypeVar("P", bound=AnyPath)
@@ -47,7 +48,8 @@ def files_below(folder: Path) -> list[str]:
 
 
 def check_writable(folder: AnyPath) -> None:
-    """Create a folder if needed, and raise if nothing can be written to it."""
+    """Create a folder if needed, and raise if nothing can be written to it: PermissionError, or
+    another OSError if the disk is full."""
     if isinstance(folder, Address):
         folder.check_writable()
         return
@@ -62,7 +64,8 @@ def check_writable(folder: AnyPath) -> None:
         tempfile.TemporaryFile(dir=folder).close()
     except OSError as error:
         text = f"Cannot write to {folder}: {error.strerror}. Choose another `folder`."
-        raise AccessError(text) from error
+        is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        raise (AccessError if is_full else DeniedError)(text) from error
 
 
 def check_apart(out: AnyPath, *inputs: AnyPath) -> None:

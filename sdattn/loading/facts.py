@@ -10,7 +10,7 @@ from typing import Any
 from ..files.records import read_object
 from ..models.pipeline import Options
 from ..models.values import OURS, check_side, no_videos
-from .locating import find_model
+from .locating import find_model, hub_index
 
 # Denoisers that make no videos by themselves
 _UNSAID = {"self", "prompt", "kwargs", *OURS}
@@ -35,11 +35,23 @@ def check_frames(model: str, options: Options) -> None:
         raise no_videos(options["num_frames"], str(index["_class_name"]))
 
 
-def check_names(model: str, names: Iterable[str], own: Sequence[str] = ()) -> None:
-    """Refuse (ValueError) options that the pipeline of a model on this machine lacks, if its class
-    is one of diffusers'; ``own`` are the caller's own, which a misspelt name may mean."""
+def check_names(
+    model: str,
+    names: Iterable[str],
+    own: Sequence[str] = (),
+    *,
+    revision: str | None = None,
+    config: str | None = None,
+) -> None:
+    """Refuse (ValueError) options that the pipeline of a model lacks, if its class is one of
+    diffusers'. A hub model's class is read from one small file.
+
+    Args:
+        own: the caller's own options, which a misspelt name may mean.
+        revision, config: see :func:`sdattn.load_pipeline`.
+    """
     asked = list(names)
-    kind = _opened(model)[1].get("_class_name") if asked else None
+    kind = _index_of(model, revision, config).get("_class_name") if asked else None
     if not isinstance(kind, str):
         return
     import diffusers  # takes seconds, as loading the model does
@@ -54,6 +66,19 @@ def check_names(model: str, names: Iterable[str], own: Sequence[str] = ()) -> No
     for name in asked:
         if name not in known and name != "num_frames":  # see check_frames()
             raise unknown_option(kind, name, known, *([own] if own else []))
+
+
+def _index_of(model: str, revision: str | None, config: str | None) -> dict[str, Any]:
+    """Return the index of a folder, a hub model, or the settings of a single file."""
+    path = find_model(model)
+    if path is None:
+        return hub_index(model, revision)
+    if path.is_dir():
+        return read_object(path / "model_index.json")
+    from .single_files import settings_name
+    from .weight_files import read_weights
+
+    return _index_of(config or settings_name(read_weights(path)), None, None)
 
 
 def _opened(model: str) -> tuple[Path, dict[str, Any]]:

@@ -2,10 +2,18 @@
 
 import re
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
-from ..errors import AccessError, InvalidValueError, MissingFileError, did_you_mean
+from ..errors import (
+    AccessError,
+    InvalidValueError,
+    MissingFileError,
+    MissingPackageError,
+    did_you_mean,
+)
+from ..files.records import read_object
 from ..models.demos import DEMOS
 
 # The classes are huggingface_hub's and its HTTP library's, which differs between versions: by name.
@@ -61,9 +69,15 @@ _HUB_ID = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 
 def find_model(model: str | Path) -> Path | None:
     """Return the folder or file of a model, None for a hub id; raise FileNotFoundError if it is
-    neither, ValueError if a folder holds no pipeline."""
+    neither, ValueError if a folder holds no pipeline, ImportError for a demo that is not
+    installed."""
     path = DEMOS.get(str(model)) or Path(model).expanduser()
     if path.is_dir() and not (path / "model_index.json").is_file():
+        if path in DEMOS.values():
+            raise MissingPackageError(
+                f"The model {model} is in a package of its own, sdattn-demos: in a clone of "
+                "sdattn, pip install ./demos"
+            )
         raise InvalidValueError(
             f"{path} is a folder without model_index.json, so it holds no pipeline. Pass a "
             "folder made by save_pretrained."
@@ -81,6 +95,16 @@ def find_model(model: str | Path) -> Path | None:
 def is_hub_id(name: str) -> bool:
     """Check whether a name can be one of the hub, ``"owner/name"``, and not a file's."""
     return _HUB_ID.fullmatch(name) is not None and not name.endswith(".safetensors")
+
+
+def hub_index(name: str, revision: str | None = None) -> dict[str, Any]:
+    """Return the ``model_index.json`` of a hub model, fetched if necessary; {} if it cannot be had,
+    which loading the model then tells."""
+    from huggingface_hub import hf_hub_download
+
+    with suppress(Exception):  # any error
+        return read_object(Path(hf_hub_download(name, "model_index.json", revision=revision)))
+    return {}
 
 
 def download(name: str, *, variant: str | None = None, revision: str | None = None) -> Path:

@@ -38,7 +38,7 @@ def settings_folder(file: WeightFile, config: str | None) -> Path:
         here = Path(config).expanduser()
         return here if here.is_dir() else _fetched(config)
     try:
-        return _fetched(_repository(file))
+        return _fetched(settings_name(file))
     except AccessError as error:
         raise InvalidValueError(
             f"{file.path} holds no settings for its models, and the ones that diffusers names for "
@@ -103,7 +103,7 @@ def _check_kind(file: WeightFile) -> None:
         )
 
 
-def _repository(file: WeightFile) -> str:
+def settings_name(file: WeightFile) -> str:
     """Return the hub id that diffusers names for such a file."""
     from diffusers.loaders.single_file_utils import fetch_diffusers_config
 

@@ -37,6 +37,11 @@ class Demo:
     inversion: Options
     words: Mapping[str, list[str]]
 
+    def things(self) -> list[str]:
+        """Return the words for what it can draw, each once: things, colours and backgrounds."""
+        kinds = (words for kind, words in self.words.items() if kind != "further")
+        return list(dict.fromkeys(word for kind in kinds for word in kind))
+
     def strange(self, words: Iterable[str]) -> list[str]:
         """Return the words, each once, that the model never learnt."""
         known = {"", *(word for kind in self.words.values() for word in kind)}

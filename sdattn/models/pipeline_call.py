@@ -252,6 +252,11 @@ def named_bar(pipe: Pipeline, phase: str) -> Iterator[None]:
         show(**before)
 
 
+def phase_of(pipe: Pipeline) -> str:
+    """Return what a pipeline is doing, see :func:`named_bar`: "drawing", "without words"."""
+    return str(getattr(pipe, "_progress_bar_config", {}).get("desc") or "drawing")
+
+
 def is_of_images(name: str) -> bool:
     """Check whether an option may have its own value for each image."""
     return "image" in name or "prompt" in name or name == "latents"

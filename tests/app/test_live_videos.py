@@ -25,21 +25,23 @@ def look(folder):
     from helpers.tiny_pipelines import make_pipeline
     from helpers.unet_rows import animatediff
 
+    from sdattn.app import forms, tasks
     from sdattn.app.live import Live
-    from sdattn.app.page import _settings
     from sdattn.app.recent_runs import RecentRuns
 
     video = animatediff()
     for pipe, shown in ((video, (16, True)), (make_pipeline(), (None, False))):
         with gradio.Blocks(analytics_enabled=False):
-            field = _settings(pipe)["num_frames"]
+            field = forms._settings(pipe)["num_frames"]
         assert (field.value, field.visible) == shown
     with gradio.Blocks(analytics_enabled=False):
-        fields = {"prompt": "prompt", "seed": "seed", **dict.fromkeys(_settings(video))}
-    live = Live(video, RecentRuns(folder), NOBODY, {name: name for name in fields})
+        fields = {"prompt": gradio.Textbox(), "seed": gradio.Number(), **forms._settings(video)}
+    live = Live(video, RecentRuns(folder), NOBODY)
+    form = forms.Form("draw", tasks.draw, fields, [])
     given = dict.fromkeys(fields) | {"prompt": "a red cat", "seed": 1, "num_inference_steps": 2}
     given |= {"width": 64, "height": 64, "num_frames": 3, "preset": "default"}
-    *_, [run, _, error] = live.draw(given, lambda *_, **__: 0)
+    given = {field: given[name] for name, field in fields.items()}
+    *_, [run, _, error] = live.job(form)(given, lambda *_, **__: 0)
     assert error is None
     assert len(run[0].video) == 3
     [(_, held)] = live.kept.known([live.kept.keep(run)])

@@ -35,6 +35,7 @@ def test_a_kept_run_is_all_that_save_writes(tmp_path):
     assert all((out / name).read_bytes() == (saved / name).read_bytes() for name in written)
     assert files.page.read_bytes() == (saved / "report.html").read_bytes()
     assert load_run(out).heatmaps["cat"].values.shape == (8, 12)
+    assert list(files.pages.values()) == [files.page]
     assert Image.open(io.BytesIO(files.small.read_bytes())).size == (96, 64)
 
 

@@ -17,6 +17,6 @@ finally:
 
 def test_a_missing_gradio_is_named_before_the_model_is_loaded():
     done = subprocess.run([sys.executable, "-c", PROGRAM], capture_output=True, text=True)
-    assert done.returncode == 1
+    assert done.returncode == 2
     assert "pip install 'sdattn[app]'" in done.stderr
     assert done.stdout == "False\n"

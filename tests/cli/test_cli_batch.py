@@ -1,5 +1,6 @@
 """The options of `sdattn batch` reach the run, and paths and seeds that cannot be are refused."""
 
+import errno
 import json
 import os
 import re
@@ -13,7 +14,7 @@ from helpers.tiers import tiered
 
 from sdattn.batch import open_batch
 from sdattn.batch.request import Outcome, Request
-from sdattn.errors import InvalidValueError
+from sdattn.errors import DeniedError, InvalidValueError
 
 
 @pytest.fixture
@@ -88,7 +89,7 @@ def test_an_address_that_cannot_be_reached_is_refused_in_a_line(
     before = sorted(tmp_path.iterdir())
     for given in (("in.txt", "--out", out), ("--status", out), ("--verify", out)):
         code, _, err = invoke("batch", *given)
-        assert code == (1 if package else 2) and len(err.splitlines()) == 1 and reason in err
+        assert code == 2 and len(err.splitlines()) == 1 and reason in err
     assert sorted(tmp_path.iterdir()) == before
 
 
@@ -211,3 +212,39 @@ def test_batches_that_cannot_be(invoke, arguments, code, message):
     assert found == code
     assert message in " ".join(err.replace("│", " ").split())
     assert os.listdir() == ["prompts.txt"]
+
+
+@pytest.mark.parametrize(
+    ("failed", "code", "more"),
+    [
+        (OSError(errno.ENOSPC, "No space left on device", "run/a"), 1, True),
+        (DeniedError("Cannot write to run: Permission denied."), 1, True),
+        (FileNotFoundError(errno.ENOENT, "No such file", "in.txt"), 2, False),
+    ],
+)
+def test_a_batch_that_had_begun_says_how_it_goes_on(
+    invoke, tmp_path, monkeypatch, failed, code, more
+):
+    def fails(_):
+        raise failed
+
+    monkeypatch.setattr("sdattn.batch.run.run_batch", fails)
+    (tmp_path / "in.txt").write_text("a cat\n")
+    (tmp_path / "run").mkdir()
+    command, advice = (
+        ("batch", "in.txt", "--out", str(tmp_path / "run")),
+        "The same command does the rest.",
+    )
+    assert advice not in invoke(*command)[2]  # nothing was drawn yet
+    (tmp_path / "run" / "batch.json").write_text("{}")
+    found, _, err = invoke(*command)
+    assert found == code and (advice in err) is more
+
+
+def test_bad_photos_are_called_photos(invoke, tmp_path):
+    for name in ("a", "b"):
+        (tmp_path / f"{name}.png").write_bytes(b"no image")
+        (tmp_path / f"{name}.txt").write_text(f"a red {THING}")
+    code, _, err = invoke("batch", "--photos", str(tmp_path), "--out", "run", "--device", "cpu")
+    assert code == 2 and "photo 1: " in err and "line" not in err
+    assert "has no photo that can be explained" in err

@@ -69,7 +69,7 @@ def test_examples_are_a_line_each_and_brackets_no_markup(invoke):
     _, out, _ = invoke("app", "-h")
     lines = [line.strip() for line in out.splitlines()]
     assert {"sdattn app --browser", "sdattn app --model owner/name --port 8000"} <= set(lines)
-    assert "gradio: pip install 'sdattn[app]'" in lines
+    assert "Needs gradio: pip install 'sdattn[app]'" in lines
     assert "[app]" in invoke("-h")[1]
 
 

@@ -99,8 +99,16 @@ def faults_in_every_look(page):
     return found
 
 
+# What moves for a while: between two colours is one that nobody chose.
+SETTLE = """Promise.all(document.getAnimations()
+  .filter((one) => one.effect.getComputedTiming().endTime < Infinity)
+  .map((one) => one.finished.catch(() => null))).then(() => null)"""
+
+
 def faults_for_people(page):
-    """What axe-core finds that keeps people from using a page: its rules' names and where."""
+    """What axe-core finds that keeps people from using a page, once nothing on it moves: its rules'
+    names and where."""
+    page.evaluate(SETTLE)
     source = importlib.resources.files("axe_playwright_python").joinpath("axe.min.js").read_text()
     page.evaluate(source)
     found = page.evaluate("axe.run()")

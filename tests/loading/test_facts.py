@@ -5,7 +5,7 @@ import json
 import pytest
 from helpers.tiers import tiered
 
-from sdattn.loading.facts import check_frames, check_size
+from sdattn.loading.facts import check_frames, check_names, check_size
 from sdattn.loading.outline import outline
 from sdattn.models.demos import DEMOS
 from sdattn.models.facts import makes_videos, size_unit
@@ -40,3 +40,32 @@ def test_files_that_tell_nothing_refuse_nothing(index, tmp_path):
     asked = {"width": 3, "num_frames": 3}
     assert not refused(check_size, str(tmp_path), asked)
     assert not refused(check_frames, "owner/name", asked)
+
+
+def test_names_are_checked_by_the_class_of_a_hub_model(tmp_path, monkeypatch):
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    kept = tmp_path / "models--owner--name"
+    for revision, kind in (("main", "StableDiffusionPipeline"), ("new", "FluxPipeline")):
+        (kept / "refs").mkdir(parents=True, exist_ok=True)
+        (kept / "refs" / revision).write_text(revision * 10)
+        snapshot = kept / "snapshots" / (revision * 10)
+        snapshot.mkdir(parents=True)
+        (snapshot / "model_index.json").write_text(json.dumps({"_class_name": kind}))
+    assert "StableDiffusionPipeline has no option 'foo'" in refused(
+        check_names, "owner/name", ["foo"]
+    )
+    assert not refused(check_names, "owner/name", ["clip_skip"])
+    with pytest.raises(ValueError, match="FluxPipeline has no option 'clip_skip'"):
+        check_names("owner/name", ["clip_skip"], revision="new")
+    assert not refused(check_names, "owner/other", ["foo"])  # loading says what is wrong
+
+
+def test_names_are_checked_by_the_class_of_a_single_files_settings(tmp_path):
+    file, demo = tmp_path / "a.safetensors", str(DEMOS["demo"])
+    file.touch()
+    with pytest.raises(ValueError, match="StableDiffusionPipeline has no option 'foo'"):
+        check_names(str(file), ["foo"], config=demo)
+    check_names(str(file), ["clip_skip"], config=demo)

@@ -12,7 +12,8 @@ from huggingface_hub.errors import (
 )
 
 from sdattn.errors import is_bug
-from sdattn.loading.locating import needs_the_hub
+from sdattn.loading.locating import find_model, needs_the_hub
+from sdattn.models.demos import DEMOS
 
 # Of huggingface_hub, by its version: requests, httpx or httpx2.
 http = importlib.import_module(HfHubHTTPError.__mro__[1].__module__.partition(".")[0])
@@ -68,3 +69,10 @@ def test_any_other_reason_is_given_whole():
 @pytest.mark.parametrize("kind", [NotConnected, http.ReadTimeout])
 def test_a_network_that_fails_is_no_bug(kind):
     assert not is_bug(kind("no route to host"))
+
+
+def test_a_demo_that_is_not_installed_is_told_in_one_line(tmp_path, monkeypatch):
+    monkeypatch.setitem(DEMOS, "demo-mmdit", tmp_path)
+    with pytest.raises(ImportError, match="pip install ./demos") as caught:
+        find_model("demo-mmdit")
+    assert "\n" not in str(caught.value)

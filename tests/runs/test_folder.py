@@ -112,7 +112,7 @@ def test_an_interrupted_write_leaves_what_was_there(parts, tmp_path, error, exis
 @pytest.mark.parametrize("target", ["file.txt/run", "/proc/nowhere/run"])
 def test_a_place_that_cannot_be_written_is_told_before_the_work(tmp_path, target):
     (tmp_path / "file.txt").write_text("")
-    with pytest.raises(OSError, match="Cannot write to"):
+    with pytest.raises(PermissionError, match="Cannot write to"):
         check_target(tmp_path / target)
 
 

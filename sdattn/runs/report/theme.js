@@ -28,11 +28,15 @@ const $ = (id) => document.getElementById(id);
     }
   });
 }
-if (parent !== window) { // in a frame, which may follow the page's height
+if (parent !== window) { // in a frame, which may follow the page's height, and say what it scrolled
   const root = document.documentElement, height = () => Math.ceil(root.getBoundingClientRect().height);
   const tell = () => parent.postMessage({ sdattnHeight: height() }, "*");
+  root.classList.add("framed");
   // 1vh would grow with the frame, and a frame without layout has height 0
   root.style.setProperty("--screen", `${Math.min(820, screen.availHeight || 820)}px`);
   addEventListener("load", tell); // observers wait until the frame is visible
   new ResizeObserver(tell).observe(root);
+  addEventListener("message", ({ source, data }) => {
+    if (source === parent && data?.sdattnAbove >= 0) root.style.setProperty("--above", `${data.sdattnAbove}px`);
+  });
 }

@@ -1,0 +1,198 @@
+"""Tabs of the live page, a form each: draw an image, explain a photo, edit an image."""
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from ..errors import InvalidTypeError
+from ..maps.presets import PRESETS
+from ..models.call_options import call_options
+from ..models.demos import demo_of, demo_settings
+from ..models.facts import default_frames, default_size, makes_videos, size_unit
+from ..models.families import edits_of, image_latents_of
+from ..runs.run import Run
+from . import tasks
+from .recent_runs import RecentRun
+from .server import import_gradio
+
+gradio: Any = import_gradio()
+
+PRIVATE = {"api_visibility": "private", "show_progress": "hidden", "queue": False}
+
+
+class _Examples(NamedTuple):
+    prompts: list[str]
+    swap: tuple[str, str]  # a word of the first prompt, and one for its place
+
+
+_EXAMPLES = {
+    "demo": _Examples(
+        ["a cat left of a pizza", "a red umbrella above a dog on grass"], ("cat", "dog")
+    ),
+    "demo-mmdit": _Examples(
+        ["a red circle left of a blue square", "on the left a green star, on the right a ring"],
+        ("circle", "star"),
+    ),
+    "demo-video": _Examples(["a cat above a pizza", "a red car above a tree"], ("cat", "dog")),
+}
+_ANY_EXAMPLES = _Examples(
+    ["a cat on a sofa", "an astronaut riding a horse on the moon"], ("cat", "dog")
+)
+
+
+@dataclass(frozen=True)
+class Form:
+    """A tab of the page.
+
+    Attributes:
+        name: "draw", "explain" or "edit".
+        make: makes a run of a pipeline and the values of the fields.
+        fields: components by the option that each sets.
+        starts: the events that start it; each registers a handler.
+    """
+
+    name: str
+    make: Callable[[Any, dict[str, Any]], Run]
+    fields: Mapping[str, Any]
+    starts: list[Any]
+
+    def __post_init__(self) -> None:
+        for name, field in self.fields.items():
+            field.elem_id = f"{self.name}-{name}"  # where page.js says an error
+
+
+def forms_of(pipe: Any, example: RecentRun) -> Iterator[Form]:
+    """Yield the form of each tab that the pipeline can serve, and show it."""
+    with gradio.Tab("Draw"):
+        yield _drawing(pipe)
+    if _is_known(image_latents_of, pipe):
+        with gradio.Tab("Photo"):
+            yield _explaining(pipe, example)
+    if _is_known(edits_of, pipe):
+        with gradio.Tab("Edit"):
+            yield _editing(pipe)
+
+
+def _is_known(facts: Callable[[Any], object], pipe: Any) -> bool:
+    try:
+        facts(pipe)
+    except InvalidTypeError:
+        return False
+    return True
+
+
+def examples_of(pipe: Any) -> _Examples:
+    demo = demo_of(pipe)
+    return _EXAMPLES[demo.name] if demo else _ANY_EXAMPLES
+
+
+def _drawing(pipe: Any) -> Form:
+    prompt = gradio.Textbox(label="Prompt", lines=1, max_lines=4, autofocus=True)
+    button, seed = _button("draw", "Draw"), _seed()
+    examples = gradio.Examples(examples_of(pipe).prompts, prompt)
+    fields = {"prompt": prompt, "seed": seed, **_settings(pipe)}
+    starts = [button.click, prompt.submit, examples.load_input_event.then]
+    return Form("draw", tasks.draw, fields, starts)
+
+
+def _explaining(pipe: Any, example: RecentRun) -> Form:
+    demo = demo_of(pipe)
+    told = f"The demo can tell: {', '.join(demo.things())}." if demo else "What the photo shows."
+    photo = gradio.Image(label="Photo", sources=["upload", "clipboard"], buttons=[], height=220)
+    caption = gradio.Textbox(label="Caption", info=told, lines=1, max_lines=4)
+    button = _button("explain", "Explain")
+    examples = gradio.Examples([[str(example.small), example.prompt]], [photo, caption])
+    with _folded("explain"):
+        fields = {"image": photo, "prompt": caption, **_map_settings()}
+    starts = [button.click, caption.submit, examples.load_input_event.then]
+    return Form("explain", tasks.explain, fields, starts)
+
+
+def _editing(pipe: Any) -> Form:
+    (start, *_), swap = examples_of(pipe)
+    source = gradio.Textbox(start, label="Source prompt", lines=1, max_lines=4)
+    with gradio.Row():
+        word = gradio.Textbox(swap[0], label="Swap the word", min_width=100)
+        other = gradio.Textbox(swap[1], label="for", min_width=100)
+    target = gradio.Textbox(_swapped(start, *swap), label="Target prompt", lines=1, max_lines=4)
+    for field in (source, word, other):
+        field.input(_swapped, [source, word, other], target, **PRIVATE)
+    button, seed = _button("edit", "Edit"), _seed()
+    fields = {"source": source, "target": target, "seed": seed}
+    with _folded("edit"):
+        fields["blend"] = gradio.Textbox(label="Change only where this word is")
+        for name, kind in (("cross_replace_steps", "cross"), ("self_replace_steps", "self")):
+            label = f"Part of the steps with the source's {kind}-attention, 0 to 1"
+            fields[name] = gradio.Number(label=label, step=0.1)
+    return Form("edit", tasks.edit, fields, [button.click, target.submit])
+
+
+def _swapped(source: str, word: str, other: str) -> Any:
+    """Return the source with another word in a word's place, or no change without both."""
+    if not (word.strip() and other.strip()):
+        return gradio.skip()
+    return re.sub(rf"\b{re.escape(word.strip())}\b", lambda _: other.strip(), source)
+
+
+def _button(name: str, text: str) -> Any:
+    with gradio.Row(elem_id=f"{name}-"):  # where page.js says an error that is about no field
+        return gradio.Button(text, variant="primary", min_width=100)
+
+
+def _folded(name: str) -> Any:
+    return gradio.Accordion("Settings", open=False, elem_id=f"{name}-settings")
+
+
+def _seed() -> Any:
+    with gradio.Row():
+        seed = gradio.Number(0, label="Seed", precision=0, min_width=100)
+        shuffle = gradio.Button("Random seed", min_width=100, elem_classes="shuffle")
+    shuffle.click(None, None, seed, js="() => Math.floor(Math.random() * 2 ** 31)", **PRIVATE)
+    return seed
+
+
+def _settings(pipe: Any) -> dict[str, Any]:
+    """Return the folded fields of a drawing. Settings that the pipeline lacks are left empty; the
+    pipeline validates ranges itself."""
+    defaults = {**call_options(pipe), **demo_settings(pipe)}
+    (height, width), unit = default_size(pipe), size_unit(pipe)
+    guidance, is_sized = defaults.get("guidance_scale"), {"width", "height"} <= {*defaults}
+    guided = isinstance(guidance, (int, float))
+    # FLUX and Qwen-Image use it only with a further option
+    has_negative = "negative_prompt" in defaults and "true_cfg_scale" not in defaults
+    steps, size = defaults.get("num_inference_steps") or 30, {"step": unit, "visible": is_sized}
+    frames = default_frames(pipe) if makes_videos(pipe) else None
+
+    def number(label: str, value: float | None, **options: Any) -> Any:
+        return gradio.Number(value, label=label, min_width=100, **options)
+
+    with _folded("draw"):
+        fields = {
+            "negative_prompt": gradio.Textbox(label="Negative prompt", visible=has_negative),
+            "negative_maps": gradio.Checkbox(label="Map the negative prompt", visible=has_negative),
+        }
+        with gradio.Row():
+            guide = {"step": 0.5, "visible": guided}
+            fields |= {
+                "num_inference_steps": number("Steps", steps, precision=0),
+                "guidance_scale": number("Guidance", guidance if guided else None, **guide),
+                "width": number("Width", width if is_sized else None, precision=0, **size),
+                "height": number("Height", height if is_sized else None, precision=0, **size),
+                "num_frames": number("Frames", frames, precision=0, visible=frames is not None),
+            }
+        return {
+            **fields,
+            **_map_settings(),
+            "causal": gradio.Checkbox(label="Causal: draw again without each word"),
+            "each_step": gradio.Checkbox(label="Keep every step"),
+        }
+
+
+def _map_settings() -> dict[str, Any]:
+    """Return the fields of :func:`generate` and :func:`explain` alike."""
+    return {
+        "ask": gradio.Textbox(label="Ask about another text", placeholder="wheel, hat"),
+        "preset": gradio.Dropdown(list(PRESETS), value="default", label="Preset"),
+        "refine": gradio.Checkbox(label="Refine: sharper maps"),
+    }
