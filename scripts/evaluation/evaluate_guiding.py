@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -27,7 +27,6 @@ import sdattn
 from sdattn.edit import guide, inside, share_inside
 from sdattn.edit.losses import Box
 
-from ..benchmarks.machine import forget_peak, peak_bytes
 from .images import Asked
 from .records import claim
 from .seeing import Subject, accuracy_of, machine, subject_of
@@ -35,6 +34,7 @@ from .seeing import Subject, accuracy_of, machine, subject_of
 CELLS = 16  # places of boxes, in a row
 ENOUGH = 0.8  # share of the noun's map in its box
 WIDE = 8  # cases in a row of the sheet
+WAYS = ("without", "with")
 
 
 def cases(subject: Subject, count: int, seed: int) -> list[tuple[Asked, Box]]:
@@ -49,77 +49,72 @@ def cases(subject: Subject, count: int, seed: int) -> list[tuple[Asked, Box]]:
     return found
 
 
-def measured(subject: Subject, asked: Asked, box: Box, draw: Callable[..., Any]) -> dict[str, Any]:
-    """Return what is known of one image, which is in ``"image"``."""
-    _, scene, prompt = asked
-    forget_peak("cpu")
-    began = perf_counter()
-    [run] = draw(subject.pipe, prompt)
-    seconds = perf_counter() - began
-    noun = next(word.text for word in scene.words(prompt) if word.kind == "noun")
-    [seen] = subject.see([scene], [run.image])
-    within = None
-    if seen.masks is not None:
-        within = float(share_inside(torch.from_numpy(seen.masks[0]).float(), box))
-    return {
-        "image": run.image,
-        "share": float(share_inside(run.heatmaps[noun].values, box)),
-        "right": bool(seen.objects and all(seen.colours)),
-        "object": bool(seen.objects),
-        "within": within,
-        "seconds": seconds,
-        "peak": peak_bytes("cpu"),
-    }
-
-
 def case(subject: Subject, asked: Asked, box: Box, args: argparse.Namespace) -> dict[str, Any]:
-    """Return a case without guidance and with it, kept in a file."""
+    """Return what is known of a case without guidance and with it; keep it, and its images, in
+    files."""
     number, scene, prompt = asked
     record = args.work / f"{number}.json"
     if record.exists():
-        found: dict[str, Any] = json.loads(record.read_text())
-        return found
+        known: dict[str, Any] = json.loads(record.read_text())
+        return known
     noun = next(word.text for word in scene.words(prompt) if word.kind == "noun")
-    seed = args.seed + number
     asked_for = {name: getattr(args, name) for name in ("scale", "steps", "iterations", "enough")}
     chosen = {name: value for name, value in asked_for.items() if value is not None}
-
-    def guided(pipe: Any, prompt: str) -> Any:
-        return guide(pipe, prompt, [inside(noun, box)], seed=seed, **chosen)
-
-    def plain(pipe: Any, prompt: str) -> Any:
-        return sdattn.generate(pipe, prompt, seed=seed)
-
-    told: dict[str, Any] = {"prompt": prompt, "noun": noun, "box": box, "seed": seed}
-    for way, draw in {"without": plain, "with": guided}.items():
-        told[way] = measured(subject, asked, box, draw)
-        told[way].pop("image").save(args.work / f"{number}-{way}.png")
+    chosen["seed"] = args.seed + number
+    ways = {
+        "without": partial(sdattn.generate, subject.pipe, prompt, seed=chosen["seed"]),
+        "with": partial(guide, subject.pipe, prompt, [inside(noun, box)], **chosen),
+    }
+    told: dict[str, Any] = {"prompt": prompt, "noun": noun, "box": box}
+    for way, draw in ways.items():
+        began = perf_counter()
+        [run] = draw()
+        seconds = perf_counter() - began
+        share = float(share_inside(run.heatmaps[noun].values, box))
+        told[way] = {"share": share, "seconds": seconds}
+        run.image.save(args.work / f"{number}-{way}.png")
     record.write_text(json.dumps(told) + "\n")
     return told
+
+
+def judge(subject: Subject, asked: Asked, told: dict[str, Any], work: Path) -> None:
+    """Add what the checker says of a case's images: the object is there, alone; it has the colour
+    that was asked for, if any; and how much of it is in the box."""
+    number, scene, _ = asked
+    for way in WAYS:
+        [seen] = subject.see([scene], [opened(work, number, way)])
+        told[way]["object"] = bool(seen.objects)
+        told[way]["colour"] = bool(seen.objects and all(seen.colours))
+        if seen.masks is not None:
+            mask = torch.from_numpy(seen.masks[0]).float()
+            told[way]["within"] = float(share_inside(mask, told["box"]))
+
+
+def opened(work: Path, number: int, way: str) -> Image.Image:
+    """Return one of a case's images, RGB."""
+    with Image.open(work / f"{number}-{way}.png") as image:
+        return image.convert("RGB")
 
 
 def figures(found: list[dict[str, Any]], way: str) -> dict[str, float]:
     """Return the figures of one way over all cases."""
     some = [one[way] for one in found]
     shares = np.array([one["share"] for one in some])
-    within = [one["within"] for one in some if one["within"] is not None]
+    within = [one["within"] for one in some if "within" in one]
     return {
         "share, mean": float(shares.mean()),
         "share, least": float(shares.min()),
         f"share >= {ENOUGH}": float((shares >= ENOUGH).mean()),
         "just the object": float(np.mean([one["object"] for one in some])),
-        "and its colour": float(np.mean([one["right"] for one in some])),
+        "and its colour": float(np.mean([one["colour"] for one in some])),
         "object in the box": float(np.mean(within)) if within else float("nan"),
         "seconds, median": float(np.median([one["seconds"] for one in some])),
-        "peak, MB": max(one["peak"] for one in some) / 1e6,
     }
 
 
 def table(found: list[dict[str, Any]]) -> str:
     """Return the figures as a Markdown table, without guidance and with it."""
-    columns: Mapping[str, Mapping[str, float]] = {
-        way: figures(found, way) for way in ("without", "with")
-    }
+    columns = {way: figures(found, way) for way in WAYS}
     rows = [f"| {len(found)} prompts | without | with |", "|---|---|---|"]
     for name in columns["with"]:
         cells = (f"{columns[way][name]:.3g}" for way in columns)
@@ -129,13 +124,12 @@ def table(found: list[dict[str, Any]]) -> str:
 
 def sheet(found: list[dict[str, Any]], work: Path) -> Image.Image:
     """Return the first cases in their boxes, each without guidance above the one with it."""
-    rows = []
-    for start in range(0, len(found) - WIDE + 1, WIDE):
-        for way in ("without", "with"):
+    rows, wide = [], min(WIDE, len(found))
+    for start in range(0, len(found) - wide + 1, wide):
+        for way in WAYS:
             row = []
-            for number in range(start, start + WIDE):
-                image = Image.open(work / f"{number}-{way}.png").convert("RGB")
-                image = image.resize((128, 128), Image.Resampling.LANCZOS)
+            for number in range(start, start + wide):
+                image = opened(work, number, way).resize((128, 128), Image.Resampling.LANCZOS)
                 corners = [round(side * 128) for side in found[number]["box"]]
                 ImageDraw.Draw(image).rectangle(
                     (*corners[:2], corners[2] - 1, corners[3] - 1), outline=(255, 0, 128), width=2
@@ -163,17 +157,20 @@ def main(given: list[str] | None = None) -> None:
     parser.add_argument("--enough", type=float)
     parser.add_argument("--work", type=Path, default=Path("build/guiding"))
     args = parser.parse_args(given)
-    told = {name: value for name, value in vars(args).items() if name not in ("work", "cases")}
-    claim(args.work, told)
+    later = ("work", "cases", "checker")  # may differ when it goes on
+    claim(args.work, {name: value for name, value in vars(args).items() if name not in later})
     torch.set_num_threads(1)
     subject = subject_of(args.model, args.checker)
-    found = [case(subject, *one, args) for one in cases(subject, args.cases, args.scene_seed)]
+    found = []
+    for asked, box in cases(subject, args.cases, args.scene_seed):
+        found.append(case(subject, asked, box, args))
+        judge(subject, asked, found[-1], args.work)
     print(table(found))
     sheet(found, args.work).save(args.work / "sheet.png")
     report = {
         "machine": machine(),
         "checker": accuracy_of(args.checker),
-        "figures": {way: figures(found, way) for way in ("without", "with")},
+        "figures": {way: figures(found, way) for way in WAYS},
         "cases": found,
     }
     (args.work / "figures.json").write_text(json.dumps(report, indent=1) + "\n")

@@ -30,7 +30,7 @@ def inside(word: str, box: Box) -> Loss:
     """Return the loss of a word whose attention belongs in a box: the share outside, in [0, 1].
 
     Chen et al. 2023, "Training-Free Layout Control with Cross-Attention Guidance"
-    (arXiv:2304.03373), equation 3, which squares it.
+    (arXiv:2304.03373), whose energy is its square.
 
     Args:
         word: word or phrase of the prompt, all its occurrences together.
@@ -46,14 +46,14 @@ def inside(word: str, box: Box) -> Loss:
 def boxdiff(word: str, box: Box, part: float = 0.2) -> Loss:
     """Return BoxDiff's loss of a word in a box: inner box, outer box and corners, in [0, 4].
 
-    Xie et al. 2023, "BoxDiff" (arXiv:2307.10816), equations 3 to 8; showlab/BoxDiff. With the maps
-    of ``maps="attend-and-excite"`` it is theirs, and compares peaks with 1, which plain shares of
-    attention do not reach.
+    Xie et al. 2023, "BoxDiff" (arXiv:2307.10816); showlab/BoxDiff,
+    ``pipeline/sd_pipeline_boxdiff.py``. It compares peaks with 1, which plain shares of attention
+    do not reach: ``maps="attend-and-excite"`` in :func:`guide` reads the maps as they do.
 
     Args:
         word, box: as for :func:`inside`.
-        part: share of the cells inside, and of those outside, that count: those of the highest
-            attention. In (0, 1].
+        part: share of the cells inside, and of the cells outside, that count: the highest. In
+            (0, 1].
 
     Raises:
         ValueError: the box is empty or leaves the image, or an impossible part.
@@ -75,9 +75,9 @@ def boxdiff(word: str, box: Box, part: float = 0.2) -> Loss:
 def excite(*words: str) -> Loss:
     """Return Attend-and-Excite's loss: 1 minus the peak of the most neglected word, in [0, 1].
 
-    Chefer et al. 2023, "Attend-and-Excite" (arXiv:2301.13826), equations 1 and 2. Maps are shares
-    among the prompt's words, smoothed over 3x3 cells. The paper takes the softmax of 100 times the
-    attention instead: ``maps="attend-and-excite"`` in :func:`guide`.
+    Chefer et al. 2023, "Attend-and-Excite" (arXiv:2301.13826), section 3. Maps are shares among the
+    prompt's words, smoothed over 3x3 cells. The paper takes the softmax of 100 times the attention
+    instead: ``maps="attend-and-excite"`` in :func:`guide`.
 
     Args:
         words: words or phrases of the prompt, one at least.
@@ -91,7 +91,9 @@ def excite(*words: str) -> Loss:
     def loss(heatmaps: Heatmaps) -> Tensor:
         every = torch.stack([one.values for one in heatmaps.occurrences()]).sum(0)
         shares = torch.stack([heatmaps[word].values for word in words]) / every  # [words, r, c]
-        return 1 - smooth(shares, math.sqrt(0.5), radius=1).amax((-2, -1)).min()
+        if not heatmaps.preset.sigma:  # else they are smooth already
+            shares = smooth(shares, math.sqrt(0.5), radius=1)
+        return 1 - shares.amax((-2, -1)).min()
 
     return loss
 

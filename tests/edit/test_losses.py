@@ -7,6 +7,7 @@ import torch
 import sdattn
 from sdattn import Heatmaps
 from sdattn.edit import apart, boxdiff, excite, inside, share_inside
+from sdattn.maps.presets import PRESETS
 from sdattn.prompts.tokens import read_labels
 
 PROMPT = read_labels({"red cat": [1, 2], "dog": [3]}, 5)
@@ -78,6 +79,13 @@ def test_excite_is_one_minus_the_peak_of_the_word_with_the_lowest():
         peaks.append(sum(w * down[:, i : i + COLS] for i, w in enumerate(kernel)).max())
     for words, expected in ((("red cat", "dog"), min(peaks)), (("dog",), peaks[1])):
         assert float(excite(*words)(heatmaps).detach()) == pytest.approx(1 - expected)
+
+
+def test_maps_that_a_preset_smoothed_are_not_smoothed_again():
+    _, _, maps = some_maps()
+    read_so = Heatmaps(PROMPT, maps, preset=PRESETS["attend-and-excite"])
+    shares = maps[..., 3] / maps[..., 1:4].sum(-1)
+    assert float(excite("dog")(read_so).detach()) == pytest.approx(1 - float(shares.detach().max()))
 
 
 def test_apart_is_the_overlap_of_two_words():
