@@ -205,7 +205,7 @@ FAULTS = [
     ),
     Fault(
         "edit/guiding.py",
-        "family.names.latents: scaled(latents, timestep),",
+        "family.names.latents: self.scaled(latents, timestep),",
         "family.names.latents: latents,",
         "the model gets the latents without the scheduler's scale",
         ("edit/test_guiding.py",),

@@ -7,7 +7,6 @@ to the latents, and the latents go down the gradient of the losses. Sources: Che
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -17,17 +16,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from ..errors import (
-    InvalidTypeError,
-    InvalidValueError,
-    OptionError,
-    RunError,
-    option_names,
-    refuse,
-)
+from ..errors import InvalidTypeError, RunError
 from ..follow.pass_reader import PassReader
 from ..follow.passes import own_calls
-from ..follow.run_part import RunPart, Span
+from ..follow.run_part import Span
 from ..inversion.nulltext import frozen, rows_of
 from ..inversion.stand_ins import in_place
 from ..keep.budget import Budget
@@ -37,25 +29,27 @@ from ..maps.capture import capture
 from ..maps.heatmaps import Heatmaps
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings
-from ..models.denoiser_call import arguments, is_compiled
-from ..models.facts import PipelineFacts, images_a_prompt, latent_size, model_passes
-from ..models.families import edits_of
+from ..models.denoiser_call import arguments
+from ..models.facts import PipelineFacts, latent_size, model_passes
 from ..models.pipeline import Model, Pipeline
-from ..models.pipeline_call import checked_options, one_at_a_time
+from ..models.pipeline_call import one_at_a_time
 from ..models.reading import read_prompts
-from ..models.values import seeds_of, whole
+from ..models.values import seeds_of
 from ..prompts.tokens import Prompt
 from ..runs.calls import check_call
 from ..runs.run import Run
 from ..runs.sampling import sample
 from ..runs.watched import warn_of_unlearnt
-from .losses import Loss
-
-_OWN = (
-    *("losses", "seed", "scale", "steps", "iterations", "enough", "maps"),
-    *("preset", "refine", "max_bytes"),
+from .guide_checks import (
+    OWN,
+    SET_HERE,
+    checked_count,
+    checked_number,
+    checked_run,
+    chosen_steps,
+    tried_losses,
 )
-_SET_HERE = ("callback_on_step_end", "callback_on_step_end_tensor_inputs")
+from .losses import Loss
 
 
 @one_at_a_time
@@ -93,9 +87,9 @@ def guide(
             0 if all is as asked: :func:`inside`, :func:`boxdiff`, :func:`excite`, :func:`apart`, or
             your own. They are tried on even maps before anything runs.
         seed: as for :func:`sdattn.generate`.
-        scale: length of a move, as its root mean square in the unit of the latents, whose noise has
-            1. With 0, or without losses, the image is the one of :func:`sdattn.generate`.
-        steps: part of the run before whose steps the latents are moved, 0.7 or ``(0.2, 0.8)``.
+        scale: length of a move: its root mean square in the latents as the model gets them, of
+            about 1. With 0, or without losses, the image is the one of :func:`sdattn.generate`.
+        steps: part of the run before whose steps the latents are moved, 0.5 or ``(0.2, 0.8)``.
         iterations: moves before a step at most.
         enough: sum of the losses that is low enough, so that no further move is made in this step.
         maps: preset of the maps that the losses read. In joint attention the default's are spread
@@ -124,10 +118,10 @@ def guide(
             preset=preset,
             refine=refine,
             max_bytes=max_bytes,
-            own=_OWN,
+            own=OWN,
         ),
     )
-    options = _checked(facts, prompt, options)
+    options = checked_run(facts, prompt, options)
     [read] = read_prompts(facts.pipe, prompt, **options)
     warn_of_unlearnt(facts, [read])
     chosen = preset_for(facts.denoiser, preset, refine)
@@ -135,11 +129,11 @@ def guide(
     descent = _Descent(
         facts=facts,
         prompt=read,
-        losses=_tried(losses, read, latent_size(facts, options)),
-        scale=_number("scale", scale),
-        steps=_chosen(steps, model_passes(facts, options)),
-        iterations=_count(iterations),
-        enough=_number("enough", enough),
+        losses=tried_losses(losses, read, latent_size(facts, options)),
+        scale=checked_number("scale", scale),
+        steps=chosen_steps(steps, model_passes(facts, options)),
+        iterations=checked_count(iterations),
+        enough=checked_number("enough", enough),
         preset=preset_for(facts.denoiser, maps),
         options=options,
     )
@@ -182,7 +176,7 @@ class _Descent:
 
         undo.enter_context(in_place(self.facts.pipe, self.facts.pipe.scheduler, before_pass))
         undo.enter_context(frozen(self.facts.denoiser.model))
-        return {_SET_HERE[0]: self.after_step, _SET_HERE[1]: ["latents"]}
+        return {SET_HERE[0]: self.after_step, SET_HERE[1]: ["latents"]}
 
     def after_step(
         self, pipe: Pipeline, step: int, _timestep: object, tensors: dict[str, Tensor]
@@ -191,14 +185,22 @@ class _Descent:
         if step + 1 not in self.steps:
             return {}
         latents = tensors["latents"].detach()
+        timestep = pipe.scheduler.timesteps[step + 1]
+        seen = self.scaled(latents, timestep)
+        length = self.scale * float(latents.float().norm() / seen.float().norm())
         with own_calls(), torch.enable_grad():
             for _ in range(self.iterations):
                 latents.requires_grad_()
-                loss = self.loss(latents, pipe.scheduler.timesteps[step + 1])
+                loss = self.loss(latents, timestep)
                 if float(loss.detach()) <= self.enough:
                     break
-                latents = self.moved(latents, loss)
+                latents = self.moved(latents, loss, length)
         return {"latents": latents.detach()}
+
+    def scaled(self, latents: Tensor, timestep: Tensor) -> Tensor:
+        """Return latents as the model gets them at a timestep: Euler's have another scale."""
+        scale = getattr(self.facts.pipe.scheduler, "scale_model_input", None)
+        return latents if scale is None else scale(latents, timestep)
 
     def loss(self, latents: Tensor, timestep: Tensor) -> Tensor:
         """Return the sum of the losses of latents at a timestep, with its graph."""
@@ -208,12 +210,11 @@ class _Descent:
     def heatmaps(self, latents: Tensor, timestep: Tensor) -> Heatmaps:
         """Return the heatmaps of the prompt for latents at a timestep, with their graph."""
         model, family = self.facts.denoiser.model, self.facts.denoiser.family
-        scaled = getattr(self.facts.pipe.scheduler, "scale_model_input", lambda sample, _: sample)
         name = next(name for name in family.names.timestep if self.given.get(name) is not None)
         at = (float(timestep) - family.timestep_start) / family.timestep_unit
         given = {
             **self.given,
-            family.names.latents: scaled(latents, timestep),
+            family.names.latents: self.scaled(latents, timestep),
             name: torch.full_like(torch.as_tensor(self.given[name]), at),
         }
         settings = capture_settings(self.facts, self.preset, [self.prompt], self.options)
@@ -223,8 +224,8 @@ class _Descent:
         averaged = aggregate(store.layer_maps(self.preset), self.preset)[0]
         return finish(averaged, self.prompt, self.preset, store.tokens)
 
-    def moved(self, latents: Tensor, loss: Tensor) -> Tensor:
-        """Return the latents a step of :attr:`scale` further down the loss."""
+    def moved(self, latents: Tensor, loss: Tensor, length: float) -> Tensor:
+        """Return the latents, moved down the loss by ``length``, a root mean square."""
         kind = type(self.facts.denoiser.model).__name__
         if not loss.requires_grad:
             raise InvalidTypeError(
@@ -239,82 +240,4 @@ class _Descent:
                 f"{latents.dtype}. Choose losses that change with the maps, or load the model in "
                 "float32 or bfloat16."
             )
-        return (latents.detach().float() - self.scale * gradient.float() / size).to(latents.dtype)
-
-
-def _checked(facts: PipelineFacts, prompt: object, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the checked options of a run that can be guided."""
-    edits_of(facts.pipe)
-    if not isinstance(prompt, str):
-        raise InvalidTypeError(
-            f"`guide()` draws one image of one text, and was given a {type(prompt).__name__}. "
-            "Call it once for each prompt."
-        )
-    ours = {*_SET_HERE, "timesteps", "sigmas", "denoising_end"}
-    if refused := sorted(ours & set(options)):
-        raise InvalidValueError(f"`guide()` sets {option_names(refused)} itself. Leave it out.")
-    options = checked_options(facts, options, own=_OWN)
-    if (images := images_a_prompt(facts, options)) != 1:
-        text = "one image is guided at a time. Call `guide()` once for each seed."
-        raise OptionError("num_images_per_prompt", images, text)
-    model, scheduler = facts.denoiser.model, facts.pipe.scheduler
-    if is_compiled(model):
-        raise InvalidTypeError(
-            f"The {type(model).__name__} is compiled, and a graph that records attention with its "
-            "gradient would be another one. Pass the pipeline before it is compiled."
-        )
-    if scheduler.order > 1:
-        raise InvalidTypeError(
-            f"A {type(scheduler).__name__} calls the model several times a step, between which its "
-            "latents cannot be moved. Set pipe.scheduler to one of first order, such as "
-            "EulerDiscreteScheduler."
-        )
-    if torch.is_inference_mode_enabled():
-        raise InvalidValueError(
-            "`guide()` needs gradients, which torch.inference_mode() rules out. Call it outside."
-        )
-    return options
-
-
-def _tried(losses: Any, prompt: Prompt, grid: tuple[int, int]) -> list[Loss]:
-    """Return the losses, each tried on even maps, so that an unknown word is an error now."""
-    if callable(losses):
-        losses = [losses]
-    if not isinstance(losses, Sequence) or not all(map(callable, losses)):
-        raise refuse("losses", losses, "a list of functions, such as [inside('cat', box)]")
-    tokens = len(prompt.tokens)
-    even = torch.full((*grid, tokens), 1 / tokens, requires_grad=True)
-    with torch.enable_grad():
-        for loss in losses:
-            value = loss(Heatmaps(prompt, even))
-            if not isinstance(value, Tensor) or value.ndim or not value.requires_grad:
-                raise InvalidTypeError(
-                    f"The loss {loss!r} returned {value!r} for even maps. Return a scalar tensor "
-                    "computed from `heatmaps[word].values`, with its graph."
-                )
-    return list(losses)
-
-
-def _chosen(steps: Span, passes: int) -> frozenset[int]:
-    """Return the numbers of the steps before which the latents are moved; refuse none."""
-    found = frozenset(RunPart.of(steps, passes).passes(passes)) - {0}
-    if not found:
-        text = (
-            f"none of this run's {passes} steps after the first has its middle in that part. Pass "
-            "0.7, for example, or draw more steps."
-        )
-        raise OptionError("steps", steps, text)
-    return found
-
-
-def _number(name: str, value: object) -> float:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < math.inf:
-        return float(value)
-    raise refuse(name, value, "a number from 0")
-
-
-def _count(iterations: Any) -> int:
-    number = whole(iterations)
-    if number is None or number < 1:
-        raise refuse("iterations", iterations, "a whole number from 1")
-    return number
+        return (latents.detach().float() - length * gradient.float() / size).to(latents.dtype)

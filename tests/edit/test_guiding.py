@@ -95,7 +95,7 @@ def test_the_gradient_is_that_of_finite_differences_in_float64(name, reach, monk
     pipe.to(torch.float64)
     compared = []
 
-    def moved(self, latents, loss):
+    def moved(self, latents, loss, _length):
         [gradient] = torch.autograd.grad(loss, latents)
         assert gradient.dtype == torch.float64
         timestep = pipe.scheduler.timesteps[1]
@@ -116,19 +116,21 @@ def test_the_gradient_is_that_of_finite_differences_in_float64(name, reach, monk
         assert difference == pytest.approx(product, rel=0.01)
 
 
-def test_a_move_has_the_length_that_was_asked_for(monkeypatch):
-    pipe, options = PIPELINES["SD"]()
+@pytest.mark.parametrize("name", ["SD", "SD, Euler"])
+def test_a_move_has_the_length_that_was_asked_for_as_the_model_sees_it(name, monkeypatch):
+    pipe, options = PIPELINES[name]()
     lengths = []
     move = guiding._Descent.moved
 
-    def measured(self, latents, loss):
-        found = move(self, latents, loss)
-        lengths.append(float((found - latents).detach().square().mean().sqrt()))
+    def measured(self, latents, loss, length):
+        found = move(self, latents, loss, length)
+        away = pipe.scheduler.scale_model_input(found - latents, pipe.scheduler.timesteps[1])
+        lengths.append(float(away.detach().square().mean().sqrt()))
         return found
 
     monkeypatch.setattr(guiding._Descent, "moved", measured)
-    guide(pipe, PROMPT, [LOSS], scale=0.3, steps=(0.4, 1.0), iterations=2, enough=0, **options)
-    assert lengths == pytest.approx([0.3] * 4, rel=1e-4)
+    guide(pipe, PROMPT, [LOSS], scale=0.3, steps=(0.4, 0.6), iterations=2, enough=0, **options)
+    assert lengths == pytest.approx([0.3] * 2, rel=1e-4)
 
 
 def test_nothing_is_left_behind():
