@@ -33,7 +33,7 @@ from .seeing import Subject, accuracy_of, machine, subject_of
 
 CELLS = 16  # places of boxes, in a row
 ENOUGH = 0.8  # share of the noun's map in its box
-WIDE = 8  # cases in a row of the sheet
+SHOWN, WIDE, SIDE = 16, 8, 128  # cases of the sheet, cases in a row, pixels of an image
 WAYS = ("without", "with")
 
 
@@ -123,20 +123,24 @@ def table(found: list[dict[str, Any]]) -> str:
 
 
 def sheet(found: list[dict[str, Any]], work: Path) -> Image.Image:
-    """Return the first cases in their boxes, each without guidance above the one with it."""
+    """Return the first cases, each without guidance above the one with it, in their boxes and with
+    the share inside."""
     rows, wide = [], min(WIDE, len(found))
-    for start in range(0, len(found) - wide + 1, wide):
+    for start in range(0, min(SHOWN, len(found)) - wide + 1, wide):
         for way in WAYS:
-            row = []
-            for number in range(start, start + wide):
-                image = opened(work, number, way).resize((128, 128), Image.Resampling.LANCZOS)
-                corners = [round(side * 128) for side in found[number]["box"]]
-                ImageDraw.Draw(image).rectangle(
-                    (*corners[:2], corners[2] - 1, corners[3] - 1), outline=(255, 0, 128), width=2
-                )
-                row.append(np.asarray(image))
-            rows.append(np.hstack(row))
+            numbers = range(start, start + wide)
+            rows.append(np.hstack([_panel(found[n], work, n, way) for n in numbers]))
     return Image.fromarray(np.vstack(rows))
+
+
+def _panel(told: dict[str, Any], work: Path, number: int, way: str) -> Image.Image:
+    image = opened(work, number, way).resize((SIDE, SIDE), Image.Resampling.LANCZOS)
+    left, top, right, bottom = (round(side * SIDE) for side in told["box"])
+    pen = ImageDraw.Draw(image)
+    pen.rectangle((left, top, right - 1, bottom - 1), outline=(255, 0, 128), width=2)
+    share = f"{told[way]['share']:.2f}"
+    pen.text((4, SIDE - 16), share, "white", stroke_width=1, stroke_fill="black")
+    return image
 
 
 def main(given: list[str] | None = None) -> None:

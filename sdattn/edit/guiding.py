@@ -218,7 +218,8 @@ class _Descent:
             name: torch.full_like(torch.as_tensor(self.given[name]), at),
         }
         settings = capture_settings(self.facts, self.preset, [self.prompt], self.options)
-        settings.pop("steps", None)  # this is one of them
+        if self.preset.part is not None:  # the coming step need not lie in it
+            settings.pop("steps")
         with capture(model, grad=True, **settings) as store:
             model(**given)
         averaged = aggregate(store.layer_maps(self.preset), self.preset)[0]

@@ -89,6 +89,20 @@ def test_the_word_goes_into_its_box(name):
 
 # How far the differences reach, in deviations of the latents: losses are float32 sums, precise to
 # about 1e-7, of which Euler's large latents need a long way; FLUX's bend strongly.
+@pytest.mark.parametrize("preset", ["attend-and-excite", "daam", "ovam", "sum"])
+def test_losses_may_read_any_preset_of_unrefined_maps(preset):
+    pipe, options = PIPELINES["SD, unguided"]()
+    seen = []
+
+    def look(heatmaps):
+        seen.append(heatmaps)
+        return LOSS(heatmaps)
+
+    guide(pipe, PROMPT, [look], maps=preset, steps=(0.4, 0.6), iterations=1, **options)
+    assert seen[-1].preset.name == preset
+    assert seen[-1]["cat"].values.requires_grad
+
+
 @pytest.mark.parametrize(("name", "reach"), [("SD, Euler", 0.02), ("SD3", 0.003), ("FLUX", 0.003)])
 def test_the_gradient_is_that_of_finite_differences_in_float64(name, reach, monkeypatch):
     pipe, options = PIPELINES[name]()
