@@ -19,9 +19,9 @@ from sdattn.maps.presets import preset_for
 from sdattn.prompts.tokens import read_labels
 
 from .machine import clock, forget_peak, machine_name, peak_bytes
-from .models import BENCHES, Bench, make_bench
+from .models import Bench, make_bench
 
-NAMES = ("sample", "hidden_states")  # of the latents
+UNETS = ("demo", "thin", "sd15", "sdxl")
 
 
 def step(bench: Bench) -> None:
@@ -32,11 +32,10 @@ def step(bench: Bench) -> None:
 def move(bench: Bench) -> None:
     """Take the gradient of a column's share in a quarter of the image."""
     given = rows_of(bench.inputs, slice(1, 2), 2)
-    name = next(name for name in NAMES if name in given)
-    latents = given[name].requires_grad_()
+    latents = given["sample"].requires_grad_()
     preset = preset_for(bench.model, "default")
     with sdattn.capture(bench.model, grad=True) as store:
-        bench.model(**{**given, name: latents})
+        bench.model(**{**given, "sample": latents})
     maps = aggregate(store.layer_maps(preset), preset)[0]
     heatmaps = finish(maps, read_labels({"cat": [2]}, maps.shape[-1]), preset)
     torch.autograd.grad(inside("cat", (0, 0, 0.5, 0.5))(heatmaps), latents)
@@ -47,7 +46,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--models", nargs="+", choices=BENCHES, default=["demo"])
+    parser.add_argument("--models", nargs="+", choices=UNETS, default=["demo"])
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32", choices=["float32", "bfloat16", "float16"])
     args = parser.parse_args()
