@@ -190,6 +190,34 @@ FAULTS = [
     ),
     # edit
     Fault(
+        "edit/guiding.py",
+        "if step + 1 not in self.steps:",
+        "if step not in self.steps:",
+        "the latents are moved a step too late",
+        ("edit/test_guiding.py",),
+    ),
+    Fault(
+        "edit/guiding.py",
+        "self.given = given if call.kept is None else rows_of(given, call.kept, call.batch)",
+        "self.given = given",
+        "losses are asked with the negative prompt's rows as well",
+        ("edit/test_guiding.py",),
+    ),
+    Fault(
+        "edit/guiding.py",
+        "family.names.latents: self.scaled(latents, timestep),",
+        "family.names.latents: latents,",
+        "the model gets the latents without the scheduler's scale",
+        ("edit/test_guiding.py",),
+    ),
+    Fault(
+        "edit/losses.py",
+        "outer = _top(values * (1 - cells), part * float((1 - cells).sum()))",
+        "outer = _top(values * (1 - cells), part * float(cells.sum()))",
+        "BoxDiff's outer constraint counts as many cells as the inner one",
+        ("edit/test_losses.py",),
+    ),
+    Fault(
         "edit/editing.py",
         'return "replace" if all(is_swap(source, target) for target in targets) else "refine"',
         'return "replace" if any(is_swap(source, target) for target in targets) else "refine"',

@@ -1,4 +1,4 @@
-"""Prompt-to-prompt editing: change words of a prompt and keep the image.
+"""Edit images by their attention: change words and keep the image, or move words in it.
 
     edit(pipe, source, target)                  both images and their heatmaps, in one call;
                                                 ``sdattn.edit_image`` is the same function
@@ -6,6 +6,8 @@
     AttentionReplace, AttentionRefine, AttentionReweight, LocalBlend, EmptyControl
     step_end(control)                           for ``callback_on_step_end`` of the pipeline
     invert(pipe, image, prompt)                 the noise of a real image, for ``edit``
+    guide(pipe, prompt, losses)                 an image whose heatmaps are as asked, with
+                                                ``inside``, ``boxdiff``, ``excite``, ``apart``
 
     prompts = sdattn.read_prompts(pipe, ["a cat", "a dog"])
     control = AttentionReplace(prompts, num_steps=20)
@@ -13,7 +15,8 @@
         pipe([prompt.text for prompt in prompts], generator=[...], num_inference_steps=20,
              callback_on_step_end=step_end(control))
 
-Source: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control".
+Sources: Hertz et al. 2022, "Prompt-to-Prompt Image Editing with Cross Attention Control"; for
+``guide`` and its losses see there.
 """
 
 from ..control.blend import LocalBlend
@@ -29,6 +32,8 @@ from ..control.registration import ControlHandle, register_attention_control
 from ..inversion.invert import Inversion, invert, psnr
 from ..runs.editrun import EditRun
 from .editing import edit
+from .guiding import guide
+from .losses import apart, boxdiff, excite, inside, share_inside
 
 __all__ = [
     "AttentionControlEdit",
@@ -40,9 +45,15 @@ __all__ = [
     "EmptyControl",
     "Inversion",
     "LocalBlend",
+    "apart",
+    "boxdiff",
     "edit",
+    "excite",
+    "guide",
+    "inside",
     "invert",
     "psnr",
     "register_attention_control",
+    "share_inside",
     "step_end",
 ]

@@ -4,6 +4,9 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -32,6 +35,20 @@ class Stray(NamedTuple):
     call: RunningCall | None = None
 
 
+_is_own: ContextVar[bool] = ContextVar("_is_own", default=False)
+
+
+@contextmanager
+def own_calls() -> Iterator[None]:
+    """Mark calls of models in the block as sdattn's own, for a gradient: captures around it leave
+    them alone, as any stray, without a warning."""
+    before = _is_own.set(True)
+    try:
+        yield
+    finally:
+        _is_own.reset(before)
+
+
 class Strays:
     """Number of calls of a model outside its run, by caller; reported once, at the end."""
 
@@ -40,7 +57,8 @@ class Strays:
         self._calls: Counter[Stray] = Counter()
 
     def note(self, stray: Stray) -> None:
-        self._calls[stray] += 1
+        if not _is_own.get():
+            self._calls[stray] += 1
 
     def forget(self) -> None:
         self._calls.clear()

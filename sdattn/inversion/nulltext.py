@@ -5,13 +5,14 @@ google/prompt-to-prompt for the optimiser's settings.
 """
 
 import math
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ..attention.calls import Rows
 from ..errors import OptionError
 from ..models.guidance import Branch, branch_order, branch_rows
 from ..models.pipeline import Model, Pipeline
@@ -55,9 +56,7 @@ def optimise(
     with ExitStack() as undo:
         undo.enter_context(named_bar(pipe, "null-text"))
         undo.enter_context(in_place(pipe, DDIM(pipe).down(), before_pass))
-        for weight in pipe.unet.parameters():
-            undo.callback(weight.requires_grad_, weight.requires_grad)
-            weight.requires_grad_(False)
+        undo.enter_context(frozen(pipe.unet))
         pipe.__call__(prompt, output_type="latent", **options)
     return torch.cat(states)
 
@@ -69,7 +68,7 @@ def _landing(
     latents, timestep = args
 
     def predict(branch: Branch, **changed: Tensor) -> Tensor:  # forward() skips the hooks
-        mine = {**_rows_of(kwargs, rows[branch], len(latents)), **changed}
+        mine = {**rows_of(kwargs, rows[branch], len(latents)), **changed}
         return unet.forward(latents[rows[branch]], timestep, **mine)[0].float()
 
     start, conditional = latents[rows["unconditional"]].float(), predict("conditional")
@@ -110,9 +109,21 @@ def guided_rows(pipe: Pipeline, batch: int) -> dict[Branch, slice]:
     return rows
 
 
-def _rows_of(value: Any, rows: slice, batch: int) -> Any:
+@contextmanager
+def frozen(model: Model) -> Iterator[None]:
+    """Take no gradients of a model's weights inside the block, which saves their memory."""
+    with ExitStack() as undo:
+        for weight in model.parameters():
+            undo.callback(weight.requires_grad_, weight.requires_grad)
+            weight.requires_grad_(False)
+        yield
+
+
+def rows_of(value: Any, rows: Rows, batch: int) -> Any:
+    """Return some rows of each tensor in a call's arguments that has a row for each of its batch;
+    dictionaries are looked into, and anything else stays."""
     if isinstance(value, dict):
-        return {name: _rows_of(held, rows, batch) for name, held in value.items()}
+        return {name: rows_of(held, rows, batch) for name, held in value.items()}
     has_rows = isinstance(value, Tensor) and value.ndim > 0 and len(value) == batch
     return value[rows] if has_rows else value
 

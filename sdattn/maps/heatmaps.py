@@ -154,7 +154,8 @@ class Heatmaps(Mapping[str, Heatmap]):
             return self._top
         held = self.held
         content = [word for word in held if is_content_word(word.text)] or held
-        return max((float(self._values(word.columns).max()) for word in content), default=0.0)
+        peaks = [self._values(word.columns).detach().max() for word in content]
+        return max(map(float, peaks), default=0.0)
 
     def frame(self, number: int) -> Heatmaps:
         """Return the heatmaps of one frame, as :meth:`Heatmap.frame` does."""

@@ -1,0 +1,244 @@
+"""`guide()`: draw an image whose heatmaps are as asked, by moving its latents between the steps.
+
+Before a chosen step the model runs once for the prompt alone, with a graph from its attention back
+to the latents, and the latents go down the gradient of the losses. Sources: Chefer et al. 2023,
+"Attend-and-Excite" (arXiv:2301.13826), section 3; Xie et al. 2023, "BoxDiff" (arXiv:2307.10816).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from ..errors import InvalidTypeError, RunError
+from ..follow.pass_reader import PassReader
+from ..follow.passes import own_calls
+from ..follow.run_part import Span
+from ..inversion.nulltext import frozen, rows_of
+from ..inversion.stand_ins import in_place
+from ..keep.budget import Budget
+from ..loading.pipelines import facts_of
+from ..maps.aggregation import aggregate, finish
+from ..maps.capture import capture
+from ..maps.heatmaps import Heatmaps
+from ..maps.presets import Preset, preset_for
+from ..maps.requirements import capture_settings
+from ..models.denoiser_call import arguments
+from ..models.facts import PipelineFacts, latent_size, model_passes
+from ..models.pipeline import Model, Pipeline
+from ..models.pipeline_call import one_at_a_time
+from ..models.reading import read_prompts
+from ..models.values import seeds_of
+from ..prompts.tokens import Prompt
+from ..runs.calls import check_call
+from ..runs.run import Run
+from ..runs.sampling import sample
+from ..runs.watched import warn_of_unlearnt
+from .guide_checks import (
+    OWN,
+    SET_HERE,
+    checked_count,
+    checked_number,
+    checked_run,
+    chosen_steps,
+    tried_losses,
+)
+from .losses import Loss
+
+
+@one_at_a_time
+def guide(
+    pipe: Pipeline | str | Path,
+    prompt: str,
+    losses: Sequence[Loss],
+    *,
+    seed: int | None = 0,
+    scale: float = 0.05,
+    steps: Span = 0.7,
+    iterations: int = 5,
+    enough: float = 0.13,
+    maps: str | Preset = "default",
+    preset: str | Preset = "default",
+    refine: Literal["self"] | None = None,
+    max_bytes: int | Budget | None = None,
+    **options: Any,
+) -> Run:
+    """Draw an image whose heatmaps are as some losses ask: a word in a box, two words apart.
+
+        box = (0, 0, 0.5, 0.5)  # left, top, right, bottom: the upper left quarter
+        run = sdattn.edit.guide(pipe, "a cat", [sdattn.edit.inside("cat", box)])
+        sdattn.edit.share_inside(run[0].heatmaps["cat"].values, box)
+
+    Between two steps the latents go down the gradient of the sum of the losses, which takes a call
+    of the model with a graph and its backward pass for each iteration, and the memory of both. A
+    first step cannot be chosen: the latents are moved after it at the earliest.
+
+    Args:
+        pipe: a text-to-image pipeline that :func:`edit` knows, in eager mode; or a model to load,
+            ``"demo"``.
+        prompt: one text. One image is drawn.
+        losses: functions of the coming step's :class:`sdattn.Heatmaps` that return a scalar tensor,
+            0 if all is as asked: :func:`inside`, :func:`boxdiff`, :func:`excite`, :func:`apart`, or
+            your own. They are tried on even maps before anything runs.
+        seed: as for :func:`sdattn.generate`.
+        scale: length of a move: its root mean square in the latents as the model gets them, of
+            about 1. With 0, or without losses, the image is the one of :func:`sdattn.generate`.
+        steps: part of the run before whose steps the latents are moved, 0.5 or ``(0.2, 0.8)``.
+        iterations: moves before a step at most.
+        enough: sum of the losses that is low enough, so that no further move is made in this step.
+        maps: preset of the maps that the losses read. In joint attention the default's are spread
+            along the image, so that a whole object moves.
+        preset, refine, max_bytes, options: as for :func:`sdattn.generate`.
+
+    Returns:
+        Run: the image, with the heatmaps of the run that drew it.
+
+    Raises:
+        TypeError: another kind of pipeline, a compiled model, a loss that is no function of the
+            maps, latents that take no gradient through the model (some quantized ones).
+        ValueError: an impossible number, box or option, steps with none in them, a scheduler that
+            calls the model several times a step.
+        KeyError: a word that is not in the prompt. All but a missing gradient are raised before the
+            first step.
+    """
+    facts = facts_of(
+        pipe,
+        prompt,
+        before=lambda model: check_call(
+            model,
+            prompt,
+            options,
+            seed=seed,
+            preset=preset,
+            refine=refine,
+            max_bytes=max_bytes,
+            own=OWN,
+        ),
+    )
+    options = checked_run(facts, prompt, options)
+    [read] = read_prompts(facts.pipe, prompt, **options)
+    warn_of_unlearnt(facts, [read])
+    chosen = preset_for(facts.denoiser, preset, refine)
+    budget = Budget.of(max_bytes)
+    descent = _Descent(
+        facts=facts,
+        prompt=read,
+        losses=tried_losses(losses, read, latent_size(facts, options)),
+        scale=checked_number("scale", scale),
+        steps=chosen_steps(steps, model_passes(facts, options)),
+        iterations=checked_count(iterations),
+        enough=checked_number("enough", enough),
+        preset=preset_for(facts.denoiser, maps),
+        options=options,
+    )
+    with ExitStack() as undo:
+        python: list[str] = []
+        if descent.losses and descent.scale:
+            options = {**options, **descent.begin(undo)}
+            python = ["losses"]
+        return sample(
+            facts, [read], seeds_of(seed), options, preset=chosen, budget=budget, python=python
+        )
+
+
+@dataclass
+class _Descent:
+    """The moves of one run, made by its ``callback_on_step_end``."""
+
+    facts: PipelineFacts
+    prompt: Prompt
+    losses: Sequence[Loss]
+    scale: float
+    steps: frozenset[int]  # before which the latents are moved
+    iterations: int
+    enough: float
+    preset: Preset
+    options: dict[str, Any]
+    given: dict[str, Any] = field(default_factory=dict)  # the last call's arguments, by name
+
+    def begin(self, undo: ExitStack) -> dict[str, Any]:
+        """Follow the run's calls until ``undo``; return the options that its call needs."""
+        reader = PassReader(self.facts.denoiser, "conditional", counts_gradients=False)
+        reader.listen()
+        undo.callback(reader.close)
+
+        def before_pass(model: Model, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            call = reader.read(model, args, kwargs)
+            if call.rows:
+                given = arguments(model, args, kwargs)
+                self.given = given if call.kept is None else rows_of(given, call.kept, call.batch)
+
+        undo.enter_context(in_place(self.facts.pipe, self.facts.pipe.scheduler, before_pass))
+        undo.enter_context(frozen(self.facts.denoiser.model))
+        return {SET_HERE[0]: self.after_step, SET_HERE[1]: ["latents"]}
+
+    def after_step(
+        self, pipe: Pipeline, step: int, _timestep: object, tensors: dict[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Move the latents before the coming step, if it was chosen."""
+        if step + 1 not in self.steps:
+            return {}
+        latents = tensors["latents"].detach()
+        timestep = pipe.scheduler.timesteps[step + 1]
+        seen = self.scaled(latents, timestep)
+        length = self.scale * float(latents.float().norm() / seen.float().norm())
+        with own_calls(), torch.enable_grad():
+            for _ in range(self.iterations):
+                latents.requires_grad_()
+                loss = self.loss(latents, timestep)
+                if float(loss.detach()) <= self.enough:
+                    break
+                latents = self.moved(latents, loss, length)
+        return {"latents": latents.detach()}
+
+    def scaled(self, latents: Tensor, timestep: Tensor) -> Tensor:
+        """Return latents as the model gets them at a timestep: Euler's have another scale."""
+        scale = getattr(self.facts.pipe.scheduler, "scale_model_input", None)
+        return latents if scale is None else scale(latents, timestep)
+
+    def loss(self, latents: Tensor, timestep: Tensor) -> Tensor:
+        """Return the sum of the losses of latents at a timestep, with its graph."""
+        heatmaps = self.heatmaps(latents, timestep)
+        return torch.stack([loss(heatmaps) for loss in self.losses]).sum()
+
+    def heatmaps(self, latents: Tensor, timestep: Tensor) -> Heatmaps:
+        """Return the heatmaps of the prompt for latents at a timestep, with their graph."""
+        model, family = self.facts.denoiser.model, self.facts.denoiser.family
+        name = next(name for name in family.names.timestep if self.given.get(name) is not None)
+        at = (float(timestep) - family.timestep_start) / family.timestep_unit
+        given = {
+            **self.given,
+            family.names.latents: self.scaled(latents, timestep),
+            name: torch.full_like(torch.as_tensor(self.given[name]), at),
+        }
+        settings = capture_settings(self.facts, self.preset, [self.prompt], self.options)
+        if self.preset.part is not None:  # the coming step need not lie in it
+            settings.pop("steps")
+        with capture(model, grad=True, **settings) as store:
+            model(**given)
+        averaged = aggregate(store.layer_maps(self.preset), self.preset)[0]
+        return finish(averaged, self.prompt, self.preset, store.tokens)
+
+    def moved(self, latents: Tensor, loss: Tensor, length: float) -> Tensor:
+        """Return the latents, moved down the loss by ``length``, a root mean square."""
+        kind = type(self.facts.denoiser.model).__name__
+        if not loss.requires_grad:
+            raise InvalidTypeError(
+                f"The latents take no gradient through this {kind}. A quantized model may have no "
+                "backward pass: load it in float32 or bfloat16."
+            )
+        (gradient,) = torch.autograd.grad(loss, latents)
+        size = gradient.float().square().mean().sqrt()
+        if not 0 < float(size) < float("inf"):
+            raise RunError(
+                f"The gradient of the losses through this {kind} is {float(size):g} in "
+                f"{latents.dtype}. Choose losses that change with the maps, or load the model in "
+                "float32 or bfloat16."
+            )
+        return (latents.detach().float() - length * gradient.float() / size).to(latents.dtype)

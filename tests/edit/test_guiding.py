@@ -1,0 +1,242 @@
+"""guide(): the latents go down the gradient of losses on the coming step's heatmaps."""
+
+import warnings
+from contextlib import nullcontext
+
+import numpy as np
+import pytest
+import torch
+from diffusers import EulerDiscreteScheduler, HeunDiscreteScheduler
+from helpers.flow_pipelines import flow_pipeline
+from helpers.tiers import tiered
+from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
+from helpers.transformer_rows import own_norms
+
+import sdattn
+from sdattn.edit import guide, guiding, inside, share_inside
+
+PROMPT = "a red cat"
+BOX = (0, 0, 0.5, 0.5)
+FAST = {"num_inference_steps": 3}
+LOSS = inside("cat", BOX)
+
+
+def euler():
+    """A scheduler whose model's input is not the latents themselves."""
+    pipe = small_pipeline()
+    pipe.scheduler = EulerDiscreteScheduler.from_config(pipe.scheduler.config)
+    return pipe, {**FAST, "guidance_scale": 4.0}
+
+
+def flow(name, **guidance):
+    pipe, options = flow_pipeline(name)
+    own_norms(pipe.transformer)
+    return pipe, {**options, **FAST, "height": 64, "width": 96, **guidance}
+
+
+PIPELINES = {
+    "SD": lambda: (small_pipeline(), {**FAST, "guidance_scale": 4.0}),
+    "SD, unguided": lambda: (small_pipeline(), {**FAST, "guidance_scale": 1.0}),
+    "SD, Euler": euler,
+    "SDXL": lambda: (make_sdxl_pipeline(), {**FAST, "guidance_scale": 4.0}),
+    "SD3": lambda: flow("SD3", guidance_scale=4.0),
+    "FLUX": lambda: flow("FLUX.1", guidance_scale=3.5),
+    "FLUX, true CFG": lambda: flow("FLUX.1", true_cfg_scale=4.0, negative_prompt="o"),
+    "Qwen-Image": lambda: flow("Qwen-Image", true_cfg_scale=4.0, negative_prompt="o"),
+}
+
+
+def pixels(run):
+    return np.asarray(run[0].image)
+
+
+@pytest.mark.parametrize("name", tiered(list(PIPELINES), 3))
+def test_losses_see_the_maps_of_the_coming_step_and_an_idle_guide_changes_nothing(name):
+    pipe, options = PIPELINES[name]()
+    preset = "columns" if hasattr(pipe, "transformer") else "p2p"
+    seen = []
+
+    def look(heatmaps):
+        seen.append(heatmaps.maps.detach())
+        return LOSS(heatmaps)
+
+    plain = sdattn.generate(pipe, PROMPT, **options)
+    with sdattn.capture(pipe, steps=[1, 2]) as store:
+        pipe(PROMPT, generator=torch.Generator().manual_seed(0), **options)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error", UserWarning)  # no strays among them
+        run = guide(pipe, PROMPT, [look], maps=preset, steps=1.0, enough=1.0, **options)
+    assert np.array_equal(pixels(run), pixels(plain))
+    _, *coming = seen  # the first were even maps
+    assert len(coming) == 2
+    for number, found in enumerate(coming):
+        layers = store.layer_maps(preset)
+        for layer_name, layer in layers.layers.items():
+            layer.maps.copy_(store.maps[layer_name][:, number])
+        expected = sdattn.maps.aggregation.aggregate(layers, sdattn.maps.presets.PRESETS[preset])[0]
+        torch.testing.assert_close(found, expected, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", tiered(list(PIPELINES), 3))
+def test_the_word_goes_into_its_box(name):
+    pipe, options = PIPELINES[name]()
+    before = sdattn.generate(pipe, PROMPT, **options)
+    run = guide(pipe, PROMPT, [LOSS], scale=0.5, steps=1.0, enough=0, **options)
+    shares = [float(share_inside(one[0].heatmaps["cat"].values, BOX)) for one in (before, run)]
+    assert shares[1] > shares[0]
+    assert not np.array_equal(pixels(run), pixels(before))
+
+
+# How far the differences reach, in deviations of the latents: losses are float32 sums, precise to
+# about 1e-7, of which Euler's large latents need a long way; FLUX's bend strongly.
+@pytest.mark.parametrize("preset", ["attend-and-excite", "daam", "ovam", "sum"])
+def test_losses_may_read_any_preset_of_unrefined_maps(preset):
+    pipe, options = PIPELINES["SD, unguided"]()
+    seen = []
+
+    def look(heatmaps):
+        seen.append(heatmaps)
+        return LOSS(heatmaps)
+
+    guide(pipe, PROMPT, [look], maps=preset, steps=(0.4, 0.6), iterations=1, **options)
+    assert seen[-1].preset.name == preset
+    assert seen[-1]["cat"].values.requires_grad
+
+
+@pytest.mark.parametrize(("name", "reach"), [("SD, Euler", 0.02), ("SD3", 0.003), ("FLUX", 0.003)])
+def test_the_gradient_is_that_of_finite_differences_in_float64(name, reach, monkeypatch):
+    pipe, options = PIPELINES[name]()
+    pipe.to(torch.float64)
+    compared = []
+
+    def moved(self, latents, loss, _length):
+        [gradient] = torch.autograd.grad(loss, latents)
+        assert gradient.dtype == torch.float64
+        timestep = pipe.scheduler.timesteps[1]
+        noise = torch.randn(latents.shape, generator=torch.Generator().manual_seed(3)).double()
+        down = gradient / gradient.norm()
+        far = reach * float(latents.detach().std())
+        for direction in (down, down + noise / noise.norm()):
+            ahead = self.loss(latents.detach() + far * direction, timestep)
+            behind = self.loss(latents.detach() - far * direction, timestep)
+            difference = float((ahead - behind).detach()) / (2 * far)
+            compared.append((difference, float((gradient * direction).sum())))
+        return latents.detach()
+
+    monkeypatch.setattr(guiding._Descent, "moved", moved)
+    guide(pipe, PROMPT, [LOSS], steps=(0.4, 0.6), iterations=1, maps="sum", **options)
+    assert len(compared) == 2
+    for difference, product in compared:
+        assert difference == pytest.approx(product, rel=0.01)
+
+
+@pytest.mark.parametrize("name", ["SD", "SD, Euler"])
+def test_a_move_has_the_length_that_was_asked_for_as_the_model_sees_it(name, monkeypatch):
+    pipe, options = PIPELINES[name]()
+    lengths = []
+    move = guiding._Descent.moved
+
+    def measured(self, latents, loss, length):
+        found = move(self, latents, loss, length)
+        away = pipe.scheduler.scale_model_input(found - latents, pipe.scheduler.timesteps[1])
+        lengths.append(float(away.detach().square().mean().sqrt()))
+        return found
+
+    monkeypatch.setattr(guiding._Descent, "moved", measured)
+    guide(pipe, PROMPT, [LOSS], scale=0.3, steps=(0.4, 0.6), iterations=2, enough=0, **options)
+    assert lengths == pytest.approx([0.3] * 2, rel=1e-4)
+
+
+def test_nothing_is_left_behind():
+    pipe, options = PIPELINES["SD"]()
+    weight = next(pipe.unet.parameters())
+    before = dict(pipe.unet.attn_processors), pipe.scheduler, len(pipe.unet._forward_pre_hooks)
+
+    def fails(heatmaps):
+        if heatmaps["cat"].values.detach().std() > 0:
+            raise RuntimeError("boom")
+        return LOSS(heatmaps)
+
+    for losses, end in (
+        ([LOSS], nullcontext()),
+        ([fails], pytest.raises(RuntimeError, match="boom")),
+    ):
+        with end:
+            guide(pipe, PROMPT, losses, **options)
+        after = dict(pipe.unet.attn_processors), pipe.scheduler, len(pipe.unet._forward_pre_hooks)
+        assert after == before
+        assert weight.requires_grad
+
+
+def test_without_losses_or_length_it_is_the_plain_run():
+    pipe, options = PIPELINES["SD"]()
+    plain = sdattn.generate(pipe, PROMPT, seed=7, **options)
+    for losses, scale in (([], 0.05), ([LOSS], 0)):
+        run = guide(pipe, PROMPT, losses, seed=7, scale=scale, **options)
+        assert np.array_equal(pixels(run), pixels(plain))
+        assert torch.equal(run[0].heatmaps.maps, plain[0].heatmaps.maps)
+        assert not run[0].settings.options_left_out
+    guided = guide(pipe, PROMPT, LOSS, seed=7, **options)  # one loss needs no list
+    assert "losses" in guided[0].settings.options_left_out
+
+
+def compiled():
+    pipe = small_pipeline()
+    pipe.unet.compile(backend="eager")
+    return pipe
+
+
+def second_order():
+    pipe = small_pipeline()
+    pipe.scheduler = HeunDiscreteScheduler.from_config(pipe.scheduler.config)
+    return pipe
+
+
+@pytest.mark.parametrize(
+    ("kind", "message", "changed"),
+    [
+        (KeyError, "'dog' is not in the prompt.*red, cat", {"losses": [inside("dog", BOX)]}),
+        (ValueError, "`losses=3`.*list of functions", {"losses": 3}),
+        (ValueError, "`losses=", {"losses": ["cat"]}),
+        (TypeError, "returned 1.0 for even maps", {"losses": [lambda _: 1.0]}),
+        (TypeError, "scalar tensor", {"losses": [lambda maps: maps["cat"].values]}),
+        (TypeError, "with its graph", {"losses": [lambda _: torch.tensor(0.5)]}),
+        (ValueError, "`scale=-1`", {"scale": -1}),
+        (ValueError, "`scale=nan`", {"scale": float("nan")}),
+        (ValueError, "`enough='low'`", {"enough": "low"}),
+        (ValueError, "`iterations=0`", {"iterations": 0}),
+        (ValueError, r"`steps=0\.1`.*3 steps", {"steps": 0.1}),  # the first alone
+        (ValueError, "part of the run", {"steps": 3}),
+        (TypeError, "one image of one text", {"prompt": [PROMPT]}),
+        (ValueError, "num_images_per_prompt", {"num_images_per_prompt": 2}),
+        (ValueError, "sets `callback_on_step_end` itself", {"callback_on_step_end": print}),
+        (ValueError, "itertions.*Did you mean 'iterations'", {"itertions": 3}),
+        (ValueError, "'nice'", {"maps": "nice"}),
+        (TypeError, "compiled", {"pipe": compiled}),
+        (TypeError, "HeunDiscreteScheduler.*first order", {"pipe": second_order}),
+    ],
+)
+def test_what_cannot_be_is_refused_before_anything_runs(kind, message, changed):
+    given = {"pipe": small_pipeline, "prompt": PROMPT, "losses": [LOSS], **FAST, **changed}
+    pipe = given.pop("pipe")()
+
+    def ran(*_):
+        raise AssertionError("the model ran")
+
+    pipe.unet.register_forward_pre_hook(ran)
+    with pytest.raises(kind, match=message):
+        guide(pipe, **given)
+
+
+def test_gradients_that_cannot_be_are_refused():
+    pipe, options = PIPELINES["SD"]()
+    with torch.inference_mode(), pytest.raises(ValueError, match="inference_mode"):
+        guide(pipe, PROMPT, [LOSS], **options)
+    forward = pipe.unet.conv_in.forward
+    pipe.unet.conv_in.forward = torch.no_grad()(forward)  # as kernels without a backward pass
+    with pytest.raises(TypeError, match="no gradient through this UNet2DConditionModel.*float32"):
+        guide(pipe, PROMPT, [LOSS], **options)
+    pipe.unet.conv_in.forward = forward
+    zero = [lambda maps: (maps["cat"].values * 0).sum() + 1]
+    with pytest.raises(RuntimeError, match="gradient of the losses.* is 0 in torch.float32"):
+        guide(pipe, PROMPT, zero, **options)
