@@ -126,6 +126,10 @@ class Row:
             **more,
         }
         result = pipe(**{name: value for name, value in options.items() if value is not None})
+        return self.taken(result)
+
+    def taken(self, result: Any) -> Any:
+        """Return the images of what a call gave."""
         return result[0]
 
     def fitted(self, way: Way) -> Way:
