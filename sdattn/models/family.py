@@ -116,6 +116,8 @@ class Family:
             ``"prompt"`` if that is left out. A negative prompt's has ``negative_`` in front.
         text_options: further arguments that decide what the text encoders get, as readers ask for
             them.
+        reads_ids: path, in a text encoder, of the module that its pipelines call with token ids; ""
+            for the encoder itself.
         names: names of the inputs of the model's forward.
         text_stream: for joint attention, how text states as the model gets them enter the text's
             own stream; None if blocks have no such stream.
@@ -149,6 +151,7 @@ class Family:
     guidance: Mapping[str, Guidance] = field(default_factory=dict)
     text_argument: str = "prompt"
     text_options: tuple[str, ...] = ("max_sequence_length",)
+    reads_ids: str = ""
     names: Names = field(default_factory=Names)
     text_stream: Callable[[Model, Tensor], Tensor] | None = None
     preset: str = "default"
