@@ -229,12 +229,17 @@ def call_pipeline(
     infinity."""
     facts, options = PipelineFacts.of(pipe), dict(options)
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
-        options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
+        options["negative_prompt"] = _alone(one_each(options["negative_prompt"], len(prompts)))
     if facts.makes_videos:  # some give arrays otherwise
         options["output_type"] = "pil"
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     with named_bar(facts.pipe, "drawing"), watch_finite(facts.pipe, options):
-        return facts.pipe.__call__(prompt=prompts, generator=generators, **options)
+        return facts.pipe.__call__(prompt=_alone(prompts), generator=generators, **options)
+
+
+def _alone(texts: list[str]) -> list[str] | str:
+    """Return a lone text by itself: some pipelines take no list."""
+    return texts[0] if len(texts) == 1 else texts
 
 
 @contextmanager

@@ -19,7 +19,6 @@ from transformers import (
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3VLConfig,
-    Qwen3VLForConditionalGeneration,
     Qwen3VLModel,
     T5Config,
     T5EncoderModel,

@@ -19,7 +19,7 @@ OFFSET = 65536  # IMAGE_POSITION_OFFSET: of the image's position ids, on each ax
 def read_ideogram4(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read Qwen3-VL's chat format without its padding, zeros in front that the model masks.
     Source: pipeline_ideogram4.py, ``encode_prompt``."""
-    refuse_rewriting(call, "prompt_upsampling", "Call pipe.upsample_prompt yourself")
+    refuse_rewriting(call, "prompt_upsampling", "Make that caption first")
     tokenizer, length = call.pipe.tokenizer, call.option("max_sequence_length")
 
     def render(text: str) -> str:
