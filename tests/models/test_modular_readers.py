@@ -18,7 +18,7 @@ PROMPTS = [
     "  un café 😀 cat\n",
     "一只 cat 红色",
 ]
-LONG = "a red cat on the sofa, " * 12
+LONG = "a red cat on the sofa, " * 16
 SMALL = {"height": 64, "width": 96, "num_inference_steps": 2}
 
 
