@@ -96,8 +96,9 @@ def joint_part(probs, cells, row, lengths, sides):
         start = 0 if first else width - n_text
         if lengths and not first:
             start = -(-cells // row.filled) * row.filled
-        if row.padded_in_front:
-            first, start = width - cells, width - cells - n_text
+        if row.image_last:
+            first = width - cells
+            start = first - row.between - n_text
         place = {"image": slice(first, first + cells), "text": slice(start, start + n_text)}
         part = probs[image, place[sides[0]], place[sides[1]]]
         found[image, : part.shape[0], : part.shape[1]] = part

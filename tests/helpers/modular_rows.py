@@ -1,6 +1,7 @@
 """The rows of the support matrix whose pipelines are made of blocks: diffusers has no classic one
 of these models."""
 
+import warnings
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,10 +26,10 @@ class ModularRow(Row):
         return result.get("images")
 
 
-def built(blocks: str, **parts: Any) -> Any:
-    """Return the pipeline of an automatic sequence of blocks, without the one that rewrites."""
+def built(blocks: str, without: str = "", **parts: Any) -> Any:
+    """Return the pipeline of an automatic sequence of blocks, without one of them."""
     sequence = newer(blocks)()
-    sequence.sub_blocks.pop("prompt_upsampler", None)
+    sequence.sub_blocks.pop(without, None)
     pipe = sequence.init_pipeline()
     pipe.update_components(**parts)
     return pipe
@@ -51,6 +52,7 @@ def flux3(blocks: str = "Flux3AutoBlocks", **changes: Any) -> Any:
     tokenizer = tiny_qwen()
     return built(
         blocks,
+        "prompt_upsampler",
         text_encoder=tiny_qwen3_vl(32, Qwen3VLForConditionalGeneration),
         tokenizer=TextProcessor(tokenizer, chat_template=tokenizer.chat_template),
         vae=AutoencoderKLFlux2(**VAE).eval(),
@@ -127,6 +129,97 @@ def vision_lengths(pipe: Any, way: Way) -> list[int]:
     return [len(pipe.tokenizer(row)["input_ids"]) for row in rows for _ in range(way.images)]
 
 
+class Processor(TextProcessor):
+    """The half of Qwen3-VL's processor that a text alone needs."""
+
+    def create_mm_token_type_ids(self, ids: list[list[int]]) -> list[list[int]]:
+        return [[0] * len(row) for row in ids]
+
+
+def h3_vae() -> Any:
+    return newer("AutoencoderKLMiniMaxH3")(
+        latent_channels=4,
+        block_out_channels=(4,) * 6,
+        layers_per_block=1,
+        norm_num_groups=4,
+        decoder_num_layers=1,
+        decoder_num_attention_heads=2,
+        decoder_attention_head_dim=16,
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    ).eval()
+
+
+def h3_audio_vae() -> Any:
+    with warnings.catch_warnings():  # torch's weight_norm is deprecated
+        warnings.simplefilter("ignore", FutureWarning)
+        return newer("AutoencoderKLMiniMaxH3Audio")(
+            encoder_dim=2,
+            latent_dim=32,
+            num_attention_heads=2,
+            decoder_dim=128,
+            latents_mean=[0.0] * 32,
+            latents_std=[1.0] * 32,
+        ).eval()
+
+
+def h3(without: str = "decode", **parts: Any) -> Any:
+    """It makes videos of five seconds at least; its decoders are no part of what is watched."""
+    torch.manual_seed(0)
+    transformer = newer("MiniMaxH3Transformer3DModel")(
+        num_attention_heads=2,
+        attention_head_dim=16,
+        hidden_size=16,
+        num_layers=2,
+        num_refiner_layers=1,
+        ffn_dim=16,
+        in_channels=4,
+        audio_in_channels=32,
+        text_dim=16,
+        freq_dim=8,
+        time_embed_hidden_dim=8,
+        time_embed_dim=8,
+        rope_freq_dim=2,
+    )
+    encoder = tiny_qwen3_vl(52, Qwen3VLForConditionalGeneration)
+    return built(
+        "MiniMaxH3Blocks",
+        without,
+        text_encoder=encoder,
+        tokenizer=tiny_qwen(),
+        processor=Processor(tiny_qwen()),
+        transformer=own_norms(transformer).eval(),
+        vae=h3_vae(),
+        scheduler=newer("MiniMaxH3Scheduler")(),
+        audio_scheduler=newer("MiniMaxH3Scheduler")(shift=3.0),
+        **parts,
+    )
+
+
+def h3_options(pipe: Any, way: Way) -> Options:
+    """Three steps are two calls of the model."""
+    return {
+        "height": way.size[0],
+        "width": way.size[1],
+        "num_inference_steps": 3,
+        "negative_prompt": None,
+    }
+
+
+def prompt_lengths(pipe: Any, way: Way) -> list[int]:
+    return [len(pipe.tokenizer(prompts_of(way)[0])["input_ids"])]
+
+
+class LatentsRow(ModularRow):
+    """Without its decoders a pipeline gives latents, of the video and of its sound."""
+
+    def run(self, pipe: Any, way: Way, **more: Any) -> Any:
+        return super().run(pipe, way, **{**more, "output_type": None})
+
+    def taken(self, result: Any) -> Any:
+        return torch.cat([result.get(one).flatten() for one in ("latents", "audio_latents")])
+
+
 FLUX3: Options = {"joint": "text first", "layers": 2, "unit": 16, "cell": 16, "n_text": 80}
 FLUX3 |= {"batched": False, "processors": ("fused",)}
 IDEOGRAM4: Options = {"joint": "text first", "layers": 2, "unit": 16, "cell": 16}
@@ -134,7 +227,7 @@ IDEOGRAM4 |= {
     "prompt_rows": None,
     "processors": (),
     "lengths": vision_lengths,
-    "padded_in_front": True,
+    "image_last": True,
 }
 GUIDED: Options = {"in_turn": True, "prompt_rows": None}
 
@@ -164,5 +257,23 @@ MODULAR = (
         scheduled,
         needs="Ideogram4ModularPipeline",
         **IDEOGRAM4,
+    ),
+    LatentsRow(
+        "MiniMax-H3",
+        h3,
+        h3_options,
+        joint="text first",
+        layers=2,
+        unit=32,
+        cell=32,
+        frames=37,
+        prompt_rows=None,
+        image_last=True,
+        between=2 * round(124 / 24 * 40),  # of both channels' sound
+        lengths=prompt_lengths,
+        processors=("fused",),
+        images_option=None,
+        batched=False,
+        needs="MiniMaxH3ModularPipeline",
     ),
 )

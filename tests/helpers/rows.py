@@ -63,7 +63,8 @@ class Row:
         references: tokens of images that follow the one that is made.
         lengths: tokens of each image's text, for a way, where a row has its own text behind or
             before the image and then nothing; None where all rows are alike.
-        padded_in_front: whether each row's padding comes before its text, and the image last.
+        image_last: whether a row with a text of its own ends with the image, whatever comes before.
+        between: tokens between such a text and the image.
         row_by_row: whether each row of the batch has a call of the kernel of its own, without the
             tokens that are no text of its.
         filled: in such a row the image is filled up to a multiple of so many tokens.
@@ -91,7 +92,8 @@ class Row:
     n_text: int | None = None
     references: int = 0
     lengths: Callable[[Any, Way], list[int]] | None = None
-    padded_in_front: bool = False
+    image_last: bool = False
+    between: int = 0
     row_by_row: bool = False
     filled: int = 1
     text_last: bool = False
