@@ -134,19 +134,6 @@ UNCLAIMED = {
         FIRST,
         (FRAMES, ROWS, COLS),
     ),
-    "Ideogram4Transformer2DModel": Unclaimed(
-        {
-            **HEADS,
-            "in_channels": 4,
-            "num_layers": 2,
-            "intermediate_size": 32,
-            "adaln_dim": 16,
-            "llm_features_dim": WIDTH,
-            "mrope_section": (2, 1, 1),
-        },
-        lambda: ideogram_call(),
-        FIRST,
-    ),
     "LatteTransformer3DModel": Unclaimed(
         {
             **HEADS,
@@ -194,6 +181,24 @@ UNCLAIMED = {
             "mlp_ratio": 2.0,
         },
         lambda: {"hidden_states": image(), STATES: text(), "timestep": torch.ones(1)},
+        FIRST,
+    ),
+    "QwenImage21Transformer2DModel": Unclaimed(
+        {
+            **HEADS,
+            "in_channels": 4,
+            "out_channels": 4,
+            "num_layers": 2,
+            "context_in_dim": WIDTH,
+            "axes_dims_rope": (2, 2, 4),
+        },
+        lambda: {
+            "hidden_states": noise(1, ROWS * COLS, 4),
+            STATES: text(),
+            "timestep": torch.ones(1),
+            "img_shapes": [[(1, ROWS, COLS)]],
+            "img_mask": torch.arange(T + ROWS * COLS // 4)[None] >= T,
+        },
         FIRST,
     ),
     "SanaVideoTransformer3DModel": Unclaimed(
@@ -311,28 +316,6 @@ UNCLAIMED = {
         (FRAMES, ROWS, COLS),
     ),
 }
-
-
-def ideogram_call() -> dict[str, Any]:
-    """Text and image are one sequence in both arguments, with zeros where the other is."""
-    from diffusers.models.transformers import transformer_ideogram4 as upstream
-
-    length = T + ROWS * COLS
-    latents, states = torch.zeros(1, length, 4), torch.zeros(1, length, WIDTH)
-    latents[:, T:] = noise(1, ROWS * COLS, 4)
-    states[:, :T] = text()
-    positions = torch.arange(length)[:, None].repeat(1, 3)
-    positions[T:] = places(upstream.IMAGE_POSITION_OFFSET).long()
-    indicator = torch.full((1, length), upstream.OUTPUT_IMAGE_INDICATOR)
-    indicator[:, :T] = upstream.LLM_TOKEN_INDICATOR
-    return {
-        "hidden_states": latents,
-        STATES: states,
-        "timestep": torch.tensor([0.5]),
-        "position_ids": positions[None],
-        "segment_ids": torch.ones(1, length, dtype=torch.long),
-        "indicator": indicator,
-    }
 
 
 def lumina_call() -> dict[str, Any]:
