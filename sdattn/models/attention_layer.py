@@ -9,16 +9,7 @@ from .denoiser_call import Size
 
 Place = Literal["down", "mid", "up", "double", "single", "block"]
 Kind = Literal[
-    "cross",
-    "joint",
-    "self",
-    "text",
-    "temporal",
-    "linear",
-    "audio",
-    "grounded",
-    "control",
-    "reference",
+    "cross", "joint", "self", "text", "temporal", "linear", "audio", "grounded", "control"
 ]
 PLACES: tuple[Place, ...] = ("down", "mid", "up")  # of a UNet
 KINDS: tuple[Kind, ...] = ("cross", "joint", "self")  # kinds that can be captured
@@ -42,8 +33,8 @@ class AttentionLayer:
             (keys from the image). Listed, but never captured: ``"text"`` (text only),
             ``"temporal"`` (across the frames of a video), ``"linear"`` (no softmax), ``"audio"``
             (to or from a video's sound), ``"grounded"`` (image and objects of GLIGEN's boxes
-            together), ``"control"`` (a control network inside the model) and ``"reference"``
-            (reference images only).
+            together) and ``"control"`` (a control network inside the model, or
+            reference images alone).
         level: 0 at the full latent resolution, 1 at half of it, and so on.
         heads: number of attention heads.
         module: diffusers' attention module; it holds the processor.

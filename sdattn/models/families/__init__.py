@@ -1,6 +1,7 @@
-"""The families of models, a file each, and the registry that the rest of the package asks.
+"""The families of models, and the registry that the rest of the package asks.
 
-A module in this folder that holds a ``FAMILY`` is found by itself.
+Families that need no code are rows of :mod:`.table`; each other one has a file. A module in this
+folder is found by itself, with the ``FAMILY`` or the ``FAMILIES`` that it holds.
 """
 
 import re
@@ -42,8 +43,9 @@ UNMAPPED: Mapping[str, str] = {
 }
 
 
+_modules = [vars(import_module(f".{one.name}", __name__)) for one in iter_modules(__path__)]
 _registered: tuple[Family, ...] = tuple(
-    import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
+    family for held in _modules for family in held.get("FAMILIES") or [held["FAMILY"]]
 )
 
 

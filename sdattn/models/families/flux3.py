@@ -47,7 +47,7 @@ FAMILY = Family(
     layers={
         "txt_mode_blocks.*.attn": ("block", "text"),
         "mode_blocks.image.*.attn": ("block", "self"),
-        "mode_blocks.image_cond.*.attn": ("block", "reference"),
+        "mode_blocks.image_cond.*.attn": ("block", "control"),
         "single_transformer_blocks.*.attn": ("single", "joint"),
     },
     joined="text first",

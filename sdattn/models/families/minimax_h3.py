@@ -3,13 +3,11 @@ prompt is read as it is."""
 
 from collections.abc import Sequence
 
-from torch import cartesian_prod, equal
-
 from ...attention.joint_processor import Spans
-from ...errors import InvalidTypeError, InvalidValueError
+from ...errors import InvalidTypeError
 from ...prompts.tokens import Prompt
 from ...prompts.words import Source
-from ..denoiser_call import Timestep
+from ..denoiser_call import Timestep, grid_of_places
 from ..encoders import TextCall, read_inside
 from ..family import IN_TURN, Family
 from ..pipeline import Given, Model
@@ -34,15 +32,8 @@ def read_h3(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 def _grid(_model: Model, given: Given) -> tuple[int, ...]:
     """Return the grid from the (time, row, col) of the tokens after the sound, the video's."""
-    places = given["position_ids"][int(given["audio_indices"].max()) + 1 :]  # [N, 3]
-    axes = [axis.unique() for axis in places.unbind(1)]
-    if not equal(places, cartesian_prod(*axes)):
-        raise InvalidValueError(
-            f"position_ids place {len(places)} cells of the video at {[len(a) for a in axes]} "
-            "times, rows and columns, which do not form a grid, frame by frame and row by row, so "
-            "cells have no known place."
-        )
-    return tuple(map(len, axes))
+    places = given["position_ids"][int(given["audio_indices"].max()) + 1 :]
+    return grid_of_places("position_ids", places)
 
 
 def _spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
