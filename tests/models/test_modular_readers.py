@@ -3,7 +3,7 @@ got."""
 
 import pytest
 import torch
-from helpers.modular_rows import built, flux3, ideogram4, ideogram4_parts
+from helpers.modular_rows import built, flux3, h3, h3_audio_vae, ideogram4, ideogram4_parts
 from helpers.newer import newer
 from helpers.reading_pipelines import assert_same_columns, tells_ids
 
@@ -124,6 +124,50 @@ def test_ideogram_4_refuses_what_is_rewritten_and_a_negative_prompt():
             pipe("a red cat", guidance_scale=4.0, guidance_schedule=None, **SMALL)
 
 
+def test_minimax_h3_reads_the_prompt_as_it_is():
+    pipe, got = h3(), []
+    pipe.text_encoder.model.register_forward_pre_hook(
+        lambda _, args, given: got.append(given["input_ids"].tolist()), with_kwargs=True
+    )
+    options = {"height": 64, "width": 96, "num_inference_steps": 2}
+    for prompt in PROMPTS:
+        pipe(prompt=prompt, **options)
+        read = read_prompts(pipe, prompt)
+        assert_same_columns(read, got[-1], pipe.tokenizer)
+        assert read[0].encoded == (tuple(got[-1][0]),)
+    with pytest.raises(ValueError, match="99 token columns.*makes"):
+        read_prompts(pipe, PROMPTS[0], columns=99)
+    for name in ("image", "last_image", "references"):
+        with pytest.raises(TypeError, match="images before the prompt.*labels"):
+            read_prompts(pipe, PROMPTS[0], **{name: object()})
+
+
+def test_minimax_h3_has_the_times_of_the_video_not_of_the_sound():
+    pipe = h3()
+    with sdattn.capture(pipe, steps="all") as store:
+        pipe(prompt="a red cat", height=64, width=96, num_inference_steps=4)
+    video, sound = pipe.scheduler.timesteps.tolist(), pipe.audio_scheduler.timesteps.tolist()
+    assert store.timesteps == pytest.approx(video) and video != pytest.approx(sound)
+    assert store.latent_size == (37, 2, 3)
+    [heatmaps] = store.heatmaps()
+    assert heatmaps.prompt.text == "a red cat"
+
+
+def test_minimax_h3_refuses_places_that_are_no_grid():
+    pipe = h3()
+
+    def roll(_model, args, given):
+        given["position_ids"] = given["position_ids"].roll(1, dims=0)
+        return args, given
+
+    pipe.transformer.register_forward_pre_hook(roll, with_kwargs=True, prepend=True)
+    with pytest.raises(
+        ValueError, match="position_ids gives the image 222 cells, which do not form"
+    ):
+        with sdattn.capture(pipe):
+            pipe(prompt="a red cat", height=64, width=96, num_inference_steps=2)
+
+
 @pytest.mark.parametrize(
     ("name", "reader"),
     [
@@ -131,6 +175,7 @@ def test_ideogram_4_refuses_what_is_rewritten_and_a_negative_prompt():
         ("Flux3DistilledModularPipeline", "read_flux3"),
         ("Ideogram4Pipeline", "read_ideogram4"),
         ("Ideogram4ModularPipeline", "read_ideogram4"),
+        ("MiniMaxH3ModularPipeline", "read_h3"),
     ],
 )
 def test_each_class_has_its_reader(name, reader):
@@ -147,3 +192,10 @@ def test_generate_draws_one_prompt(make, options):
     assert run.image.size == (96, 64)
     assert run.heatmaps.words == ("a", "red", "cat")
     assert run.heatmaps.maps.shape[:2] == (4, 6)
+
+
+def test_generate_makes_a_video_of_a_pipeline_with_sound():
+    pipe = h3("", audio_vae=h3_audio_vae())
+    [run] = sdattn.generate(pipe, "a red cat", height=64, width=96, num_inference_steps=2)
+    assert len(run.video) == 124 and run.image.size == (96, 64)
+    assert run.heatmaps.maps.shape == (37, 2, 3, 3)
