@@ -103,6 +103,7 @@ class Family:
             padded to the longest text. None if :attr:`joined` is enough.
         spans_arguments: arguments whose values, not shapes, ``spans`` reads (masks). The same
             tensors are read once, since reading waits for the device.
+        caches_text: True if the text attends by itself, and no more once its keys are cached.
         timestep_unit: factor from the model's timestep to the scheduler's.
         timestep_start: the scheduler's timestep at the model's 0; the unit is then negative.
         patch: latent cells per side of one query; None for ``config.patch_size``.
@@ -141,6 +142,7 @@ class Family:
     joined: Joined | None = None
     spans: Callable[[Model, Given, int], Sequence[Spans]] | None = None
     spans_arguments: tuple[str, ...] = ()
+    caches_text: bool = False
     timestep_unit: float = 1.0
     timestep_start: float = 0.0
     patch: int | None = None

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from sdattn.models.layers import TEXT_KINDS, find_denoiser, find_layers
 from sdattn.models.running_call import running_call
@@ -114,6 +115,9 @@ def expected_maps(
     joint attention the image's rows and the text's columns are taken, or those of other ``sides``;
     if the keys are the image's, they are the rows, and the ``queries`` the columns.
     """
+    if row.in_parts:  # of all tokens' queries the image's, the last
+        own = [probs for probs in calls if probs.shape[2] < probs.shape[3]]
+        calls = [pad(probs, (0, 0, probs.shape[3] - probs.shape[2], 0)) for probs in own]
     parts = len(calls) // model_calls
     means = []
     for i in range(model_calls):

@@ -15,12 +15,15 @@ from helpers.padded_rows import prompts_of
 from helpers.rows import Options, Row, Way
 from helpers.tiny_encoders import TextProcessor, tiny_qwen3_vl
 from helpers.tiny_tokenizers import VISION_CHAT, tiny_qwen
-from helpers.transformer_rows import VAE, own_norms, quiet
+from helpers.transformer_rows import VAE, in_turn, own_norms, quiet
 
 
 @dataclass(frozen=True)
 class ModularRow(Row):
-    """A row whose pipeline gives the whole state of its call."""
+    """A row whose pipeline decodes in any case and gives the whole state of its call."""
+
+    def run(self, pipe: Any, way: Way, **more: Any) -> Any:
+        return super().run(pipe, way, **{"output_type": "pt", **more})
 
     def taken(self, result: Any) -> Any:
         return result.get("images")
@@ -132,6 +135,9 @@ def vision_lengths(pipe: Any, way: Way) -> list[int]:
 class Processor(TextProcessor):
     """The half of Qwen3-VL's processor that a text alone needs."""
 
+    def __call__(self, images: Any = None, text: Any = None, **options: Any) -> Any:
+        return self.tokenizer([text] if isinstance(text, str) else text, **options)
+
     def create_mm_token_type_ids(self, ids: list[list[int]]) -> list[list[int]]:
         return [[0] * len(row) for row in ids]
 
@@ -206,6 +212,45 @@ def h3_options(pipe: Any, way: Way) -> Options:
     }
 
 
+def qwen21_parts() -> Options:
+    torch.manual_seed(0)
+    transformer = newer("QwenImage21Transformer2DModel")(
+        in_channels=4,
+        out_channels=4,
+        num_layers=2,
+        attention_head_dim=16,
+        num_attention_heads=2,
+        context_in_dim=16,
+        axes_dims_rope=(4, 4, 8),
+    )
+    vae = newer("AutoencoderKLQwenImage21")(
+        base_dim=4,
+        decoder_base_dim=4,
+        z_dim=4,
+        dim_mult=[1] * 5,
+        num_res_blocks=1,
+        latents_mean=[0.0] * 4,
+        latents_std=[1.0] * 4,
+    )
+    tokenizer = tiny_qwen()
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<|image_pad|>"]})
+    return {
+        "text_encoder": tiny_qwen3_vl(2, Qwen3VLForConditionalGeneration),
+        "processor": Processor(tokenizer, chat_template=VISION_CHAT),
+        "vae": vae.eval(),
+        "transformer": own_norms(transformer).eval(),
+        "scheduler": FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
+    }
+
+
+def qwen21() -> Any:
+    return quiet(newer("QwenImage21Pipeline")(**qwen21_parts()))
+
+
+def uncached(pipe: Any, way: Way) -> Options:
+    return {**in_turn(pipe, way), "use_kv_cache": False}
+
+
 def prompt_lengths(pipe: Any, way: Way) -> list[int]:
     return [len(pipe.tokenizer(prompts_of(way)[0])["input_ids"])]
 
@@ -229,6 +274,8 @@ IDEOGRAM4 |= {
     "lengths": vision_lengths,
     "image_last": True,
 }
+QWEN21: Options = {"joint": "text first", "layers": 2, "unit": 32, "cell": 16, "in_parts": True}
+QWEN21 |= {"processors": ("fused",), "needs": "QwenImage21Pipeline", "prompt_rows": None}
 GUIDED: Options = {"in_turn": True, "prompt_rows": None}
 
 MODULAR = (
@@ -257,6 +304,21 @@ MODULAR = (
         scheduled,
         needs="Ideogram4ModularPipeline",
         **IDEOGRAM4,
+    ),
+    Row("Qwen-Image 2.1", qwen21, in_turn, in_turn=True, **QWEN21),
+    Row("Qwen-Image 2.1, no cache", qwen21, uncached, in_turn=True, **QWEN21),
+    ModularRow(
+        "Qwen-Image 2.1, modular",
+        lambda: built("QwenImage21AutoBlocks", **qwen21_parts()),
+        guider_set,
+        in_turn=True,
+        **QWEN21,
+    ),
+    ModularRow(
+        "Qwen-Image 2.1 Turbo",
+        lambda: built("QwenImage21TurboAutoBlocks", **qwen21_parts()),
+        distilled,
+        **QWEN21,
     ),
     LatentsRow(
         "MiniMax-H3",

@@ -65,6 +65,7 @@ class Row:
             before the image and then nothing; None where all rows are alike.
         image_last: whether a row with a text of its own ends with the image, whatever comes before.
         between: tokens between such a text and the image.
+        in_parts: whether the image's queries have a call of their own, to all keys.
         row_by_row: whether each row of the batch has a call of the kernel of its own, without the
             tokens that are no text of its.
         filled: in such a row the image is filled up to a multiple of so many tokens.
@@ -94,6 +95,7 @@ class Row:
     lengths: Callable[[Any, Way], list[int]] | None = None
     image_last: bool = False
     between: int = 0
+    in_parts: bool = False
     row_by_row: bool = False
     filled: int = 1
     text_last: bool = False

@@ -183,24 +183,6 @@ UNCLAIMED = {
         lambda: {"hidden_states": image(), STATES: text(), "timestep": torch.ones(1)},
         FIRST,
     ),
-    "QwenImage21Transformer2DModel": Unclaimed(
-        {
-            **HEADS,
-            "in_channels": 4,
-            "out_channels": 4,
-            "num_layers": 2,
-            "context_in_dim": WIDTH,
-            "axes_dims_rope": (2, 2, 4),
-        },
-        lambda: {
-            "hidden_states": noise(1, ROWS * COLS, 4),
-            STATES: text(),
-            "timestep": torch.ones(1),
-            "img_shapes": [[(1, ROWS, COLS)]],
-            "img_mask": torch.arange(T + ROWS * COLS // 4)[None] >= T,
-        },
-        FIRST,
-    ),
     "SanaVideoTransformer3DModel": Unclaimed(
         {
             "num_attention_heads": 2,

@@ -78,33 +78,6 @@ def test_its_own_proposal_is_right_and_works_unedited(name):
         assert (maps.flatten(1, -2) - probs).abs().max() < 1e-5
 
 
-def test_later_steps_that_take_keys_from_a_cache_are_watched_too():
-    from diffusers.models.transformers.transformer_qwenimage21 import QwenImage21KVCache
-
-    model, truth = (
-        built("QwenImage21Transformer2DModel"),
-        UNCLAIMED["QwenImage21Transformer2DModel"],
-    )
-
-    def two_steps():
-        cache, steps = QwenImage21KVCache(2), zip(("extract", "cached"), (1.0, 0.4), strict=True)
-        given = {**truth.call(), "kv_cache": cache, "return_dict": False}
-        for mode, time in steps:
-            given |= {"kv_cache_mode": mode, "timestep": torch.tensor([time])}
-            yield model(**given)[0]
-
-    with torch.no_grad(), Calls() as calls:
-        plain = list(two_steps())
-    with torch.no_grad(), sdattn.capture(model, text=truth.text, grid=truth.grid) as store:
-        watched = list(two_steps())
-    assert all(map(torch.equal, plain, watched))
-    found = (of_text(probs, truth.text) for probs in calls.probs)
-    seen = [probs for probs in found if probs is not None]
-    assert len(store.maps) == 2 and len(seen) == 4 and store.timesteps == [1.0, pytest.approx(0.4)]
-    for maps, *steps in zip(store.maps.values(), seen[:2], seen[2:], strict=True):
-        assert (maps.flatten(1, -2) - torch.stack(steps).mean(0)).abs().max() < 1e-5
-
-
 def foreign(kind):
     torch.manual_seed(0)
     return kind().eval()

@@ -385,7 +385,7 @@ def test_pipelines_whose_words_cannot_be_told_take_labels():
         ("AuraFlowPipeline", "read_auraflow"),
         ("BriaFiboPipeline", "refuse_unknown"),
         ("LongCatImageEditPipeline", "refuse_unknown"),
-        ("QwenImage21Pipeline", "refuse_unknown"),
+        ("QwenImage21Pipeline", "read_qwen21"),
         ("ChromaInpaintPipeline", "read_t5"),
         ("HunyuanDiTPAGPipeline", "read_hunyuan_dit"),
         ("StableVideoDiffusionPipeline", "refuse_unknown"),

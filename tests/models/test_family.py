@@ -310,8 +310,10 @@ def resisting(kind):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("QwenImage21Transformer2DModel", r"cache, fewer queries(.|\n)*capture\(model, text="),
-        ("PRXTransformer2DModel", r"attends(.|\n)*inspect_attention\(model, "),
+        (
+            "PRXTransformer2DModel",
+            r"attends(.|\n)*inspect_attention\(model, (.|\n)*capture\(model, text=",
+        ),
         ("UNet2DConditionModel", "down_blocks.1.attentions.0.*text"),
     ],
 )

@@ -31,8 +31,6 @@ is watched by two facts, which a dry run proposes:
 RESISTING: Mapping[str, str] = {
     "PRXTransformer2DModel": "in each layer the image attends to the text and to itself and the "
     "text to nothing",
-    "QwenImage21Transformer2DModel": "its layers attend to the sequence a part at a time, and "
-    "after the first step the image alone to keys from a cache",
 }
 # Pipelines of diffusers whose calls of the model have been read and make no map of one image.
 UNMAPPED: Mapping[str, str] = {
