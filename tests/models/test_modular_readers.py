@@ -3,7 +3,16 @@ got."""
 
 import pytest
 import torch
-from helpers.modular_rows import built, flux3, h3, h3_audio_vae, ideogram4, ideogram4_parts
+from helpers.modular_rows import (
+    built,
+    flux3,
+    h3,
+    h3_audio_vae,
+    ideogram4,
+    ideogram4_parts,
+    qwen21,
+    qwen21_parts,
+)
 from helpers.newer import newer
 from helpers.reading_pipelines import assert_same_columns, tells_ids
 
@@ -168,6 +177,51 @@ def test_minimax_h3_refuses_places_that_are_no_grid():
             pipe(prompt="a red cat", height=64, width=96, num_inference_steps=2)
 
 
+@pytest.mark.parametrize("make", [qwen21, lambda: built("QwenImage21AutoBlocks", **qwen21_parts())])
+def test_qwen_image_2_1_reads_a_template_without_its_system_message(make):
+    pipe, got, states = make(), [], []
+    tells_ids(pipe.text_encoder)
+    pipe.text_encoder.register_forward_pre_hook(
+        lambda _, args, given: got.append(given["input_ids"].tolist()), with_kwargs=True
+    )
+    pipe.transformer.register_forward_pre_hook(
+        lambda _, args, given: states.append(given["encoder_hidden_states"]), with_kwargs=True
+    )
+    for batch in (PROMPTS, PROMPTS[:1], PROMPTS[::-1]):
+        pipe(prompt=batch, **SMALL)
+        made = (states[-1][..., 0].round().long() - 1).tolist()
+        read = read_prompts(pipe, batch)
+        assert_same_columns(read, made, pipe.processor.tokenizer)
+        assert [one.encoded[0] for one in read] == list(map(tuple, got[-1]))
+        assert read_prompts(pipe, batch, columns=len(made[0])) == read
+    assert read[0].find("<template>")[0][:3] == (0, 1, 2)  # the user's turn begins
+    with pytest.raises(ValueError, match="99 token columns"):
+        read_prompts(pipe, PROMPTS[0], columns=99)
+    with pytest.raises(TypeError, match="given images, whose tokens stand among the text's"):
+        read_prompts(pipe, PROMPTS[0], image=object())
+
+
+def test_qwen_image_2_1_refuses_images_among_its_text_and_what_its_text_attends_to():
+    pipe = qwen21()
+
+    def add_image(_model, args, given):
+        return args, {**given, "img_shapes": [[(1, 2, 2), *given["img_shapes"][0]]]}
+
+    pipe.transformer.register_forward_pre_hook(add_image, with_kwargs=True, prepend=True)
+    with pytest.raises(TypeError, match="QwenImage21Transformer2DModel was given images"):
+        with sdattn.capture(pipe):
+            pipe("a red cat", **SMALL)
+    with pytest.raises(ValueError, match="text attends to itself alone, in the first step"):
+        with sdattn.capture(qwen21(), queries="text"):
+            pass
+    for change in (
+        sdattn.AttentionStore,
+        lambda pipeline: sdattn.knockout(pipeline, "a cat", "cat"),
+    ):
+        with pytest.raises(TypeError, match="controllers and knockouts do not support that"):
+            change(pipeline=qwen21())
+
+
 @pytest.mark.parametrize(
     ("name", "reader"),
     [
@@ -176,6 +230,8 @@ def test_minimax_h3_refuses_places_that_are_no_grid():
         ("Ideogram4Pipeline", "read_ideogram4"),
         ("Ideogram4ModularPipeline", "read_ideogram4"),
         ("MiniMaxH3ModularPipeline", "read_h3"),
+        ("QwenImage21Pipeline", "read_qwen21"),
+        ("QwenImage21TurboModularPipeline", "read_qwen21"),
     ],
 )
 def test_each_class_has_its_reader(name, reader):
