@@ -27,8 +27,8 @@ FAULTS = [
     ),
     Fault(
         "models/denoiser_call.py",
-        "own = ids[ids[:, 0] == made][:, 1:3].float()",
-        "own = ids[:, 1:3].float()",
+        "ids[ids[:, 0] == made][:, 1:3].float()",
+        "ids[:, 1:3].float()",
         "reference images are part of the image's grid",
         (
             "models/test_denoiser_call.py",

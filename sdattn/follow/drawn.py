@@ -136,7 +136,7 @@ class PromptWatch:
         self._options = family.text_options
         self._heard: dict[int, _Heard] = {}  # by thread, for its last call
         for name, encoder in _text_encoders(pipeline):
-            installed.watch(encoder, self._listener(name))
+            installed.watch(encoder.get_submodule(family.reads_ids), self._listener(name))
 
     def drawn(self) -> DrawnPrompts | None:
         """Return the prompts of the running call, or None if unknown; ask before a pass."""

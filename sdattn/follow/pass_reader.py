@@ -73,6 +73,7 @@ class PassReader:
         self._pipeline: Callable[[], Any]
         self._pipeline = (lambda: None) if pipeline is None else weakref.ref(pipeline)
         self._family = denoiser.family
+        self.caches_text = denoiser.family.caches_text
         self._joined = None
         if any(layer.kind == "joint" for layer in denoiser.layers):
             self._joined = denoiser.family.order_of(unwrapped(denoiser.model))

@@ -135,11 +135,14 @@ def _check(denoiser: Denoiser, keep: Keep) -> None:
         )
     side = keep.queries.side
     is_chosen = side == "text" or keep.queries.cells is not None
-    if is_chosen and not any(layer.kind in keep.queries.kinds for layer in denoiser.layers):
+    caches_text = side == "text" and denoiser.family.caches_text
+    has_kinds = any(layer.kind in keep.queries.kinds for layer in denoiser.layers)
+    if is_chosen and (caches_text or not has_kinds):
         asked: object = keep.queries.cells
         why = "neither self- nor joint attention with a softmax"
         if side == "text":
             asked, why = side, "only in joint attention (SD3, FLUX) does the text attend"
+            why = "the text attends to itself alone, in the first step" if caches_text else why
         kind = type(unwrapped(denoiser.model)).__name__
         text = f"a {kind} has no attention with such queries: {why}. Leave it out."
         raise OptionError("queries", asked, text)

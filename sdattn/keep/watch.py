@@ -98,6 +98,7 @@ class Watch(Subscriber):
                 spreading,
                 space=keep.space,
                 queries=keep.queries,
+                caches_text=passes.caches_text,
             )
         elif self.text_states is not None:
             look = OtherTextLook(self.text_states, self.passes.frame_rows)

@@ -30,7 +30,7 @@ from .output_space import OutputSpace, Space
 from .projections import ARRIVED, by_name, output_projection
 from .queries import IMAGE_TO_TEXT, Queries
 from .refined import Refined, Spreading
-from .row_orders import RowCalls, RowOrder, as_one_call
+from .row_orders import RowCalls, RowOrder, as_one_call, with_every_query
 from .sdpa import ProductWatch, SdpaWatch
 from .sources import shown
 
@@ -57,6 +57,7 @@ class JointLook:
         spreading: for maps that are spread along the image's own attention, else None.
         space: kind of product, see :mod:`sdattn.look.output_space`.
         queries: who attends, and to what.
+        caches_text: True if the image's queries have a call of their own, a layer's last.
 
     Raises (when called):
         RuntimeError: the processor did not call ``scaled_dot_product_attention`` just once for text
@@ -69,11 +70,13 @@ class JointLook:
         spreading: Spreading | None = None,
         space: Space = "attention",
         queries: Queries = IMAGE_TO_TEXT,
+        caches_text: bool = False,
     ):
         self.spans = spans
         self.spreading = spreading
         self.space = space
         self.queries = queries
+        self.caches_text = caches_text
         self.checked = False  # whether the text's values were found, which reads from the device
         self._order: RowOrder | None = None  # for rows that differ; the previous call's
 
@@ -108,6 +111,8 @@ class JointLook:
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
         given = by_name(inner, args, kwargs)
         name = type(inner).__name__
+        if self.caches_text and calls:
+            calls = [with_every_query(calls[-1])]
         call = whole_call(as_one_call(calls, given), token_count(given), name)
         rows = self.spans()
         if not self.checked and rows is not None and len(rows) == 1:

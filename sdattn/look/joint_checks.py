@@ -61,9 +61,12 @@ def check_ways(
 
 
 def token_count(given: dict[str, Any]) -> int:
-    """Count the tokens of a layer's call; some models pass a single stream's tokens twice."""
+    """Count the tokens of a layer's call; some models pass a single stream's tokens twice, or the
+    image's alone, and the others' keys in a cache."""
     image = given["hidden_states"]
     text = given.get("encoder_hidden_states")
+    if given.get("kv_cache_mode") == "cached":
+        text = getattr(given.get("layer_cache"), "k", text)
     return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.functional import pad
 
 from ..attention.calls import AttentionCall
 from ..attention.device_copies import DeviceCopies
@@ -144,6 +145,21 @@ def as_one_call(calls: Sequence[AttentionCall], given: dict[str, Any]) -> Sequen
     if len(calls) != len(image) or not all(_is_of_a_row(one, cells, longest) for one in calls):
         return calls
     return [RowCalls(calls, cells, mask)]
+
+
+def with_every_query(call: AttentionCall) -> AttentionCall:
+    """Return a call in which only the last tokens ask as one of all tokens. The others' queries are
+    zeros, and are not to be shown."""
+    before = call.shape[3] - call.shape[2]
+    rows = 0, 0, before, 0  # padding of the axis of queries
+    logsumexp = call.logsumexp
+    filled = replace(
+        call,
+        query=pad(call.query, rows),
+        logsumexp=None if logsumexp is None else pad(logsumexp, (before, 0)),
+    )
+    filled.output = pad(call.output, rows)
+    return filled
 
 
 def _is_of_a_row(call: AttentionCall, cells: int, longest: int) -> bool:

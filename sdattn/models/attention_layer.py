@@ -33,7 +33,8 @@ class AttentionLayer:
             (keys from the image). Listed, but never captured: ``"text"`` (text only),
             ``"temporal"`` (across the frames of a video), ``"linear"`` (no softmax), ``"audio"``
             (to or from a video's sound), ``"grounded"`` (image and objects of GLIGEN's boxes
-            together) and ``"control"`` (a control network inside the model).
+            together) and ``"control"`` (a control network inside the model, or reference images
+            alone).
         level: 0 at the full latent resolution, 1 at half of it, and so on.
         heads: number of attention heads.
         module: diffusers' attention module; it holds the processor.

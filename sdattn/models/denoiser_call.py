@@ -169,14 +169,20 @@ def grid_of_ids(_model: Model, given: Given, made: int = 0) -> tuple[int, ...]:
             f"{ids.shape[-2]} patches."
         )
     ids = ids[0] if ids.ndim == 3 else ids
-    own = ids[ids[:, 0] == made][:, 1:3].float()
-    rows, cols = own[:, 0].unique(), own[:, 1].unique()
-    if not len(own) or not torch.equal(own, torch.cartesian_prod(rows, cols)):
+    return grid_of_places("img_ids", ids[ids[:, 0] == made][:, 1:3].float())
+
+
+def grid_of_places(name: str, places: Tensor, advice: str = "") -> tuple[int, ...]:
+    """Return the grid of cells whose (row, col) or (time, row, col) an argument gives, ``[N,
+    axes]``; raise ValueError, with advice, if they are not listed row by row."""
+    axes = [axis.unique() for axis in places.unbind(1)]
+    if not len(places) or not torch.equal(places, torch.cartesian_prod(*axes)):
+        sides = " x ".join(str(len(axis)) for axis in axes)
         raise InvalidValueError(
-            f"img_ids name {len(own)} patches of the image in {len(rows)} rows and {len(cols)} "
-            "columns, which do not form a grid, row by row, so patches have no known place."
+            f"{name} gives the image {len(places)} cells, which do not form a grid of {sides}, row "
+            f"by row, so they have no known place. {advice}".rstrip()
         )
-    return len(rows), len(cols)
+    return tuple(map(len, axes))
 
 
 def head_count(attn: Model) -> int:

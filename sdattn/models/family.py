@@ -103,6 +103,7 @@ class Family:
             padded to the longest text. None if :attr:`joined` is enough.
         spans_arguments: arguments whose values, not shapes, ``spans`` reads (masks). The same
             tensors are read once, since reading waits for the device.
+        caches_text: True if the text attends by itself, and no more once its keys are cached.
         timestep_unit: factor from the model's timestep to the scheduler's.
         timestep_start: the scheduler's timestep at the model's 0; the unit is then negative.
         patch: latent cells per side of one query; None for ``config.patch_size``.
@@ -116,6 +117,8 @@ class Family:
             ``"prompt"`` if that is left out. A negative prompt's has ``negative_`` in front.
         text_options: further arguments that decide what the text encoders get, as readers ask for
             them.
+        reads_ids: path, in a text encoder, of the module that its pipelines call with token ids; ""
+            for the encoder itself.
         names: names of the inputs of the model's forward.
         text_stream: for joint attention, how text states as the model gets them enter the text's
             own stream; None if blocks have no such stream.
@@ -139,6 +142,7 @@ class Family:
     joined: Joined | None = None
     spans: Callable[[Model, Given, int], Sequence[Spans]] | None = None
     spans_arguments: tuple[str, ...] = ()
+    caches_text: bool = False
     timestep_unit: float = 1.0
     timestep_start: float = 0.0
     patch: int | None = None
@@ -149,6 +153,7 @@ class Family:
     guidance: Mapping[str, Guidance] = field(default_factory=dict)
     text_argument: str = "prompt"
     text_options: tuple[str, ...] = ("max_sequence_length",)
+    reads_ids: str = ""
     names: Names = field(default_factory=Names)
     text_stream: Callable[[Model, Tensor], Tensor] | None = None
     preset: str = "default"

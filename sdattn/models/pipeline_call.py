@@ -120,7 +120,7 @@ def _plain(value: object) -> object:
 
 def _check_counts(facts: PipelineFacts, options: Options) -> None:
     """Refuse a number of steps or frames that the pipeline cannot run."""
-    most = facts.pipe.scheduler.config.num_train_timesteps
+    most = facts.pipe.scheduler.config.get("num_train_timesteps", 1000)  # MiniMax-H3's has none
     steps = options.get("num_inference_steps", 1)
     if not 1 <= (whole(steps) or 0) <= most:
         raise refuse("num_inference_steps", steps, f"1 to {most}, the scheduler's most")
@@ -229,12 +229,17 @@ def call_pipeline(
     infinity."""
     facts, options = PipelineFacts.of(pipe), dict(options)
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
-        options["negative_prompt"] = one_each(options["negative_prompt"], len(prompts))
+        options["negative_prompt"] = _alone(one_each(options["negative_prompt"], len(prompts)))
     if facts.makes_videos:  # some give arrays otherwise
         options["output_type"] = "pil"
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
     with named_bar(facts.pipe, "drawing"), watch_finite(facts.pipe, options):
-        return facts.pipe.__call__(prompt=prompts, generator=generators, **options)
+        return facts.pipe.__call__(prompt=_alone(prompts), generator=generators, **options)
+
+
+def _alone(texts: list[str]) -> list[str] | str:
+    """Return a lone text by itself: some pipelines take no list."""
+    return texts[0] if len(texts) == 1 else texts
 
 
 @contextmanager
@@ -282,8 +287,9 @@ def one_each(negative: str | Sequence[str], prompts: int) -> list[str]:
 
 def images_of(result: Any) -> list[Any]:
     """Return a pipeline's results: PIL images, or for each video a list of its frames."""
-    for name in ("images", "image"):  # Kandinsky 5 has them by the other name
-        if hasattr(result, name):
-            return list(getattr(result, name))
-    frames = result.frames if hasattr(result, "frames") else result.videos  # of a modular one
-    return [list(one) for one in frames]
+    # The state of a modular pipeline's call has its inputs too, and None for what it lacks.
+    # Kandinsky 5 has images by the last name.
+    names = ("images", "frames", "videos", "image")
+    held = ((name, getattr(result, name, None)) for name in names)
+    name, made = next((name, made) for name, made in held if made is not None)
+    return [list(one) for one in made] if name in ("frames", "videos") else list(made)

@@ -20,6 +20,7 @@ from helpers.hunyuan_rows import HUNYUAN_IMAGES
 from helpers.joint_rows import JOINT
 from helpers.joint_video_rows import JOINT_VIDEOS
 from helpers.ltx2_rows import LTX2_VIDEOS
+from helpers.modular_rows import MODULAR
 from helpers.padded_rows import PADDED
 from helpers.qwen_edit_rows import QWEN_EDITS
 from helpers.rows import Way
@@ -37,6 +38,7 @@ _KNOWN = (
     *JOINT,
     *HUNYUAN_IMAGES,
     *QWEN_EDITS,
+    *MODULAR,
     *CROSS,
     *VIDEOS,
     *WAN_VIDEOS,

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 
 import pytest
 import torch
+from torch.nn.functional import pad
 
 from sdattn.models.layers import TEXT_KINDS, find_denoiser, find_layers
 from sdattn.models.running_call import running_call
@@ -96,6 +97,9 @@ def joint_part(probs, cells, row, lengths, sides):
         start = 0 if first else width - n_text
         if lengths and not first:
             start = -(-cells // row.filled) * row.filled
+        if row.image_last:
+            first = width - cells
+            start = first - row.between - n_text
         place = {"image": slice(first, first + cells), "text": slice(start, start + n_text)}
         part = probs[image, place[sides[0]], place[sides[1]]]
         found[image, : part.shape[0], : part.shape[1]] = part
@@ -111,6 +115,9 @@ def expected_maps(
     joint attention the image's rows and the text's columns are taken, or those of other ``sides``;
     if the keys are the image's, they are the rows, and the ``queries`` the columns.
     """
+    if row.in_parts:  # of all tokens' queries the image's, the last
+        own = [probs for probs in calls if probs.shape[2] < probs.shape[3]]
+        calls = [pad(probs, (0, 0, probs.shape[3] - probs.shape[2], 0)) for probs in own]
     parts = len(calls) // model_calls
     means = []
     for i in range(model_calls):

@@ -63,6 +63,9 @@ class Row:
         references: tokens of images that follow the one that is made.
         lengths: tokens of each image's text, for a way, where a row has its own text behind or
             before the image and then nothing; None where all rows are alike.
+        image_last: whether a row with a text of its own ends with the image, whatever comes before.
+        between: tokens between such a text and the image.
+        in_parts: whether the image's queries have a call of their own, to all keys.
         row_by_row: whether each row of the batch has a call of the kernel of its own, without the
             tokens that are no text of its.
         filled: in such a row the image is filled up to a multiple of so many tokens.
@@ -90,6 +93,9 @@ class Row:
     n_text: int | None = None
     references: int = 0
     lengths: Callable[[Any, Way], list[int]] | None = None
+    image_last: bool = False
+    between: int = 0
+    in_parts: bool = False
     row_by_row: bool = False
     filled: int = 1
     text_last: bool = False
@@ -126,6 +132,10 @@ class Row:
             **more,
         }
         result = pipe(**{name: value for name, value in options.items() if value is not None})
+        return self.taken(result)
+
+    def taken(self, result: Any) -> Any:
+        """Return the images of what a call gave."""
         return result[0]
 
     def fitted(self, way: Way) -> Way:

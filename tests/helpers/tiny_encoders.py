@@ -67,12 +67,12 @@ def tiny_llama(layers: int = 2) -> LlamaForCausalLM:
     return LlamaForCausalLM(config).eval()
 
 
-def tiny_qwen3_vl(layers: int = 2) -> Qwen3VLModel:
+def tiny_qwen3_vl(layers: int = 2, kind=Qwen3VLModel) -> Qwen3VLModel:
     vision = {"depth": 1, "hidden_size": 16, "num_heads": 2, "out_hidden_size": 16}
     vision |= {"intermediate_size": 16, "deepstack_visual_indexes": [0]}
     rope = {"mrope_section": [1, 1, 2], "rope_type": "default", "rope_theta": 10000.0}
     text = {**SMALL, "num_hidden_layers": layers, "rope_parameters": rope}
-    return Qwen3VLModel(Qwen3VLConfig(text_config=text, vision_config=vision)).eval()
+    return kind(Qwen3VLConfig(text_config=text, vision_config=vision)).eval()
 
 
 def tiny_glm_encoder() -> GlmModel:

@@ -26,6 +26,13 @@ CHAT = (
     "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n"
     "{% endif %}{% endif %}"
 )
+# of Qwen3-VL: a message is a text or a list of parts
+VISION_CHAT = (
+    "{% for message in messages %}<|im_start|>{{ message.role }}\n"
+    "{% if message.content is string %}{{ message.content }}{% else %}"
+    "{% for part in message.content %}{{ part.text }}{% endfor %}{% endif %}<|im_end|>\n"
+    "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
 MISTRAL_CHAT = (
     "{{ bos_token }}{% for message in messages %}{% if message.role == 'system' %}[SYSTEM_PROMPT]"
     "{% for block in message.content %}{{ block.text }}{% endfor %}[/SYSTEM_PROMPT]{% else %}[INST]"

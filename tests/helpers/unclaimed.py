@@ -134,19 +134,6 @@ UNCLAIMED = {
         FIRST,
         (FRAMES, ROWS, COLS),
     ),
-    "Ideogram4Transformer2DModel": Unclaimed(
-        {
-            **HEADS,
-            "in_channels": 4,
-            "num_layers": 2,
-            "intermediate_size": 32,
-            "adaln_dim": 16,
-            "llm_features_dim": WIDTH,
-            "mrope_section": (2, 1, 1),
-        },
-        lambda: ideogram_call(),
-        FIRST,
-    ),
     "LatteTransformer3DModel": Unclaimed(
         {
             **HEADS,
@@ -311,28 +298,6 @@ UNCLAIMED = {
         (FRAMES, ROWS, COLS),
     ),
 }
-
-
-def ideogram_call() -> dict[str, Any]:
-    """Text and image are one sequence in both arguments, with zeros where the other is."""
-    from diffusers.models.transformers import transformer_ideogram4 as upstream
-
-    length = T + ROWS * COLS
-    latents, states = torch.zeros(1, length, 4), torch.zeros(1, length, WIDTH)
-    latents[:, T:] = noise(1, ROWS * COLS, 4)
-    states[:, :T] = text()
-    positions = torch.arange(length)[:, None].repeat(1, 3)
-    positions[T:] = places(upstream.IMAGE_POSITION_OFFSET).long()
-    indicator = torch.full((1, length), upstream.OUTPUT_IMAGE_INDICATOR)
-    indicator[:, :T] = upstream.LLM_TOKEN_INDICATOR
-    return {
-        "hidden_states": latents,
-        STATES: states,
-        "timestep": torch.tensor([0.5]),
-        "position_ids": positions[None],
-        "segment_ids": torch.ones(1, length, dtype=torch.long),
-        "indicator": indicator,
-    }
 
 
 def lumina_call() -> dict[str, Any]:

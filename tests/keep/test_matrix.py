@@ -150,10 +150,11 @@ def test_where_cells_and_the_text_looked(row):
         model, (plain, record, calls) = find_denoiser(pipe).model, first_run(row)[1]
         cells, kinds = spots_of(row, way), {one.name: one.kind for one in find_layers(model)}
         asked = [{"queries": cells}] if {"self", "joint"} & {*kinds.values()} else []
-        if row.joint:
+        if row.joint and not row.in_parts:
             asked += [{"queries": "text"}, {"queries": "text", "keys": "text"}]
         else:
-            with pytest.raises(ValueError, match="joint"), capture(pipe, queries="text"):
+            why = "to itself alone" if row.in_parts else "joint"
+            with pytest.raises(ValueError, match=why), capture(pipe, queries="text"):
                 pass
         if not asked:
             with pytest.raises(ValueError, match="self"), capture(pipe, queries=cells):

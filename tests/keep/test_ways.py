@@ -66,12 +66,14 @@ def layout(row):
     return row.joint, row.frames is None, row.in_turn, row.twice, *held
 
 
-# Rows that take an image draw nothing from text alone.
+# Rows that take an image draw nothing from text alone; others make one at a time.
+BLANK = SimpleNamespace(guider=SimpleNamespace())  # a pipeline, as far as options change one
 FROM_TEXT = [
     row
     for row in ROWS
-    if not GIVEN & row.options(SimpleNamespace(), row.fitted(WAYS[0])).keys()
+    if not GIVEN & row.options(BLANK, row.fitted(WAYS[0])).keys()
     and row.name not in UNSEEDED
+    and (row.batched or row.images_option)
 ]
 # Two of each layout; test_matrix.py runs every row with several prompts.
 ALIKE = [[row for row in FROM_TEXT if layout(row) == one] for one in {*map(layout, FROM_TEXT)}]

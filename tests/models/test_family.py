@@ -310,12 +310,11 @@ def resisting(kind):
 @pytest.mark.parametrize(
     ("kind", "why"),
     [
-        ("QwenImage21Transformer2DModel", "fewer queries than keys"),
-        ("PRXTransformer2DModel", "attends"),
         (
-            "UNet2DConditionModel",
-            "down_blocks.1.attentions.0.*text",
+            "PRXTransformer2DModel",
+            r"attends(.|\n)*inspect_attention\(model, (.|\n)*capture\(model, text=",
         ),
+        ("UNet2DConditionModel", "down_blocks.1.attentions.0.*text"),
     ],
 )
 def test_what_resists_is_refused_with_its_reason(kind, why):

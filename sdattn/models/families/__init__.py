@@ -1,6 +1,7 @@
-"""The families of models, a file each, and the registry that the rest of the package asks.
+"""The families of models, and the registry that the rest of the package asks.
 
-A module in this folder that holds a ``FAMILY`` is found by itself.
+Families that need no code are rows of :mod:`.table`; each other one has a file. A module in this
+folder is found by itself, with the ``FAMILY`` or the ``FAMILIES`` that it holds.
 """
 
 import re
@@ -21,15 +22,15 @@ from ..pipeline import Options, Pipeline
 
 Fact = TypeVar("Fact")
 PAGE = "docs/contributing/family.md"
-TWO_LINES = """\
+TWO_FACTS = """\
+is watched by two facts, which a dry run proposes:
     print(sdattn.inspect_attention(model, *its_arguments))
-    with sdattn.capture(model, text=..., grid=...) as store: ..."""
-# Models of diffusers that have been looked at and cannot be captured, by class, and why.
+    with sdattn.capture(model, text=..., grid=...) as store: ...
+"""
+# Models of diffusers that only the two facts can watch, by class, and why.
 RESISTING: Mapping[str, str] = {
     "PRXTransformer2DModel": "in each layer the image attends to the text and to itself and the "
-    "text to nothing, so there are fewer queries than keys, which no way of looking knows",
-    "QwenImage21Transformer2DModel": "its layers attend to the sequence a part at a time, with "
-    "fewer queries than keys, and after the first step to keys from a cache",
+    "text to nothing",
 }
 # Pipelines of diffusers whose calls of the model have been read and make no map of one image.
 UNMAPPED: Mapping[str, str] = {
@@ -40,8 +41,9 @@ UNMAPPED: Mapping[str, str] = {
 }
 
 
+_modules = [vars(import_module(f".{one.name}", __name__)) for one in iter_modules(__path__)]
 _registered: tuple[Family, ...] = tuple(
-    import_module(f".{module.name}", __name__).FAMILY for module in iter_modules(__path__)
+    family for held in _modules for family in held.get("FAMILIES") or [held["FAMILY"]]
 )
 
 
@@ -105,13 +107,17 @@ def family_of(model: object, asked: str = "") -> Family:
         what = asked or f"A {type(unwrapped(model)).__name__} is of no known family"
         for cls in type(unwrapped(model)).__mro__:
             if cls.__name__ in RESISTING:
-                raise InvalidTypeError(f"{what}: {RESISTING[cls.__name__]}.")
+                why = RESISTING[cls.__name__]
+                raise InvalidTypeError(
+                    f"{what}: {why}, fewer queries than keys. Its pipelines are not read; the "
+                    f"model itself {TWO_FACTS}"
+                )
         alike = closest(type(unwrapped(model)))
         raise InvalidTypeError(
             f"{what}. Supported: pipelines with one of these models, or the model itself: "
             f"{'; '.join(family.title for family in _registered)}. "
             f"{f'The closest by name is {alike.title}. ' if alike else ''}"
-            f"Any other is watched by two facts, which a dry run proposes:\n{TWO_LINES}\n"
+            f"Any other {TWO_FACTS}"
             f"Written down they are a family, see {PAGE}; `python -m scripts.new_family MODEL`, in "
             "a checkout of sdattn, drafts it."
         )

@@ -1,8 +1,6 @@
 """LTX-Video: videos as one sequence, cross-attention to T5."""
 
-import torch
-
-from ...errors import InvalidValueError
+from ..denoiser_call import grid_of_places
 from ..encoders import read_t5
 from ..family import NEGATIVE_FIRST, Family
 from ..pipeline import Given, Model
@@ -14,16 +12,11 @@ def _grid(_model: Model, given: Given) -> tuple[int, ...]:
     coordinates = given.get("video_coords")
     if coordinates is None:
         return given["num_frames"], given["height"], given["width"]
-    places = coordinates[0].float()
-    axes = [axis.unique() for axis in places]
-    frames, rows, cols = map(len, axes)
-    if not torch.equal(places.T, torch.cartesian_prod(*axes)):
-        raise InvalidValueError(
-            f"The model was called with {coordinates.shape[-1]} cells, which are no grid of "
-            f"{frames} frames of {rows}x{cols}, frame by frame: the cells of given frames that are "
-            "not the first come before the video's. Give the video its first frame alone."
-        )
-    return frames, rows, cols
+    advice = (
+        "The cells of given frames that are not the first come before the video's: give the video "
+        "its first frame alone."
+    )
+    return grid_of_places("video_coords", coordinates[0].float().T, advice)
 
 
 FAMILY = Family(

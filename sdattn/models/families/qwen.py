@@ -13,7 +13,7 @@ from torch import Tensor
 from ...errors import InvalidValueError
 from ...prompts.tokenizing import TEMPLATE, Token
 from ...prompts.tokens import Prompt
-from ..encoders import TextCall, filled_to_longest, in_template, read_inside, refuse_unknown
+from ..encoders import TextCall, filled_to_longest, in_template, read_inside
 from ..family import IN_TURN, Family
 from ..parts import Edits, ImageLatents, packed, vae_latents
 from ..pipeline import Given, Model, Pipeline
@@ -140,7 +140,6 @@ FAMILY = Family(
         "QwenImage": read_qwen,
         "QwenImageEdit": read_edit,
         "QwenImageEditPlus": read_edit_plus,
-        "QwenImage21": refuse_unknown,
     },
     # the images that the text encoder gets are variables of the running call
     text_options=("max_sequence_length", "prompt_image", "condition_images"),
