@@ -8,21 +8,17 @@ from functools import partial
 import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
 from helpers import training_process
 from helpers.forks import fork
-from helpers.starts import write_start
 from torch import nn
-from transformers import CLIPTokenizer
 
 from scripts.scenes.shapes import COLOURS, SHAPES
 from scripts.training import autoencoder, fit, record, train_demo_model
 from scripts.training.autoencoder import vae_psnr
-from scripts.training.data import TOKENS, make_scenes, make_tokenizer, token_ids
+from scripts.training.data import TOKENS, make_scenes, make_tokenizer
 from scripts.training.fit import Fit, note
 from scripts.training.losses import captions, split, text_states
 from scripts.training.models import new_text_encoder
-from scripts.training.train_demo_model import train_from
 
 pytestmark = pytest.mark.slow
 
@@ -144,27 +140,6 @@ def settings(tmp_path, **changes):
     return argparse.Namespace(**{**made, "snapshot": False, **changes})
 
 
-@pytest.mark.weekly
-def test_the_steps_of_a_stage_can_be_changed_until_its_learning_rate_falls(tmp_path):
-    record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=10))
-    torch.save({"step": 6, "seconds": 1.0}, tmp_path / "vae.pt")
-    record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=5))
-    run = json.loads((tmp_path / "run.json").read_text())
-    assert run["settings"]["refine_steps"] == 5
-    assert [one["settings_before"] for one in run["sittings"]] == [{}, {"refine_steps": 10}]
-    torch.save({"step": 1, "seconds": 1.0}, tmp_path / "refine.pt")
-    record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=11))
-    torch.save({"step": 3, "seconds": 1.0}, tmp_path / "refine.pt")  # three tenths of 10
-    record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=10))
-    with pytest.raises(SystemExit, match="Pass the same options"):
-        record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=9))
-    run = json.loads((tmp_path / "run.json").read_text())
-    for other in ({"vae_steps": 7}, {"vae_steps": 6, "seed": 2}, {}):
-        with pytest.raises(SystemExit, match="Pass the same options"):
-            record.begin_sitting(tmp_path, settings(tmp_path, refine_steps=10, **other))
-    assert json.loads((tmp_path / "run.json").read_text()) == run
-
-
 def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
     record.begin_sitting(tmp_path, settings(tmp_path))
     torch.save({"step": 300, "seconds": 12.6}, tmp_path / "vae.pt")
@@ -197,26 +172,3 @@ def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
     (out / "vae" / "w.safetensors").write_bytes(b"abd")
     with pytest.raises(SystemExit, match="Pass the same options"):
         record.begin_sitting(after, settings(after, start=out))
-
-
-def drawn(seed, count):
-    images = np.stack([scene.draw(128) for scene in make_scenes(seed, count)])
-    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-
-
-@pytest.mark.weekly
-def test_a_run_that_begins_with_a_model_reads_as_that_one_does(tmp_path):
-    """Whatever its own scenes are: a tokenizer that is made of them can have other ids."""
-    scenes = make_scenes(9, 400)
-    start = write_start(tmp_path / "start")
-    made = train_from(settings(tmp_path, start=start, refine_steps=0), scenes, drawn(9, 4))
-    before = StableDiffusionPipeline.from_pretrained(start, dtype=torch.float32)
-    kept = CLIPTokenizer.from_pretrained(tmp_path / "tokenizer")
-    prompts = [said for scene in make_scenes(8, 40) for said in scene.prompts()]
-    ids = before.tokenizer(prompts)["input_ids"]
-    assert made.tokenizer(prompts)["input_ids"] == kept(prompts)["input_ids"] == ids
-    assert make_tokenizer(scenes)(prompts)["input_ids"] != ids
-    with torch.no_grad():
-        given = token_ids(before.tokenizer, prompts[:2])
-        states = [one.text_encoder(given).last_hidden_state for one in (before, made)]
-    assert torch.equal(*states)

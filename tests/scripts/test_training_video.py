@@ -17,11 +17,8 @@ from scripts.training.motion import (
     FRAMES,
     adapter_of,
     assemble,
-    draw_videos,
-    make_videos,
     new_adapter,
     snapshot,
-    video_latents,
     video_loss,
 )
 from sdattn.loading.pipelines import LENT, load_pipeline
@@ -58,18 +55,6 @@ def trained(work):
     return torch.load(work / "motion.pt")
 
 
-@torch.no_grad()
-@pytest.mark.weekly
-def test_a_video_begins_as_images_of_the_model(pipe):
-    noisy, states = torch.randn(2, CHANNELS, 3, 16, 16), torch.randn(2, TOKENS, WIDTH)
-    made = pipe.unet(noisy, torch.tensor([700, 30]), states.repeat_interleave(3, 0)).sample
-    images = StableDiffusionPipeline.from_pretrained(demos.DEMO, dtype=torch.float32)
-    for video, time in enumerate((700, 30)):
-        for frame in range(3):
-            alone = images.unet(noisy[video, None, :, frame], time, states[video, None]).sample
-            torch.testing.assert_close(made[video, None, :, frame], alone, atol=1e-5, rtol=1e-5)
-
-
 @pytest.mark.weekly
 def test_it_learns_the_velocity_of_every_frame(pipe):
     """Against the formula written out: x_t = sqrt(a) x + sqrt(1 - a) e, v = sqrt(a) e -
@@ -90,18 +75,6 @@ def test_it_learns_the_velocity_of_every_frame(pipe):
     with torch.no_grad():
         found = pipe.unet(noisy, times, frames).sample.double()
     torch.testing.assert_close(loss.double(), (found - velocity).square().mean())
-
-
-@pytest.mark.weekly
-def test_latents_are_of_the_frames_in_their_order(few, pipe, tmp_path):
-    latents = video_latents(pipe.vae, 3, 1, tmp_path)
-    assert latents.shape == (VIDEOS, CHANNELS, FRAMES, 16, 16)
-    video = make_videos(3_000_000)[4]
-    frame = torch.from_numpy(video.draw(128)[5]).permute(2, 0, 1)
-    assert np.array_equal(draw_videos(3_000_000)[4 * FRAMES + 5], frame)
-    with torch.no_grad():
-        wanted = pipe.vae.encode(frame[None] / 127.5 - 1).latent_dist.mode()[0]
-    torch.testing.assert_close(latents[4, :, 5], wanted, atol=1e-4, rtol=1e-4)
 
 
 @pytest.mark.weekly
