@@ -86,7 +86,7 @@ def try_fault(root: Path, fault: Fault) -> Outcome:
 
 def first_failure(root: Path, tests: Sequence[str]) -> str | None:
     """Return the first test that fails, None if all pass; raise ValueError if none runs."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not weekly", "--tb=no"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not slow or chosen", "--tb=no"]
     command += ["-p", "no:cacheprovider", *tests]
     # Files that are written twice in a second would leave compiled code of the other behind.
     variables = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}

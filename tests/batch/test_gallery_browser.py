@@ -196,7 +196,7 @@ def test_a_place_is_a_path_below_the_page(tmp_path, open_page):
     assert links[3] == f"{below}a%20b%23c%3Fd%252F/grid.png"
 
 
-@pytest.mark.parametrize("format", tiered(["folder", "tar"], 0, 1))
+@pytest.mark.parametrize("format", tiered(["folder", "tar"], quick=0))
 def test_axe_finds_no_fault(tmp_path, open_page, format):
     runs = [small_run(n, prompt) for n, prompt in enumerate(("a red cat", "a dragon"))]
     runs[1] = replace(runs[1], settings=replace(runs[1].settings, blanked=True))

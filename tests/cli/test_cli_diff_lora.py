@@ -27,7 +27,7 @@ def drawn(**loading):
     return generate(pipe, PROMPT, seed=3, num_inference_steps=2)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_one_command_draws_with_and_without(invoke, lora):
     code, out, err = invoke("diff", PROMPT, "--lora", lora, *FEW, "--json")
     found = json.loads(out)
@@ -47,7 +47,7 @@ def test_one_command_draws_with_and_without(invoke, lora):
     assert abs(pixels(a) - pixels(b)).mean() > 0.1
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_words_and_a_scale_may_follow(invoke, lora):
     lora = f"{lora}:0.5"
     code, _, err = invoke("diff", PROMPT, "cat", "--lora", lora, *FEW, "--out", "half")
@@ -75,7 +75,7 @@ def test_what_does_not_go_together_is_refused_by_its_option(invoke, lora, argume
     assert not list(Path().rglob("*.html"))
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch, lora):
     drawn = "diffusers.AnimateDiffPipeline.__call__"
     monkeypatch.setattr(drawn, lambda *_, **__: pytest.fail("a video was drawn"))

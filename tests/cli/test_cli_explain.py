@@ -55,7 +55,7 @@ def test_the_part_that_the_model_saw_is_said(explained):
     assert f"the middle {width}x{height} of 150x120 pixels" in " ".join(out.split())
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_the_command_with_choices_of_its_own(explained):
     options = ("--device", "cpu", "--out", "run", "--force")
     assert explained("My photo.png", f"a {THING}", "--timesteps", "30, 600", *options)[0] == 0

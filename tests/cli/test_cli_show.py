@@ -46,7 +46,6 @@ def assert_is(path, kind):
     tiered(
         [("words", "pdf"), ("steps", "svg"), ("words", "png"), ("layers", "PDF"), ("heads", "svg")],
         quick=0,
-        daily=2,
     ),
 )
 def test_a_figure_is_written(invoke, folders, kind, suffix):
@@ -209,7 +208,7 @@ def test_the_page_holds_the_phrase_that_was_asked_for(invoke, folders):
     assert sorted(os.listdir("drawn/heatmaps"))[-2:] == ["07-blue.png", f"08-{OTHER}.png"]
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_figure_of_an_item_of_a_batch(invoke):
     Path("prompts.txt").write_text(f"a star\n{PROMPT}\n")
     options = ("--model", "demo", "--steps", "1", "--device", "cpu", "--save", "image,maps")

@@ -99,7 +99,7 @@ def test_info_says_how_a_model_was_loaded(invoke, model):
     assert json.loads(invoke("info", model, "--json")[1])["loading"] == {}
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_batch_is_loaded_so_and_goes_on_only_so(invoke, model, lora):
     Path("in.txt").write_text("a cat\na dog\n")
     batch = ("batch", "in.txt", "--out", "RUN", "--model", model, *SMALL, "--save", "image,maps")
@@ -160,7 +160,7 @@ def files(tmp_path_factory):
     return folder
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_single_file_is_drawn_from_and_made_again(invoke, files):
     asked = ("--model", str(files / "good.safetensors"))
     asked += ("--single-file-config", str(files / "settings"))
@@ -172,7 +172,7 @@ def test_a_single_file_is_drawn_from_and_made_again(invoke, files):
     assert again["files"]["image.png"] == info["files"]["image.png"]
 
 
-@pytest.mark.parametrize("command", tiered(["generate", "batch"], 2))
+@pytest.mark.parametrize("command", tiered(["generate", "batch"], quick=2))
 @pytest.mark.parametrize(
     ("name", "noun"),
     tiered(
@@ -183,8 +183,7 @@ def test_a_single_file_is_drawn_from_and_made_again(invoke, files):
             ("half", "lora_B"),
             ("partly", "2 of its 4 tensors"),
             ("metadata", "cannot be loaded as the LoRA"),
-        ],
-        daily=3,
+        ]
     ),
 )
 @pytest.mark.slow

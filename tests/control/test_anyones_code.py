@@ -36,7 +36,7 @@ def written_by_hand(store, unet):
     return {name: CrossProcessor(store, name.split("_")[0]) for name in unet.attn_processors}
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @torch.no_grad()
 def test_a_store_that_is_alone_fills_with_the_16_maps_of_a_pass():
     """On torch's meta device, where nothing is computed."""
@@ -191,7 +191,7 @@ def expected():
     EXPECTED.clear()
 
 
-@pytest.mark.parametrize("order", tiered(ORDERS, quick=4, daily=8))
+@pytest.mark.parametrize("order", tiered(ORDERS, quick=4))
 def test_every_order_of_doing_things(order):
     hand = Hand()
     for verb in order.split():

@@ -61,7 +61,7 @@ def told(store, match):
             read()
 
 
-@pytest.mark.parametrize("way", tiered(REPLACING, 2))
+@pytest.mark.parametrize("way", tiered(REPLACING, quick=2))
 def test_replaced_processors_are_named_when_the_store_is_read(way):
     pipe, options = make_pipe(), {}
     store = attached(pipe)
@@ -241,9 +241,7 @@ def test_stores_take_turns():
 
 @pytest.mark.slow
 @pytest.mark.parametrize("before", [False, True], ids=["never ran", "ran"])
-@pytest.mark.parametrize(
-    "controller", tiered([AttentionStore, EmptyControl, lambda: None], daily=1)
-)
+@pytest.mark.parametrize("controller", tiered([AttentionStore, EmptyControl, lambda: None]))
 def test_what_is_registered_for_a_while_lets_a_store_rest(controller, before):
     pipe = make_pipe()
     store = attached(pipe)

@@ -54,7 +54,7 @@ def test_forks_of_prompt_to_prompt(prompts):
 
 
 @pytest.mark.parametrize("n", tiered([1, 2]))
-@pytest.mark.parametrize("called", tiered(["unet(...)", "unet.forward(...)"], daily=1))
+@pytest.mark.parametrize("called", tiered(["unet(...)", "unet.forward(...)"]))
 @pytest.mark.slow
 def test_two_passes_a_step(called, n):
     """DDPM_inversion and PnPInversion, whose LOW_RESOURCE is a global."""
@@ -153,7 +153,7 @@ def our_box_loss(store):
     return 1 - maps[..., 3].max() + maps[:2, :2, 5].sum()
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.parametrize("save", [False, True])
 def test_boxdiff_and_attend_and_excite(save):
     pipe, theirs, ours = make_pipe(), ExciteStore(save), AttentionStore(save_global_store=save)

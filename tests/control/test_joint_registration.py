@@ -78,7 +78,7 @@ def test_plain_attention_is_that_of_diffusers(name):
     assert not model._forward_pre_hooks
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, 2))
+@pytest.mark.parametrize("name", tiered(NAMES, quick=2))
 def test_every_way_of_editing_is_understood(name):
     row, images, controllers = NAMED[name], [], []
     pipe = sharp(name)
@@ -145,7 +145,7 @@ def test_everything_is_put_back_when_the_run_fails():
 
 
 @pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("name", tiered(NAMES, 2))
+@pytest.mark.parametrize("name", tiered(NAMES, quick=2))
 def test_a_store_keeps_the_prompts_rows(name, attached):
     row, pipe = NAMED[name], sharp(name)
     with capture(pipe, heads="all", steps="last") as captured:

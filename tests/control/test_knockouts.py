@@ -232,9 +232,9 @@ def test_a_controller_that_is_registered_inside_is_refused():
     assert all(pipe.unet.attn_processors[name] is one for name, one in before.items())
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @needs_sprites
-@pytest.mark.parametrize("seed", tiered(range(3), quick=0, daily=1))
+@pytest.mark.parametrize("seed", tiered(range(3), quick=0))
 def test_the_demo_loses_the_object_whose_words_it_may_not_see(seed):
     """In all steps: without them in the second half alone it keeps what the first half drew."""
     pipe = sdattn.load_pipeline("demo", device="cpu")

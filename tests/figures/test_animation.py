@@ -160,9 +160,7 @@ def test_the_last_frame_stands_as_long_as_others_where_these_stand_longer(frames
 
 
 @pytest.mark.parametrize(("kind", "most"), [("gif", 655_350 // 4), ("webp", (2**24 - 1) // 4)])
-@pytest.mark.parametrize(
-    "milliseconds", tiered(["most", 25.6, 20, 24, 33, 47, 1501], quick=0, daily=2)
-)
+@pytest.mark.parametrize("milliseconds", tiered(["most", 25.6, 20, 24, 33, 47, 1501], quick=0))
 def test_every_time_that_is_taken_can_be_read(frames, tmp_path, kind, most, milliseconds):
     asked = most if milliseconds == "most" else milliseconds
     for four in (frames, [*frames[:1] * 3, frames[1]]):  # those that are alike may be one

@@ -241,7 +241,7 @@ def test_chosen_steps_and_heads_keep_their_numbers(pipe):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("value", [0.0, 0.25])
-@pytest.mark.parametrize("kind", tiered(KINDS, quick=0, daily=2))
+@pytest.mark.parametrize("kind", tiered(KINDS, quick=0))
 def test_constant_maps_have_a_scale_from_zero(tmp_path, kind, value):
     run = random_run(2, steps=2, heads=2)
     for held in (run.layers, run.details.steps, run.details.heads):
@@ -335,7 +335,6 @@ HIGH = {"size": (512, 1024), "grid": (16, 8)}
             ("steps", 1, {"steps": 1, "size": (3000, 300), "grid": (8, 80)}, 1),
         ],
         quick=0,
-        daily=3,
     ),
 )
 def test_few_and_many_panels_are_legible(kind, words, options, number):
@@ -344,7 +343,7 @@ def test_few_and_many_panels_are_legible(kind, words, options, number):
     assert len(panels(drawn)) == number
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_rows_of_different_lengths_are_legible():
     """Layers may differ in their numbers of heads; the longest rows may all be in one block."""
 
@@ -379,7 +378,7 @@ def test_a_letter_that_the_font_lacks_comes_from_another():
     assert [bool(font.get_char_index(ord(letter))) for font in fonts] == [False, True]
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.parametrize(("kind", "words"), [("words", ODD), ("steps", 2), ("heads", 1)])
 def test_fonts_and_sizes_of_the_user_are_taken_over(kind, words):
     run = random_run(words, steps=8, heads=4)
@@ -515,7 +514,7 @@ def test_others_are_for_comparing():
 # Axes of the user
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_axes_of_the_user_are_drawn_into(run):
     """The same images, titles and scale; the figure stays the user's."""
     image = run.image_run(0)
@@ -552,8 +551,8 @@ def all_bytes(drawn, folder):
     return [path.read_bytes() for path in paths]
 
 
-@pytest.mark.weekly
-@pytest.mark.parametrize("kind", tiered(["steps", "words"], quick=0, daily=1))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", tiered(["steps", "words"], quick=0))
 def test_a_figure_gives_the_same_bytes_whatever_its_user_has_set(run, tmp_path, kind):
     open_before = pyplot.get_fignums()
     drawn = figure(run.image_run(0), kind, [THING])
@@ -600,7 +599,7 @@ def test_text_stays_text(tmp_path):
     assert not any(one.tag.endswith("script") for one in elements)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["pdf", "png"])
 def test_odd_words_can_be_saved(tmp_path, kind):
     save_figure(figure(random_run(ODD), "words"), tmp_path / f"x.{kind}")
@@ -651,7 +650,7 @@ def test_what_cannot_be_asked_for(kind, words, error, message):
         figure(random_run(2), kind, words)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_too_many_panels_are_refused():
     run = random_run(73, heads=8)
     with pytest.raises(ValueError, match="146.*rows.*8"):

@@ -209,7 +209,7 @@ def alone():
     return store, image
 
 
-@pytest.mark.parametrize("beside", tiered(BESIDE, quick=2, daily=6), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("beside", tiered(BESIDE, quick=2), ids=lambda one: one.__name__)
 def test_a_capture_counts_the_passes_alone(beside, alone):
     pipe = small_pipe()
     run = beside(pipe)
@@ -245,7 +245,7 @@ def test_who_called_is_named(beside, who):
 INSIDE = [one for one in BESIDE if one is not after_a_warm_up]  # controllers see loops of one's own
 
 
-@pytest.mark.parametrize("beside", tiered(INSIDE, quick=1, daily=4), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("beside", tiered(INSIDE, quick=1), ids=lambda one: one.__name__)
 def test_an_attached_store_counts_the_passes_alone(beside):
     def attached(pipe, run):
         store = AttentionStore(pipeline=pipe)
@@ -285,7 +285,7 @@ class Zero(Recording):
         return attn * 0
 
 
-@pytest.mark.parametrize("beside", tiered(INSIDE, quick=1, daily=4), ids=lambda one: one.__name__)
+@pytest.mark.parametrize("beside", tiered(INSIDE, quick=1), ids=lambda one: one.__name__)
 @pytest.mark.slow
 def test_a_registered_controller_is_called_in_the_passes_alone(beside):
     pipe, other = small_pipe(), small_pipe()
@@ -544,7 +544,7 @@ def own_loop(pipe, rows, steps=2):
             pipe.unet(sample, t, encoder_hidden_states=text)
 
 
-@pytest.mark.parametrize("before", tiered(["fresh", "unguided", "guided"], 2))
+@pytest.mark.parametrize("before", tiered(["fresh", "unguided", "guided"], quick=2))
 @pytest.mark.slow
 def test_a_loop_of_ones_own_says_where_the_unconditional_rows_are(before):
     """What a call of the pipeline left behind is never asked."""

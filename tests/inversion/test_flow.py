@@ -134,7 +134,7 @@ def test_packed_latents_are_refused():
         invert(flow_pipeline("FLUX.1")[0], new_image(), PROMPT)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_the_demo_comes_back_to_its_image():
     pipe = sdattn.load_pipeline("demo-mmdit", device="cpu")
     pipe.set_progress_bar_config(disable=True)

@@ -374,7 +374,7 @@ def test_the_command_line_takes_words_and_a_place(invoke, folders):
     assert invoke("diff", *folders, "--out", "here", "--force")[0] == 0
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_items_of_batch_runs(invoke):
     Path("prompts.txt").write_text(f"a red {THING}\na red {OTHER}\n")
     options = ("--steps", "1", "--device", "cpu", "--batch-size", "2", "--save", "image,maps")

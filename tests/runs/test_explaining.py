@@ -82,7 +82,7 @@ def test_sdxl_with_its_added_conditions():
     assert_same_maps(run.store, expected)
 
 
-@pytest.mark.parametrize("name", tiered(["UNet", *FLOWS], 2))
+@pytest.mark.parametrize("name", tiered(["UNet", *FLOWS], quick=2))
 def test_an_image_in_a_batch_is_shown_as_alone(pipe, name):
     used, options = (pipe, {}) if name == "UNet" else flow_pipeline(name)
     images, prompts = [new_image(seed=1), new_image(seed=2)], ["a red cat", "a red dog"]
@@ -208,7 +208,7 @@ def test_inverted_images_are_watched_on_their_way_back(pipe):
         assert both.images[i].tobytes() == images[i].tobytes()
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @needs_sprites
 def test_the_demo_comes_back_to_its_image(demo):
     scene = random_scene(np.random.default_rng(0), n_objects=1)
@@ -245,7 +245,9 @@ WAYS = {"UNet": {}, "UNet, inverted": {"invert": True, "num_inference_steps": 2}
 
 
 @pytest.mark.parametrize("name", [*WAYS, "SD3", "FLUX.1"])
-@pytest.mark.parametrize("failing", tiered([None, "denoiser", "vae.encoder", "vae.decoder"], 2))
+@pytest.mark.parametrize(
+    "failing", tiered([None, "denoiser", "vae.encoder", "vae.decoder"], quick=2)
+)
 def test_explaining_restores_the_pipeline(failing, name):
     if name in WAYS:
         pipe, options = small_pipeline(scheduler=EulerDiscreteScheduler(steps_offset=1)), WAYS[name]

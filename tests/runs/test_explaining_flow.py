@@ -38,7 +38,7 @@ def expected_latents(pipe, image, seed, timestep):
 # -- what the model is shown ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", tiered(FLOWS, 2))
+@pytest.mark.parametrize("name", tiered(FLOWS, quick=2))
 def test_the_model_is_shown_the_noised_latents(name):
     pipe, options = flow_pipeline(name)
     image, asked = new_image((160, 96)), [40, 700, 300]

@@ -157,7 +157,7 @@ def test_what_is_wrong_is_named(whole, change, message):
 # Damage
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_flip_anywhere_in_run_json_is_found(whole):
     """Every 19th byte, one bit and all bits of it, and every byte of the last lines."""
     data = whole["run.json"]

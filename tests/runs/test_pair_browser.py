@@ -164,7 +164,7 @@ def test_axe_finds_no_fault(page_of):
 
 
 @pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
-@pytest.mark.parametrize("theme", tiered(["dark", "light"], 0, 1))
+@pytest.mark.parametrize("theme", tiered(["dark", "light"], quick=0))
 def test_prompts_and_names_are_text(page_of, theme):
     found = compared(TEXTS[0], HOSTILE, names=("<script>alert(2)</script>", "b"))
     page = page_of(found, color_scheme=theme)

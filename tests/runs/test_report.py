@@ -158,7 +158,7 @@ def test_of_many_words_that_were_cut_off_the_first_are_listed(number, told):
 
 @pytest.mark.parametrize(
     ("words", "steps", "pixels"),
-    tiered([(10, 50, 512), (73, 50, 512), (10, 0, 512), (10, 0, 2500)], quick=0, daily=1),
+    tiered([(10, 50, 512), (73, 50, 512), (10, 0, 512), (10, 0, 2500)], quick=0),
 )
 def test_the_page_of_sd15_is_under_3_mb(words, steps, pixels):
     """Of noise, which does not pack, at SD 1.5's 16 layers."""
@@ -198,7 +198,6 @@ def test_where_there_are_very_many_cells_neighbours_are_averaged():
             {"seed": 3},
         ],
         quick=0,
-        daily=2,
     ),
 )
 def test_the_command_makes_the_run_again(demo, invoke, options):
@@ -214,11 +213,11 @@ def test_the_command_makes_the_run_again(demo, invoke, options):
     torch.testing.assert_close(again.heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     tiered(
-        [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}], 0, 1
+        [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}], quick=0
     ),
 )
 def test_the_command_explains_again(demo, invoke, options):

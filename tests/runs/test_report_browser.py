@@ -276,7 +276,7 @@ def tiny():
 
 
 @pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
-@pytest.mark.parametrize("prompt", tiered(HOSTILE, 0), ids=range(len(HOSTILE)))
+@pytest.mark.parametrize("prompt", tiered(HOSTILE, quick=0), ids=range(len(HOSTILE)))
 def test_prompts_are_text_and_nothing_else(tiny, page_of, tmp_path, prompt):
     made = generate(tiny, prompt, seed=1, **SMALL)
     one = made.image_run(0)

@@ -40,7 +40,6 @@ def composed(scene, size=128):
     return np.asarray(image.convert("RGB")), np.stack(alphas)
 
 
-@pytest.mark.weekly
 def test_image_and_truth_agree_with_another_composition(scenes):
     for scene in scenes[:40]:
         image, alphas = composed(scene)
@@ -65,7 +64,6 @@ def test_objects_keep_clear_of_each_other_and_lie_wholly_in_the_image(scenes):
         assert scene.covers().sum(0).max() <= 1
 
 
-@pytest.mark.weekly
 def test_relation_words_agree_with_the_middles_of_the_masks():
     rng = np.random.default_rng(2)
     sides = {"left of": (1, -1), "right of": (1, 1), "above": (0, -1), "below": (0, 1)}
@@ -81,7 +79,6 @@ def test_relation_words_agree_with_the_middles_of_the_masks():
     assert set(seen) == {*DIRECTIONS, "and"} and min(seen.values()) > 25
 
 
-@pytest.mark.weekly
 def test_nothing_held_out_is_seen_in_training_however_it_is_said():
     rng = np.random.default_rng(3)
     turned = {"left of": "right of", "right of": "left of", "above": "below", "below": "above"}

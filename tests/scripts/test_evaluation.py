@@ -196,7 +196,6 @@ def given(folder):
     return [part for name, path in paths.items() for part in (name, str(folder / path))]
 
 
-@pytest.mark.weekly
 def test_the_command_measures_a_folder_and_goes_on_where_it_stopped(folder, tmp_path, capsys):
     few = ["--scenes", "2", "--inverted", "1", "--causes", "1", "--pairs", "2"]
     asked = [*given(folder), *few, "--out", str(tmp_path)]
@@ -216,7 +215,6 @@ def test_the_command_measures_a_folder_and_goes_on_where_it_stopped(folder, tmp_
         evaluate_heatmaps.main([*asked, "--seed", "1"])
 
 
-@pytest.mark.weekly
 def test_the_command_tells_what_must_hold_and_draws_a_sheet(folder, tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(evaluate_demo_model, "SHEET", (1, 2))
     work, out = str(tmp_path / "parts"), tmp_path / "out.json"

@@ -17,7 +17,6 @@ from sdattn import explain
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.weekly
 def test_the_maps_at_several_timesteps_are_those_of_explain():
     pipe, asked = sd3(t5=False), unseen_scenes(random_scene, 2, seed=5)
     subject = Subject(pipe, {}, random_scene, see_shapes)

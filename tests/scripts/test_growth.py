@@ -40,7 +40,7 @@ def test_exponents_are_those_of_power_laws():
     assert found["theory"] == {"watching": 1, "held": 1}
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_tables_json_and_plot_are_written(tmp_path, monkeypatch, capsys):
     paths = [str(tmp_path / name) for name in ("growth.json", "growth.png")]
     arguments = ["--quick", "--axes", "images", "--out", paths[0], "--plot", paths[1]]

@@ -57,7 +57,6 @@ def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(images):
             torch.testing.assert_close(one.maps, own.keep(one.columns).maps)
 
 
-@pytest.mark.weekly
 def test_the_command_measures_a_folder(tmp_path, capsys):
     model = tmp_path / "model"
     sd3().save_pretrained(model)

@@ -26,7 +26,7 @@ def script():
     return module
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run the script itself")
 def test_it_runs_on_a_machine_without_one(tmp_path):
     done = subprocess.run(
@@ -45,7 +45,7 @@ def test_it_runs_on_a_machine_without_one(tmp_path):
     assert "| capture-float32 | the demo model" in table and table in done.stdout
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_part_that_fails_or_takes_too_long_does_not_end_the_others(
     script, tmp_path, monkeypatch, capsys
 ):
@@ -75,7 +75,7 @@ def test_ratios_are_taken_round_by_round(script):
     assert script.ratio([3.0], [2.0]) == "1.500 (1.500 to 1.500)"
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "count"), [("sd15", 16), ("sdxl", 70), ("sd3", 24), ("flux", 57)])
 def test_models_are_those_of_the_real_size(name, count):
     """On torch's meta device, where nothing is computed."""

@@ -35,7 +35,6 @@ def cut(images):
     return split.reshape(-1, 192)
 
 
-@pytest.mark.weekly
 def test_the_encoder_has_the_latents_that_the_components_have(drawn, patches, vae):
     noise = torch.randint(0, 256, (4, 3, 128, 128), generator=torch.Generator().manual_seed(1))
     plain = torch.tensor([0, 255])[:, None, None, None].expand(-1, 3, 128, 128)

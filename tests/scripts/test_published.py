@@ -164,7 +164,6 @@ def test_right_maps_are_right_under_each_protocol(tmp_path):
     ("protocol", "write"),
     [("imagenet-seg", imagenet), ("voc-single", voc), ("voc-multi", voc), ("coco-gen", daam)],
 )
-@pytest.mark.weekly
 def test_the_command_measures_a_folder(protocol, write, tmp_path, capsys):
     make_pipeline().save_pretrained(tmp_path / "model")
     (tmp_path / "data").mkdir()

@@ -75,7 +75,6 @@ def test_an_image_is_the_mean_of_points_of_the_whole_square():
 
 
 @pytest.mark.parametrize("name", DEMOS)
-@pytest.mark.weekly
 def test_no_word_of_a_prompt_is_strange_and_words_of_none_are(name):
     unlearnt, make = (
         demo_named(name).unlearnt,
@@ -90,7 +89,6 @@ def test_no_word_of_a_prompt_is_strange_and_words_of_none_are(name):
     assert said == set(re.findall("[a-z]+", told.split("only: ")[1]))
 
 
-@pytest.mark.weekly
 def test_nothing_held_out_is_ever_said_in_training():
     rng = np.random.default_rng(6)
     kept = {p for _ in range(300) for p in random_scene(rng, held_out=True).prompts()}
@@ -114,7 +112,6 @@ def soften(image: np.ndarray) -> np.ndarray:
 
 
 @pytest.mark.parametrize("change", [lambda image: image, soften], ids=["drawn", "softened"])
-@pytest.mark.weekly
 def test_the_checker_recovers_drawn_scenes(change):
     rng = np.random.default_rng(8)
     scenes = [random_scene(rng) for _ in range(100)]

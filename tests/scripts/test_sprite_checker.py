@@ -45,7 +45,6 @@ def scenes():
     return [random_scene(rng) for _ in range(60)]
 
 
-@pytest.mark.weekly
 def test_a_segmenter_that_is_right_makes_every_scene_right(scenes):
     segmenter = Told(*(true_labels(scene) for scene in scenes))
     found = find_things(segmenter, [drawn(scene) for scene in scenes])
@@ -97,7 +96,6 @@ def test_what_is_missing_added_doubled_or_elsewhere_is_wrong():
     assert asked_for(asked, things).colours == (False,)
 
 
-@pytest.mark.weekly
 def test_a_segmenter_that_is_trained_is_kept_and_measured(tmp_path, monkeypatch):
     monkeypatch.setattr("scripts.training.train_sprite_checker.BATCH", 2)
     monkeypatch.setattr(

@@ -48,7 +48,6 @@ def test_attributions_are_what_the_script_writes(tmp_path):
 
 
 @pytest.mark.parametrize("noun", COLOURABLE)
-@pytest.mark.weekly
 def test_a_drawing_in_another_colour_keeps_its_outline_and_takes_the_hue(noun):
     for hand in colourable(noun):
         own = hands()[noun][hand].pixels

@@ -66,7 +66,6 @@ def mistaken_captions(scenes, seed, count):
     return [one for one in said if one.prompt], sum(one.prompt == "" for one in said)
 
 
-@pytest.mark.weekly
 def test_each_word_is_relied_on_for_what_it_says_itself(scenes, encoder):
     """Colours know the scene, shapes a scene of other colours, all else one of other shapes too."""
     said, _ = mistaken_captions(scenes, 0, 80)
@@ -124,7 +123,6 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path, monkeyp
     assert not list(broken.glob("*.new"))
 
 
-@pytest.mark.weekly
 def test_processes_that_began_apart_train_the_same_network(tmp_path):
     processes = [fork(training_process.train, rank, tmp_path) for rank in (0, 1)]
     for process in processes:

@@ -84,7 +84,6 @@ def trained(work, steps, **options):
     return torch.load(work / "mmdit.pt")
 
 
-@pytest.mark.weekly
 def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_path, invoke):
     kept = trained(tmp_path / "run", 2)
     out = tmp_path / "snapshot"

@@ -41,7 +41,6 @@ def small(monkeypatch):
     return unet
 
 
-@pytest.mark.weekly
 def test_the_model_is_a_pipeline_of_float32_whoever_opens_it(small, tmp_path):
     args = {f"{stage}_steps": 1 for stage in STAGES}
     args |= {"work": tmp_path, "out": tmp_path / "model", "seed": 1, "chunks": 1, "start": None}

@@ -55,7 +55,6 @@ def trained(work):
     return torch.load(work / "motion.pt")
 
 
-@pytest.mark.weekly
 def test_it_learns_the_velocity_of_every_frame(pipe):
     """Against the formula written out: x_t = sqrt(a) x + sqrt(1 - a) e, v = sqrt(a) e -
     sqrt(1 - a) x, a video each its own time."""
@@ -77,7 +76,6 @@ def test_it_learns_the_velocity_of_every_frame(pipe):
     torch.testing.assert_close(loss.double(), (found - velocity).square().mean())
 
 
-@pytest.mark.weekly
 def test_only_motion_is_learnt_and_loaded_with_what_another_demo_lends(few, tmp_path, monkeypatch):
     kept = trained(tmp_path / "run")
     out = tmp_path / "run" / "model"
