@@ -232,6 +232,8 @@ def test_a_processor_that_a_reader_wrote(attached):
         ((), {"attn_res": (16, 16)}, "attn_res=.*aggregate_attention"),
         ((), {"max_resolution": 16}, "max_resolution=16.*max_queries"),
         ((), {"average": True}, "average=True.*guidance"),
+        ((), {"stpes": 3}, "no option stpes="),
+        ((make_pipe,), {}, "Pass options by name: pipeline, guidance"),
     ],
 )
 def test_their_constructors_are_refused_by_what_they_mean(given, named, told):
