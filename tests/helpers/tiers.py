@@ -7,7 +7,7 @@ import pytest
 
 
 def tiered(cases: Iterable[Any], quick: int = 1) -> list[Any]:
-    """Return cases as parameters of a test: the first ``quick`` run in scripts/test, others are slow.
+    """Return cases as parameters of a test: all but the first ``quick`` are slow.
 
     A tuple has a value for each of the parameter's names.
     """
