@@ -48,16 +48,6 @@ def test_one_command_draws_with_and_without(invoke, lora):
 
 
 @pytest.mark.slow
-def test_words_and_a_scale_may_follow(invoke, lora):
-    lora = f"{lora}:0.5"
-    code, _, err = invoke("diff", PROMPT, "cat", "--lora", lora, *FEW, "--out", "half")
-    assert code == 0, err
-    info = json.loads(Path("half/run.json").read_text())
-    assert [word["word"] for word in info["words"]] == ["cat"]
-    assert info["settings"] == {"lora": [None, [lora]]}
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -116,12 +116,3 @@ def test_what_is_no_photo_is_not_opened(tmp_path, kind):
     Image.new("RGB", (64, 64)).save(tmp_path / "photo.png", kind)
     with pytest.raises(ValueError, match="photo.png.*Pass PNG"):
         open_image(tmp_path / "photo.png")
-
-
-@pytest.mark.slow
-def test_maps_beyond_max_memory_are_refused(explained):
-    given = ("My photo.png", "a red umbrella", "--device", "cpu", "--refine", "self")
-    code, _, err = explained(*given, "--max-memory", "300kB")
-    assert code == 2
-    assert "--max-memory 300000: " in err and "300.0 kB are allowed" in err
-    assert not list(Path("outputs").iterdir())

@@ -75,15 +75,6 @@ def test_runs_are_compared_in_a_figure(invoke, folders):
     assert titles.count("image") == titles.count(THING) == 2
 
 
-@pytest.mark.slow
-def test_the_words_of_a_figure(invoke, folders):
-    arguments = f"red {THING}", OTHER, "--figure", "words", "--out", "x.svg"
-    assert invoke("show", folders / "kept", *arguments)[0] == 0
-    titles = re.findall(r"<text[^>]*>([a-z ]+)</text>", Path("x.svg").read_text())
-    assert titles[:3] == ["image", f"red {THING}", OTHER]
-    assert not {"blue", "left"} & set(titles)
-
-
 @pytest.mark.parametrize("kind", ["gif", "webp"])
 def test_an_animation_is_written(invoke, folders, kind):
     name = f"x.{kind}"

@@ -10,7 +10,7 @@ import matplotlib
 import numpy as np
 import pytest
 import torch
-from helpers.demo_words import HEADS, OTHER, PROMPT, THING
+from helpers.demo_words import OTHER, PROMPT, THING
 from helpers.tiers import tiered
 from matplotlib import pyplot
 from matplotlib.font_manager import findfont
@@ -22,7 +22,6 @@ from sdattn import PRESETS, Heatmaps, generate, load_pipeline
 from sdattn.figures import KINDS as ALL_KINDS
 from sdattn.figures import figure, save_figure
 from sdattn.figures.lettering import settings
-from sdattn.figures.panels import Page, Panel, table
 from sdattn.maps.aggregation import aggregate
 from sdattn.maps.details import Details
 from sdattn.maps.layermaps import LayerMap, LayerMaps
@@ -207,29 +206,6 @@ def test_panels_have_the_shape_of_the_image_and_count_its_pixels(figures, kind):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("kind", "across"), [("steps", 8), ("layers", 7), ("heads", HEADS)])
-def test_a_row_is_a_row_and_a_column_stands_below_its_title(figures, kind, across):
-    boxes = [axes.get_position() for axes in panels(figures[kind])]
-    titled = {round(a.get_position().x0, 6): a.get_title() for a in panels(figures[kind])[::-1]}
-    for i, axes in enumerate(panels(figures[kind])):
-        first, title = i - i % across, panels(figures[kind])[i % across].get_title()
-        assert boxes[i].y0 == pytest.approx(boxes[first].y0)
-        assert i == first or boxes[i].x0 > boxes[i - 1].x1
-        assert titled[round(boxes[i].x0, 6)] == title
-        assert bool(axes.get_ylabel()) == (i == first)
-
-
-@pytest.mark.slow
-def test_words_and_phrases_that_were_asked_for(run):
-    shown = panels(figure(run.image_run(0), "words", [f"Red {THING}", "a"]))
-    mean = np.mean([maps[5:].mean((0, 1)) for maps in kept(run).values()], axis=0)
-    assert_drawn(shown[1:], [mean[..., 2] + mean[..., 3], mean[..., 1], mean[..., 6]])
-    assert [one.get_title() for one in shown[1:]] == [f"Red {THING}", "a", "a"]
-    rows = panels(figure(run.image_run(0), "steps", [OTHER]))
-    assert [one.get_ylabel() for one in rows] == [OTHER] + 7 * [""]
-
-
-@pytest.mark.slow
 def test_chosen_steps_and_heads_keep_their_numbers(pipe):
     some = {"steps": [0, 3], "heads": [1]}
     run = generate(pipe, PROMPT, words=[THING], capture_options=some, **OPTIONS).image_run(0)
@@ -307,12 +283,6 @@ def assert_legible(drawn):
         assert across <= 1 or down <= 1, f"{one!r} and {other!r} overlap"
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-def test_the_figures_of_a_run_are_legible(figures, kind):
-    assert_legible(figures[kind])
-
-
 WIDE = {"size": (1536, 512), "grid": (8, 24)}
 HIGH = {"size": (512, 1024), "grid": (16, 8)}
 
@@ -341,21 +311,6 @@ def test_few_and_many_panels_are_legible(kind, words, options, number):
     drawn = figure(random_run(words, **options), kind)
     assert_legible(drawn)
     assert len(panels(drawn)) == number
-
-
-@pytest.mark.slow
-def test_rows_of_different_lengths_are_legible():
-    """Layers may differ in their numbers of heads; the longest rows may all be in one block."""
-
-    def row(name, length):
-        return [Panel(np.eye(4), (f"head {i}",), (name,)) for i in range(length)]
-
-    rows = [row(f"word{i}", 4 if i < 9 else 2) for i in range(18)]
-    with settings():
-        drawn = table(rows, Page((64, 64), (0.0, 1.0), "share of attention"))
-    assert len({round(axes.get_position().x0, 6) for axes in panels(drawn)}) == 6  # two blocks
-    assert_legible(drawn)
-    assert drawn.axes[-1].get_position().x0 > max(axes.get_position().x1 for axes in panels(drawn))
 
 
 @pytest.mark.slow
@@ -457,15 +412,6 @@ def test_a_width_that_is_too_small_for_its_panels_is_told():
 def test_a_resolution_that_cannot_be_is_refused(tmp_path):
     with pytest.raises(ValueError, match="dpi=0"):
         save_figure(figure(random_run(1), "words"), tmp_path / "x.png", dpi=0)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("look", [{"width": 4.5}, {"own_scale": True}, {"show_axes": False}])
-def test_figures_of_any_look_are_legible(run, kind, look):
-    one = run.image_run(0)
-    words = [THING] if kind in ("steps", "heads") else [THING, OTHER]
-    assert_legible(figure(one, kind, words, **look))
 
 
 # Runs compared
@@ -597,13 +543,6 @@ def test_text_stays_text(tmp_path):
     texts = {"".join(one.itertext()).strip() for one in elements if one.tag.endswith("}text")}
     assert {*words, "step 1", "step 2", "t = 981.2", "x (pixels)", "share of attention"} <= texts
     assert not any(one.tag.endswith("script") for one in elements)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["pdf", "png"])
-def test_odd_words_can_be_saved(tmp_path, kind):
-    save_figure(figure(random_run(ODD), "words"), tmp_path / f"x.{kind}")
-    assert (tmp_path / f"x.{kind}").stat().st_size > 5000
 
 
 @pytest.mark.slow

@@ -91,19 +91,6 @@ def free_port():
         return one.getsockname()[1]
 
 
-def two_ranks(machines=1):
-    """The variables that tell two processes their ranks, on one machine or on two, as
-    `accelerate launch` and batch systems set them."""
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": str(2 // machines)}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    threads = os.environ["OMP_NUM_THREADS"]  # where it is not there, accelerate says what it sets
-    common |= {"OMP_NUM_THREADS": threads}
-    return [
-        {**common, "RANK": str(rank), "LOCAL_RANK": str(rank % (2 // machines))}
-        for rank in range(2)
-    ]
-
-
 def in_own_namespace(steps, cwd):
     """Do steps where they may mount, as under `unshare -rm`.
 
