@@ -155,7 +155,8 @@ def folded_maps(
     steps: StepChoice | None = None,
 ) -> FoldedMaps:
     """Read maps that :func:`sdattn.heatmaps` got in place of a ``MapStore``."""
-    name, passes = f"a {type(x).__name__} of maps", None
+    name = f"a {type(x).__name__} of maps"
+    passes = None
     by_place: Mapping[str, Sequence[Tensor]]
     if isinstance(x, StepStore):
         name = f"this {type(x).__name__}"
@@ -204,7 +205,8 @@ def folded_maps(
 
 
 def _steps_read(store: StepStore, steps: StepChoice | None) -> list[int]:
-    number, part = store.cur_step, RunPart.between(steps)
+    number = store.cur_step
+    part = RunPart.between(steps)
     if steps == "last":
         return [number - 1]
     if (chosen := whole(steps)) is not None:
