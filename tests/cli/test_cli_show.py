@@ -11,7 +11,7 @@ from helpers.demo_words import OTHER, PROMPT, THING
 from helpers.tiers import tiered
 from PIL import Image
 
-from sdattn import generate, load_pipeline, load_run
+from sdattn import generate, load_run
 
 BEGINS = {
     "pdf": rb"%PDF-1\.\d",
@@ -23,11 +23,11 @@ BEGINS = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(demo, tmp_path_factory):
     """A run that kept its steps and heads, and one that kept neither."""
-    pipe, folder = load_pipeline("demo", device="cpu"), tmp_path_factory.mktemp("runs")
+    folder = tmp_path_factory.mktemp("runs")
     for name, options in (("kept", {"steps": "all", "heads": "all"}), ("means", {})):
-        run = generate(pipe, PROMPT, num_inference_steps=2, capture_options=options)
+        run = generate(demo, PROMPT, num_inference_steps=2, capture_options=options)
         run.save(folder / name)
     return folder
 

@@ -18,7 +18,7 @@ from matplotlib.ft2font import FT2Font
 from matplotlib.text import Text
 from PIL import Image
 
-from sdattn import PRESETS, Heatmaps, generate, load_pipeline
+from sdattn import PRESETS, Heatmaps, generate
 from sdattn.figures import KINDS as ALL_KINDS
 from sdattn.figures import figure, save_figure
 from sdattn.figures.lettering import settings
@@ -39,13 +39,8 @@ ODD = ["שלום", "مرحبا", "🐱", "猫", "$x$", "<script>", "w" * 200, "a
 
 
 @pytest.fixture(scope="module")
-def pipe():
-    return load_pipeline("demo", device="cpu")
-
-
-@pytest.fixture(scope="module")
-def run(pipe):
-    return generate(pipe, PROMPT, capture_options={"steps": "all", "heads": "all"}, **OPTIONS)
+def run(demo):
+    return generate(demo, PROMPT, capture_options={"steps": "all", "heads": "all"}, **OPTIONS)
 
 
 @pytest.fixture(scope="module")
@@ -143,13 +138,13 @@ def test_words_beside_the_image(run, figures):
 
 
 @pytest.mark.slow
-def test_steps_are_a_few_from_the_first_to_the_last(run, pipe, figures):
+def test_steps_are_a_few_from_the_first_to_the_last(run, demo, figures):
     shown = panels(figures["steps"])
     titles = [one.get_title() for one in shown[:8]]
     steps = [int(title.split()[1]) - 1 for title in titles]
     assert (steps[0], steps[-1]) == (0, 9)
     assert set(np.diff(steps)) == {1, 2}
-    times = pipe.scheduler.timesteps.tolist()
+    times = demo.scheduler.timesteps.tolist()
     assert titles == [f"step {i + 1}\nt = {times[i]:g}" for i in steps]
     means = np.mean([maps.mean(1) for maps in kept(run).values()], axis=0)  # [steps, ...]
     assert_drawn(shown, [means[step, ..., column] for _, column in ROWS for step in steps])
@@ -206,10 +201,10 @@ def test_panels_have_the_shape_of_the_image_and_count_its_pixels(figures, kind):
 
 
 @pytest.mark.slow
-def test_chosen_steps_and_heads_keep_their_numbers(pipe):
+def test_chosen_steps_and_heads_keep_their_numbers(demo):
     some = {"steps": [0, 3], "heads": [1]}
-    run = generate(pipe, PROMPT, words=[THING], capture_options=some, **OPTIONS).image_run(0)
-    times = pipe.scheduler.timesteps.tolist()
+    run = generate(demo, PROMPT, words=[THING], capture_options=some, **OPTIONS).image_run(0)
+    times = demo.scheduler.timesteps.tolist()
     titles = [one.get_title() for one in panels(figure(run, "steps"))]
     assert titles == [f"step 1\nt = {times[0]:g}", f"step 4\nt = {times[3]:g}"]
     assert panels(figure(run, "heads"))[0].get_title() == "head 1"

@@ -109,9 +109,8 @@ def test_inference_mode_around_it_does_not_matter(pipe, found):
 
 
 @pytest.mark.slow
-def test_the_demo_model():
-    pipe = sdattn.load_pipeline("demo", device="cpu")
-    pipe.set_progress_bar_config(disable=True)
+def test_the_demo_model(demo):
+    pipe = demo
     image = sdattn.generate(pipe, f"a red {THING}", num_inference_steps=4).images[0]
     inversion = invert(
         pipe,

@@ -10,18 +10,11 @@ from helpers.tiers import tiered
 from PIL import Image
 
 from scripts.scenes.shapes import random_scene
-from sdattn import capture, load_pipeline, load_run
+from sdattn import capture, load_run
 from sdattn.inversion.images import encode
 from sdattn.runs.explaining import explain
 
 PROMPT = "a red cat"
-
-
-@pytest.fixture(scope="module")
-def mmdit():
-    pipe = load_pipeline("demo-mmdit", device="cpu")
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def expected_latents(pipe, image, seed, timestep):

@@ -18,16 +18,11 @@ from helpers.tiny_tokenizers import tiny_tokenizer
 
 import sdattn as library
 from scripts.benchmarks.random_run import random_run
-from sdattn import Heatmaps, generate, load_pipeline, load_run, read_prompt
+from sdattn import Heatmaps, generate, load_run, read_prompt
 from sdattn.prompts.tokens import Word
 from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
 from sdattn.runs.report import _first_pins, report
 from sdattn.runs.settings import command_for
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return load_pipeline("demo", device="cpu")
 
 
 @pytest.fixture(scope="module")

@@ -18,7 +18,7 @@ from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 
-from sdattn import generate, load_pipeline
+from sdattn import generate
 from sdattn.runs.imagerun import group_heatmaps, step_groups
 from sdattn.runs.report import report
 
@@ -47,11 +47,6 @@ HOSTILE = [
     "a 🐈‍⬛ cat 🔴 emoji",
     "cat " * 500,
 ]
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return load_pipeline("demo", device="cpu")
 
 
 @pytest.fixture(scope="module")
