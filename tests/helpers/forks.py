@@ -9,10 +9,8 @@ launcher, `Fork(..., of="accelerate-launch")`; the ranks that it begins are new 
 command starts is for tests that start Python.
 """
 
-import ctypes
 import multiprocessing
 import os
-import socket
 import subprocess
 import sys
 import time
@@ -85,27 +83,6 @@ def fork(target, *arguments, daemon=False):
     return process
 
 
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def in_own_namespace(steps, cwd):
-    """Do steps where they may mount, as under `unshare -rm`.
-
-    A step is a line for the shell, which must succeed, or a name and arguments of `sdattn`, which
-    leaves NAME.out, NAME.err and NAME.code in ``cwd``.
-    """
-    process = fork(_do, steps, cwd)
-    process.join(300)
-    process.kill()
-    assert process.exitcode == 0, Path(cwd, "steps.err").read_text()
-
-
-# In the forks
-
-
 def _work(command, cwd, logs, variables):
     os.chdir(cwd)
     os.environ.update(variables)
@@ -118,34 +95,3 @@ def _work(command, cwd, logs, variables):
 
     sys.argv = command
     {"sdattn": cli.main, "accelerate-launch": launch.main}[command[0]]()
-
-
-def _do(steps, cwd):
-    os.chdir(cwd)
-    _enter_own_namespace()
-    for step in steps:
-        if isinstance(step, str):
-            with open("steps.err", "ab") as file:
-                subprocess.run(step, shell=True, check=True, stderr=file)
-            continue
-        name, *arguments = step
-        logs = f"{name}.out", f"{name}.err"
-        command = ["sdattn", *arguments]
-        process = multiprocessing.get_context("fork").Process(
-            target=_work, args=(command, cwd, logs, {})
-        )
-        process.start()
-        process.join()
-        Path(f"{name}.code").write_text(str(process.exitcode))
-
-
-def _enter_own_namespace():
-    """What os.unshare does from Python 3.12 on, and what `unshare -rm` does more."""
-    user, group = os.getuid(), os.getgid()
-    new_user, new_mounts = 0x10000000, 0x00020000
-    if ctypes.CDLL(None, use_errno=True).unshare(new_user | new_mounts):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)

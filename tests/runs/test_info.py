@@ -65,11 +65,6 @@ def at(document, place):
     return document
 
 
-def spelled(place):
-    text = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place)
-    return text.removeprefix(".")
-
-
 OPTIONAL = {"truncated", "seed", "model", "pipeline", "scheduler", "options", "options_left_out"}
 OPTIONAL |= {"device", "dtype", "timesteps", "captured", "versions", "size", "asked", "checksum"}
 

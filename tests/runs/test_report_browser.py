@@ -94,11 +94,6 @@ def glows(page, values):
     return hot > cold + 15
 
 
-def highest(maps):
-    """Of the prompt's words without "a" and "of"."""
-    return max(maps[i].max() for i in (1, 2, 3, 6, 7))
-
-
 def set_slider(page, name, value):
     page.locator(f"#{name}").fill(str(value))
 

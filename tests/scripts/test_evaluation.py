@@ -8,8 +8,7 @@ import torch
 from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
-from scripts.evaluation import evaluate_demo_model, evaluate_heatmaps
-from scripts.evaluation.causes import knocked_out, stays
+from scripts.evaluation import evaluate_heatmaps
 from scripts.evaluation.images import Sample
 from scripts.evaluation.leakage import leakage
 from scripts.evaluation.measures import (
@@ -20,9 +19,8 @@ from scripts.evaluation.measures import (
     score,
 )
 from scripts.evaluation.records import KINDS, Records, read_image
-from scripts.evaluation.seeing import Seen, Subject, as_composed, function_peak, maps_of
+from scripts.evaluation.seeing import Subject, as_composed, function_peak, maps_of
 from scripts.scenes.emoji import Scene, Thing, random_scene
-from scripts.scenes.shapes import Word
 from scripts.sprite_checker import Segmenter
 from sdattn import Heatmaps
 from sdattn.maps.masks import otsu
@@ -161,23 +159,6 @@ def test_what_leaks_is_on_the_other_object(subject):
     assert areas == pytest.approx([dog.mean(), cat.mean()])
 
 
-def test_what_stays_without_a_word_is_read_from_the_image():
-    words = scene_of(("car", "blue"), ("cat", None)).words("a blue car left of a cat")
-    blue, car, cat = words
-
-    def after(word, *things, before=(("car", "blue"), ("cat", "red"))):
-        seen = [Seen(True, True, (), given, None) for given in (before, things)]
-        return stays(words, word, *seen)
-
-    assert after(car, ("cat", "red")) == {"noun": False, "others": True}
-    assert after(cat, ("car", "red"), ("dog", None)) == {"noun": False, "others": True}
-    assert after(blue, ("car", "red")) == {"noun": True, "colour": False, "others": False}
-    assert after(blue, ("bird", "blue"), ("cat", None))["colour"] is False
-    assert after(blue, ("car", "blue"), before=(("car", "red"), ("cat", None))) == {}
-    twice = [*words, Word("blue", "ground", -1)]
-    assert knocked_out(words) == [car, cat, blue] and knocked_out(twice) == [car, cat]
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model that knows nothing and a checker that does not either."""
@@ -213,17 +194,3 @@ def test_the_command_measures_a_folder_and_goes_on_where_it_stopped(folder, tmp_
     assert parts == {path: path.stat().st_mtime_ns for path in parts}
     with pytest.raises(SystemExit, match="--work"):
         evaluate_heatmaps.main([*asked, "--seed", "1"])
-
-
-def test_the_command_tells_what_must_hold_and_draws_a_sheet(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(evaluate_demo_model, "SHEET", (1, 2))
-    work, out = str(tmp_path / "parts"), tmp_path / "out.json"
-    asked = [*given(folder), "--work", work, "--prompts", "2", "--out", str(out)]
-    evaluate_demo_model.main(asked)
-    told = capsys.readouterr().out
-    assert "objects: 0.0%, at least 80% MISSED" in told
-    report = json.loads(out.read_text())
-    assert report["figures"]["all"]["image"]["default"]["n"] == 4  # two seeds
-    assert len(report["wrong"]) == 2
-    evaluate_demo_model.main([*asked, "--sheet", str(tmp_path / "sheet.png")])
-    assert (tmp_path / "sheet.png").stat().st_size > 5000

@@ -1,18 +1,14 @@
 """The evaluation of joint attention: its variants are what generate() and capture() give."""
 
-import json
-
 import pytest
 import torch
 from helpers.transformer_rows import sd3
 
-from scripts.evaluation import evaluate_heatmaps
 from scripts.evaluation.images import unseen_scenes
 from scripts.evaluation.joint import drawn
 from scripts.evaluation.seeing import Subject, see_shapes
 from scripts.scenes.shapes import random_scene
 from sdattn import capture, generate, heatmaps
-from sdattn.models.demos import RECORD
 
 pytestmark = pytest.mark.slow
 
@@ -55,19 +51,3 @@ def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(images):
         for image, own in zip(found, heatmaps(store), strict=True):
             one = image.heatmaps[name]
             torch.testing.assert_close(one.maps, own.keep(one.columns).maps)
-
-
-def test_the_command_measures_a_folder(tmp_path, capsys):
-    model = tmp_path / "model"
-    sd3().save_pretrained(model)
-    (model / RECORD).write_text(json.dumps({"settings": SHORT}))
-    few = ["--scenes", "2", "--causes", "1", "--work", str(tmp_path / "parts")]
-    evaluate_heatmaps.main(["--model", str(model), *few, "--out", str(tmp_path / "out")])
-    figures = json.loads((tmp_path / "out/figures.json").read_text())["figures"]
-    assert figures.pop("time")
-    # A model of random weights draws no objects: all is left out.
-    assert {split: entry["image"]["default"]["right"][0] for split, entry in figures.items()} == {
-        "for choosing": 0.0,
-        "reported": 0.0,
-    }
-    assert "0.0% of the images are right" in capsys.readouterr().out

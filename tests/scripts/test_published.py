@@ -1,14 +1,11 @@
 """Published protocols: scores against scikit-learn and by hand, folders of each data set's form."""
 
 import json
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
-import torch
 from helpers.tiny_pipelines import make_pipeline
-from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
 from sklearn.metrics import accuracy_score, average_precision_score, confusion_matrix, jaccard_score
 
@@ -19,7 +16,6 @@ from scripts.evaluation.published.scores import (
     Confusion,
     ap_of_both,
 )
-from sdattn import Heatmaps, read_prompt
 
 pytestmark = pytest.mark.slow
 
@@ -180,25 +176,3 @@ def test_the_command_measures_a_folder(protocol, write, tmp_path, capsys):
     else:
         assert 0 <= figures["mean IoU"] < figures["accuracy"] < 1
     assert f"| {protocol}, {tmp_path / 'model'}, default |" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-def test_drawn_words_are_scored_by_themselves_and_by_the_best_map(swapped, tmp_path, monkeypatch):
-    daam(tmp_path)
-    drawing = next(data.coco_gen(tmp_path))
-    cat, dog = (torch.from_numpy(one).float() for one in drawing.masks.values())
-    maps = torch.stack([dog, cat] if not swapped else [cat, dog], dim=-1)
-    prompt = read_prompt(tiny_tokenizer(), drawing.prompt)
-    columns = [prompt.find(word)[0][0] for word in ("dog", "cat")]
-    heatmaps, seeds = Heatmaps(prompt, maps, columns), []
-
-    def generate(_pipe, text, *, seed, **_ways):
-        seeds.append((text, seed))
-        return [SimpleNamespace(heatmaps=heatmaps)]
-
-    monkeypatch.setattr("sdattn.generate", generate)
-    found = protocols.coco_gen([drawing], protocols.Maps(None))
-    assert seeds == [("a red dog and a cat", 3)]
-    other = int((dog * cat).sum()) / int(((dog + cat) > 0).sum())
-    assert found["IoU, labelled, above 0.4"] == pytest.approx(other if swapped else 1)
-    assert found["IoU, unlabelled, above 0.4"] == found["IoU, assigned, above 0.4"] == 1
