@@ -156,24 +156,6 @@ def test_layers_that_a_pass_skips_or_repeats_are_named():
     told(store, "none of the 32.*31 x AttnProcessor2_0, 1 x TorchAttnProcessor with this store")
 
 
-@torch.no_grad()
-@pytest.mark.slow
-def test_a_pass_of_the_negative_prompt_has_the_layers_of_the_other():
-    unet = make_unet()
-    store = AttentionStore(pipeline=unet, guidance="passes")
-    unet.set_attn_processor(TorchAttnProcessor(store))
-    inputs = torch.randn(2, 4, 16, 12), 500, torch.randn(2, 7, 32)
-    for step in (1, 2):
-        for _ in range(2):
-            unet(*inputs)
-        assert (store.cur_step, store.images) == (step, 2)
-    store.reset()
-    unet(*inputs)
-    unet.get_submodule(f"{MID}.attn2").set_processor(AttnProcessor2_0())
-    unet(*inputs)
-    told(store, "32 calls came in the first pass and 31 in a later one")
-
-
 @pytest.mark.slow
 def test_a_controller_that_is_registered_takes_nothing_from_a_store_that_has_no_processor():
     pipe = make_pipe()
@@ -231,21 +213,6 @@ def test_layers_that_run_again_for_a_gradient_count_once(registered):
         for ours, theirs in zip(found, expected, strict=True):
             for one, other in zip(ours, theirs, strict=True):
                 torch.testing.assert_close(one, other, atol=1e-6, rtol=1e-4)
-
-
-@pytest.mark.slow
-def test_sums_over_steps_with_checkpointing():
-    unet = make_unet()
-    unet.enable_gradient_checkpointing()
-    store = AttentionStore(pipeline=unet, guidance=None)
-    unet.set_attn_processor(TorchAttnProcessor(store))
-    for timestep in (500, 400):
-        out = unet(torch.randn(2, 4, 16, 12), timestep, torch.randn(2, 7, 32)).sample
-        out.sum().backward()
-    assert store.cur_step == 2
-    for maps in store.get_average_full_attention().values():
-        for m in maps:
-            torch.testing.assert_close(m.sum(-1), torch.ones(m.shape[:2]), atol=1e-5, rtol=0)
 
 
 def test_a_store_that_may_edit_is_refused_where_layers_run_again():

@@ -467,15 +467,6 @@ def test_a_store_with_self_attention_is_refined_afterwards(refined_runs):
             torch.testing.assert_close(one.maps, other.maps)
 
 
-@pytest.mark.slow
-def test_images_are_never_mixed(refined_runs):
-    pipe, runs, _ = refined_runs
-    together = runs(preset="default", refine="self")
-    for i, prompt in enumerate(REFINED_PROMPTS):
-        [alone] = generate(pipe, prompt, seed=3 + i, refine="self", **REFINED_OPTIONS).heatmaps
-        torch.testing.assert_close(together.heatmaps[i].maps, alone.maps, atol=1e-5, rtol=0)
-
-
 def test_an_affinity_by_hand():
     """Four cells: the first two stay, the others take the mean of both rows."""
     affinity = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])
