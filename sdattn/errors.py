@@ -185,7 +185,8 @@ def warn(text: str, category: type[SdattnWarning]) -> None:
     frame = sys._getframe(1)
     while _package(frame) in _BETWEEN and frame.f_back is not None:
         frame = frame.f_back
-    place, names = (frame.f_code.co_filename, frame.f_lineno), frame.f_globals
+    place = (frame.f_code.co_filename, frame.f_lineno)
+    names = frame.f_globals
     told = names.setdefault("__warningregistry__", {})  # as warnings.warn() has it
     warnings.warn_explicit(text, category, *place, names.get("__name__"), told)
 

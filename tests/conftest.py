@@ -4,13 +4,16 @@ import gc
 
 import pytest
 from _pytest.doctest import DoctestModule
+from helpers.chosen import chosen_pattern
 
 # What the libraries are made of is no garbage; to look for some in it is a fifth of a collection.
 gc.disable()
+CHOSEN = pytest.StashKey()
 
 
 def pytest_configure(config):
     """To import what tests need takes seconds, in vain where they only are handed out (-n 2)."""
+    config.stash[CHOSEN] = chosen_pattern()
     if config.getoption("dist", "no") == "no":
         config.pluginmanager.import_plugin("helpers.fixtures")
 
@@ -23,9 +26,9 @@ def pytest_collect_file():
 
 
 def pytest_itemcollected(item):
-    """What is left out of --all is left out of quick tests."""
-    if item.get_closest_marker("weekly"):
-        item.add_marker("slow")
+    """Mark the slow tests that run with --all: those in tests/chosen_slow.txt."""
+    if item.config.stash[CHOSEN].fullmatch(item.nodeid):
+        item.add_marker("chosen")
 
 
 def pytest_collection_finish():

@@ -2,6 +2,7 @@
 
     python -m scripts.mutants                 all of them, one after the other
     python -m scripts.mutants --only 12 13    two of them
+    python -m scripts.mutants --marks "not slow"    what the quick tests alone find
 
 A fault is a text of the package and another in its place. The lists are in the modules here:
 ``watching`` (follow, look and keep), ``reading`` (control, maps and inversion), ``others``.
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 NO_END = "no end"
+CI = "not slow or chosen"  # pytest's marks of the tests that CI runs
 MOST_SECONDS = 900  # of a fault's tests; one that makes them wait forever is found too
 
 
@@ -72,21 +74,21 @@ def problems(root: Path, fault: Fault) -> list[str]:
     return [*told, *(f"{fault.file}: there is no {name}" for name in missing)]
 
 
-def try_fault(root: Path, fault: Fault) -> Outcome:
+def try_fault(root: Path, fault: Fault, marks: str = CI) -> Outcome:
     """Run a fault's tests with it, and put the file back; raise ValueError if none of them runs."""
     path = root / fault.file
     text = path.read_text("utf-8")
     path.write_text(text.replace(fault.text, fault.instead), "utf-8")
     began = time.monotonic()
     try:
-        return Outcome(first_failure(root, fault.named), time.monotonic() - began)
+        return Outcome(first_failure(root, fault.named, marks), time.monotonic() - began)
     finally:
         path.write_text(text, "utf-8")
 
 
-def first_failure(root: Path, tests: Sequence[str]) -> str | None:
+def first_failure(root: Path, tests: Sequence[str], marks: str = CI) -> str | None:
     """Return the first test that fails, None if all pass; raise ValueError if none runs."""
-    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", "not weekly", "--tb=no"]
+    command = [sys.executable, "-m", "pytest", "-x", "-q", "-m", marks, "--tb=no"]
     command += ["-p", "no:cacheprovider", *tests]
     # Files that are written twice in a second would leave compiled code of the other behind.
     variables = {**os.environ, "PYTHONPATH": str(root), "PYTHONDONTWRITEBYTECODE": "1"}

@@ -9,7 +9,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from . import NO_END, Fault, all_faults, first_failure, problems, try_fault
+from . import CI, NO_END, Fault, all_faults, first_failure, problems, try_fault
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = (".git", ".venv*", "__pycache__", ".*_cache", "site", "outputs")
@@ -19,6 +19,7 @@ SURVIVING = 0.05  # share that may survive
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m scripts.mutants", description=__doc__)
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="faults, counted from 1")
+    parser.add_argument("--marks", default=CI, help="which tests run, as pytest's -m takes them")
     parser.add_argument("--list", action="store_true", help="list them, and run nothing")
     chosen = parser.parse_args(arguments)
     faults = list(enumerate(all_faults(), start=1))
@@ -36,19 +37,19 @@ def main(arguments: list[str] | None = None) -> int:
         root = Path(folder, "checkout")
         shutil.copytree(ROOT, root, ignore=shutil.ignore_patterns(*LEFT_OUT), symlinks=True)
         (root / "outputs").symlink_to(ROOT / "outputs")
-        found = try_all(root, faults)
+        found = try_all(root, faults, chosen.marks)
     n_found = sum(found.values())
     print(f"{n_found} of {len(faults)} faults were found.")
     return 2 if len(found) < len(faults) else int(n_found < (1 - SURVIVING) * len(faults))
 
 
-def try_all(root: Path, faults: list[tuple[int, Fault]]) -> dict[int, bool]:
+def try_all(root: Path, faults: list[tuple[int, Fault]], marks: str) -> dict[int, bool]:
     """Return for each fault, by its number, whether it was found; none of those whose tests do not
     run, or whose finder fails without a fault, too."""
     found_by: dict[int, str | None] = {}
     for number, fault in faults:
         try:
-            outcome = try_fault(root, fault)
+            outcome = try_fault(root, fault, marks)
         except ValueError as error:
             print(f"{number:3} {error}", file=sys.stderr)
             continue
@@ -56,7 +57,7 @@ def try_all(root: Path, faults: list[tuple[int, Fault]]) -> dict[int, bool]:
         how = f"found     {outcome.found_by}" if outcome.found_by else "SURVIVED "
         print(f"{number:3} {outcome.seconds:4.0f} s  {how}  {fault.file}: {fault.why}", flush=True)
     finders = dict.fromkeys(one for one in found_by.values() if one and one != NO_END)
-    while finders and (broken := first_failure(root, list(finders))):
+    while finders and (broken := first_failure(root, list(finders), marks)):
         print(f"{broken} fails without a fault, too.", file=sys.stderr)
         del finders[broken]
         found_by = {number: one for number, one in found_by.items() if one != broken}

@@ -216,10 +216,10 @@ FAULTS = [
         ("maps/test_folded.py",),
     ),
     Fault(
-        "maps/folded.py",
-        "if (chosen := whole(steps)) is not None:",
-        "if isinstance(steps, int) and (chosen := whole(steps)) is not None:",
-        "a step's number from numpy has the texts of all steps",
+        "control/step_maps.py",
+        "if (step := whole(steps)) is not None:",
+        "if isinstance(steps, int) and (step := whole(steps)) is not None:",
+        "a step's number from numpy is refused",
         ("follow/test_whose_words.py",),
     ),
     Fault(

@@ -86,7 +86,8 @@ class AttentionCall:
         """Return the inputs of the probabilities for some rows of the batch."""
         if self.probs is not None:
             return AttentionCall(probs=chosen_rows(self.probs, rows))
-        mask, logsumexp = four_axes(self.mask), self.logsumexp
+        mask = four_axes(self.mask)
+        logsumexp = self.logsumexp
         if mask is not None and len(mask) > 1:
             mask = chosen_rows(mask, rows)
         if logsumexp is not None:
@@ -100,13 +101,15 @@ class AttentionCall:
             return self
         if self.probs is not None:
             return AttentionCall(probs=chosen_rows(self.probs, queries, 2)[..., keys])
-        mask, logsumexp = four_axes(self.mask), self.logsumexp
+        mask = four_axes(self.mask)
+        logsumexp = self.logsumexp
         if mask is not None:
             mask = mask[..., keys]
             mask = mask if mask.shape[2] == 1 else chosen_rows(mask, queries, 2)
         if logsumexp is not None:
             logsumexp = chosen_rows(logsumexp, queries, 2) if keys == ALL else None
-        query, key = chosen_rows(self.query, queries, 2), self.key[:, :, keys]
+        query = chosen_rows(self.query, queries, 2)
+        key = self.key[:, :, keys]
         return AttentionCall(query, key, mask=mask, scale=self.scale, logsumexp=logsumexp)
 
 

@@ -59,7 +59,8 @@ class ControlledProcessor:
 
     def _edited(self, attn: Any, folded: Tensor, batch: int, is_cross: bool) -> Tensor:
         """Return contiguous ``[B*heads, N, T]`` as the controller leaves it."""
-        controller, self.has_asked = self.controller, True
+        controller = self.controller
+        self.has_asked = True
         if isinstance(controller, LayerController):
             edited = controller.show(attn, batch, folded, is_cross, self.place)
         else:

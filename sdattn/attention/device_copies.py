@@ -32,7 +32,8 @@ class DeviceCopies:
         self._held: dict[tuple[torch.device, torch.dtype], tuple[int, Tensor]] = {}
 
     def on(self, device: torch.device, dtype: torch.dtype | None = None) -> Tensor:
-        own, dtype = self.own, dtype or self.own.dtype
+        own = self.own
+        dtype = dtype or self.own.dtype
         if own.requires_grad or (own.device, own.dtype) == (device, dtype):
             return own.to(device, dtype)
         version = 0 if own.is_inference() else own._version
@@ -64,7 +65,8 @@ class HostCopy:
             self._sent = tensor
             return
         if self._stream is None or self._stream.device != tensor.device:
-            self._stream, self._done = torch.cuda.Stream(tensor.device), torch.cuda.Event()
+            self._stream = torch.cuda.Stream(tensor.device)
+            self._done = torch.cuda.Event()
         buffer = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
         self._stream.wait_stream(torch.cuda.current_stream(tensor.device))
         with torch.cuda.stream(self._stream):
@@ -75,7 +77,8 @@ class HostCopy:
 
     def take(self) -> Tensor | None:
         """Wait for the last copy, in a pinned buffer that is reused once nobody holds it."""
-        sent, self._sent = self._sent, None
+        sent = self._sent
+        self._sent = None
         if sent is not None and self._done is not None:
             self._done.synchronize()
         return sent

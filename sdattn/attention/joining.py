@@ -86,7 +86,8 @@ def joined(
     image = _projected(attn, hidden_states, IMAGE)
     if text_states is None:
         return Joined(*_rotated_by(attn, image, rotary), text=None)
-    text, n_text = _projected(attn, text_states, TEXT), text_states.shape[1]
+    text = _projected(attn, text_states, TEXT)
+    n_text = text_states.shape[1]
     if rotary is None:
         cells = hidden_states.shape[1]
         return Joined(*_cat(image, text), text=slice(cells, cells + n_text))

@@ -151,7 +151,8 @@ class TorchJointProcessor(ControlledProcessor):
 
     def _where(self, attn: Any, length: int, own: slice | None) -> Spans | None:
         """Return the spans of image and text, as told or as the layer has them; None if unknown."""
-        told, controller = None if self.spans is None else self.spans(), self.controller
+        told = None if self.spans is None else self.spans()
+        controller = self.controller
         if told is None and isinstance(controller, LayerController):
             told = controller.joint_spans(attn)
         if told is None and own is not None:
@@ -218,7 +219,8 @@ def _joint_mask(
     attn: Any, parts: Joined, mask: Tensor | None, text_mask: Tensor | None, rotary: Any
 ) -> Tensor | None:
     """Return the mask over all tokens, ``[B, 1 or heads, 1 or S, S]``."""
-    (batch, heads, length, _), text = parts.query.shape, parts.text
+    batch, heads, length, _ = parts.query.shape
+    text = parts.text
     if text_mask is not None:
         if mask is not None or text is None or text_mask.dtype != torch.bool:
             raise unknown_layer(attn, "is given a mask of the text next to another, or not boolean")
@@ -239,7 +241,8 @@ def _split(attn: Any, parts: Joined, output: Tensor) -> Tensor | tuple[Tensor, T
     if parts.mlp is not None:
         whole = torch.cat([output, attn.mlp_act_fn(parts.mlp)], dim=-1)
         return projected_out(attn.to_out, whole)
-    text, to_out = parts.text, getattr(attn, "to_out", None)
+    text = parts.text
+    to_out = getattr(attn, "to_out", None)
     if text is None:
         return output if to_out is None else projected_out(to_out, output)
     words = output[:, text]

@@ -83,7 +83,8 @@ def logsumexp(query: Tensor, key: Tensor, mask: Tensor | None, scale: float) -> 
 
 def _row_step(query: Tensor, key: Tensor) -> int:
     """Return how many rows of the batch are computed at a time."""
-    (batch, heads, n, _), t = query.shape, key.shape[2]
+    batch, heads, n, _ = query.shape
+    t = key.shape[2]
     return min(batch, max(1, _most(query) // (heads * n * t)))
 
 
@@ -96,14 +97,16 @@ def _parts(
 ) -> Iterator[tuple[Tensor, int, slice]]:
     """Yield the scores of some rows of the batch, or of some heads of one row, ``[rows, heads, N,
     T]`` in one buffer, the number of the part of so many rows, and which heads."""
-    (_, heads, n, _), t = query.shape, key.shape[2]
+    _, heads, n, _ = query.shape
+    t = key.shape[2]
     step = _row_step(query, key)
     head_step = min(heads, max(1, _most(query) // (n * t)))
     buffer = torch.empty(step * head_step, n, t, dtype=dtype, device=query.device)
     parts = zip(query.split(step), key.split(step), strict=True)
     for number, (of_queries, of_keys) in enumerate(parts):
         for start in range(0, heads, head_step):
-            some, all_at_once = slice(start, min(start + head_step, heads)), head_step == heads
+            some = slice(start, min(start + head_step, heads))
+            all_at_once = head_step == heads
             keys = _folded(of_keys if all_at_once else of_keys[:, some], dtype)
             out = buffer if len(buffer) == len(keys) else buffer[: len(keys)]
             by_head = out.view(len(of_queries), -1, n, t)

@@ -158,7 +158,8 @@ configs:
 """
 # Every field is named: datasets otherwise infers them from the first items of all, and those can
 # differ in their options, truncated words, and overlays.
-_NUMBER, _COLUMNS = "float64", ["int64"]
+_NUMBER = "float64"
+_COLUMNS = ["int64"]
 _RUN = {
     **{"id": "string", "line": "int64", "prompt": "string", "seed": "int64", "size": _COLUMNS},
     "options": {
@@ -178,7 +179,8 @@ _RUN = {
 def card_of(settings: BatchSettings, columns: Sequence[str] = ()) -> bytes:
     """Return the card of a run with these settings and these further columns of its list."""
     has_image = not {"image", "video"}.isdisjoint(settings.save)
-    files, features = [FORMATS[settings.format].pattern], ""
+    files = [FORMATS[settings.format].pattern]
+    features = ""
     if settings.format == "folder" and has_image:
         # Without it datasets takes "train" or "test" in a drawing's name for the name of a split.
         files.append("shards/*/*/image.png")
@@ -223,7 +225,8 @@ def verify(root: str | Path) -> tuple[int, list[str]]:
     manifest = read_manifest(place)
     format = format_of(place, manifest)
     remove_litter(place, manifest)
-    problems, items = list[str](), 0
+    problems = list[str]()
+    items = 0
     if made := manifest.input.bad_lines_sha256:
         problems += _compare(place, "bad_lines.jsonl", made)
     with ThreadPoolExecutor() as pool:

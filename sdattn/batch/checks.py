@@ -68,7 +68,8 @@ class Checks:
     each text of which words are wanted."""
 
     def __init__(self, pipe: Pipeline, defaults: Options):
-        self.pipe, self.defaults = pipe, dict(defaults)
+        self.pipe = pipe
+        self.defaults = dict(defaults)
         self.negative = self.defaults.pop("negative_prompt", None)
         parameters = inspect.signature(pipe.__call__).parameters.values()
         self.kinds = {p.name: p.annotation for p in parameters if p.kind is not p.VAR_KEYWORD}

@@ -57,7 +57,8 @@ class BatchDrawer:
         except Exception as error:
             # Text only: the traceback itself would keep the memory in use.
             reason = " ".join(f"{type(error).__name__}: {error}".split())
-            text, too_large = traceback.format_exc(), _is_out_of_memory(error)
+            text = traceback.format_exc()
+            too_large = _is_out_of_memory(error)
         else:
             for job, (image_run, edit_run) in zip(part, drawn, strict=True):
                 if job.item.id in wanted:

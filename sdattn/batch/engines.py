@@ -128,7 +128,8 @@ class Processes:
     """A process for each device. One that ends is replaced, and its shard drawn again."""
 
     def __init__(self, request: Request, devices: list[str]):
-        self.request, self.threads = request, len(devices)
+        self.request = request
+        self.threads = len(devices)
         self.free = SimpleQueue[tuple[str, list[ProcessPoolExecutor]]]()
         self.stack = ExitStack()
         for device in devices:

@@ -66,7 +66,8 @@ class Format(ABC):
         """Check that a shard's data is there with its size, in this format."""
         if record.data is None:
             return not record.whole
-        name, is_ours = record.data.name, record.data.name.endswith(self.ending or "")
+        name = record.data.name
+        is_ours = record.data.name.endswith(self.ending or "")
         return is_ours and self.place.size(name) == record.data.bytes
 
     def items(self, record: ShardRecord | None, number: int) -> Iterator[tuple[str, str]]:
@@ -98,7 +99,8 @@ class ShardWriter(ABC):
 
 
 class Folders(Format):
-    ending, pattern = None, "metadata.jsonl"
+    ending = None
+    pattern = "metadata.jsonl"
 
     def writer(self, number: int) -> ShardWriter:
         return _FolderWriter(self.place, number)
@@ -155,7 +157,9 @@ class _FileWriter(ShardWriter):
     """Fills a temporary file, which gets its name from its checksum."""
 
     def __init__(self, format: Format, number: int):
-        self.place, self.number, self.ending = format.place, number, format.ending
+        self.place = format.place
+        self.number = number
+        self.ending = format.ending
         self.ids: list[str] = []
         self._stack = ExitStack()
         self.path = self._stack.enter_context(self.place.temporary_file())
@@ -311,7 +315,9 @@ def _schema(manifest: Manifest) -> Any:
     import pyarrow as pa
 
     settings = manifest.settings
-    text, texts, whole = pa.string(), pa.list_(pa.string()), pa.int64()
+    text = pa.string()
+    texts = pa.list_(pa.string())
+    whole = pa.int64()
     numbers = {"word": text, **dict.fromkeys(NUMBERS, pa.float64())}
     maps = {"layer": text, "shape": pa.list_(pa.int32()), "values": pa.list_(pa.float16())}
     file = pa.struct({"bytes": pa.binary(), "path": text})

@@ -238,7 +238,8 @@ def photo_rows(source: str, kind: str | None, columns: Columns) -> tables.Rows:
     The source is a folder (of pairs, of tars, of Parquet files, or with datasets' metadata.jsonl),
     a tar, a table, or a saved data set. Raise ValueError for anything else.
     """
-    path, skipped = path_of(source), Counter[str]()
+    path = path_of(source)
+    skipped = Counter[str]()
     rows: Iterable[Row] = ()
     if path.is_dir() and not tables.is_saved(path):
         rows = _folder_rows(path, columns, skipped)
@@ -277,7 +278,9 @@ def _folders(
     waiting = [""]
     while waiting:
         prefix = waiting.pop()
-        folders, files, bad = list[str](), list[str](), dict[str, str]()
+        folders = list[str]()
+        files = list[str]()
+        bad = dict[str, str]()
         for entry in sorted(os.scandir(root / prefix), key=lambda entry: entry.name):
             name = prefix + entry.name
             if entry.name.startswith("."):
@@ -311,7 +314,8 @@ def _folder_rows(root: AnyPath, columns: Columns, skipped: Counter[str]) -> Iter
         if not metadata or not prefix.startswith(above):
             found = (prefix + name for name in _METADATA if prefix + name in names)
             metadata = next((name for name in found if _names_files(root / name)), "")
-            above, named = prefix, set()
+            above = prefix
+            named = set()
             for row in _table_rows(root / metadata, None, columns) if metadata else ():
                 yield row._replace(line=0)
                 name = str(row.image.name if row.image else row.fields.get("file_name"))

@@ -78,7 +78,9 @@ class Plan(ExitStack):
         self.bad_file, self._file = folder / "bad_lines.jsonl", folder / "items"
         self._bad = self.enter_context(self.bad_file.open("wb"))
         self._items = self.enter_context(self._file.open("wb"))
-        self._offsets, self._shapes, self._end = array("Q"), array("L"), 0
+        self._offsets = array("Q")
+        self._shapes = array("L")
+        self._end = 0
         self._options: dict[int, Options] = {}  # by shape
         self._taken: dict[int, int] = {}  # hash of each id -> its line
         self._suffixes: dict[str, int] = {}  # the last one of each photo's name
@@ -129,7 +131,8 @@ class Plan(ExitStack):
         if photo:
             where, span, row = place
             [[name, checksum, size]] = photo
-            span, row = span and tuple(span), row and tuple(row)
+            span = span and tuple(span)
+            row = row and tuple(row)
             image = Photo(where, name, span, row, checksum, tuple(size))
         if self.columns is not None:
             columns = {name: columns.get(name, "") for name in self.columns}
@@ -164,7 +167,8 @@ class Plan(ExitStack):
         gets a suffix."""
         plain = re.sub(r"[\u0300-\u036f]", "", normalize("NFKD", name))  # without accents
         plain = re.sub(r"[^A-Za-z0-9._-]+|\.\.+", "-", plain)[-90:].strip(".-_") or "photo"
-        number, found = self._suffixes.get(plain.lower(), 1), plain
+        number = self._suffixes.get(plain.lower(), 1)
+        found = plain
         while hash(found.lower()) in self._taken:
             number += 1
             found = f"{plain}-{number}"
@@ -181,7 +185,8 @@ class Plan(ExitStack):
     def divide(self, shard_items: int, columns: list[str] | None) -> None:
         """Put each item into the open shard of its shape; a full one is followed by another."""
         self.shard_items, self.columns = shard_items, columns
-        numbers, n_shards = array("L"), 0
+        numbers = array("L")
+        n_shards = 0
         open_shards: dict[int, list[int]] = {}  # shape -> number of the shard, free places
         for shape in self._shapes:
             if not open_shards.get(shape, [0, 0])[1]:
@@ -207,7 +212,8 @@ def _json(value: object) -> bytes:
 def _line_of(item: Item, shape: int) -> bytes:
     """Return an item as a line: its shape, where its image is, and what it is, between tabs."""
     values = [*(getattr(item, name) for name in _FIELDS), item.words, item.columns]
-    place, photo = None, item.image
+    place = None
+    photo = item.image
     if photo is not None:
         place = [photo.where, photo.span, photo.row]
         values.append([photo.name, photo.sha256, photo.size])
@@ -239,7 +245,8 @@ def make_plan(request: Request, pipe: Pipeline, tell: Tell = lambda *_: None) ->
         rows = photo_rows(str(request.photos), request.input_format, columns)
     else:
         rows = list_rows(str(request.source), request.input_format, columns.choose)
-    checks, n_lines = Checks(pipe, request.options), 0
+    checks = Checks(pipe, request.options)
+    n_lines = 0
     with closing(rows), ExitStack() as undo:
         plan = undo.enter_context(Plan())
         for part in _parts(rows):

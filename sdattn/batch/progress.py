@@ -25,7 +25,8 @@ class Progress:
     def __init__(self, total: int | None, before: int = 0, *, is_shown: bool = True):
         self.total, self.before = total, before
         self.whole = self.failed = 0
-        self._is_shown, self._lock = is_shown, threading.Lock()
+        self._is_shown = is_shown
+        self._lock = threading.Lock()
         self._end = threading.Event()
         show = self._draw_bar if sys.stderr.isatty() else self._print_lines
         self._thread = threading.Thread(target=show, daemon=True)

@@ -120,7 +120,8 @@ class Draw:
 
     def _store(self, job: Job, run: ImageRun, edit: EditRun | None) -> None:
         run = of_words(job.item, run)
-        packed, heatmaps = pack_run(run, ["maps"]), run.heatmaps
+        packed = pack_run(run, ["maps"])
+        heatmaps = run.heatmaps
         found: dict[str, object] = {
             "words": list(heatmaps.words),
             "truncated": packed.info.truncated,

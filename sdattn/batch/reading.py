@@ -51,7 +51,8 @@ class SavedBatch(Mapping[str, SavedRun]):
         return (row for row in rows_in_order(records) if "failed" not in row)
 
     def __repr__(self) -> str:
-        settings, asked = self._manifest.settings, self._manifest.input.items
+        settings = self._manifest.settings
+        asked = self._manifest.input.items
         how = f"{settings.model}, format {settings.format}"
         return f"SavedBatch({str(self._place.root)!r}: {len(self)} of {asked} items, {how})"
 

@@ -235,7 +235,9 @@ def line_of(row: Mapping[str, object]) -> bytes:
 def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
     """Return the row of ``metadata.jsonl`` for an item, with :meth:`WordStatistics.flat` of the
     ``words`` and ``run.json``'s ``checksum``."""
-    options, columns, size = info.options or {}, set(info.columns), info.size or (0, 0)
+    options = info.options or {}
+    columns = set(info.columns)
+    size = info.size or (0, 0)
     folder = "" if location.endswith((".tar", ".parquet")) else f"{location}/"
     row: dict[str, Any] = {}
     if "image.png" in info.files and folder:

@@ -172,7 +172,8 @@ def part_of_environment(variables: Mapping[str, str] = os.environ) -> tuple[int,
         count = int(variables["SLURM_ARRAY_TASK_COUNT"])
     if "RANK" in variables and "WORLD_SIZE" in variables:
         size = int(variables["WORLD_SIZE"])
-        number, count = number * size + int(variables["RANK"]), count * size
+        number = number * size + int(variables["RANK"])
+        count *= size
     return None if count == 1 else (number + 1, count)
 
 

@@ -201,7 +201,9 @@ def _cells(lines: Iterable[str], kind: str) -> Iterator[tuple[int, list[str], st
         return
     reader = csv.reader(lines, strict=True)
     while True:
-        line, cells, reason = reader.line_num + 1, [], ""
+        line = reader.line_num + 1
+        cells = []
+        reason = ""
         try:
             cells = next(reader)
         except StopIteration:

@@ -76,7 +76,8 @@ def with_common_options(command: Callable[..., None]) -> Callable[..., None]:
     """Return a typer command for a function: in place of its argument ``loading``, a dictionary, it
     has the loading options, and for ``output``, its first, the options of every command."""
     signature = inspect.signature(command)
-    own, kinds = signature.parameters, dict[str, tuple[Any, Any]]()
+    own = signature.parameters
+    kinds = dict[str, tuple[Any, Any]]()
     for name, one in own.items():
         if name == "loading":
             kinds |= {option: (kind, None) for option, kind in LOADING.items()}

@@ -71,7 +71,8 @@ def _flag(param: Any) -> str:
 
 def _typed(param: Any, value: Any) -> Any:
     """Return a value as it would be typed, so that it is parsed and refused in the same way."""
-    many, flag = getattr(param, "multiple", False) or param.nargs == -1, hasattr(param, "is_flag")
+    many = getattr(param, "multiple", False) or param.nargs == -1
+    flag = hasattr(param, "is_flag")
     flag = flag and param.is_flag
     if many and isinstance(value, dict):
         value = [f"{name}={json.dumps(held)}" for name, held in value.items()]

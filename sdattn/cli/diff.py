@@ -113,7 +113,8 @@ def _with_and_without(
     from ..files.paths import file_name
     from ..runs.targets import check_target
 
-    seed, model = asked.get("seed", 0), asked.get("model", "demo")
+    seed = asked.get("seed", 0)
+    model = asked.get("model", "demo")
     out = out or Path("outputs") / f"{file_name(prompt)}-{seed}-with-lora"
     checks = Checks()
     checks.run(check_target, out, force=force, kind="diff")
@@ -157,5 +158,6 @@ def _middle(word: Any, size: tuple[int, int]) -> str:
     """Return the middle of the cell with the largest difference in pixels of A's image."""
     if word.largest is None:
         return "-"
-    (row, col), (rows, cols) = word.largest[1], word.difference.shape
+    row, col = word.largest[1]
+    rows, cols = word.difference.shape
     return f"{(col + 0.5) * size[0] / cols:.0f}, {(row + 0.5) * size[1] / rows:.0f}"

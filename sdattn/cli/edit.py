@@ -81,7 +81,8 @@ def edit(
         height=height,
     )
     checks.of_call(model, loading, [source, *targets], seed, given)
-    allowed, given_image = checks.run(options.bytes_of, max_bytes), None
+    allowed = checks.run(options.bytes_of, max_bytes)
+    given_image = None
     if image:
         from ..files.images import open_image
 

@@ -77,7 +77,9 @@ def explain(
     maps["max_bytes"] = allowed
     run = explain(pipe, opened, prompt, seed=seed, **way, **maps)
     print_run(output, run, run.save(folder, force=force))
-    explained, seen, whole = run[0].settings.explained, run[0].image.size, opened.size
+    explained = run[0].settings.explained
+    seen = run[0].image.size
+    whole = opened.size
     if seen != whole:
         part = f"the middle {seen[0]}x{seen[1]} of {whole[0]}x{whole[1]} pixels"
         print_rows(output, {"seen": part})

@@ -22,7 +22,8 @@ def spelled(text: str, command: Any) -> str:
         name, literal = named.groups()
         if name not in options:
             return named[0]
-        on, off = options[name].opts[0], options[name].secondary_opts
+        on = options[name].opts[0]
+        off = options[name].secondary_opts
         if literal == "False":
             return off[0] if off else named[0]
         return on if literal in (None, "True") else f"{on} {_typed(literal)}"

@@ -35,10 +35,13 @@ def info(
     from ..runs.info import LayerEntry
 
     pipe = load(model, device, dtype, loading, output)
-    found, latent = find_denoiser(pipe).layers, latent_size(pipe)
+    found = find_denoiser(pipe).layers
+    latent = latent_size(pipe)
     columns, lacks = _columns(pipe), shortcomings(pipe)
-    held, kind = _held(found, latent, columns or 1), type(pipe).__name__
-    scheduler, how = type(pipe.scheduler).__name__, options_of(pipe)
+    held = _held(found, latent, columns or 1)
+    kind = type(pipe).__name__
+    scheduler = type(pipe.scheduler).__name__
+    how = options_of(pipe)
     parts = {
         name: type(part).__name__
         for name, part in pipe.components.items()

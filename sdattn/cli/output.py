@@ -60,7 +60,8 @@ class Output:
             elif category is UserWarning:
                 say(f"warning: {message}")
 
-        stdout, warnings.showwarning = sys.stdout, warn
+        stdout = sys.stdout
+        warnings.showwarning = warn
         try:
             with redirect_stdout(sys.stderr) if self.as_json else nullcontext():
                 yield

@@ -42,9 +42,11 @@ def print_words(
     """Print a table of each text's maps, titled with the text's name; return it for --json."""
     told: dict[str, list[dict[str, Any]]] = {name: [] for name in words}
     for name, maps in words.items():
-        rows, title = [], None if name == "prompt" else name
+        rows = []
+        title = None if name == "prompt" else name
         for heatmap in maps:
-            (low, high), columns = map(float, heatmap.range), [*map(int, heatmap.columns)]
+            low, high = map(float, heatmap.range)
+            columns = [*map(int, heatmap.columns)]
             texts = ", ".join(map(str, columns)), two_digits(low), two_digits(high)
             rows.append((heatmap.label, *texts))
             numbers = {"tokens": columns, "lowest": low, "highest": high}
@@ -71,7 +73,8 @@ def print_folder(output: Output, folder: Path, **more: str) -> dict[str, Any]:
 
 def print_rows(output: Output, rows: Mapping[str, str]) -> None:
     """Print names and values; the first value is the file to open, and is never broken."""
-    grid, first = Table.grid(padding=(0, 2, 0, 0)), next(iter(rows.values()))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    first = next(iter(rows.values()))
     grid.add_column(style="cyan", no_wrap=True)
     grid.add_column(overflow="fold")
     for name, text in rows.items():

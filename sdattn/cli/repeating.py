@@ -25,7 +25,8 @@ def options_of_run(path: Path) -> tuple[str, dict[str, Any]]:
     settings: RunSettings
     if isinstance(document, dict) and document.get("format") == EDIT_FORMAT:
         edit = read_document(EditInfo, document, path, "Restore it or edit the image again.")
-        settings, info = edit.of_images, _info(path.parent / edit.runs[0] / "run.json")
+        settings = edit.of_images
+        info = _info(path.parent / edit.runs[0] / "run.json")
     else:
         settings = info = _info(path)
         if info.edited:
@@ -59,7 +60,8 @@ def _info(path: Path) -> RunInfo:
 
 
 def _kept(info: RunInfo) -> dict[str, Any]:
-    captured, kept = info.captured, []
+    captured = info.captured
+    kept = []
     if captured:
         kept += [name for name in ("steps", "heads") if getattr(captured, name) == "all"]
         kept += ["spots"] if captured.spots else []

@@ -11,7 +11,7 @@ from ..errors import RunError, refuse
 from ..follow.run_part import RunPart
 from ..keep.keep import MUCH
 from ..maps.by_place import aggregated
-from ..maps.folded import Maps, StepChoice, StepStore, folded_maps
+from ..maps.folded import Maps, MeanMaps, StepChoice, StepStore, folded_maps
 from ..maps.from_stores import heatmaps
 from ..maps.heatmaps import Heatmaps
 from ..maps.layermaps import LayerMaps
@@ -214,15 +214,21 @@ class StepMaps(StepStore):
         res = res or (-(-rows // 4), -(-cols // 4))
         return aggregated(self, res, from_where, is_cross, select, prompts)
 
-    def step_maps(self, steps: StepChoice) -> tuple[Maps, int]:
-        """Return mean maps of ``"mean"``, ``"last"``, a step or a part, and their number."""
+    def step_maps(self, steps: StepChoice) -> MeanMaps:
+        """Return mean maps of ``"mean"``, ``"last"``, a step or a part of the run."""
         self.check_finished()
         if steps == "mean":
             selfs = self.get_average_attention().items()
             maps = {key: kept for key, kept in selfs if key.endswith("_self")}
             maps.update(self.get_average_full_attention())
-            return maps, self.cur_step if self.save_global_store is None else 1
-        return (self.last_step, 1) if steps == "last" else chosen(self.steps, steps)
+            passes = self.cur_step if self.save_global_store is None else 1
+            return MeanMaps(maps, range(self.cur_step), passes)
+        if steps == "last":
+            return MeanMaps(self.last_step, [self.cur_step - 1], passes=1)
+        numbers = chosen(len(self.steps), steps)
+        kept = [self.steps[number] for number in numbers]
+        maps = {key: _mean([step[key] for step in kept]) for key in kept[0]}
+        return MeanMaps(maps, numbers, passes=len(numbers))
 
     @property
     def nbytes(self) -> int:
@@ -247,20 +253,19 @@ class StepMaps(StepStore):
         return averaged(sums, self.cur_step) if self.save_global_store is None else sums
 
 
-def chosen(kept: Sequence[Maps], steps: StepChoice) -> tuple[Maps, int]:
-    """Return the mean of chosen steps among those kept one by one, and their number; raise
-    ValueError for neither a step's number nor a part of the run."""
+def chosen(kept: int, steps: StepChoice) -> list[int]:
+    """Return the numbers of chosen steps among those kept one by one; raise ValueError for neither
+    a step's number nor a part of the run."""
     numbers: list[int] = []
     if (step := whole(steps)) is not None:
-        numbers = [step] if -len(kept) <= step < len(kept) else []
+        numbers = [step % kept] if -kept <= step < kept else []
     elif part := RunPart.read(steps):
-        numbers = part.passes(len(kept))
+        numbers = part.passes(kept)
     if not numbers:
-        there = f"0 to {len(kept) - 1}" if kept else "here none; make it with keep_steps=True"
+        there = f"0 to {kept - 1}" if kept else "here none; make it with keep_steps=True"
         known = f"'mean', 'last', a part of the run such as (0.5, 1.0) or a step's number, {there}"
         raise refuse("steps", steps, known)
-    chosen = [kept[i] for i in numbers]
-    return {key: _mean([step[key] for step in chosen]) for key in chosen[0]}, len(chosen)
+    return numbers
 
 
 def added(sums: Maps, step: Maps) -> Maps | None:

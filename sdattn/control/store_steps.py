@@ -86,7 +86,8 @@ class StoreSteps(StepMaps, LayerController):
     ) -> None:
         """Begin a pass of the model, with a latent of (rows, cols), before its layers call;
         ``prompts`` are the prompts' rows, if a pipeline knows them."""
-        before, size = self.latent_size, (latent_size[0], latent_size[1])
+        before = self.latent_size
+        size = (latent_size[0], latent_size[1])
         if self.cur_step and before not in (None, size):
             self.reset()
             self.note(

@@ -48,7 +48,8 @@ def animate(
     scale = 0.0, max(heatmaps.top for _, heatmaps in kept)
     factor = min(1.0, render.SHORTEST_SIDE / min(run.image.size))
     small = round(run.image.width * factor), round(run.image.height * factor)
-    image, frames = run.image.convert("RGB").resize(small, reducing_gap=3.0), []
+    image = run.image.convert("RGB").resize(small, reducing_gap=3.0)
+    frames = []
     for (name, _), maps in zip(kept, steps, strict=True):
         tiles = [heatmap.overlay(image, scale=scale) for heatmap in maps]
         frame = sheets.grid(image, tiles, ", ".join(name))

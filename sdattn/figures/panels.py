@@ -125,7 +125,8 @@ def flow(panels: Sequence[Panel], page: Page) -> Figure:
 def table(rows: Sequence[Sequence[Panel]], page: Page, *, each: bool = False) -> Figure:
     """Draw rows and columns, many rows in blocks; with ``each`` every panel has a title, not just a
     column's first. Raise ValueError if they do not fit on a page."""
-    across, lines = max(map(len, rows)), {line for row in rows for line in row[0].label}
+    across = max(map(len, rows))
+    lines = {line for row in rows for line in row[0].label}
     fonts = fonts_for("".join(lines))
     label = min(max(width(line, fonts) for line in lines), _LABEL * unit()) + 0.3 * unit()
 
@@ -135,7 +136,8 @@ def table(rows: Sequence[Sequence[Panel]], page: Page, *, each: bool = False) ->
         return page.room(down, blocks * across, blocks * label, titles)
 
     blocks = max(range(1, 9), key=lambda number: min(_ENOUGH, room(number, HEIGHT - _HIGH)))
-    down, what = math.ceil(len(rows) / blocks), f"{len(rows)} rows of {across} panels"
+    down = math.ceil(len(rows) / blocks)
+    what = f"{len(rows)} rows of {across} panels"
     return _Sheet(rows, page, down, room(blocks), what, each).draw()
 
 
@@ -224,7 +226,8 @@ class _Sheet:
         return figure
 
     def show(self, axes: Axes, row: int, column: int) -> None:
-        panel, (wide, high) = self.rows[row][column], self.page.size
+        panel = self.rows[row][column]
+        wide, high = self.page.size
         options: dict[str, Any] = {"extent": (0, wide, high, 0), "origin": "upper"}
         if panel.values.ndim == 2:  # a cell is a square of one colour: it was measured once
             style = self.page.style
@@ -279,7 +282,8 @@ class _Sheet:
         panels = figure.axes[:]
         # Twice, since the colour bar takes room from the panels, and its length depends on
         # theirs.
-        size, style = shape * self._resized(figure, shape), self.page.style
+        size = shape * self._resized(figure, shape)
+        style = self.page.style
         bar = self._bar_beside(panels, *size) if style.colorbar else None
         self._check(self._resized(figure, shape)[0])
         if bar is not None and not style.own_scale:

@@ -44,7 +44,8 @@ def path_of(where: str | Path | Address) -> Path | Address:
     found = None if isinstance(where, Address) else _ADDRESS.fullmatch(str(where))
     if found is None:
         return where if isinstance(where, Address) else Path(where)
-    scheme, rest = found[1], found[2].rstrip("/")
+    scheme = found[1]
+    rest = found[2].rstrip("/")
     if scheme.lower() in _LOCAL:
         return Path("/", rest)
     url = f"{scheme}://{rest}"

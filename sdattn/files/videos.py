@@ -177,7 +177,8 @@ def pyav(what: str) -> Any:
 def _write_mp4(first: Image.Image, frames: Iterator[Image.Image], rate: float) -> bytes:
     from fractions import Fraction
 
-    av, held = pyav("A video as MP4"), io.BytesIO()
+    av = pyav("A video as MP4")
+    held = io.BytesIO()
     with av.open(held, "w", format="mp4") as file:
         per_second = Fraction(rate).limit_denominator(10_000)
         stream = file.add_stream(_CODEC, rate=per_second, options=_OPTIONS)
@@ -202,7 +203,8 @@ def _even(frame: Image.Image) -> Image.Image:
 
 
 def _of_webp(video: Any, number: int | None, rate: float) -> list[Image.Image]:
-    frames, end = list[Any](), 0
+    frames = list[Any]()
+    end = 0
     for i in range(getattr(video, "n_frames", 1)):
         video.seek(i)
         frame = video.convert("RGB")  # this also reads its duration

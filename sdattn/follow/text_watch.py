@@ -31,7 +31,8 @@ class TextWatch:
             return False, False
         version = 0 if text.is_inference() else text._version
         before = self._kept
-        given, self._given = self._given, (text, version)
+        given = self._given
+        self._given = (text, version)
         same = given is not None and given[0] is text and given[1] == version
         if same and before is not None and len(rows) == len(before):
             return False, self._by_frame
@@ -91,7 +92,8 @@ class RepeatedCalls:
 
     def note(self, call: DenoiserCall) -> None:
         """Note a call that begins now."""
-        before, self._last = self._last, (call.timestep, call.text)
+        before = self._last
+        self._last = (call.timestep, call.text)
         # Compared at the end: reading a timestep now would wait for the device.
         if before is not None and before[1] is not call.text:
             self._doubtful.append((before[0], call.timestep))

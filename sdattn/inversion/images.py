@@ -66,7 +66,9 @@ def at_own_size(image: Image.Image, fitted: Image.Image) -> Image.Image:
 def encode(pipe: Pipeline, images: Sequence[Image.Image]) -> Tensor:
     """Return the latents that the pipeline decodes to the images, all of one size: float32 ``[B, C,
     rows, cols]`` or packed ``[B, patches, C]``, as its call takes them."""
-    vae, dtype, encoded = pipe.vae, pipe.vae.dtype, image_latents_of(pipe).encode
+    vae = pipe.vae
+    dtype = pipe.vae.dtype
+    encoded = image_latents_of(pipe).encode
     with ExitStack() as undo:
         if dtype != torch.float32:  # SDXL's overflows in float16
             undo.callback(vae.to, dtype)

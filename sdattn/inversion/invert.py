@@ -65,7 +65,8 @@ class Inversion:
 
     def options(self, images: int = 1) -> Kwargs:
         """Return the arguments for the pipeline's call in :meth:`replay`, for ``images`` images."""
-        (width, height), steps = self.image.size, self.num_inference_steps
+        width, height = self.image.size
+        steps = self.num_inference_steps
         sizes = {"latents": self.noise.repeat(images, 1, 1, 1), "height": height, "width": width}
         scale = {"num_inference_steps": steps, "guidance_scale": self.guidance_scale}
         return {**self.call, **sizes, **scale}
@@ -87,7 +88,8 @@ class Inversion:
 
         def before_pass(_: object, args: object, kwargs: Kwargs) -> object:
             nonlocal calls
-            text, steps = kwargs["encoder_hidden_states"], len(pipe.scheduler.timesteps)
+            text = kwargs["encoder_hidden_states"]
+            steps = len(pipe.scheduler.timesteps)
             self._check_call(calls, steps, text)
             if self.null_states is not None:
                 rows = guided_rows(pipe, len(text))["unconditional"]
@@ -218,8 +220,10 @@ def _checked_call(pipe: Pipeline, options: Kwargs) -> Kwargs:
 
 def _climb(pipe: Pipeline, found: Inversion, refinements: int) -> Tensor:
     """Run the pipeline from latent to noise; return ``[steps + 1, C, rows, cols]``."""
-    schedule, family = schedule_of(pipe), find_denoiser(pipe).family
-    trajectory, scheduler = [found.noise], Upwards(schedule.down(), schedule.factors)
+    schedule = schedule_of(pipe)
+    family = find_denoiser(pipe).family
+    trajectory = [found.noise]
+    scheduler = Upwards(schedule.down(), schedule.factors)
 
     def before_pass(model: Model, args: tuple[object, ...], kwargs: Kwargs) -> object:
         # A step up takes the model's output at its own end, which is not known yet: guess it, step,

@@ -41,7 +41,8 @@ def optimise(
     states: list[Tensor] = []
 
     def before_pass(unet: Model, args: tuple[Any, ...], kwargs: Kwargs) -> object:
-        text, target = kwargs["encoder_hidden_states"], trajectory[-2 - len(states)]
+        text = kwargs["encoder_hidden_states"]
+        target = trajectory[-2 - len(states)]
         rows = guided_rows(pipe, len(text))
         # Each step starts with the state of the previous one, as in the paper.
         state = states[-1] if states else text[rows["unconditional"]].float()
@@ -71,7 +72,8 @@ def _landing(
         mine = {**rows_of(kwargs, rows[branch], len(latents)), **changed}
         return unet.forward(latents[rows[branch]], timestep, **mine)[0].float()
 
-    start, conditional = latents[rows["unconditional"]].float(), predict("conditional")
+    start = latents[rows["unconditional"]].float()
+    conditional = predict("conditional")
 
     def landing(state: Tensor) -> Tensor:
         output = predict("unconditional", encoder_hidden_states=state.to(latents.dtype))
@@ -85,11 +87,13 @@ def _descend(landing: Landing, target: Tensor, state: Tensor, steps: int, rate: 
     """Return Adam's best state; stop early at a mean squared error below ENOUGH."""
     state = state.clone().requires_grad_()
     adam = torch.optim.Adam([state], lr=rate)
-    best, least = state.detach().clone(), math.inf
+    best = state.detach().clone()
+    least = math.inf
     for step in range(steps + 1):
         squares = (landing(state) - target) ** 2
         if (loss := float(squares.detach().mean())) < least:
-            best, least = state.detach().clone(), loss
+            best = state.detach().clone()
+            least = loss
         if loss < ENOUGH or step == steps:
             break
         adam.zero_grad()

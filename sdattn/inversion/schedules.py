@@ -16,7 +16,8 @@ _STEPS = 12  # of a run that shows what a scheduler does
 class DDIM:
     """DDIM steps for a model that removes noise; only the betas of the scheduler are used."""
 
-    null_text, refinements = True, 3
+    null_text = True
+    refinements = 3
 
     def __init__(self, pipe: Pipeline):
         self.config = pipe.scheduler.config
@@ -61,7 +62,8 @@ class Flow:
     (Esser et al. 2024, eq. 13), and its timestep is ``sigma`` in thousandths.
     """
 
-    null_text, refinements = False, 1
+    null_text = False
+    refinements = 1
 
     def __init__(self, pipe: Pipeline):
         self.config = pipe.scheduler.config

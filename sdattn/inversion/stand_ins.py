@@ -80,7 +80,8 @@ class Noised(StandIn):
 
     def noised(self, latents: Tensor) -> Tensor:
         """Return the latents ``[B, ...]``, one row per seed, with the noise of this step."""
-        at, most = self.shown[self.step_index], self.config.num_train_timesteps
+        at = self.shown[self.step_index]
+        most = self.config.num_train_timesteps
         draws = []
         for seed in self.seeds:
             generator = torch.Generator("cpu").manual_seed((seed * most + at) % 2**63)

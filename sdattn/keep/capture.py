@@ -141,7 +141,8 @@ def _check(denoiser: Denoiser, keep: Keep) -> None:
         asked: object = keep.queries.cells
         why = "neither self- nor joint attention with a softmax"
         if side == "text":
-            asked, why = side, "only in joint attention (SD3, FLUX) does the text attend"
+            asked = side
+            why = "only in joint attention (SD3, FLUX) does the text attend"
             why = "the text attends to itself alone, in the first step" if caches_text else why
         kind = type(unwrapped(denoiser.model)).__name__
         text = f"a {kind} has no attention with such queries: {why}. Leave it out."

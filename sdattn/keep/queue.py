@@ -92,7 +92,9 @@ class Queue:
 
     def work_off(self) -> None:
         """Add what waits; between two passes nothing does."""
-        waiting, self._waiting, self._bytes = self._waiting, [], 0
+        waiting = self._waiting
+        self._waiting = []
+        self._bytes = 0
         groups: dict[object, list[_Entry]] = defaultdict(list)
         for entry in waiting:
             attended = entry.attended

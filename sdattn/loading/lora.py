@@ -63,7 +63,8 @@ def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
 
 def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage]:
     """Load a LoRA, and return the warnings raised meanwhile."""
-    folder, given = str(lora.file.parent), {"weight_name": lora.file.name, "adapter_name": name}
+    folder = str(lora.file.parent)
+    given = {"weight_name": lora.file.name, "adapter_name": name}
     what = f"the LoRA of a {type(pipe).__name__}"
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")

@@ -83,7 +83,8 @@ class LoadingOptions(Record):
             try:
                 scale = float(number)
             except ValueError:  # a colon in the path, or no colon
-                path, scale = text, 1.0
+                path = text
+                scale = 1.0
             if not path or not math.isfinite(scale):
                 raise refuse("lora", text, "PATH, or PATH:SCALE with a finite number")
             yield path, scale
@@ -107,7 +108,8 @@ class LoadingOptions(Record):
 
     def _check_files(self) -> None:
         for path, _ in self.adapters():
-            here, text = Path(path).expanduser(), ""
+            here = Path(path).expanduser()
+            text = ""
             if here.is_file() and here.suffix != ".safetensors":
                 text = "only .safetensors files are read, since others can run code."
             elif not here.exists() and not is_hub_id(path):

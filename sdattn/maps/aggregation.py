@@ -156,7 +156,8 @@ def spread(maps: Tensor, layers: LayerMaps) -> Tensor:
     """Return ``affinity @ maps``, computed on the affinity's grid and resized back to the shape
     ``[images, (frames,) rows, cols, tokens]``; sums over tokens are unchanged."""
     assert layers.affinity is not None and layers.affinity_grid is not None
-    affinity, grid = layers.affinity.float(), layers.affinity_grid
+    affinity = layers.affinity.float()
+    grid = layers.affinity_grid
     if affinity.ndim == 4:  # each frame along its own
         singly = replace(layers, affinity=affinity.flatten(0, 1))
         return spread(maps.flatten(0, 1), singly).unflatten(0, maps.shape[:2])

@@ -290,7 +290,8 @@ class _EnteredOnce(AbstractContextManager[MapStore]):
                 "This capture() was entered before, and one holds one run. Call capture() again "
                 "for each `with`, also for nested ones."
             )
-        watching, self._watching = self._watching, None
+        watching = self._watching
+        self._watching = None
         return watching.__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:

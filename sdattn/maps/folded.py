@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -10,17 +10,23 @@ from torch import Tensor
 from ..attention import level_grids, query_grid
 from ..errors import CaptureError, InvalidTypeError, InvalidValueError, OptionError
 from ..follow.drawn import DrawnPrompts
-from ..follow.run_part import RunPart
 from ..follow.text_watch import TextsOfRun
 from ..models.guidance import Branch
 from ..models.layers import PLACES
-from ..models.values import whole
 from .aggregation import PLACE
 from .layermaps import LayerMap, LayerMaps
 from .presets import Preset
 
 Maps = dict[str, list[Tensor]]  # by place and kind: {"down_cross": [[images*heads, N, T], ...]}
 StepChoice = str | int | tuple[float, float]
+
+
+class MeanMaps(NamedTuple):
+    """Mean maps of some steps: those steps, from 0, and the number of passes averaged."""
+
+    maps: Maps
+    steps: Sequence[int]
+    passes: int
 
 
 class StepStore:
@@ -31,10 +37,9 @@ class StepStore:
     images: int | None
     drawn: DrawnPrompts | None
     texts: TextsOfRun
-    cur_step: int
 
-    def step_maps(self, steps: StepChoice) -> tuple[Maps, int]:
-        """Return mean maps of ``"mean"``, ``"last"``, a step or a part, and their number."""
+    def step_maps(self, steps: StepChoice) -> MeanMaps:
+        """Return mean maps of ``"mean"``, ``"last"``, a step or a part of the run."""
         raise NotImplementedError
 
 
@@ -155,12 +160,13 @@ def folded_maps(
     steps: StepChoice | None = None,
 ) -> FoldedMaps:
     """Read maps that :func:`sdattn.heatmaps` got in place of a ``MapStore``."""
-    name, passes = f"a {type(x).__name__} of maps", None
+    name = f"a {type(x).__name__} of maps"
+    passes = None
     by_place: Mapping[str, Sequence[Tensor]]
     if isinstance(x, StepStore):
         name = f"this {type(x).__name__}"
         steps = "last" if steps is None and preset.steps == "last" else steps
-        by_place, passes = x.step_maps("mean" if steps is None else steps)
+        by_place, numbers, passes = x.step_maps("mean" if steps is None else steps)
         latent_size = latent_size or x.latent_size
     elif steps is not None:
         raise OptionError("steps", steps, f"{name} has no steps to choose from. Leave it out.")
@@ -199,17 +205,8 @@ def folded_maps(
         name=name,
         drawn=x.drawn,
         texts=x.texts,
-        steps=_steps_read(x, steps),
+        steps=numbers,
     )
-
-
-def _steps_read(store: StepStore, steps: StepChoice | None) -> list[int]:
-    number, part = store.cur_step, RunPart.between(steps)
-    if steps == "last":
-        return [number - 1]
-    if (chosen := whole(steps)) is not None:
-        return [chosen % number]
-    return list(range(number)) if part is None else part.passes(number)
 
 
 def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:

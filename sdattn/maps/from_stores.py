@@ -97,7 +97,8 @@ def heatmaps(
 def drawn_in(store: Source, passes: Sequence[int], prompt: Any) -> DrawnPrompts | None:
     """Return what some passes of a run were drawn from, as far as known; raise ValueError for
     several texts, whose columns are other words."""
-    numbers, drawn = store.texts.of(passes), store.drawn
+    numbers = store.texts.of(passes)
+    drawn = store.drawn
     given = [prompt] if isinstance(prompt, (str, Mapping, Prompt)) else list(prompt or [None])
     if not all(isinstance(one, Mapping) for one in given):
         _refuse_texts(store, passes, len(numbers) > 1)
@@ -219,7 +220,9 @@ class _Reading:
         return prompts
 
     def _read(self, store: Source, texts: list[Any], branch: Branch, each: int) -> list[Prompt]:
-        columns, tokenizer, options = store.n_text or 0, self.tokenizer, self.options
+        columns = store.n_text or 0
+        tokenizer = self.tokenizer
+        options = self.options
         is_tokenizer = hasattr(tokenizer, "convert_ids_to_tokens")
         # By the pipeline: as its family reads, with the options of the run. By a bare tokenizer:
         # CLIP's way, or what fills the columns.

@@ -93,7 +93,8 @@ class Heatmap:
             from ..files.images import as_image  # pillow is loaded only here
             from .render import check_proportions
 
-            image, grid = as_image(size), self.values.shape[-2:]
+            image = as_image(size)
+            grid = self.values.shape[-2:]
             check_proportions(image, tuple(grid))
             return image.height, image.width
         raise refuse("size", size, "(height, width) in pixels, or the image")

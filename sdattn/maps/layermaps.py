@@ -163,7 +163,8 @@ def _of_layer(store: CapturedMaps, layer: AttentionLayer, preset: Preset) -> Lay
     heads = store.keep.heads
     if heads.each and not preset.each_head:
         maps = maps.mean(1)
-    used, is_video = heads.used(layer.heads), store.is_video
+    used = heads.used(layer.heads)
+    is_video = store.is_video
     return LayerMap(layer.place, layer.level, used, maps.float().cpu(), is_video)
 
 

@@ -218,7 +218,8 @@ PRESETS: Mapping[str, Preset] = MappingProxyType({preset.name: preset for preset
 
 def nothing_read(preset: Preset, found: Iterable[tuple[str, int]]) -> str:
     """Return the message for a preset that reads none of the layers, (place, level) each."""
-    is_deep, found = preset.deepest is not None, list(found)
+    is_deep = preset.deepest is not None
+    found = list(found)
     there = {f"{place} at level {level}" if is_deep else place for place, level in found}
     levels = f" down to level {preset.deepest}" if is_deep else ""
     others = [p.name for p in _ALL if p.or_all or any(p.reads(*layer) for layer in found)]

@@ -165,7 +165,9 @@ def caption(image: Image.Image, label: str, note: str = "") -> Image.Image:
     strip = round(size * 1.7)
     out = Image.new("RGB", (image.width, image.height + strip), PAPER)
     out.paste(image)
-    draw, pad, middle = ImageDraw.Draw(out), size // 2, image.height + strip // 2
+    draw = ImageDraw.Draw(out)
+    pad = size // 2
+    middle = image.height + strip // 2
     label = fit(label, font, image.width - 3 * pad - font.getlength(note))
     draw.text((pad, middle), label, INK, font, anchor="lm")
     draw.text((image.width - pad, middle), note, FAINT, font, anchor="rm")

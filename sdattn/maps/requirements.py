@@ -33,7 +33,8 @@ def checked_capture(
         if name not in known:
             text = f"`capture()` has no option {name!r}.{did_you_mean(name, known)}"
             raise OptionError("capture_options", dict(settings), text)
-    branch, kinds = settings.get("branch", "conditional"), settings.get("kinds", TEXT_KINDS)
+    branch = settings.get("branch", "conditional")
+    kinds = settings.get("kinds", TEXT_KINDS)
     ours = {"text_states", "among", "refine", "depth", "space", "queries", "keys"} & set(settings)
     if branch not in branches or not set(kinds).intersection(TEXT_KINDS) or ours:
         text = (

@@ -122,7 +122,8 @@ def correlation(a: Tensor, b: Tensor) -> float | None:
 
 def to_dataframe(rows: Iterable[Mapping[str, Any]], labels: Sequence[str]) -> pd.DataFrame:
     """Return a pandas table, read row by row, with the columns ``labels`` and ``NUMBERS``."""
-    table, nan = library("pandas").DataFrame, float("nan")
+    table = library("pandas").DataFrame
+    nan = float("nan")
     held: dict[str, list[Any]] = {name: [] for name in labels}
     numbers = {name: array("d") for name in NUMBERS}
     for row in rows:

@@ -26,7 +26,9 @@ def strips(maps: Sequence[Heatmap], frames: int) -> Image.Image:
     wide = max(_WIDTH // frames, 1) * frames
     size = _LABEL + wide + _NOTE, (_ROW + _GAP) * (len(maps) + 1) + _GAP
     sheet = Image.new("RGB", size, PAPER)
-    draw, font, small = ImageDraw.Draw(sheet), font_of(15), font_of(12)
+    draw = ImageDraw.Draw(sheet)
+    font = font_of(15)
+    small = font_of(12)
     for i, (heatmap, mean) in enumerate(zip(maps, means, strict=True)):
         y = _GAP + i * (_ROW + _GAP)
         strip = Image.fromarray(colorize(mean[None], (0.0, top)))

@@ -108,7 +108,8 @@ def _separate(
 
 def _cut(pieces: Sequence[Token], room: int, split: str) -> list[list[Token]]:
     ways = list(_ENDS)[SPLITS.index(split) - 1 :] if split in _ENDS else []
-    chunks, rest = [], list(pieces)
+    chunks = []
+    rest = list(pieces)
     while len(rest) > room:
         ends = [
             [i + 1 for i, token in enumerate(rest[:room]) if _ENDS[way](token.text)] for way in ways

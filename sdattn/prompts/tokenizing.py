@@ -108,7 +108,8 @@ def _slow_spans(
 ) -> list[tuple[int, int]]:
     """Return the spans in the text for a tokenizer that gives none, by counting the tokens up to
     the end of each word; check that they do not change with the text after them."""
-    text, added = source.text, _added_spans(tokenizer, source.text)
+    text = source.text
+    added = _added_spans(tokenizer, source.text)
     ends = {end for _, _, end in split_words(text, added)} | {i for span in added for i in span}
     spans = [(0, 0)] * len(ids)
     start = done = 0
@@ -122,7 +123,8 @@ def _slow_spans(
             )
         for i in content[done : len(prefix)]:
             spans[i] = (end - len(text[start:end].lstrip()), end)
-        start, done = end, len(prefix)
+        start = end
+        done = len(prefix)
     return spans
 
 

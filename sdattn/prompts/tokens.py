@@ -63,7 +63,8 @@ class Prompt:
 
     def by_encoder(self) -> dict[str, tuple["Prompt", range]]:
         """Return the columns of each of several text encoders, and the prompt with those alone."""
-        found, first = {}, 0
+        found = {}
+        first = 0
         for name, number in self.encoders:
             own = range(first, first + number)
             first = own.stop
@@ -108,7 +109,8 @@ class Prompt:
         # A word may have several parts (red-haired), so whole words are searched among all parts:
         # an occurrence must begin and end where a word does.
         spelled = [(p, i) for i, word in enumerate(self.words) for p in split_phrase(word.text)]
-        parts, owners = [part for part, _ in spelled], [-1, *(i for _, i in spelled), -1]
+        parts = [part for part, _ in spelled]
+        owners = [-1, *(i for _, i in spelled), -1]
         found = []
         for start in range(len(parts) - len(wanted) + 1):
             end = start + len(wanted)
@@ -298,7 +300,8 @@ def join_prompts(parts: Sequence[Prompt], encoders: Sequence[str] = ()) -> Promp
     (text,) = texts
     # All words of all parts, with their columns shifted to the part's position; then overlapping
     # words become one.
-    words, shift = [], 0
+    words = []
+    shift = 0
     for part in parts:
         for word in part.words:
             words.append((word.start, word.end, [shift + column for column in word.columns]))

@@ -83,7 +83,9 @@ def _video_drawings(
     scale: Scale,
     masks: MaskSettings,
 ) -> dict[str, bytes]:
-    kind, files, names = best_format(), {}, named(heatmap.label for heatmap in maps)
+    kind = best_format()
+    files = {}
+    names = named(heatmap.label for heatmap in maps)
     if "overlays" in parts:
         for name, heatmap in zip(names, maps, strict=True):
             frames = _over(video, heatmap, scale, range(len(video)))

@@ -67,7 +67,8 @@ class EditRun(Run):
         Returns:
             PIL, RGB. All heatmaps share one scale; their captions show their peaks.
         """
-        scale, columns = (0.0, max(run.heatmaps.top for run in self)), []
+        scale = (0.0, max(run.heatmaps.top for run in self))
+        columns = []
         for run, words in zip(self, self.words, strict=True):
             maps = [run.heatmaps[word] for word in words if word in run.heatmaps]
             tiles = [heatmap.overlay(run.image, scale=scale) for heatmap in maps]

@@ -145,7 +145,8 @@ def explain(
     settings = capture_settings(facts, chosen, read, options, watch)
     warn_of_unlearnt(facts, read, ask)
     seeds = seeds_of(seed, len(read))
-    budget, python = Budget.of(max_bytes), {"words": words, "capture_options": capture_options}
+    budget = Budget.of(max_bytes)
+    python = {"words": words, "capture_options": capture_options}
     if budget and invert:  # which takes longer than the run
         asked = None if ask is None else Asked(facts, ask, chosen, options)
         order = Order(facts, read, seeds, options, chosen, asked)
@@ -224,7 +225,8 @@ def _told(
     timesteps = [round(t) for t in run.store.timesteps]
     image_runs = []
     for image_run, original, image in zip(run, given, images, strict=True):
-        settings, near = image_run.settings, None
+        settings = image_run.settings
+        near = None
         # How near the pipeline came to the image says how far its maps are of that.
         if not settings.blanked:  # by a safety checker, which saw what came back
             near = min(inversion.psnr(image, image_run.image), 99.0)  # JSON knows no infinity

@@ -180,7 +180,8 @@ def _causal_plans(
     pipe: Pipeline, prompts: Sequence[Prompt], seeds: Sequence[int], options: Options
 ) -> list[KnockoutPlan]:
     """Return the knockouts of each image, checked before any image is drawn."""
-    images, plans = len(seeds), []
+    images = len(seeds)
+    plans = []
     for i, seed in enumerate(seeds):
         own = options_of_image(options, i, images=images, prompts=len(prompts))
         text = prompts[i // (images // len(prompts))].text

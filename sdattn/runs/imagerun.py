@@ -77,7 +77,8 @@ class ImageRun:
     def keep(self, columns: Sequence[int]) -> ImageRun:
         """Return the run with only the maps of some token columns of the prompt. The layers' maps
         stay whole where a preset compares words with each other."""
-        heatmaps, layers = self.heatmaps.keep(columns), self.layers
+        heatmaps = self.heatmaps.keep(columns)
+        layers = self.layers
         if not heatmaps.preset.needs_all_columns:
             layers = layers.keep(columns)
         return replace(self, heatmaps=heatmaps, layers=layers)
@@ -144,7 +145,9 @@ class ImageRun:
             return along(arrays, "layer", [*layers])
         if each != "steps":
             raise refuse("each", each, ("steps", "heads", None))
-        maps, calls, times = step_heatmaps(self), self.details.calls, self.settings.timesteps or ()
+        maps = step_heatmaps(self)
+        calls = self.details.calls
+        times = self.settings.timesteps or ()
         if not maps:
             raise not_kept(each)
         found = along((of_step.to_xarray() for of_step in maps), "step", calls)
@@ -164,7 +167,8 @@ def not_kept(what: str) -> ValueError:
 def described(runs: Sequence[ImageRun]) -> str:
     """Describe the images of one call in a line: how many, their size and text, how they were
     made."""
-    settings, preset = runs[0].settings, runs[0].heatmaps.preset
+    settings = runs[0].settings
+    preset = runs[0].heatmaps.preset
     video = runs[0].video
     kind = "images" if video is None else "videos"
     number = f"{len(runs)} {kind} " if len(runs) > 1 else ""
@@ -258,7 +262,8 @@ def short_name(run: ImageRun, layer: str) -> str:
 
 
 def _grouped(maps: LayerMaps, of: Heatmaps) -> dict[str, list[Heatmaps]]:
-    prompt, preset = of.prompt, plain(of.preset)
+    prompt = of.prompt
+    preset = plain(of.preset)
     groups: dict[str, list[LayerMap]] = {}
     for layer in maps.layers.values():
         groups.setdefault(f"{layer.place} {grid_text(layer.size)}", []).append(layer)

@@ -151,7 +151,8 @@ def _problems(info: RunInfo) -> Iterator[str]:
 
 def _misplaced(info: RunInfo) -> Iterator[str]:
     """Yield words and columns that are not in the prompt."""
-    tokens, letters = range(len(info.tokens)), len(info.prompt)
+    tokens = range(len(info.tokens))
+    letters = len(info.prompt)
     for i, word in enumerate(info.words):
         start, end = word.start, word.end
         if not 0 <= start <= end <= letters:

@@ -90,8 +90,11 @@ def pack_run(
 
 def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
     """Return ``run.json`` for a run with these files."""
-    layers, details, prompt = run.layers, run.details, run.heatmaps.prompt
-    kept, preset = details.steps or details.heads, run.heatmaps.preset
+    layers = run.layers
+    details = run.details
+    prompt = run.heatmaps.prompt
+    kept = details.steps or details.heads
+    preset = run.heatmaps.preset
     words = heatmaps_from(layers, prompt, preset).statistics()
     return RunInfo(
         **vars(run.settings.alone()),

@@ -177,7 +177,8 @@ def _stills(run: ImageRun) -> str:
     from ..maps.notebook import stills, video_stills
 
     maps = [(heatmap.label, heatmap.map.numpy()) for heatmap in run.heatmaps.occurrences()]
-    video, top = run.video, run.heatmaps.top
+    video = run.video
+    top = run.heatmaps.top
     if video is None:
         return stills(maps, top, run.image)
     latent = latent_frames(len(run.heatmaps.maps), len(video))

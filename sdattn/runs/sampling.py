@@ -116,7 +116,9 @@ def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
 
     NaN is refused here, where its origin is still known.
     """
-    pipe, options, preset = order.facts.pipe, order.options, order.preset
+    pipe = order.facts.pipe
+    options = order.options
+    preset = order.preset
     for of in {"prompt", "negative"} & set(stores):
         check_texts(stores[of], preset)
     layers = stores["prompt"].layer_maps(preset, stores.get("self"))
@@ -146,8 +148,11 @@ def _spots_of(order: Order, store: MapStore) -> Tensor:
 def _describe(order: Order, drawn: _Drawn, maps: _Maps) -> Run:
     """Collect what ``run.json`` says, and give each image a run of its own, with views into the
     tensors of the whole batch."""
-    store, preset, videos = drawn.stores["prompt"], order.preset, drawn.videos
-    blanked, stopped = _blanked(drawn.result), stop_of(store, preset)
+    store = drawn.stores["prompt"]
+    preset = order.preset
+    videos = drawn.videos
+    blanked = _blanked(drawn.result)
+    stopped = stop_of(store, preset)
     if stopped is not None:
         stopped.tell()
     asked = None if order.asked is None else order.asked.prompt.text
@@ -156,10 +161,12 @@ def _describe(order: Order, drawn: _Drawn, maps: _Maps) -> Run:
     has_no_padding = columns and store.tokens == tuple(columns)
     image_runs = []
     for i, settings in enumerate(_each_own(common, order, drawn)):
-        heatmaps, video = maps.heatmaps[i], None if videos is None else videos[i]
+        heatmaps = maps.heatmaps[i]
+        video = None if videos is None else videos[i]
         own = {name: found[i] for name, found in maps.texts.items()}
         more = {name: Further(one.prompt.text, one.occurrences()) for name, one in own.items()}
-        how, layers = replace(settings, blanked=i in blanked or None), maps.layers.image(i)
+        how = replace(settings, blanked=i in blanked or None)
+        layers = maps.layers.image(i)
         details = details_of(store, i, heatmaps)
         details = details if maps.spots is None else replace(details, spots=maps.spots[i])
         one = ImageRun(drawn.images[i], heatmaps, layers, how, details, more, own, video)
@@ -216,7 +223,8 @@ def _blanked(result: object) -> list[int]:
 
 def _described(order: Order, store: MapStore) -> RunSettings:
     """Return the settings that all images of a call share."""
-    pipe, options = order.facts.pipe, order.options
+    pipe = order.facts.pipe
+    options = order.options
     plain = (str, int, float, bool, type(None))
     return RunSettings(
         prompt="",

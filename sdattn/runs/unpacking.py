@@ -67,7 +67,8 @@ def _unpack_video(files: Mapping[str, bytes], info: RunInfo, where: str) -> Vide
     """Return the video, read when it is first looked at; refuse then if it was not saved."""
     if info.frames is None:
         return None
-    rate, number = info.frame_rate or 1.0, info.frames
+    rate = info.frame_rate or 1.0
+    number = info.frames
     for name in VIDEOS.keys() & files.keys():  # one of them
         read = partial(read_video, files[name], VIDEOS[name], f"{where}/{name}", number, rate)
         return Video(read, rate, number)
@@ -123,7 +124,8 @@ def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
     def layers(name: str) -> LayerMaps | None:
         if name not in files:
             return None
-        tensors, found = load(files[name]), {}
+        tensors = load(files[name])
+        found = {}
         for layer, entry in info.layers.items():
             if layer in tensors:
                 maps = tensors[layer].float()  # [steps or heads, rows, cols, columns]
@@ -149,7 +151,8 @@ def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
 
 
 def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
-    further, tensors = info.more[name], load(data)
+    further = info.more[name]
+    tensors = load(data)
     labels = [label for label, _ in further.maps]
     for key in named(labels):
         _check_shape(tensors, key, (*tensors[key].shape[: 2 if info.frames is None else 3],))

@@ -51,7 +51,8 @@ def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
     ``"negative"``, ``"asked"`` and ``"spots"`` (where spots of the image look). All are known
     before anything runs.
     """
-    settings, preset = dict(settings), order.preset
+    settings = dict(settings)
+    preset = order.preset
     kept = ("steps", "dtype", "device")
     alike: dict[str, Any] = {name: settings[name] for name in kept if name in settings}
     both = settings.pop("branch", "conditional") == "both"
@@ -76,7 +77,8 @@ def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
 def _spots(order: Order) -> dict[str, object]:
     """Return what to capture of an even grid of spots: of a UNet its way up."""
     rows, cols = spots_grid(order)
-    layers, kinds = order.facts.denoiser.layers, ("self", "joint")
+    layers = order.facts.denoiser.layers
+    kinds = ("self", "joint")
     has_up = any(layer.place == PLACE for layer in layers if layer.kind in kinds)
     cells = [((r + 0.5) / rows, (c + 0.5) / cols) for r in range(rows) for c in range(cols)]
     return {"queries": cells, "layers": PLACE if has_up else None, "kinds": kinds}
@@ -127,7 +129,8 @@ def read_negative(
 
 def check_images(budget: Budget, order: Order, settings: Options, passes: int) -> None:
     """Refuse a run of an image model that would hold too much, before anything else runs."""
-    size, every = latent_size(order.facts, order.options), order.facts.denoiser.layers
+    size = latent_size(order.facts, order.options)
+    every = order.facts.denoiser.layers
     names = {field.name for field in fields(Keep)}
     expected = []
     for kept in watch(order, settings).values():

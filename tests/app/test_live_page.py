@@ -199,7 +199,7 @@ OF_GRADIO = "image-redundant-alt: <img src="
 
 @pytest.mark.parametrize(
     ("width", "scheme"),
-    tiered([(390, "dark"), (1280, "light"), (768, "dark")], quick=0, daily=1),
+    tiered([(390, "dark"), (1280, "light"), (768, "dark")], quick=0),
 )
 def test_nothing_keeps_people_from_using_it(open_app, width, scheme):
     page = open_app(width, color_scheme=scheme, has_touch=width < 1000)
@@ -246,7 +246,6 @@ def turned(word, wanted):
     return True
 
 
-@pytest.mark.weekly
 def test_all_can_be_done_with_the_keyboard(open_app):
     page = open_app(1280)
     page.get_by_label("Prompt", exact=True).wait_for()
@@ -280,7 +279,6 @@ def test_colours_on_their_way_are_no_fault(browser):
     page.close()
 
 
-@pytest.mark.weekly
 def test_the_result_is_beside_the_prompt_and_says_how_far_it_is(open_app):
     page = open_app(1280)
     prompt, stop = page.get_by_label("Prompt", exact=True), page.get_by_role("button", name="Stop")
@@ -374,7 +372,6 @@ def test_words_are_swapped_and_every_page_of_an_edit_is_shown(open_app):
     page.get_by_role("alert").filter(has_text="nothing to edit").wait_for()
 
 
-@pytest.mark.weekly
 def test_further_texts_are_mapped_as_by_the_command(open_app):
     page = open_app(1280)
     page.get_by_role("button", name="Random seed").click()
@@ -419,7 +416,6 @@ def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_fol
     assert "Traceback" not in trouble(served_folder)[before:]
 
 
-@pytest.mark.weekly
 def test_stop_ends_a_drawing_and_those_who_wait_see_their_place(open_app):
     page, other = open_app(1280), open_app(390)
     say(page, "a cat", Steps="1000")
@@ -540,7 +536,6 @@ def test_only_what_was_uploaded_is_explained_and_no_address_is_fetched(port, tmp
     assert ask(port, "/gradio_api/queue/join", '{"data": "http://example.com"}')[0] == 422
 
 
-@pytest.mark.weekly
 def test_an_image_that_was_stopped_or_whose_page_was_closed_is_given_up(port, served_folder):
     before = len(lines_of(served_folder))
     job = join(port, "stopped", steps=100)

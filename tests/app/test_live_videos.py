@@ -10,7 +10,7 @@ import pytest
 NOBODY = SimpleNamespace(_queue=SimpleNamespace(active_jobs=[]))  # waits: no page asked
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_how_many_frames_is_asked_of_videos_alone_and_the_video_is_shown(tmp_path):
     pytest.importorskip("gradio")
     # gradio leaves event loops behind, which other tests would be blamed for

@@ -110,7 +110,7 @@ def operations():
     }
 
 
-@pytest.mark.parametrize("name", tiered(operations(), 2))
+@pytest.mark.parametrize("name", tiered(operations(), quick=2))
 @pytest.mark.slow
 def test_torch_finds_the_operation_well_made(name):
     torch.library.opcheck(*operations()[name])

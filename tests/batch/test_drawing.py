@@ -221,7 +221,6 @@ def test_options_that_are_tuples_make_no_other_run(tmp_path):
             *((name, "folder") for name in [*OF_UNETS, "default, refined"]),
         ],
         quick=1,
-        daily=4,
     ),
 )
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def jobs(number):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("format", tiered(["folder", "webdataset", "parquet"], 0, 1))
+@pytest.mark.parametrize("format", tiered(["folder", "webdataset", "parquet"], quick=0))
 def test_worker_processes_draw_what_one_process_draws(model, tmp_path, format, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     usual = {"options": SMALL, "format": format, "shard_items": 2, "batch_size": 2}
@@ -178,7 +178,7 @@ def fails(request, *arguments):
     raise OSError("the disk is full")
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_an_error_on_ray_is_the_functions_own(ray, tmp_path, monkeypatch):
     engine = RayTasks(Request("in.txt", str(tmp_path), device="cpu", workers=1))
     monkeypatch.setattr(engines, "draw_shard", fails)

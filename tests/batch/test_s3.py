@@ -38,7 +38,7 @@ def objects_of(address):
     return {n: place.read(n) for n in place.files(deep=True) if not n.startswith(".sdattn-")}
 
 
-@pytest.mark.parametrize("format", tiered(FORMATS, 0, 1))
+@pytest.mark.parametrize("format", tiered(FORMATS, quick=0))
 def test_four_parts_at_once_make_the_run_of_the_disk(bucket, request_of, tmp_path, format):
     there = f"{bucket}/{format}"
     run_batch(request_of(tmp_path / "run", format))
@@ -73,7 +73,7 @@ class Failing:
 
 
 @pytest.mark.parametrize(
-    ("share", "format"), tiered([*((0.1, format) for format in FORMATS), (0.4, "folder")], 0, 2)
+    ("share", "format"), tiered([*((0.1, format) for format in FORMATS), (0.4, "folder")], quick=0)
 )
 def test_a_server_that_fails_loses_nothing(
     bucket, request_of, tmp_path, monkeypatch, share, format

@@ -7,8 +7,6 @@ import pytest
 from helpers.command_lines import generate
 from PIL import Image
 
-PROMPT = "a red cat and a dog"
-
 
 @pytest.mark.parametrize(
     ("arguments", "message"),

@@ -27,7 +27,7 @@ def drawn(**loading):
     return generate(pipe, PROMPT, seed=3, num_inference_steps=2)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_one_command_draws_with_and_without(invoke, lora):
     code, out, err = invoke("diff", PROMPT, "--lora", lora, *FEW, "--json")
     found = json.loads(out)
@@ -45,16 +45,6 @@ def test_one_command_draws_with_and_without(invoke, lora):
         assert word["mean"] == pytest.approx(expected, rel=1e-4)
     a, b = (run.images[0] for run in runs)
     assert abs(pixels(a) - pixels(b)).mean() > 0.1
-
-
-@pytest.mark.weekly
-def test_words_and_a_scale_may_follow(invoke, lora):
-    lora = f"{lora}:0.5"
-    code, _, err = invoke("diff", PROMPT, "cat", "--lora", lora, *FEW, "--out", "half")
-    assert code == 0, err
-    info = json.loads(Path("half/run.json").read_text())
-    assert [word["word"] for word in info["words"]] == ["cat"]
-    assert info["settings"] == {"lora": [None, [lora]]}
 
 
 @pytest.mark.slow
@@ -75,7 +65,7 @@ def test_what_does_not_go_together_is_refused_by_its_option(invoke, lora, argume
     assert not list(Path().rglob("*.html"))
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_videos_are_refused_before_they_are_drawn(invoke, monkeypatch, lora):
     drawn = "diffusers.AnimateDiffPipeline.__call__"
     monkeypatch.setattr(drawn, lambda *_, **__: pytest.fail("a video was drawn"))

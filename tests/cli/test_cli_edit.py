@@ -32,7 +32,7 @@ def test_edit_writes_both_runs_side_by_side(invoke, model):
     assert "exists already" in err
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_edit_of_an_image_reports_how_well_it_came_back(invoke, model):
     Image.new("RGB", (150, 120), (200, 40, 40)).save("photo.png")
     options = ("--model", model, "--steps", "2", "--device", "cpu", "--guidance", "3")
@@ -84,7 +84,7 @@ def test_an_edit_beyond_max_memory_is_refused_before_it_draws(invoke, model):
     assert not os.path.exists("outputs") or not os.listdir("outputs")
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_the_mmdit_is_edited_and_its_folder_read_back(invoke):
     source, target = "a red circle left of a blue square", "a red circle left of a blue star"
     options = ("--model", "demo-mmdit", "--device", "cpu", "--steps", "4", "--out", "edit")

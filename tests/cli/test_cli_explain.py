@@ -55,7 +55,7 @@ def test_the_part_that_the_model_saw_is_said(explained):
     assert f"the middle {width}x{height} of 150x120 pixels" in " ".join(out.split())
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_the_command_with_choices_of_its_own(explained):
     options = ("--device", "cpu", "--out", "run", "--force")
     assert explained("My photo.png", f"a {THING}", "--timesteps", "30, 600", *options)[0] == 0
@@ -116,12 +116,3 @@ def test_what_is_no_photo_is_not_opened(tmp_path, kind):
     Image.new("RGB", (64, 64)).save(tmp_path / "photo.png", kind)
     with pytest.raises(ValueError, match="photo.png.*Pass PNG"):
         open_image(tmp_path / "photo.png")
-
-
-@pytest.mark.slow
-def test_maps_beyond_max_memory_are_refused(explained):
-    given = ("My photo.png", "a red umbrella", "--device", "cpu", "--refine", "self")
-    code, _, err = explained(*given, "--max-memory", "300kB")
-    assert code == 2
-    assert "--max-memory 300000: " in err and "300.0 kB are allowed" in err
-    assert not list(Path("outputs").iterdir())

@@ -87,7 +87,7 @@ def test_warnings_of_cut_words_reach_the_user(invoke, tmp_path):
     assert "never saw: and, a, dog" in err
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_ctrl_c_leaves_no_half_folder(model, tmp_path):
     command = [sys.executable, "-m", "sdattn", "generate", PROMPT, "--model", model]
     process = subprocess.Popen(

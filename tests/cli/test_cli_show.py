@@ -11,7 +11,7 @@ from helpers.demo_words import OTHER, PROMPT, THING
 from helpers.tiers import tiered
 from PIL import Image
 
-from sdattn import generate, load_pipeline, load_run
+from sdattn import generate, load_run
 
 BEGINS = {
     "pdf": rb"%PDF-1\.\d",
@@ -23,11 +23,11 @@ BEGINS = {
 
 
 @pytest.fixture(scope="module")
-def folders(tmp_path_factory):
+def folders(demo, tmp_path_factory):
     """A run that kept its steps and heads, and one that kept neither."""
-    pipe, folder = load_pipeline("demo", device="cpu"), tmp_path_factory.mktemp("runs")
+    folder = tmp_path_factory.mktemp("runs")
     for name, options in (("kept", {"steps": "all", "heads": "all"}), ("means", {})):
-        run = generate(pipe, PROMPT, num_inference_steps=2, capture_options=options)
+        run = generate(demo, PROMPT, num_inference_steps=2, capture_options=options)
         run.save(folder / name)
     return folder
 
@@ -46,7 +46,6 @@ def assert_is(path, kind):
     tiered(
         [("words", "pdf"), ("steps", "svg"), ("words", "png"), ("layers", "PDF"), ("heads", "svg")],
         quick=0,
-        daily=2,
     ),
 )
 def test_a_figure_is_written(invoke, folders, kind, suffix):
@@ -74,15 +73,6 @@ def test_runs_are_compared_in_a_figure(invoke, folders):
     assert invoke("show", folders / "kept", *how)[0] == 0
     titles = re.findall(r"<text[^>]*>([a-z0-9 ]+)</text>", Path("x.svg").read_text())
     assert titles.count("image") == titles.count(THING) == 2
-
-
-@pytest.mark.slow
-def test_the_words_of_a_figure(invoke, folders):
-    arguments = f"red {THING}", OTHER, "--figure", "words", "--out", "x.svg"
-    assert invoke("show", folders / "kept", *arguments)[0] == 0
-    titles = re.findall(r"<text[^>]*>([a-z ]+)</text>", Path("x.svg").read_text())
-    assert titles[:3] == ["image", f"red {THING}", OTHER]
-    assert not {"blue", "left"} & set(titles)
 
 
 @pytest.mark.parametrize("kind", ["gif", "webp"])
@@ -209,7 +199,7 @@ def test_the_page_holds_the_phrase_that_was_asked_for(invoke, folders):
     assert sorted(os.listdir("drawn/heatmaps"))[-2:] == ["07-blue.png", f"08-{OTHER}.png"]
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_figure_of_an_item_of_a_batch(invoke):
     Path("prompts.txt").write_text(f"a star\n{PROMPT}\n")
     options = ("--model", "demo", "--steps", "1", "--device", "cpu", "--save", "image,maps")

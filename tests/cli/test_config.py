@@ -105,7 +105,7 @@ def test_an_edit_is_read_from_its_run_json(invoke, model):
     assert code == 2 and "is of one image of an edit" in said(err)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_an_image_is_looked_at_again_with_the_run_json_of_its_run(invoke):
     Image.new("RGB", (64, 64), (200, 30, 30)).save("photo.png")
     way = ("--timesteps", "50,100", "--seed", "2", "--ask", "umbrella", "--device", "cpu")

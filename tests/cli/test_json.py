@@ -76,14 +76,6 @@ def test_explain_answers_with_its_run(invoke):
 
 
 @pytest.mark.slow
-def test_diff_answers_with_its_numbers(invoke, run):
-    code, out, _ = invoke("diff", run, run, "--json", "--out", "diff")
-    found = only(out)
-    assert (code, found["folder"], found["open"]) == (0, "diff", "diff/diff.html")
-    assert found["info"] == json.loads(Path("diff/run.json").read_text())
-
-
-@pytest.mark.slow
 def test_info_answers_with_the_layers(invoke, whole_model):
     code, out, _ = invoke("info", whole_model, "--json")
     found = only(out)

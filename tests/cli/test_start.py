@@ -100,7 +100,6 @@ except SystemExit:
             ["edit", "a red circle", "a red star"],
         ],
         quick=0,
-        daily=1,
     ),
 )
 def test_the_first_line_comes_before_anything_heavy_is_loaded(arguments, tmp_path):

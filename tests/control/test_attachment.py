@@ -137,7 +137,7 @@ def test_a_bare_model_that_changes_its_size_is_told_and_one_that_broke_off_is_no
 
 @torch.no_grad()
 @pytest.mark.parametrize("target", ["unet", "pipeline"])
-@pytest.mark.parametrize("batch", tiered([2, 4], 2))
+@pytest.mark.parametrize("batch", tiered([2, 4], quick=2))
 @pytest.mark.slow
 def test_outside_of_a_pipelines_call_half_of_a_batch_is_not_dropped_unasked(target, batch):
     pipe = make_pipe()

@@ -3,40 +3,12 @@
 import pytest
 import torch
 from helpers.tiers import tiered
-from helpers.tiny_pipelines import make_pipeline, make_sd15_unet
+from helpers.tiny_pipelines import make_pipeline
 
 import sdattn
 from sdattn import AttentionStore
 from sdattn.edit import register_attention_control
 from sdattn.models.layers import find_layers
-
-
-@torch.no_grad()
-@pytest.mark.slow
-def test_one_pass_of_sd15_gives_its_16_maps_in_order():
-    """On torch's meta device, where nothing is computed: the self-attention of one pass is 2 GB.
-    What the maps hold is seen in test_chain.py."""
-    unet = make_sd15_unet().to("meta")
-    inputs = [torch.empty(1, 4, 64, 64), 500, torch.empty(1, 77, 768)]
-    inputs = [one.to("meta") if isinstance(one, torch.Tensor) else one for one in inputs]
-    store = AttentionStore(guidance=None)
-    with register_attention_control(unet, store):
-        unet(*inputs)
-    full, filtered = (
-        {key: [tuple(m.shape) for m in maps] for key, maps in sums.items()}
-        for sums in (store.full_attention_store, store.attention_store)
-    )
-    down = [4096, 4096, 1024, 1024, 256, 256]
-    up = [256] * 3 + [1024] * 3 + [4096] * 3
-    assert full["down_cross"] == [(8, n, 77) for n in down]
-    assert full["mid_cross"] == [(8, 64, 77)]
-    assert full["up_cross"] == [(8, n, 77) for n in up]
-    # what editing code counts on: down_cross[2:4] and up_cross[:3] are the 16x16 maps
-    assert filtered["down_cross"] == [(8, n, 77) for n in down[2:]]
-    assert filtered["mid_cross"] == full["mid_cross"]
-    assert filtered["up_cross"] == [(8, n, 77) for n in up[:6]]
-    assert store.num_att_layers == 32
-    assert store.cur_step == 1
 
 
 def by_the_definition(unet, calls, conditional):
@@ -67,7 +39,7 @@ def by_the_definition(unet, calls, conditional):
 
 
 @pytest.mark.parametrize("prompts", [["a cat"], ["a red cat", "a dog, a cat"]])
-@pytest.mark.parametrize("scale", tiered([4.0, 1.0], daily=1))
+@pytest.mark.parametrize("scale", tiered([4.0, 1.0]))
 @pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16]))
 @pytest.mark.slow
 def test_averages_are_those_of_the_published_algorithm(prompts, scale, dtype):

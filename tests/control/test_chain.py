@@ -20,7 +20,7 @@ from sdattn.edit import register_attention_control
 from sdattn.models.layers import find_layers
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @torch.no_grad()
 def test_one_pass_of_sd15_by_set_attn_processor():
     """Cross-attention only, since the self-attention of all heads is 2 GB: half of the layers

@@ -39,7 +39,7 @@ def test_every_bridge_has_a_title_and_six_lines_at_most():
     assert max(len([line for line in code.splitlines() if line]) for code in BRIDGES.values()) <= 6
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:torch.meshgrid:UserWarning")  # of the pipeline
 def test_attend_and_excite_of_diffusers(monkeypatch):
     """And SynGen, which is made of it. Its processors show maps with a gradient alone."""

@@ -1,8 +1,7 @@
 """Registered attention is the formula that editing repositories write by hand.
 
 ``helpers.hand_written.FORMS`` has each one's. Over a whole run of sharp weights rounding grows by
-orders of magnitude, so formulas are compared in float64: over a run, and layer by layer, each on
-the same input.
+orders of magnitude, so formulas are compared layer by layer in float64, each on the same input.
 """
 
 import pytest
@@ -30,65 +29,18 @@ class Doubling:
         return attn
 
 
-def pipeline(dtype, sharpness=1):
-    pipe = make_pipe()
-    for layer, _ in layers(pipe.unet):
-        layer.to_q.weight.data *= sharpness
-    pipe.unet.to(dtype)
-    pipe.text_encoder.to(dtype)
-    return pipe
-
-
-@torch.no_grad()
-def drawn(dtype, by_hand=None):
-    """Latents of a guided run of two prompts, and what the controller left; by the repository's own
-    registration, or by ours."""
-    pipe, control = pipeline(dtype), Doubling()
-    noise = torch.randn(2, 4, 16, 16, generator=torch.Generator().manual_seed(0))
-    given = {"latents": noise.to(dtype), "num_inference_steps": 3, "guidance_scale": 4.0}
-    if by_hand is not None:
-        by_hand(pipe.unet, control)
-        return pipe(["a cat", "a red dog"], output_type="latent", **given).images, control.shown
-    with register_attention_control(pipe, control):
-        return pipe(["a cat", "a red dog"], output_type="latent", **given).images, control.shown
-
-
-def apart(one, other):
-    return float((one.double() - other.double()).abs().max())
-
-
-@pytest.fixture(scope="module")
-def registered():
-    return {dtype: drawn(dtype) for dtype in (torch.float64, torch.float32)}
-
-
 def test_the_page_names_each():
     assert [name for name in FORMS if name not in SECTION] == []
 
 
-@pytest.mark.parametrize("name", tiered(FORMS, quick=0, daily=len(FORMS)))
-def test_a_run_is_the_same_in_float64_and_as_near_to_it_in_float32(name, registered):
-    exact, shown = drawn(torch.float64, FORMS[name])
-    found, ours = registered[torch.float64]
-    assert apart(found, exact) < 1e-12
-    assert [one[:2] for one in ours] == [one[:2] for one in shown]
-    assert len(shown) == 3 * 32
-    assert max(apart(a[2], b[2]) for a, b in zip(ours, shown, strict=True)) < 1e-12
-    single, _ = drawn(torch.float32, FORMS[name])
-    rounded = registered[torch.float32][0]
-    assert apart(single, rounded) < 1e-4
-    # what one misses of float64, by rounding, the other may miss too
-    assert apart(rounded, exact) < max(2 * apart(single, exact), 1e-4)
-
-
 @torch.no_grad()
-@pytest.mark.parametrize("name", tiered(FORMS, quick=1, daily=len(FORMS)))
+@pytest.mark.parametrize("name", tiered(FORMS, quick=1))
 def test_each_layer_is_the_same_in_float64_whatever_its_weights(name):
     """With a softmax that is nearly one-hot, where over a run rounding grows by 1e5 and more."""
     inputs = []
-    pipe = pipeline(torch.float64, sharpness=16)
-    unet = pipe.unet
+    unet = make_pipe().unet.to(torch.float64)
     for layer, _ in layers(unet):
+        layer.to_q.weight.data *= 16
 
         def record(layer, args, kwargs):
             inputs.append((layer, args, kwargs))

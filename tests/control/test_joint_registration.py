@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from helpers.joint_parity import sharp_model
 from helpers.rows import Way
 from helpers.tiers import tiered
 from helpers.transformer_rows import TRANSFORMERS, own_norms
@@ -12,7 +11,6 @@ from sdattn import AttentionStore, TorchAttnProcessor, TorchJointProcessor, capt
 from sdattn.edit import (
     AttentionControlEdit,
     AttentionReplace,
-    AttentionReweight,
     EmptyControl,
     register_attention_control,
 )
@@ -30,10 +28,13 @@ NAMES = (
     "Qwen-Image",
 )
 WAY = Way(size=(64, 96))
+IS_CROSS = {"joint": (False, True), "self": (False,), "cross": (True,)}  # of a layer's calls
 
 
 def sharp(name):
     pipe = NAMED[name].make()
+    if name in UNET_NAMES:
+        return pipe
     own_norms(pipe.transformer)
     if name == "Stable Diffusion 3":
         for layer in find_layers(pipe.transformer):
@@ -62,7 +63,7 @@ class Foreign:
 @pytest.mark.slow
 def test_plain_attention_is_that_of_diffusers(name):
     row = NAMED[name]
-    pipe = row.make() if name in UNET_NAMES else sharp(name)
+    pipe = sharp(name)
     model = find_denoiser(pipe).model
     before = dict(model.attn_processors)
     plain = row.run(pipe, WAY)
@@ -78,7 +79,7 @@ def test_plain_attention_is_that_of_diffusers(name):
     assert not model._forward_pre_hooks
 
 
-@pytest.mark.parametrize("name", tiered(NAMES, 2))
+@pytest.mark.parametrize("name", tiered([*NAMES, *UNET_NAMES], quick=2))
 def test_every_way_of_editing_is_understood(name):
     row, images, controllers = NAMED[name], [], []
     pipe = sharp(name)
@@ -90,20 +91,19 @@ def test_every_way_of_editing_is_understood(name):
     assert (images[0] == images[1]).all()
     assert (images[0] == images[2]).all()
     assert abs(images[0] - plain).max() > 1e-4
-    layers = find_layers(pipe.transformer)
-    kinds = [kind for la in layers for kind in ([False, True] if la.kind == "joint" else [False])]
-    places = [la.place for la in layers for _ in range(2 if la.kind == "joint" else 1)]
+    layers = find_layers(find_denoiser(pipe).model)
+    calls = [(la.place, kind) for la in layers for kind in IS_CROSS[la.kind]]
     for controller in controllers:
-        assert controller.num_att_layers == len(kinds)
+        assert controller.num_att_layers == len(calls)
         # two steps; of the prompt's passes alone, where guidance runs in turn
         assert controller.cur_step == 2
-        assert [is_cross for _, is_cross, _ in controller.calls] == kinds * 2
-        assert [place for place, _, _ in controller.calls] == places * 2
-        assert all(shape[1] == 24 for _, _, shape in controller.calls)
+        assert [call[:2] for call in controller.calls] == calls * 2
+        finest = max(shape[1] for _, _, shape in controller.calls)
+        assert finest == {"Stable Diffusion 1.x": 96}.get(name, 24)
 
 
 @pytest.mark.parametrize("first", ["capture", "controller"])
-@pytest.mark.parametrize("name", ["Stable Diffusion 3", "FLUX.1"])
+@pytest.mark.parametrize("name", tiered(["FLUX.1", "Stable Diffusion 1.x", "Stable Diffusion 3"]))
 def test_capture_sees_the_edited_maps_in_any_order_of_nesting(name, first):
     def on_two(attn, is_cross, _place):
         """All of the text's share on its third column."""
@@ -112,7 +112,8 @@ def test_capture_sees_the_edited_maps_in_any_order_of_nesting(name, first):
             attn[..., [0, 1]] = attn[..., 3:] = 0
 
     row, pipe = NAMED[name], sharp(name)
-    before = dict(pipe.transformer.attn_processors)
+    model = find_denoiser(pipe).model
+    before = dict(model.attn_processors)
     with register_attention_control(pipe, on_two):
         without = row.run(pipe, WAY)
     if first == "capture":
@@ -126,26 +127,12 @@ def test_capture_sees_the_edited_maps_in_any_order_of_nesting(name, first):
     for maps in store.maps.values():
         assert maps[..., 2].min() > 0
         assert not maps[..., 3:].any() and not maps[..., :2].any()
-    after = pipe.transformer.attn_processors
+    after = model.attn_processors
     assert all(after[key] is before[key] for key in before)
-
-
-def test_everything_is_put_back_when_the_run_fails():
-    pipe = sharp("FLUX.1")
-    before = dict(pipe.transformer.attn_processors)
-
-    def boom(*_):
-        raise KeyError("boom")
-
-    with pytest.raises(KeyError, match="boom"), register_attention_control(pipe, boom):
-        NAMED["FLUX.1"].run(pipe, WAY)
-    after = pipe.transformer.attn_processors
-    assert all(after[key] is before[key] for key in before)
-    assert not pipe.transformer._forward_pre_hooks
 
 
 @pytest.mark.parametrize("attached", [False, True])
-@pytest.mark.parametrize("name", tiered(NAMES, 2))
+@pytest.mark.parametrize("name", tiered(NAMES, quick=2))
 def test_a_store_keeps_the_prompts_rows(name, attached):
     row, pipe = NAMED[name], sharp(name)
     with capture(pipe, heads="all", steps="last") as captured:
@@ -222,19 +209,6 @@ def test_prompt_to_prompt_makes_the_targets_attention_the_sources(name):
             torch.testing.assert_close(target[:, rows], source[:, rows], atol=1e-5, rtol=0)
 
 
-def test_reweighting_works_on_them():
-    row, pipe = NAMED["Stable Diffusion 3"], sharp("Stable Diffusion 3")
-    texts = ["a red cat", "a red cat"]
-    prompts = read_prompts(pipe, texts, max_sequence_length=24)
-    control = AttentionReweight(prompts, 2, 1.0, 0.0, {"cat": 0.0})
-    with register_attention_control(pipe, control), capture(pipe) as store:
-        row.run(pipe, WAY, prompt=texts, negative_prompt=["", ""], output_type="latent")
-    columns = sorted({c for found in prompts[1].find("cat") for c in found})
-    for maps in store.maps.values():
-        assert maps[0][..., columns].min() > 0
-        assert not maps[1][..., columns].any()
-
-
 def test_the_processors_are_of_the_layers_kinds():
     name = "Stable Diffusion 3.5 (dual attention, normed)"
     pipe = sharp(name)
@@ -244,17 +218,6 @@ def test_the_processors_are_of_the_layers_kinds():
         assert isinstance(layer.module.processor, kind)
     with pytest.warns(UserWarning, match="saw nothing"):
         handle.remove()
-
-
-@torch.no_grad()
-def test_a_bare_transformer_shows_every_row():
-    from helpers.joint_parity import sharp_inputs
-
-    model = sharp_model("FLUX.1")
-    controller = Foreign("none")
-    with register_attention_control(model, controller):
-        model(**sharp_inputs("FLUX.1", model, batch=2))
-    assert controller.calls[1] == ("double", True, (4, 15, 7))
 
 
 @pytest.mark.parametrize(

@@ -46,7 +46,7 @@ def stored(pipe, **options):
             name,
             way,
             id=f"{name}-{way}",
-            marks=[pytest.mark.weekly] * (way != WAYS[0] and name not in ("FLUX.1", "Qwen-Image")),
+            marks=[pytest.mark.slow] * (way != WAYS[0] and name not in ("FLUX.1", "Qwen-Image")),
         )
         for name in NAMED
         for way in WAYS

@@ -7,7 +7,7 @@ import pytest
 import torch
 from helpers.bridges import WORDS, cross, same
 from helpers.chain_runs import make_pipe
-from helpers.foreign_code import InfEditProcessor, InfEditStore, SeedProcessor, drawn, register
+from helpers.foreign_code import SeedProcessor, drawn
 
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor
 
@@ -111,26 +111,6 @@ def test_joint_layers_reach_their_places_in_order_too():
     store = AttentionStore()
     shown(store, (["double"] * 2 + ["single"] * 3) * 2)
     refused(store, "10 calls for 5 layers")
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("steps", [2, 3])
-def test_infedit_with_half_of_the_bridge(steps):
-    """Its own registration tells of 32 layers, and its processors show 16; the docs' bridge
-    attaches the store."""
-    pipe, theirs, ours = make_pipe(), InfEditStore(), AttentionStore(guidance="batch")
-    ours.self_attn_forward = lambda q, k, v, _heads: (q, k, v)
-    register(pipe.unet, ours, InfEditProcessor)
-    drawn(pipe, WORDS, num_inference_steps=steps)
-    refused(ours, rf"{16 * steps} calls for 16 layers.*attach")
-    ours = AttentionStore(guidance="batch")
-    ours.self_attn_forward = lambda q, k, v, _heads: (q, k, v)
-    register(pipe.unet, ours, InfEditProcessor)
-    drawn(pipe, WORDS, num_inference_steps=steps, callback_on_step_end=ending(ours))
-    register(pipe.unet, theirs, InfEditProcessor)
-    drawn(pipe, WORDS, num_inference_steps=steps)
-    assert ours.cur_step == theirs.cur_step == steps
-    same(cross(ours.get_average_attention()), cross(theirs.get_average_attention()))
 
 
 def ending(store):

@@ -112,7 +112,7 @@ def late(layer):
     return layer.kind == "cross" and layer.place in ("up", "block")
 
 
-@pytest.mark.parametrize(("row", "guided"), tiered(CASES, quick=2, daily=5), ids=str)
+@pytest.mark.parametrize(("row", "guided"), tiered(CASES, quick=2), ids=str)
 @pytest.mark.slow
 def test_removing_is_masking_the_keys(row, guided):
     """In the chosen layers and passes, for the rows that read the prompt, and nowhere else."""

@@ -74,7 +74,7 @@ OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
 
 @pytest.mark.slow
 @pytest.mark.parametrize("make", [small_pipeline, make_sdxl_pipeline, make_sd2_pipeline])
-@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16], quick=0, daily=1))
+@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16], quick=0))
 def test_an_edit_of_nothing_is_bit_for_bit_the_batch_without_a_controller(make, dtype):
     pipe = make().to(dtype)
     size = {"height": 64, "width": 96}
@@ -257,7 +257,7 @@ def test_other_pipelines_are_refused():
         edit(pipe, SOURCE, TARGET, image=Image.new("RGB", (64, 64)))
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_sizes_beyond_the_stores_filter():
     """Every map has more than 32x32 queries; blending has its own, and nothing else is held."""
     pipe = make_sdxl_pipeline()

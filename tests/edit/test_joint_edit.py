@@ -258,7 +258,7 @@ def test_layers_that_call_a_controller_can_be_chosen():
         register_attention_control(pipe, control, layers="nothing")
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_the_demo_changes_what_is_named_and_keeps_the_other(tmp_path):
     pipe = sdattn.load_pipeline("demo-mmdit", device="cpu")
     pipe.set_progress_bar_config(disable=True)

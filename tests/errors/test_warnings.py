@@ -134,7 +134,7 @@ LINES = [
 ]
 
 
-@pytest.mark.parametrize("line", tiered(LINES, 2), ids=lambda line: line.__name__)
+@pytest.mark.parametrize("line", tiered(LINES, quick=2), ids=lambda line: line.__name__)
 def test_a_warning_points_at_the_users_own_line(line):
     with warnings.catch_warnings(record=True) as heard:
         warnings.simplefilter("always")

@@ -46,7 +46,7 @@ def run(tmp_path):
     return folder
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_what_is_obeyed_is_written_out_and_all_else_stays():
     for one in map(chr, range(sys.maxunicode + 1)):
         shown = visible(one)
@@ -54,7 +54,7 @@ def test_what_is_obeyed_is_written_out_and_all_else_stays():
         assert shown == one or shown == repr(one)[1:-1]
 
 
-@pytest.mark.parametrize("way", tiered(["show", "no such word", "diff", "no such phrase"], 2))
+@pytest.mark.parametrize("way", tiered(["show", "no such word", "diff", "no such phrase"], quick=2))
 @pytest.mark.slow
 def test_what_a_foreign_run_says_is_not_obeyed(invoke, run, tmp_path, way):
     shutil.copytree(run, tmp_path / "other")

@@ -33,7 +33,7 @@ def assert_as_before(unet, before):
 @pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("how", tiered(COMPILED, 0, 1))
+@pytest.mark.parametrize("how", tiered(COMPILED, quick=0))
 def test_a_controller_sees_every_step_of_a_compiled_model(how):
     unet = make_small_unet()
     plain, store = AttentionStore(guidance=None), AttentionStore(guidance=None)

@@ -9,7 +9,7 @@ import torch
 from diffusers.guiders import ClassifierFreeGuidance, PerturbedAttentionGuidance
 from helpers.modular_pipelines import modular
 from helpers.tiny_pipelines import make_sdxl_pipeline
-from helpers.transformer_rows import flux, quiet, qwen_image, sd3
+from helpers.transformer_rows import flux, qwen_image, sd3
 
 import sdattn
 from sdattn import AttentionStore, TorchAttnProcessor, TorchJointProcessor
@@ -31,7 +31,7 @@ GUIDED = [name for name, (*_, scale) in PIPELINES.items() if scale]
 def pair(name):
     """A classic and a modular pipeline of the same models, and how each is run."""
     make, kind, options, scale = PIPELINES[name]
-    classic = quiet(make())
+    classic = make()
     pipe = modular(classic, kind, **({"guidance_scale": SCALE} if scale else {}))
     given = {"prompt": PROMPT, "num_inference_steps": 3, "output_type": "pt", **SIZE, **options}
     given |= {"negative_prompt": NEGATIVE} if scale else {}
@@ -201,7 +201,7 @@ def test_blocks_of_ones_own_without_a_guider_are_refused_by_name():
     from diffusers.modular_pipelines import FluxAutoBlocks
 
     pipe = ModularPipeline(blocks=FluxAutoBlocks())
-    classic = quiet(flux())
+    classic = flux()
     pipe.update_components(
         **{k: v for k, v in classic.components.items() if k in pipe.component_names}
     )

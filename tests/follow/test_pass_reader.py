@@ -6,6 +6,7 @@ the others, maps are refused, and an edit is in all of them.
 
 import functools
 import warnings
+from contextlib import contextmanager
 
 import pytest
 import torch
@@ -189,79 +190,70 @@ def after_a_warm_up(pipe):
     return lambda: (called_by_hand(pipe), draw(pipe))[1]
 
 
-BESIDE = [
-    of_a_callback, of_an_object, of_a_partial, of_a_method, of_several,
-    of_another_batch, of_a_guidance_function,
-    before_a_hires_fix, before_one_that_shares_the_scheduler, around_another_pipeline,
-    after_a_warm_up,
-]  # fmt: skip
-
-
+# Calls beside a run, and who is named as their caller.
+BESIDE = {
+    of_a_callback: "`callback_on_step_end`",
+    of_an_object: "`callback_on_step_end`",
+    of_a_partial: "`callback_on_step_end`",
+    of_a_method: "`callback_on_step_end`",
+    of_several: "`callback_on_step_end`",
+    of_another_batch: "`callback_on_step_end`",
+    of_a_guidance_function: "`scheduler.step`",
+    before_a_hires_fix: "StableDiffusionImg2ImgPipeline.__call__",
+    before_one_that_shares_the_scheduler: "StableDiffusionImg2ImgPipeline.__call__",
+    around_another_pipeline: "`callback_on_step_end`",
+    after_a_warm_up: "called_by_hand",
+}
 TOLD = r"call\(s\) of the UNet2DConditionModel were not part of this run: from "
 
 
-@pytest.fixture(scope="module")
-def alone():
-    """The run without any other call, captured."""
-    pipe = small_pipe()
+@contextmanager
+def captured(pipe):
     with sdattn.capture(pipe) as store:
-        image = draw(pipe)
-    return store, image
+        yield lambda: [*store.maps.values(), len(store.passes)]
 
 
-@pytest.mark.parametrize("beside", tiered(BESIDE, quick=2, daily=6), ids=lambda one: one.__name__)
-def test_a_capture_counts_the_passes_alone(beside, alone):
-    pipe = small_pipe()
-    run = beside(pipe)
-    with pytest.warns(CaptureWarning, match=TOLD):
-        with sdattn.capture(pipe) as store:
-            image = run()
-    torch.testing.assert_close(image, alone[1], atol=1e-5, rtol=0)
-    assert len(store.passes) == 3
-    same_maps(store, alone[0])
-    assert store.heatmaps()[0]["cat"].values.shape == (8, 8)
+@contextmanager
+def attached(pipe):
+    store = AttentionStore(pipeline=pipe)
+    pipe.unet.set_attn_processor(TorchAttnProcessor(store))
+    yield lambda: [*store.get_average_attention().values(), store.cur_step]
+
+
+@contextmanager
+def registered(pipe):
+    controller = Recording()
+    with register_attention_control(pipe, controller):
+        yield lambda: controller.rows
+
+
+FOLLOWERS = (captured, attached, registered)
+CASES = [
+    (beside, follower)
+    for beside in BESIDE
+    for follower in FOLLOWERS
+    # whoever registers a controller sees the loops of their own
+    if beside is not after_a_warm_up or follower is captured
+]
+
+
+def followed(follower, pipe, run):
+    """The image of a run and what a follower kept of it."""
+    with follower(pipe) as kept:
+        image = run()
+    return [image, *kept()]
 
 
 @pytest.mark.parametrize(
-    ("beside", "who"),
-    [
-        (of_a_callback, "`callback_on_step_end`"),
-        (of_an_object, "`callback_on_step_end`"),
-        (before_a_hires_fix, "StableDiffusionImg2ImgPipeline.__call__"),
-        (around_another_pipeline, "`callback_on_step_end`"),
-        (after_a_warm_up, "called_by_hand"),
-        (of_a_guidance_function, "`scheduler.step`"),
-    ],
-    ids=lambda one: getattr(one, "__name__", ""),
+    ("beside", "follower"), tiered(CASES, quick=4), ids=lambda one: one.__name__
 )
-def test_who_called_is_named(beside, who):
-    pipe = small_pipe()
-    run = beside(pipe)
-    with pytest.warns(CaptureWarning, match=TOLD + ".*" + who):
-        with sdattn.capture(pipe):
-            run()
-
-
-INSIDE = [one for one in BESIDE if one is not after_a_warm_up]  # controllers see loops of one's own
-
-
-@pytest.mark.parametrize("beside", tiered(INSIDE, quick=1, daily=4), ids=lambda one: one.__name__)
-def test_an_attached_store_counts_the_passes_alone(beside):
-    def attached(pipe, run):
-        store = AttentionStore(pipeline=pipe)
-        pipe.unet.set_attn_processor(TorchAttnProcessor(store))
-        run()
-        return store
-
+def test_the_passes_of_the_run_alone_count_and_who_called_besides_is_named(beside, follower):
     pipe, other = small_pipe(), small_pipe()
-    expected = attached(pipe, lambda: draw(pipe))
-    store = attached(other, beside(other))
-    with pytest.warns(CaptureWarning, match=TOLD):
-        found = store.get_average_attention()
-    assert store.cur_step == 3
-    for key, maps in expected.get_average_attention().items():
-        for ours, theirs in zip(found[key], maps, strict=True):
-            torch.testing.assert_close(ours, theirs, atol=1e-6, rtol=0)
+    expected = followed(follower, pipe, lambda: draw(pipe))
+    run = beside(other)
+    with pytest.warns(CaptureWarning, match=TOLD + ".*" + BESIDE[beside]):
+        found = followed(follower, other, run)
+    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
 
 
 class Recording:
@@ -283,20 +275,6 @@ class Zero(Recording):
     def __call__(self, attn, is_cross, place):
         super().__call__(attn, is_cross, place)
         return attn * 0
-
-
-@pytest.mark.parametrize("beside", tiered(INSIDE, quick=1, daily=4), ids=lambda one: one.__name__)
-@pytest.mark.slow
-def test_a_registered_controller_is_called_in_the_passes_alone(beside):
-    pipe, other = small_pipe(), small_pipe()
-    expected, controller = Recording(), Recording()
-    with register_attention_control(pipe, expected):
-        draw(pipe)
-    run = beside(other)
-    with pytest.warns(CaptureWarning, match=TOLD):
-        with register_attention_control(other, controller):
-            run()
-    assert controller.rows == expected.rows
 
 
 @pytest.mark.slow
@@ -544,7 +522,7 @@ def own_loop(pipe, rows, steps=2):
             pipe.unet(sample, t, encoder_hidden_states=text)
 
 
-@pytest.mark.parametrize("before", tiered(["fresh", "unguided", "guided"], 2))
+@pytest.mark.parametrize("before", tiered(["fresh", "unguided", "guided"], quick=2))
 @pytest.mark.slow
 def test_a_loop_of_ones_own_says_where_the_unconditional_rows_are(before):
     """What a call of the pipeline left behind is never asked."""
@@ -636,40 +614,6 @@ def test_a_capture_of_the_wrong_pipeline_names_the_one_that_ran():
             again()
 
 
-@pytest.mark.slow
-def test_a_knockout_leaves_other_calls_alone():
-    pipe, found = small_pipe(), []
-
-    def callback(pipe, _step, _t, tensors):
-        found.append(called_by_hand(pipe))
-        return tensors
-
-    options = {**SMALL, "seed": 0}
-    options.pop("output_type")
-    with pytest.warns(CaptureWarning, match=TOLD + "`callback_on_step_end`"):
-        sdattn.knockout(pipe, PROMPT, "cat", callback_on_step_end=callback, **options)
-    for one in found:
-        torch.testing.assert_close(one, called_by_hand(pipe), atol=1e-5, rtol=0)
-
-
-@pytest.mark.slow
-def test_generate_counts_the_passes_alone_and_says_so():
-    options = {name: value for name, value in SMALL.items() if name != "output_type"}
-
-    def callback(pipe, _step, _t, tensors):
-        called_by_hand(pipe)
-        return tensors
-
-    alone = sdattn.generate(small_pipe(), PROMPT, seed=0, **options)
-    with pytest.warns(CaptureWarning, match=TOLD + "`callback_on_step_end`"):
-        run = sdattn.generate(
-            small_pipe(), PROMPT, seed=0, callback_on_step_end=callback, **options
-        )
-    torch.testing.assert_close(
-        run[0].heatmaps["cat"].map, alone[0].heatmaps["cat"].map, atol=1e-6, rtol=0
-    )
-
-
 def test_a_direct_call_of_forward_is_seen():
     pipe = small_pipe()
     _, positive = states(pipe)
@@ -681,7 +625,7 @@ def test_a_direct_call_of_forward_is_seen():
     same_maps(store, expected)
 
 
-@pytest.mark.parametrize("way", ["capture", "store", "registered"])
+@pytest.mark.parametrize("way", tiered(["store", "capture", "registered"]))
 def test_joint_attention_too(way):
     pipe = sd3()
     options = {**SMALL, "guidance_scale": 4.0, "max_sequence_length": 8}

@@ -69,7 +69,7 @@ def knocked_out(pipe, part, passes):
 
 
 @pytest.mark.parametrize("part", [(0.5, 1.0), (0.0, 0.5)])
-@pytest.mark.parametrize("passes", tiered([3, 7], 2))
+@pytest.mark.parametrize("passes", tiered([3, 7], quick=2))
 def test_captures_knockouts_and_edits_mean_the_same_by_a_half(part, passes):
     pipe, expected = small_pipeline(), middles(part, passes)
     assert len(expected) == (passes + 1) // 2  # the pass in the very middle is of both halves

@@ -61,7 +61,7 @@ def shorter(pipe):
 
 
 @pytest.mark.parametrize("change", [swapped, written, noisy])
-@pytest.mark.parametrize("given", tiered([None, P], 2))
+@pytest.mark.parametrize("given", tiered([None, P], quick=2))
 @pytest.mark.slow
 def test_maps_of_several_texts_have_the_words_of_none(change, given):
     pipe = make_pipe()
@@ -210,9 +210,7 @@ def test_frames_with_texts_of_their_own():
             "a (blue square)1.4 here", "((circle)) left", '("a cat", "a dog").blend(0.5, 0.5)',
             "[cat:dog:0.5]", "a red circle++ left of a square", "a red circle+, left",
             "circle-- and square", "a (blue square)++", "(circle:1.3) left",
-        ],
-        quick=3, daily=5,
-    ),
+        ], quick=3),
 )  # fmt: skip
 def test_weights_in_a_text_that_no_encoder_was_heard_to_read(text):
     with pytest.raises(ValueError, match=r"weight.*labels"):

@@ -6,7 +6,6 @@ from typing import Any
 import torch
 from diffusers import (
     EulerDiscreteScheduler,
-    FlowMatchEulerDiscreteScheduler,
     Kandinsky5T2IPipeline,
     Kandinsky5Transformer3DModel,
     KolorsImg2ImgPipeline,
@@ -19,14 +18,13 @@ from transformers import CLIPTextModel
 
 from helpers.rows import Options, Row, Way, middle_third, new_images, sized
 from helpers.tiny_encoders import tiny_qwen_vl
-from helpers.tiny_pipelines import make_unet
+from helpers.tiny_pipelines import make_unet, tiny, tiny_model
 from helpers.tiny_processors import tiny_qwen_processor
 from helpers.tiny_tokenizers import tiny_tokenizer
 from helpers.transformer_rows import (
     SANA,
     clip,
     pixart,
-    quiet,
     sana,
     unbinned,
     vae,
@@ -52,14 +50,8 @@ def kolors(kind: Any = KolorsPipeline) -> Any:
         encoder_hid_dim=32,
         encoder_hid_dim_type="text_proj",
     )
-    pipe = kind(
-        vae=vae(),
-        text_encoder=tiny_chatglm(),
-        tokenizer=tiny_chatglm_tokenizer(),
-        unet=unet,
-        scheduler=EulerDiscreteScheduler(),
-    )
-    return quiet(pipe)
+    text = tiny_chatglm(), tiny_chatglm_tokenizer()
+    return tiny(kind, unet, vae(), text, scheduler=EulerDiscreteScheduler())
 
 
 def from_image(pipe: Any, way: Way) -> Options:
@@ -69,34 +61,16 @@ def from_image(pipe: Any, way: Way) -> Options:
 
 
 def kandinsky5(kind: Any = Kandinsky5T2IPipeline, vae: Any = vae, **changes: Any) -> Any:
-    torch.manual_seed(0)
-    transformer = Kandinsky5Transformer3DModel(
-        in_visual_dim=4,
-        in_text_dim=16,
-        in_text_dim2=32,
-        time_dim=16,
-        out_visual_dim=4,
-        model_dim=24,
-        ff_dim=16,
-        num_text_blocks=1,
-        num_visual_blocks=2,
-        axes_dims=(4, 4, 4),
-        **changes,
-    )
-    for name, weight in transformer.named_parameters():
+    sizes = {"model_dim": 24, "ff_dim": 16, "time_dim": 16, "axes_dims": (4, 4, 4)}
+    sizes |= {"in_visual_dim": 4, "out_visual_dim": 4, "in_text_dim": 16, "in_text_dim2": 32}
+    sizes |= {"num_text_blocks": 1, "num_visual_blocks": 2}
+    model = tiny_model(Kandinsky5Transformer3DModel, **sizes, **changes)
+    for name, weight in model.named_parameters():
         if "modulation" in name or "_norm.weight" in name:  # zeros and ones as they are made
             torch.nn.init.normal_(weight)
     processor = tiny_qwen_processor()
-    pipe = kind(
-        transformer=transformer.eval(),
-        vae=vae(),
-        text_encoder=tiny_qwen_vl(processor.tokenizer),
-        tokenizer=processor,
-        text_encoder_2=clip(CLIPTextModel),
-        tokenizer_2=tiny_tokenizer(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-    )
-    return quiet(pipe)
+    qwen = tiny_qwen_vl(processor.tokenizer), processor
+    return tiny(kind, model, vae(), qwen, (clip(CLIPTextModel), tiny_tokenizer()))
 
 
 def of_resolution(pipe: Any, way: Way) -> Options:

@@ -8,5 +8,4 @@ SPRITES = "nouns" in demo_named("demo").words
 THING, OTHER, THIRD = ("car", "bird", "heart") if SPRITES else ("circle", "square", "ring")
 PROMPT = f"a red {THING} left of a blue {OTHER}"  # a token for each word
 TOKENS = 77 if SPRITES else 32
-HEADS = 4 if SPRITES else 2  # of its finest layers
 needs_sprites = pytest.mark.skipif(not SPRITES, reason="needs the demo of sprites")

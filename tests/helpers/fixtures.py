@@ -64,10 +64,18 @@ def tokenizer() -> CLIPTokenizer:
     return tiny_tokenizer()
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def demo():
     """The model inside the package; nothing changes it."""
     pipe = load_pipeline("demo", device="cpu")
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
+
+
+@pytest.fixture(scope="session")
+def mmdit():
+    """The demo with joint attention; nothing changes it."""
+    pipe = load_pipeline("demo-mmdit", device="cpu")
     pipe.set_progress_bar_config(disable=True)
     return pipe
 

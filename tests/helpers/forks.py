@@ -1,22 +1,11 @@
-"""The command line in processes that begin at once: forks of one that has imported everything.
-
-    process = Fork("batch", "in.jsonl", "--out", "run", cwd=folder)  # as subprocess.Popen
-    in_own_namespace(["mount -t tmpfs none disk", ("new", "batch", "in.jsonl")], cwd=folder)
+"""Processes that begin at once: forks of one that has imported everything.
 
 A new Python imports torch and diffusers for seconds before it does what a test is about. From there
-on a fork is a process like any other: its files, locks, signals and memory are its own. So is a
-launcher, `Fork(..., of="accelerate-launch")`; the ranks that it begins are new Pythons. How the
+on a fork is a process like any other: its files, locks, signals and memory are its own. How the
 command starts is for tests that start Python.
 """
 
-import ctypes
 import multiprocessing
-import os
-import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
 
 IMPORTED = [
     "helpers.fewer_collections",  # of garbage, while the others are imported
@@ -29,53 +18,6 @@ IMPORTED = [
 ]
 
 
-class Fork:
-    """A command with these arguments; what it prints goes to files in its folder.
-
-    Args:
-        cwd: where it works.
-        variables: of its environment, beside those of this process.
-        of: which command: ``"sdattn"`` or ``"accelerate-launch"``.
-    """
-
-    def __init__(self, *arguments, cwd, variables=None, of="sdattn"):
-        self.args = [of, *map(str, arguments)]
-        self.logs = [Path(cwd, f"{name}-{time.monotonic_ns()}.log") for name in ("out", "err")]
-        for log in self.logs:
-            log.touch()  # it may be killed before it opens them
-        # daemon: should a test leave it behind, it ends with the tests
-        self._process = fork(_work, self.args, cwd, self.logs, variables or {}, daemon=True)
-        self.pid = self._process.pid
-
-    @property
-    def returncode(self):
-        return self._process.exitcode
-
-    def poll(self):
-        return self.returncode
-
-    def wait(self, timeout=None):
-        self._process.join(timeout)
-        if self.returncode is None:
-            raise subprocess.TimeoutExpired(self.args, timeout)
-        return self.returncode
-
-    def communicate(self, timeout=None):
-        """(stdout, stderr), once it has ended."""
-        self.wait(timeout)
-        return tuple(log.read_text() for log in self.logs)
-
-    def send_signal(self, number):
-        if self.poll() is None:
-            os.kill(self.pid, number)
-
-    def terminate(self):
-        self._process.terminate()
-
-    def kill(self):
-        self._process.kill()
-
-
 def fork(target, *arguments, daemon=False):
     """A process that runs a function; it is begun from one without threads, unlike this one."""
     context = multiprocessing.get_context("forkserver")
@@ -83,82 +25,3 @@ def fork(target, *arguments, daemon=False):
     process = context.Process(target=target, args=arguments, daemon=daemon)
     process.start()
     return process
-
-
-def free_port():
-    with socket.socket() as one:
-        one.bind(("127.0.0.1", 0))
-        return one.getsockname()[1]
-
-
-def two_ranks(machines=1):
-    """The variables that tell two processes their ranks, on one machine or on two, as
-    `accelerate launch` and batch systems set them."""
-    common = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": str(2 // machines)}
-    common |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    threads = os.environ["OMP_NUM_THREADS"]  # where it is not there, accelerate says what it sets
-    common |= {"OMP_NUM_THREADS": threads}
-    return [
-        {**common, "RANK": str(rank), "LOCAL_RANK": str(rank % (2 // machines))}
-        for rank in range(2)
-    ]
-
-
-def in_own_namespace(steps, cwd):
-    """Do steps where they may mount, as under `unshare -rm`.
-
-    A step is a line for the shell, which must succeed, or a name and arguments of `sdattn`, which
-    leaves NAME.out, NAME.err and NAME.code in ``cwd``.
-    """
-    process = fork(_do, steps, cwd)
-    process.join(300)
-    process.kill()
-    assert process.exitcode == 0, Path(cwd, "steps.err").read_text()
-
-
-# In the forks
-
-
-def _work(command, cwd, logs, variables):
-    os.chdir(cwd)
-    os.environ.update(variables)
-    for number, log in enumerate(logs, start=1):  # stdout, stderr
-        with open(log, "wb") as file:
-            os.dup2(file.fileno(), number)
-    from accelerate.commands import launch
-
-    from sdattn import cli
-
-    sys.argv = command
-    {"sdattn": cli.main, "accelerate-launch": launch.main}[command[0]]()
-
-
-def _do(steps, cwd):
-    os.chdir(cwd)
-    _enter_own_namespace()
-    for step in steps:
-        if isinstance(step, str):
-            with open("steps.err", "ab") as file:
-                subprocess.run(step, shell=True, check=True, stderr=file)
-            continue
-        name, *arguments = step
-        logs = f"{name}.out", f"{name}.err"
-        command = ["sdattn", *arguments]
-        process = multiprocessing.get_context("fork").Process(
-            target=_work, args=(command, cwd, logs, {})
-        )
-        process.start()
-        process.join()
-        Path(f"{name}.code").write_text(str(process.exitcode))
-
-
-def _enter_own_namespace():
-    """What os.unshare does from Python 3.12 on, and what `unshare -rm` does more."""
-    user, group = os.getuid(), os.getgid()
-    new_user, new_mounts = 0x10000000, 0x00020000
-    if ctypes.CDLL(None, use_errno=True).unshare(new_user | new_mounts):
-        raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
-    Path("/proc/self/setgroups").write_text("deny")
-    Path("/proc/self/uid_map").write_text(f"0 {user} 1")
-    Path("/proc/self/gid_map").write_text(f"0 {group} 1")
-    subprocess.run(["mount", "--make-rprivate", "/"], check=True)

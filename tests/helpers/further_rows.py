@@ -27,6 +27,7 @@ from helpers.tiny_pipelines import (
     make_sdxl_unet,
     make_small_unet,
     make_vae,
+    tiny,
     tiny_text_encoder,
 )
 from helpers.tiny_tokenizers import tiny_tokenizer
@@ -40,17 +41,14 @@ def upscaler() -> Any:
     """It has the image in three of its channels, and a class for each level of noise."""
     vae = make_vae()
     vae.register_to_config(scaling_factor=0.08333)
-    torch.manual_seed(2)
-    pipe = StableDiffusionUpscalePipeline(
-        vae=vae,
-        text_encoder=tiny_text_encoder(),
-        tokenizer=tiny_tokenizer(),
-        unet=make_small_unet(in_channels=7, num_class_embeds=1000),
-        low_res_scheduler=DDPMScheduler(),
+    return tiny(
+        StableDiffusionUpscalePipeline,
+        make_small_unet(in_channels=7, num_class_embeds=1000),
+        vae,
+        (tiny_text_encoder(), tiny_tokenizer()),
         scheduler=make_scheduler(),
+        low_res_scheduler=DDPMScheduler(),
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def upscaled(_pipe: Any, way: Way) -> Options:

@@ -2,10 +2,8 @@
 
 from typing import Any
 
-import torch
 from diffusers import (
     AutoencoderKLHunyuanImage,
-    FlowMatchEulerDiscreteScheduler,
     HunyuanImagePipeline,
     HunyuanImageTransformer2DModel,
 )
@@ -14,25 +12,16 @@ from transformers import ByT5Tokenizer
 
 from helpers.rows import PROMPTS, Options, Row, Way
 from helpers.tiny_encoders import tiny_qwen_vl, tiny_t5_encoder
+from helpers.tiny_pipelines import tiny, tiny_model
 from helpers.tiny_tokenizers import tiny_qwen
-from helpers.transformer_rows import own_norms, quiet
+from helpers.transformer_rows import own_norms
 
 
 def hunyuan_image() -> Any:
-    torch.manual_seed(0)
-    transformer = HunyuanImageTransformer2DModel(
-        in_channels=4,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        num_layers=2,
-        num_single_layers=2,
-        num_refiner_layers=1,
-        patch_size=(1, 1),
-        text_embed_dim=16,
-        text_embed_2_dim=32,
-        rope_axes_dim=(4, 4),
-    )
+    sizes = {"attention_head_dim": 8, "num_refiner_layers": 1, "rope_axes_dim": (4, 4)}
+    sizes |= {"in_channels": 4, "out_channels": 4, "patch_size": (1, 1)}
+    sizes |= {"text_embed_dim": 16, "text_embed_2_dim": 32}
+    model = own_norms(tiny_model(HunyuanImageTransformer2DModel, **sizes))
     made = AutoencoderKLHunyuanImage(
         in_channels=3,
         out_channels=3,
@@ -43,17 +32,10 @@ def hunyuan_image() -> Any:
         sample_size=64,
         scaling_factor=0.4,
     )
-    pipe = HunyuanImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=made.eval(),
-        text_encoder=tiny_qwen_vl(),
-        tokenizer=tiny_qwen(),
-        text_encoder_2=tiny_t5_encoder(),
-        tokenizer_2=ByT5Tokenizer(),
-        transformer=own_norms(transformer).eval(),
-    )
+    texts = (tiny_qwen_vl(), tiny_qwen()), (tiny_t5_encoder(), ByT5Tokenizer())
+    pipe = tiny(HunyuanImagePipeline, model, made.eval(), *texts)
     pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 190, 16
-    return quiet(pipe)
+    return pipe
 
 
 def guided(pipe: Any, way: Way) -> Options:

@@ -13,7 +13,6 @@ from diffusers import (
     ChromaImg2ImgPipeline,
     ChromaPipeline,
     ChromaTransformer2DModel,
-    FlowMatchEulerDiscreteScheduler,
     HiDreamImagePipeline,
     HiDreamImageTransformer2DModel,
     LongCatImagePipeline,
@@ -31,179 +30,72 @@ from helpers.tiny_encoders import (
     tiny_qwen_vl,
     tiny_t5_encoder,
 )
+from helpers.tiny_pipelines import tiny, tiny_model
 from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
-from helpers.transformer_rows import FLUX, VAE, clip, own_norms, quiet, short, vae
+from helpers.transformer_rows import FLUX, VAE, clip, own_norms, short, vae
 
 
 def chroma(kind: Any = ChromaPipeline) -> Any:
-    torch.manual_seed(0)
-    transformer = ChromaTransformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        axes_dims_rope=(4, 4, 8),
-        approximator_num_channels=8,
-        approximator_hidden_dim=16,
-        approximator_layers=1,
-    )
-    pipe = kind(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae(shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False),
-        text_encoder=tiny_t5_encoder(),
-        tokenizer=tiny_t5(),
-        transformer=own_norms(transformer).eval(),
-    )
-    return quiet(pipe)
+    sizes = {"joint_attention_dim": 32, "approximator_num_channels": 8, "patch_size": 1}
+    sizes |= {"approximator_hidden_dim": 16, "approximator_layers": 1}
+    model = own_norms(tiny_model(ChromaTransformer2DModel, in_channels=16, **sizes))
+    made = vae(shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False)
+    return tiny(kind, model, made, (tiny_t5_encoder(), tiny_t5()))
 
 
 def auraflow() -> Any:
-    torch.manual_seed(0)
-    transformer = AuraFlowTransformer2DModel(
-        sample_size=16,
-        patch_size=2,
-        in_channels=4,
-        num_mmdit_layers=2,
-        num_single_dit_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        caption_projection_dim=16,
-        pos_embed_max_size=256,
-    )
-    pipe = AuraFlowPipeline(
-        tokenizer=tiny_t5(),
-        text_encoder=tiny_t5_encoder(),
-        vae=vae(),
-        transformer=own_norms(transformer).eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-    )
-    return quiet(pipe)
+    sizes = {"num_mmdit_layers": 2, "num_single_dit_layers": 2, "attention_head_dim": 8}
+    sizes |= {"joint_attention_dim": 32, "caption_projection_dim": 16, "pos_embed_max_size": 256}
+    sizes |= {"sample_size": 16, "patch_size": 2, "in_channels": 4}
+    model = own_norms(tiny_model(AuraFlowTransformer2DModel, **sizes))
+    return tiny(AuraFlowPipeline, model, vae(), (tiny_t5_encoder(), tiny_t5()))
 
 
 def bria() -> Any:
-    torch.manual_seed(0)
-    transformer = BriaTransformer2DModel(
-        in_channels=16,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        axes_dims_rope=(4, 4, 8),
-    )
-    pipe = BriaPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae(shift_factor=0.1),
-        text_encoder=tiny_t5_encoder(),
-        tokenizer=tiny_t5(),
-        transformer=own_norms(transformer).eval(),
-    )
-    return quiet(pipe)
+    model = tiny_model(BriaTransformer2DModel, in_channels=16, joint_attention_dim=32)
+    text = tiny_t5_encoder(), tiny_t5()
+    return tiny(BriaPipeline, own_norms(model), vae(shift_factor=0.1), text)
 
 
 def longcat() -> Any:
-    torch.manual_seed(0)
-    transformer = LongCatImageTransformer2DModel(
-        in_channels=64,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        axes_dims_rope=(4, 4, 8),
-    )
-    pipe = LongCatImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae(shift_factor=0.1, latent_channels=16),
-        text_encoder=tiny_qwen_vl(),
-        tokenizer=tiny_qwen(),
-        text_processor=None,
-        transformer=own_norms(transformer).eval(),
-    )
+    model = own_norms(tiny_model(LongCatImageTransformer2DModel, in_channels=64))
+    made = vae(shift_factor=0.1, latent_channels=16)
+    text = tiny_qwen_vl(), tiny_qwen()
+    pipe = tiny(LongCatImagePipeline, model, made, text, text_processor=None)
     pipe.tokenizer_max_length = 24
-    return quiet(pipe)
+    return pipe
 
 
 def hidream() -> Any:
-    torch.manual_seed(0)
-    transformer = HiDreamImageTransformer2DModel(
-        patch_size=2,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        caption_channels=[32, 16],
-        text_emb_dim=64,
-        axes_dims_rope=(4, 2, 2),
-        max_resolution=(32, 32),
-        llama_layers=[0, 1, 1, 0],
+    sizes = {"attention_head_dim": 8, "caption_channels": [32, 16], "text_emb_dim": 64}
+    sizes |= {"axes_dims_rope": (4, 2, 2), "max_resolution": (32, 32), "patch_size": 2}
+    channels = {"in_channels": 4, "out_channels": 4, "llama_layers": [0, 1, 1, 0]}
+    model = own_norms(tiny_model(HiDreamImageTransformer2DModel, **sizes, **channels))
+    return tiny(
+        HiDreamImagePipeline,
+        model,
+        vae(shift_factor=0.1),
+        (clip(), tiny_tokenizer()),
+        (clip(), tiny_tokenizer()),
+        (tiny_t5_encoder(), tiny_t5()),
+        (tiny_llama(), tiny_mistral("right")),
     )
-    pipe = HiDreamImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae(shift_factor=0.1),
-        text_encoder=clip(),
-        tokenizer=tiny_tokenizer(),
-        text_encoder_2=clip(),
-        tokenizer_2=tiny_tokenizer(),
-        text_encoder_3=tiny_t5_encoder(),
-        tokenizer_3=tiny_t5(),
-        text_encoder_4=tiny_llama(),
-        tokenizer_4=tiny_mistral("right"),
-        transformer=own_norms(transformer).eval(),
-    )
-    return quiet(pipe)
 
 
 def ovis() -> Any:
-    torch.manual_seed(0)
-    transformer = OvisImageTransformer2DModel(
-        in_channels=16,
-        out_channels=16,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        axes_dims_rope=(4, 4, 8),
-    )
-    pipe = OvisImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae(shift_factor=0.1),
-        text_encoder=tiny_qwen3().model,
-        tokenizer=tiny_qwen(),
-        transformer=own_norms(transformer).eval(),
-    )
-    return quiet(pipe)
+    model = own_norms(tiny_model(OvisImageTransformer2DModel, in_channels=16, out_channels=16))
+    text = tiny_qwen3().model, tiny_qwen()
+    return tiny(OvisImagePipeline, model, vae(shift_factor=0.1), text)
 
 
 def ernie() -> Any:
-    torch.manual_seed(0)
-    transformer = newer("ErnieImageTransformer2DModel")(
-        hidden_size=32,
-        num_attention_heads=2,
-        num_layers=2,
-        ffn_hidden_size=16,
-        in_channels=16,
-        out_channels=16,
-        text_in_dim=16,
-        rope_axes_dim=(4, 6, 6),
-    )
-    for part in (transformer.adaLN_modulation[-1], transformer.final_linear):
+    sizes = {"hidden_size": 32, "ffn_hidden_size": 16, "text_in_dim": 16}
+    sizes |= {"in_channels": 16, "out_channels": 16, "rope_axes_dim": (4, 6, 6)}
+    model = own_norms(tiny_model(newer("ErnieImageTransformer2DModel"), **sizes))
+    for part in (model.adaLN_modulation[-1], model.final_linear):
         torch.nn.init.normal_(part.weight)  # zeros as they are made
-    pipe = newer("ErnieImagePipeline")(
-        transformer=own_norms(transformer).eval(),
-        vae=AutoencoderKLFlux2(**VAE).eval(),
-        text_encoder=tiny_mistral3().model,
-        tokenizer=tiny_mistral(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-    )
-    return quiet(pipe)
+    made = AutoencoderKLFlux2(**VAE).eval()
+    return tiny(newer("ErnieImagePipeline"), model, made, (tiny_mistral3().model, tiny_mistral()))
 
 
 def of_area(pipe: Any, way: Way) -> Options:

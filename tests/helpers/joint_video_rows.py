@@ -26,29 +26,17 @@ from transformers import ByT5Tokenizer, CLIPTextModel
 
 from helpers.rows import PROMPTS, Options, Row, Way, new_images
 from helpers.tiny_encoders import tiny_llama, tiny_qwen_vl, tiny_t5_encoder
+from helpers.tiny_pipelines import tiny, tiny_model
 from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
-from helpers.transformer_rows import clip, own_norms, quiet
+from helpers.transformer_rows import clip, own_norms
 from helpers.video_rows import BATCHED, FRAMES, VIDEO, long_video, video
 
 
 def cogvideox(kind: Any = CogVideoXPipeline, **changes: Any) -> Any:
-    torch.manual_seed(0)
-    config = {
-        "num_attention_heads": 2,
-        "attention_head_dim": 16,
-        "in_channels": 4,
-        "out_channels": 4,
-        "time_embed_dim": 2,
-        "text_embed_dim": 32,
-        "num_layers": 2,
-        "sample_width": 24,
-        "sample_height": 24,
-        "sample_frames": 9,
-        "patch_size": 2,
-        "max_text_seq_length": 12,
-        "use_rotary_positional_embeddings": True,
-    }
-    transformer = CogVideoXTransformer3DModel(**{**config, **changes})
+    sizes = {"in_channels": 4, "out_channels": 4, "time_embed_dim": 2, "text_embed_dim": 32}
+    sizes |= {"sample_width": 24, "sample_height": 24, "sample_frames": 9, "patch_size": 2}
+    sizes |= {"max_text_seq_length": 12, "use_rotary_positional_embeddings": True}
+    model = tiny_model(CogVideoXTransformer3DModel, **{**sizes, **changes})
     vae = AutoencoderKLCogVideoX(
         down_block_types=("CogVideoXDownBlock3D",) * 4,
         up_block_types=("CogVideoXUpBlock3D",) * 4,
@@ -57,15 +45,8 @@ def cogvideox(kind: Any = CogVideoXPipeline, **changes: Any) -> Any:
         layers_per_block=1,
         norm_num_groups=2,
     )
-    pipe = kind(
-        tokenizer=tiny_t5(),
-        text_encoder=tiny_t5_encoder(),
-        vae=vae.eval(),
-        transformer=transformer.eval(),
-        scheduler=CogVideoXDDIMScheduler(),
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    text = tiny_t5_encoder(), tiny_t5()
+    return tiny(kind, model, vae.eval(), text, scheduler=CogVideoXDDIMScheduler())
 
 
 def hunyuan_vae() -> AutoencoderKLHunyuanVideo:
@@ -79,30 +60,12 @@ def hunyuan_vae() -> AutoencoderKLHunyuanVideo:
 
 
 def hunyuan_video(kind: Any = HunyuanVideoPipeline, in_channels: int = 4) -> Any:
-    torch.manual_seed(0)
-    transformer = HunyuanVideoTransformer3DModel(
-        in_channels=in_channels,
-        out_channels=4,
-        num_attention_heads=2,
-        attention_head_dim=12,
-        num_layers=1,
-        num_single_layers=1,
-        num_refiner_layers=1,
-        text_embed_dim=16,
-        pooled_projection_dim=32,
-        rope_axes_dim=(4, 4, 4),
-    )
-    vae = hunyuan_vae()
-    pipe = kind(
-        text_encoder=tiny_llama().model,
-        tokenizer=tiny_mistral("right"),
-        transformer=own_norms(transformer).eval(),
-        vae=vae,
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        text_encoder_2=clip(CLIPTextModel),
-        tokenizer_2=tiny_tokenizer(),
-    )
-    return quiet(pipe)
+    sizes = {"num_layers": 1, "num_single_layers": 1, "num_refiner_layers": 1}
+    sizes |= {"attention_head_dim": 12, "rope_axes_dim": (4, 4, 4), "in_channels": in_channels}
+    sizes |= {"out_channels": 4, "text_embed_dim": 16, "pooled_projection_dim": 32}
+    model = own_norms(tiny_model(HunyuanVideoTransformer3DModel, **sizes))
+    llama = tiny_llama().model, tiny_mistral("right")
+    return tiny(kind, model, hunyuan_vae(), llama, (clip(CLIPTextModel), tiny_tokenizer()))
 
 
 def templated_video(pipe: Any, way: Way) -> Options:
@@ -135,39 +98,26 @@ COG: dict[str, Any] = {**BATCHED, "joint": "text first", "images_option": None}
 
 
 def hunyuan_video15() -> Any:
-    torch.manual_seed(0)
-    transformer = HunyuanVideo15Transformer3DModel(
-        in_channels=5,
-        out_channels=2,
-        num_attention_heads=2,
-        attention_head_dim=12,
-        num_layers=2,
-        num_refiner_layers=1,
-        text_embed_dim=16,
-        text_embed_2_dim=32,
-        image_embed_dim=8,
-        rope_axes_dim=(4, 4, 4),
-    )
+    sizes = {"attention_head_dim": 12, "rope_axes_dim": (4, 4, 4), "num_refiner_layers": 1}
+    sizes |= {"text_embed_dim": 16, "text_embed_2_dim": 32, "image_embed_dim": 8}
+    sizes |= {"in_channels": 5, "out_channels": 2}
+    model = own_norms(tiny_model(HunyuanVideo15Transformer3DModel, **sizes))
     vae = AutoencoderKLHunyuanVideo15(
-        latent_channels=2,
-        block_out_channels=(8, 8, 8, 8, 8),
-        layers_per_block=1,
+        latent_channels=2, block_out_channels=(8, 8, 8, 8, 8), layers_per_block=1
     )
     vae.enable_slicing()  # in diffusers 0.42 it cannot code two videos at once
-    pipe = HunyuanVideo15Pipeline(
-        text_encoder=tiny_qwen_vl().model.language_model,
-        tokenizer=tiny_qwen(),
-        transformer=own_norms(transformer).eval(),
-        vae=vae.eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        text_encoder_2=tiny_t5_encoder(),
-        tokenizer_2=ByT5Tokenizer(),
+    pipe = tiny(
+        HunyuanVideo15Pipeline,
+        model,
+        vae.eval(),
+        (tiny_qwen_vl().model.language_model, tiny_qwen()),
+        (tiny_t5_encoder(), ByT5Tokenizer()),
         guider=ClassifierFreeGuidance(),
     )
     pipe.system_message, pipe.prompt_template_encode_start_idx = "clip", 12
     pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 40, 24
     pipe.vision_num_semantic_tokens = 3
-    return quiet(pipe)
+    return pipe
 
 
 def guided_video(pipe: Any, way: Way) -> Options:
@@ -194,17 +144,9 @@ def of_masks(options: Any) -> Any:
 
 
 def mochi(**options: Any) -> Any:
-    torch.manual_seed(0)
-    transformer = MochiTransformer3DModel(
-        num_attention_heads=2,
-        attention_head_dim=8,
-        num_layers=2,
-        pooled_projection_dim=16,
-        in_channels=4,
-        text_embed_dim=32,
-        time_embed_dim=8,
-    )
-    torch.nn.init.normal_(transformer.pos_frequencies)  # 0 without weights, which turns nothing
+    sizes = {"attention_head_dim": 8, "pooled_projection_dim": 16, "text_embed_dim": 32}
+    model = tiny_model(MochiTransformer3DModel, in_channels=4, time_embed_dim=8, **sizes)
+    torch.nn.init.normal_(model.pos_frequencies)  # 0 without weights, which turns nothing
     vae = AutoencoderKLMochi(
         latent_channels=4,
         encoder_block_out_channels=(32, 32, 32, 32),
@@ -213,15 +155,9 @@ def mochi(**options: Any) -> Any:
         latents_mean=None,
         latents_std=None,
     )
-    pipe = MochiPipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(invert_sigmas=True),
-        vae=vae.eval(),
-        text_encoder=tiny_t5_encoder(),
-        tokenizer=tiny_t5(),
-        transformer=own_norms(transformer).eval(),
-        **options,
-    )
-    return quiet(pipe)
+    inverted = FlowMatchEulerDiscreteScheduler(invert_sigmas=True)
+    text = tiny_t5_encoder(), tiny_t5()
+    return tiny(MochiPipeline, own_norms(model), vae.eval(), text, scheduler=inverted, **options)
 
 
 def mochi_video(pipe: Any, way: Way) -> Options:

@@ -6,7 +6,6 @@ import torch
 from diffusers import (
     AutoencoderKLLTX2Audio,
     AutoencoderKLLTX2Video,
-    FlowMatchEulerDiscreteScheduler,
     LTX2ImageToVideoPipeline,
     LTX2Pipeline,
     LTX2VideoTransformer3DModel,
@@ -17,6 +16,7 @@ from diffusers.pipelines.ltx2.vocoder import LTX2Vocoder
 from helpers.newer import needs_argument
 from helpers.rows import Options, Row, Way, new_images
 from helpers.tiny_encoders import tiny_gemma3
+from helpers.tiny_pipelines import tiny, tiny_model
 from helpers.tiny_tokenizers import tiny_gemma
 from helpers.video_rows import BATCHED, long_video
 
@@ -35,21 +35,11 @@ NEWER: dict[str, Any] = {
 
 
 def transformer(**changes: Any) -> LTX2VideoTransformer3DModel:
-    config = {
-        "in_channels": 4,
-        "out_channels": 4,
-        "num_attention_heads": 2,
-        "attention_head_dim": 8,
-        "cross_attention_dim": 16,
-        "audio_in_channels": 4,
-        "audio_out_channels": 4,
-        "audio_num_attention_heads": 2,
-        "audio_attention_head_dim": 4,
-        "audio_cross_attention_dim": 8,
-        "num_layers": 2,
-        "caption_channels": 16,
-    }
-    return LTX2VideoTransformer3DModel(**{**config, **changes}).eval()
+    sizes = {"attention_head_dim": 8, "cross_attention_dim": 16, "caption_channels": 16}
+    sizes |= {"audio_num_attention_heads": 2, "audio_attention_head_dim": 4}
+    sizes |= {"audio_cross_attention_dim": 8, "audio_in_channels": 4, "audio_out_channels": 4}
+    channels = {"in_channels": 4, "out_channels": 4}
+    return tiny_model(LTX2VideoTransformer3DModel, **{**sizes, **channels, **changes})
 
 
 def connectors(*, newer: bool, **changes: Any) -> LTX2TextConnectors:
@@ -104,19 +94,10 @@ def ltx2(kind: Any = LTX2Pipeline, *, newer: bool = False, **parts: Any) -> Any:
         resnet_kernel_sizes=[3],
         resnet_dilations=[[1, 3, 5]],
     )
-    made = {
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-        "vae": vae.eval(),
-        "audio_vae": sound.eval(),
-        "text_encoder": tiny_gemma3(),
-        "tokenizer": tiny_gemma(),
-        "connectors": connectors(newer=newer),
-        "transformer": transformer(**(NEWER if newer else {})),
-        "vocoder": vocoder.eval(),
-    }
-    pipe = kind(**{**made, **parts})
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    sounds = {"audio_vae": sound.eval(), "vocoder": vocoder.eval()}
+    model = parts.pop("transformer", None) or transformer(**(NEWER if newer else {}))
+    parts = {**sounds, "connectors": connectors(newer=newer), **parts}
+    return tiny(kind, model, vae.eval(), (tiny_gemma3(), tiny_gemma()), **parts)
 
 
 def video_and_sound(pipe: Any, way: Way) -> Options:

@@ -79,28 +79,26 @@ CASES = [
 ]
 
 
-# Rows that scripts/test runs, of a test over many rows, and those that --all adds.
+# Rows that scripts/test runs, of a test over many rows.
 QUICK = ("Stable Diffusion 1.x", "Stable Diffusion 3", "FLUX.1", "Wan 2.1")
-DAILY = (*QUICK, "SDXL", "FLUX.2 klein", "Qwen-Image", "Z-Image", "CogVideoX", "HunyuanVideo 1.5")
 
 
 def few_are_quick(rows: Iterable[Any]) -> list[Any]:
-    """Return rows, or their names, as parameters of a test: QUICK ones, slow ones, weekly ones."""
-    return [pytest.param(one, marks=_marks(str(one) in QUICK, str(one) in DAILY)) for one in rows]
+    """Return rows, or their names, as parameters of a test: all but QUICK ones are slow."""
+    return [pytest.param(one, marks=_marks(str(one) in QUICK)) for one in rows]
 
 
 def marks_of(row: Any, processor: str, way: Way) -> list[Any]:
     """Return a case's marks.
 
-    Every row runs in the first way with its own processors, and DAILY ones in every way. Each
-    other processor is quick on the first UNet and the first transformer that may have it.
+    In the first way QUICK rows are quick with their own processors, and each other processor is on
+    the first UNet and the first transformer that may have it.
     """
     group = UNETS if row in UNETS else TRANSFORMERS
     first = next((one for one in group if processor in one.processors), None)
-    own = way == WAYS[0] and processor == "own"
-    quick = (own and row.name in DAILY) or (way == WAYS[0] and row is first)
-    return _marks(quick, own or row.name in DAILY)
+    own = processor == "own" and row.name in QUICK
+    return _marks(way == WAYS[0] and (own or row is first))
 
 
-def _marks(quick: bool, daily: bool) -> list[Any]:
-    return [] if quick else [pytest.mark.slow if daily else pytest.mark.weekly]
+def _marks(quick: bool) -> list[Any]:
+    return [] if quick else [pytest.mark.slow]

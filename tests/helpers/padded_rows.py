@@ -31,7 +31,7 @@ from helpers.tiny_encoders import (
     tiny_qwen3_vl,
     tiny_t5_encoder,
 )
-from helpers.tiny_pipelines import make_scheduler
+from helpers.tiny_pipelines import make_scheduler, tiny, tiny_model
 from helpers.tiny_tokenizers import (
     tiny_bert_tokenizer,
     tiny_gemma,
@@ -39,33 +39,17 @@ from helpers.tiny_tokenizers import (
     tiny_qwen,
     tiny_t5,
 )
-from helpers.transformer_rows import own_norms, quiet, qwen_vae, vae
+from helpers.transformer_rows import own_norms, qwen_vae, vae
 
 
 def z_image(kind: Any = ZImagePipeline, **parts: Any) -> Any:
-    torch.manual_seed(0)
-    transformer = ZImageTransformer2DModel(
-        in_channels=4,
-        dim=32,
-        n_layers=2,
-        n_refiner_layers=1,
-        n_heads=2,
-        n_kv_heads=2,
-        cap_feat_dim=16,
-        axes_dims=[4, 6, 6],
-        axes_lens=[512, 64, 64],
-    )
+    sizes = {"dim": 32, "n_layers": 2, "n_refiner_layers": 1, "n_heads": 2, "n_kv_heads": 2}
+    sizes |= {"axes_dims": [4, 6, 6], "axes_lens": [512, 64, 64]}
+    model = tiny_model(ZImageTransformer2DModel, in_channels=4, cap_feat_dim=16, **sizes)
     for name in ("x_pad_token", "cap_pad_token"):  # learned, so not zero
-        torch.nn.init.normal_(getattr(transformer, name))
-    pipe = kind(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae(shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False),
-        text_encoder=tiny_qwen3(),
-        tokenizer=tiny_qwen(),
-        transformer=own_norms(transformer).eval(),
-        **parts,
-    )
-    return quiet(pipe)
+        torch.nn.init.normal_(getattr(model, name))
+    made = vae(shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False)
+    return tiny(kind, own_norms(model), made, (tiny_qwen3(), tiny_qwen()), **parts)
 
 
 def z_image_controlled() -> Any:
@@ -125,28 +109,12 @@ def chat_lengths(pipe: Any, way: Way) -> list[int]:
 
 
 def lumina2() -> Any:
-    torch.manual_seed(0)
-    transformer = Lumina2Transformer2DModel(
-        sample_size=16,
-        in_channels=4,
-        hidden_size=32,
-        num_layers=2,
-        num_refiner_layers=1,
-        num_attention_heads=2,
-        num_kv_heads=1,
-        multiple_of=16,
-        axes_dim_rope=(4, 4, 8),
-        axes_lens=(300, 64, 64),
-        cap_feat_dim=16,
-    )
-    pipe = Lumina2Pipeline(
-        transformer=own_norms(transformer).eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae(shift_factor=0.1),
-        text_encoder=tiny_gemma_encoder(),
-        tokenizer=tiny_gemma(),
-    )
-    return quiet(pipe)
+    sizes = {"hidden_size": 32, "num_refiner_layers": 1, "num_kv_heads": 1, "multiple_of": 16}
+    sizes |= {"sample_size": 16, "in_channels": 4, "cap_feat_dim": 16}
+    axes = {"axes_dim_rope": (4, 4, 8), "axes_lens": (300, 64, 64)}
+    model = own_norms(tiny_model(Lumina2Transformer2DModel, **sizes, **axes))
+    text = tiny_gemma_encoder(), tiny_gemma()
+    return tiny(Lumina2Pipeline, model, vae(shift_factor=0.1), text)
 
 
 def with_system_prompt(pipe: Any, way: Way) -> Options:
@@ -161,28 +129,11 @@ def system_lengths(pipe: Any, way: Way) -> list[int]:
 
 
 def cogview4(kind: Any = CogView4Pipeline, channels: int = 4) -> Any:
-    torch.manual_seed(0)
-    transformer = CogView4Transformer2DModel(
-        patch_size=2,
-        in_channels=channels,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        text_embed_dim=16,
-        time_embed_dim=8,
-        condition_dim=4,
-        sample_size=16,
-        rope_axes_dim=(16, 16),
-    )
-    pipe = kind(
-        tokenizer=tiny_glm(),
-        text_encoder=tiny_glm_encoder(),
-        vae=vae(),
-        transformer=transformer.eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-    )
-    return quiet(pipe)
+    sizes = {"attention_head_dim": 8, "text_embed_dim": 16, "time_embed_dim": 8}
+    sizes |= {"condition_dim": 4, "sample_size": 16, "patch_size": 2, "rope_axes_dim": (16, 16)}
+    model = tiny_model(CogView4Transformer2DModel, in_channels=channels, out_channels=4, **sizes)
+    shifted = FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True)
+    return tiny(kind, model, vae(), (tiny_glm_encoder(), tiny_glm()), scheduler=shifted)
 
 
 def cogview4_control(pipe: Any, way: Way) -> Options:
@@ -191,12 +142,9 @@ def cogview4_control(pipe: Any, way: Way) -> Options:
 
 
 def krea2() -> Any:
-    torch.manual_seed(0)
-    transformer = newer("Krea2Transformer2DModel")(
+    model = tiny_model(
+        newer("Krea2Transformer2DModel"),
         in_channels=16,
-        num_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
         num_key_value_heads=1,
         intermediate_size=16,
         timestep_embed_dim=8,
@@ -207,17 +155,16 @@ def krea2() -> Any:
         text_intermediate_size=16,
         num_layerwise_text_blocks=1,
         num_refiner_text_blocks=1,
-        axes_dims_rope=(4, 4, 8),
     )
-    pipe = newer("Krea2Pipeline")(
+    pipe = tiny(
+        newer("Krea2Pipeline"),
+        float_norms(own_norms(model)),
+        qwen_vae(),
+        (tiny_qwen3_vl(), tiny_qwen()),
         scheduler=FlowMatchEulerDiscreteScheduler(use_dynamic_shifting=True),
-        vae=qwen_vae(),
-        text_encoder=tiny_qwen3_vl(),
-        tokenizer=tiny_qwen(),
-        transformer=float_norms(own_norms(transformer)).eval(),
         text_encoder_select_layers=(1, 2),
     )
-    return quiet(counted(pipe))
+    return counted(pipe)
 
 
 def float_norms(model: Any) -> Any:
@@ -242,33 +189,21 @@ def krea2_options(pipe: Any, way: Way) -> Options:
 
 
 def hunyuan_dit() -> Any:
-    torch.manual_seed(0)
-    transformer = HunyuanDiT2DModel(
-        sample_size=16,
-        num_layers=2,
-        patch_size=2,
-        attention_head_dim=8,
-        num_attention_heads=2,
-        in_channels=4,
-        cross_attention_dim=16,
-        cross_attention_dim_t5=32,
-        pooled_projection_dim=16,
-        hidden_size=16,
-        activation_fn="gelu-approximate",
-    )
-    pipe = HunyuanDiTPipeline(
-        vae=vae(),
-        text_encoder=tiny_bert(),
-        tokenizer=tiny_bert_tokenizer(),
-        transformer=own_norms(transformer).eval(),
+    sizes = {"attention_head_dim": 8, "hidden_size": 16, "sample_size": 16, "patch_size": 2}
+    sizes |= {"cross_attention_dim": 16, "cross_attention_dim_t5": 32, "pooled_projection_dim": 16}
+    gelu = {"activation_fn": "gelu-approximate"}
+    model = tiny_model(HunyuanDiT2DModel, in_channels=4, **sizes, **gelu)
+    return tiny(
+        HunyuanDiTPipeline,
+        own_norms(model),
+        vae(),
+        (tiny_bert(), tiny_bert_tokenizer()),
+        (tiny_t5_encoder(), tiny_t5()),
         scheduler=make_scheduler(),
         safety_checker=None,
         feature_extractor=None,
         requires_safety_checker=False,
-        text_encoder_2=tiny_t5_encoder(),
-        tokenizer_2=tiny_t5(),
     )
-    return quiet(pipe)
 
 
 def unbinned(pipe: Any, way: Way) -> Options:

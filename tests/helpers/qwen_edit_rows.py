@@ -3,35 +3,23 @@
 from typing import Any
 
 import numpy as np
-import torch
 from diffusers import (
     AutoencoderKLQwenImage,
-    FlowMatchEulerDiscreteScheduler,
     QwenImageEditPipeline,
     QwenImageEditPlusPipeline,
-    QwenImageTransformer2DModel,
 )
 from PIL import Image
 
 from helpers.rows import Options, Row, Way
 from helpers.tiny_encoders import tiny_qwen_vl
+from helpers.tiny_pipelines import tiny
 from helpers.tiny_processors import tiny_qwen_processor
-from helpers.transformer_rows import FLUX, in_turn, own_norms, quiet
+from helpers.transformer_rows import FLUX, in_turn, own_norms, qwen_transformer
 
 
 def qwen_edit(kind: Any = QwenImageEditPipeline) -> Any:
     """With a VAE of few cells and channels: the pipelines resize images to a megapixel."""
-    torch.manual_seed(0)
-    transformer = QwenImageTransformer2DModel(
-        patch_size=2,
-        in_channels=16,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        axes_dims_rope=(4, 4, 8),
-    )
+    model = own_norms(qwen_transformer())
     made = AutoencoderKLQwenImage(
         base_dim=2,
         z_dim=4,
@@ -42,15 +30,8 @@ def qwen_edit(kind: Any = QwenImageEditPipeline) -> Any:
         latents_std=[1.0] * 4,
     )
     processor = tiny_qwen_processor()
-    pipe = kind(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=made.eval(),
-        text_encoder=tiny_qwen_vl(processor.tokenizer),
-        tokenizer=processor.tokenizer,
-        processor=processor,
-        transformer=own_norms(transformer).eval(),
-    )
-    return quiet(pipe)
+    text = tiny_qwen_vl(processor.tokenizer), processor.tokenizer
+    return tiny(kind, model, made.eval(), text, processor=processor)
 
 
 def new_images(number: int) -> list[Image.Image]:

@@ -6,15 +6,14 @@ from typing import Any
 import pytest
 
 
-def tiered(cases: Iterable[Any], quick: int = 1, daily: int = 2) -> list[Any]:
-    """Return cases as parameters of a test: the first ``quick`` run in scripts/test, the first
-    ``daily`` with --all, and the others with --weekly.
+def tiered(cases: Iterable[Any], quick: int = 1) -> list[Any]:
+    """Return cases as parameters of a test: all but the first ``quick`` are slow.
 
     A tuple has a value for each of the parameter's names.
     """
     parameters = []
     for number, case in enumerate(cases):
-        later = pytest.mark.slow if number < daily else pytest.mark.weekly
         values = case if isinstance(case, tuple) else (case,)
-        parameters.append(pytest.param(*values, marks=[] if number < quick else later))
+        marks = [] if number < quick else [pytest.mark.slow]
+        parameters.append(pytest.param(*values, marks=marks))
     return parameters

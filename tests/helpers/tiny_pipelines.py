@@ -1,9 +1,12 @@
 """Tiny pipelines of the real classes and their parts, with random weights."""
 
+import inspect
+
 import torch
 from diffusers import (
     AutoencoderKL,
     DDIMScheduler,
+    FlowMatchEulerDiscreteScheduler,
     StableDiffusionPipeline,
     StableDiffusionXLPipeline,
     UNet2DConditionModel,
@@ -11,6 +14,36 @@ from diffusers import (
 from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
 
 from helpers.tiny_tokenizers import tiny_tokenizer
+
+# Sizes of a tiny transformer; each class takes those that its configuration has.
+SIZES = {
+    "num_layers": 2,
+    "num_single_layers": 2,
+    "num_attention_heads": 2,
+    "attention_head_dim": 16,
+    "joint_attention_dim": 16,
+    "axes_dims_rope": (4, 4, 8),
+}
+
+
+def tiny_model(kind, seed=0, **changes):
+    """A transformer of a class, as small as it can be."""
+    torch.manual_seed(seed)
+    known = inspect.signature(kind).parameters
+    sizes = {name: size for name, size in SIZES.items() if name in known}
+    return kind(**{**sizes, **changes}).eval()
+
+
+def tiny(kind, model, vae, *texts, scheduler=None, **parts):
+    """A pipeline of a class, with a denoiser and pairs of a text encoder and its tokenizer."""
+    for number, (encoder, tokenizer) in enumerate(texts, start=1):
+        end = f"_{number}" if number > 1 else ""
+        parts |= {f"text_encoder{end}": encoder, f"tokenizer{end}": tokenizer}
+    denoiser = "unet" if isinstance(model, UNet2DConditionModel) else "transformer"
+    scheduler = scheduler or FlowMatchEulerDiscreteScheduler()
+    pipe = kind(vae=vae, scheduler=scheduler, **{denoiser: model}, **parts)
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 def tiny_text_encoder(kind=CLIPTextModel, width: int = 32, max_length: int = 77):

@@ -8,7 +8,6 @@ from diffusers import (
     AutoencoderKL,
     AutoencoderKLFlux2,
     AutoencoderKLQwenImage,
-    FlowMatchEulerDiscreteScheduler,
     FlowMatchHeunDiscreteScheduler,
     Flux2KleinPipeline,
     Flux2Pipeline,
@@ -39,7 +38,7 @@ from helpers.tiny_encoders import (
     tiny_qwen_vl,
     tiny_t5_encoder,
 )
-from helpers.tiny_pipelines import make_scheduler, tiny_text_encoder
+from helpers.tiny_pipelines import make_scheduler, tiny, tiny_model, tiny_text_encoder
 from helpers.tiny_tokenizers import tiny_gemma, tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
 
 VAE = {
@@ -49,11 +48,6 @@ VAE = {
     "norm_num_groups": 4,
     "latent_channels": 4,
 }
-
-
-def quiet(pipe: Any) -> Any:
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def vae(**changes: Any) -> AutoencoderKL:
@@ -68,94 +62,50 @@ def clip(kind: Any = CLIPTextModelWithProjection) -> Any:
 def sd3(
     kind: Any = StableDiffusion3Pipeline, *, t5: bool = True, scheduler: Any = None, **changes: Any
 ) -> Any:
-    torch.manual_seed(0)
-    transformer = SD3Transformer2DModel(
-        **{
-            "sample_size": 16,
-            "patch_size": 2,
-            "in_channels": 4,
-            "num_layers": 3,
-            "attention_head_dim": 8,
-            "num_attention_heads": 4,
-            "joint_attention_dim": 64,
-            "caption_projection_dim": 32,
-            "pooled_projection_dim": 64,
-            "out_channels": 4,
-            "pos_embed_max_size": 32,
-            **changes,
-        }
+    sizes = {"num_layers": 3, "num_attention_heads": 4, "attention_head_dim": 8}
+    sizes |= {"joint_attention_dim": 64, "caption_projection_dim": 32}
+    sizes |= {"pooled_projection_dim": 64, "pos_embed_max_size": 32, "sample_size": 16}
+    channels = {"in_channels": 4, "out_channels": 4, "patch_size": 2}
+    model = tiny_model(SD3Transformer2DModel, **{**sizes, **channels, **changes})
+    return tiny(
+        kind,
+        own_norms(model),
+        vae(shift_factor=0.1),
+        (clip(), tiny_tokenizer()),
+        (clip(), tiny_tokenizer()),
+        (tiny_t5_encoder(64), tiny_t5()) if t5 else (None, None),
+        scheduler=scheduler,
     )
-    pipe = kind(
-        transformer=own_norms(transformer).eval(),
-        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(),
-        vae=vae(shift_factor=0.1),
-        text_encoder=clip(),
-        tokenizer=tiny_tokenizer(),
-        text_encoder_2=clip(),
-        tokenizer_2=tiny_tokenizer(),
-        text_encoder_3=tiny_t5_encoder(64) if t5 else None,
-        tokenizer_3=tiny_t5() if t5 else None,
-    )
-    return quiet(pipe)
 
 
 def flux(kind: Any = FluxPipeline) -> Any:
-    torch.manual_seed(0)
-    transformer = FluxTransformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=32,
-        pooled_projection_dim=32,
-        axes_dims_rope=(4, 4, 8),
-        guidance_embeds=True,
+    sizes = {"joint_attention_dim": 32, "pooled_projection_dim": 32, "patch_size": 1}
+    model = tiny_model(FluxTransformer2DModel, in_channels=16, guidance_embeds=True, **sizes)
+    return tiny(
+        kind,
+        model,
+        vae(shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False),
+        (clip(CLIPTextModel), tiny_tokenizer()),
+        (tiny_t5_encoder(), tiny_t5()),
     )
-    pipe = kind(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae(shift_factor=0.1, use_quant_conv=False, use_post_quant_conv=False),
-        text_encoder=clip(CLIPTextModel),
-        tokenizer=tiny_tokenizer(),
-        text_encoder_2=tiny_t5_encoder(),
-        tokenizer_2=tiny_t5(),
-        transformer=transformer.eval(),
-    )
-    return quiet(pipe)
 
 
-def flux2_parts(width: int, guidance_embeds: bool) -> Options:
-    torch.manual_seed(0)
-    transformer = Flux2Transformer2DModel(
-        patch_size=1,
-        in_channels=16,
-        num_layers=2,
-        num_single_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=width,
-        timestep_guidance_channels=16,
-        axes_dims_rope=(4, 4, 4, 4),
-        guidance_embeds=guidance_embeds,
-    )
-    return {
-        "transformer": transformer.eval(),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-        "vae": AutoencoderKLFlux2(**VAE).eval(),
-    }
-
-
-def flux2() -> Any:
+def flux2(kind: Any = Flux2Pipeline) -> Any:
+    """FLUX.2, whose text encoder is a Mistral, or its klein, of a Qwen and without guidance."""
+    is_klein = kind is Flux2KleinPipeline
+    sizes = {"joint_attention_dim": 48, "timestep_guidance_channels": 16, "patch_size": 1}
+    sizes |= {"axes_dims_rope": (4, 4, 4, 4), "in_channels": 16}
+    model = tiny_model(Flux2Transformer2DModel, guidance_embeds=not is_klein, **sizes)
+    made = AutoencoderKLFlux2(**VAE).eval()
+    if is_klein:
+        return tiny(kind, model, made, (tiny_qwen3(28), tiny_qwen()))
     tokenizer = tiny_mistral()
     processor = TextProcessor(tokenizer, chat_template=tokenizer.chat_template)
-    parts = flux2_parts(48, guidance_embeds=True)
-    return quiet(Flux2Pipeline(text_encoder=tiny_mistral3(30), tokenizer=processor, **parts))
+    return tiny(kind, model, made, (tiny_mistral3(30), processor))
 
 
 def klein() -> Any:
-    parts = flux2_parts(48, guidance_embeds=False)
-    return quiet(Flux2KleinPipeline(text_encoder=tiny_qwen3(28), tokenizer=tiny_qwen(), **parts))
+    return flux2(Flux2KleinPipeline)
 
 
 def qwen_vae() -> AutoencoderKLQwenImage:
@@ -170,26 +120,12 @@ def qwen_vae() -> AutoencoderKLQwenImage:
     return made.eval()
 
 
+def qwen_transformer() -> QwenImageTransformer2DModel:
+    return tiny_model(QwenImageTransformer2DModel, patch_size=2, in_channels=16, out_channels=4)
+
+
 def qwen_image() -> Any:
-    torch.manual_seed(0)
-    transformer = QwenImageTransformer2DModel(
-        patch_size=2,
-        in_channels=16,
-        out_channels=4,
-        num_layers=2,
-        attention_head_dim=16,
-        num_attention_heads=2,
-        joint_attention_dim=16,
-        axes_dims_rope=(4, 4, 8),
-    )
-    pipe = QwenImagePipeline(
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=qwen_vae(),
-        text_encoder=tiny_qwen_vl(),
-        tokenizer=tiny_qwen(),
-        transformer=transformer.eval(),
-    )
-    return quiet(pipe)
+    return tiny(QwenImagePipeline, qwen_transformer(), qwen_vae(), (tiny_qwen_vl(), tiny_qwen()))
 
 
 def own_norms(model: Any) -> Any:
@@ -202,13 +138,11 @@ def own_norms(model: Any) -> Any:
 
 
 def pixart(kind: Any, **parts: Any) -> Any:
-    torch.manual_seed(0)
-    transformer = PixArtTransformer2DModel(
+    model = tiny_model(
+        PixArtTransformer2DModel,
         sample_size=16,
-        num_layers=2,
         patch_size=2,
         attention_head_dim=8,
-        num_attention_heads=2,
         caption_channels=32,
         in_channels=4,
         cross_attention_dim=16,
@@ -217,33 +151,15 @@ def pixart(kind: Any, **parts: Any) -> Any:
         norm_elementwise_affine=False,
         norm_eps=1e-6,
     )
-    pipe = kind(
-        tokenizer=tiny_t5(),
-        text_encoder=tiny_t5_encoder(),
-        vae=vae(),
-        transformer=transformer.eval(),
-        scheduler=make_scheduler(),
-        **parts,
-    )
-    return quiet(pipe)
+    text = tiny_t5_encoder(), tiny_t5()
+    return tiny(kind, model, vae(), text, scheduler=make_scheduler(), **parts)
 
 
 def sana(kind: Any = SanaPipeline, *, scheduler: Any = None, **changes: Any) -> Any:
-    torch.manual_seed(0)
-    transformer = SanaTransformer2DModel(
-        patch_size=1,
-        in_channels=4,
-        out_channels=4,
-        num_layers=2,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        num_cross_attention_heads=2,
-        cross_attention_head_dim=8,
-        cross_attention_dim=16,
-        caption_channels=16,
-        sample_size=16,
-        **changes,
-    )
+    sizes = {"attention_head_dim": 8, "num_cross_attention_heads": 2, "cross_attention_head_dim": 8}
+    sizes |= {"cross_attention_dim": 16, "caption_channels": 16, "sample_size": 16}
+    sizes |= {"patch_size": 1, "in_channels": 4, "out_channels": 4}
+    model = tiny_model(SanaTransformer2DModel, **sizes, **changes)
     made = AutoencoderDC(
         latent_channels=4,
         attention_head_dim=2,
@@ -261,14 +177,8 @@ def sana(kind: Any = SanaPipeline, *, scheduler: Any = None, **changes: Any) -> 
         decoder_act_fns="silu",
         scaling_factor=0.4,
     )
-    pipe = kind(
-        tokenizer=tiny_gemma(),
-        text_encoder=tiny_gemma_encoder(),
-        vae=made.eval(),
-        transformer=own_norms(transformer).eval(),
-        scheduler=scheduler or FlowMatchEulerDiscreteScheduler(),
-    )
-    return quiet(pipe)
+    text = tiny_gemma_encoder(), tiny_gemma()
+    return tiny(kind, own_norms(model), made.eval(), text, scheduler=scheduler)
 
 
 def short(pipe: Any, way: Way) -> Options:

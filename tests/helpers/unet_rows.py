@@ -33,6 +33,7 @@ from helpers.tiny_pipelines import (
     make_unet,
     make_vae,
     small_pipeline,
+    tiny,
     tiny_text_encoder,
 )
 from helpers.tiny_tokenizers import tiny_tokenizer
@@ -46,20 +47,15 @@ def sd2():
 
 
 def refiner():
-    unet = make_sdxl_unet(conditions=5, text_width=32)
-    torch.manual_seed(2)
-    pipe = StableDiffusionXLImg2ImgPipeline(
-        vae=make_vae(),
-        text_encoder=None,
-        text_encoder_2=tiny_text_encoder(CLIPTextModelWithProjection),
-        tokenizer=None,
-        tokenizer_2=tiny_tokenizer(),
-        unet=unet,
+    return tiny(
+        StableDiffusionXLImg2ImgPipeline,
+        make_sdxl_unet(conditions=5, text_width=32),
+        make_vae(),
+        (None, None),
+        (tiny_text_encoder(CLIPTextModelWithProjection), tiny_tokenizer()),
         scheduler=make_scheduler(),
         requires_aesthetics_score=True,
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def lcm():
@@ -189,16 +185,14 @@ def animatediff():
         motion_norm_num_groups=4,
         motion_num_attention_heads=2,
     )
-    pipe = AnimateDiffPipeline(
-        vae=make_vae(),
-        text_encoder=tiny_text_encoder(),
-        tokenizer=tiny_tokenizer(),
-        unet=make_small_unet(),
-        motion_adapter=adapter,
+    return tiny(
+        AnimateDiffPipeline,
+        make_small_unet(),
+        make_vae(),
+        (tiny_text_encoder(), tiny_tokenizer()),
         scheduler=make_scheduler(),
+        motion_adapter=adapter,
     )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def scheduled(kind: Any):

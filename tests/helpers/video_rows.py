@@ -2,11 +2,9 @@
 
 from typing import Any
 
-import torch
 from diffusers import (
     AutoencoderKLLTXVideo,
     AutoencoderKLWan,
-    FlowMatchEulerDiscreteScheduler,
     LTXPipeline,
     LTXVideoTransformer3DModel,
     WanPipeline,
@@ -16,28 +14,19 @@ from transformers import UMT5Config, UMT5EncoderModel
 
 from helpers.rows import Options, Row, Way, second_half, sized
 from helpers.tiny_encoders import tiny_t5_encoder
+from helpers.tiny_pipelines import tiny, tiny_model
 from helpers.tiny_tokenizers import tiny_t5
 
 FRAMES = 5  # of the video, two of a latent that is cut by four
 
 
 def wan_transformer(**changes: Any) -> WanTransformer3DModel:
-    config = {
-        "num_attention_heads": 2,
-        "attention_head_dim": 12,
-        "in_channels": 4,
-        "out_channels": 4,
-        "text_dim": 32,
-        "freq_dim": 16,
-        "ffn_dim": 16,
-        "num_layers": 2,
-        "rope_max_seq_len": 32,
-    }
-    return WanTransformer3DModel(**{**config, **changes}).eval()
+    sizes = {"attention_head_dim": 12, "in_channels": 4, "out_channels": 4, "text_dim": 32}
+    sizes |= {"freq_dim": 16, "ffn_dim": 16, "rope_max_seq_len": 32}
+    return tiny_model(WanTransformer3DModel, **{**sizes, **changes})
 
 
 def wan(kind: Any = WanPipeline, **parts: Any) -> Any:
-    torch.manual_seed(0)
     vae = AutoencoderKLWan(
         base_dim=3,
         z_dim=4,
@@ -47,30 +36,15 @@ def wan(kind: Any = WanPipeline, **parts: Any) -> Any:
         latents_mean=[0.0] * 4,
         latents_std=[1.0] * 4,
     )
-    text = UMT5Config(vocab_size=400, d_model=32, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
-    made = {
-        "tokenizer": tiny_t5(),
-        "text_encoder": UMT5EncoderModel(text).eval(),
-        "vae": vae.eval(),
-        "scheduler": FlowMatchEulerDiscreteScheduler(),
-        "transformer": wan_transformer(),
-    }
-    pipe = kind(**{**made, **parts})
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    config = UMT5Config(vocab_size=400, d_model=32, d_kv=8, d_ff=16, num_layers=1, num_heads=2)
+    model, vae = parts.pop("transformer", None), parts.pop("vae", vae)
+    text = UMT5EncoderModel(config).eval(), tiny_t5()
+    return tiny(kind, model or wan_transformer(), vae.eval(), text, **parts)
 
 
 def ltx(kind: Any = LTXPipeline) -> Any:
-    torch.manual_seed(0)
-    transformer = LTXVideoTransformer3DModel(
-        in_channels=8,
-        out_channels=8,
-        num_attention_heads=2,
-        attention_head_dim=8,
-        cross_attention_dim=16,
-        num_layers=2,
-        caption_channels=32,
-    )
+    sizes = {"attention_head_dim": 8, "cross_attention_dim": 16, "caption_channels": 32}
+    model = tiny_model(LTXVideoTransformer3DModel, in_channels=8, out_channels=8, **sizes)
     vae = AutoencoderKLLTXVideo(
         latent_channels=8,
         block_out_channels=(8, 8, 8, 8),
@@ -80,15 +54,7 @@ def ltx(kind: Any = LTXPipeline) -> Any:
         encoder_causal=True,
         decoder_causal=False,
     )
-    pipe = kind(
-        transformer=transformer.eval(),
-        scheduler=FlowMatchEulerDiscreteScheduler(),
-        vae=vae.eval(),
-        text_encoder=tiny_t5_encoder(),
-        tokenizer=tiny_t5(),
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+    return tiny(kind, model, vae.eval(), (tiny_t5_encoder(), tiny_t5()))
 
 
 def video(pipe: Any, way: Way) -> Options:
@@ -113,8 +79,7 @@ VIDEO: dict[str, Any] = {
 
 def wan_of_two() -> Any:
     """Wan 2.2: another transformer in the second half of the schedule."""
-    torch.manual_seed(1)
-    return wan(transformer_2=wan_transformer(), boundary_ratio=0.5)
+    return wan(transformer_2=wan_transformer(seed=1), boundary_ratio=0.5)
 
 
 BATCHED: dict[str, Any] = {**VIDEO, "prompt_rows": second_half}

@@ -12,7 +12,7 @@ CORE = os.environ.get("COMFY_CORE", "")
 MODELS = ("sd15", "sdxl", "sd3", "flux", "chroma", "qwen_image", "lumina2", "hidream", "z_image")
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.skipif(not CORE, reason="COMFY_CORE names no folder with ComfyUI's core")
 @pytest.mark.parametrize("model", MODELS)
 def test_the_nodes_run_through_the_core(model):

@@ -63,7 +63,6 @@ def test_each_refinement_is_a_pass_more_of_each_step(refinements):
             ("epsilon", "linspace"),
         ],
         quick=0,
-        daily=2,
     ),
 )
 def test_refined_inversion_is_undone_by_diffusers_own_steps(prediction, spacing):

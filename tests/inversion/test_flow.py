@@ -134,14 +134,12 @@ def test_packed_latents_are_refused():
         invert(flow_pipeline("FLUX.1")[0], new_image(), PROMPT)
 
 
-@pytest.mark.weekly
-def test_the_demo_comes_back_to_its_image():
-    pipe = sdattn.load_pipeline("demo-mmdit", device="cpu")
-    pipe.set_progress_bar_config(disable=True)
+@pytest.mark.slow
+def test_the_demo_comes_back_to_its_image(mmdit):
     rng = np.random.default_rng(0)
     scene = random_scene(rng, n_objects=1)
     image = Image.fromarray(scene.draw(128))
-    found = invert(pipe, image, scene.caption(rng), num_inference_steps=20)
-    with found.replay(pipe):
-        back = pipe(found.prompt, **found.options()).images[0]
+    found = invert(mmdit, image, scene.caption(rng), num_inference_steps=20)
+    with found.replay(mmdit):
+        back = mmdit(found.prompt, **found.options()).images[0]
     assert psnr(image, back) > 28

@@ -47,7 +47,7 @@ def test_replay_uses_the_states_and_leaves_the_prompts_alone(pipe, found):
     assert not torch.equal(texts[0, 0], texts[-1, 0])
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_the_run_of_the_optimisation_is_the_run_of_the_replay(pipe):
     calls = []
 
@@ -70,7 +70,7 @@ def test_the_run_of_the_optimisation_is_the_run_of_the_replay(pipe):
         assert torch.equal(text, text_again)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_sdxl_with_its_extra_conditions():
     pipe = strong_text(make_sdxl_pipeline())
     inversion = invert(pipe, new_image((160, 96)), PROMPT, num_inference_steps=3)
@@ -90,7 +90,7 @@ def test_a_run_is_captured_and_edited_like_any_other(pipe, found):
     assert run.heatmaps[1].words == ("a", "dog")
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_bfloat16_keeps_float32_states():
     pipe = strong_text(make_pipeline()).to(torch.bfloat16)
     inversion = invert(pipe, new_image(), PROMPT, num_inference_steps=2)
@@ -101,17 +101,16 @@ def test_bfloat16_keeps_float32_states():
     assert torch.equal(texts[:, 0], inversion.null_states.bfloat16())
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_inference_mode_around_it_does_not_matter(pipe, found):
     with torch.inference_mode():
         inversion = invert(pipe, new_image(), PROMPT, num_inference_steps=4)
     assert torch.equal(inversion.null_states, found.null_states)
 
 
-@pytest.mark.weekly
-def test_the_demo_model():
-    pipe = sdattn.load_pipeline("demo", device="cpu")
-    pipe.set_progress_bar_config(disable=True)
+@pytest.mark.slow
+def test_the_demo_model(demo):
+    pipe = demo
     image = sdattn.generate(pipe, f"a red {THING}", num_inference_steps=4).images[0]
     inversion = invert(
         pipe,
@@ -141,7 +140,7 @@ def state_of(pipe):
     return id(pipe.scheduler), pipe.config["scheduler"], hooks, flags, weights, grads
 
 
-@pytest.mark.parametrize("failing_call", tiered([None, 1, 2, 3, 6], 2))
+@pytest.mark.parametrize("failing_call", tiered([None, 1, 2, 3, 6], quick=2))
 @pytest.mark.slow
 def test_inverting_restores_the_pipeline(failing_call):
     pipe = make_pipeline(scheduler=EulerDiscreteScheduler(steps_offset=1))

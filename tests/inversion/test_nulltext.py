@@ -58,7 +58,7 @@ def algorithm_1(pipe, inversion, inner_steps, learning_rate):
     return torch.cat(states), distances
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_null_text_stays_as_close_to_the_trajectory_as_algorithm_1(pipe, found):
     pivots = found.trajectory.flip(0)[1:]
     with_null, _ = descend(pipe, found)
@@ -73,7 +73,7 @@ def test_null_text_stays_as_close_to_the_trajectory_as_algorithm_1(pipe, found):
     assert found.null_states.dtype == torch.float32
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_each_step_starts_where_the_last_ended_at_a_lower_rate_and_keeps_its_best(pipe):
     """At a rate so large that Adam goes past the best state of the first step."""
     options = {"inner_steps": 5, "learning_rate": 5e-2}

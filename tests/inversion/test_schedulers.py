@@ -34,7 +34,7 @@ def pipeline(name, flow=False, **config):
     return pipe
 
 
-@pytest.mark.parametrize("name", tiered(NOISE, 4, 8))
+@pytest.mark.parametrize("name", tiered(NOISE, quick=4))
 def test_noise_is_added_and_scaled_as_the_scheduler_does(name):
     pipe = pipeline(f"{name}Scheduler")
     check_scheduler(pipe)
@@ -64,7 +64,7 @@ def test_the_noise_that_a_run_visits_does_not_matter(name):
     check_scheduler(pipeline("EulerDiscreteScheduler", **{name: True}))
 
 
-@pytest.mark.parametrize("name", tiered(["EDMEulerScheduler", *OTHERS], 3, 8))
+@pytest.mark.parametrize("name", tiered(["EDMEulerScheduler", *OTHERS], quick=3))
 def test_any_other_scheduler_is_refused_by_name(name):
     for flow in (False, True):
         try:

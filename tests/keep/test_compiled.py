@@ -202,7 +202,7 @@ def compiled(how, unet, **options):
 
 @pytest.mark.slow
 @torch.no_grad()
-@pytest.mark.parametrize("how", tiered(["repeated blocks", "torch.compile(model)"], 0, 1))
+@pytest.mark.parametrize("how", tiered(["repeated blocks", "torch.compile(model)"], quick=0))
 def test_a_compiled_model_stays_in_one_graph(how):
     torch._dynamo.reset()
     unet = make_small_unet()
@@ -229,7 +229,7 @@ def make_unet_of_one_block():
     return make_small_unet(attention_head_dim=4, **plain_blocks)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @torch.no_grad()
 @pytest.mark.skipif(shutil.which("g++") is None, reason="torch's compiler needs g++ on a CPU")
 def test_the_output_is_that_of_the_compiled_blocks():
@@ -247,7 +247,7 @@ def test_the_output_is_that_of_the_compiled_blocks():
         torch.testing.assert_close(maps[name], one, atol=1e-5, rtol=0)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_model_that_is_compiled_inside_stays_compiled():
     torch._dynamo.reset()
     pipe = make_pipeline(unet=make_unet_of_one_block())

@@ -58,7 +58,7 @@ WAYS = {
 }
 
 
-@pytest.mark.parametrize("make", tiered([make_pipeline, sd3, flux], daily=1))
+@pytest.mark.parametrize("make", tiered([make_pipeline, sd3, flux]))
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.slow
 def test_where_weights_wait_changes_neither_image_nor_maps(make, way):

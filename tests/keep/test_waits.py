@@ -70,7 +70,7 @@ KEPT = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kept", tiered(KEPT, quick=2, daily=4))
+@pytest.mark.parametrize("kept", tiered(KEPT, quick=2))
 @pytest.mark.slow
 def test_nothing_is_read_of_sd15_on_the_meta_device(sd15, kept):
     """Nor in the first of the two calls."""
@@ -88,7 +88,7 @@ def test_nothing_is_read_of_sd15_on_the_meta_device(sd15, kept):
 @pytest.mark.parametrize(
     ("steps", "kept"), tiered([((0.5, 1.0), [1]), ("last", [1]), ((0.0, 1.0), [0, 1])])
 )
-@pytest.mark.parametrize("branch", tiered(["conditional", "both"], daily=1))
+@pytest.mark.parametrize("branch", tiered(["conditional", "both"]))
 @pytest.mark.slow
 def test_a_part_of_the_schedule_is_kept_without_a_look_at_the_timestep(sd15, steps, kept, branch):
     """The pipeline reckons with its timestep; the scheduler knows how far it is."""
@@ -122,7 +122,7 @@ CONTROLS = {
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("kind", tiered(CONTROLS, quick=0, daily=2))
+@pytest.mark.parametrize("kind", tiered(CONTROLS, quick=0))
 def test_our_controllers_read_nothing_and_copy_once(kind):
     with torch.device("meta"):
         unet = make_pipeline().unet.to("meta")
@@ -176,7 +176,9 @@ def test_columns_of_joint_attention_are_copied_once(options):
 
 
 @torch.no_grad()
-@pytest.mark.parametrize("options", tiered([{}, {"heads": "all"}, {"among": [[1, 5]]}], 2), ids=str)
+@pytest.mark.parametrize(
+    "options", tiered([{}, {"heads": "all"}, {"among": [[1, 5]]}], quick=2), ids=str
+)
 @pytest.mark.slow
 def test_rows_that_are_not_in_a_row_are_copied_once(tiny, options, monkeypatch):
     """InstructPix2Pix has the prompt first and the negative prompt last."""

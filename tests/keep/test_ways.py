@@ -133,7 +133,6 @@ def test_a_batch_is_its_images_one_by_one(row):
     tiered(
         ["Stable Diffusion 1.x", "Stable Diffusion 3", "FLUX.1", "Sana", "SDXL", "Qwen-Image"],
         quick=2,
-        daily=4,
     ),
 )
 @pytest.mark.slow
@@ -164,7 +163,7 @@ def test_negative_prompts_have_heatmaps_with_their_own_words(name, tmp_path):
         torch.testing.assert_close(found, negative[word].values, **near)
 
 
-@pytest.mark.parametrize("make", tiered([flux, klein, qwen_image], 2))
+@pytest.mark.parametrize("make", tiered([flux, klein, qwen_image], quick=2))
 @pytest.mark.slow
 def test_negative_prompts_of_pipelines_that_run_in_turn(make):
     pipe = make()
@@ -344,7 +343,7 @@ SAVERS = {
 }
 
 
-@pytest.mark.parametrize("saver", tiered(SAVERS, daily=3))
+@pytest.mark.parametrize("saver", tiered(SAVERS))
 def test_savers_change_nothing(saver):
     pipe = small_pipeline()
     with capture(pipe) as store:

@@ -14,7 +14,7 @@ from sdattn import generate, load_pipeline
 from sdattn.loading.digests import digest_model
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_digest_sees_every_weight():
     pipe = make_pipeline()
     before, seen = digest_model(pipe), set[str]()
@@ -71,7 +71,7 @@ CHANGES = {
 }
 
 
-@pytest.mark.parametrize("part", tiered(CHANGES, 2))
+@pytest.mark.parametrize("part", tiered(CHANGES, quick=2))
 @pytest.mark.slow
 def test_a_digest_sees_every_configuration(part):
     assert digest_model(CHANGES[part]()) != digest_model(make_pipeline())
@@ -84,7 +84,7 @@ def test_a_digest_sees_the_pipelines_own_configuration():
     assert digest_model(pipe) != before
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_digest_is_the_same_wherever_a_model_lies(model, tmp_path):
     pipe = load_pipeline(model, device="cpu")
     digest = digest_model(pipe)

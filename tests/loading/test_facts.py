@@ -19,7 +19,7 @@ def refused(check, *args):
     return ""
 
 
-@pytest.mark.parametrize("name", tiered(DEMOS, 2))
+@pytest.mark.parametrize("name", tiered(DEMOS, quick=2))
 def test_files_refuse_what_the_pipeline_would(name):
     pipe = outline(name)
     unit = size_unit(pipe)

@@ -61,7 +61,7 @@ def draw(pipe):
 # -- what loads ------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("form", tiered(["peft", "diffusers", "kohya", "metadata"], 2))
+@pytest.mark.parametrize("form", tiered(["peft", "diffusers", "kohya", "metadata"], quick=2))
 @pytest.mark.slow
 def test_each_form_adds_its_product_to_the_weight(load, form):
     """W + alpha / rank B A, computed here."""
@@ -194,7 +194,7 @@ TENSORS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", tiered(TENSORS, 5, 8))
+@pytest.mark.parametrize("case", tiered(TENSORS, quick=5))
 def test_tensors_that_are_not_loaded_as_they_are_are_refused_with_their_keys(load, case):
     tensors, noun = TENSORS[case]
     refused(load, noun, tensors)
@@ -222,7 +222,7 @@ METADATA = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", tiered(METADATA, 2, 6))
+@pytest.mark.parametrize("case", tiered(METADATA, quick=2))
 def test_metadata_that_are_not_a_plain_loras_are_refused(load, case):
     metadata, noun = METADATA[case]
     if isinstance(metadata, dict):
@@ -231,7 +231,7 @@ def test_metadata_that_are_not_a_plain_loras_are_refused(load, case):
     refused(load, noun, pair(), metadata)
 
 
-@pytest.mark.parametrize("cut", tiered([1, 40, 200, 10_000], 2))
+@pytest.mark.parametrize("cut", tiered([1, 40, 200, 10_000], quick=2))
 def test_a_file_that_is_cut_off_is_refused(folder, tmp_path, load, cut):
     load(pair())
     path = tmp_path / "style.safetensors"

@@ -99,7 +99,7 @@ def load(pipe, tensors, folder):
     load_loras(pipe, read_loras(options))
 
 
-@pytest.mark.parametrize("case", tiered(LAYOUTS, 3, 6))
+@pytest.mark.parametrize("case", tiered(LAYOUTS, quick=3))
 def test_each_layout_adds_its_product_to_the_weights(tmp_path, case):
     """W + alpha / rank B A, computed here in float64."""
     case = LAYOUTS[case]
@@ -164,7 +164,7 @@ def a_text_s_alpha_that_diffusers_drops(pipe):
         (flux, a_deeper_model, "4 of its 6 tensors.*double_blocks_5_.*double_blocks_6_"),
         (flux, magnitudes_that_diffusers_drops, "1 of its 3 tensors.*dora_scale"),
         (wan22_small, norms_that_diffusers_drops, "1 of its 3 tensors.*norm3.diff"),
-    ], 2),
+    ], quick=2),
 )  # fmt: skip
 def test_what_diffusers_leaves_out_is_refused_with_its_keys(tmp_path, make, tensors, keys):
     pipe = make()

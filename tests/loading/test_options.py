@@ -66,7 +66,7 @@ def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(fol
     assert len(store.maps) == 16
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_several_loras_act_together_each_with_its_scale(folder, lora):
     halves = load_pipeline(folder, device="cpu", lora=[f"{lora.parent}:0.25", f"{lora}:0.25"])
     one = load_pipeline(folder, device="cpu", lora=f"{lora}:0.5")
@@ -134,7 +134,7 @@ def write_gguf(model, path):
     writer.close()
 
 
-@pytest.mark.parametrize("make", tiered([flux, sd3, make_pipeline], 2))
+@pytest.mark.parametrize("make", tiered([flux, sd3, make_pipeline], quick=2))
 @pytest.mark.slow
 def test_a_gguf_file_takes_the_denoisers_place(make, tmp_path):
     plain, file = make(), tmp_path / "tiny.gguf"

@@ -9,7 +9,7 @@ import pytest
 from sdattn.loading.quiet import no_notices
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_loading_prints_no_notice_of_torchvision():
     code = (
         "import sdattn; sdattn.load_pipeline('demo', device='cpu'); "

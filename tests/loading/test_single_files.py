@@ -65,7 +65,7 @@ def tiny(name, **changes):
 # -- loading ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", tiered(["sd1", "sdxl", "sd2"], daily=3))
+@pytest.mark.parametrize("name", tiered(["sd1", "sdxl", "sd2"]))
 @pytest.mark.slow
 def test_a_single_file_loads_draws_and_is_captured(name, save, settings):
     path = save(tiny(name))
@@ -122,7 +122,7 @@ def test_the_settings_need_no_weights(save, settings, tmp_path):
     assert torch.equal(pipe.unet.conv_in.weight, tiny("sd1")[FIRST])
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_the_refiner_and_inpainting_load(save, settings, tmp_path):
     pipe = load_pipeline(save(tiny("refiner")), device="cpu", config=settings["refiner"])
     assert pipe.text_encoder is None and pipe.config.requires_aesthetics_score
@@ -131,7 +131,7 @@ def test_the_refiner_and_inpainting_load(save, settings, tmp_path):
     assert type(pipe).__name__ == "StableDiffusionInpaintPipeline"
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_another_scheduler_keeps_what_the_model_predicts(save, settings):
     options = {"config": settings["sd2"], "scheduler": "EulerDiscreteScheduler"}
     pipe = load_pipeline(save(tiny("sd2")), device="cpu", **options)
@@ -140,7 +140,9 @@ def test_another_scheduler_keeps_what_the_model_predicts(save, settings):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("dtype", tiered([torch.float16, torch.bfloat16, torch.float8_e4m3fn], 2))
+@pytest.mark.parametrize(
+    "dtype", tiered([torch.float16, torch.bfloat16, torch.float8_e4m3fn], quick=2)
+)
 def test_weights_in_fewer_bits_load_in_the_dtype_that_is_asked_for(save, settings, dtype):
     weights = {name: weight.to(dtype) for name, weight in tiny("sd1").items()}
     pipe = load_pipeline(save(weights), device="cpu", config=settings["sd1"])
@@ -199,7 +201,7 @@ def test_code_in_the_settings_is_refused(save, settings, tmp_path):
         load_pipeline(save(tiny("sd1")), device="cpu", config=folder)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_another_tokenizer_keeps_padding_and_length(save, settings, tokenizer, tmp_path):
     path, options = save(tiny("sdxl")), {"device": "cpu", "config": settings["sdxl"]}
     (tmp_path / "model").mkdir()
@@ -235,7 +237,6 @@ def test_another_tokenizer_keeps_padding_and_length(save, settings, tokenizer, t
             " ",
         ],
         quick=2,
-        daily=6,
     ),
     ids=ascii,
 )
@@ -271,7 +272,7 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("case", tiered(HOSTILE, quick=3, daily=8))
+@pytest.mark.parametrize("case", tiered(HOSTILE, quick=3))
 def test_a_tensor_that_cannot_be_is_refused_by_the_files_name(save, settings, case):
     changes, noun = HOSTILE[case]
     path = save(tiny("sd1", **changes))
@@ -289,7 +290,7 @@ PARTS = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(PARTS, quick=0, daily=2))
+@pytest.mark.parametrize("name", tiered(PARTS, quick=0))
 def test_a_checkpoint_without_a_part_is_refused_and_no_weights_are_the_folders(
     save, settings, name
 ):

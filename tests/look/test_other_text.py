@@ -218,7 +218,7 @@ def test_nothing_is_left_behind_where_the_layer_fails(tiny_unet):
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_asked_words_stand_against_each_other(make):
     """The softmax over <sos>, the words and the first <eos>, then as the default preset has it."""
     pipe, options = make(), {**SMALL, "num_inference_steps": 4}
@@ -257,7 +257,7 @@ def test_a_store_that_was_asked_is_read_like_any_other():
     torch.testing.assert_close(found["cat"].values, torch.stack(layers).mean(0)[..., 2])
 
 
-@pytest.mark.parametrize("name", tiered(OF_UNETS, daily=3))
+@pytest.mark.parametrize("name", tiered(OF_UNETS))
 @pytest.mark.slow
 def test_every_preset_and_refining_go_with_it(name, tmp_path):
     pipe = make_pipeline()

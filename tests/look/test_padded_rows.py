@@ -98,9 +98,7 @@ def rows_by_step(pipe, branch, **options):
 
 
 @pytest.mark.parametrize("kind", [(ZImagePipeline, {}), IMG2IMG, INPAINT], ids=lambda kind: kind[0])
-@pytest.mark.parametrize(
-    "truncation", tiered([0.6, None, 0.25, 1, 0, 0.3, 0.95, 2], quick=2, daily=4)
-)
+@pytest.mark.parametrize("truncation", tiered([0.6, None, 0.25, 1, 0, 0.3, 0.95, 2], quick=2))
 def test_guidance_of_z_image_may_never_begin(kind, truncation):
     """Against the rows of each call: two images are four rows with guidance, and two without."""
     pipe, options = z_image(kind[0]), {**kind[1], "cfg_truncation": truncation}
@@ -125,7 +123,7 @@ def test_guidance_of_z_image_may_never_begin(kind, truncation):
 
 @pytest.mark.parametrize(
     "scheduler",
-    tiered([FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler], quick=0, daily=1),
+    tiered([FlowMatchEulerDiscreteScheduler, FlowMatchLCMScheduler], quick=0),
 )
 @pytest.mark.parametrize("kind", [(ZImagePipeline, {}), IMG2IMG], ids=lambda kind: kind[0])
 def test_guidance_ends_in_the_very_step_in_which_the_pipeline_ends_it(kind, scheduler):

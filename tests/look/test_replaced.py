@@ -118,7 +118,7 @@ def maps_of(model, given, **options):
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("function", RIGHT)
-@pytest.mark.parametrize("kind", tiered(KINDS, 2))
+@pytest.mark.parametrize("kind", tiered(KINDS, quick=2))
 @torch.no_grad()
 def test_one_that_makes_the_softmax_is_captured_and_changes_no_bit(kind, function, dtype, replaced):
     model, given = KINDS[kind](dtype)
@@ -136,7 +136,7 @@ def test_one_that_makes_the_softmax_is_captured_and_changes_no_bit(kind, functio
 
 @pytest.mark.parametrize("when", ["before", "inside"])
 @pytest.mark.parametrize("function", WRONG)
-@pytest.mark.parametrize("kind", tiered(KINDS, 2))
+@pytest.mark.parametrize("kind", tiered(KINDS, quick=2))
 @torch.no_grad()
 def test_one_that_makes_something_else_is_refused_by_name(kind, function, when, replaced):
     model, given = KINDS[kind]()
@@ -196,7 +196,7 @@ def test_nothing_is_read_back_after_the_first_pass(kind, replaced):
 
 
 @pytest.mark.parametrize(
-    "name", tiered(["IP-Adapter", "Wan 2.1, from an image", "FLUX.2 klein", "Mochi"], 2)
+    "name", tiered(["IP-Adapter", "Wan 2.1, from an image", "FLUX.2 klein", "Mochi"], quick=2)
 )
 @pytest.mark.slow
 def test_layers_that_attend_twice_or_row_by_row(name, replaced):

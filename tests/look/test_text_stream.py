@@ -138,7 +138,7 @@ def test_a_loss_on_the_maps_reaches_the_latents():
 
 
 @pytest.mark.parametrize("make", [sd3, flux])
-@pytest.mark.parametrize("refine", tiered([None, "self"], 2))
+@pytest.mark.parametrize("refine", tiered([None, "self"], quick=2))
 @pytest.mark.slow
 def test_a_run_answers_for_each_image(make, refine):
     """Under guidance as well, in one batch or in turn, and several prompts together."""

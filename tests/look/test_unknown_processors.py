@@ -199,8 +199,8 @@ def expected(processor, calls):
     return used.unflatten(1, (2, -1)).mean((0, 2))
 
 
-@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16], daily=1), ids=str)
-@pytest.mark.parametrize("kind", tiered([*SHOWN, *OTHER_AXES], quick=2, daily=6))
+@pytest.mark.parametrize("dtype", tiered([torch.float32, torch.bfloat16]), ids=str)
+@pytest.mark.parametrize("kind", tiered([*SHOWN, *OTHER_AXES], quick=2))
 @torch.no_grad()
 def test_what_is_shown_is_what_was_used(kind, dtype):
     unet, processor = watched_mid(kind, dtype)
@@ -219,7 +219,7 @@ def test_what_is_shown_is_what_was_used(kind, dtype):
             assert (found.sum(-1) - 1).abs().max() < 1e-5
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @torch.no_grad()
 def test_the_probabilities_of_these_processors_are_no_plain_softmax():
     """That the test above can see a difference."""

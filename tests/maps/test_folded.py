@@ -55,7 +55,7 @@ def test_heatmaps_of_what_people_hold(kept_steps):
 
 
 @pytest.mark.parametrize(
-    "preset", tiered(["default", "daam", "p2p", "attend-and-excite", "sum"], 2)
+    "preset", tiered(["default", "daam", "p2p", "attend-and-excite", "sum"], quick=2)
 )
 @pytest.mark.slow
 def test_presets_read_a_store_as_they_read_a_capture(kept_steps, preset):
@@ -70,7 +70,7 @@ def test_presets_read_a_store_as_they_read_a_capture(kept_steps, preset):
 
 
 @pytest.mark.parametrize(
-    "preset", tiered(["default", "daam", "attend-and-excite", PRESETS["sum"]], 2)
+    "preset", tiered(["default", "daam", "attend-and-excite", PRESETS["sum"]], quick=2)
 )
 def test_both_stores_give_the_maps_of_their_layers(kept_steps, preset):
     pipe, prompts, store, _ = kept_steps

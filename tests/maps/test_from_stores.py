@@ -61,9 +61,7 @@ def test_a_word_is_the_mean_over_the_way_up_of_its_columns(captured):
     ("kept", "steps"),
     tiered(
         [("mean", [0, 1, 2, 3]), ("last", [3]), ((0.5, 1.0), [2, 3]), ((0.0, 0.3), [0]),
-         ([0, 3], [0, 3]), ([0, 1], [0, 1])],
-        quick=1, daily=3,
-    ),
+         ([0, 3], [0, 3]), ([0, 1], [0, 1])], quick=1),
 )  # fmt: skip
 @pytest.mark.slow
 def test_other_steps_than_the_second_half_are_read_as_they_were_kept(captured, kept, steps):

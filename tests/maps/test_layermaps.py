@@ -106,9 +106,7 @@ def test_the_graph_is_kept_where_the_store_has_one():
     tiered(
         [("p2p", "mean", 4), ("p2p", [0, 3, 1], 3), ("default", "all", 2), ("p2p", "all", 4),
          ("p2p", (0.5, 1.0), 2), ("p2p", "last", 1), ("attend-and-excite", "last", 1),
-         ("attend-and-excite", "all", 1), ("default", (0.5, 1.0), 2)],
-        quick=3, daily=4,
-    ),
+         ("attend-and-excite", "all", 1), ("default", (0.5, 1.0), 2)], quick=3),
 )  # fmt: skip
 @pytest.mark.slow
 def test_it_is_known_how_many_calls_the_maps_are_the_mean_of(preset, steps, passes):

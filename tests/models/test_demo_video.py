@@ -88,14 +88,14 @@ def test_each_part_has_the_weights_of_the_files(pipe):
     assert not pipe.unet.training
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_it_draws_videos_by_its_own_settings(run):
     assert len(run.video) == demo_named(NAME).settings["num_frames"] == 8
     assert run.settings.model == NAME and run.video[0].size == (128, 128)
     assert run.heatmaps["cat"].map.shape[0] == 8
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_what_it_draws_moves_and_the_words_maps_go_with_it(run):
     """The cat is what differs from the gray ground in the upper half, the pizza in the lower."""
     frames = np.stack([np.asarray(frame) for frame in run.video]).astype(int)
@@ -110,7 +110,7 @@ def test_what_it_draws_moves_and_the_words_maps_go_with_it(run):
             assert abs(col / 128 - places[number][0]) < 0.2, (word, number)
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_looking_does_not_change_its_video(pipe):
     def draw():
         generator = torch.Generator().manual_seed(0)

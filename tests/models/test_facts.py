@@ -34,7 +34,7 @@ def test_a_rate_that_no_file_can_hold_is_refused_before_the_model_runs(pipe, rat
 
 
 @pytest.mark.parametrize("without_pyav", tiered([False, True]))
-@pytest.mark.parametrize("rate", tiered([23.976, 1000, 0.01], daily=2))
+@pytest.mark.parametrize("rate", tiered([23.976, 1000, 0.01]))
 @pytest.mark.slow
 def test_a_run_at_a_rate_is_read_again(pipe, rate, without_pyav, tmp_path, monkeypatch):
     if without_pyav:

@@ -52,7 +52,7 @@ BREAKS = {
 
 
 @pytest.mark.parametrize("make", [make_pipeline, make_sdxl_pipeline])
-@pytest.mark.parametrize("break_it", tiered(BREAKS, 2))
+@pytest.mark.parametrize("break_it", tiered(BREAKS, quick=2))
 def test_it_is_said_where_it_began(make, break_it):
     pipe = make()
     break_it(pipe)
@@ -155,7 +155,7 @@ def test_a_batch_goes_on_with_the_other_items(invoke, tmp_path):
     assert "NotFiniteError" in row["failed"]
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_vae_that_is_compiled_is_left_alone_and_its_maps_are_looked_at():
     pipe = broken_unet(make_pipeline())
     pipe.vae.decode = torch.compile(pipe.vae.decode, backend="eager")

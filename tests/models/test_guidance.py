@@ -68,10 +68,7 @@ def switched(pipe, branch, guided, **options):
 
 @pytest.mark.parametrize(
     "guided",
-    tiered(
-        [[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]],
-        daily=4,
-    ),
+    tiered([[1, 0, 0, 1], [0, 1, 1, 0], [1, 1, 0, 0], [0, 0, 1, 1], [1, 1, 1, 1], [0, 0, 0, 0]]),
 )
 @pytest.mark.slow
 def test_guidance_may_act_in_any_part_of_a_run(guided):

@@ -44,7 +44,7 @@ GUIDERS = {
 }
 
 
-@pytest.mark.parametrize("name", tiered(GUIDERS, 2))
+@pytest.mark.parametrize("name", tiered(GUIDERS, quick=2))
 def test_each_call_is_of_the_branch_whose_text_it_gets(name):
     guider, expected = GUIDERS[name]
     pipe = modular(qwen_image(), "QwenImageModularPipeline")

@@ -147,7 +147,7 @@ REAL = {  # published configurations: how many layers see the text
 }
 
 
-@pytest.mark.parametrize("name", tiered(REAL, 2))
+@pytest.mark.parametrize("name", tiered(REAL, quick=2))
 def test_models_of_the_published_sizes(name):
     kind, config, count = REAL[name]
     with torch.device("meta"):

@@ -93,7 +93,7 @@ def called(pipe, **options):
     return seen
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_what_stands_for_a_call_is_the_same_in_all_of_it_and_in_no_other():
     pipe = make_pipeline()
     every = [called(pipe) for _ in range(20)]  # frames come to lie where others lay

@@ -70,7 +70,7 @@ def columns_of(name, tokenizer, prompt):
     return read_source(tokenizer, Source.of(prompt)), 0, len(tokenizer(prompt)["input_ids"])
 
 
-@pytest.mark.parametrize("name", tiered(["clip", "qwen"], 0, 1))
+@pytest.mark.parametrize("name", tiered(["clip", "qwen"], quick=0))
 def test_words_own_the_columns_of_their_pieces(name, request):
     tokenizer, pairs = request.getfixturevalue(name)
     n_words = 0

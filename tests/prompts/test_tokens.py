@@ -128,7 +128,7 @@ def test_a_text_around_the_prompt_is_template(kind):
 TOY = ["<cat-toy>", "<cat-toy>_1", "<cat-toy>_2", "sks", "<one>"]
 
 
-@pytest.mark.parametrize("kind", tiered(["clip", "t5", "gemma", "qwen", "mistral"], 2))
+@pytest.mark.parametrize("kind", tiered(["clip", "t5", "gemma", "qwen", "mistral"], quick=2))
 @pytest.mark.parametrize(
     ("prompt", "words"),
     [

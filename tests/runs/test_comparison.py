@@ -14,7 +14,7 @@ from helpers.overlays import overlaid
 from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
 
-from sdattn import Heatmaps, diff, generate, load_pipeline, load_run, read_prompt
+from sdattn import Heatmaps, diff, generate, load_run, read_prompt
 from sdattn.maps import render
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.maps.presets import preset_of
@@ -238,21 +238,19 @@ def test_maps_that_are_not_finite_are_refused():
 
 
 @pytest.fixture(scope="module")
-def demo():
-    pipe = load_pipeline("demo", device="cpu")
-    pipe.set_progress_bar_config(disable=True)
+def drawn(demo):
     prompts = [PROMPT, f"a green star left of a blue {OTHER}"]
-    return generate(pipe, prompts, seed=3, num_inference_steps=2)
+    return generate(demo, prompts, seed=3, num_inference_steps=2)
 
 
 @pytest.fixture(scope="module")
-def folders(demo, tmp_path_factory):
-    return demo.save(tmp_path_factory.mktemp("demo") / "run")
+def folders(drawn, tmp_path_factory):
+    return drawn.save(tmp_path_factory.mktemp("demo") / "run")
 
 
 @pytest.mark.slow
-def test_runs_in_memory_and_in_folders_are_the_same(demo, folders):
-    here, there = diff((demo, 0), (demo, 1)), diff(str(folders[0]), load_run(folders[1]))
+def test_runs_in_memory_and_in_folders_are_the_same(drawn, folders):
+    here, there = diff((drawn, 0), (drawn, 1)), diff(str(folders[0]), load_run(folders[1]))
     assert (here.names, there.names) == (("A", "B"), ("run-0", "run-1"))
     assert here.settings == there.settings == {
         "prompt": here.prompts, "seed": (3, 4),
@@ -264,15 +262,15 @@ def test_runs_in_memory_and_in_folders_are_the_same(demo, folders):
             torch.testing.assert_close(one.difference, other.difference, atol=1e-3, rtol=0)
 
 
-def test_an_image_of_several_must_be_chosen(demo):
+def test_an_image_of_several_must_be_chosen(drawn):
     with pytest.raises(ValueError, match=r"2 image.*\(run, 1\)"):
-        diff(demo, (demo, 0))
+        diff(drawn, (drawn, 0))
     with pytest.raises(ValueError, match="asked for 2"):
-        diff((demo, 0), (demo, 2))
+        diff((drawn, 0), (drawn, 2))
     with pytest.raises(TypeError, match="Asked to compare a dict"):
-        diff({}, (demo, 0))
-    alone = replace(demo, image_runs=demo.image_runs[:1])
-    assert diff(alone, (demo, 1)).settings["seed"] == (3, 4)
+        diff({}, (drawn, 0))
+    alone = replace(drawn, image_runs=drawn.image_runs[:1])
+    assert diff(alone, (drawn, 1)).settings["seed"] == (3, 4)
 
 
 def test_the_sheet_shows_all_maps_on_one_scale():
@@ -374,7 +372,7 @@ def test_the_command_line_takes_words_and_a_place(invoke, folders):
     assert invoke("diff", *folders, "--out", "here", "--force")[0] == 0
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_items_of_batch_runs(invoke):
     Path("prompts.txt").write_text(f"a red {THING}\na red {OTHER}\n")
     options = ("--steps", "1", "--device", "cpu", "--batch-size", "2", "--save", "image,maps")

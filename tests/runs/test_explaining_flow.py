@@ -10,18 +10,11 @@ from helpers.tiers import tiered
 from PIL import Image
 
 from scripts.scenes.shapes import random_scene
-from sdattn import capture, load_pipeline, load_run
+from sdattn import capture, load_run
 from sdattn.inversion.images import encode
 from sdattn.runs.explaining import explain
 
 PROMPT = "a red cat"
-
-
-@pytest.fixture(scope="module")
-def mmdit():
-    pipe = load_pipeline("demo-mmdit", device="cpu")
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
 
 
 def expected_latents(pipe, image, seed, timestep):
@@ -38,7 +31,7 @@ def expected_latents(pipe, image, seed, timestep):
 # -- what the model is shown ----------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", tiered(FLOWS, 2))
+@pytest.mark.parametrize("name", tiered(FLOWS, quick=2))
 def test_the_model_is_shown_the_noised_latents(name):
     pipe, options = flow_pipeline(name)
     image, asked = new_image((160, 96)), [40, 700, 300]

@@ -118,7 +118,7 @@ def test_words_that_were_cut_off_are_told_once():
 
 
 @pytest.mark.parametrize(
-    "prompt", tiered(["😀 cat", "红色的猫", 'a "cat"/dog\\', "cat " * 500, "<b>"], 2)
+    "prompt", tiered(["😀 cat", "红色的猫", 'a "cat"/dog\\', "cat " * 500, "<b>"], quick=2)
 )
 def test_odd_prompts_work(prompt, tmp_path):
     pipe = small_pipeline()

@@ -58,7 +58,7 @@ def test_the_last_step_is_what_attend_and_excite_reads(runs):
     torch.testing.assert_close(values(step_heatmaps(run)[-1]), values(run.heatmaps))
 
 
-@pytest.mark.parametrize("preset", tiered(["default", "daam", "p2p", "sum"], 2))
+@pytest.mark.parametrize("preset", tiered(["default", "daam", "p2p", "sum"], quick=2))
 @pytest.mark.slow
 def test_a_step_alone_is_the_heatmap_of_a_run_that_kept_it_alone(pipe, runs, preset):
     some = step_heatmaps(runs(preset).image_run(0))[1]

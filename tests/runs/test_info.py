@@ -65,11 +65,6 @@ def at(document, place):
     return document
 
 
-def spelled(place):
-    text = "".join(f"[{one}]" if isinstance(one, int) else f".{one}" for one in place)
-    return text.removeprefix(".")
-
-
 OPTIONAL = {"truncated", "seed", "model", "pipeline", "scheduler", "options", "options_left_out"}
 OPTIONAL |= {"device", "dtype", "timesteps", "captured", "versions", "size", "asked", "checksum"}
 
@@ -157,7 +152,7 @@ def test_what_is_wrong_is_named(whole, change, message):
 # Damage
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_flip_anywhere_in_run_json_is_found(whole):
     """Every 19th byte, one bit and all bits of it, and every byte of the last lines."""
     data = whole["run.json"]

@@ -54,7 +54,7 @@ CASES = [*itertools.product([*READ, OWN], [None, "self"])]
 
 @pytest.mark.parametrize(
     ("preset", "refine"),
-    tiered(CASES, quick=2, daily=6),
+    tiered(CASES, quick=2),
     ids=[f"{preset.name}-{refine}" for preset, refine in CASES],
 )
 @pytest.mark.slow

@@ -16,18 +16,12 @@ from helpers.small_runs import edited, small_run
 from helpers.tiers import tiered
 from helpers.tiny_tokenizers import tiny_tokenizer
 
-import sdattn as library
 from scripts.benchmarks.random_run import random_run
-from sdattn import Heatmaps, generate, load_pipeline, load_run, read_prompt
+from sdattn import Heatmaps, generate, load_run, read_prompt
 from sdattn.prompts.tokens import Word
 from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
 from sdattn.runs.report import _first_pins, report
 from sdattn.runs.settings import command_for
-
-
-@pytest.fixture(scope="module")
-def demo():
-    return load_pipeline("demo", device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -158,7 +152,7 @@ def test_of_many_words_that_were_cut_off_the_first_are_listed(number, told):
 
 @pytest.mark.parametrize(
     ("words", "steps", "pixels"),
-    tiered([(10, 50, 512), (73, 50, 512), (10, 0, 512), (10, 0, 2500)], quick=0, daily=1),
+    tiered([(10, 50, 512), (73, 50, 512), (10, 0, 512), (10, 0, 2500)], quick=0),
 )
 def test_the_page_of_sd15_is_under_3_mb(words, steps, pixels):
     """Of noise, which does not pack, at SD 1.5's 16 layers."""
@@ -198,7 +192,6 @@ def test_where_there_are_very_many_cells_neighbours_are_averaged():
             {"seed": 3},
         ],
         quick=0,
-        daily=2,
     ),
 )
 def test_the_command_makes_the_run_again(demo, invoke, options):
@@ -212,39 +205,6 @@ def test_the_command_makes_the_run_again(demo, invoke, options):
     assert again.more.keys() == made.more.keys()
     assert again.details.calls == made.details.calls
     torch.testing.assert_close(again.heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2)
-
-
-@pytest.mark.weekly
-@pytest.mark.parametrize(
-    "options",
-    tiered(
-        [{"timesteps": [100, 300], "seed": 2}, {"invert": True, "num_inference_steps": 4}], 0, 1
-    ),
-)
-def test_the_command_explains_again(demo, invoke, options):
-    """The image came from no file, so the one in the folder is explained."""
-    image = generate(demo, PROMPT, seed=5).images[0]
-    seen = library.explain(demo, image, PROMPT, **options)
-    seen.save("first")
-    assert "sdattn explain --config run.json" in Path("first/report.html").read_text()
-    assert invoke("explain", "--config", "first/run.json", "--out", "again")[0] == 0
-    torch.testing.assert_close(
-        load_run("again").heatmaps.maps, seen[0].heatmaps.maps, atol=1e-3, rtol=1e-2
-    )
-
-
-@pytest.mark.slow
-def test_the_command_edits_again(demo, invoke):
-    target = PROMPT.replace(THING, "star")
-    made = library.edit.edit(
-        demo, PROMPT, target, blend=THING, num_inference_steps=4, preset="daam", refine="self"
-    )
-    made.save("first")
-    assert "sdattn edit --config ../run.json" in Path("first/target/report.html").read_text()
-    assert invoke("edit", "--config", "first/target/../run.json", "--out", "again")[0] == 0
-    again = load_run("again/target")
-    assert again.image.tobytes() == made.images[1].tobytes()
-    assert again.heatmaps.preset == made.heatmaps[1].preset
 
 
 def test_no_command_is_told_that_would_make_another_run(demo):

@@ -40,7 +40,7 @@ def test_a_word_of_one_prompt_has_its_causes_there_only(tmp_path):
     assert (first / "causal" / "heatmaps" / "01-cat.png").is_file()
 
 
-@pytest.mark.parametrize("make", tiered([make_pipeline, make_sdxl_pipeline], 2))
+@pytest.mark.parametrize("make", tiered([make_pipeline, make_sdxl_pipeline], quick=2))
 @pytest.mark.parametrize(
     "capture_options", [{}, {"steps": "all", "heads": [0, 1], "kinds": ("cross", "self")}]
 )

@@ -78,7 +78,7 @@ def test_an_images_page_has_nothing_of_a_video():
         assert part in report(disc_run()).decode()
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_page_of_81_noisy_frames_is_under_8_mb():
     """As Wan makes them: 832x480, a latent of 21 frames, 12 words."""
     run = disc_run(**NOISY, prompt=f"{LONG} cat", steps=4, groups=2)

@@ -86,7 +86,6 @@ def files(run):
             (animatediff, 3, {}, 3),
         ],
         quick=0,
-        daily=4,
     ),
 )
 def test_the_video_is_the_pipelines_own_and_its_maps_those_of_a_capture(

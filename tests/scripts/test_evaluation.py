@@ -8,29 +8,23 @@ import torch
 from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
-from scripts.evaluation import evaluate_demo_model, evaluate_heatmaps
-from scripts.evaluation.causes import knocked_out, stays
-from scripts.evaluation.images import Sample, generated, noised, unseen_scenes
-from scripts.evaluation.leakage import are_alike, leakage, paired_scenes
+from scripts.evaluation import evaluate_heatmaps
+from scripts.evaluation.images import Sample
+from scripts.evaluation.leakage import leakage
 from scripts.evaluation.measures import (
     LEVELS,
     average_precision,
     interval,
-    lands_on_own,
     rank_correlation,
     score,
-    shares,
 )
-from scripts.evaluation.records import KINDS, Records, kept, read_image
-from scripts.evaluation.seeing import Seen, Subject, as_composed, function_peak, maps_of
-from scripts.evaluation.variants import CANDIDATES, PEERS
+from scripts.evaluation.records import KINDS, Records, read_image
+from scripts.evaluation.seeing import Subject, as_composed, function_peak, maps_of
 from scripts.scenes.emoji import Scene, Thing, random_scene
-from scripts.scenes.shapes import Word
 from scripts.sprite_checker import Segmenter
 from sdattn import Heatmaps
 from sdattn.maps.masks import otsu
 from sdattn.models.demos import RECORD
-from sdattn.models.facts import default_size
 from sdattn.models.reading import read_prompts
 
 pytestmark = pytest.mark.slow
@@ -39,18 +33,6 @@ pytestmark = pytest.mark.slow
 @pytest.fixture
 def rng():
     return np.random.default_rng(5)
-
-
-def test_a_map_that_is_its_mask_is_perfect_and_its_inverse_is_not(rng):
-    masks = rng.random((3, 6, 7)) < 0.3
-    perfect, wrong = score(0.2 + 0.1 * masks, masks), score(1.0 - masks, masks)
-    for measure in ("fixed", "otsu", "pointing", "precision"):
-        np.testing.assert_allclose(perfect[measure], 1.0)
-    np.testing.assert_allclose(perfect["ious"], 1.0)
-    for measure in ("fixed", "otsu", "pointing"):
-        np.testing.assert_allclose(wrong[measure], 0.0)
-    # all cells but the objects' come first, then all of the objects' at once
-    np.testing.assert_allclose(wrong["precision"], masks.mean((1, 2)))
 
 
 def test_intersection_over_union_cell_by_cell(rng):
@@ -93,23 +75,6 @@ def test_rank_correlation_of_a_textbook():
     tied = rank_correlation(np.array([[1.0, 1, 2, 3]]), np.array([[1.0, 2, 3, 4]]))
     assert tied == pytest.approx(np.corrcoef([1.5, 1.5, 3, 4], [1, 2, 3, 4])[0, 1])
     assert np.isnan(rank_correlation(a, np.ones((2, 5))))
-
-
-def test_a_word_is_on_its_own_object_where_its_mean_is_higher_there():
-    masks = np.zeros((2, 1, 4), dtype=bool)
-    masks[0, 0, :2], masks[1, 0, 3] = True, True
-    maps = np.array([[[0.9, 0.0, 0.0, 0.4]], [[0.0, 0.5, 9.0, 0.2]]])
-    found = lands_on_own(maps, masks, masks[::-1])
-    assert found.tolist() == [1.0, 0.0]  # 0.45 > 0.4; 0.2 < 0.25
-
-
-def test_the_shares_of_a_map_on_all_parts_of_an_image_add_up_to_one(rng):
-    maps, owner = rng.random((3, 6, 7)), rng.integers(0, 4, (6, 7))
-    parts = np.stack([owner == part for part in range(4)])
-    found = shares(maps, parts)
-    np.testing.assert_allclose(found.sum(1), 1.0)
-    np.testing.assert_allclose(found[2, 1], maps[2][owner == 1].sum() / maps[2].sum())
-    np.testing.assert_allclose(shares(np.ones((1, 6, 7)), parts)[0], parts.mean((1, 2)))
 
 
 def test_intervals_hold_the_truth_19_times_in_20(rng):
@@ -194,93 +159,6 @@ def test_what_leaks_is_on_the_other_object(subject):
     assert areas == pytest.approx([dog.mean(), cat.mean()])
 
 
-def test_every_second_pair_is_alike_and_none_was_seen():
-    asked = paired_scenes(20, seed=3)
-    for number, scene, prompt in asked:
-        names = [thing.noun for thing in scene.objects]
-        assert are_alike(*names) == (number % 2 == 0)
-        assert scene.is_held_out and prompt in scene.prompts()
-
-
-def test_what_stays_without_a_word_is_read_from_the_image():
-    words = scene_of(("car", "blue"), ("cat", None)).words("a blue car left of a cat")
-    blue, car, cat = words
-
-    def after(word, *things, before=(("car", "blue"), ("cat", "red"))):
-        seen = [Seen(True, True, (), given, None) for given in (before, things)]
-        return stays(words, word, *seen)
-
-    assert after(car, ("cat", "red")) == {"noun": False, "others": True}
-    assert after(cat, ("car", "red"), ("dog", None)) == {"noun": False, "others": True}
-    assert after(blue, ("car", "red")) == {"noun": True, "colour": False, "others": False}
-    assert after(blue, ("bird", "blue"), ("cat", None))["colour"] is False
-    assert after(blue, ("car", "blue"), before=(("car", "red"), ("cat", None))) == {}
-    twice = [*words, Word("blue", "ground", -1)]
-    assert knocked_out(words) == [car, cat, blue] and knocked_out(twice) == [car, cat]
-
-
-def test_the_figures_of_records_that_were_written_are_the_same(tmp_path, rng):
-    records = Records()
-    for scene in range(5):
-        masks = rng.random((2, 8, 8)) < 0.5
-        for name in ("default", "daam"):
-            for measure, values in score(rng.random((2, 8, 8)), masks).items():
-                records.add(("set", "noun", name, measure), scene, values.round(5))
-    again = kept(tmp_path / "part.json", lambda: records)
-    assert again.figures() == records.figures()
-    assert kept(tmp_path / "part.json", lambda: pytest.fail("made twice")).figures()
-    entry = again.figures()["set"]["noun"]
-    for measure in ("fixed", "otsu", "pointing", "precision"):
-        ahead = entry["default"][measure][0] - entry["daam"][measure][0]
-        assert entry["daam"]["ahead"][measure][0] == pytest.approx(ahead)
-
-
-def test_attention_map_diffusers_is_the_last_step_of_all_layers_in_the_largest_size(subject):
-    """``_aggregate_spatial`` of its 1.0.0: the mean of a layer's heads, the mean of all layers."""
-    chosen = {name: PEERS[name] for name in ("attention-map-diffusers", "sum")}
-    asked = unseen_scenes(random_scene, 1, seed=2)
-    seen = []
-
-    def softmax(module, args, kwargs, output):
-        states = kwargs["encoder_hidden_states"]
-        if states is not None and states.shape[1] == 77:
-            query, key = module.to_q(args[0]), module.to_k(states)
-            query, key = (one.unflatten(-1, (module.heads, -1)).mT for one in (query, key))
-            scores = torch.einsum("nqdh,nkdh->nhqk", query, key) * module.scale
-            seen.append(scores.softmax(-1)[-1].mean(0))  # of the prompt, not of no prompt
-
-    layers = [one for name, one in subject.pipe.unet.named_modules() if name.endswith("attn2")]
-    hooks = [one.register_forward_hook(softmax, with_kwargs=True) for one in layers]
-    with torch.no_grad():
-        [image] = generated(subject, asked, 0, chosen)
-    for hook in hooks:
-        hook.remove()
-    total, sides = 0, [round(len(probs) ** 0.5) for probs in seen[-len(layers) :]]
-    assert len({*sides}) > 1
-    for probs, side in zip(seen[-len(layers) :], sides, strict=True):
-        maps = probs.T.reshape(1, 77, side, side)
-        total = total + torch.nn.functional.interpolate(maps, size=max(sides), mode="bilinear")[0]
-    found = image.heatmaps["attention-map-diffusers"]
-    wanted = total[list(found.columns)] / len(layers)
-    torch.testing.assert_close(found.maps, wanted.permute(1, 2, 0), atol=1e-5, rtol=1e-4)
-
-
-@pytest.mark.weekly
-def test_a_small_run_from_images_to_figures(subject):
-    records, ways = Records(), {**PEERS, **CANDIDATES}
-    for image in noised(subject, unseen_scenes(random_scene, 2, seed=1), 0, ways):
-        assert image.masks is not None and image.image.size == default_size(subject.pipe)
-        assert image.heatmaps.keys() == ways.keys()
-        read_image(image, "noised", records)
-    figures = records.figures()["noised"]
-    for name, entry in figures["noun"].items():
-        mean, low, high = entry["iou"]
-        assert 0 <= low <= mean <= high <= 1
-        if name != "default":
-            default = figures["noun"]["default"]["iou"][0]
-            assert entry["ahead"]["iou"][0] == pytest.approx(default - mean)
-
-
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A model that knows nothing and a checker that does not either."""
@@ -299,7 +177,6 @@ def given(folder):
     return [part for name, path in paths.items() for part in (name, str(folder / path))]
 
 
-@pytest.mark.weekly
 def test_the_command_measures_a_folder_and_goes_on_where_it_stopped(folder, tmp_path, capsys):
     few = ["--scenes", "2", "--inverted", "1", "--causes", "1", "--pairs", "2"]
     asked = [*given(folder), *few, "--out", str(tmp_path)]
@@ -317,18 +194,3 @@ def test_the_command_measures_a_folder_and_goes_on_where_it_stopped(folder, tmp_
     assert parts == {path: path.stat().st_mtime_ns for path in parts}
     with pytest.raises(SystemExit, match="--work"):
         evaluate_heatmaps.main([*asked, "--seed", "1"])
-
-
-@pytest.mark.weekly
-def test_the_command_tells_what_must_hold_and_draws_a_sheet(folder, tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(evaluate_demo_model, "SHEET", (1, 2))
-    work, out = str(tmp_path / "parts"), tmp_path / "out.json"
-    asked = [*given(folder), "--work", work, "--prompts", "2", "--out", str(out)]
-    evaluate_demo_model.main(asked)
-    told = capsys.readouterr().out
-    assert "objects: 0.0%, at least 80% MISSED" in told
-    report = json.loads(out.read_text())
-    assert report["figures"]["all"]["image"]["default"]["n"] == 4  # two seeds
-    assert len(report["wrong"]) == 2
-    evaluate_demo_model.main([*asked, "--sheet", str(tmp_path / "sheet.png")])
-    assert (tmp_path / "sheet.png").stat().st_size > 5000

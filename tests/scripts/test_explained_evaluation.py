@@ -5,30 +5,10 @@ import math
 
 import pytest
 import torch
-from helpers.transformer_rows import sd3
 
-from scripts.evaluation.evaluate_explained import PARTS, SEVERAL, explained
-from scripts.evaluation.images import composed, unseen_scenes
-from scripts.evaluation.seeing import Subject, see_shapes
 from scripts.evaluation.solvers import SOLVERS, euler, rf_solver
-from scripts.scenes.shapes import random_scene
-from sdattn import explain
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.mark.weekly
-def test_the_maps_at_several_timesteps_are_those_of_explain():
-    pipe, asked = sd3(t5=False), unseen_scenes(random_scene, 2, seed=5)
-    subject = Subject(pipe, {}, random_scene, see_shapes)
-    found = list(explained(subject, asked, 0, inverts=False))
-    prompts = [prompt for _, _, prompt in asked]
-    images = composed(pipe, asked)
-    for parts, name in ((SEVERAL[0], "mean of 0.05, 0.15, 0.25"), (PARTS[2:3], "at 0.1")):
-        chosen = [round(1000 * part) for part in parts]
-        run = explain(pipe, images, prompts, timesteps=chosen, preset="columns")
-        for image, own in zip(found, run.heatmaps, strict=True):
-            torch.testing.assert_close(image.heatmaps[name].maps, own.maps)
 
 
 def falling(x, sigma):

@@ -49,11 +49,6 @@ def test_one_that_is_too_old_is_passed_over(folder, version):
     assert find(folder) == (0, "python3.12", "")
 
 
-def test_a_newer_one_than_any_that_was_tried_is_taken(folder):
-    put(folder, "python3", "3.14")
-    assert find(folder) == (0, "python3", "")
-
-
 def test_the_one_that_is_named_is_taken_and_no_other(folder, tmp_path_factory):
     put(folder, "python3")
     elsewhere = tmp_path_factory.mktemp("a folder")

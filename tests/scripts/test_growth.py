@@ -8,7 +8,7 @@ import pytest
 
 from scripts.benchmarks import bench_growth
 from scripts.benchmarks.bench_growth import THEORY, VALUES, WAYS, growth, measure, slope
-from scripts.benchmarks.growth_layers import Shape, video_bytes
+from scripts.benchmarks.growth_layers import Shape
 from sdattn.keep.running_sums import RunningSum
 
 TINY = Shape(side=64, tokens=8, images=2)
@@ -40,13 +40,7 @@ def test_exponents_are_those_of_power_laws():
     assert found["theory"] == {"watching": 1, "held": 1}
 
 
-def test_a_video_of_81_frames_is_what_the_page_says():
-    held = video_bytes()
-    assert held["default"] == 40 * 21 * 45 * 80 * 512 * 4
-    assert held["ten columns"] == held["default"] * 10 / 512
-
-
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_tables_json_and_plot_are_written(tmp_path, monkeypatch, capsys):
     paths = [str(tmp_path / name) for name in ("growth.json", "growth.png")]
     arguments = ["--quick", "--axes", "images", "--out", paths[0], "--plot", paths[1]]

@@ -57,7 +57,7 @@ def test_an_entry_that_does_not_fit_is_an_error(monkeypatch, capsys, change, tol
 TESTS = {
     "whole": "from sdattn.keep.sums import total\n\ndef test(): assert total([1, 2]) == 3\n",
     "blind": "def test(): pass\n",
-    "weekly": "import pytest\n\n@pytest.mark.weekly\ndef test(): assert False\n",
+    "slow": "import pytest\n\n@pytest.mark.slow\ndef test(): assert False\n",
 }
 
 
@@ -69,7 +69,7 @@ def checkout(tmp_path):
     (tmp_path / "sdattn/keep/sums.py").write_text("def total(given):\n    return sum(given)\n")
     for name, text in TESTS.items():
         (tmp_path / f"tests/keep/test_{name}.py").write_text(text)
-    options = "[pytest]\nmarkers = weekly\npythonpath = .\n"
+    options = "[pytest]\nmarkers =\n  slow\n  chosen\npythonpath = .\n"
     (tmp_path / "pytest.ini").write_text(options)
     return tmp_path
 
@@ -91,8 +91,8 @@ def test_a_fault_is_found_or_survives_and_the_file_is_put_back(checkout, tests, 
 
 @pytest.mark.slow
 def test_tests_that_do_not_run_find_nothing(checkout):
-    fault = Fault("keep/sums.py", "sum(given)", "max(given)", "none", ("keep/test_weekly.py",))
-    with pytest.raises(ValueError, match="could not run tests/keep/test_weekly.py: .*deselected"):
+    fault = Fault("keep/sums.py", "sum(given)", "max(given)", "none", ("keep/test_slow.py",))
+    with pytest.raises(ValueError, match="could not run tests/keep/test_slow.py: .*deselected"):
         try_fault(checkout, fault)
 
 

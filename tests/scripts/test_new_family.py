@@ -11,7 +11,7 @@ from helpers.joint_models import MODELS, inputs
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import pixart, sana
 
-from scripts.new_family import draft_family, folded, main
+from scripts.new_family import draft_family, main
 from scripts.trial_call import trial_call
 from sdattn import capture
 from sdattn.models import register, unregister
@@ -209,22 +209,6 @@ def test_a_draft_says_what_it_could_not_find_out():
     assert "it is not of diffusers" in draft.not_known[0]
 
 
-def test_text_alone_and_modules_without_processors_are_named():
-    """Mochi's layers hold processors, which attend a row at a time, so that no row can be compared
-    with another; the pooler of the text holds none."""
-    draft = draft_family(
-        diffusers.MochiTransformer3DModel(
-            **BLOCKS, in_channels=4, text_embed_dim=16, pooled_projection_dim=8, time_embed_dim=4
-        )
-    )
-    counts = {one.pattern: one.count for one in draft.layers}
-    assert counts == {"time_embed.pooler": 0, "transformer_blocks.*.attn1": 3}
-    for one in draft.layers:
-        assert one.kind is None
-        assert ("it holds no processor, so sdattn cannot" in one.said) == (not one.count)
-    assert f"{11 + 6 * 4 * 6} of a single row" in draft.text
-
-
 def test_a_model_is_neither_called_nor_changed_and_may_have_no_weights():
     with torch.device("meta"):
         model = cogvideox()
@@ -235,23 +219,6 @@ def test_a_model_is_neither_called_nor_changed_and_may_have_no_weights():
     assert all(one is other for one, other in zip(model.modules(), held, strict=True))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in held)
     assert draft.layers[0].said == "queries: 11 text, 144 image; keys: 11 text, 144 image"
-
-
-def test_a_model_too_wide_for_its_values_gets_fewer_heads():
-    with torch.device("meta"):
-        model = diffusers.Flux2Transformer2DModel()  # two of its blocks: 4e9 parameters
-    draft = draft_family(model)
-    assert {one.pattern: (one.count, one.kind) for one in draft.layers} == {
-        "transformer_blocks.*.attn": (8, "joint"),
-        "single_transformer_blocks.*.attn": (48, "joint"),
-    }
-    assert draft.joined == "text first"
-
-
-def test_paths_are_folded_at_numbers_alone():
-    assert folded("down_blocks.0.attentions.1.attn2") == "down_blocks.*.attentions.*.attn2"
-    assert folded("blocks.10.attn1.to_out.0") == "blocks.*.attn1.to_out.*"
-    assert folded("0.attn") == "*.attn"
 
 
 @pytest.mark.slow

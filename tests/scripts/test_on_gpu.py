@@ -10,10 +10,6 @@ from pathlib import Path
 import pytest
 import torch
 
-from scripts.benchmarks.models import make_bench
-from scripts.benchmarks.ways import capture
-from sdattn.models.layers import find_layers
-
 SCRIPT = Path(__file__).parents[2] / "scripts" / "on_gpu"
 
 
@@ -26,7 +22,7 @@ def script():
     return module
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU: run the script itself")
 def test_it_runs_on_a_machine_without_one(tmp_path):
     done = subprocess.run(
@@ -45,7 +41,7 @@ def test_it_runs_on_a_machine_without_one(tmp_path):
     assert "| capture-float32 | the demo model" in table and table in done.stdout
 
 
-@pytest.mark.weekly
+@pytest.mark.slow
 def test_a_part_that_fails_or_takes_too_long_does_not_end_the_others(
     script, tmp_path, monkeypatch, capsys
 ):
@@ -68,24 +64,3 @@ def test_a_part_that_fails_or_takes_too_long_does_not_end_the_others(
     assert found["parts"]["long"].startswith("stopped after 1 s")
     assert found["parts"]["right"].startswith("done") and found["right"] == {"models": {}}
     assert "no such model" in capsys.readouterr().out
-
-
-def test_ratios_are_taken_round_by_round(script):
-    assert script.ratio([2.0, 6.0, 4.0], [1.0, 2.0, 1.0]) == "3.000 (2.000 to 4.000)"
-    assert script.ratio([3.0], [2.0]) == "1.500 (1.500 to 1.500)"
-
-
-@pytest.mark.weekly
-@pytest.mark.parametrize(("name", "count"), [("sd15", 16), ("sdxl", 70), ("sd3", 24), ("flux", 57)])
-def test_models_are_those_of_the_real_size(name, count):
-    """On torch's meta device, where nothing is computed."""
-    bench = make_bench(name, 1, "meta", torch.float16, whole=True)
-    assert {one.device.type for one in bench.model.parameters()} == {"meta"}
-    assert {one.dtype for one in bench.model.parameters()} == {torch.float16}
-    if name == "flux":  # its grid is read off the ids of the first call, which have no values here
-        layers = find_layers(bench.model)
-        assert len([layer for layer in layers if layer.kind == "joint"]) == count
-        return
-    with torch.no_grad(), capture(bench.pipe) as store:
-        bench.call()
-    assert len(store.maps) == count

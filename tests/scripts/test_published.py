@@ -1,15 +1,11 @@
 """Published protocols: scores against scikit-learn and by hand, folders of each data set's form."""
 
 import json
-import math
-from types import SimpleNamespace
 
 import h5py
 import numpy as np
 import pytest
-import torch
 from helpers.tiny_pipelines import make_pipeline
-from helpers.tiny_tokenizers import tiny_tokenizer
 from PIL import Image
 from sklearn.metrics import accuracy_score, average_precision_score, confusion_matrix, jaccard_score
 
@@ -18,13 +14,8 @@ from scripts.evaluation.published import data, protocols
 from scripts.evaluation.published.scores import (
     IGNORED,
     Confusion,
-    Labelled,
     ap_of_both,
-    iou,
-    iou_interval,
 )
-from sdattn import Heatmaps, explain, read_prompt
-from sdattn.models.facts import default_size
 
 pytestmark = pytest.mark.slow
 
@@ -53,27 +44,6 @@ def test_ious_are_those_of_scikit_learn_over_the_whole_data_set():
     assert counts.accuracy == pytest.approx(accuracy_score(truth, found))
 
 
-def test_of_two_classes_the_printed_number_is_no_mean_iou():
-    counts = Labelled()
-    truth = np.array([[1, 1, 0, 0], [0, 0, 0, IGNORED]], dtype=np.uint8)
-    found = np.array([[1, 0, 1, 0], [0, 0, 0, 1]], dtype=np.uint8)
-    counts.add(found, truth)
-    # foreground 1 of 3, background 4 of 6, right 5 of 7
-    assert counts.ious == pytest.approx([4 / 6, 1 / 3])
-    assert counts.mean_iou == pytest.approx(1 / 2)
-    assert counts.accuracy == pytest.approx(5 / 7)
-    assert counts.printed_iou == pytest.approx((5 / 7) / (2 - 5 / 7)) == pytest.approx(5 / 9)
-
-
-@pytest.mark.parametrize(("accuracy", "printed"), [(83.1, 71.0), (78.5, 64.6), (64.5, 47.6)])
-def test_the_printed_numbers_of_the_paper_follow_from_accuracies(accuracy, printed):
-    right = round(accuracy * 10)
-    counts = Labelled()
-    counts.add(np.ones((1, right), np.uint8), np.ones((1, right), np.uint8))
-    counts.add(np.zeros((1, 1000 - right), np.uint8), np.ones((1, 1000 - right), np.uint8))
-    assert 100 * counts.printed_iou == pytest.approx(printed, abs=0.15)
-
-
 def test_precision_is_that_of_scikit_learn_over_both_classes():
     truth, values = labels(2), RNG.random((12, 9)).round(1)  # with ties
     truth[0, :3] = IGNORED
@@ -82,21 +52,6 @@ def test_precision_is_that_of_scikit_learn_over_both_classes():
     both = np.stack([1 - scaled, scaled])[:, known].ravel()
     hot = np.stack([truth == 0, truth == 1])[:, known].ravel()
     assert ap_of_both(values, truth) == pytest.approx(average_precision_score(hot, both))
-
-
-def test_single_ious_and_their_interval():
-    a, b = np.array([[True, True, False]]), np.array([[False, True, True]])
-    assert iou(a, b) == 1 / 3 and iou(a, a) == 1 and iou(a, ~a) == 0
-    assert iou(a & False, b & False) == 1
-    mean, half = iou_interval([0.2, 0.4, 0.9])
-    spread = math.sqrt(((0.3**2) + (0.1**2) + (0.4**2)) / 2)
-    assert (mean, half) == pytest.approx((0.5, 1.96 * spread / math.sqrt(3)))
-    assert math.isnan(iou_interval([0.3])[1])
-
-
-def test_labels_of_another_size_are_refused():
-    with pytest.raises(ValueError, match=r"\(2, 2\) against a truth of \(3, 3\)"):
-        Labelled().add(np.zeros((2, 2), np.uint8), np.zeros((3, 3), np.uint8))
 
 
 # Folders
@@ -161,35 +116,6 @@ def daam(folder):
             Image.fromarray(alpha).save(folder / number / f"{word}.gt.png")
 
 
-def test_imagenet_segmentation_is_read(tmp_path):
-    imagenet(tmp_path)
-    first, second = data.imagenet_seg(tmp_path)
-    assert (first.words, second.words) == ({1: "cat"}, {1: "dog"})
-    assert (np.array(second.image) == new_image(1)).all() and (second.truth == truth_of(1)).all()
-    (tmp_path / "LOC_synset_mapping.txt").write_text("n1 cat\n")
-    with pytest.raises(KeyError, match="n02121620_1 is of n02121620"):
-        next(data.imagenet_seg(tmp_path))
-
-
-def test_voc_is_read(tmp_path):
-    voc(tmp_path)
-    first, second = data.voc(tmp_path)
-    assert (first.words, second.words) == ({12: "dog"}, {8: "cat", 12: "dog"})
-    assert second.truth[17, 0] == IGNORED and second.truth[0, 0] == 12 and second.truth[6, 12] == 8
-    assert len(data.VOC_CLASSES) == 21 and data.VOC_CLASSES[20] == "tv monitor"
-
-
-def test_coco_gen_is_read(tmp_path):
-    daam(tmp_path)
-    twelve, seven = data.coco_gen(tmp_path)
-    assert (twelve.prompt, twelve.seed, [*twelve.masks]) == (
-        "a red dog and a cat",
-        3,
-        ["cat", "dog"],
-    )
-    assert seven.masks["cat"].sum() == 20 * 22 and twelve.masks["dog"][10:, 8].sum() == 10
-
-
 @pytest.mark.parametrize("protocol", evaluate_published.PROTOCOLS)
 def test_a_folder_that_is_not_the_data_set_is_refused(protocol, tmp_path):
     with pytest.raises(FileNotFoundError, match="Pass the"):
@@ -234,7 +160,6 @@ def test_right_maps_are_right_under_each_protocol(tmp_path):
     ("protocol", "write"),
     [("imagenet-seg", imagenet), ("voc-single", voc), ("voc-multi", voc), ("coco-gen", daam)],
 )
-@pytest.mark.weekly
 def test_the_command_measures_a_folder(protocol, write, tmp_path, capsys):
     make_pipeline().save_pretrained(tmp_path / "model")
     (tmp_path / "data").mkdir()
@@ -251,37 +176,3 @@ def test_the_command_measures_a_folder(protocol, write, tmp_path, capsys):
     else:
         assert 0 <= figures["mean IoU"] < figures["accuracy"] < 1
     assert f"| {protocol}, {tmp_path / 'model'}, default |" in capsys.readouterr().out
-
-
-@pytest.mark.parametrize("swapped", [False, True])
-def test_drawn_words_are_scored_by_themselves_and_by_the_best_map(swapped, tmp_path, monkeypatch):
-    daam(tmp_path)
-    drawing = next(data.coco_gen(tmp_path))
-    cat, dog = (torch.from_numpy(one).float() for one in drawing.masks.values())
-    maps = torch.stack([dog, cat] if not swapped else [cat, dog], dim=-1)
-    prompt = read_prompt(tiny_tokenizer(), drawing.prompt)
-    columns = [prompt.find(word)[0][0] for word in ("dog", "cat")]
-    heatmaps, seeds = Heatmaps(prompt, maps, columns), []
-
-    def generate(_pipe, text, *, seed, **_ways):
-        seeds.append((text, seed))
-        return [SimpleNamespace(heatmaps=heatmaps)]
-
-    monkeypatch.setattr("sdattn.generate", generate)
-    found = protocols.coco_gen([drawing], protocols.Maps(None))
-    assert seeds == [("a red dog and a cat", 3)]
-    other = int((dog * cat).sum()) / int(((dog + cat) > 0).sum())
-    assert found["IoU, labelled, above 0.4"] == pytest.approx(other if swapped else 1)
-    assert found["IoU, unlabelled, above 0.4"] == found["IoU, assigned, above 0.4"] == 1
-
-
-@pytest.mark.weekly
-def test_maps_are_the_mean_over_the_papers_seeds():
-    pipe, image = make_pipeline(), Image.fromarray(new_image(1, (64, 64)))
-    found = protocols.Maps(pipe, 2, preset="sum").of(image, "a red cat", ["cat", "red"])
-    height, width = default_size(pipe)
-    square = image.resize((width, height), Image.Resampling.BICUBIC)
-    runs = [explain(pipe, square, "a red cat", seed=seed, preset="sum")[0] for seed in (4, 5)]
-    for i, word in enumerate(("cat", "red")):
-        expected = (np.asarray(runs[0].heatmaps[word]) + np.asarray(runs[1].heatmaps[word])) / 2
-        np.testing.assert_allclose(found[i], expected, rtol=1e-5)

@@ -1,99 +1,16 @@
-"""How the demo model is trained: the states by which a prompt is read, runs taken up again."""
+"""How the demo model is trained: runs that are taken up again, and what is recorded of them."""
 
 import argparse
 import json
-import re
-from functools import partial
 
-import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
-from helpers import training_process
-from helpers.forks import fork
-from helpers.starts import write_start
 from torch import nn
-from transformers import CLIPTokenizer
 
-from scripts.scenes.shapes import COLOURS, SHAPES
-from scripts.training import autoencoder, fit, record, train_demo_model
-from scripts.training.autoencoder import vae_psnr
-from scripts.training.data import TOKENS, make_scenes, make_tokenizer, token_ids
+from scripts.training import fit, record
 from scripts.training.fit import Fit, note
-from scripts.training.losses import captions, split, text_states
-from scripts.training.models import new_text_encoder
-from scripts.training.train_demo_model import train_from
 
 pytestmark = pytest.mark.slow
-
-
-@pytest.fixture(autouse=True)
-def few_unseen_scenes(monkeypatch):
-    """How well images come back is told of four scenes, not of hundreds, which take seconds."""
-    few = partial(vae_psnr, count=4)
-    monkeypatch.setattr(train_demo_model, "vae_psnr", few)
-    monkeypatch.setattr(autoencoder, "vae_psnr", lambda vae, seed, count: few(vae, seed))
-
-
-@pytest.fixture(scope="module")
-def scenes():
-    return make_scenes(3, 400)
-
-
-@pytest.fixture(scope="module")
-def encoder(scenes):
-    tokenizer = make_tokenizer(scenes)
-    torch.manual_seed(0)
-    return new_text_encoder(tokenizer).eval(), tokenizer
-
-
-def columns(tokenizer, prompt):
-    """The token columns of each word, from the tokenizer's own spans."""
-    read = tokenizer(prompt, return_offsets_mapping=True, add_special_tokens=False)
-    spans = read["offset_mapping"]
-    words = [match.span() for match in re.finditer(r"\w+|,", prompt)]
-    return [
-        [1 + i for i, (start, end) in enumerate(spans) if first <= start and end <= last]
-        for first, last in words
-    ]
-
-
-@torch.no_grad()
-def states(encoder, prompt):
-    text, tokenizer = encoder
-    ids = tokenizer(prompt, padding="max_length", max_length=TOKENS, return_tensors="pt").input_ids
-    return text(ids).last_hidden_state[0]
-
-
-def mistaken_captions(scenes, seed, count):
-    said = captions(np.random.default_rng(seed), scenes, torch.arange(count), (0, 0, 1))
-    return [one for one in said if one.prompt], sum(one.prompt == "" for one in said)
-
-
-@pytest.mark.weekly
-def test_each_word_is_relied_on_for_what_it_says_itself(scenes, encoder):
-    """Colours know the scene, shapes a scene of other colours, all else one of other shapes too."""
-    said, _ = mistaken_captions(scenes, 0, 80)
-    with torch.no_grad():
-        found = text_states(*encoder, said)
-    own = set()
-    for caption, one in zip(said, found, strict=True):
-        texts = (caption.prompt, *caption.mistaken)
-        read, last = [states(encoder, text) for text in texts], len(texts) - 1
-        places = [columns(encoder[1], text) for text in texts]
-        words = [split(text) for text in texts]
-        for i, word in enumerate(words[0]):
-            if last == 2:  # mistaken about all objects
-                source = 0 if word in COLOURS else 1 if word in SHAPES else 2
-            else:
-                changed = word != words[1][i] and word not in ("a", "an")
-                source = 0 if changed else 1
-            there = places[source][i]
-            torch.testing.assert_close(one[places[0][i]], read[source][there], atol=2e-5, rtol=1e-4)
-            own |= {word} if source == 0 else set()
-        ends = [at[-1][-1] + 1 for at in places]
-        torch.testing.assert_close(one[ends[0]], read[last][ends[last]], atol=2e-5, rtol=1e-4)
-    assert own == {*COLOURS, *SHAPES}  # "turquoise", of more pieces, and "an" orange one too
 
 
 def small_fit(work, steps, loss_of=None):
@@ -128,41 +45,9 @@ def test_a_run_that_was_interrupted_ends_as_if_it_had_not_been(tmp_path, monkeyp
     assert not list(broken.glob("*.new"))
 
 
-@pytest.mark.weekly
-def test_processes_that_began_apart_train_the_same_network(tmp_path):
-    processes = [fork(training_process.train, rank, tmp_path) for rank in (0, 1)]
-    for process in processes:
-        process.join(120)
-        assert process.exitcode == 0
-    ends = [torch.load(tmp_path / f"end-{rank}.pt") for rank in (0, 1)]
-    for name in ends[0]:
-        assert torch.equal(ends[0][name], ends[1][name])
-
-
 def settings(tmp_path, **changes):
     made = {"seed": 1, "chunks": 2, "start": None, "out": tmp_path / "out", "work": tmp_path}
     return argparse.Namespace(**{**made, "snapshot": False, **changes})
-
-
-@pytest.mark.weekly
-def test_the_steps_of_a_stage_can_be_changed_until_its_learning_rate_falls(tmp_path):
-    record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=10))
-    torch.save({"step": 6, "seconds": 1.0}, tmp_path / "vae.pt")
-    record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=5))
-    run = json.loads((tmp_path / "run.json").read_text())
-    assert run["settings"]["refine_steps"] == 5
-    assert [one["settings_before"] for one in run["sittings"]] == [{}, {"refine_steps": 10}]
-    torch.save({"step": 1, "seconds": 1.0}, tmp_path / "refine.pt")
-    record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=11))
-    torch.save({"step": 3, "seconds": 1.0}, tmp_path / "refine.pt")  # three tenths of 10
-    record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=10))
-    with pytest.raises(SystemExit, match="Pass the same options"):
-        record.begin_sitting(tmp_path, settings(tmp_path, vae_steps=6, refine_steps=9))
-    run = json.loads((tmp_path / "run.json").read_text())
-    for other in ({"vae_steps": 7}, {"vae_steps": 6, "seed": 2}, {}):
-        with pytest.raises(SystemExit, match="Pass the same options"):
-            record.begin_sitting(tmp_path, settings(tmp_path, refine_steps=10, **other))
-    assert json.loads((tmp_path / "run.json").read_text()) == run
 
 
 def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
@@ -197,26 +82,3 @@ def test_a_run_is_recorded_and_not_mixed_with_another(tmp_path):
     (out / "vae" / "w.safetensors").write_bytes(b"abd")
     with pytest.raises(SystemExit, match="Pass the same options"):
         record.begin_sitting(after, settings(after, start=out))
-
-
-def drawn(seed, count):
-    images = np.stack([scene.draw(128) for scene in make_scenes(seed, count)])
-    return torch.from_numpy(images).permute(0, 3, 1, 2).contiguous()
-
-
-@pytest.mark.weekly
-def test_a_run_that_begins_with_a_model_reads_as_that_one_does(tmp_path):
-    """Whatever its own scenes are: a tokenizer that is made of them can have other ids."""
-    scenes = make_scenes(9, 400)
-    start = write_start(tmp_path / "start")
-    made = train_from(settings(tmp_path, start=start, refine_steps=0), scenes, drawn(9, 4))
-    before = StableDiffusionPipeline.from_pretrained(start, dtype=torch.float32)
-    kept = CLIPTokenizer.from_pretrained(tmp_path / "tokenizer")
-    prompts = [said for scene in make_scenes(8, 40) for said in scene.prompts()]
-    ids = before.tokenizer(prompts)["input_ids"]
-    assert made.tokenizer(prompts)["input_ids"] == kept(prompts)["input_ids"] == ids
-    assert make_tokenizer(scenes)(prompts)["input_ids"] != ids
-    with torch.no_grad():
-        given = token_ids(before.tokenizer, prompts[:2])
-        states = [one.text_encoder(given).last_hidden_state for one in (before, made)]
-    assert torch.equal(*states)

@@ -1,8 +1,7 @@
-"""How the small MM-DiT is trained: what it reads, what it learns from, runs taken up again."""
+"""How the small MM-DiT is trained: what it learns from, and what a checkpoint is."""
 
 import argparse
 import json
-from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -10,11 +9,8 @@ import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, StableDiffusion3Pipeline
 from safetensors.torch import load_file
 
-from scripts.evaluation.evaluate_demo_model import draw
-from scripts.evaluation.images import unseen_scenes
-from scripts.evaluation.seeing import own_settings, subject_of
-from scripts.training import data, fit, mmdit, train_demo_mmdit
-from scripts.training.data import TOKENS, all_scenes, token_ids
+from scripts.evaluation.seeing import own_settings
+from scripts.training import data, mmdit, train_demo_mmdit
 from scripts.training.losses import Caption
 from scripts.training.mmdit import (
     ZEROS,
@@ -23,7 +19,6 @@ from scripts.training.mmdit import (
     joint_states,
     new_transformer,
     parts_of,
-    scene_latents,
     snapshot,
 )
 from sdattn.models.demos import DEMOS
@@ -33,39 +28,6 @@ START = DEMOS["demo-mmdit"]
 PROMPTS = ["a red circle left of a blue square", "an orange star", ""]
 SCENES = 60  # of a chunk
 SMALL = partial(new_transformer, blocks=2, heads=2, head_width=16)
-
-
-@pytest.fixture(scope="module")
-def parts():
-    return parts_of(START)
-
-
-@pytest.fixture
-def pipe(parts):
-    torch.manual_seed(0)
-    return assemble(*parts, SMALL())
-
-
-@torch.no_grad()
-def test_it_reads_what_was_said_before_each_word_beside_the_words_alone(pipe, parts):
-    said = joint_states(pipe, [Caption(prompt, 0, ()) for prompt in PROMPTS])
-    assert said.shape == (3, TOKENS + ZEROS, 256)
-    _, text, tokenizer = parts
-    ids = token_ids(tokenizer, PROMPTS)
-    weights = text.state_dict()
-    token, place = (
-        next(value for name, value in weights.items() if f"{kind}_embedding.weight" in name)
-        for kind in ("token", "position")
-    )
-    torch.testing.assert_close(said[:, :TOKENS, 128:], token[ids] + place[:TOKENS])
-    text_of, seen = getattr(text, "text_model", text), []
-    hook = text_of.encoder.layers[-1].register_forward_pre_hook(
-        lambda _, args, kwargs: seen.append((*args, *kwargs.values())[0]), with_kwargs=True
-    )
-    text(ids)
-    hook.remove()
-    torch.testing.assert_close(said[:, :TOKENS, :128], seen[0], atol=1e-4, rtol=1e-4)
-    assert not said[:, TOKENS:].any()
 
 
 def test_it_learns_the_way_that_the_scheduler_walks():
@@ -96,20 +58,6 @@ def test_it_learns_the_way_that_the_scheduler_walks():
         torch.testing.assert_close(back, latents[row], atol=1e-5, rtol=1e-5)
 
 
-def test_latents_are_of_the_scenes_and_worked_out_once(parts, tmp_path, monkeypatch):
-    vae, real = parts[0], data.make_scenes
-    monkeypatch.setattr(data, "make_scenes", lambda seed, **how: real(seed, count=3, **how))
-    drawn = torch.stack(
-        [torch.from_numpy(scene.draw(128)).permute(2, 0, 1) for scene in all_scenes(1, 2)]
-    )
-    latents = scene_latents(vae, 1, 2, tmp_path)
-    with torch.no_grad():
-        wanted = vae.encode(drawn.float() / 127.5 - 1).latent_dist.mode()
-    torch.testing.assert_close(latents, wanted, atol=1e-4, rtol=1e-4)
-    monkeypatch.setattr(mmdit, "draw_scenes", None)  # what is kept is not drawn again
-    assert torch.equal(scene_latents(vae, 1, 2, tmp_path), latents)
-
-
 @pytest.fixture
 def small(monkeypatch):
     """A transformer of a few weights, few scenes, three a batch, two images of two steps."""
@@ -136,28 +84,6 @@ def trained(work, steps, **options):
     return torch.load(work / "mmdit.pt")
 
 
-@pytest.mark.weekly
-def test_processes_share_the_batch_that_one_alone_would_see(small, tmp_path, monkeypatch):
-    seen = []
-
-    def heard(transformer, *given):
-        seen.append(given)
-        return flow_loss(transformer, *given)
-
-    latents = torch.randn(SCENES, 4, 16, 16)
-    monkeypatch.setattr(train_demo_mmdit, "scene_latents", lambda *_: latents)
-    monkeypatch.setattr(mmdit, "flow_loss", heard)
-    for rank, world in ((0, 1), (0, 2), (1, 2)):
-        monkeypatch.setattr(mmdit, "rank", lambda rank=rank: rank)
-        monkeypatch.setattr(mmdit, "world", lambda world=world: world)
-        trained(tmp_path / f"{rank}-of-{world}", 1)
-    whole, *parts = (seen[i] for i in range(0, len(seen), len(seen) // 3))
-    for alone, even, odd in zip(whole, *parts, strict=True):
-        assert torch.equal(alone[1:2], odd)
-        torch.testing.assert_close(alone[::2], even, atol=1e-4, rtol=1e-4)  # states, batched
-
-
-@pytest.mark.weekly
 def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_path, invoke):
     kept = trained(tmp_path / "run", 2)
     out = tmp_path / "snapshot"
@@ -185,29 +111,3 @@ def test_what_a_checkpoint_holds_is_a_pipeline_that_can_be_watched(small, tmp_pa
     assert len(run["sha256"]) == 4
     with pytest.raises(SystemExit, match="no mmdit.pt yet"):
         snapshot(tmp_path, START)
-
-
-@pytest.mark.weekly
-def test_it_is_evaluated_with_the_settings_beside_its_weights(small, tmp_path):
-    trained(tmp_path / "run", 1)
-    model, lengths = tmp_path / "run" / "model", set()
-    subject = subject_of(str(model), tmp_path / "no checker of sprites")
-    assert subject.settings == own_settings(model)
-    subject = replace(subject, settings={**subject.settings, "num_inference_steps": 2})
-    subject.pipe.transformer.register_forward_pre_hook(
-        lambda _, args, given: lengths.add(given["encoder_hidden_states"].shape[1]),
-        with_kwargs=True,
-    )
-    asked = unseen_scenes(subject.make, 2, seed=3)
-    images = [sample.image for sample in draw(subject, asked, 0, "default")]
-    assert len(images) == 2 and images[0].size == (128, 128)
-    assert lengths == {TOKENS + ZEROS}
-
-
-@pytest.mark.gpu
-def test_it_trains_on_a_gpu_and_goes_on_without(small, tmp_path, monkeypatch):
-    monkeypatch.setattr(fit, "CHECKPOINT_SECONDS", -1.0)
-    trained(tmp_path / "run", 4, device="cuda")
-    torch.save({**torch.load(tmp_path / "run" / "mmdit.pt"), "step": 3}, tmp_path / "run/mmdit.pt")
-    there = trained(tmp_path / "run", 4, device="cpu")
-    assert there["step"] == 4

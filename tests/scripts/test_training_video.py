@@ -1,34 +1,17 @@
 """How the motion modules of the video demo are trained: what they begin as, what they learn from,
 what is written."""
 
-import argparse
-import json
-from functools import partial
-
-import numpy as np
 import pytest
 import torch
-from diffusers import StableDiffusionPipeline
-from safetensors.torch import load_file, save_file
 
-from scripts.training import motion, train_demo_video
-from scripts.training.lent import leave_out_what_is_lent
 from scripts.training.motion import (
-    FRAMES,
-    adapter_of,
     assemble,
-    draw_videos,
-    make_videos,
     new_adapter,
-    snapshot,
-    video_latents,
     video_loss,
 )
-from sdattn.loading.pipelines import LENT, load_pipeline
 from sdattn.models import demos
 
 pytestmark = pytest.mark.slow
-VIDEOS = 6  # of a chunk
 CHANNELS, TOKENS, WIDTH = 16, 77, 128  # of the demo's latents and texts
 
 
@@ -38,39 +21,6 @@ def pipe():
     return assemble(demos.DEMO, new_adapter())
 
 
-@pytest.fixture
-def few(monkeypatch):
-    """Few videos, one drawn to look at, in two steps."""
-    monkeypatch.setattr(motion, "VIDEOS_A_CHUNK", VIDEOS)
-    monkeypatch.setattr(motion, "report_videos", partial(motion.report_videos, count=1))
-    monkeypatch.setattr(motion, "SETTINGS", {**motion.SETTINGS, "num_inference_steps": 2})
-    monkeypatch.setattr(torch, "set_num_threads", lambda count: None)  # a run takes all cores
-
-
-def trained(work):
-    """A run of the script, one step of two videos; their latents are given."""
-    work.mkdir()
-    torch.manual_seed(5)
-    torch.save(torch.randn(VIDEOS, CHANNELS, FRAMES, 16, 16), work / "latents.pt")
-    args = {"work": work, "out": work / "model", "start": demos.DEMO, "seed": 1, "chunks": 1}
-    args |= {"motion_steps": 1, "batch": 2, "device": "cpu", "processes": 1}
-    train_demo_video.run(argparse.Namespace(**args, snapshot=False, lean=False))
-    return torch.load(work / "motion.pt")
-
-
-@torch.no_grad()
-@pytest.mark.weekly
-def test_a_video_begins_as_images_of_the_model(pipe):
-    noisy, states = torch.randn(2, CHANNELS, 3, 16, 16), torch.randn(2, TOKENS, WIDTH)
-    made = pipe.unet(noisy, torch.tensor([700, 30]), states.repeat_interleave(3, 0)).sample
-    images = StableDiffusionPipeline.from_pretrained(demos.DEMO, dtype=torch.float32)
-    for video, time in enumerate((700, 30)):
-        for frame in range(3):
-            alone = images.unet(noisy[video, None, :, frame], time, states[video, None]).sample
-            torch.testing.assert_close(made[video, None, :, frame], alone, atol=1e-5, rtol=1e-5)
-
-
-@pytest.mark.weekly
 def test_it_learns_the_velocity_of_every_frame(pipe):
     """Against the formula written out: x_t = sqrt(a) x + sqrt(1 - a) e, v = sqrt(a) e -
     sqrt(1 - a) x, a video each its own time."""
@@ -90,56 +40,3 @@ def test_it_learns_the_velocity_of_every_frame(pipe):
     with torch.no_grad():
         found = pipe.unet(noisy, times, frames).sample.double()
     torch.testing.assert_close(loss.double(), (found - velocity).square().mean())
-
-
-@pytest.mark.weekly
-def test_latents_are_of_the_frames_in_their_order(few, pipe, tmp_path):
-    latents = video_latents(pipe.vae, 3, 1, tmp_path)
-    assert latents.shape == (VIDEOS, CHANNELS, FRAMES, 16, 16)
-    video = make_videos(3_000_000)[4]
-    frame = torch.from_numpy(video.draw(128)[5]).permute(2, 0, 1)
-    assert np.array_equal(draw_videos(3_000_000)[4 * FRAMES + 5], frame)
-    with torch.no_grad():
-        wanted = pipe.vae.encode(frame[None] / 127.5 - 1).latent_dist.mode()[0]
-    torch.testing.assert_close(latents[4, :, 5], wanted, atol=1e-4, rtol=1e-4)
-
-
-@pytest.mark.weekly
-def test_only_motion_is_learnt_and_loaded_with_what_another_demo_lends(few, tmp_path, monkeypatch):
-    kept = trained(tmp_path / "run")
-    out = tmp_path / "run" / "model"
-    whole = load_pipeline(out, device="cpu")
-    leave_out_what_is_lent(out, LENT["demo-video"])
-    held = sorted(path.relative_to(out).as_posix() for path in out.rglob("*.safetensors"))
-    assert held == ["motion_adapter/diffusion_pytorch_model.safetensors"]
-    assert list(json.loads((out / "training.json").read_text())["sha256"]) == held
-    monkeypatch.setitem(demos.DEMOS, "demo-video", out)
-    lean = load_pipeline("demo-video", device="cpu")
-    for part in ("unet", "vae", "text_encoder"):
-        weights = getattr(whole, part).state_dict()
-        for name, value in getattr(lean, part).state_dict().items():
-            assert torch.equal(value, weights[name]), name
-    images = StableDiffusionPipeline.from_pretrained(demos.DEMO, dtype=torch.float32)
-    before = images.unet.state_dict()
-    made = snapshot(tmp_path / "run", demos.DEMO).unet
-    for name, value in made.state_dict().items():
-        if "motion_modules" not in name:
-            assert torch.equal(value, before[name]), name
-    assert all(value.any() for name, value in kept["state"]["motion"].items() if "proj_out" in name)
-    saved = load_file(out / held[0])
-    for name, value in adapter_of(made).state_dict().items():
-        assert torch.equal(saved[name], value.half()), name
-    assert kept["step"] == 1
-
-
-def test_what_is_not_the_other_demos_is_not_left_out(tmp_path):
-    folder = tmp_path / "model" / "vae"
-    folder.mkdir(parents=True)
-    source = LENT["demo-video"]["vae"]
-    [theirs] = (demos.HOME / source).glob("*.safetensors")
-    weights = load_file(theirs)
-    name = next(iter(weights))
-    save_file({**weights, name: weights[name] + 1}, folder / "model.safetensors")
-    with pytest.raises(ValueError, match=f"{name} is not that of"):
-        leave_out_what_is_lent(tmp_path / "model", {"vae": source})
-    assert np.all([path.exists() for path in folder.iterdir()])

@@ -54,7 +54,8 @@ def gallery_pages(
     data["colours"] = colour_tables()["inferno"]
     told: dict[str, Any] = {"about": about, "spans": spans}
     told |= {"failed": failed, "done": items - failed}
-    every, demo = rows(), demo_named(about.model)
+    every = rows()
+    demo = demo_named(about.model)
     for number in range(1, max(len(spans), 1) + 1):
         sheets: dict[str, int] = {}
         data["rows"] = [_compact(about, row, sheets) for row in islice(every, EACH)]
@@ -68,7 +69,8 @@ def _compact(about: About, row: Mapping[str, Any], sheets: dict[str, int]) -> di
     end at 2**53."""
     made = {name: row.get(name) for name in _KEYS} | {"seed": str(row["seed"])}
     if "failed" not in row:
-        demo, content = demo_named(about.model), filter(is_content_word, row["words"])
+        demo = demo_named(about.model)
+        content = filter(is_content_word, row["words"])
         made["strange"] = strange = demo.strange(content) if demo else []
         made |= {"words": [*dict.fromkeys(row["words"])], "best": _best(row, strange)}
         made["size"] = [row["width"], row["height"]]
@@ -81,7 +83,8 @@ def _compact(about: About, row: Mapping[str, Any], sheets: dict[str, int]) -> di
 def _best(row: Mapping[str, Any], strange: Sequence[str]) -> str | None:
     """Return the word whose map rises highest above its mean: among an edit's new things, else
     words that name a thing, else content words; None if the model never learnt any of these."""
-    words, source = row["words"], row.get("source_prompt") or ""
+    words = row["words"]
+    source = row.get("source_prompt") or ""
     things = [words[i] for i in name_things(words)]
     old = {word.casefold() for word, _, _ in split_words(source)}
     new = [word for word in things if word.casefold() not in old]

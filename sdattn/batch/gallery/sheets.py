@@ -90,10 +90,14 @@ def make_sheet(tiles: Sequence[Tile | None]) -> tuple[bytes, list[dict[str, Any]
     left = top = shelf = 0
     for n, name, piece in pieces:
         if left + piece.width > width:
-            left, top, shelf = 0, top + shelf, 0
+            left = 0
+            top += shelf
+            shelf = 0
         places[n][name] = [left, top, piece.width, piece.height]
-        left, shelf = left + piece.width, max(shelf, piece.height)
-    sheet, buffer = Image.new("RGBA", (width, max(1, top + shelf))), io.BytesIO()
+        left += piece.width
+        shelf = max(shelf, piece.height)
+    sheet = Image.new("RGBA", (width, max(1, top + shelf)))
+    buffer = io.BytesIO()
     for n, name, piece in pieces:
         sheet.paste(piece, tuple(places[n][name][:2]))
     sheet.save(buffer, "WEBP", quality=80, alpha_quality=100, method=2)

@@ -110,7 +110,8 @@ class Comparison:
         scale = 0.0, max((heatmap.full for heatmap in maps), default=1.0)
         rows = []
         for word in self.words:
-            label, tiles = f"{word.label}: B - A", []
+            label = f"{word.label}: B - A"
+            tiles = []
             for letter, image, heatmap in (("A", a, word.a), ("B", b, word.b)):
                 if heatmap:
                     tiles.append(replace(heatmap, label=word.label).overlay(image, scale=scale))

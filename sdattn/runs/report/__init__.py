@@ -56,10 +56,13 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     Raises:
         ValueError: a map holds values that are not finite.
     """
-    texts, prompt = _texts(run, phrases), run.heatmaps.prompt
-    demo, said = demo_named(run.settings.model), [word.text for word in prompt.words]
+    texts = _texts(run, phrases)
+    prompt = run.heatmaps.prompt
+    demo = demo_named(run.settings.model)
+    said = [word.text for word in prompt.words]
     maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
-    data, image = _data(run, texts, maps), "" if run.video else as_uri(run.image)
+    data = _data(run, texts, maps)
+    image = "" if run.video else as_uri(run.image)
     if run.video:
         data["video"], image = video_data(run.video, len(run.heatmaps.maps))
     return page(
@@ -187,7 +190,8 @@ def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
     encoders = [name for name, number in prompt.encoders for _ in range(number)]
     captured = set(held)
     for column, token in enumerate(prompt.tokens):
-        last, encoder = rows[-1] if rows else None, encoders[column] if encoders else ""
+        last = rows[-1] if rows else None
+        encoder = encoders[column] if encoders else ""
         alike = token.special, token.id, encoder
         if last and token.special and alike == (last["special"], last["id"], last["encoder"]):
             last["last"] = column
@@ -209,7 +213,8 @@ def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
 
 def _settings(run: ImageRun) -> dict[str, str]:
     """Return how the run was made, name to text."""
-    settings, preset = run.settings, run.heatmaps.preset
+    settings = run.settings
+    preset = run.heatmaps.preset
     found = {
         "seed": settings.seed,
         "model": settings.model,
@@ -230,7 +235,8 @@ def _settings(run: ImageRun) -> dict[str, str]:
 
 def _means(run: ImageRun) -> dict[str, str]:
     """Describe what heatmaps and groups of layers average over when no step is chosen."""
-    passes, steps = run.layers.passes, run.heatmaps.preset.steps
+    passes = run.layers.passes
+    steps = run.heatmaps.preset.steps
     if passes == 1:
         return dict.fromkeys(("heatmap", "group"), "last step" if steps == "last" else "one step")
     mean = f"mean of {passes} steps"

@@ -77,7 +77,8 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
     names = [name for name in groups if len(groups) > 1 and (not steps or name in of_steps)]
     left_out = []
     if run.video and not _has_room([m for name in names for m in _values(groups[name])], "groups"):
-        names, left_out = [], ["layers"]
+        names = []
+        left_out = ["layers"]
     looks = [
         [*_values(step), *(m for name in names for m in _values(of_steps[name][i]))]
         for i, step in enumerate(steps)
@@ -88,9 +89,11 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
         for number, head in numbered.items()
     ]
     if run.video and looks and not _has_room([m for look in looks[:2] for m in look], "steps"):
-        looks, left_out = [], [*left_out, "steps"]
+        looks = []
+        left_out = [*left_out, "steps"]
     if run.video and not _has_room([m for _, head in heads for m in _values(head)], "heads"):
-        heads, left_out = [], [*left_out, "heads"]
+        heads = []
+        left_out = [*left_out, "heads"]
     # A page has room for some of a thousand steps, even with the coarsest maps.
     calls = _evenly(run.details.calls if looks else (), _most(looks))
     looks = _evenly(looks, _most(looks))
@@ -148,7 +151,8 @@ def _evenly(items: Sequence[_Item], most: int) -> list[_Item]:
 
 def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
     """Divide rows and columns of all maps by one power of 2 until there are few enough cells."""
-    factor, cells = 1, sum(values.numel() for values in maps)
+    factor = 1
+    cells = sum(values.numel() for values in maps)
     of_video = any(values.ndim == 3 for values in maps)
     while cells > most * factor**2 and (of_video or factor < _COARSEST):
         factor *= 2

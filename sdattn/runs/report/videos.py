@@ -18,7 +18,8 @@ def video_data(video: Video, latent: int) -> tuple[dict[str, object], str]:
         ``rate``, frames per second; ``middle``, the number of the middle frame.
     """
     uris = video_uris(video)
-    middle, uris[video.middle] = uris[video.middle], ""
+    middle = uris[video.middle]
+    uris[video.middle] = ""
     shown = latent_frames(latent, len(video))
     data = {"frames": uris, "latent": shown, "rate": video.rate, "middle": video.middle}
     return data, middle
