@@ -15,7 +15,7 @@ from helpers.padded_rows import prompts_of
 from helpers.rows import Options, Row, Way
 from helpers.tiny_encoders import TextProcessor, tiny_qwen3_vl
 from helpers.tiny_tokenizers import VISION_CHAT, tiny_qwen
-from helpers.transformer_rows import VAE, in_turn, own_norms, quiet
+from helpers.transformer_rows import VAE, in_turn, own_norms
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,9 @@ def ideogram4_parts() -> Options:
 
 
 def ideogram4() -> Any:
-    return quiet(newer("Ideogram4Pipeline")(**ideogram4_parts()))
+    pipe = newer("Ideogram4Pipeline")(**ideogram4_parts())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 def scheduled(pipe: Any, way: Way) -> Options:
@@ -244,7 +246,9 @@ def qwen21_parts() -> Options:
 
 
 def qwen21() -> Any:
-    return quiet(newer("QwenImage21Pipeline")(**qwen21_parts()))
+    pipe = newer("QwenImage21Pipeline")(**qwen21_parts())
+    pipe.set_progress_bar_config(disable=True)
+    return pipe
 
 
 def uncached(pipe: Any, way: Way) -> Options:
