@@ -15,6 +15,7 @@ from helpers.modular_rows import (
 )
 from helpers.newer import newer
 from helpers.reading_pipelines import assert_same_columns, tells_ids
+from PIL import Image
 
 import sdattn
 from sdattn.models.families import reader_of
@@ -241,7 +242,11 @@ def test_each_class_has_its_reader(name, reader):
 
 @pytest.mark.parametrize(
     ("make", "options"),
-    [(flux3, {"negative_prompt": "dog"}), (ideogram4, {"guidance_schedule": [4.0, 1.0]})],
+    [
+        (flux3, {"negative_prompt": "dog"}),
+        (flux3, {"image": Image.new("RGB", (48, 32))}),  # an input is no result
+        (ideogram4, {"guidance_schedule": [4.0, 1.0]}),
+    ],
 )
 def test_generate_draws_one_prompt(make, options):
     [run] = sdattn.generate(make(), "a red cat", seed=3, **SMALL, **options)
