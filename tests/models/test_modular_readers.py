@@ -19,6 +19,7 @@ from PIL import Image
 
 import sdattn
 from sdattn.models.families import reader_of
+from sdattn.models.layers import find_denoiser
 from sdattn.models.reading import read_prompts
 from sdattn.prompts.tokens import TruncationWarning
 
@@ -161,6 +162,34 @@ def test_minimax_h3_has_the_times_of_the_video_not_of_the_sound():
     assert store.latent_size == (37, 2, 3)
     [heatmaps] = store.heatmaps()
     assert heatmaps.prompt.text == "a red cat"
+
+
+@pytest.mark.parametrize("anchors", [(), ("first",), ("first", "last")])
+def test_minimax_h3_has_the_video_behind_keyframes_and_sound(anchors):
+    """As its own layout numbers the tokens; two tokens of the text are an image's."""
+    newer("MiniMaxH3ModularPipeline")
+    from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
+
+    places, _, video, sound, text, conditions, _ = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
+        torch.tensor([1, 0, 0, 1, 1]),
+        num_latent_frames=3,
+        latent_height=4,
+        latent_width=6,
+        num_audio_latents=5,
+        patch_size=(1, 2, 2),
+        audio_channels=2,
+        audio_tag=2,
+        video_tag=0,
+        keyframe_anchors=anchors,
+    )
+    family = find_denoiser(h3()).family
+    given = {"position_ids": places, "audio_indices": sound}
+    given["encoder_hidden_states"] = torch.zeros(1, 5, 16)
+    assert family.grid(None, given) == (3, 2, 3)
+    [(image, words)] = family.spans(None, given, 18)
+    every = range(len(places))
+    assert list(every[image]) == video[conditions:].tolist()
+    assert list(every[words]) == text.tolist()
 
 
 def test_minimax_h3_refuses_places_that_are_no_grid():
