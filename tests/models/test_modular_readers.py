@@ -75,8 +75,36 @@ def test_flux_3_cuts_the_window_at_max_sequence_length():
 
 def test_flux_3_is_refused_where_a_block_replaces_the_prompt():
     pipe = newer("Flux3AutoBlocks")().init_pipeline()
-    with pytest.raises(ValueError, match=r"prompt_upsampler.*sub_blocks.pop.*labels"):
+    with pytest.raises(ValueError, match=r"prompt_upsampler.*sub_blocks.pop.*capture"):
         read_prompts(pipe, "a red cat")
+
+
+def test_flux_3_has_the_words_of_the_caption_that_a_block_wrote():
+    newer("Flux3AutoBlocks")
+    from diffusers.modular_pipelines import InputParam, ModularPipelineBlocks, OutputParam
+
+    class Upsampler(ModularPipelineBlocks):
+        model_name = "flux3"
+        inputs = property(lambda _: [InputParam.template("prompt")])
+        intermediate_outputs = property(lambda _: [OutputParam("prompt", type_hint=str)])
+
+        def __call__(self, components, state):
+            block = self.get_block_state(state)
+            block.prompt = f"{block.prompt} on the sofa"
+            self.set_block_state(state, block)
+            return components, state
+
+    pipe = flux3()
+    blocks = pipe.blocks
+    blocks.sub_blocks.insert("prompt_upsampler", Upsampler(), 0)
+    again = blocks.init_pipeline()
+    again.update_components(**{name: getattr(pipe, name) for name in again.component_names})
+    with sdattn.capture(again) as store:
+        again(prompt="a red cat", **SMALL)
+    [heatmaps] = store.heatmaps()
+    assert heatmaps.words == ("a", "red", "cat", "on", "the", "sofa")
+    with pytest.raises(ValueError, match="of 'a red cat', but the .* was 'a red cat on the sofa'"):
+        store.heatmaps(prompt="a red cat")
 
 
 def test_flux_3_has_maps_of_the_negative_prompt():
