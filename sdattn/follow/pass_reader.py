@@ -47,6 +47,7 @@ class PassReader:
 
     Attributes:
         call: the running call; None if nothing of it is kept.
+        caches_text: see :attr:`sdattn.models.Family.caches_text`.
         watch: watch of the pipeline's guidance; None without a pipeline, or if ``guidance`` tells.
         schedule: schedule of the run, or None if unknown.
         runs: number of runs begun.

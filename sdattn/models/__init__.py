@@ -1,6 +1,6 @@
 """Facts about diffusers' models.
 
-A `Family` (`family`, one file each in `families`) describes a kind of denoiser: where its attention
+A `Family` (`family`, all are in `families`) describes a kind of denoiser: where its attention
 is, how a call is read, how its pipelines read prompts and run guidance. `layers` finds a pipeline's
 denoiser and its layers, `reading` its prompts' columns, `guidance` the rows of each branch.
 

@@ -195,6 +195,13 @@ def filled_to_longest(call: TextCall, read: list[Prompt], by: str = "") -> list[
     return zero_filled(read, longest)
 
 
+def padded_in_front(read: list[Prompt], length: int, pad: int) -> list[Prompt]:
+    """Return prompts whose encoder got ``length`` tokens, the first of them padding."""
+    own = [one.encoded[0] for one in read]
+    padded = [(pad,) * (length - len(ids)) + ids for ids in own]
+    return [replace(one, encoded=(ids,)) for one, ids in zip(read, padded, strict=True)]
+
+
 def read_t5(
     call: TextCall, texts: list[str], tokenizer: Any = None, most: int | None = None
 ) -> list[Prompt]:

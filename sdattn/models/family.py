@@ -8,7 +8,7 @@
         grid=grid_of_ids,
     )
 
-sdattn's own families are in :mod:`sdattn.models.families`, one file each;
+sdattn's own families are in :mod:`sdattn.models.families`;
 :func:`sdattn.models.register` adds another.
 """
 

@@ -98,9 +98,9 @@ def test_a_gradient_keeps_no_matrix_of_all_by_all(monkeypatch):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        (lambda ids: ids * torch.tensor([1.0, 1.0, 0.0]), "15 patches.*3 rows"),
-        (lambda ids: ids.flip(0), "15 patches"),
-        (lambda ids: ids + 1, "0 patches"),
+        (lambda ids: ids * torch.tensor([1.0, 1.0, 0.0]), "15 cells.*grid of 3 x"),
+        (lambda ids: ids.flip(0), "15 cells"),
+        (lambda ids: ids + 1, "0 cells"),
     ],
 )
 def test_patches_that_are_no_grid_are_named(change, message):

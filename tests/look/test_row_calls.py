@@ -13,10 +13,11 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import sdattn
 from sdattn import CaptureWarning, capture
+from sdattn.attention.calls import AttentionCall
 from sdattn.look.attended import softmax_of
 from sdattn.look.joint_checks import check_order
 from sdattn.look.output_space import OutputSpace
-from sdattn.look.row_orders import RowCalls, as_one_call
+from sdattn.look.row_orders import RowCalls, as_one_call, with_every_query
 from sdattn.look.sdpa import SdpaWatch
 from sdattn.models.facts import cell_size, default_frames, default_size, frame_rate, frame_unit
 from sdattn.models.layers import find_layers
@@ -28,6 +29,25 @@ SIZE = {"height": 64, "width": 96, "num_frames": 7, "num_inference_steps": 2}
 SIZE |= {"max_sequence_length": 12, "output_type": "latent"}
 TWO = ["a red cat", "dog, dog and cat"]
 FIRST = "transformer_blocks.0.attn1"
+
+
+@pytest.mark.parametrize("gives_logsumexp", [True, False])
+def test_a_call_in_which_the_last_tokens_ask_alone_stands_for_one_of_all(gives_logsumexp):
+    """Qwen-Image 2.1's: five cells ask, four tokens of text only answer."""
+    generator = torch.Generator().manual_seed(0)
+    query = torch.randn(2, HEADS, CELLS, WIDTH, generator=generator)
+    key = torch.randn(2, HEADS, 4 + CELLS, WIDTH, generator=generator)
+    expected = softmax_in_float64(query, key, None, None)
+    call = AttentionCall(query, key, key, output=expected.float() @ key)
+    if gives_logsumexp:
+        call.logsumexp = (query @ key.mT / WIDTH**0.5).logsumexp(-1)
+    whole = with_every_query(call)
+    assert whole.shape == (2, HEADS, 4 + CELLS, 4 + CELLS)
+    assert torch.equal(whole.output[:, :, 4:], call.output)
+    image, text = slice(4, 4 + CELLS), slice(0, 4)
+    for keys in (text, image):
+        found = softmax_of(whole, image, keys).probs(slice(None), None)
+        torch.testing.assert_close(found.double(), expected[..., keys], atol=1e-6, rtol=0)
 
 
 def calls_of(scale=None):

@@ -15,9 +15,11 @@ from helpers.modular_rows import (
 )
 from helpers.newer import newer
 from helpers.reading_pipelines import assert_same_columns, tells_ids
+from PIL import Image
 
 import sdattn
 from sdattn.models.families import reader_of
+from sdattn.models.layers import find_denoiser
 from sdattn.models.reading import read_prompts
 from sdattn.prompts.tokens import TruncationWarning
 
@@ -73,8 +75,36 @@ def test_flux_3_cuts_the_window_at_max_sequence_length():
 
 def test_flux_3_is_refused_where_a_block_replaces_the_prompt():
     pipe = newer("Flux3AutoBlocks")().init_pipeline()
-    with pytest.raises(ValueError, match=r"prompt_upsampler.*sub_blocks.pop.*labels"):
+    with pytest.raises(ValueError, match=r"prompt_upsampler.*sub_blocks.pop.*capture"):
         read_prompts(pipe, "a red cat")
+
+
+def test_flux_3_has_the_words_of_the_caption_that_a_block_wrote():
+    newer("Flux3AutoBlocks")
+    from diffusers.modular_pipelines import InputParam, ModularPipelineBlocks, OutputParam
+
+    class Upsampler(ModularPipelineBlocks):
+        model_name = "flux3"
+        inputs = property(lambda _: [InputParam.template("prompt")])
+        intermediate_outputs = property(lambda _: [OutputParam("prompt", type_hint=str)])
+
+        def __call__(self, components, state):
+            block = self.get_block_state(state)
+            block.prompt = f"{block.prompt} on the sofa"
+            self.set_block_state(state, block)
+            return components, state
+
+    pipe = flux3()
+    blocks = pipe.blocks
+    blocks.sub_blocks.insert("prompt_upsampler", Upsampler(), 0)
+    again = blocks.init_pipeline()
+    again.update_components(**{name: getattr(pipe, name) for name in again.component_names})
+    with sdattn.capture(again) as store:
+        again(prompt="a red cat", **SMALL)
+    [heatmaps] = store.heatmaps()
+    assert heatmaps.words == ("a", "red", "cat", "on", "the", "sofa")
+    with pytest.raises(ValueError, match="of 'a red cat', but the .* was 'a red cat on the sofa'"):
+        store.heatmaps(prompt="a red cat")
 
 
 def test_flux_3_has_maps_of_the_negative_prompt():
@@ -162,6 +192,34 @@ def test_minimax_h3_has_the_times_of_the_video_not_of_the_sound():
     assert heatmaps.prompt.text == "a red cat"
 
 
+@pytest.mark.parametrize("anchors", [(), ("first",), ("first", "last")])
+def test_minimax_h3_has_the_video_behind_keyframes_and_sound(anchors):
+    """As its own layout numbers the tokens; two tokens of the text are an image's."""
+    newer("MiniMaxH3ModularPipeline")
+    from diffusers.modular_pipelines.minimax_h3.before_denoise import MiniMaxH3PrepareLayoutStep
+
+    places, _, video, sound, text, conditions, _ = MiniMaxH3PrepareLayoutStep.build_packed_sequence(
+        torch.tensor([1, 0, 0, 1, 1]),
+        num_latent_frames=3,
+        latent_height=4,
+        latent_width=6,
+        num_audio_latents=5,
+        patch_size=(1, 2, 2),
+        audio_channels=2,
+        audio_tag=2,
+        video_tag=0,
+        keyframe_anchors=anchors,
+    )
+    family = find_denoiser(h3()).family
+    given = {"position_ids": places, "audio_indices": sound}
+    given["encoder_hidden_states"] = torch.zeros(1, 5, 16)
+    assert family.grid(None, given) == (3, 2, 3)
+    [(image, words)] = family.spans(None, given, 18)
+    every = range(len(places))
+    assert list(every[image]) == video[conditions:].tolist()
+    assert list(every[words]) == text.tolist()
+
+
 def test_minimax_h3_refuses_places_that_are_no_grid():
     pipe = h3()
 
@@ -241,7 +299,11 @@ def test_each_class_has_its_reader(name, reader):
 
 @pytest.mark.parametrize(
     ("make", "options"),
-    [(flux3, {"negative_prompt": "dog"}), (ideogram4, {"guidance_schedule": [4.0, 1.0]})],
+    [
+        (flux3, {"negative_prompt": "dog"}),
+        (flux3, {"image": Image.new("RGB", (48, 32))}),  # an input is no result
+        (ideogram4, {"guidance_schedule": [4.0, 1.0]}),
+    ],
 )
 def test_generate_draws_one_prompt(make, options):
     [run] = sdattn.generate(make(), "a red cat", seed=3, **SMALL, **options)

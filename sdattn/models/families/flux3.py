@@ -3,7 +3,6 @@
 from ...errors import InvalidValueError
 from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
-from ..call_options import is_modular
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, in_chat
 from ..family import IN_TURN, Family
@@ -31,13 +30,14 @@ def read_flux3(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _refuse_upsampling(call: TextCall) -> None:
-    """Refuse a prompt that a block of the pipeline replaces before it is read."""
-    if is_modular(call.pipe) and UPSAMPLER in call.pipe.blocks.sub_blocks:
+    """Refuse, before a run, a prompt that a block of the pipeline will replace. After it the
+    caption is known, and read."""
+    if call.columns is None and UPSAMPLER in call.pipe.blocks.sub_blocks:
         raise InvalidValueError(
             f"The {UPSAMPLER} of this {type(call.pipe).__name__} replaces the prompt with a "
-            "caption before it is read. Write the caption by that block alone, build the pipeline "
-            f'from blocks without it (blocks.sub_blocks.pop("{UPSAMPLER}")), and pass the caption '
-            "as the prompt; or pass labels, for example {'cat': [2]}."
+            "caption before it is read. Build the pipeline from blocks without it, "
+            f'blocks.sub_blocks.pop("{UPSAMPLER}"), or run it inside capture(): store.heatmaps() '
+            "has the caption's words."
         )
 
 

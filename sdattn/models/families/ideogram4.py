@@ -2,12 +2,18 @@
 the negative branch is another model, which gets no text."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ...attention.joint_processor import Spans
 from ...prompts.tokens import Prompt
 from ..denoiser_call import grid_of_ids
-from ..encoders import TextCall, filled_to_longest, read_inside, refuse_rewriting, rendered
+from ..encoders import (
+    TextCall,
+    filled_to_longest,
+    padded_in_front,
+    read_inside,
+    refuse_rewriting,
+    rendered,
+)
 from ..family import IN_TURN, Family
 from ..pipeline import Given, Model
 
@@ -29,9 +35,7 @@ def read_ideogram4(call: TextCall, texts: list[str]) -> list[Prompt]:
 
     sources = [rendered(text, render) for text in texts]
     read = read_inside(tokenizer, sources, add_special_tokens=False)
-    padded = [(0,) * (length - len(one.tokens)) + one.encoded[0] for one in read]
-    read = [replace(one, encoded=(ids,)) for one, ids in zip(read, padded, strict=True)]
-    return filled_to_longest(call, read)
+    return filled_to_longest(call, padded_in_front(read, length, 0))
 
 
 def _grid(model: Model, given: Given) -> tuple[int, ...]:

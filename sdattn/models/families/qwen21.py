@@ -2,12 +2,11 @@
 itself alone; after the first step the text's keys come from a cache."""
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from ...attention.joint_processor import Spans
 from ...errors import InvalidTypeError
 from ...prompts.tokens import Prompt
-from ..encoders import TextCall, filled_to_longest, in_template, read_inside
+from ..encoders import TextCall, filled_to_longest, in_template, padded_in_front, read_inside
 from ..family import IN_TURN, Family
 from ..pipeline import Given, Model
 
@@ -28,9 +27,8 @@ def read_qwen21(call: TextCall, texts: list[str]) -> list[Prompt]:
     (system,) = processor.apply_chat_template(message, tokenize=True, return_dict=False)
     sources = map(in_template(TEMPLATE), texts)
     read = read_inside(processor.tokenizer, sources, drop=len(system))
-    longest, pad = max(len(one.encoded[0]) for one in read), processor.tokenizer.pad_token_id
-    padded = [(pad,) * (longest - len(one.encoded[0])) + one.encoded[0] for one in read]
-    read = [replace(one, encoded=(ids,)) for one, ids in zip(read, padded, strict=True)]
+    longest = max(len(one.encoded[0]) for one in read)
+    read = padded_in_front(read, longest, processor.tokenizer.pad_token_id)
     return filled_to_longest(call, read)
 
 
