@@ -33,7 +33,8 @@ class InspectedCall:
         rows: rows of its batch for one of the model's: the frames of a video, where each is a row.
         heads, queries, keys: its other axes.
         has_mask: whether there was a mask; False if it is not known, for a softmax and a product.
-        kind: ``"cross"``, ``"joint"``, ``"self"`` or ``"text"`` (text only); None if unknown.
+        kind: ``"cross"``, ``"joint"``, ``"self"``, ``"text"`` (text only) or ``"temporal"`` (across
+            the frames of a video, if its grid is known); None if unknown.
         text: where the text is among the keys; None if there is none, or if it is not one piece.
         cells: number of queries that are not the text's, in all rows of one image or video.
     """
@@ -224,6 +225,8 @@ def _grids_of_ids(call: InspectedCall, ids: Tensor) -> Iterator[Size]:
     if len(places) == call.keys and call.text is not None:
         places = torch.cat([places[: call.text.start], places[call.text.stop :]])
     sides = [len(column.unique()) for column in places.unbind(-1)]
+    if len(sides) == 4 and sides[-1] == 1:  # FLUX.2's (image, row, col, token of the text)
+        sides.pop()
     if len(places) == math.prod(sides) == call.cells:
         yield tuple(side for side in sides[:-2] if side > 1) + tuple(sides[-2:])
 

@@ -78,6 +78,15 @@ def test_its_own_proposal_is_right_and_works_unedited(name):
         assert (maps.flatten(1, -2) - probs).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("name", ["LatteTransformer3DModel", "UNet3DConditionModel"])
+def test_attention_across_frames_is_temporal(name):
+    table = sdattn.inspect_attention(built(name), **UNCLAIMED[name].call())
+    temporal = {call.name for call in table if call.kind == "temporal"}
+    across = ("temp_attentions", "transformer_in", "temporal_transformer_blocks")
+    assert temporal == {call.name for call in table if any(part in call.name for part in across)}
+    assert {call.kind for call in table} == {"cross", "self", "temporal"}
+
+
 def foreign(kind):
     torch.manual_seed(0)
     return kind().eval()
@@ -145,6 +154,12 @@ def test_as_many_tokens_as_cells_are_told_apart_by_names_of_layers():
         model(*call)
     expected = softmax64(*model.seen["attn2.up"][0])
     assert (store.maps["attn2.up"].flatten(1, 2) - expected).abs().max() < 1e-5
+
+
+def test_a_fourth_number_of_ids_is_no_side_of_the_grid():
+    ids = torch.cartesian_prod(*map(torch.arange, (1, 4, 6, 1)))[None].expand(2, -1, -1)
+    call = image().flatten(2).mT, ids, text(), torch.zeros(2, T, 4)
+    assert sdattn.inspect_attention(foreign(JointTransformer), *call).proposal.grid == (4, 6)
 
 
 def test_what_is_not_known_is_said():
