@@ -181,6 +181,8 @@ def _grid(call: InspectedCall, given: Mapping[str, Any], unsure: list[str]) -> S
     """Return the grid of a call's cells that the arguments give, or else a square."""
     cells = call.cells
     found = Counter(_grids_in(call, given))
+    by_rows = {grid: count for grid, count in found.items() if grid[0] == call.rows > 1}
+    found = Counter(by_rows) or found
     if found:
         grid, _ = found.most_common(1)[0]
         if len(found) > 1:
@@ -203,7 +205,7 @@ def _grids_in(call: InspectedCall, given: Mapping[str, Any]) -> Iterator[Size]:
     for value in given.values():
         if isinstance(value, Tensor):
             yield from _grids_of_ids(call, value)
-            yield from _grids_of_shape(cells, value)
+            yield from dict.fromkeys(_grids_of_shape(cells, value))
     numbers = {
         name: int(value)
         for name, value in given.items()
@@ -241,15 +243,15 @@ def _grids_of_shape(cells: int, value: Tensor) -> Iterator[Size]:
 
 
 def _patched(cells: int, sides: Sequence[int]) -> Iterator[Size]:
-    """Yield the grids of so many cells that patches make of an image or a video."""
+    """Yield the grids of so many cells that patches make of an image or a video; first those whose
+    patches are of one frame."""
     *frames, rows, cols = sides
     spans = (1, 2, 4) if frames else (1,)
-    for patch, span in product(PATCHES, spans):
+    for span, patch in product(spans, PATCHES):
         if rows % patch == cols % patch == 0:
             grid = (*(-(-count // span) for count in frames), rows // patch, cols // patch)
             if math.prod(grid) == cells:
                 yield grid
-                return
 
 
 def _leaves(values: Sequence[Any]) -> Iterator[list[int]]:

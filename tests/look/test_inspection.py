@@ -87,6 +87,28 @@ def test_attention_across_frames_is_temporal(name):
     assert {call.kind for call in table} == {"cross", "self", "temporal"}
 
 
+def test_as_many_frames_as_cells_are_not_told_apart():
+    name = "LatteTransformer3DModel"
+    torch.manual_seed(0)
+    model = diffusers.LatteTransformer3DModel(**UNCLAIMED[name].config | {"video_length": 16})
+    call = UNCLAIMED[name].call() | {"hidden_states": torch.randn(1, 4, 16, 8, 8)}
+    table = sdattn.inspect_attention(model.eval(), **call)
+    assert table.proposal.grid == (16, 4, 4)  # its rows tell the frames
+    assert not any("grid" in line for line in table.proposal.unsure)
+    assert {call.kind for call in table} == {"cross", "self"}
+
+
+def test_four_frames_a_patch_may_be_two_cells_a_side():
+    """A patch of 1x2x2 makes as many cells of 8 frames as one of 4x1x1, and is more usual."""
+    name = "AllegroTransformer3DModel"
+    call = UNCLAIMED[name].call() | {"hidden_states": torch.randn(1, 4, 8, 8, 12)}
+    call["attention_mask"] = torch.ones(1, 8, 8, 12)
+    proposal = sdattn.inspect_attention(built(name), **call).proposal
+    assert proposal.grid == (8, 4, 6)
+    [doubt] = [line for line in proposal.unsure if "grid" in line]
+    assert "192 cells may also be 2x8x12" in doubt
+
+
 def foreign(kind):
     torch.manual_seed(0)
     return kind().eval()
