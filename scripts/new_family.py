@@ -3,39 +3,41 @@
     python -m scripts.new_family owner/name      a hub id, or the folder of a diffusers pipeline
     python -m scripts.new_family FOLDER > draft.py
 
-A small model of the same class is built and called once, see :mod:`scripts.trial_call`. Everything
-that no call shows is listed in the draft, a line each: ``# not known: timestep_unit: ...``.
+A small model of the same class is built, see :mod:`scripts.trial_call`, and inspected by
+:func:`sdattn.inspect_attention`. Everything that no call shows is listed in the draft, a line each:
+``# not known: timestep_unit: ...``.
 """
 
 from __future__ import annotations
 
 import argparse
-import re
+import inspect
 import sys
-from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from itertools import groupby, product
 from typing import Any
 
 import diffusers
 
-from scripts.trial_call import COLS, FRAMES, IMAGES, ROWS, SeenAttention, Trial, trial_call
+from scripts.trial_call import COLS, FRAMES, IMAGES, ROWS, TEXT, small_model, trial_calls
+from sdattn import inspect_attention
 from sdattn.files.terminal import shorter
 from sdattn.loading.index import read_index, without_weights
 from sdattn.loading.locating import download, find_model
+from sdattn.look.inspection import AttentionTable
+from sdattn.look.proposal import InspectedCall, Proposal, folded
 from sdattn.models.attention_layer import Kind, Place
 from sdattn.models.denoiser_call import holds_processor, unwrapped
 from sdattn.models.families import PAGE, claimed, closest
 from sdattn.models.family import Joined
 
-_READ = ("encoder_hidden_states", "hidden_states", "timestep")  # by default, see Family.names
-_WORDS = {"t": "text", "p": "image", "b": "both at once", "-": "neither", "?": "of a single row"}
+_READ = (TEXT, "hidden_states", "timestep")  # by default, see Family.names
 _OPEN = (  # fields that no call of the model shows, and where they are to be read
     ("timestep_unit", "what the pipeline's __call__ divides the timestep by: 1.0 or 1000.0"),
     ("readers", "how the pipeline's encode_prompt makes columns of words"),
     ("guidance", "how the pipeline's __call__ runs guidance: NEGATIVE_FIRST or IN_TURN"),
 )
+_UNLISTED = "it holds no processor, so no record can list it"
 
 
 @dataclass(frozen=True)
@@ -44,11 +46,11 @@ class DraftLayers:
 
     Attributes:
         pattern: of their paths, with ``*`` for numbers.
-        count: how many the whole model has.
-        place, kind: None where that is not known.
+        count: how many of the whole model hold a processor.
+        place: in a block, of one stream or two.
+        kind: None where that is not known.
         said: what was seen of them, or why nothing was.
         joined: of joint attention, the order; None where it is not known.
-        cells: queries of the image.
     """
 
     pattern: str
@@ -57,7 +59,6 @@ class DraftLayers:
     kind: Kind | None
     said: str
     joined: Joined | None = None
-    cells: int = 0
 
 
 @dataclass(frozen=True)
@@ -67,168 +68,159 @@ class FamilyDraft:
     Attributes:
         denoiser: the name of its class.
         layers: its attention, a pattern each.
-        joined, grid, patch: fields of its :class:`Family`, the grid as source code; None where they
-            are not known.
+        joined: field of its :class:`Family`; None where it is not known.
+        fields: further fields of it, as source code.
         closest: the name of the family with a denoiser of a similar name; None if there is none.
         not_known: what is open, a line each.
-        text: the module.
     """
 
     denoiser: str
     layers: tuple[DraftLayers, ...]
     joined: Joined | None
-    grid: str | None
-    grid_argument: str | None
-    patch: int | None
+    fields: Mapping[str, str]
     closest: str | None
     not_known: tuple[str, ...]
 
     @property
     def text(self) -> str:
+        """The module."""
         return "\n".join(_lines(self)) + "\n"
 
 
 def draft_family(model: Any) -> FamilyDraft:
-    """Draft a record from a model's modules, the arguments of its ``forward`` and one small call.
+    """Draft a record from a model's modules, the arguments of its ``forward`` and a dry run.
 
     Args:
         model: a denoiser of diffusers; it may be on the meta device. A small one of its class is
             built and called in its place.
     """
     model = unwrapped(model)
-    trial = trial_call(model)
-    layers = tuple(_layers(model, trial))
-    alike = closest(type(model))
+    given, table = _dry_run(model)
+    layers = tuple(_layers(model, table))
     orders = {one.joined for one in layers if one.kind == "joint"}
     joined = orders.pop() if len(orders) == 1 else None
-    cells = {one.cells for one in layers if one.kind in ("cross", "joint")}
-    grid, argument, patch = _grid(trial, cells or {one.cells for one in layers if one.cells})
+    fields = _grid_fields(given, table.proposal.grid)
+    alike = closest(type(model))
     return FamilyDraft(
         denoiser=type(model).__name__,
         layers=layers,
         joined=joined,
-        grid=grid,
-        grid_argument=argument,
-        patch=patch,
+        fields=fields,
         closest=alike.name if alike else None,
-        not_known=tuple(_not_known(model, trial, layers, joined, grid)),
+        not_known=tuple(_not_known(given, table, layers, fields)),
     )
 
 
-def folded(name: str) -> str:
-    """Return the path of a module as a pattern of :attr:`Family.layers`.
-
-    >>> folded("transformer_blocks.12.attn1")
-    'transformer_blocks.*.attn1'
-    """
-    return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name)
-
-
-def _layers(model: Any, trial: Trial) -> Iterator[DraftLayers]:
-    """The layers of the whole model, with what the small one's call showed of them."""
-    held = [name for name, module in model.named_modules() if holds_processor(module)]
-    counts = Counter(map(folded, held))
-    seen: dict[str, list[SeenAttention]] = {}
-    for one in trial.seen:
-        seen.setdefault(folded(one.layer), []).append(one)
-    for pattern, count in counts.items():
-        yield _described(pattern, count, seen.get(pattern, []))
-    for pattern in seen.keys() - counts.keys():  # a kernel's call in a module of another build
-        said = f"{_said(seen[pattern][0])}; it holds no processor, so sdattn cannot watch it"
-        yield DraftLayers(pattern, 0, "block", None, said)
+def _dry_run(model: Any) -> tuple[dict[str, Any], AttentionTable]:
+    """Return the arguments and the attention of the first trial call that works; if none does, an
+    empty table that says why."""
+    errors = []
+    try:
+        small = small_model(model)
+        for given in trial_calls(small):
+            text = TEXT if TEXT in given else None
+            try:
+                return given, inspect_attention(small, text=text, **given)
+            except Exception as error:  # of any kind: it is the model's own code
+                shape = next(list(given[name].shape) for name in IMAGES if name in given)
+                said = f"{type(error).__name__}: {shorter(str(error), 100)}"
+                errors.append(f"a trial call of a small model with latents {shape} ended: {said}")
+    except ValueError as error:
+        errors.append(f"what a call shows: {shorter(str(error), 200)}")
+    return {}, AttentionTable((), Proposal(None, None, None, tuple(errors)))
 
 
-def _described(pattern: str, count: int, seen: list[SeenAttention]) -> DraftLayers:
-    place: Place = "single" if "single" in pattern else "block"
-    if not seen:
-        said = "no call of scaled_dot_product_attention was seen in it; linear attention has none"
-        return DraftLayers(pattern, count, place, None, said)
-    kinds = {_kind(one) for one in seen}
-    kind = kinds.pop() if len(kinds) == 1 else None
-    if kind == "joint" and place != "single":
-        place = "double" if all(one.gets_text for one in seen) else "single"
-    said = "; ".join(dict.fromkeys(map(_said, seen)))
-    orders = {_order(one) for one in seen}
-    joined = orders.pop() if kind == "joint" and len(orders) == 1 else None
-    return DraftLayers(pattern, count, place, kind, said, joined, seen[0].queries.count("p"))
+def _layers(model: Any, table: AttentionTable) -> Iterator[DraftLayers]:
+    """Yield the layers of the whole model, with what the small one's calls showed of them."""
+    paths: dict[str, list[str]] = {}
+    for path, module in model.named_modules():
+        if holds_processor(module):
+            paths.setdefault(folded(path), []).append(path)
+    seen: dict[str, list[InspectedCall]] = {pattern: [] for pattern in paths}
+    for call in table:
+        seen.setdefault(folded(call.name.partition("[")[0]), []).append(call)
+    for pattern, calls in seen.items():
+        held = paths.get(pattern, [])
+        kinds = {call.kind for call in calls}
+        kind = kinds.pop() if len(kinds) == 1 and held else None
+        orders = {_order(call) for call in calls}
+        yield DraftLayers(
+            pattern=pattern,
+            count=len(held),
+            place=_place(model, held[0]) if kind == "joint" else "block",
+            kind=kind,
+            said=_said(calls) if held else f"{_said(calls)}; {_UNLISTED}",
+            joined=orders.pop() if kind == "joint" and len(orders) == 1 else None,
+        )
 
 
-def _kind(seen: SeenAttention) -> Kind | None:
-    """What kind of attention a call was; None for that of the text alone, or of what is neither."""
-    queries, keys = set(seen.queries) - {"-"}, set(seen.keys) - {"-"}
-    if queries == {"p"} and keys == {"t"}:
-        return "cross"
-    if queries == keys == {"t", "p"}:
-        return "joint"
-    if queries == keys == {"p"}:
-        return "temporal" if len(seen.keys) == FRAMES and seen.rows > FRAMES else "self"
-    return None
+def _place(model: Any, path: str) -> Place:
+    """Return the place of joint attention: blocks of two streams take the text next to the
+    image."""
+    block = model.get_submodule(path.rpartition(".")[0])
+    has_two = TEXT in inspect.signature(block.forward).parameters
+    return "double" if has_two and "single" not in path else "single"
 
 
-def _order(seen: SeenAttention) -> Joined | None:
-    order = [token for token, _ in groupby(seen.keys) if token != "-"]
-    orders: dict[tuple[str, ...], Joined]
-    orders = {("t", "p"): "text first", ("p", "t"): "image first"}
-    return orders.get(tuple(order))
+def _order(call: InspectedCall) -> Joined | None:
+    """Return the order of joint attention; None if something stands on both sides of the text."""
+    if call.text is None or (call.text.start > 0 and call.text.stop < call.keys):
+        return None
+    return "text first" if call.text.start == 0 else "image first"
 
 
-def _said(seen: SeenAttention) -> str:
-    """The tokens of a call in words.
-
-    >>> _said(SeenAttention("attn", True, True, "ttppp", "ttppp", 1))
-    'queries: 2 text, 3 image; keys: 2 text, 3 image'
-    """
-    parts = []
-    for name, tokens in (("queries", seen.queries), ("keys", seen.keys)):
-        runs = [f"{len(list(run))} {_WORDS[token]}" for token, run in groupby(tokens)]
-        parts.append(f"{name}: {', '.join(runs)}")
-    rows = f"; {seen.rows} rows for one of the model's" if seen.rows > 1 else ""
-    return "; ".join(parts) + rows
+def _said(calls: list[InspectedCall]) -> str:
+    """Say what was seen of the layers of one pattern."""
+    if not calls:
+        return "no attention call was seen in it; linear attention makes none"
+    lines = []
+    for call in calls:
+        text = "" if call.text is None else f", text {call.text.start}:{call.text.stop}"
+        rows = f", in {call.rows} rows for one of the model's" if call.rows > 1 else ""
+        lines.append(f"queries {call.queries}, keys {call.keys}{text}{rows}")
+    return "; ".join(dict.fromkeys(lines))
 
 
-def _grid(trial: Trial, cells: set[int]) -> tuple[str | None, str | None, int | None]:
-    """The field ``grid`` as source code, ``grid_argument`` and ``patch``, from the number of
-    queries of the image."""
-    known = [name for name in IMAGES if name in trial.given]
-    if len(cells) != 1 or not known:
-        return None, None, None
-    [count], name = cells, known[0]
-    shape = trial.given[name].shape
-    if "img_ids" in trial.given and count == ROWS * COLS:
-        return "grid_of_ids", "img_ids", None
-    for patch, span in product((1, 2, 4), (1, 2)):
-        sides = {-2: patch, -1: patch}
-        if FRAMES in shape and count * span * patch**2 == FRAMES * ROWS * COLS:
-            sides = {shape.index(FRAMES): span, **sides}
-        elif count * patch**2 != ROWS * COLS:
-            continue
-        if shape[-2:] == (ROWS, COLS):
-            parts = [
-                f'given["{name}"].shape[{axis}]' + f" // {by}" * (by > 1)
-                for axis, by in sides.items()
-            ]
-            between = ",\n        "
-            return f"lambda model, given: ({between[1:]}{between.join(parts)},\n    )", None, patch
-    return None, None, None
+def _grid_fields(given: Mapping[str, Any], grid: tuple[int, ...] | None) -> dict[str, str]:
+    """Return the fields of a record that tell a grid, as source code; none where the sides of the
+    latents do not make it."""
+    if grid is None:
+        return {}
+    video = {"video": "True"} if len(grid) == 3 else {}
+    if "img_ids" in given:
+        return {**video, "grid": "grid_of_ids", "grid_argument": '"img_ids"'}
+    name = next(name for name in IMAGES if name in given)
+    shape = given[name].shape
+    axes = [axis for axis, side in enumerate(shape) if side in (FRAMES, ROWS, COLS)][-len(grid) :]
+    if [shape[axis] for axis in axes] != [FRAMES, ROWS, COLS][-len(grid) :]:
+        return {}
+    lines = ["lambda model, given: ("]
+    for axis, side in zip(axes, grid, strict=True):
+        patch, rest = divmod(shape[axis], side)
+        if rest:
+            return {}
+        divided = f" // {patch}" if patch > 1 else ""
+        lines.append(f'    given["{name}"].shape[{axis}]{divided},')
+    return {**video, "grid": "\n    ".join([*lines, ")"]), "patch": str(patch)}
 
 
 def _not_known(
-    model: Any, trial: Trial, layers: tuple[DraftLayers, ...], joined: Any, grid: Any
+    given: Mapping[str, Any],
+    table: AttentionTable,
+    layers: tuple[DraftLayers, ...],
+    fields: Mapping[str, str],
 ) -> Iterator[str]:
-    if trial.error:
-        error = shorter(trial.error, 200)
-        yield f"what comes later in a call: the trial call of a small model ended: {error}"
+    yield from table.proposal.unsure
     for one in layers:
         if one.kind is None:
             yield f"the kind of {one.pattern}: {one.said}"
-        elif one.kind == "joint" and "neither" in one.said:
-            yield f"what the tokens of neither are in {one.pattern}: no field counts them"
-    if joined is None and any(one.kind == "joint" for one in layers):
-        yield "joined: the order in which the processor's torch.cat joins text and image"
-    if grid is None:
+        elif one.kind == "joint" and one.joined is None:
+            yield f"joined: the order in which {one.pattern} joins text and image"
+    if "grid" not in fields:
         yield "grid: how forward makes the image's tokens of the latents"
-    arguments = trial.given or {}
-    if absent := [name for name in _READ if name not in arguments]:
+    if any(call.rows > 1 for call in table if call.kind == "cross"):
+        yield "frame_rows: frames are rows of the batch, so override it, as families/unet.py does"
+    if absent := [name for name in _READ if given and name not in given]:
         yield f"names: forward has no {', '.join(absent)}; say which arguments stand for them"
     yield from (f"{name}: {where}" for name, where in _OPEN)
 
@@ -239,7 +231,7 @@ def _lines(draft: FamilyDraft) -> Iterator[str]:
         yield f"# The family with the closest name is {draft.closest}."
     yield from (f"# not known: {line}" for line in draft.not_known)
     yield "from sdattn.models import Family"
-    if draft.grid == "grid_of_ids":
+    if draft.fields.get("grid") == "grid_of_ids":
         yield "from sdattn.models.denoiser_call import grid_of_ids"
     yield from ("", "FAMILY = Family(")
     yield f'    name="{draft.denoiser.partition("Transformer")[0]}",'
@@ -252,18 +244,13 @@ def _lines(draft: FamilyDraft) -> Iterator[str]:
         else:
             yield f'        "{one.pattern}": ("{one.place}", "{one.kind}"),'
     yield "    },"
-    if any(one.kind == "joint" for one in draft.layers):
-        known = f'joined="{draft.joined}",'
-        yield (
-            f"    {known}"
-            if draft.joined
-            else '    # not known: joined="text first" or the reverse'
-        )
-    yield f"    grid={draft.grid},{'' if draft.grid else '  # not known'}"
-    if draft.grid_argument:
-        yield f'    grid_argument="{draft.grid_argument}",'
-    if draft.patch:
-        yield f"    patch={draft.patch},"
+    if draft.joined:
+        yield f'    joined="{draft.joined}",'
+    elif any(one.kind == "joint" for one in draft.layers):
+        yield '    # not known: joined="text first" or the reverse'
+    if "grid" not in draft.fields:
+        yield "    grid=None,  # not known"
+    yield from (f"    {name}={code}," for name, code in draft.fields.items())
     yield ")"
 
 

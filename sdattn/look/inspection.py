@@ -11,16 +11,17 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..attention.core import level_grids
 from ..errors import InvalidTypeError, InvalidValueError
 from ..models.attention_layer import Kind
-from ..models.denoiser_call import unwrapped
-from ..models.told import arguments_by_name
+from ..models.denoiser_call import Size, unwrapped
+from ..models.told import LEVELS, arguments_by_name
 from .dry_run import Tokens, tokens_seen, with_other
 from .proposal import InspectedCall, Proposal, propose
 
@@ -124,7 +125,10 @@ def inspect_attention(
         third = tokens_seen(inner, *with_other(args, kwargs, given[image]))
     batch = 1 if image is None else len(given[image])
     calls = tuple(_classified(first, second if name else (), third, batch))
-    return AttentionTable(calls, propose(calls, given, name, was_marked=text is not None))
+    proposal = propose(calls, given, name, was_marked=text is not None)
+    if proposal.grid is not None:
+        calls = tuple(_temporal(call, proposal.grid) for call in calls)
+    return AttentionTable(calls, proposal)
 
 
 def _text_name(model: nn.Module, given: Mapping[str, Any], text: Tensor | str | None) -> str | None:
@@ -182,6 +186,15 @@ def _classified(
             text=text,
             cells=max(1, in_batch // batch) * (queries - sum(of_queries or ())),
         )
+
+
+def _temporal(call: InspectedCall, grid: Size) -> InspectedCall:
+    """Return a call as temporal attention if the frames are its tokens and a level's cells its
+    rows."""
+    is_of_frames = call.kind == "self" and len(grid) == 3 and call.queries == grid[0] != call.rows
+    if is_of_frames and call.cells in map(math.prod, level_grids(grid, LEVELS)):
+        return replace(call, kind="temporal")
+    return call
 
 
 _Differing = tuple[list[bool] | None, list[bool] | None]  # queries, and keys

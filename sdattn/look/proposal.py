@@ -33,7 +33,8 @@ class InspectedCall:
         rows: rows of its batch for one of the model's: the frames of a video, where each is a row.
         heads, queries, keys: its other axes.
         has_mask: whether there was a mask; False if it is not known, for a softmax and a product.
-        kind: ``"cross"``, ``"joint"``, ``"self"`` or ``"text"`` (text only); None if unknown.
+        kind: ``"cross"``, ``"joint"``, ``"self"``, ``"text"`` (text only) or ``"temporal"`` (across
+            the frames of a video, if its grid is known); None if unknown.
         text: where the text is among the keys; None if there is none, or if it is not one piece.
         cells: number of queries that are not the text's, in all rows of one image or video.
     """
@@ -180,6 +181,8 @@ def _grid(call: InspectedCall, given: Mapping[str, Any], unsure: list[str]) -> S
     """Return the grid of a call's cells that the arguments give, or else a square."""
     cells = call.cells
     found = Counter(_grids_in(call, given))
+    by_rows = {grid: count for grid, count in found.items() if grid[0] == call.rows > 1}
+    found = Counter(by_rows) or found
     if found:
         grid, _ = found.most_common(1)[0]
         if len(found) > 1:
@@ -202,7 +205,7 @@ def _grids_in(call: InspectedCall, given: Mapping[str, Any]) -> Iterator[Size]:
     for value in given.values():
         if isinstance(value, Tensor):
             yield from _grids_of_ids(call, value)
-            yield from _grids_of_shape(cells, value)
+            yield from dict.fromkeys(_grids_of_shape(cells, value))
     numbers = {
         name: int(value)
         for name, value in given.items()
@@ -224,6 +227,8 @@ def _grids_of_ids(call: InspectedCall, ids: Tensor) -> Iterator[Size]:
     if len(places) == call.keys and call.text is not None:
         places = torch.cat([places[: call.text.start], places[call.text.stop :]])
     sides = [len(column.unique()) for column in places.unbind(-1)]
+    if len(sides) == 4 and sides[-1] == 1:  # FLUX.2's (image, row, col, token of the text)
+        sides.pop()
     if len(places) == math.prod(sides) == call.cells:
         yield tuple(side for side in sides[:-2] if side > 1) + tuple(sides[-2:])
 
@@ -238,15 +243,15 @@ def _grids_of_shape(cells: int, value: Tensor) -> Iterator[Size]:
 
 
 def _patched(cells: int, sides: Sequence[int]) -> Iterator[Size]:
-    """Yield the grids of so many cells that patches make of an image or a video."""
+    """Yield the grids of so many cells that patches make of an image or a video; first those whose
+    patches are of one frame."""
     *frames, rows, cols = sides
     spans = (1, 2, 4) if frames else (1,)
-    for patch, span in product(PATCHES, spans):
+    for span, patch in product(spans, PATCHES):
         if rows % patch == cols % patch == 0:
             grid = (*(-(-count // span) for count in frames), rows // patch, cols // patch)
             if math.prod(grid) == cells:
                 yield grid
-                return
 
 
 def _leaves(values: Sequence[Any]) -> Iterator[list[int]]:

@@ -78,6 +78,37 @@ def test_its_own_proposal_is_right_and_works_unedited(name):
         assert (maps.flatten(1, -2) - probs).abs().max() < 1e-5
 
 
+@pytest.mark.parametrize("name", ["LatteTransformer3DModel", "UNet3DConditionModel"])
+def test_attention_across_frames_is_temporal(name):
+    table = sdattn.inspect_attention(built(name), **UNCLAIMED[name].call())
+    temporal = {call.name for call in table if call.kind == "temporal"}
+    across = ("temp_attentions", "transformer_in", "temporal_transformer_blocks")
+    assert temporal == {call.name for call in table if any(part in call.name for part in across)}
+    assert {call.kind for call in table} == {"cross", "self", "temporal"}
+
+
+def test_as_many_frames_as_cells_are_not_told_apart():
+    name = "LatteTransformer3DModel"
+    torch.manual_seed(0)
+    model = diffusers.LatteTransformer3DModel(**UNCLAIMED[name].config | {"video_length": 16})
+    call = UNCLAIMED[name].call() | {"hidden_states": torch.randn(1, 4, 16, 8, 8)}
+    table = sdattn.inspect_attention(model.eval(), **call)
+    assert table.proposal.grid == (16, 4, 4)  # its rows tell the frames
+    assert not any("grid" in line for line in table.proposal.unsure)
+    assert {call.kind for call in table} == {"cross", "self"}
+
+
+def test_four_frames_a_patch_may_be_two_cells_a_side():
+    """A patch of 1x2x2 makes as many cells of 8 frames as one of 4x1x1, and is more usual."""
+    name = "AllegroTransformer3DModel"
+    call = UNCLAIMED[name].call() | {"hidden_states": torch.randn(1, 4, 8, 8, 12)}
+    call["attention_mask"] = torch.ones(1, 8, 8, 12)
+    proposal = sdattn.inspect_attention(built(name), **call).proposal
+    assert proposal.grid == (8, 4, 6)
+    [doubt] = [line for line in proposal.unsure if "grid" in line]
+    assert "192 cells may also be 2x8x12" in doubt
+
+
 def foreign(kind):
     torch.manual_seed(0)
     return kind().eval()
@@ -145,6 +176,12 @@ def test_as_many_tokens_as_cells_are_told_apart_by_names_of_layers():
         model(*call)
     expected = softmax64(*model.seen["attn2.up"][0])
     assert (store.maps["attn2.up"].flatten(1, 2) - expected).abs().max() < 1e-5
+
+
+def test_a_fourth_number_of_ids_is_no_side_of_the_grid():
+    ids = torch.cartesian_prod(*map(torch.arange, (1, 4, 6, 1)))[None].expand(2, -1, -1)
+    call = image().flatten(2).mT, ids, text(), torch.zeros(2, T, 4)
+    assert sdattn.inspect_attention(foreign(JointTransformer), *call).proposal.grid == (4, 6)
 
 
 def test_what_is_not_known_is_said():

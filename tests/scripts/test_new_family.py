@@ -8,19 +8,27 @@ import pytest
 import torch
 from diffusers import PixArtAlphaPipeline
 from helpers.joint_models import MODELS, inputs
+from helpers.joint_video_rows import hunyuan_video
+from helpers.padded_rows import lumina2
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import pixart, sana
+from helpers.unclaimed import UNCLAIMED
 
 from scripts.new_family import draft_family, main
-from scripts.trial_call import trial_call
+from scripts.trial_call import trial_calls
 from sdattn import capture
 from sdattn.models import register, unregister
 from sdattn.models.families import family_of
 from sdattn.models.family import Family
 
-KNOWN = {**MODELS, "PixArt": lambda: pixart(PixArtAlphaPipeline), "Sana": sana}
+KNOWN = {
+    **MODELS,
+    "PixArt": lambda: pixart(PixArtAlphaPipeline),
+    "Sana": sana,
+    "Lumina 2": lumina2,
+    "HunyuanVideo": hunyuan_video,
+}
 BLOCKS = {"num_attention_heads": 2, "attention_head_dim": 8, "num_layers": 3}
-CAPTION = {**BLOCKS, "cross_attention_dim": 16, "caption_channels": 12}
 
 
 def family_in(draft):
@@ -37,7 +45,7 @@ def test_a_draft_agrees_with_the_record_of_a_known_family(name):
     draft, known = draft_family(model), family_of(model)
     drafted = family_in(draft)
     for layer in known.find_layers(model):
-        if layer.kind == "linear":  # it calls no kernel, so a draft cannot know it
+        if layer.kind == "linear":  # it makes no attention call, so a draft cannot know it
             assert any("kind of transformer_blocks.*.attn1" in line for line in draft.not_known)
             continue
         found = drafted.describe(model, layer.name, layer.module)
@@ -46,13 +54,14 @@ def test_a_draft_agrees_with_the_record_of_a_known_family(name):
             "block" if layer.kind == "self" else layer.place,
             layer.kind,
         )
-    assert drafted.joined == known.joined
+    assert (drafted.joined, drafted.video) == (known.joined, known.video)
     assert drafted.lists(type(model))
     assert draft.closest == known.name
     if name == "Qwen-Image":  # img_shapes is of Qwen alone
         assert drafted.grid is None and any("grid" in line for line in draft.not_known)
     else:
-        given = trial_call(model).given
+        layout = 1 if known.video else 0  # an image's latents come first
+        given = list(trial_calls(model))[layout]
         assert tuple(drafted.grid(model, given)) == tuple(known.grid(model, given))
         assert drafted.grid_argument == known.grid_argument
 
@@ -90,123 +99,107 @@ def cogvideox():
     )
 
 
-def latte():
-    return diffusers.LatteTransformer3DModel(
-        **CAPTION,
-        in_channels=4,
-        out_channels=8,
-        sample_size=8,
-        patch_size=2,
-        norm_type="ada_norm_single",
-        video_length=6,
-    )
+def unclaimed(name, **more):
+    return getattr(diffusers, name)(**UNCLAIMED[name].config | more)
 
 
-def stable_audio():
-    return diffusers.StableAudioDiTModel(
-        **BLOCKS,
-        sample_size=96,
-        in_channels=6,
-        out_channels=6,
-        num_key_value_attention_heads=1,
-        cross_attention_dim=16,
-        cross_attention_input_dim=14,
-        time_proj_dim=8,
-        global_states_input_dim=10,
-    )
+# By diffusers' source; the text's place and the grid are in helpers.unclaimed
+LAYERS = {
+    "CogView3PlusTransformer2DModel": {"transformer_blocks.*.attn1": (2, "double", "joint")},
+    "EasyAnimateTransformer3DModel": {"transformer_blocks.*.attn1": (2, "double", "joint")},
+    "MotifVideoTransformer3DModel": {
+        "transformer_blocks.*.attn": (1, "double", "joint"),
+        "single_transformer_blocks.*.attn": (1, "single", "joint"),
+    },
+    "AllegroTransformer3DModel": {
+        "transformer_blocks.*.attn1": (2, "block", "self"),
+        "transformer_blocks.*.attn2": (2, "block", "cross"),
+    },
+    # Frames are rows of the batch in transformer_blocks, cells in temporal_transformer_blocks
+    "LatteTransformer3DModel": {
+        "transformer_blocks.*.attn1": (2, "block", "self"),
+        "transformer_blocks.*.attn2": (2, "block", "cross"),
+        "temporal_transformer_blocks.*.attn1": (2, "block", "temporal"),
+    },
+}
 
 
-def auraflow():
-    return diffusers.AuraFlowTransformer2DModel(
+@pytest.mark.parametrize("name", LAYERS)
+def test_a_draft_of_an_unknown_model_has_the_facts_of_its_source(name):
+    truth, model = UNCLAIMED[name], unclaimed(name)
+    if name.startswith("Latte"):  # its frames are fixed, and those of a trial call are 6
+        model = unclaimed(name, video_length=6)
+    draft = draft_family(model)
+    found = {one.pattern: (one.count, one.place, one.kind) for one in draft.layers}
+    assert found == LAYERS[name]
+    drafted = family_in(draft)
+    orders = {0: "text first", -7: "image first"}
+    assert drafted.joined == (orders[truth.text.start] if "joint" in str(found) else None)
+    assert drafted.grid(model, truth.call()) == truth.grid
+    assert drafted.video == (len(truth.grid) == 3)
+    of_rows = ["frame_rows"] if name.startswith("Latte") else []
+    open_fields = [line.partition(":")[0] for line in draft.not_known]
+    assert open_fields == [*of_rows, "timestep_unit", "readers", "guidance"]
+
+
+def test_a_draft_says_what_it_could_not_find_out():
+    draft = draft_family(
+        diffusers.DiTTransformer2DModel(
+            **BLOCKS, in_channels=4, sample_size=16, num_embeds_ada_norm=10
+        )
+    )  # it takes square images alone
+    failed = [line for line in draft.not_known if "[1, 4, 8, 12] ended: RuntimeError" in line]
+    assert len(failed) == 1 and "kind of transformer_blocks.*.attn1" in draft.text
+    assert family_in(draft).layers == {} and family_in(draft).grid is None
+    draft = draft_family(unclaimed("LuminaNextDiT2DModel"))
+    assert "its argument encoder_mask cannot be made up" in draft.not_known[0]
+    draft = draft_family(torch.nn.Linear(2, 2))
+    assert draft.layers == () and draft.closest is None
+    assert "it is not of diffusers" in draft.not_known[0]
+
+
+class ManyRegisters(diffusers.AuraFlowTransformer2DModel):
+    """AuraFlow, whose eight registers before the text are 25 here."""
+
+    def forward(self, hidden_states, encoder_hidden_states, timestep):
+        self.register_tokens = torch.nn.Parameter(torch.zeros(1, 25, 16))
+        return super().forward(hidden_states, encoder_hidden_states, timestep)
+
+
+@pytest.mark.parametrize("kind", [diffusers.AuraFlowTransformer2DModel, ManyRegisters])
+def test_with_tokens_of_neither_text_nor_image_order_and_grid_stay_open(kind):
+    """24 cells and the registers are 32 queries, or 49, which make a square by chance."""
+    model = kind(
         sample_size=16,
         in_channels=4,
         out_channels=4,
-        num_mmdit_layers=3,
-        num_single_dit_layers=4,
+        num_mmdit_layers=1,
+        num_single_dit_layers=1,
         attention_head_dim=8,
         num_attention_heads=2,
         joint_attention_dim=12,
         caption_projection_dim=16,
-        pos_embed_max_size=256,
     )
-
-
-def dit():
-    return diffusers.DiTTransformer2DModel(
-        **BLOCKS, in_channels=4, sample_size=16, num_embeds_ada_norm=10
-    )
-
-
-FACTS = {
-    # CogVideoXAttnProcessor2_0: torch.cat([encoder_hidden_states, hidden_states]); latents are
-    # [B, frames, C, rows, cols], patch_size 2, and the model has no frames a patch
-    cogvideox: (
-        {"transformer_blocks.*.attn1": (3, "double", "joint")},
-        "text first",
-        ((2, 5, 4, 8, 6), (5, 4, 3)),
-    ),
-    # LatteTransformer3DModel.forward folds frames into the batch for its transformer_blocks and
-    # cells for its temporal_transformer_blocks, which have no attn2
-    latte: (
-        {
-            "transformer_blocks.*.attn1": (3, "block", "self"),
-            "transformer_blocks.*.attn2": (3, "block", "cross"),
-            "temporal_transformer_blocks.*.attn1": (3, "block", "temporal"),
-        },
-        None,
-        ((2, 4, 5, 8, 6), (4, 3)),
-    ),
-    # StableAudioDiTModel.forward puts the global states before the latents [B, C, samples]
-    stable_audio: (
-        {
-            "transformer_blocks.*.attn1": (3, "block", "self"),
-            "transformer_blocks.*.attn2": (3, "block", "cross"),
-        },
-        None,
-        None,
-    ),
-    # AuraFlowAttnProcessor2_0 joins [text, image]; eight registers come before the text
-    auraflow: (
-        {
-            "joint_transformer_blocks.*.attn": (3, "double", "joint"),
-            "single_transformer_blocks.*.attn": (4, "single", "joint"),
-        },
-        "text first",
-        ((2, 4, 8, 6), (4, 3)),
-    ),
-    # BasicTransformerBlock without cross_attention_dim; its output is put together as a square,
-    # which the trial call's is not
-    dit: ({"transformer_blocks.*.attn1": (3, "block", "self")}, None, ((2, 4, 8, 6), (4, 3))),
-}
-
-
-@pytest.mark.parametrize("make", FACTS, ids=lambda make: make.__name__)
-def test_a_draft_of_an_unknown_model_has_the_facts_of_its_source(make):
-    model = make()
-    layers, joined, grid = FACTS[make]
     draft = draft_family(model)
-    found = {one.pattern: (one.count, one.place, one.kind) for one in draft.layers}
-    assert found == layers
-    drafted = family_in(draft)
-    assert drafted.joined == draft.joined == joined
-    if grid is None:
-        assert drafted.grid is None and any("grid" in line for line in draft.not_known)
-    else:
-        shape, cells = grid
-        assert tuple(drafted.grid(model, {"hidden_states": torch.zeros(shape)})) == cells
-    for field in ("timestep_unit", "readers", "guidance"):
-        assert any(line.startswith(field) for line in draft.not_known)
+    registers, text = (25, "25:36") if kind is ManyRegisters else (8, "8:19")
+    assert f"text {text}" in draft.text
+    assert draft.joined is None and '# not known: joined="text first" or the reverse' in draft.text
+    assert "grid" not in draft.fields and "grid=None,  # not known" in draft.text
+    assert any(f"the grid of {24 + registers} cells" in line for line in draft.not_known)
 
 
-def test_a_draft_says_what_it_could_not_find_out():
-    assert "8 neither, 11 text, 24 image" in draft_family(auraflow()).text
-    assert any("tokens of neither" in line for line in draft_family(auraflow()).not_known)
-    said = " ".join(draft_family(dit()).not_known)
-    assert "the trial call of a small model ended: RuntimeError" in said
-    assert "names: forward has no encoder_hidden_states" in said
-    draft = draft_family(torch.nn.Linear(2, 2))
-    assert draft.layers == () and draft.closest is None
-    assert "it is not of diffusers" in draft.not_known[0]
+def test_a_module_without_a_processor_is_named_but_not_listed():
+    draft = draft_family(
+        diffusers.MochiTransformer3DModel(
+            **BLOCKS, in_channels=4, text_embed_dim=16, pooled_projection_dim=8, time_embed_dim=4
+        )
+    )
+    assert {one.pattern: (one.count, one.kind) for one in draft.layers} == {
+        "transformer_blocks.*.attn1": (3, "joint"),
+        "time_embed.pooler": (0, None),
+    }
+    assert draft.joined == "image first"
+    assert any("pooler" in line and "no processor" in line for line in draft.not_known)
 
 
 def test_a_model_is_neither_called_nor_changed_and_may_have_no_weights():
@@ -218,7 +211,18 @@ def test_a_model_is_neither_called_nor_changed_and_may_have_no_weights():
     assert torch.equal(torch.get_rng_state(), before)
     assert all(one is other for one, other in zip(model.modules(), held, strict=True))
     assert not any(module._forward_hooks or module._forward_pre_hooks for module in held)
-    assert draft.layers[0].said == "queries: 11 text, 144 image; keys: 11 text, 144 image"
+    assert draft.layers[0].said == "queries 155, keys 155, text 0:11"
+
+
+def test_a_model_too_wide_for_its_values_gets_fewer_heads():
+    with torch.device("meta"):
+        model = diffusers.Flux2Transformer2DModel()  # two of its blocks: 4e9 parameters
+    draft = draft_family(model)
+    assert {one.pattern: (one.count, one.kind) for one in draft.layers} == {
+        "transformer_blocks.*.attn": (8, "joint"),
+        "single_transformer_blocks.*.attn": (48, "joint"),
+    }
+    assert draft.joined == "text first"
 
 
 @pytest.mark.slow
@@ -227,13 +231,13 @@ def test_the_command_prints_a_module_for_an_unknown_model_only(tmp_path, monkeyp
     monkeypatch.setattr("sys.argv", ["new_family", str(tmp_path)])
     with pytest.raises(SystemExit, match="no denoiser that needs a record"):
         main()
-    dit().save_pretrained(tmp_path / "transformer")
+    unclaimed("CogView3PlusTransformer2DModel").save_pretrained(tmp_path / "transformer")
     index = json.loads((tmp_path / "model_index.json").read_text())
-    index["transformer"] = ["diffusers", "DiTTransformer2DModel"]
+    index["transformer"] = ["diffusers", "CogView3PlusTransformer2DModel"]
     del index["unet"]
     (tmp_path / "model_index.json").write_text(json.dumps(index))
     main()
     names = {}
     exec(capsys.readouterr().out, names)  # all of stdout is a module
-    assert names["FAMILY"].denoisers == ("DiTTransformer2DModel",)
-    assert names["FAMILY"].layers == {"transformer_blocks.*.attn1": ("block", "self")}
+    assert names["FAMILY"].denoisers == ("CogView3PlusTransformer2DModel",)
+    assert names["FAMILY"].layers == {"transformer_blocks.*.attn1": ("double", "joint")}
