@@ -36,9 +36,10 @@ def replacement() -> Any | None:
 
 
 def outer_mode() -> Any | None:
-    """Return the innermost mode of torch's that may answer, other than one that sets a device."""
-    modes = [m for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext)]
-    return modes[-1] if modes else None
+    """Return the innermost mode of torch's that may answer, other than one that sets a device or
+    only watches."""
+    modes = _get_current_function_mode_stack()
+    return next((m for m in reversed(modes) if not isinstance(m, _QUIET)), None)
 
 
 @contextmanager
@@ -191,6 +192,9 @@ class SdpaWatch(TorchFunctionMode):
             self.unlike.append((by, unlike))
         self.calls.append(call)
         return call.output
+
+
+_QUIET = DeviceContext, SdpaWatch
 
 
 class ProductWatch(SdpaWatch):
