@@ -179,7 +179,9 @@ class SdpaWatch(TorchFunctionMode):
         call.dropout = bool(dropout_p)
         call.causal = is_causal
         plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa or unknown)
-        is_kept = plain and by is None and self.wants_logsumexp(call)
+        modes = _get_current_function_mode_stack()
+        is_seen = any(isinstance(mode, SdpaWatch) and mode is not self for mode in modes)
+        is_kept = plain and by is None and not is_seen and self.wants_logsumexp(call)
         if is_kept and (backend := backend_with_logsumexp(call)):
             call.output, call.logsumexp = attend_with_logsumexp(attend, backend, call)
         else:

@@ -196,4 +196,4 @@ def arguments_by_name(model: Model, args: tuple[object, ...], kwargs: Given) -> 
             named.update((f"{name}[{number}]", one) for number, one in enumerate(value))
         else:
             named[name] = value
-    return named
+    return {**named, **{name: value for name, value in kwargs.items() if name not in named}}

@@ -1,9 +1,13 @@
 """Habits of foreign code that a capture of a model of no known family meets: what is shown is what
 was used, or it is refused by name."""
 
+from contextlib import ExitStack
+
 import pytest
 import torch
 from helpers.foreign import HEADS, WIDTH, by_heads, softmax64, tokens_of
+from helpers.joint_models import inputs
+from helpers.transformer_rows import flux
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 from torch.nn.modules.module import _has_any_global_hook
@@ -265,13 +269,44 @@ def test_an_interrupt_inside_leaves_the_next_call_whole():
 
 
 @torch.no_grad()
-def test_a_capture_around_another_is_no_kernel():
+def test_a_capture_around_another_is_no_kernel(monkeypatch):
+    monkeypatch.setattr("sdattn.look.module_calls.LARGE", 0)  # a logsumexp is asked for
     model = made(Attention())
     with sdattn.capture(model, **TOLD) as outer, sdattn.capture(model, **TOLD) as inner:
         model(image(2), text(2))
     assert outer.kernels == inner.kernels == {}
     for store in (outer, inner):
         assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
+
+
+@pytest.mark.parametrize("is_inside", [False, True])
+@torch.no_grad()
+def test_a_capture_of_a_known_family_inside_or_around(is_inside):
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+
+    class Wrapped(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = model
+
+        def forward(self, **given):
+            return self.inner(**given).sample
+
+    wrapped, size = Wrapped(), tuple(given["img_ids"].amax(0)[1:].int().add(1).tolist())
+    length = given["encoder_hidden_states"].shape[1]
+    plain = wrapped(**given)
+    told = sdattn.capture(wrapped, text=slice(0, length), grid=size)
+    known = sdattn.capture(model)
+    with ExitStack() as stack:
+        stores = [stack.enter_context(one) for one in ((told, known)[:: 1 if is_inside else -1])]
+        assert torch.equal(wrapped(**given), plain)
+    store, known_store = stores if is_inside else stores[::-1]
+    assert len(store.maps) == len(known_store.maps) == 4
+    for name, maps in known_store.maps.items():
+        assert (store.maps[f"inner.{name}"] - maps).abs().max() < 1e-6
+    proposal = sdattn.inspect_attention(wrapped, **given).proposal
+    assert proposal.options == {"text": slice(0, length), "grid": size}
 
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
