@@ -401,3 +401,66 @@ def test_a_text_in_a_list_is_refused_by_what_it_is():
 
     with pytest.raises(ValueError, match=r"no tensor of this name but a list.*text=slice"):
         captured(made(Attention(), kind=Listed), image(1), [text(1)])
+
+
+class Rows(Model):
+    """A video whose frames are rows of the batch."""
+
+    def forward(self, latents, context):
+        frames = latents.movedim(1, 2).flatten(0, 1)
+        made = super().forward(frames, context.repeat_interleave(latents.shape[2], 0))
+        return made.unflatten(0, (len(latents), -1)).movedim(2, 1)
+
+
+@pytest.mark.parametrize("attend", [Attention().attend, folded])
+def test_frames_that_are_rows_are_one_video_and_refused_for_several(attend):
+    model, told = made(Attention(attend), kind=Rows), {"grid": (3, ROWS, COLS)}
+    video = image(3).movedim(0, 1)[None]
+    store = captured(model, video, text(1), **told)
+    expected = softmax64(*model.blocks[0].seen[0]).flatten(0, 1)
+    assert (store.maps["blocks.0"].flatten(0, 3) - expected).abs().max() < 1e-5
+    with pytest.raises(CaptureError, match="frames of several videos"):
+        captured(model, video.expand(2, -1, -1, -1, -1), text(2), **told)
+
+
+class Together(Model):
+    """The image attends to something before, the text, and something behind; ``parts`` makes them
+    of image and text. All of them are queries if ``is_joint``."""
+
+    def __init__(self, parts, is_joint):
+        super().__init__(Attention())
+        self.parts, self.is_joint = parts, is_joint
+
+    def forward(self, latents, context):
+        image = self.proj_in(tokens_of(latents))
+        keys = torch.cat(self.parts(image, context), dim=1)
+        return self.blocks[0](keys if self.is_joint else image, keys)
+
+
+PARTS = {  # parts, whether all are queries, the text, the image
+    "text behind": (lambda i, t: [i, t], False, slice(-T, None), slice(None)),
+    "register first": (lambda i, t: [i[:, :1], t, i], True, slice(1, 1 + T), slice(1 + T, None)),
+    "image first": (lambda i, t: [i, t, i[:, :2]], True, slice(24, 24 + T), slice(0, 24)),
+}
+
+
+@pytest.mark.parametrize("name", PARTS)
+def test_text_and_image_stand_where_they_were_told(name):
+    parts, is_joint, place, cells = PARTS[name]
+    torch.manual_seed(0)
+    model = Together(parts, is_joint)
+    store = captured(model, image(2), text(2), text=place, layers="blocks.0")
+    expected = softmax64(*model.blocks[0].seen[0])[:, cells, place]
+    assert_shown(store, "blocks.0", expected)
+
+
+def test_a_text_that_leaves_no_room_for_the_image_is_refused():
+    model = Together(lambda i, t: [t, i], True)
+    with pytest.raises(ValueError, match="no room for the 24 cells"):
+        captured(model, image(2), text(2), text=slice(3, 3 + T))
+
+
+@pytest.mark.parametrize("place", [slice(-5, 3), slice(2, -3), slice(5, 5), slice(0, 8, 2)])
+def test_a_slice_without_a_length_of_its_own_is_refused(place):
+    with pytest.raises(ValueError, match="a length of its own"):
+        captured(made(Attention()), image(1), text(1), text=place)
