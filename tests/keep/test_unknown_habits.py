@@ -464,3 +464,71 @@ def test_a_text_that_leaves_no_room_for_the_image_is_refused():
 def test_a_slice_without_a_length_of_its_own_is_refused(place):
     with pytest.raises(ValueError, match="a length of its own"):
         captured(made(Attention()), image(1), text(1), text=place)
+
+
+def test_a_text_that_all_images_share_may_come_first():
+    class TextFirst(Model):
+        def forward(self, context, latents):
+            return super().forward(latents, context.expand(len(latents), -1, -1))
+
+    model = made(Attention(folded), kind=TextFirst)
+    store = captured(model, text(1), image(3))
+    assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
+
+
+class ByTorch(nn.Module):
+    """``nn.MultiheadAttention`` with some ``options``; the sequence comes first."""
+
+    def __init__(self, **options):
+        super().__init__()
+        self.proj_in = nn.Linear(4, WIDTH)
+        self.attn = nn.MultiheadAttention(WIDTH, HEADS, **options)
+
+    def forward(self, latents, context):
+        x, context = self.proj_in(tokens_of(latents)).transpose(0, 1), context.transpose(0, 1)
+        self.given = x, context
+        return self.attn(x, context, context)[0]
+
+
+def test_torchs_attention_with_the_sequence_first():
+    torch.manual_seed(0)
+    model = ByTorch()
+    store = captured(model, image(T), text(T))  # as many images as tokens
+    (wq, wk, _), (bq, bk, _) = (
+        one.chunk(3) for one in (model.attn.in_proj_weight, model.attn.in_proj_bias)
+    )
+    x, context = (one.transpose(0, 1) for one in model.given)
+    assert_shown(store, "attn", softmax64(by_heads(x @ wq.T + bq), by_heads(context @ wk.T + bk)))
+
+
+@pytest.mark.parametrize(
+    ("options", "problem"),
+    [
+        ({"add_zero_attn": True}, "attn .with keys of its own"),
+        ({"add_bias_kv": True}, "attn .with keys of its own"),
+        ({"dropout": 0.5}, "attn .dropout"),
+    ],
+)
+def test_what_torchs_attention_adds_or_drops_is_refused(options, problem):
+    model = ByTorch(**options).train()
+    with pytest.raises(CaptureError, match=problem):
+        with sdattn.capture(model, **TOLD):
+            model(image(2), text(2))
+
+
+def test_padding_of_torchs_encoder_layer_has_no_attention():
+    class Padded(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.proj_in = nn.Linear(4, WIDTH)
+            self.layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+
+        def forward(self, latents, context, padding):
+            x = torch.cat([context, self.proj_in(tokens_of(latents))], dim=1)
+            return self.layer(x, src_key_padding_mask=padding)
+
+    padding = torch.zeros(3, T + ROWS * COLS, dtype=torch.bool)
+    padding[1, 4:T] = True
+    store = captured(made(kind=Padded), image(3), text(3), padding, text=slice(0, T))
+    maps = store.maps["layer"]
+    assert not maps[1, ..., 4:].any() and maps[0].all() and maps[1, ..., :4].all()
