@@ -2,6 +2,7 @@
 was used, or it is refused by name."""
 
 from contextlib import ExitStack
+from threading import Thread, get_ident
 
 import pytest
 import torch
@@ -532,3 +533,58 @@ def test_padding_of_torchs_encoder_layer_has_no_attention():
     store = captured(made(kind=Padded), image(3), text(3), padding, text=slice(0, T))
     maps = store.maps["layer"]
     assert not maps[1, ..., 4:].any() and maps[0].all() and maps[1, ..., :4].all()
+
+
+def test_an_image_whose_part_alone_goes_on_is_known_by_it():
+    class Last(Together):
+        def forward(self, latents, context):
+            tokens = torch.cat([context, self.proj_in(tokens_of(latents))], dim=1)
+            q, k, v = (by_heads(one(tokens)) for one in self.qkv)
+            self.used = q, k
+            return self.o(sdpa(q, k, v).transpose(1, 2).flatten(2)[:, T:])
+
+    torch.manual_seed(0)
+    model = Last(None, True)
+    model.qkv, model.o = nn.ModuleList(nn.Linear(WIDTH, WIDTH) for _ in range(3)), model.proj_out
+    store = captured(model, image(HEADS), text(HEADS), text=slice(0, T))
+    assert_shown(store, "model", softmax64(*model.used)[:, T:, :T])
+
+
+@torch.no_grad()
+def test_a_replacement_that_calls_torchs_own_is_one_call(monkeypatch):
+    monkeypatch.setattr("torch.nn.functional.scaled_dot_product_attention", lambda *qkv: sdpa(*qkv))
+    attend = lambda _self, *qkv: nn.functional.scaled_dot_product_attention(*qkv)  # noqa: E731
+    model = made(Attention(attend))
+    store = captured(model, image(2), text(2))
+    assert list(store.maps) == ["blocks.0"] and len(store.kernels) == 1
+
+
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+def test_torchs_encoder_inside_a_module_that_attends_stays_nested():
+    class Both(Encoded):
+        def run(self, latents, context, blocks):
+            x = self.proj_in(tokens_of(latents))
+            q, k = by_heads(x), by_heads(context)
+            self.used = q, k
+            return self.proj_out(x + sdpa(q, k, k).transpose(1, 2).flatten(2))
+
+    model = made(kind=Both)
+    padding = torch.arange(T).expand(3, -1) >= torch.tensor([[T], [5], [T]])
+    store = captured(model, image(3), text(3), padding)
+    assert_shown(store, "model", softmax64(*model.used))
+
+
+@torch.no_grad()
+def test_another_thread_that_runs_the_model_meanwhile_is_not_watched():
+    def attend(self, q, k, v):
+        if get_ident() == main:
+            other = Thread(target=torch.no_grad()(model), args=(image(2, seed=5), text(2, seed=6)))
+            other.start()
+            other.join()
+        return sdpa(q, k, v)
+
+    main, model = get_ident(), made(Attention(attend))
+    with sdattn.capture(model, **TOLD) as store:
+        model(image(2), text(2))
+    assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
+    assert len(store.passes) == 1
