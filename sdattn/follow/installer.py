@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules.module import (
+    _global_forward_hooks_with_kwargs,
+    register_module_forward_hook,
+    register_module_forward_pre_hook,
+)
 
 from ..models.denoiser_call import compiled_parts, innermost, is_compiled
 from ..models.layers import AttentionLayer
@@ -95,6 +100,31 @@ class Installation:
         self._undo.callback(first.remove)
         last = module.register_forward_hook(after, with_kwargs=True, always_call=True)
         self._undo.callback(last.remove)
+
+    def around_from_outside(
+        self,
+        modules: Mapping[nn.Module, Any],
+        before: Callable[..., None],
+        after: Callable[..., None],
+    ) -> None:
+        """Call ``before(modules[module], module)`` and ``after(module, args, kwargs, output)``
+        around each call of some modules, as :meth:`around` does, by hooks of torch's that are on no
+        module."""
+
+        def begin(module: nn.Module, _args: Any) -> None:
+            if module in modules:
+                before(modules[module], module)
+
+        def end(module: nn.Module, args: Any, *given: Any) -> None:
+            if module in modules:
+                *kwargs, output = given  # torch leaves out kwargs after an error
+                after(module, args, *(kwargs or [{}]), output)
+
+        self._undo.callback(register_module_forward_pre_hook(begin).remove)
+        hook = register_module_forward_hook(end, with_kwargs=True, always_call=True)
+        self._undo.callback(hook.remove)
+        # torch 2.13 leaves this behind, and then believes in hooks that are gone
+        self._undo.callback(_global_forward_hooks_with_kwargs.pop, hook.id, None)
 
     def undo(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` too when everything is undone."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from threading import get_ident
 from typing import Any, TypeVar
 
+import torch
 from torch import Tensor, nn
 
 from ..attention import merge_heads
@@ -61,12 +62,13 @@ def watch_unknown(
         watch = UnknownWatch(follower, store, family, selection, warns, unwrapped(model))
         follower.subscribe(watch)
         follower.follow(model)
+        installed.undo(watch.close)
         watch.follow_every_module(installed)
         try:
             yield store
         finally:
             store.end_pass()
-            watch.found.remove()
+            watch.close()
         watch.check()
     if store.checks_itself:
         store.check()
@@ -110,7 +112,10 @@ class UnknownWatch(Subscriber):
     found: Installation = field(default_factory=Installation)  # hooks on modules
     modules: dict[str, nn.Module] = field(default_factory=dict)  # with a call that is kept
     places: dict[tuple[str, int, int], Placed | None] = field(default_factory=dict)
-    others: list[str] = field(default_factory=list)  # attention calls that are not watched
+    others: dict[str, bool] = field(default_factory=dict)  # calls that are not watched, and
+    # whether their keys are as many as the text's tokens
+    settled: set[str] = field(default_factory=set)  # layers whose rows are known
+    is_known: bool = False  # a pass has ended
     unlike: dict[Any, Tensor] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -122,17 +127,29 @@ class UnknownWatch(Subscriber):
         self.calls.follow(installed, {"": modules.pop("")})
         self.calls.follow(self.found, modules)
 
+    def close(self) -> None:
+        """Stop following modules."""
+        self.found.remove()
+        self.calls.close()
+
     def _follow_found_modules(self) -> None:
-        """Follow only the modules that made an attention call; the model's own hooks stay."""
-        self.calls.only = set(self.modules)
+        """Follow only modules that made an attention call that is kept, or another one inside of
+        such a module, and those that did not run yet; the model's own hooks stay."""
+        modules = dict(self.model.named_modules())
+        kept = set(self.modules)
+        inside = {path for path, around in self.calls.around.items() if around & kept}
+        self.calls.only = kept | inside | (modules.keys() - self.calls.ran)
         self.found.remove()
         self.found = Installation()
-        self.calls.follow(self.found, {path: m for path, m in self.modules.items() if path})
+        chosen = {path: m for path, m in modules.items() if path and path in self.calls.only}
+        self.calls.follow(self.found, chosen)
 
     def begin_pass(self, begun: Pass) -> None:
         self.store.end_pass()
-        if self.modules and self.calls.only is None:
+        if self.modules and self.is_known and self.calls.only is None:
             self._follow_found_modules()
+        self.calls.doubtful.clear()  # of a pass that broke off
+        self.calls.folded.clear()
         self.warns.note(begun, self.follower.passes)
         if not begun.rows:
             self.store.skipped += 1
@@ -143,7 +160,8 @@ class UnknownWatch(Subscriber):
 
     def end_pass(self, ended: Pass) -> None:
         self.follower.passes.call = None
-        self.store.end_pass()
+        with torch._C.DisableTorchFunction():  # the model itself is still running
+            self.store.end_pass()
         if self.running is None:
             return
         self.running = None
@@ -151,23 +169,35 @@ class UnknownWatch(Subscriber):
             before = self.unlike.get(by, unlike)
             self.unlike[by] = before.fmax(unlike)
         self.calls.unlike.clear()
-        if self.calls.only is None:
+        self._check_rows()
+        self.settled.update(self.store.sums)
+        if not self.is_known:
             self._check_first_pass()
+            self.is_known = True
 
-    def _check_first_pass(self) -> None:
-        """Refuse what the first pass did not show to be right."""
-        self._check_unlike()
+    def _check_rows(self) -> None:
+        """Refuse layers whose first call did not show which image each row belongs to."""
+        for name in self.calls.several:
+            raise RunError(
+                f"{name}: its attention is of several images where the model got one (guidance "
+                "inside the model, perhaps). Capture the module inside that gets them all, or "
+                "leave this layer out (layers=…)."
+            )
         for name in self.calls.doubtful:
             raise RunError(
                 f"{name}: heads and images share an axis of its attention, and what it made "
                 "reached no linear layer as images of heads, so which image each row belongs to is "
                 "not known. Run one image at a time, or leave this layer out (layers=…)."
             )
-        if self.calls.unused:
-            names = ", ".join(self.calls.unused)
+
+    def _check_first_pass(self) -> None:
+        """Refuse or tell what the first pass did not show to be right."""
+        self._check_unlike()
+        lost = [name for name, has_text in self.others.items() if has_text]
+        if lost and self.store.layers and self.selection[0] is None:
             warn(
-                f"{len(self.calls.unused)} module(s) made a softmax whose use was not seen, so "
-                f"what they attend to is in no map: {names}.",
+                f"{len(lost)} attention call(s) have as many keys as the text has tokens, and are "
+                f"in no map: {'; '.join(lost)}.",
                 CaptureWarning,
             )
 
@@ -177,30 +207,42 @@ class UnknownWatch(Subscriber):
         if running is None or running.latent_size is None:
             return
         if seen.call is None:
-            self.others.append(f"{seen.module} (it adds keys of its own)")
+            self.others[f"{seen.module} (with keys of its own, or nested tensors)"] = False
             return
+        has_text = seen.call.shape[-1] == running.n_text != seen.call.shape[-2] > 1
         call = by_head(seen.call, running.batch, running.latent_size)
         if isinstance(call, str):
-            self.others.append(f"{seen.module} ({call})")
+            self.others[f"{seen.module} ({call})"] = has_text
             return
         batch, heads, queries, keys = call.shape
         frames = batch // running.batch
         place = self._place(seen.module, frames * queries, keys, running)
         if place is None:
-            self.others.append(f"{seen.module} ({queries} queries, {keys} keys)")
+            self.others[f"{seen.module} ({queries} queries, {keys} keys)"] = has_text
         elif (layer_sum := self._sum_of(seen, place, heads)) is not None:
+            if seen.is_part and place.level:
+                raise RunError(
+                    f"{seen.module} attends to the same keys several times, in slices of its "
+                    "queries, so how they make its grid is not known. Turn slicing off, or leave "
+                    "this layer out (layers=…)."
+                )
             self.modules[seen.module] = layer_sum.layer.module
             self._doubt(seen, layer_sum.layer.name, batch, heads)
             attended = attended_by(call, place)
             layer_sum.take(attended if frames == 1 else FramesTogether(attended, frames))
 
     def _doubt(self, seen: SeenCall, name: str, batch: int, heads: int) -> None:
-        """In the first pass, doubt the order of images and heads where they could be exchanged."""
+        """In a layer's first pass, doubt the order of images and heads where they could be
+        exchanged, or images where they could be heads."""
         assert seen.call is not None
         output = seen.call.output
-        if output is None or self.calls.only is not None or batch == 1:
+        if output is None or name in self.settled:
             return
-        if output.ndim == 3 or batch == heads:
+        if batch == 1 and output.ndim == 3:
+            self.calls.folded[name] = output.detach()
+        elif batch > 1 and (output.ndim == 3 or batch == heads):
+            if output.shape[-2] != seen.call.shape[-2]:  # [B, N, heads, d]
+                output = output.transpose(1, 2)
             whole = output.detach().reshape(batch, heads, *output.shape[-2:])
             self.calls.doubtful[name] = merge_heads(whole)
 
@@ -208,12 +250,20 @@ class UnknownWatch(Subscriber):
         """Raise for what the run did not show to be right; this may wait for the device."""
         self._check_unlike()
         if self.store.passes and not self.store.layers:
-            seen = "; ".join(dict.fromkeys(self.others)) or "none at all"
+            unused = [f"{name} (a softmax without a product)" for name in self.calls.unused]
+            seen = "; ".join([*self.others, *unused]) or "none at all"
             raise CaptureError(
                 f"No attention call of the {type(self.model).__name__} fits text="
                 f"{_named(self.family.text)} and a grid of {self.store.latent_size}"
                 f"{'' if self.selection[0] is None else ' in the layers that were asked for'}. "
                 f"Seen were: {seen}. sdattn.inspect_attention(model, ...) says what fits."
+            )
+        if self.calls.unused:
+            names = ", ".join(self.calls.unused)
+            warn(
+                f"{len(self.calls.unused)} module(s) made a softmax whose use was not seen, so "
+                f"what they attend to is in no map: {names}.",
+                CaptureWarning,
             )
 
     def _check_unlike(self) -> None:

@@ -19,6 +19,8 @@ def with_other(args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> tu
     """Return a call's arguments with another tensor in place of one, or of each in a list."""
 
     def swapped(given: Any) -> Any:
+        if isinstance(given, dict):
+            return {name: swapped(one) for name, one in given.items()}
         if given is not value:
             return given
         if isinstance(given, Tensor):
@@ -30,16 +32,18 @@ def with_other(args: Sequence[Any], kwargs: Mapping[str, Any], value: Any) -> tu
 
 
 def _other(given: Tensor) -> Tensor:
-    """Return another tensor of the same kind: other states, or the ids in reverse."""
+    """Return another tensor of the same kind: other states, or the ids in reverse; if those are
+    the same, 1 for 0 and 0 for all others."""
     if not given.is_floating_point():
-        return given.flip(-1)
+        turned = given.flip(-1)
+        return (given == 0).to(given) if torch.equal(turned, given) else turned
     noise = torch.randn(given.shape, generator=torch.Generator().manual_seed(SEED))
     return noise.to(given) * given.std().clamp_min(1e-3)
 
 
 @dataclass(frozen=True)
 class Tokens:
-    """One attention call, with a number for each of its queries and keys."""
+    """One attention call, with a few numbers for each of its queries and keys, ``[tokens, 4]``."""
 
     seen: SeenCall
     shape: tuple[int, ...]
@@ -57,6 +61,7 @@ def tokens_seen(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
     buffers = {name: value.clone() for name, value in model.named_buffers()}
     with Installation() as installed, torch.random.fork_rng([device] * (device.type == "cuda")):
         installed.run_eagerly(model)
+        installed.undo(calls.close)
         calls.follow(installed, dict(model.named_modules()))
         torch.manual_seed(0)
         try:
@@ -69,7 +74,7 @@ def tokens_seen(model: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]
 
 
 def _tokens(seen: SeenCall) -> Tokens:
-    """Return what is compared of a call: a number for each token, of all its rows and features."""
+    """Return what is compared of a call: numbers for each token, of all its rows and features."""
     call = seen.call
     if call is None:
         return Tokens(seen, (), False, None, None)
@@ -85,7 +90,9 @@ def _tokens(seen: SeenCall) -> Tokens:
 
 
 def _number_each(tokens: Tensor, axis: int = -2) -> Tensor:
-    """Return a number for each token; ``axis`` counts them."""
+    """Return a few sums for each token, ``[tokens, 4]``: one may be alike in two runs by chance;
+    ``axis`` counts them."""
     flat = tokens.detach().float().movedim(axis, 0).flatten(1)
-    weights = torch.linspace(1, 2, flat.shape[1], device=flat.device).sin()
-    return (flat * weights).sum(1).cpu()
+    places = torch.arange(1, flat.shape[1] + 1, device=flat.device)[:, None]
+    weights = (places * torch.tensor([0.7, 1.1, 1.7, 2.3], device=flat.device)).sin()
+    return (flat @ weights).cpu()

@@ -1,9 +1,10 @@
 """`inspect_attention()`: the attention calls of any model, and what to tell :func:`sdattn.capture`.
 
-The model is called twice, the second time with another text. Every attention puts out zeros, so no
-token learns of another. Then in any layer, however deep, a key that differs is one of the text. If
-all of a layer's queries differ too (the text is averaged, and the mean added to every token), a
-third call has another image.
+The model is called three times, then with another text, then with another image. Every attention
+puts out zeros, so no token learns of another. Then in any layer, however deep, a key that differs
+is one of the text. If all of a layer's queries differ too (the text is averaged, and the mean added
+to every token), those count that another image leaves alone. Queries that no image changes are
+learned ones, which pool the text.
 """
 
 from __future__ import annotations
@@ -88,7 +89,7 @@ def inspect_attention(
         >>> print(table)  # the calls, and the line to type               # doctest: +SKIP
         >>> with sdattn.capture(unet, **table.proposal.options) as store:  # doctest: +SKIP
 
-    The model is called without gradient, two or three times, see
+    The model is called without gradient, three times, see
     :mod:`sdattn.look.inspection`; its parameters and buffers, and the random numbers that follow,
     are as before.
 
@@ -121,8 +122,12 @@ def inspect_attention(
     first = tokens_seen(inner, args, kwargs)
     second = tokens_seen(inner, *with_other(args, kwargs, given.get(name or "")))
     third = None
-    if image is not None and any(_all_differ(*pair) for pair in zip(first, second, strict=False)):
-        third = tokens_seen(inner, *with_other(args, kwargs, given[image]))
+    if image is not None:
+        call: tuple[Any, Any] = args, kwargs
+        for state in given.values():
+            if _is_states(state) and state is not given.get(name or ""):
+                call = with_other(*call, state)
+        third = tokens_seen(inner, *call)
     batch = 1 if image is None else len(given[image])
     calls = tuple(_classified(first, second if name else (), third, batch))
     proposal = propose(calls, given, name, was_marked=text is not None)
@@ -168,12 +173,16 @@ def _classified(
         by_image: _Differing = (None, None)
         if third is not None and number < len(third):
             by_image = _differing(tokens, third[number])
-        of_queries, of_keys = map(_only_first, by_text, by_image)
+        of_queries, of_keys = by_text
+        if number < len(second) and _all_differ(tokens, second[number]):
+            of_queries, of_keys = map(_only_first, by_text, by_image)
         *leading, queries, keys = tokens.shape or (0, 0)
         in_batch, heads = leading if len(leading) == 2 else (batch, math.prod(leading) // batch)
         if of_queries is None and of_keys is not None:
             of_queries = of_keys if queries == keys else [False] * queries
         kind, text = _kind_of(of_queries, of_keys)
+        if kind == "cross" and by_image[0] and not any(by_image[0]):
+            kind, text = None, None  # queries that learn nothing of the image
         yield InspectedCall(
             name=tokens.seen.name(kind),
             made_by=tokens.seen.made_by,
@@ -207,7 +216,8 @@ def _differing(one: Tokens, other: Tokens) -> _Differing:
         if a is None or b is None or a.shape != b.shape:
             return None
         far = DIFFERENT * max(float(a.abs().max()), torch.finfo(torch.float32).tiny)
-        return [abs(x - y) > far for x, y in zip(a.tolist(), b.tolist(), strict=True)]
+        apart: list[bool] = ((a - b).abs() > far).any(1).tolist()
+        return apart
 
     return differ(one.queries, other.queries), differ(one.keys, other.keys)
 

@@ -8,21 +8,31 @@ runs just then. In the first pass every module is followed; after it only those 
 
 from __future__ import annotations
 
+import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from ..attention import merge_heads
 from ..attention.calls import UNKNOWN, AttentionCall
 from ..follow.installer import Installation, in_backward
 from .dispatched import dispatched, hidden_backend
-from .multi_head import FUNCTION, call_of_function, call_of_module, is_multi_head, may_fuse
+from .multi_head import (
+    FUNCTION,
+    call_of_encoder_layer,
+    call_of_function,
+    call_of_module,
+    is_encoder_layer,
+    is_multi_head,
+    may_fuse,
+)
 from .sdpa import PRODUCTS, TORCHS, SdpaWatch, spied
 from .sources import LARGE
 from .unknown_processors import misfit
@@ -30,7 +40,7 @@ from .unknown_processors import misfit
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 LINEAR: Any = nn.functional.linear
 LOOKED_AT = frozenset({TORCHS, FUNCTION, LINEAR, *SOFTMAX, *PRODUCTS})
-Shape = tuple[int, int]  # of scores or probabilities: how many numbers in all, and in a row
+Shape = tuple[int, int]  # of scores or probabilities: how many numbers in all, and in a softmax
 
 
 @dataclass(eq=False)
@@ -43,12 +53,15 @@ class SeenCall:
         call: what it computed; its heads may be folded into its rows. None if that cannot be seen.
         before: calls of each kind that the module had made before, while it ran this time, as far
             as :meth:`name` was asked for them.
+        is_part: True if a call that the module made before had the very same values: the queries
+            come in slices.
     """
 
     module: str
     made_by: str
     call: AttentionCall | None
     before: Counter[str | None]
+    is_part: bool = False
 
     def name(self, kind: str | None) -> str:
         """Return the name of the layer, once it is known of what kind the call is: the module's
@@ -61,13 +74,30 @@ class SeenCall:
 
 @dataclass(eq=False)
 class _Running:
-    """A module that runs, the attention calls it made, and its softmaxes that no product used."""
+    """A module that runs, the attention calls it made, and softmaxes that no product used, its own
+    and its parts' (``nn.Softmax``), each with the path of the module that made it."""
 
     path: str
     module: nn.Module
     calls: Counter[str | None] = field(default_factory=Counter)
-    softmaxes: list[Shape] = field(default_factory=list)
+    softmaxes: list[tuple[Shape, str]] = field(default_factory=list)
     queries: dict[Shape, Tensor] = field(default_factory=dict)  # first factors of scores
+    values: list[weakref.ref[Tensor]] = field(default_factory=list)
+
+    def used(self, shape: Shape) -> bool:
+        """Take out a softmax of a shape, the first that was made; False if there is none."""
+        for number, (made, _) in enumerate(self.softmaxes):
+            if made == shape:
+                del self.softmaxes[number]
+                return True
+        return False
+
+    def had(self, value: Tensor | None) -> bool:
+        """Check whether a call had the very same values, and note them."""
+        before = any(one() is value for one in self.values) and value is not None
+        if value is not None:
+            self.values.append(weakref.ref(value))
+        return before
 
 
 class ModuleCalls(SdpaWatch):
@@ -82,10 +112,15 @@ class ModuleCalls(SdpaWatch):
 
     Attributes:
         only: paths of the modules that are followed; None for all that have hooks.
+        ran: paths of the modules that ran, while all were followed.
+        around: paths of modules that made a call or may run fused, each with the paths of those it
+            ran in.
         unused: paths of modules with a softmax that no product was seen to use, and its last axis.
         doubtful: attention outputs ``[B, N, heads*d]``, by layer, whose heads were put together row
             by row and which no linear layer got so far: its rows may be other images' than they
             seem.
+        folded: attention outputs ``[heads, N, d]``, by layer, for one image as it seems.
+        several: names of those that a linear layer got as several images.
     """
 
     def __init__(
@@ -97,22 +132,43 @@ class ModuleCalls(SdpaWatch):
         super().__init__()
         self.unused: dict[str, int] = {}
         self.doubtful: dict[str, Tensor] = {}
+        self.folded: dict[str, Tensor] = {}
+        self.several: set[str] = set()
         self.only: set[str] | None = None
+        self.ran: set[str] = set()
+        self.around: dict[str, set[str]] = {}
         self._see = see
         self._looks = looks
         self._is_blind = is_blind
         self._thread = get_ident()
         self._running: list[_Running] = []
         self._entered: ExitStack | None = None  # while the mode is at work
+        self._parts: set[nn.Module] = set()  # torch's encoder layers, and what is inside
         self._hidden: set[str] = set()  # kernels that do not call torch's attention
         self._inside = 0  # what answers in the place of torch's attention, and may call that
 
     def follow(self, installed: Installation, modules: Mapping[str, nn.Module]) -> None:
-        """Follow the calls of some modules, by path, until the installation is removed."""
+        """Follow the calls of some modules, by path, until the installation is removed.
+
+        Torch's encoder layers run as one fused operation unless they or their parts hold hooks, so
+        they are followed from outside, and their parts not at all. Scripted modules take no hooks,
+        and what they compute is no call that could be seen.
+        """
+        layers = {module: path for path, module in modules.items() if is_encoder_layer(module)}
+        self._parts.update(part for layer in layers for part in layer.modules())
+        if layers:
+            installed.around_from_outside(layers, self._begin, self._end)
         for path, module in modules.items():
+            if module in self._parts or isinstance(module, torch.jit.ScriptModule):
+                continue
             if hidden := hidden_backend(getattr(module, "processor", None)):
                 self._hidden.add(hidden)
             installed.around(module, partial(self._begin, path), self._end)
+
+    def close(self) -> None:
+        """Leave the mode, also one that an interrupt left behind."""
+        self._running.clear()
+        self._switch()
 
     def wants_logsumexp(self, call: AttentionCall) -> bool:
         return call.query.device.type != "cpu" or call.query.numel() >= LARGE
@@ -136,7 +192,7 @@ class ModuleCalls(SdpaWatch):
         kwargs = kwargs or {}
         if func not in LOOKED_AT:
             return func(*args, **kwargs)
-        if func is LINEAR and self.doubtful:
+        if func is LINEAR and (self.doubtful or self.folded):
             self._compare(args[0] if args else kwargs["input"])
         output = super().__torch_function__(func, types, args, kwargs)
         if not self._running:
@@ -145,52 +201,70 @@ class ModuleCalls(SdpaWatch):
             return self._made(FUNCTION.__name__, call_of_function(args, kwargs), output[0]), output[
                 1
             ]
+        running = self._running[-1]
         if func in SOFTMAX and output.ndim in (3, 4):
-            self._running[-1].softmaxes.append(_shape(output))
+            dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
+            running.softmaxes.append((_shape(output, dim), running.path or "model"))
         elif func in PRODUCTS:
-            return self._product(args[1:] if func is torch.einsum else args, kwargs, output)
+            factors = [*(args[1:] if func is torch.einsum else args), *kwargs.values()]
+            return self._product(running, factors, output)
         return output
 
-    def _product(self, args: Any, kwargs: Mapping[str, Any], output: Tensor) -> Tensor:
-        """Note a product whose first factor has the shape of a softmax that was made before."""
-        factors = args[0] if isinstance(args[0], (list, tuple)) else (*args, *kwargs.values())
-        if len(factors) != 2 or factors[0].ndim not in (3, 4):
+    def _product(self, running: _Running, factors: list[Any], output: Tensor) -> Tensor:
+        """Note a product whose first factor has the shape of a softmax that was made before. One
+        with a plain matrix mixes heads or features, and is no sum of values."""
+        if factors and isinstance(factors[0], (list, tuple)):
+            factors = list(factors[0])
+        if len(factors) != 2 or factors[0].ndim not in (3, 4) or factors[1].ndim < 3:
             return output
-        probs = factors[0]
-        running = self._running[-1]
-        if _shape(probs) not in running.softmaxes:
+        probs, value = factors
+        if not running.used(_shape(probs)):
             if self._is_blind:
                 running.queries[_shape(output)] = probs
             return output
-        running.softmaxes.remove(_shape(probs))
         query = running.queries.get(_shape(probs), UNKNOWN)
-        call = AttentionCall(query, value=factors[1], probs=probs, output=output)
+        call = AttentionCall(query, value=value, probs=probs, output=output)
         return self._made("softmax and product", call, output)
 
     def _made(self, made_by: str, call: AttentionCall | None, output: Tensor) -> Tensor:
         running = self._running[-1]
+        self._note_around(running.path)
+        is_part = call is not None and running.had(call.value)
         with torch._C.DisableTorchFunction():  # what looks makes softmaxes of its own
-            self._see(SeenCall(running.path, made_by, call, running.calls))
+            self._see(SeenCall(running.path, made_by, call, running.calls, is_part))
         return torch.zeros_like(output) if self._is_blind else output
+
+    def _note_around(self, path: str) -> None:
+        self.around.setdefault(path, set()).update(one.path for one in self._running)
 
     def _begin(self, path: str, module: nn.Module, *_: Any) -> None:
         is_followed = self.only is None or path in self.only
         if is_followed and get_ident() == self._thread and not in_backward() and self._looks():
+            if not path:
+                self._running.clear()  # what an interrupt left behind
+            if self.only is None:
+                self.ran.add(path)
+            if may_fuse(module):
+                self._note_around(path)
             self._running.append(_Running(path, module))
             self._switch()
 
-    def _end(self, module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+    def _end(self, module: Any, args: Any, kwargs: Any, output: Any) -> None:
         if get_ident() != self._thread or not self._running:
             return
         if self._running[-1].module is not module:
             return
-        running = self._running[-1]
-        if is_multi_head(module) and self._entered is None and output is not None:
-            call = call_of_module(cast(nn.MultiheadAttention, module), args, kwargs)
-            self._made(FUNCTION.__name__, call, output[0])
-        if running.softmaxes:
-            self.unused[running.path] = running.softmaxes[0][-1]
-        self._running.pop()
+        if self._entered is None and output is not None:
+            if is_multi_head(module):
+                self._made(FUNCTION.__name__, call_of_module(module, args, kwargs), output[0])
+            elif is_encoder_layer(module):
+                self._made(FUNCTION.__name__, call_of_encoder_layer(module, args, kwargs), output)
+        last = self._running.pop()
+        if self._running:  # the product may follow in a module around this one
+            self._running[-1].softmaxes += last.softmaxes
+            self._running[-1].queries |= last.queries
+        else:
+            self.unused |= {path: keys for (_, keys), path in last.softmaxes}
         self._switch()
 
     def _switch(self) -> None:
@@ -215,10 +289,16 @@ class ModuleCalls(SdpaWatch):
                 parts = (output[:, :length], output[:, -length:])
                 if any(one.shape == got.shape and misfit(one, got) <= 1 for one in parts):
                     del self.doubtful[name]
+        for name, output in self.folded.items():
+            images = len(arrived) if arrived.ndim == 3 else 1
+            if images > 1 and arrived.numel() == output.numel() and not len(output) % images:
+                read = merge_heads(output.unflatten(0, (images, -1)))
+                if read.shape == arrived.shape and misfit(read, arrived) <= 1:
+                    self.several.add(name)
 
 
-def _shape(scores: Tensor) -> Shape:
-    return scores.numel(), scores.shape[-1] if scores.ndim else 1
+def _shape(scores: Tensor, dim: int = -1) -> Shape:
+    return scores.numel(), scores.shape[dim] if scores.ndim else 1
 
 
 def _zeros(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:

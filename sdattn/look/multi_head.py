@@ -20,6 +20,7 @@ from ..attention.calls import AttentionCall
 FUNCTION: Any = nn.functional.multi_head_attention_forward
 _OF_FUNCTION = inspect.signature(FUNCTION)
 _OF_MODULE = inspect.signature(nn.MultiheadAttention.forward)
+_OF_LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
 
 
 def is_multi_head(module: nn.Module) -> bool:
@@ -29,17 +30,28 @@ def is_multi_head(module: nn.Module) -> bool:
 
 
 def may_fuse(module: nn.Module) -> bool:
-    """Check whether a module of torch's may run as one fused operation."""
-    kind: Any = type(module)
-    return is_multi_head(module) or kind.forward is nn.TransformerEncoderLayer.forward
+    """Check whether a module of torch's may run as one fused operation, or nest its tensors."""
+    if isinstance(module, nn.TransformerEncoder):
+        return is_encoder_layer(module.layers[0])
+    return is_multi_head(module) or is_encoder_layer(module)
+
+
+def is_encoder_layer(module: nn.Module) -> bool:
+    """Check whether a module is torch's encoder layer, with torch's own ``forward``."""
+    is_torchs = getattr(type(module), "forward", None) is nn.TransformerEncoderLayer.forward
+    layer: Any = module
+    return is_torchs and "forward" not in vars(layer) and is_multi_head(layer.self_attn)
 
 
 def call_of_module(
-    module: nn.MultiheadAttention, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    module: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> AttentionCall | None:
-    """Return what ``module(*args, **kwargs)`` attends to; None if it adds keys of its own."""
+    """Return what ``module(*args, **kwargs)`` attends to; None if it adds keys of its own, or for
+    nested tensors."""
     given = _OF_MODULE.bind(module, *args, **kwargs).arguments
     query, key = given["query"], given["key"]
+    if query.is_nested or key.is_nested:
+        return None
     if not module.batch_first and query.ndim == 3:
         query, key = query.transpose(0, 1), key.transpose(0, 1)
     if module.bias_k is not None or module.add_zero_attn:
@@ -55,6 +67,23 @@ def call_of_module(
     )
     call.dropout = module.training and module.dropout > 0
     return call
+
+
+def call_of_encoder_layer(
+    layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+) -> AttentionCall | None:
+    """Return what ``layer(*args, **kwargs)`` attends to, fused or not; None for nested tensors."""
+    given = _OF_LAYER.bind(layer, *args, **kwargs).arguments
+    states = given["src"]
+    if states.is_nested:
+        return None
+    if layer.norm_first:
+        states = layer.norm1.forward(states)  # not a call, which would run hooks
+    masks = {
+        "attn_mask": given.get("src_mask"),
+        "key_padding_mask": given.get("src_key_padding_mask"),
+    }
+    return call_of_module(layer.self_attn, (states, states, states), masks)
 
 
 def call_of_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> AttentionCall | None:

@@ -36,9 +36,10 @@ def replacement() -> Any | None:
 
 
 def outer_mode() -> Any | None:
-    """Return the innermost mode of torch's that may answer, other than one that sets a device."""
-    modes = [m for m in _get_current_function_mode_stack() if not isinstance(m, DeviceContext)]
-    return modes[-1] if modes else None
+    """Return the innermost mode of torch's that may answer, other than one that sets a device or
+    only watches."""
+    modes = _get_current_function_mode_stack()
+    return next((m for m in reversed(modes) if not isinstance(m, _QUIET)), None)
 
 
 @contextmanager
@@ -178,7 +179,9 @@ class SdpaWatch(TorchFunctionMode):
         call.dropout = bool(dropout_p)
         call.causal = is_causal
         plain = attn_mask is None and not (dropout_p or is_causal or enable_gqa or unknown)
-        is_kept = plain and by is None and self.wants_logsumexp(call)
+        modes = _get_current_function_mode_stack()
+        is_seen = any(isinstance(mode, SdpaWatch) and mode is not self for mode in modes)
+        is_kept = plain and by is None and not is_seen and self.wants_logsumexp(call)
         if is_kept and (backend := backend_with_logsumexp(call)):
             call.output, call.logsumexp = attend_with_logsumexp(attend, backend, call)
         else:
@@ -191,6 +194,9 @@ class SdpaWatch(TorchFunctionMode):
             self.unlike.append((by, unlike))
         self.calls.append(call)
         return call.output
+
+
+_QUIET = DeviceContext, SdpaWatch
 
 
 class ProductWatch(SdpaWatch):

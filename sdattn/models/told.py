@@ -57,12 +57,15 @@ class ToldFamily(Family):
     def read_call(self, model: Model, args: tuple[object, ...], kwargs: Given) -> DenoiserCall:
         given = arguments_by_name(model, args, kwargs)
         tensors = [value for value in given.values() if isinstance(value, Tensor) and value.ndim]
-        batch = len(tensors[0]) if tensors else 1
         text: Any = given.get(self.text) if isinstance(self.text, str) else self.text
+        states = [one for one in tensors if one.ndim > 2 and one is not text]
+        batch = len((states or tensors)[0]) if tensors else 1
         if isinstance(self.text, str) and not isinstance(text, Tensor):
+            found = f" but a {type(text).__name__}" if self.text in given else ""
             raise InvalidValueError(
                 f"text={self.text!r}: the call of the {type(model).__name__} has no tensor of this "
-                f"name. Its arguments: {', '.join(given)}."
+                f"name{found}. Its arguments: {', '.join(given)}. A slice of the keys does "
+                "without, text=slice(0, 77)."
             )
         is_by_row = isinstance(text, Tensor) and text.ndim > 1 and len(text) == batch
         return DenoiserCall(
@@ -95,6 +98,7 @@ class ToldFamily(Family):
         """
         grids = list(enumerate(level_grids(size, LEVELS)))
         levels = {math.prod(grid): level for level, grid in reversed(grids)}
+        levels.pop(1, None)  # a single query that pools the text
         cells = math.prod(size)
         every = slice(0, queries)
         if queries == keys == length and queries in levels and not is_named:
@@ -147,15 +151,23 @@ def told_family(model: Any, text: Any, grid: Any) -> ToldFamily:
     if isinstance(text, slice):
         slice_length(text)
     if not callable(grid):
-        sides = [whole(side) for side in grid] if isinstance(grid, (tuple, list)) else []
-        if len(sides) not in (2, 3) or not all(side and side > 0 for side in sides):
-            raise refuse("grid", grid, "(rows, cols), (frames, rows, cols) or a function of a call")
+        checked_grid(grid)
     return ToldFamily(
         name=type(model).__name__,
-        grid=(lambda _model, given: grid(given)) if callable(grid) else lambda *_: tuple(grid),
+        grid=lambda _model, given: checked_grid(grid(given) if callable(grid) else grid),
         video=True,
         text=text,
     )
+
+
+def checked_grid(grid: Any) -> Size:
+    """Return a grid that was told, or that a function of a call returned; raise TypeError or
+    ValueError if it is none."""
+    given = grid.tolist() if isinstance(grid, Tensor) else grid
+    sides = [whole(side) for side in given] if isinstance(given, (tuple, list)) else []
+    if len(sides) not in (2, 3) or not all(side and side > 0 for side in sides):
+        raise refuse("grid", grid, "(rows, cols), (frames, rows, cols) or a function of a call")
+    return tuple(side for side in sides if side)
 
 
 def slice_length(text: slice) -> int:
@@ -184,4 +196,4 @@ def arguments_by_name(model: Model, args: tuple[object, ...], kwargs: Given) -> 
             named.update((f"{name}[{number}]", one) for number, one in enumerate(value))
         else:
             named[name] = value
-    return named
+    return {**named, **{name: value for name, value in kwargs.items() if name not in named}}

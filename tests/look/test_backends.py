@@ -10,6 +10,7 @@ from helpers.joint_models import MODELS, inputs
 from helpers.transformer_rows import flux
 
 from sdattn import capture
+from sdattn.look.dispatched import _by_head
 from sdattn.look.observers import ObservingProcessor
 from sdattn.look.sources import see
 
@@ -166,3 +167,16 @@ def test_attention_over_several_devices_is_refused_before_the_run(passes):
         with capture(model):
             model(**inputs("FLUX.1", model))
     assert not ran
+
+
+def test_all_that_a_kernel_was_given_is_handed_on():
+    def see(attend, by, query, key, value, **options):
+        seen.append((attend(), query.shape, options))
+
+    seen, query = [], torch.ones(2, 5, 3, 4)  # [B, N, heads, d]
+    made = query + 1, torch.zeros(2, 3, 5)  # with a logsumexp
+    look = _by_head(see)
+    assert look(lambda: made, print, query, query, query, is_causal=True, scale=0.3) is made
+    [(output, shape, options)] = seen
+    assert output.shape == shape == (2, 3, 5, 4) and output.eq(2).all()
+    assert options["is_causal"] is True and options["scale"] == 0.3

@@ -202,3 +202,55 @@ def test_what_is_not_known_is_said():
         sdattn.inspect_attention(foreign(Decoder).to("meta"), image(), text())
     with pytest.raises(TypeError, match="is called once a step"):
         sdattn.inspect_attention("unet", image(), text())
+
+
+def test_a_long_text_is_told_by_more_than_one_number():
+    """A single number would be alike in two runs for some of so many tokens."""
+    model = foreign(CompVisUNet)
+    for seed in range(3):
+        states = torch.randn(1, 2000, WIDTH, generator=torch.Generator().manual_seed(seed))
+        table = sdattn.inspect_attention(model, image()[:1], torch.ones(1), states)
+        assert [call.kind for call in table] == ["self", "cross"] * 3
+
+
+class Reading(nn.Module):
+    """A decoder, whose text is ``read`` from the second argument of its call."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.decoder, self.read = Decoder(), read
+        self.embed = nn.Embedding(9, WIDTH)
+
+    def forward(self, sample, cond):
+        return self.decoder(sample, self.read(self, cond))
+
+
+@pytest.mark.parametrize(
+    ("read", "cond", "name"),
+    [
+        (lambda _, cond: cond["crossattn"], {"crossattn": text()}, "crossattn"),
+        (lambda model, cond: model.embed(cond), torch.ones(2, T, dtype=torch.long), "cond"),
+        (lambda model, cond: model.embed(cond), torch.zeros(2, T, dtype=torch.long), "cond"),
+    ],
+)
+def test_a_text_in_a_dict_and_ids_that_are_all_the_same_are_found(read, cond, name):
+    torch.manual_seed(0)
+    table = sdattn.inspect_attention(Reading(read).eval(), image(), cond, text=name)
+    assert (table.proposal.text, table.proposal.grid) == (name, (4, 6))
+
+
+def test_learned_queries_that_pool_the_text_are_no_image():
+    class Resampled(CompVisUNet):
+        def __init__(self):
+            super().__init__()
+            self.pool = Decoder()
+            self.queries = nn.Parameter(torch.randn(1, 4, 2, 3))
+
+        def forward(self, x, timesteps, context):
+            pooled = self.pool(self.queries.expand(len(x), -1, -1, -1), context)
+            return super().forward(x + pooled.mean(), timesteps, context)
+
+    table = sdattn.inspect_attention(foreign(Resampled), image(), torch.ones(2), text())
+    pools = [call for call in table if call.name == "pool.layer.multihead_attn"]
+    assert [(call.queries, call.keys, call.kind) for call in pools] == [(6, T, None)]
+    assert table.proposal.layers == ("attn2.down", "attn2.mid", "attn2.up")
