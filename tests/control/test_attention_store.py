@@ -213,8 +213,8 @@ def test_the_public_surface():
         "SavedRun", "SdattnError", "TorchAttnProcessor", "TorchJointProcessor",
         "TruncationWarning", "Word", "aggregate_attention", "attention", "batch", "capture",
         "diff", "edit", "edit_image", "errors", "explain", "figures", "generate",
-        "heatmaps", "knockout", "load_pipeline", "load_run", "models", "read_prompt",
-        "read_prompts",
+        "heatmaps", "inspect_attention", "knockout", "load_pipeline", "load_run", "models",
+        "read_pieces", "read_prompt", "read_prompts",
     }  # fmt: skip
     assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)
     with pytest.raises(AttributeError, match="no attribute 'nothing'"):

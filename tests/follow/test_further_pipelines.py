@@ -125,5 +125,5 @@ def test_windows_of_a_panorama_are_refused_with_the_reason():
 def test_a_video_that_continues_given_frames_is_refused():
     pipe, way = ltx(LTXConditionPipeline), Way()
     options = {**with_condition(pipe, way), "num_frames": 17, "frame_index": 8}
-    with pytest.raises(ValueError, match="no grid of"), sdattn.capture(pipe):
+    with pytest.raises(ValueError, match="do not form a grid of"), sdattn.capture(pipe):
         pipe(prompt="a red cat", num_inference_steps=2, output_type="latent", **options)
