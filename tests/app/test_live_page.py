@@ -287,7 +287,7 @@ def test_the_result_is_beside_the_prompt_and_says_how_far_it_is(open_app):
     say(page, "a red cat left of a tree", Steps="60")
     page.get_by_role("button", name="Draw").click()
     page.get_by_text("Drawing: step").wait_for()
-    assert not page.get_by_text("An example").is_visible()  # the progress is in its place
+    page.get_by_text("An example").wait_for(state="hidden")  # the progress is in its place
     page.locator("img.preview").wait_for()
     assert not stop.is_disabled()
     shown(page, "a red cat left of a tree")
