@@ -22,7 +22,7 @@ from .denoiser_call import is_compiled
 from .layers import held_model
 
 SMALL = 50_000_000  # weights of a pipeline that runs in one thread on a CPU
-SLOW = 1.0  # seconds; in one thread a step of the demo takes a tenth
+SLOW = 1.0  # seconds a step
 
 
 def limit_threads(pipe: object) -> None:
