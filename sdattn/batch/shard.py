@@ -21,7 +21,6 @@ from ..errors import InvalidValueError
 from ..files.place import Files, Place
 from ..files.videos import best_format, preview, smaller
 from ..files.writing import sha256
-from ..loading.devices import limit_threads
 from ..loading.digests import digest, digest_model
 from ..loading.pipelines import load_pipeline
 from ..maps.masks import MaskSettings
@@ -29,6 +28,7 @@ from ..maps.requirements import columns_of
 from ..models.facts import makes_videos
 from ..models.layers import find_denoiser
 from ..models.pipeline import Pipeline
+from ..models.threads import limit_threads
 from ..runs.drawings import drawings
 from ..runs.editrun import EditRun
 from ..runs.folder import pack_with_page

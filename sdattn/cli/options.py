@@ -205,8 +205,9 @@ def load(
     finally:
         gc.freeze()
         gc.enable()
-    from ..loading.devices import device_of, limit_threads
+    from ..loading.devices import device_of
     from ..loading.options import options_of
+    from ..models.threads import limit_threads
 
     name = str(pipe.dtype).removeprefix("torch.")
     limit_threads(pipe)

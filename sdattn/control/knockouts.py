@@ -33,6 +33,7 @@ from ..models.pipeline_call import (
     one_at_a_time,
 )
 from ..models.reading import read_prompts
+from ..models.threads import few_threads
 from ..models.values import seeds_of
 from ..prompts.tokens import Prompt
 from .removal import Columns, Removal, check_removal
@@ -82,7 +83,7 @@ def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image]
     n_text = len(plan.prompt.tokens)
     removal = Removal(plan.pipe, rows, n_text, plan.layers, plan.steps, plan.queries)
     options = {name: _for_each(name, option, len(rows)) for name, option in plan.options.items()}
-    with removal, named_bar(plan.pipe, "without words"):
+    with few_threads(plan.pipe), removal, named_bar(plan.pipe, "without words"):
         texts = [plan.prompt.text] * len(rows)
         seeds = [plan.seed] * len(rows)
         result = call_pipeline(plan.pipe, texts, seeds, options)

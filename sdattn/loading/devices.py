@@ -1,7 +1,5 @@
 """The devices of this machine, and which one to use."""
 
-import os
-
 import torch
 
 from ..errors import OptionError, refuse
@@ -12,7 +10,6 @@ DTYPES = {
     **{"float32": torch.float32, "float16": torch.float16, "bfloat16": torch.bfloat16},
     **{"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16},
 }
-SMALL = 50_000_000  # weights of a pipeline that runs in one thread on a CPU
 
 
 def best_device() -> str:
@@ -43,17 +40,6 @@ def device_of(pipe: Pipeline) -> torch.device:
     """Return the device that a pipeline computes on; its weights may be elsewhere (offload)."""
     found: torch.device = pipe._execution_device
     return found
-
-
-def limit_threads(pipe: Pipeline) -> None:
-    """Run a small model on a CPU in one thread, unless OMP_NUM_THREADS says otherwise.
-
-    The threads of a small operation wait for each other, longest on a machine with other work.
-    """
-    modules = [part for part in pipe.components.values() if isinstance(part, torch.nn.Module)]
-    size = sum(weight.numel() for part in modules for weight in part.parameters())
-    if device_of(pipe).type == "cpu" and size < SMALL and "OMP_NUM_THREADS" not in os.environ:
-        torch.set_num_threads(1)
 
 
 def place(pipe: Pipeline, device: torch.device, offload: str | None) -> Pipeline:

@@ -26,6 +26,7 @@ from .finite import watch_finite
 from .guiders import guider_of
 from .layers import held_model
 from .pipeline import Options, Pipeline
+from .threads import few_threads, warn_of_slow_steps
 from .values import EACH, OURS, check_side, check_values, no_videos, whole
 
 # What other programs and the command line call options of the pipelines
@@ -53,7 +54,8 @@ _turns_lock = threading.Lock()
 
 
 def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
-    """Make calls with the same pipeline, the first argument, wait for each other.
+    """Make calls with the same pipeline, the first argument, wait for each other, and run small
+    models in few threads, see :mod:`sdattn.models.threads`.
 
     A pipeline keeps the state of its run in itself and in its scheduler, so two threads that run it
     at the same time would mix them up. Pipelines that share their model take turns as well.
@@ -61,7 +63,9 @@ def one_at_a_time(function: Callable[Given, Made]) -> Callable[Given, Made]:
 
     @functools.wraps(function)
     def waiting(*args: Given.args, **kwargs: Given.kwargs) -> Made:
-        with turn(args[0] if args else kwargs.get("pipe")):
+        pipe = args[0] if args else kwargs.get("pipe")
+        pipe = pipe.pipe if isinstance(pipe, PipelineFacts) else pipe
+        with turn(pipe), few_threads(pipe):
             return function(*args, **kwargs)
 
     return waiting
@@ -233,7 +237,11 @@ def call_pipeline(
     if facts.makes_videos:  # some give arrays otherwise
         options["output_type"] = "pil"
     generators = [torch.Generator("cpu").manual_seed(seed) for seed in seeds]
-    with named_bar(facts.pipe, "drawing"), watch_finite(facts.pipe, options):
+    with (
+        named_bar(facts.pipe, "drawing"),
+        watch_finite(facts.pipe, options),
+        warn_of_slow_steps(facts.pipe),
+    ):
         return facts.pipe.__call__(prompt=_alone(prompts), generator=generators, **options)
 
 

@@ -35,6 +35,7 @@ from ..models.layers import find_denoiser
 from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts
+from ..models.threads import few_threads
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
 from .calls import check_call
@@ -158,7 +159,7 @@ def explain(
     )
     phase = "drawing" if invert else "looking"
     # Either way is an ordinary run of the pipeline, from other latents and under another scheduler.
-    with way as start, named_bar(pipe, phase):
+    with few_threads(pipe), way as start, named_bar(pipe, phase):
         run = sample(
             facts,
             read,

@@ -29,7 +29,7 @@ from ..models.demos import model_name
 from ..models.facts import PipelineFacts, frame_rate
 from ..models.finite import check_maps
 from ..models.pipeline import Options, Pipeline
-from ..models.pipeline_call import call_pipeline, images_of, one_each, turn
+from ..models.pipeline_call import call_pipeline, images_of, one_at_a_time, one_each
 from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run
@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from PIL import Image
 
 
+@one_at_a_time
 def sample(
     pipe: Pipeline | PipelineFacts,
     prompts: Sequence[Prompt],
@@ -96,7 +97,7 @@ class _Maps(NamedTuple):
 def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -> _Drawn:
     """Run the pipeline once, under all captures."""
     facts, options = order.facts, order.options
-    with turn(facts.pipe), ExitStack() as captures:
+    with ExitStack() as captures:
         stores = {}
         for of, kept in watched.items():
             stores[of] = captures.enter_context(capture(facts.denoiser, max_bytes=budget, **kept))

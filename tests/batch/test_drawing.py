@@ -82,6 +82,7 @@ def test_an_item_is_what_generate_makes_of_it(model, varied, tmp_path):
 def test_a_small_model_runs_in_one_thread_while_the_batch_runs(model, tmp_path, monkeypatch):
     """Threads of small operations wait for each other; the caller's number is put back."""
     monkeypatch.delenv("OMP_NUM_THREADS")
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
     seen, before = set(), torch.get_num_threads()
     hook = register_module_forward_pre_hook(lambda *_: seen.add(torch.get_num_threads()))
     torch.set_num_threads(2)

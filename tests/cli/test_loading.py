@@ -1,6 +1,7 @@
 """The options of loading, on every command that loads a model."""
 
 import json
+import os
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -39,8 +40,9 @@ def model(tmp_path_factory):
 @pytest.mark.slow
 def test_a_small_model_on_a_cpu_runs_in_one_thread(model, monkeypatch, size, own, chosen):
     told = []
+    monkeypatch.setattr("torch.get_num_threads", os.cpu_count)
     monkeypatch.setattr("torch.set_num_threads", told.append)
-    monkeypatch.setattr("sdattn.loading.devices.SMALL", size)
+    monkeypatch.setattr("sdattn.models.threads.SMALL", size)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
     for name, value in own.items():
         monkeypatch.setenv(name, value)
