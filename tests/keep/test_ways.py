@@ -53,6 +53,8 @@ ONE_NEGATIVE = ("LongCat-Image",)  # encodes one negative prompt for all prompts
 # Texts are filled up to the batch's longest, and the filling is attended to; pooled states are
 # mixed up as masks are above.
 FILLED_TO_LONGEST = ("Kandinsky 5",)
+# The image's positions follow the batch's longest text, so that the model itself draws another image.
+FILLED_TO_LONGEST += ("Qwen-Image 2.1",)
 # Each prompt has a call of a text encoder of its own, so that which was drawn is not known.
 UNKNOWN_PROMPT = ("HunyuanVideo 1.5, quoted text",)
 UNSEEDED = ("CogView4, control",)  # draws the control's latents without the call's generator
@@ -83,9 +85,9 @@ OF_EACH_LAYOUT = sorted((row for rows in ALIKE for row in rows[:2]), key=FROM_TE
 def of_separate_images(row):
     """A way of several prompts and images in which the row's pipeline keeps images apart."""
     way = row.fitted(WAYS[1])
-    if row.name.startswith(MIXED_MASKS + ONE_NEGATIVE):
-        return replace(way, images=1)
-    return replace(way, prompts=1) if row.name.startswith(FILLED_TO_LONGEST) else way
+    if row.name.startswith(FILLED_TO_LONGEST):
+        return replace(way, prompts=1)
+    return replace(way, images=1) if row.name.startswith(MIXED_MASKS + ONE_NEGATIVE) else way
 
 
 def heatmaps_of(row, pipe, prompts, seed, images, **options):
