@@ -117,7 +117,7 @@ def _editing(pipe: Any) -> Form:
         other = gradio.Textbox(swap[1], label="for", min_width=100)
     target = gradio.Textbox(_swapped(start, *swap), label="Target prompt", lines=1, max_lines=4)
     for field in (source, word, other):
-        field.input(_swapped, [source, word, other], target, **PRIVATE)
+        field.change(_swapped, [source, word, other], target, **PRIVATE)  # input misses a paste
     button, seed = _button("edit", "Edit"), _seed()
     fields = {"source": source, "target": target, "seed": seed}
     with _folded("edit"):

@@ -1,6 +1,7 @@
 """Actions of the live page: run a form in a thread of its own, keep the run, show it again."""
 
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from typing import Any
 
 from PIL import Image
 
-from ..errors import OptionError, RunError, is_bug
+from ..errors import OptionError, RunError, SdattnWarning, is_bug
 from ..maps.notebook import framed
 from ..models.layers import find_denoiser
 from ..models.pipeline_call import phase_of, turn
@@ -46,8 +47,8 @@ class Live:
     app: Any
 
     def job(self, form: Form) -> Callable[..., Iterator[list[Any]]]:
-        """Return the job of a form. It yields a run or None, the result to show, and an error as
-        page.js says it."""
+        """Return the job of a form. It yields a run or None, the result to show, and an error or
+        warnings as page.js says them."""
 
         def run(
             given: Mapping[Any, Any],
@@ -77,10 +78,11 @@ class Live:
                 text = f"The {form.fields[name].label.lower()} is empty. {advice}"
                 return None, {"form": form.name, "field": name, "text": text}
         try:
-            with turn(self.pipe), watched:
-                return form.make(self.pipe, asked), None
+            with turn(self.pipe), watched, _warnings() as texts:
+                run = form.make(self.pipe, asked)
         except Exception as error:
             return None, {"form": form.name, **_told(form, error)}
+        return run, {"form": form.name, "field": "", "text": " ".join(texts)}
 
     def keep(
         self,
@@ -139,6 +141,24 @@ def _told(form: Form, error: Exception) -> dict[str, str]:
         text = f"{form.fields[error.option].label} {error.value}: {error.advice}"
         return {"field": error.option, "text": text}
     return {"field": "", "text": str(error)}
+
+
+@contextmanager
+def _warnings() -> Iterator[list[str]]:
+    """Yield the texts of sdattn's warnings, which are printed as well, also when they repeat. One
+    run at a time: warnings are the process's."""
+    texts: list[str] = []
+    with warnings.catch_warnings():
+        show = warnings.showwarning
+
+        def note(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
+            if issubclass(category, SdattnWarning) and str(message) not in texts:
+                texts.append(str(message))
+            show(message, category, *place, **more)
+
+        warnings.showwarning = note
+        warnings.simplefilter("always", SdattnWarning)
+        yield texts
 
 
 @contextmanager

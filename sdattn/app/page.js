@@ -20,7 +20,7 @@ function begin() {
   return [];
 }
 
-// Say an error, { form, field, text }, below its field, or below the button if it is about none.
+// Say an error or warnings, { form, field, text }, below their field, or below the button if they are about none.
 function tellError(told) {
   document.getElementById("error")?.remove();
   for (const input of document.querySelectorAll("[aria-describedby=error]"))

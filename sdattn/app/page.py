@@ -67,7 +67,7 @@ def build_app(pipe: Any, kept: RecentRuns, example: RecentRun) -> Any:
                 view, stop = _view(example)
         live, seen = Live(pipe, kept, app), gradio.BrowserState([], storage_key=_STORED)
         drawn = gradio.State()  # a run, until it is kept
-        told = gradio.JSON(visible=False)  # an error and its field, see page.js
+        told = gradio.JSON(visible=False)  # an error with its field, or warnings, see page.js
         jobs = []
         for form in forms:
             for event in form.starts:  # first: a page runs them in order

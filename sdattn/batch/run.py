@@ -264,6 +264,8 @@ def _differences(before: Manifest, now: Manifest) -> list[str]:
             found.append(f"{what} {_short(old)} is now {_short(new)}")
     if before.input.digest != now.input.digest:
         numbers = f"{before.input.items} items, now {now.input.items}"
+        if before.input.items == now.input.items:
+            numbers = f"{now.input.items} items as before, but other texts, seeds or options"
         found.append(f"the input is another one ({before.input.source}: {numbers})")
     return found
 

@@ -138,9 +138,9 @@ def show(
 def _free_file(out: Path | None, formats: Collection[str], force: bool) -> Path:
     """Return the file that --out names, in one of ``formats``; refuse one that is there."""
     if out is None or out.suffix.lower() not in formats:
-        raise typer.BadParameter(
-            f"Name a file that ends in {' or '.join(formats)}.", param_hint="--out"
-        )
+        found = "" if out is None else f", not {out.name}"
+        text = f"Name a file that ends in {' or '.join(formats)}{found}."
+        raise typer.BadParameter(text, param_hint="--out")
     _check_no_run(out)
     if out.exists() and not force:
         raise ExistsError(f"{out} exists already. Choose another --out, or pass --force.")

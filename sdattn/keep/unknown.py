@@ -255,7 +255,7 @@ class UnknownWatch(Subscriber):
             raise CaptureError(
                 f"No attention call of the {type(self.model).__name__} fits text="
                 f"{_named(self.family.text)} and a grid of {self.store.latent_size}"
-                f"{'' if self.selection[0] is None else ' in the layers that were asked for'}. "
+                f"{'' if self.selection[0] is None else f' in layers={self.selection[0]!r}'}. "
                 f"Seen were: {seen}. sdattn.inspect_attention(model, ...) says what fits."
             )
         if self.calls.unused:

@@ -189,7 +189,9 @@ class _Reading:
             if tokenizer is None:
                 raise InvalidValueError(
                     f"The pipeline that read {given[0]!r} is not known, or is gone: a store does "
-                    "not keep it alive. Pass the pipeline that ran, sdattn.heatmaps(store, pipe)."
+                    "not keep it alive. Pass the pipeline that ran, sdattn.heatmaps(store, pipe), "
+                    "or for a model without one a tokenizer, store.heatmaps(tokenizer, prompt), "
+                    "or columns by name, prompt={'cat': [2]}."
                 )
         return cls(given, tokenizer, options, drawn)
 

@@ -4,8 +4,10 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from ..errors import InvalidValueError, MissingFileError, did_you_mean
 from ..files.addresses import AnyPath, path_of
 from ..files.paths import inside
+from ..files.terminal import shorter
 from ..files.writing import sha256, write_files, write_whole
 from ..maps.masks import MaskSettings
 from .drawings import EVERY_MASK
@@ -79,9 +81,28 @@ def load_run(folder: str | Path) -> SavedRun:
         ValueError: it is no run of sdattn, a part was changed, or it is a link.
     """
     place = path_of(folder)
+    if isinstance(place, Path):
+        _check_run_folder(place)
     paths = {name: inside(place, name) for name in READ}
     files = {name: path.read_bytes() for name, path in paths.items() if path.is_file()}
     return saved_run(files, place, str(place))
+
+
+def _check_run_folder(place: Path) -> None:
+    """Refuse a path that is plainly no run's folder: missing, a file, or a folder of runs."""
+    if not place.exists():
+        near = did_you_mean(
+            place.name, (run.parent.name for run in place.parent.glob("*/run.json"))
+        )
+        raise MissingFileError(f"There is no folder {place}.{near}")
+    if place.is_file():
+        raise InvalidValueError(f"{place} is a file. Name the folder of its run.")
+    is_edit = (place / "edit.html").is_file()
+    inner = sorted(str(run.parent) for run in place.glob("*/run.json"))
+    if inner and (is_edit or not (place / "run.json").is_file()):
+        raise InvalidValueError(
+            f"{place} is no run, but holds some. Name one: {shorter(', '.join(inner), 200)}."
+        )
 
 
 def saved_run(files: Mapping[str, bytes], folder: AnyPath, where: str) -> SavedRun:

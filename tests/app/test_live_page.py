@@ -342,6 +342,31 @@ def test_a_photo_with_a_caption_is_explained(open_app, tmp_path):
     assert page.locator("img[src=x]").count() + frame.locator("img[src=x]").count() == 0
 
 
+def test_words_that_the_demo_never_learnt_are_told_next_to_the_image_each_time(open_app):
+    page = open_app(1280)
+    page.get_by_label("Prompt", exact=True).fill("a zebra")
+    warning = page.get_by_role("alert").filter(has_text="never learnt 'zebra'")
+    for _ in range(2):
+        page.get_by_role("button", name="Draw", exact=True).click()
+        warning.wait_for(state="hidden")  # what the run before said is gone
+        warning.wait_for()
+    shown(page, "a zebra")
+    page.get_by_label("Prompt", exact=True).fill("a cat")
+    page.get_by_role("button", name="Draw", exact=True).click()
+    shown(page, "a cat")
+    assert page.get_by_role("alert").count() == 0
+
+
+def test_a_word_that_is_pasted_is_swapped(open_app):
+    page = open_app(1280)
+    page.get_by_role("tab", name="Edit").click()
+    page.get_by_label("for", exact=True).click()
+    page.keyboard.press("ControlOrMeta+a")
+    page.keyboard.insert_text("owl")  # no key is pressed, as with a paste or a phone
+    wait_for(page, "() => [...document.querySelectorAll('textarea')].some("
+                   "(one) => one.value === 'a owl left of a pizza')")  # fmt: skip
+
+
 def test_words_are_swapped_and_every_page_of_an_edit_is_shown(open_app):
     page = open_app(1280)
     page.get_by_role("tab", name="Edit").click()

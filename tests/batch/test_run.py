@@ -96,7 +96,7 @@ def test_parts_in_folders_of_their_own_are_merged_by_copying(model, tmp_path):
         ({"batch_size": 1}, "batch_size 2 is now 1"),
         ({"format": "webdataset"}, "format folder is now webdataset"),
         ({"shard_items": 3}, "shard_items 2 is now 3"),
-        ({"seed": 5}, "the input is another one"),
+        ({"seed": 5}, "items as before, but other texts, seeds or options"),
     ],
 )
 def test_another_runs_folder_is_refused_and_force_changes_it(model, tmp_path, changes, reason):

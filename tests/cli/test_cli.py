@@ -15,7 +15,7 @@ from PIL import Image
         (("generate", "   "), "is empty"),
         (("generate", "cat", "--width", "100"), "multiple of 8"),
         (("generate", "cat", "--out", "file/run"), "Cannot write to"),
-        (("show", "nowhere"), "nowhere has no run.json"),
+        (("show", "nowhere"), "There is no folder"),
         (("explain", "a cat", "no photo.jpg"), "There is no file 'a cat'"),
     ],
 )

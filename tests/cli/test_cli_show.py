@@ -97,6 +97,7 @@ VIDEOS = "Name a file that ends in .gif or .webp"
         (("--figure", "words"), FIGURES),
         (("--figure", "words", "-o", "x.gif"), FIGURES),
         (("--figure", "words", "-o", "x"), FIGURES),
+        (("--figure", "words", "-o", "x.jpg"), f"{FIGURES}, not x.jpg."),
         (
             ("--figure", "word", "-o", "x.pdf"),
             "'word' is not one of 'words', 'steps'",
@@ -126,7 +127,7 @@ def test_wrong_usage_is_exit_code_2(invoke, folders, arguments, message):
         ("means", ("--animate", "-o", "x.gif"), "no single steps"),
         ("kept", ("cow", "--figure", "layers", "-o", "x.pdf"), "'cow' is not in the prompt"),
         ("kept", ("cow", "--animate", "-o", "x.webp"), "'cow' is not in the prompt"),
-        ("nowhere", ("--figure", "words", "-o", "x.pdf"), "nowhere has no run.json"),
+        ("nowhere", ("--figure", "words", "-o", "x.pdf"), "There is no folder"),
         ("kept", ("--item", "1", "--figure", "words", "-o", "x.pdf"), "has no batch.json"),
     ],
 )

@@ -407,4 +407,4 @@ def test_comparisons_that_cannot_be(invoke, folders, more, code, message):
 def test_a_run_that_is_not_there(invoke, folders):
     code, _, err = invoke("diff", folders[0], "nowhere")
     assert (code, err.count("\n")) == (2, 1)
-    assert "nowhere has no run.json" in err
+    assert "There is no folder nowhere." in err

@@ -124,6 +124,29 @@ def test_a_missing_part_is_named(parts, tmp_path, part):
         load_run(folder)
 
 
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ("cats", "There is no folder {0}/cats. Did you mean 'cat'?"),
+        ("cat/run.json", "{0}/cat/run.json is a file. Name the folder of its run."),
+        ("", "{0} is no run, but holds some. Name one: {0}/cat."),
+        ("edit", "{0}/edit is no run, but holds some. Name one: {0}/edit/source, {0}/edit/target."),
+        ("empty", "{0}/empty has no run.json"),
+    ],
+)
+def test_a_path_that_is_no_run_says_what_is_there(tmp_path, asked, message):
+    for name in ("cat", "edit", "edit/source", "edit/target"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "run.json").write_text("{}")
+    (tmp_path / "edit" / "edit.html").touch()
+    (tmp_path / "empty").mkdir()
+    if asked == "":
+        shutil.rmtree(tmp_path / "edit")
+    with pytest.raises((ValueError, FileNotFoundError)) as refused:
+        load_run(tmp_path / asked)
+    assert message.format(tmp_path) in str(refused.value)
+
+
 def test_parts_that_were_not_asked_for_are_not_there(parts, tmp_path):
     image, heatmaps, _ = parts
     folder = save(parts, tmp_path / "run", parts=("image", "masks"))
