@@ -53,7 +53,7 @@ ONE_NEGATIVE = ("LongCat-Image",)  # encodes one negative prompt for all prompts
 # Texts are filled up to the batch's longest, and the filling is attended to; pooled states are
 # mixed up as masks are above.
 FILLED_TO_LONGEST = ("Kandinsky 5",)
-# The image's positions follow the batch's longest text, so that the model itself draws another image.
+# The image's positions follow the batch's longest text, so the model draws another image.
 FILLED_TO_LONGEST += ("Qwen-Image 2.1",)
 # Each prompt has a call of a text encoder of its own, so that which was drawn is not known.
 UNKNOWN_PROMPT = ("HunyuanVideo 1.5, quoted text",)
