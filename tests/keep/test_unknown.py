@@ -178,6 +178,7 @@ def test_padding_is_in_the_mask_of_torchs_own_attention():
         ({"text": 77, "grid": (ROWS, COLS)}, "a slice of the keys, a tensor"),
         ({"text": "context", "grid": 64}, r"\(rows, cols\)"),
         ({"text": "context", "grid": (5, 5)}, "No attention call of the CompVisUNet fits"),
+        ({"text": "context", "grid": (ROWS, COLS), "layers": "*.no"}, "in layers='[*].no'. Seen"),
         ({"text": "context", "grid": (ROWS, COLS), "refine": "self"}, "known family"),
         ({"text": "context", "grid": (ROWS, COLS), "max_bytes": 9}, "max_bytes"),
         ({"text": "context"}, "grid"),
@@ -250,6 +251,12 @@ def test_heatmaps_read_labels():
 
 
 @torch.no_grad()
+def test_a_text_without_what_read_it_says_what_reads_it():
+    store = captured(made(CompVisUNet), unet_call(1), text="context", grid=(ROWS, COLS))
+    with pytest.raises(ValueError, match=r"a tokenizer, .* or columns by name"):
+        store.heatmaps(prompt="a cat")
+
+
 def test_a_kernel_in_place_of_torchs_is_seen_and_named(monkeypatch):
     torchs = nn.functional.scaled_dot_product_attention
 
