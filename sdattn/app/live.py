@@ -72,7 +72,7 @@ class Live:
 
     def _made(
         self, form: Form, asked: dict[str, Any], watched: Any
-    ) -> tuple[Run | None, dict[str, str] | None]:
+    ) -> tuple[Run | None, dict[str, Any] | None]:
         for name, advice in _NEEDED.items():
             if name in asked and not str("" if asked[name] is None else asked[name]).strip():
                 text = f"The {form.fields[name].label.lower()} is empty. {advice}"
@@ -82,7 +82,9 @@ class Live:
                 run = form.make(self.pipe, asked)
         except Exception as error:
             return None, {"form": form.name, **_told(form, error)}
-        return run, {"form": form.name, "field": "", "text": " ".join(texts)}
+        if not texts:
+            return run, None
+        return run, {"form": form.name, "field": "", "text": " ".join(texts), "is_warning": True}
 
     def keep(
         self,

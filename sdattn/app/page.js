@@ -33,6 +33,7 @@ function tellError(told) {
   input?.setAttribute("aria-invalid", "true");
   field.append(said);
   if (!field.checkVisibility()) document.querySelector(`#${told.form}-settings button`).click();
-  setTimeout(() => said.scrollIntoView({ block: "nearest" }), 100); // the settings may open first
+  if (!told.is_warning) // which leaves the result in sight
+    setTimeout(() => said.scrollIntoView({ block: "nearest" }), 100); // the settings may open first
   return [];
 }
