@@ -32,6 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
 
 @pytest.fixture(scope="module")
 def pipe():
+    needs_argument(diffusers.LTX2VideoTransformer3DModel.__init__, "gated_attn")
     return ltx2(newer=True)
 
 
