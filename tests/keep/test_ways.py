@@ -70,12 +70,19 @@ def layout(row):
 
 # Rows that take an image draw nothing from text alone; others make one at a time.
 BLANK = SimpleNamespace(guider=SimpleNamespace())  # a pipeline, as far as options change one
+
+
+def is_from_text(row):
+    try:
+        return not GIVEN & row.options(BLANK, row.fitted(WAYS[0])).keys()
+    except pytest.skip.Exception:  # of a class that this diffusers lacks
+        return False
+
+
 FROM_TEXT = [
     row
     for row in ROWS
-    if not GIVEN & row.options(BLANK, row.fitted(WAYS[0])).keys()
-    and row.name not in UNSEEDED
-    and (row.batched or row.images_option)
+    if is_from_text(row) and row.name not in UNSEEDED and (row.batched or row.images_option)
 ]
 # Two of each layout; test_matrix.py runs every row with several prompts.
 ALIKE = [[row for row in FROM_TEXT if layout(row) == one] for one in {*map(layout, FROM_TEXT)}]
