@@ -89,7 +89,8 @@ def examples_of(pipe: Any) -> _Examples:
 
 def _drawing(pipe: Any) -> Form:
     prompt = gradio.Textbox(label="Prompt", lines=1, max_lines=4, autofocus=True)
-    button, seed = _button("draw", "Draw"), _seed()
+    button = _button("draw", "Draw")
+    seed = _seed()
     examples = gradio.Examples(examples_of(pipe).prompts, prompt)
     fields = {"prompt": prompt, "seed": seed, **_settings(pipe)}
     starts = [button.click, prompt.submit, examples.load_input_event.then]
@@ -118,7 +119,8 @@ def _editing(pipe: Any) -> Form:
     target = gradio.Textbox(_swapped(start, *swap), label="Target prompt", lines=1, max_lines=4)
     for field in (source, word, other):
         field.change(_swapped, [source, word, other], target, **PRIVATE)  # input misses a paste
-    button, seed = _button("edit", "Edit"), _seed()
+    button = _button("edit", "Edit")
+    seed = _seed()
     fields = {"source": source, "target": target, "seed": seed}
     with _folded("edit"):
         fields["blend"] = gradio.Textbox(label="Change only where this word is")
@@ -156,12 +158,14 @@ def _settings(pipe: Any) -> dict[str, Any]:
     """Return the folded fields of a drawing. Settings that the pipeline lacks are left empty; the
     pipeline validates ranges itself."""
     defaults = {**call_options(pipe), **demo_settings(pipe)}
-    (height, width), unit = default_size(pipe), size_unit(pipe)
-    guidance, is_sized = defaults.get("guidance_scale"), {"width", "height"} <= {*defaults}
+    height, width = default_size(pipe)
+    guidance = defaults.get("guidance_scale")
+    is_sized = {"width", "height"} <= {*defaults}
     guided = isinstance(guidance, (int, float))
     # FLUX and Qwen-Image use it only with a further option
     has_negative = "negative_prompt" in defaults and "true_cfg_scale" not in defaults
-    steps, size = defaults.get("num_inference_steps") or 30, {"step": unit, "visible": is_sized}
+    steps = defaults.get("num_inference_steps") or 30
+    size = {"step": size_unit(pipe), "visible": is_sized}
     frames = default_frames(pipe) if makes_videos(pipe) else None
 
     def number(label: str, value: float | None, **options: Any) -> Any:

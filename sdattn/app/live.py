@@ -180,7 +180,8 @@ def _progress_of(
         jobs = [job for group in app._queue.active_jobs for job in group or ()]
         if event is not None and not any(job._id == event and job.alive for job in jobs):
             raise RunError("The page that asked for this image was closed, or Stop was pressed.")
-        number, phase = len(pipe.scheduler.timesteps), phase_of(pipe).capitalize()
+        number = len(pipe.scheduler.timesteps)
+        phase = phase_of(pipe).capitalize()
         step = calls % number + 1  # further images are drawn after the first, without words
         calls += 1
         progress(step / number, desc=f"{phase}: step {step} of {number}")

@@ -62,7 +62,8 @@ class RecentRuns:
 
     def write(self, run: Run, key: str) -> RecentRun:
         """Write a run's files below ``key``; it is not among the runs, and stays."""
-        settings, folder = run[0].settings, self.folder / key
+        settings = run[0].settings
+        folder = self.folder / key
         name = f"{file_name(settings.prompt)}-{settings.seed}"
         folder.mkdir(parents=True)
         pages = {}

@@ -177,9 +177,10 @@ def _planned(request: Request) -> Iterator[Plan]:
 
 
 def _report(plan: Plan, request: Request) -> None:
-    source, noun, use = request.source, "line", "drawn"
-    if request.photos is not None:
-        source, noun, use = request.photos, "photo", "explained"
+    is_of_photos = request.photos is not None
+    source = request.photos if is_of_photos else request.source
+    noun = "photo" if is_of_photos else "line"
+    use = "explained" if is_of_photos else "drawn"
     reasons = {line.reason for line in plan.bad}
     if plan.bad_lines > 1 and not plan.items and len(reasons) == 1:  # an option for all, mostly
         raise InvalidValueError(f"None of {plan.bad_lines} {noun}s can be {use}: {reasons.pop()}")

@@ -23,7 +23,6 @@ from ..follow.run_part import Span
 from ..inversion.nulltext import frozen, rows_of
 from ..inversion.stand_ins import in_place
 from ..keep.budget import Budget
-from ..loading.pipelines import facts_of
 from ..maps.aggregation import aggregate, finish
 from ..maps.capture import capture
 from ..maps.heatmaps import Heatmaps
@@ -36,7 +35,7 @@ from ..models.pipeline_call import one_at_a_time
 from ..models.reading import read_prompts
 from ..models.values import seeds_of
 from ..prompts.tokens import Prompt
-from ..runs.calls import check_call
+from ..runs.calls import checked_facts
 from ..runs.run import Run
 from ..runs.sampling import sample
 from ..runs.watched import warn_of_unlearnt
@@ -107,19 +106,15 @@ def guide(
         KeyError: a word that is not in the prompt. All but a missing gradient are raised before the
             first step.
     """
-    facts = facts_of(
+    facts = checked_facts(
         pipe,
         prompt,
-        before=lambda model: check_call(
-            model,
-            prompt,
-            options,
-            seed=seed,
-            preset=preset,
-            refine=refine,
-            max_bytes=max_bytes,
-            own=OWN,
-        ),
+        options,
+        seed=seed,
+        preset=preset,
+        refine=refine,
+        max_bytes=max_bytes,
+        own=OWN,
     )
     options = checked_run(facts, prompt, options)
     [read] = read_prompts(facts.pipe, prompt, **options)

@@ -10,8 +10,8 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import (
-    _global_forward_hooks_with_kwargs,
     register_module_forward_hook,
     register_module_forward_pre_hook,
 )
@@ -124,7 +124,8 @@ class Installation:
         hook = register_module_forward_hook(end, with_kwargs=True, always_call=True)
         self._undo.callback(hook.remove)
         # torch 2.13 leaves this behind, and then believes in hooks that are gone
-        self._undo.callback(_global_forward_hooks_with_kwargs.pop, hook.id, None)
+        with_kwargs = getattr(torch_module, "_global_forward_hooks_with_kwargs", {})
+        self._undo.callback(with_kwargs.pop, hook.id, None)
 
     def undo(self, callback: Callable[[], object]) -> None:
         """Call ``callback`` too when everything is undone."""

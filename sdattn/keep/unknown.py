@@ -25,7 +25,14 @@ from ..look.sdpa import kernel_name, no_softmax
 from ..look.told_calls import attended_by, by_head
 from ..models.denoiser_call import unwrapped
 from ..models.families import listed
-from ..models.layers import AttentionLayer, Denoiser, LayerSelection, checked_kinds, fits_any
+from ..models.layers import (
+    AttentionLayer,
+    Denoiser,
+    LayerSelection,
+    checked_kinds,
+    fits_any,
+    select_layers,
+)
 from ..models.told import Placed, ToldFamily, told_family
 from .keep import Keep
 from .map_store import CapturedMaps
@@ -62,9 +69,8 @@ def watch_unknown(
         watch = UnknownWatch(follower, store, family, selection, warns, unwrapped(model))
         follower.subscribe(watch)
         follower.follow(model)
-        installed.undo(watch.close)
-        watch.follow_every_module(installed)
         try:
+            watch.follow_every_module(installed)
             yield store
         finally:
             store.end_pass()
@@ -258,6 +264,8 @@ class UnknownWatch(Subscriber):
                 f"{'' if self.selection[0] is None else f' in layers={self.selection[0]!r}'}. "
                 f"Seen were: {seen}. sdattn.inspect_attention(model, ...) says what fits."
             )
+        if self.store.passes:  # each choice fits some layer, so that a misspelt one is noticed
+            select_layers(self.store.layers, *self.selection, self.store.latent_size)
         if self.calls.unused:
             names = ", ".join(self.calls.unused)
             warn(
@@ -268,9 +276,10 @@ class UnknownWatch(Subscriber):
 
     def _check_unlike(self) -> None:
         for by, unlike in self.unlike.items():
-            if unlike.device.type != "meta":
-                self.store.kernels[kernel_name(by)] = float(unlike)
-            if unlike.device.type != "meta" and unlike > 1:
+            if unlike.device.type == "meta":
+                continue
+            self.store.kernels[kernel_name(by)] = float(unlike)
+            if unlike > 1:
                 raise RunError(no_softmax(by))
 
     def _place(self, name: str, queries: int, keys: int, running: Pass) -> Placed | None:

@@ -1,10 +1,10 @@
 """`inspect_attention()`: the attention calls of any model, and what to tell :func:`sdattn.capture`.
 
-The model is called three times, then with another text, then with another image. Every attention
-puts out zeros, so no token learns of another. Then in any layer, however deep, a key that differs
-is one of the text. If all of a layer's queries differ too (the text is averaged, and the mean added
-to every token), those count that another image leaves alone. Queries that no image changes are
-learned ones, which pool the text.
+The model is called as it is, with another text and with another image. Every attention puts out
+zeros, so no token learns of another. Then in any layer, however deep, a key that differs with
+another text is one of the text. If all of a layer's queries differ too (the text is averaged, and
+the mean added to every token), those count that another image leaves alone. Queries that no image
+changes are learned ones, which pool the text.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import zip_longest
 from typing import Any
 
 import torch
@@ -89,9 +90,8 @@ def inspect_attention(
         >>> print(table)  # the calls, and the line to type               # doctest: +SKIP
         >>> with sdattn.capture(unet, **table.proposal.options) as store:  # doctest: +SKIP
 
-    The model is called without gradient, three times, see
-    :mod:`sdattn.look.inspection`; its parameters and buffers, and the random numbers that follow,
-    are as before.
+    The model is called three times without gradient, see :mod:`sdattn.look.inspection`; its
+    parameters and buffers, and the random numbers that follow, are as before.
 
     Args:
         model: any torch module.
@@ -120,16 +120,18 @@ def inspect_attention(
     name = _text_name(inner, given, text)
     image = next((n for n, value in given.items() if n != name and _is_states(value)), None)
     first = tokens_seen(inner, args, kwargs)
-    second = tokens_seen(inner, *with_other(args, kwargs, given.get(name or "")))
-    third = None
+    second: Sequence[Tokens] = ()
+    if name is not None:
+        second = tokens_seen(inner, *with_other(args, kwargs, given[name]))
+    third: Sequence[Tokens] = ()
     if image is not None:
         call: tuple[Any, Any] = args, kwargs
-        for state in given.values():
-            if _is_states(state) and state is not given.get(name or ""):
+        for other, state in given.items():
+            if other != name and _is_states(state):
                 call = with_other(*call, state)
         third = tokens_seen(inner, *call)
     batch = 1 if image is None else len(given[image])
-    calls = tuple(_classified(first, second if name else (), third, batch))
+    calls = tuple(_classified(first, second, third, batch))
     proposal = propose(calls, given, name, was_marked=text is not None)
     if proposal.grid is not None:
         calls = tuple(_temporal(call, proposal.grid) for call in calls)
@@ -138,21 +140,22 @@ def inspect_attention(
 
 def _text_name(model: nn.Module, given: Mapping[str, Any], text: Tensor | str | None) -> str | None:
     """Return the name of the argument with the text; None if none has a usual name."""
-    if isinstance(text, str):
-        found = text if text in given else None
-    elif text is None:
+    if text is None:
         alike = [
             n for n in given if re.search("text|txt|prompt|caption", n) and _is_states(given[n])
         ]
         longest = max(alike, key=lambda name: int(given[name].shape[-2]), default=None)
-        return next((name for name in TEXT_NAMES if name in given), longest)
+        usual = (name for name in TEXT_NAMES if _may_be_text(given.get(name)))
+        return next(usual, longest)
+    if isinstance(text, str):
+        found = text if _may_be_text(given.get(text)) else None
     else:
         found = next((name for name, value in given.items() if value is text), None)
     if found is None:
         what = repr(text) if isinstance(text, str) else f"a tensor {list(text.shape)}"
         raise InvalidValueError(
-            f"text={what}: the call of the {type(model).__name__} has no such argument. Its "
-            f"arguments: {', '.join(given)}."
+            f"text={what}: the call of the {type(model).__name__} has no such argument with a "
+            f"tensor or a list of some. Its arguments: {', '.join(given)}."
         )
     return found
 
@@ -161,20 +164,21 @@ def _is_states(value: Any) -> bool:
     return isinstance(value, Tensor) and value.ndim > 2 and value.is_floating_point()
 
 
+def _may_be_text(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return any(isinstance(one, Tensor) for one in value)
+    return isinstance(value, Tensor)
+
+
 def _classified(
-    first: Sequence[Tokens],
-    second: Sequence[Tokens],
-    third: Sequence[Tokens] | None,
-    batch: int,
+    first: Sequence[Tokens], second: Sequence[Tokens], third: Sequence[Tokens], batch: int
 ) -> Iterator[InspectedCall]:
-    """Compare the calls of each run, in order."""
-    for number, tokens in enumerate(first):
-        by_text = _differing(tokens, second[number]) if number < len(second) else (None, None)
-        by_image: _Differing = (None, None)
-        if third is not None and number < len(third):
-            by_image = _differing(tokens, third[number])
+    """Compare the calls of each run, in order: as it is, with another text, with another image."""
+    for tokens, of_text, of_image in zip_longest(first, second[: len(first)], third[: len(first)]):
+        by_text = _differing(tokens, of_text)
+        by_image = _differing(tokens, of_image)
         of_queries, of_keys = by_text
-        if number < len(second) and _all_differ(tokens, second[number]):
+        if of_keys and all(of_keys) and all(of_queries or ()):
             of_queries, of_keys = map(_only_first, by_text, by_image)
         *leading, queries, keys = tokens.shape or (0, 0)
         in_batch, heads = leading if len(leading) == 2 else (batch, math.prod(leading) // batch)
@@ -209,8 +213,11 @@ def _temporal(call: InspectedCall, grid: Size) -> InspectedCall:
 _Differing = tuple[list[bool] | None, list[bool] | None]  # queries, and keys
 
 
-def _differing(one: Tokens, other: Tokens) -> _Differing:
-    """Return which queries and keys of a call differ in two runs; None where that is not known."""
+def _differing(one: Tokens, other: Tokens | None) -> _Differing:
+    """Return which queries and keys of a call differ in two runs; None where that is not known, in
+    a run that did not make the call too."""
+    if other is None:
+        return None, None
 
     def differ(a: Tensor | None, b: Tensor | None) -> list[bool] | None:
         if a is None or b is None or a.shape != b.shape:
@@ -220,11 +227,6 @@ def _differing(one: Tokens, other: Tokens) -> _Differing:
         return apart
 
     return differ(one.queries, other.queries), differ(one.keys, other.keys)
-
-
-def _all_differ(one: Tokens, other: Tokens) -> bool:
-    queries, keys = _differing(one, other)
-    return bool(keys) and all(keys or ()) and all(queries or ())
 
 
 def _only_first(some: list[bool] | None, others: list[bool] | None) -> list[bool] | None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from functools import partial
@@ -33,7 +33,7 @@ from .multi_head import (
     is_multi_head,
     may_fuse,
 )
-from .sdpa import PRODUCTS, TORCHS, SdpaWatch, spied
+from .sdpa import PRODUCTS, TORCHS, SdpaWatch, factors_of, spied
 from .sources import LARGE
 from .unknown_processors import misfit
 
@@ -198,23 +198,20 @@ class ModuleCalls(SdpaWatch):
         if not self._running:
             return output
         if func is FUNCTION:
-            return self._made(FUNCTION.__name__, call_of_function(args, kwargs), output[0]), output[
-                1
-            ]
+            attended, weights = output
+            call = call_of_function(args, kwargs)
+            return self._made(FUNCTION.__name__, call, attended), weights
         running = self._running[-1]
         if func in SOFTMAX and output.ndim in (3, 4):
             dim = kwargs.get("dim", args[1] if len(args) > 1 else -1)
             running.softmaxes.append((_shape(output, dim), running.path or "model"))
         elif func in PRODUCTS:
-            factors = [*(args[1:] if func is torch.einsum else args), *kwargs.values()]
-            return self._product(running, factors, output)
+            return self._product(running, factors_of(func, [*args, *kwargs.values()]), output)
         return output
 
-    def _product(self, running: _Running, factors: list[Any], output: Tensor) -> Tensor:
+    def _product(self, running: _Running, factors: Sequence[Any], output: Tensor) -> Tensor:
         """Note a product whose first factor has the shape of a softmax that was made before. One
         with a plain matrix mixes heads or features, and is no sum of values."""
-        if factors and isinstance(factors[0], (list, tuple)):
-            factors = list(factors[0])
         if len(factors) != 2 or factors[0].ndim not in (3, 4) or factors[1].ndim < 3:
             return output
         probs, value = factors
@@ -277,7 +274,8 @@ class ModuleCalls(SdpaWatch):
             self._entered.enter_context(spied(self.attend))
             self._entered.enter_context(dispatched(self._hidden, self.attend))
         elif not wanted and self._entered is not None:
-            entered, self._entered = self._entered, None
+            entered = self._entered
+            self._entered = None
             entered.close()
 
     def _compare(self, arrived: Tensor) -> None:

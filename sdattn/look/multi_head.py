@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..attention import split_heads
 from ..attention.calls import AttentionCall
+from ..attention.recording import addend
 
 FUNCTION: Any = nn.functional.multi_head_attention_forward
 _OF_FUNCTION = inspect.signature(FUNCTION)
@@ -25,8 +26,7 @@ _OF_LAYER = inspect.signature(nn.TransformerEncoderLayer.forward)
 
 def is_multi_head(module: nn.Module) -> bool:
     """Check whether a module is torch's multi-head attention, with torch's own ``forward``."""
-    is_torchs = getattr(type(module), "forward", None) is nn.MultiheadAttention.forward
-    return is_torchs and "forward" not in vars(module)
+    return _runs_forward_of(nn.MultiheadAttention, module)
 
 
 def may_fuse(module: nn.Module) -> bool:
@@ -38,9 +38,13 @@ def may_fuse(module: nn.Module) -> bool:
 
 def is_encoder_layer(module: nn.Module) -> bool:
     """Check whether a module is torch's encoder layer, with torch's own ``forward``."""
-    is_torchs = getattr(type(module), "forward", None) is nn.TransformerEncoderLayer.forward
     layer: Any = module
-    return is_torchs and "forward" not in vars(layer) and is_multi_head(layer.self_attn)
+    return _runs_forward_of(nn.TransformerEncoderLayer, layer) and is_multi_head(layer.self_attn)
+
+
+def _runs_forward_of(kind: Any, module: nn.Module) -> bool:
+    is_kinds = getattr(type(module), "forward", None) is kind.forward
+    return is_kinds and "forward" not in vars(module)
 
 
 def call_of_module(
@@ -136,12 +140,11 @@ def _added(query: Tensor, mask: Tensor | None, padding: Tensor | None) -> Tensor
     batch, heads = query.shape[:2]
     if mask is not None and mask.ndim == 3:
         mask = mask.unflatten(0, (batch, heads))
-    added = [mask, None if padding is None else padding.reshape(batch, 1, 1, -1)]
-    given = [_as_addend(one, query.dtype) for one in added if one is not None]
-    return sum(given[1:], start=given[0]) if given else None
-
-
-def _as_addend(mask: Tensor, dtype: torch.dtype) -> Tensor:
-    if mask.dtype is not torch.bool:
-        return mask
-    return torch.zeros_like(mask, dtype=dtype).masked_fill_(mask, -torch.inf)
+    if padding is not None:
+        padding = padding.reshape(batch, 1, 1, -1)
+    added: Tensor | None = None
+    for one in (mask, padding):
+        if one is not None:  # a kernel's bool mask is True where somebody looks
+            addition = addend(~one if one.dtype is torch.bool else one)
+            added = addition if added is None or addition is None else added + addition
+    return added

@@ -199,6 +199,13 @@ class SdpaWatch(TorchFunctionMode):
 _QUIET = DeviceContext, SdpaWatch
 
 
+def factors_of(func: Any, args: Sequence[Any]) -> Sequence[Any]:
+    """Return the factors of a product, one of :data:`PRODUCTS`, from its arguments."""
+    factors = args[1:] if func is torch.einsum else args
+    is_list = bool(factors) and isinstance(factors[0], (list, tuple))
+    return factors[0] if is_list else factors
+
+
 class ProductWatch(SdpaWatch):
     """See products of two matrices too, among the ``calls``: one factor may be probabilities."""
 
@@ -207,8 +214,7 @@ class ProductWatch(SdpaWatch):
     ) -> Any:
         output = super().__torch_function__(func, types, args, kwargs)
         if func in PRODUCTS and not kwargs:
-            factors = args[1:] if func is torch.einsum else args
-            factors = factors[0] if isinstance(factors[0], (list, tuple)) else factors
+            factors = factors_of(func, args)
             if len(factors) == 2 and output.ndim in (3, 4):
                 self.calls.append(AttentionCall(value=factors[1], probs=factors[0], output=output))
         return output

@@ -190,9 +190,7 @@ def arguments_by_name(model: Model, args: tuple[object, ...], kwargs: Given) -> 
     for name, value in arguments(model, args, kwargs).items():
         if isinstance(value, dict):
             named.update(value)
-        elif isinstance(value, tuple) and not all(isinstance(one, Tensor) for one in value):
-            named[name] = value
-        elif isinstance(value, tuple):
+        elif isinstance(value, tuple) and all(isinstance(one, Tensor) for one in value):
             named.update((f"{name}[{number}]", one) for number, one in enumerate(value))
         else:
             named[name] = value

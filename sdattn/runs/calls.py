@@ -1,14 +1,28 @@
-"""Checks of a call whose model has a name, before that model is loaded."""
+"""Checks of a call, before its model is loaded if it has a name."""
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from ..keep.budget import Budget
 from ..loading.facts import check_names
+from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_of
+from ..models.facts import PipelineFacts
 from ..models.pipeline import Options
 from ..models.values import check_text, check_values, checked_prompts, checked_seeds, whole
 from ..prompts.words import empty_prompt
+
+
+def checked_facts(
+    pipe: object, prompts: object, options: Options, *, image: object = None, **checked: Any
+) -> PipelineFacts:
+    """Return the facts of a pipeline, which is loaded, after :func:`check_call`, if it is a name;
+    see :func:`sdattn.loading.pipelines.facts_of`. ``checked`` are further arguments of the
+    check."""
+    return facts_of(
+        pipe, image, prompts, before=lambda model: check_call(model, prompts, options, **checked)
+    )
 
 
 def check_call(

@@ -26,7 +26,6 @@ from ..inversion.images import at_own_size, encode, fit
 from ..inversion.schedules import check_scheduler, schedule_of
 from ..inversion.stand_ins import Noised, noised
 from ..keep.budget import Budget
-from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.facts import PipelineFacts
@@ -38,7 +37,7 @@ from ..models.reading import read_prompts
 from ..models.threads import few_threads
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
-from .calls import check_call
+from .calls import checked_facts
 from .run import Run
 from .sampling import sample
 from .settings import Explained
@@ -115,19 +114,15 @@ def explain(
             timestep or option; maps beyond ``max_bytes``.
         KeyError: a word is in none of the prompts.
     """
-    facts = facts_of(
+    facts = checked_facts(
         pipe,
-        image,
         prompt,
-        before=lambda model: check_call(
-            model,
-            prompt,
-            options,
-            seed=seed,
-            preset=preset,
-            refine=refine,
-            max_bytes=max_bytes,
-        ),
+        options,
+        image=image,
+        seed=seed,
+        preset=preset,
+        refine=refine,
+        max_bytes=max_bytes,
     )
     pipe = facts.pipe
     image_latents_of(pipe)

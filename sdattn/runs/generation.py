@@ -9,7 +9,6 @@ from ..control import knockouts
 from ..control.knockouts import KnockoutPlan
 from ..errors import InvalidValueError, OptionError, SdattnWarning, warn
 from ..keep.budget import Budget
-from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
 from ..maps.requirements import capture_settings, checked_capture
 from ..models.facts import PipelineFacts, images_a_prompt
@@ -18,7 +17,7 @@ from ..models.pipeline_call import checked_options, one_at_a_time, options_of_im
 from ..models.reading import read_prompts
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.tokens import Prompt
-from .calls import check_call
+from .calls import checked_facts
 from .imagerun import Further, ImageRun
 from .run import Run
 from .sampling import sample
@@ -98,18 +97,8 @@ def generate(
 
     With a demo model a ``UserWarning`` names words of the prompt that the model never learnt.
     """
-    facts = facts_of(
-        pipe,
-        prompt,
-        before=lambda model: check_call(
-            model,
-            prompt,
-            options,
-            seed=seed,
-            preset=preset,
-            refine=refine,
-            max_bytes=max_bytes,
-        ),
+    facts = checked_facts(
+        pipe, prompt, options, seed=seed, preset=preset, refine=refine, max_bytes=max_bytes
     )
     number = len(checked_prompts(prompt))
     # All that can be refused is, before anything runs.

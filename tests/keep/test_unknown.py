@@ -125,6 +125,8 @@ def test_layers_are_chosen_by_a_pattern_of_their_paths():
         (ROWS, COLS, ROWS * COLS),
         (ROWS // 2, COLS // 2, ROWS * COLS // 4),
     }
+    with pytest.raises(ValueError, match=r"fits 'attn3'. The model has:\n  attn2.up"):
+        captured(made(CompVisUNet), unet_call(1), layers=["*.up", "attn3"], **told)
     with pytest.raises(CaptureError, match=r"attn2\.up \(24 queries|none at all"):
         captured(made(CompVisUNet), unet_call(1), layers="up_blocks", **told)
 
@@ -244,10 +246,11 @@ def test_a_gradient_reaches_the_latents():
 
 def test_heatmaps_read_labels():
     told = {"text": "context", "grid": (ROWS, COLS)}
-    store = captured(made(CompVisUNet), unet_call(2), **told)
+    model = made(CompVisUNet)
+    store = captured(model, unet_call(2), layers=["attn2.down", "attn2.up"], **told)
     found = store.heatmaps(prompt={"cat": [2], "red dog": [4, 5]})[1]["red dog"]
-    layers = [store.maps[name][1, ..., 4:6].sum(-1) for name in ("attn2.down", "attn2.up")]
-    assert found.shape[-2:] == (ROWS, COLS) and len(layers) == 2
+    layers = [softmax64(*model.seen[name][0])[1, :, 4:6].sum(-1) for name in store.maps]
+    assert (found.values.flatten() - sum(layers) / 2).abs().max() < 1e-6
 
 
 @torch.no_grad()

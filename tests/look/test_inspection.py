@@ -255,3 +255,24 @@ def test_learned_queries_that_pool_the_text_are_no_image():
     pools = [call for call in table if call.name == "pool.layer.multihead_attn"]
     assert [(call.queries, call.keys, call.kind) for call in pools] == [(6, T, None)]
     assert table.proposal.layers == ("attn2.down", "attn2.mid", "attn2.up")
+
+
+class PlainlyNamed(nn.Module):
+    """No argument has a usual name of a text but ``y``, a class."""
+
+    def __init__(self):
+        super().__init__()
+        self.attn = nn.MultiheadAttention(WIDTH, 2, batch_first=True)
+
+    def forward(self, x, c, mask=None, y=3):
+        return self.attn(x.flatten(2).mT, c, c)[0]
+
+
+def test_a_call_without_a_text_that_its_name_gives_away():
+    model, call = foreign(PlainlyNamed), (torch.randn(1, WIDTH, 4, 6), text()[:1], None, 3)
+    table = sdattn.inspect_attention(model, *call)
+    assert [call.kind for call in table] == [None]
+    assert "pass text= (x, c, mask, y)" in table.proposal.unsure[0]
+    assert sdattn.inspect_attention(model, *call, text="c").proposal.grid == (4, 6)
+    with pytest.raises(ValueError, match="a tensor or a list of some"):
+        sdattn.inspect_attention(model, *call, text="y")
