@@ -13,8 +13,10 @@ import argparse
 import cProfile
 import pstats
 import statistics
+import sys
 from collections.abc import Callable
 from time import thread_time_ns
+from types import FrameType
 from typing import Any
 
 import torch
@@ -22,11 +24,10 @@ from diffusers import UNet2DConditionModel
 from torch import Tensor
 
 import sdattn
-from sdattn.attention.recording import record_softmax
 from sdattn.models.denoiser_call import innermost
 from sdattn.models.layers import find_layers
 
-from .models import stable_diffusion
+from .models import Bench, make_bench, stable_diffusion
 
 ROUNDS, CALLS = 15, 10
 BLOCKS, BLOCK = 20, 9  # calls of the demo, watched and not in turn
@@ -39,41 +40,53 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(1)
     unet = tiny_unet()
-    found = added_microseconds(unet)
-    added = [whole for whole, _ in found]
-    python = [whole - operation for whole, operation in found]
-    print(f"{len(found)} layers, one of two rows kept, a latent of 8x8, 77 keys")
+    added = added_microseconds(unet)
+    print(f"{len(added)} layers, one of two rows kept, a latent of 8x8, 77 keys")
     print(f"capture adds {statistics.median(added):.0f} µs a layer", end="")
     print(f" ({min(added):.0f} to {max(added):.0f}) to its own {plain_microseconds(unet):.0f} µs")
-    print(
-        f"of it {statistics.median(python):.0f} µs ({min(python):.0f} to {max(python):.0f})", end=""
-    )
-    print(" are not the operation that adds up the softmax, so Python")
-    plain, watched = demo_milliseconds()
+    demo = make_bench("demo", 1, "cpu", torch.float32, whole=True)
+    calls = demo_calls(demo)
+    print(f"the demo's call: {calls[0]:,} calls of functions, watched {calls[1] - calls[0]:,} more")
+    plain, watched = demo_milliseconds(demo)
     print(f"the demo's call: {plain:.1f} ms, watched {watched:.1f} ms, {watched / plain:.3f} of it")
     if options.profile:
         profile(unet)
 
 
 @torch.no_grad()
-def demo_milliseconds() -> tuple[float, float]:
-    """Return the medians of the demo's UNet call, without and with every step watched, in turn."""
-    pipe = sdattn.load_pipeline("demo", device="cpu")
-    pipe.scheduler.set_timesteps(BLOCK)
-    unet, size = pipe.unet, pipe.unet.config.sample_size
-    sample = torch.randn(2, 4, size, size)
-    text = torch.randn(2, 77, unet.config.cross_attention_dim)
+def demo_calls(demo: Bench) -> tuple[int, int]:
+    """Return how many functions of Python and C the demo's UNet call enters, alone and watched: a
+    number that no other work on the machine changes."""
+    n_calls = [0, 0]
 
-    def call(number: int) -> float:
-        start = thread_time_ns()
-        unet(sample, pipe.scheduler.timesteps[number], text)
-        return (thread_time_ns() - start) / 1e6
+    def count(watched: bool) -> None:
+        def note(_frame: FrameType, event: str, _arg: object) -> None:
+            n_calls[watched] += event in ("call", "c_call")
+
+        demo.call()
+        demo.call()
+        sys.setprofile(note)
+        demo.call()
+        sys.setprofile(None)
+
+    count(watched=False)
+    with sdattn.capture(demo.pipe, guidance="batch"):
+        count(watched=True)
+    return n_calls[0], n_calls[1]
+
+
+@torch.no_grad()
+def demo_milliseconds(demo: Bench) -> tuple[float, float]:
+    """Return the medians of the demo's UNet call, without and with every step watched, in turn."""
+
+    def calls() -> list[float]:
+        return [timed(demo.call, 1) / 1e6 for _ in range(BLOCK)][1:]
 
     plain, watched = list[float](), list[float]()
     for _ in range(BLOCKS):
-        plain += [call(i) for i in range(BLOCK)][1:]
-        with sdattn.capture(pipe, guidance="batch"):
-            watched += [call(i) for i in range(BLOCK)][1:]  # the first reads what it was given
+        plain += calls()
+        with sdattn.capture(demo.pipe, guidance="batch"):
+            watched += calls()  # the first, left out, reads what it was given
     return statistics.median(plain), statistics.median(watched)
 
 
@@ -102,9 +115,9 @@ def names(unet: Any) -> list[str]:
     return [layer.name for layer in find_layers(unet) if layer.kind == "cross"]
 
 
-def added_microseconds(unet: Any) -> list[tuple[float, float]]:
-    """Of each layer that sees the text, and how much of it is :func:`record_softmax`."""
-    found: list[tuple[float, float]] = []
+def added_microseconds(unet: Any) -> list[float]:
+    """Return what handing over query and key adds to each layer that sees the text."""
+    added: list[float] = []
 
     def compare(layer: Any, call: Callable[[], Tensor]) -> None:
         watched = layer.processor
@@ -115,13 +128,12 @@ def added_microseconds(unet: Any) -> list[tuple[float, float]]:
                 least[processor] = min(least[processor], timed(call))
         layer.set_processor(watched)
         ours, own = least.values()
-        cells = call().shape[1]
-        found.append(((ours - own) / 1000, operation_microseconds(cells)))
+        added.append((ours - own) / 1000)
 
     for name in names(unet):
         with sdattn.capture(pipe_of(unet), guidance="batch") as store:
             in_pass(unet, lambda layer, call: compare(layer, again(store, name, call)), name)  # noqa: B023
-    return found
+    return added
 
 
 def again(store: Any, name: str, call: Callable[[], Tensor]) -> Callable[[], Tensor]:
@@ -133,16 +145,6 @@ def again(store: Any, name: str, call: Callable[[], Tensor]) -> Callable[[], Ten
         return output
 
     return run
-
-
-def operation_microseconds(cells: int) -> float:
-    """What adds the softmax of one row of the batch to a sum, by itself."""
-    total = torch.zeros(1, cells, 77)
-    query, key = (torch.randn(1, HEADS, n, WIDTH // HEADS) for n in (cells, 77))
-    scale = (WIDTH // HEADS) ** -0.5
-    return min(
-        timed(lambda: record_softmax(total, query, key, None, scale)) / 1000 for _ in range(ROUNDS)
-    )
 
 
 def plain_microseconds(unet: Any) -> float:
@@ -157,12 +159,12 @@ def plain_microseconds(unet: Any) -> float:
     return statistics.median(found)
 
 
-def timed(call: Callable[[], Any]) -> float:
-    """Nanoseconds a call."""
+def timed(call: Callable[[], Any], times: int = CALLS) -> float:
+    """Return the nanoseconds of a call."""
     start = thread_time_ns()
-    for _ in range(CALLS):
+    for _ in range(times):
         call()
-    return (thread_time_ns() - start) / CALLS
+    return (thread_time_ns() - start) / times
 
 
 def pipe_of(unet: Any) -> Any:

@@ -210,7 +210,7 @@ FAULTS = [
     ),
     Fault(
         "look/projections.py",
-        "if parts != self._parts or not all(hook.is_last() for hook in self._hooks):",
+        "if parts != self._parts or not all([hook.is_last() for hook in self._hooks]):",
         "if parts != self._parts:",
         "a user's hook after ours changes the query unseen",
         ("look/test_projections.py",),

@@ -108,10 +108,10 @@ def _parts(
             some = slice(start, min(start + head_step, heads))
             all_at_once = head_step == heads
             keys = _folded(of_keys if all_at_once else of_keys[:, some], dtype)
-            out = buffer if len(buffer) == len(keys) else buffer[: len(keys)]
-            by_head = out.view(len(of_queries), -1, n, t)
+            out = buffer if buffer.shape[0] == keys.shape[0] else buffer[: keys.shape[0]]
+            by_head = out.view(of_queries.shape[0], -1, n, t)
             if mask is not None:
-                of_mask = mask if len(mask) == 1 else mask.split(step)[number]
+                of_mask = mask if mask.shape[0] == 1 else mask.split(step)[number]
                 by_head.copy_(of_mask if of_mask.shape[1] == 1 else of_mask[:, some])
             queries = _folded(of_queries if all_at_once else of_queries[:, some], dtype)
             out.baddbmm_(queries, keys.mT, beta=int(mask is not None), alpha=scale)
@@ -119,6 +119,6 @@ def _parts(
 
 
 def _folded(x: Tensor, dtype: torch.dtype) -> Tensor:
-    if len(x) == 1:
+    if x.shape[0] == 1:  # len() of a tensor is several calls
         return x[0].to(dtype)
     return x.to(dtype, memory_format=torch.contiguous_format).flatten(0, 1)

@@ -147,8 +147,7 @@ class Installation:
         return [
             (place.layer, innermost(place.layer.module.processor))
             for place in self._places.values()
-            if place.ours
-            and all(part is not place.ours[-1] for part in _wrapped(place.layer.module.processor))
+            if place.ours and not _is_in_use(place.ours[-1], place.layer.module.processor)
         ]
 
     def take_out(self, layer: AttentionLayer) -> None:
@@ -249,6 +248,11 @@ def put_innermost(module: Any, processor: Any) -> None:
 def _put_under(observer: Any, processor: Any) -> None:
     del observer.inner  # a module may not be overwritten by a plain object
     observer.inner = processor
+
+
+def _is_in_use(ours: Any, processor: Any) -> bool:
+    # Asked for every layer of every pass; nobody else's observer lies outside as a rule.
+    return processor is ours or any(part is ours for part in _wrapped(processor))
 
 
 def _wrapped(processor: Any) -> Iterator[Any]:

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import nullcontext
 from functools import cached_property, reduce
 from typing import cast
 
@@ -54,6 +53,7 @@ class RunningSum:
         self.rows_apart: dict[str, Tensor] = {}  # most in any call, see key_owners
         self._fitting: tuple[Size | None, int] | None = None  # latent and cells of the last call
         self._kept: DeviceCopies | None = None  # of the keys that ``among`` names
+        self._is_turned = keep.queries.turned
         self._queries: Columns = None  # that are kept, known in the first call; None for all
         self._cells: tuple[int, ...] | None = None  # of the frames that are kept; None for all
 
@@ -64,7 +64,12 @@ class RunningSum:
     def take(self, attended: Attended) -> None:
         """Add the attention of one call of the layer, in the running pass; raise CaptureError for
         other rows or cells, a second call, or missing columns or heads."""
-        running = cast(Pass, self.running)
+        if torch.is_grad_enabled() and not self.keep.grad:
+            with torch.no_grad():
+                self.take(attended)
+            return
+        running = self.running
+        assert running is not None
         if attended.batch != running.batch:
             raise CaptureError(
                 f"{self.layer.name} ran on {attended.batch} rows in a pass of {running.batch}, so "
@@ -74,14 +79,14 @@ class RunningSum:
             before = self.rows_apart.get(kind, apart)
             self.rows_apart[kind] = before.fmax(apart) if before.shape == apart.shape else apart
         # Rows of the other branch are dropped before anything is computed.
-        has_graph = torch.is_grad_enabled() and not self.keep.grad
-        with torch.no_grad() if has_graph else nullcontext():
-            self.add(attended if running.kept is None else attended.of_rows(running.kept))
+        self.add(attended if running.kept is None else attended.of_rows(running.kept))
 
     def add(self, attended: Attended) -> None:
         """Add the attention of one call's kept rows."""
-        running = cast(Pass, self.running)
-        if (looks := self.keep.queries).turned:
+        running = self.running
+        assert running is not None
+        if self._is_turned:
+            looks = self.keep.queries
             if looks.cells is not None:
                 self._check_grid(attended.cells * running.frame_rows, running, "queries")
             if not self.calls:  # a capture has one latent size
@@ -113,7 +118,7 @@ class RunningSum:
         custom model, one module may be several layers."""
         if running.n_text and self.seen and self.seen[-1] is running:
             raise CaptureError(called_twice(self.layer.name))
-        self._check_grid(cells, running, "keys" if self.keep.queries.turned else "queries")
+        self._check_grid(cells, running, "keys" if self._is_turned else "queries")
 
     def _check_grid(self, cells: int, running: Pass, what: str) -> None:
         """Refuse a call whose queries or keys are not the cells of the layer's grid."""

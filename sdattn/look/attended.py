@@ -180,8 +180,9 @@ class Projected(Attended):
     ``[B, T, heads*d]``; ``rows`` of them, and heads, are taken only when they are asked for."""
 
     def __init__(self, query: Tensor, key: Tensor, heads: int, rows: Rows = ALL):
-        batch = len(range(len(query))[rows]) if isinstance(rows, slice) else len(rows)
-        super().__init__(batch, heads, query.shape[1], key.shape[1])
+        every, cells, _ = query.shape
+        batch = len(range(every)[rows]) if isinstance(rows, slice) else len(rows)
+        super().__init__(batch, heads, cells, key.shape[1])
         self.query = query
         self.key = key
         self.rows = rows

@@ -23,7 +23,7 @@ from .attended import Attended
 from .dispatched import dispatched, hidden_backend
 from .projections import Projections, named
 from .sdpa import SdpaWatch, kernel_name, no_softmax, spied
-from .text_stream import TextStream, running_stream
+from .text_stream import RUNNING, TextStream
 from .unknown_processors import misfit, unknown_use
 
 Observe = Callable[[Attended], None]
@@ -116,8 +116,13 @@ class ObservingProcessor:
         """Return a copy of the processor itself: the copy of a model is not watched."""
         return copy.deepcopy(self.inner, memo)
 
-    @torch.compiler.disable  # type: ignore[untyped-decorator]
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        if torch.compiler.is_dynamo_compiling():  # a decorator would cost every call more
+            return cast(Tensor, torch.compiler.disable(self.run)(attn, *args, **kwargs))
+        return self.run(attn, *args, **kwargs)
+
+    def run(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the output of ``inner``; hand on what it attended to."""
         if not self.looks():
             return cast(Tensor, self.inner(attn, *args, **kwargs))
         output, attended = self.look(self, innermost(self), attn, *args, **kwargs)
@@ -129,7 +134,7 @@ class ObservingProcessor:
 
     def looks(self) -> bool:
         """Check whether a call that begins now, in this thread, is looked at."""
-        mine = running_stream() is self.stream and get_ident() == self.thread
+        mine = RUNNING.get() is self.stream and get_ident() == self.thread
         return mine and self.wanted()
 
     def end(self) -> None:

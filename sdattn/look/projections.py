@@ -1,8 +1,9 @@
 """Outputs of an attention layer's projections while it runs, seen by hooks that stay."""
 
+from __future__ import annotations
+
 import inspect
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from threading import get_ident
 from typing import Any
 
@@ -67,33 +68,45 @@ class Projections:
         self._thread = get_ident()
         self._parts: Sequence[Projection] = ()
         self._hooks: list[_Hook] = []
-        self._seen: dict[str, list[Tensor]] | None = None  # in the running call
+        self.seen: dict[str, list[Tensor]] | None = None  # in the running call
 
-    @contextmanager
-    def during(self, parts: Sequence[Projection]) -> Iterator[dict[str, list[Tensor]]]:
-        """Yield what these projections give in the block, by name, each call of them in order."""
+    def during(self, parts: Sequence[Projection]) -> _During:
+        """Return a block to enter, which gives what these projections put out in it, by name, each
+        call of them in order."""
         # The usual call finds its hooks in place: registering them costs more than a small layer.
-        if parts != self._parts or not all(hook.is_last() for hook in self._hooks):
+        if parts != self._parts or not all([hook.is_last() for hook in self._hooks]):
             self.remove()
             self._parts = parts
             self._hooks = [_Hook(self, *part) for part in parts if part[1] is not None]
-        # A layer may be run again inside its own run (checkpointing).
-        before = self._seen
-        self._seen = {}
-        try:
-            yield self._seen
-        finally:
-            self._seen = before
+        return _During(self)
 
     def keep(self, name: str, given: Tensor) -> None:
-        if self._seen is not None and get_ident() == self._thread:
-            self._seen.setdefault(name, []).append(given)
+        if self.seen is not None and get_ident() == self._thread:
+            self.seen.setdefault(name, []).append(given)
 
     def remove(self) -> None:
         """Take the hooks out."""
         for hook in self._hooks:
             hook.handle.remove()
-        self._parts, self._hooks = (), []
+        self._parts = ()
+        self._hooks = []
+
+
+class _During:
+    """A block in which a layer's projections are seen. A generator would take longer to enter and
+    to leave than the layer's hooks take."""
+
+    def __init__(self, projections: Projections):
+        self.projections = projections
+
+    def __enter__(self) -> dict[str, list[Tensor]]:
+        self.before = self.projections.seen  # of a layer that runs again in its run (checkpointing)
+        seen: dict[str, list[Tensor]] = {}
+        self.projections.seen = seen
+        return seen
+
+    def __exit__(self, *_: object) -> None:
+        self.projections.seen = self.before
 
 
 class _Hook:

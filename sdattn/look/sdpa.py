@@ -38,6 +38,8 @@ def replacement() -> Any | None:
 def outer_mode() -> Any | None:
     """Return the innermost mode of torch's that may answer, other than one that sets a device or
     only watches."""
+    if not torch._C._len_torch_function_stack():  # the usual case
+        return None
     modes = _get_current_function_mode_stack()
     return next((m for m in reversed(modes) if not isinstance(m, _QUIET)), None)
 

@@ -108,7 +108,9 @@ def followed(
             output = observer.inner(attn, *args, **kwargs)
     query, key = query_and_key(seen, inner)
     mask = given.get("attention_mask")
-    call = _exact(calls, (len(query), attn.heads, query.shape[1], key.shape[1]))
+    call = None
+    if calls:
+        call = _exact(calls, (query.shape[0], attn.heads, query.shape[1], key.shape[1]))
     attended: Attended
     if call is not None:
         attended = softmax_of(call)

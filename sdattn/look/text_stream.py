@@ -26,12 +26,8 @@ from ..models.denoiser_call import arguments, innermost, unwrapped
 from ..models.layers import AttentionLayer, Denoiser
 
 TEXT = "encoder_hidden_states"
-_running: ContextVar[TextStream | None] = ContextVar("text stream", default=None)
-
-
-def running_stream() -> TextStream | None:
-    """Return the stream whose block runs again now; None while the model runs."""
-    return _running.get()
+# The stream whose block runs again now; None while the model runs.
+RUNNING: ContextVar[TextStream | None] = ContextVar("text stream", default=None)
 
 
 class TextStream:
@@ -77,18 +73,18 @@ class TextStream:
         self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _made: Any
     ) -> None:
         """Run a block again with the other text; the forward hook of that block."""
-        if self.rows is None or running_stream() is not None or get_ident() != self.thread:
+        if self.rows is None or RUNNING.get() is not None or get_ident() != self.thread:
             return
         given = arguments(block, args, kwargs)
         with torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
             text = self._entered(given[TEXT]) if self.now is None else self.now
-            token = _running.set(self)
+            token = RUNNING.set(self)
             try:
                 # the columns of the prompt, which a controller edits, are another text's here
                 with unasked(_processors(block)):
                     made = block.forward(**{**given, TEXT: text})
             finally:
-                _running.reset(token)
+                RUNNING.reset(token)
         if not isinstance(made, tuple) or len(made) != 2:
             raise RunError(
                 f"A {type(block).__name__} gave no pair of text and image, so where the other "
