@@ -118,11 +118,11 @@ class ObservingProcessor:
 
     def __call__(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
         if torch.compiler.is_dynamo_compiling():  # a decorator would cost every call more
-            return cast(Tensor, torch.compiler.disable(self.run)(attn, *args, **kwargs))
-        return self.run(attn, *args, **kwargs)
+            return cast(Tensor, self._run_untraced(attn, *args, **kwargs))
+        return self._run(attn, *args, **kwargs)
 
-    def run(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
-        """Return the output of ``inner``; hand on what it attended to."""
+    def _run(self, attn: Any, *args: Any, **kwargs: Any) -> Tensor:
+        """Return the output of ``inner``, and hand on what it attended to."""
         if not self.looks():
             return cast(Tensor, self.inner(attn, *args, **kwargs))
         output, attended = self.look(self, innermost(self), attn, *args, **kwargs)
@@ -131,6 +131,8 @@ class ObservingProcessor:
             with torch._C.DisableTorchFunction():  # its softmaxes are none of the model's
                 self.observe(attended)
         return output
+
+    _run_untraced = torch.compiler.disable(_run)
 
     def looks(self) -> bool:
         """Check whether a call that begins now, in this thread, is looked at."""
