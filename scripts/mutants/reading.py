@@ -58,7 +58,7 @@ FAULTS = [
         "if not begun.again:  # else the same step goes on",
         "if True:",
         "a step of two calls counts as two steps",
-        ("follow/test_pass_reader.py",),
+        ("follow/test_loops.py",),
     ),
     Fault(
         "control/step_maps.py",
@@ -107,14 +107,14 @@ FAULTS = [
         "            self._n_missed = missed\n",
         "",
         "passes that a store missed before its processors came are forgotten",
-        ("control/test_attachment.py", "control/test_anyones_code.py", "control/test_chain.py"),
+        ("control/test_attached.py", "control/test_chain.py"),
     ),
     Fault(
         "control/attachment.py",
         "elif calls != first:",
         "elif calls < first:",
         "layers that begin to call in the middle of a run are not told",
-        ("control/test_attached_runs.py", "control/test_anyones_code.py"),
+        ("control/test_attached.py", "follow/test_followers.py"),
     ),
     Fault(
         "control/attention_store.py",
@@ -135,7 +135,7 @@ FAULTS = [
         "if self._by_size is None or begun.latent_size in (None, self._size):",
         "if self._by_size is None or self._processors:",
         "layers of a resolution stay those of the first latent",
-        ("control/test_registration.py",),
+        ("control/test_registered.py",),
     ),
     # maps
     Fault(

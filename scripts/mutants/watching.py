@@ -16,7 +16,7 @@ FAULTS = [
         "return (values.index(values[index]) + 0.5) / len(values)",
         "return (index + 0.5) / len(values)",
         "equal entries of a second-order scheduler are different places of the run",
-        ("follow/test_passes.py", "follow/test_pass_reader.py"),
+        ("follow/test_passes.py", "follow/test_loops.py"),
     ),
     Fault(
         "follow/passes.py",
@@ -30,7 +30,7 @@ FAULTS = [
         "if begun.again != self._step_call:",
         "if begun.again > self._step_call:",
         "with step_call=1 the first call of a step counts too",
-        ("follow/test_pass_reader.py",),
+        ("follow/test_loops.py",),
     ),
     Fault(
         "follow/pass_reader.py",
@@ -44,21 +44,21 @@ FAULTS = [
         "begins = timesteps is not before or (call is not None and call is not last)",
         "begins = timesteps is not before",
         "a second call with the same schedule is the same run",
-        ("follow/test_pass_reader.py", "follow/test_runs_and_rows.py"),
+        ("follow/test_loops.py", "follow/test_followers.py", "follow/test_runs_and_rows.py"),
     ),
     Fault(
         "follow/pass_reader.py",
         "self._run = timesteps, call or last",
         "self._run = timesteps, call",
         "a direct call of the model between two of the pipeline makes a new run of the second",
-        ("follow/test_pass_reader.py", "follow/test_runs_and_rows.py"),
+        ("follow/test_loops.py", "follow/test_followers.py", "follow/test_runs_and_rows.py"),
     ),
     Fault(
         "follow/call_layout.py",
         "versions = [(one, 0 if one.is_inference() else one._version) for one in tensors]",
         "versions = [(one, 0) for one in tensors]",
         "ids that were written to in place are not read again",
-        ("follow/test_pass_reader.py", "keep/test_waits.py"),
+        ("follow/test_followers.py", "keep/test_waits.py"),
     ),
     Fault(
         "follow/text_watch.py",
@@ -319,7 +319,7 @@ FAULTS = [
         "self.store.end_pass()  # one that an error broke off",
         "pass",
         "the pass after a broken one is added to it",
-        ("keep/test_capture.py", "follow/test_pass_reader.py", "keep/test_recorders.py"),
+        ("keep/test_capture.py", "follow/test_loops.py", "keep/test_recorders.py"),
     ),
     Fault(
         "keep/watch.py",
