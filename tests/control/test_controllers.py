@@ -160,6 +160,7 @@ SAME = read("a red cat", "a red cat")
     ("make", "error", "message"),
     [
         (lambda: AttentionReplace(PAIR[:1], 4), ValueError, "1 prompt.*source"),
+        (lambda: AttentionReplace(["a cat", "a dog"], 4), TypeError, "read_prompts"),
         (lambda: AttentionReplace(PAIR, 0), ValueError, "num_steps=0"),
         (
             lambda: AttentionReplace(PAIR, 4, 1.5),

@@ -190,14 +190,6 @@ def test_two_texts_in_one_column_are_refused():
     assert store.heatmaps(pipe, {"dog": [2]})[0]["dog"].values.max() > 0
 
 
-def test_options_of_the_run_are_read_with():
-    pipe = sd3()
-    with capture(pipe) as store:
-        run(pipe, "a red cat", max_sequence_length=24)
-    assert store.drawn.options == {"max_sequence_length": 24}
-    assert len(store.heatmaps()[0].prompt.tokens) == 77 + 24
-
-
 @pytest.mark.slow
 def test_a_store_that_travels_keeps_the_prompt_and_leaves_the_pipeline():
     pipe = small_pipeline()

@@ -125,12 +125,6 @@ def test_an_attached_store_leaves_the_negative_prompt_out(name):
     torch.testing.assert_close(stores[0].maps, stores[1].maps, atol=1e-4, rtol=0)
 
 
-def test_a_store_that_says_the_negative_prompt_is_first_is_refused():
-    _, pipe, _ = pair("SDXL")
-    with pytest.raises(ValueError, match="passes"):
-        AttentionStore(pipeline=pipe, guidance="passes")
-
-
 @pytest.mark.parametrize("name", GUIDED)
 @pytest.mark.slow
 def test_generate_draws_what_the_classic_pipeline_draws(name, tmp_path):

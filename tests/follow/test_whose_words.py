@@ -170,17 +170,12 @@ def test_generate_refuses_a_run_whose_text_changed():
     pipe = make_pipe()
     options = {name: value for name, value in SMALL.items() if name != "output_type"}
 
-    def callback(_pipe, step, tensors):
+    def callback(pipe, step, _t, tensors):
         return swapped(pipe)(step, tensors)
 
+    options |= {"callback_on_step_end_tensor_inputs": ["latents", "prompt_embeds"]}
     with pytest.raises(ValueError, match="text states changed"):
-        sdattn.generate(
-            pipe,
-            P,
-            callback_on_step_end=lambda pipe, step, _t, tensors: callback(pipe, step, tensors),
-            callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
-            **options,
-        )
+        sdattn.generate(pipe, P, callback_on_step_end=callback, **options)
 
 
 @pytest.mark.slow
