@@ -76,8 +76,8 @@ FAULTS = [
     ),
     Fault(
         "control/step_maps.py",
-        "kept = {id(m): m.nbytes for store in held for maps in store.values() for m in maps}",
-        "kept = {m: m.nbytes for store in held[:-3] for maps in store.values() for m in maps}",
+        "nbytes = {id(m): m.nbytes for store in stores for maps in store.values() for m in maps}",
+        "nbytes = {m: m.nbytes for store in stores[:-3] for maps in store.values() for m in maps}",
         "the sums of a store are not among its bytes",
         ("control/test_chain.py",),
     ),
@@ -111,8 +111,8 @@ FAULTS = [
     ),
     Fault(
         "control/attachment.py",
-        "elif calls != first:",
-        "elif calls < first:",
+        "elif calls != self._n_calls:",
+        "elif calls < self._n_calls:",
         "layers that begin to call in the middle of a run are not told",
         ("control/test_attached.py", "follow/test_followers.py"),
     ),

@@ -11,6 +11,7 @@ from ..errors import CaptureError, refuse, warn
 from ..follow.installer import in_backward
 from ..follow.pass_options import Guidance
 from ..follow.passes import CaptureWarning
+from ..follow.text_watch import RepeatedCalls
 from ..models.layers import Place
 from ..models.pipeline import Pipeline
 from .attachment import Attachment
@@ -89,9 +90,16 @@ class AttentionStore(StoreSteps):
             raise refuse("guidance", guidance, ("auto", "batch", "passes", None))
         if guidance == "auto" and save_global_store is not None:
             guidance = None  # Attend-and-Excite runs the prompt alone
+        self.guidance = guidance
+        self.repeats = RepeatedCalls()
         self.curr_step_index = 0
         self.attachment: Attachment | None = None
-        super().__init__(guidance, max_queries, kinds, keep_steps, save_global_store)
+        super().__init__(
+            max_queries=max_queries,
+            kinds=kinds,
+            keep_steps=keep_steps,
+            save_global_store=save_global_store,
+        )
         if pipeline is not None:
             self.attach(pipeline)
 
@@ -180,7 +188,7 @@ class AttentionStore(StoreSteps):
             return attn
         if attachment is None:
             self.begin_place(place_in_unet)
-        in_pass = attachment is not None and attachment.in_pass
+        in_pass = attachment is not None and attachment.follower.in_call
         n_calls = self.num_att_layers
         n_uncond = self.num_uncond_att_layers
         is_first = not self._is_second_pass if in_pass else self.cur_att_layer < n_uncond
@@ -197,16 +205,14 @@ class AttentionStore(StoreSteps):
 
     def check_whole(self) -> None:
         """Raise CaptureError if the store did not see the whole run; warn if it had to guess."""
-        attachment = self.attachment
-        problem = self._problem
-        if attachment is not None:
-            problem = problem or attachment.problem(self)
-            if not problem:
-                attachment.tell_strays()
+        if self.attachment is None:
+            problem = self.open_step() or self._problem
         else:
-            problem = self.open_step() or problem
+            problem = self._problem or self.attachment.problem(self)
         if problem:
             raise CaptureError(f"This {type(self).__name__} did not see the whole run: {problem}")
+        if self.attachment is not None:
+            self.attachment.follower.strays.tell()
         repeated = self.repeats.found()
         # Attend-and-Excite runs the prompt again and again, and reads the last step alone
         is_told = self.guidance == "passes" or self._num_uncond > 0

@@ -24,20 +24,10 @@ class StoreSteps(StepMaps, LayerController):
     """
 
     attachment: Any = None  # to the model that it follows, if it was attached to one
-
-    def __init__(
-        self,
-        guidance: Guidance | None,
-        max_queries: int,
-        kinds: Sequence[str] | None,
-        keep_steps: bool,
-        save_global_store: bool | None,
-    ):
-        self.guidance = guidance
-        self.num_att_layers = -1
-        self._num_uncond = -1
-        self.repeats = RepeatedCalls()  # passes outside of a pipeline's call
-        super().__init__(max_queries, kinds, keep_steps, save_global_store)
+    guidance: Guidance | None
+    repeats: RepeatedCalls  # passes outside of a pipeline's call
+    num_att_layers = -1
+    _num_uncond = -1
 
     def reset(self) -> None:
         """Forget all maps and steps."""
@@ -99,8 +89,9 @@ class StoreSteps(StepMaps, LayerController):
         self.places = tuple(places)
         self._batch = batch
         self._prompts = prompts
-        if not self._is_second_pass:  # an earlier pass may have broken off
-            self.cur_att_layer = 0 if self.attachment is not None else self.cur_att_layer
+        if not self._is_second_pass:
+            if self.attachment is not None:
+                self.cur_att_layer = 0  # an earlier pass may have broken off
             self.empty_step()
 
     def end_pass(self, calls: int) -> None:
@@ -123,10 +114,13 @@ class StoreSteps(StepMaps, LayerController):
     def begin_place(self, place: str) -> None:
         """Note a call's place in a store that counts calls, or is alone. A pass reaches places in
         order, so an earlier one is another pass's."""
-        n_before, n_uncond = self.cur_att_layer, self.num_uncond_att_layers
-        number = _PLACES.index(place) if place in _PLACES else self._place
-        if n_before not in (0, n_uncond) and number < self._place and not self._calls_in_pass:
-            self._calls_in_pass = n_before - (n_uncond if n_before > n_uncond else 0)
+        if place not in _PLACES:
+            return
+        number = _PLACES.index(place)
+        n_calls = self.cur_att_layer
+        n_uncond = self.num_uncond_att_layers
+        if n_calls not in (0, n_uncond) and number < self._place and not self._calls_in_pass:
+            self._calls_in_pass = n_calls - n_uncond if n_calls > n_uncond else n_calls
         self._place = number
 
     def open_step(self) -> str:

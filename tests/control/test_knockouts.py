@@ -86,7 +86,7 @@ def test_where_nothing_is_removed_nothing_changes(make, options):
     values, which is 2e-5 of its cell's 8x8x3. In bfloat16, whose steps below 1 are as wide as those
     values, the mean pixel may be off by half a step (7e-4 was measured, with torch held to AVX2).
     """
-    plan = causes.prepare(make(), PROMPT, 0, None, 1.0, {**FAST, **options})
+    plan = causes.prepare(make(), PROMPT, 0, steps=1.0, options={**FAST, **options})
     (first, *others), grid = causes.draw(plan, [(), (), ()])
     [removed], _ = causes.draw(plan, [(2, 3, 4)])
     if plan.pipe.dtype == torch.bfloat16:
