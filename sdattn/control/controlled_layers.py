@@ -12,13 +12,7 @@ from ..attention.joining import TEXT, check_layer, unknown_layer
 from ..errors import InvalidTypeError, InvalidValueError, RunError, warn
 from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureWarning, Pass
-from ..models.layers import (
-    AttentionLayer,
-    Denoiser,
-    find_denoiser,
-    is_unet,
-    joint_order,
-)
+from ..models.layers import AttentionLayer, Denoiser, find_denoiser, is_unet, joint_order
 from ..models.pipeline import Pipeline
 
 

@@ -11,10 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..models.denoiser_call import compiled_parts, innermost, is_compiled
 from ..models.layers import AttentionLayer

@@ -11,10 +11,7 @@ import torch
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError, OptionError
-from ..follow.capture_warnings import (
-    RunWarnings,
-    stopped_of,
-)
+from ..follow.capture_warnings import RunWarnings, stopped_of
 from ..follow.drawn import PromptWatch
 from ..follow.follower import Follower
 from ..follow.installer import Installation

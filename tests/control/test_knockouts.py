@@ -3,11 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from diffusers import (
-    PixArtAlphaPipeline,
-    StableDiffusionInpaintPipeline,
-    UNet2DConditionModel,
-)
+from diffusers import PixArtAlphaPipeline, StableDiffusionInpaintPipeline, UNet2DConditionModel
 from helpers.demo_words import needs_sprites
 from helpers.denoiser_outputs import outputs_recorded
 from helpers.tiers import tiered

@@ -5,9 +5,7 @@ from functools import partial
 
 import pytest
 import torch
-from diffusers import (
-    StableDiffusionImg2ImgPipeline,
-)
+from diffusers import StableDiffusionImg2ImgPipeline
 from helpers.denoiser_outputs import outputs_recorded
 from helpers.matrix import ROWS
 from helpers.rows import Way

@@ -199,8 +199,5 @@ def test_blocks_of_ones_own_without_a_guider_are_refused_by_name():
     pipe.update_components(
         **{k: v for k, v in classic.components.items() if k in pipe.component_names}
     )
-    with (
-        pytest.raises(ValueError, match="ModularPipeline.*guidance"),
-        sdattn.capture(pipe),
-    ):
+    with pytest.raises(ValueError, match="ModularPipeline.*guidance"), sdattn.capture(pipe):
         pass

@@ -2,10 +2,7 @@
 
 import pytest
 import torch
-from diffusers import (
-    HeunDiscreteScheduler,
-    StableDiffusionImg2ImgPipeline,
-)
+from diffusers import HeunDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from helpers.capture_runs import PROMPT, assert_untouched, oracle, record_inputs, run
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_scheduler, small_pipeline

@@ -154,10 +154,7 @@ def test_maps_are_the_mean_softmax_of_the_branch(branch, guidance):
     _, record = record_inputs(pipe.unet)
     options = {"guidance_scale": guidance, "num_images_per_prompt": 2, "negative_prompt": "dog"}
     if guidance == 1.0 and branch != "conditional":
-        with (
-            pytest.raises(CaptureError, match="unconditional"),
-            capture(pipe, branch=branch),
-        ):
+        with pytest.raises(CaptureError, match="unconditional"), capture(pipe, branch=branch):
             run(pipe, **options)
         return
     with capture(pipe, branch=branch) as store:

@@ -186,10 +186,7 @@ def test_negative_prompts_of_pipelines_that_run_in_turn(make):
     if make is not klein:
         [found] = sdattn.heatmaps(negative, pipe, "dog, dog, dog")
         assert found.words == ("dog", ",", "dog", ",", "dog")
-    with (
-        pytest.raises(ValueError, match="two captures"),
-        capture(pipe, branch="both"),
-    ):
+    with pytest.raises(ValueError, match="two captures"), capture(pipe, branch="both"):
         pass
 
 
@@ -494,10 +491,7 @@ def test_only_the_attention_to_all_tokens_counts():
         run(pipe)
     assert all(torch.equal(store.maps[name], one) for name, one in expected.items())
     layer.processor = Twice()
-    with (
-        pytest.raises(RuntimeError, match="processor Twice"),
-        capture(pipe),
-    ):
+    with pytest.raises(RuntimeError, match="processor Twice"), capture(pipe):
         run(pipe)
 
 
