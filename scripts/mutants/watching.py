@@ -218,15 +218,15 @@ FAULTS = [
     # keep
     Fault(
         "keep/keep.py",
-        'keys = cells // frame_rows if layer.kind == "self" else n_keys',
-        'keys = cells if layer.kind == "self" else n_keys',
+        "columns = cells // frame_rows",
+        "columns = cells",
         "a video's self-attention is expected to be as large as one over all frames",
         ("keep/test_budget.py", "keep/test_keep.py", "look/test_frame_rows.py"),
     ),
     Fault(
         "keep/keep.py",
-        "return len(self.numbers) if self.numbers else passes if self.each else 1",
-        "return passes if self.each else 1",
+        "        if self.numbers:\n            return len(self.numbers)\n        return passes",
+        "        return passes",
         "the memory of chosen steps is expected to be that of all",
         ("keep/test_budget.py", "keep/test_keep.py", "keep/test_capture.py"),
     ),

@@ -56,5 +56,6 @@ def _described(processor: object, controller: object) -> str:
         return f"{name} with this store"
     if not hasattr(processor, "controller"):
         return name
-    other = processor.controller
-    return f"{name} with {'no controller' if other is None else f'another {type(other).__name__}'}"
+    if processor.controller is None:
+        return f"{name} with no controller"
+    return f"{name} with another {type(processor.controller).__name__}"

@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from ..errors import InvalidValueError
 from ..models.guidance import Branch
 from ..models.layers import Denoiser
+from ..models.pipeline import Given
 from ..models.running_call import running_call, running_variables
 from ..prompts.tokens import Prompt
 from .installer import Installation
@@ -76,11 +77,12 @@ class DrawnPrompts:
                 "labels, e.g. {'cat': [2]}."
             )
 
-    def check_texts(self, branches: Sequence[Branch], texts: Sequence[Any]) -> None:
+    def check_texts(self, branches: Sequence[Branch], texts: Sequence[object]) -> None:
         """Raise ValueError for texts that could not be read, if other texts were drawn."""
         for i, branch, number in self._pairs(branches, len(texts)):
-            if isinstance(texts[i], str):
-                self._refuse_another(texts[i], branch, number)
+            text = texts[i]
+            if isinstance(text, str):
+                self._refuse_another(text, branch, number)
 
     def _pairs(self, branches: Sequence[Branch], prompts: int) -> list[tuple[int, Branch, int]]:
         """Return (number of a prompt, branch, number of the text that it must match)."""
@@ -176,7 +178,7 @@ class PromptWatch:
     def _listener(self, encoder: str) -> Callable[..., None]:
         """Return the forward pre-hook of a text encoder."""
 
-        def hear(_model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        def hear(_model: nn.Module, args: tuple[object, ...], kwargs: Given) -> None:
             ids = kwargs.get("input_ids", *args[:1])
             call = running_call(self._pipeline())
             if call is None or not isinstance(ids, Tensor) or ids.ndim != 2:
@@ -189,7 +191,7 @@ class PromptWatch:
         return hear
 
 
-def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
+def _text_encoders(pipeline: object) -> list[tuple[str, nn.Module]]:
     """Return the text encoders with their names, in order, but none that a hook would recompile."""
     parts = getattr(pipeline, "__dict__", {}).items()
     return sorted(
@@ -201,13 +203,13 @@ def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
     )
 
 
-def _first_text(variables: Mapping[str, Any], *names: str) -> Any:
+def _first_text(variables: Given, *names: str) -> Any:
     """Return the first of these variables that holds text, else the last one's value."""
     values = [variables.get(name) for name in names]
     return next((v for v in values if isinstance(v, (str, list, tuple)) and v), values[-1])
 
 
-def _text_of_each_row(text: Any, ids: Sequence[Tensor]) -> tuple[str, ...] | None:
+def _text_of_each_row(text: object, ids: Sequence[Tensor]) -> tuple[str, ...] | None:
     """Return the text of each row that the encoders got, or None if it is not known."""
     rows = {len(tokens) for tokens in ids}
     if len(rows) != 1:

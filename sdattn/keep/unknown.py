@@ -258,10 +258,11 @@ class UnknownWatch(Subscriber):
         if self.store.passes and not self.store.layers:
             unused = [f"{name} (a softmax without a product)" for name in self.calls.unused]
             seen = "; ".join([*self.others, *unused]) or "none at all"
+            layers, _ = self.selection
+            where = "" if layers is None else f" in layers={layers!r}"
             raise CaptureError(
                 f"No attention call of the {type(self.model).__name__} fits text="
-                f"{_named(self.family.text)} and a grid of {self.store.latent_size}"
-                f"{'' if self.selection[0] is None else f' in layers={self.selection[0]!r}'}. "
+                f"{_named(self.family.text)} and a grid of {self.store.latent_size}{where}. "
                 f"Seen were: {seen}. sdattn.inspect_attention(model, ...) says what fits."
             )
         if self.store.passes:  # each choice fits some layer, so that a misspelt one is noticed
