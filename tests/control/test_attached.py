@@ -8,6 +8,7 @@ import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor2_0
 from helpers.chain_runs import CROSS, captured, chained, make_pipe, run, same_maps
+from helpers.further_rows import FURTHER
 from helpers.joint_parity import sharp_inputs, sharp_model
 from helpers.rows import Way
 from helpers.tiers import tiered
@@ -19,8 +20,6 @@ import sdattn
 from sdattn import AttentionStore, CaptureError, CaptureWarning, TorchAttnProcessor
 from sdattn.edit import EmptyControl, register_attention_control
 from sdattn.models.layers import find_layers
-
-NAMED = {row.name: row for row in UNETS}
 
 
 def attach(pipe, target=None, **options):
@@ -375,22 +374,25 @@ def test_rows_that_are_not_the_batch_times_the_heads_are_told():
 
 # -- whose rows ------------------------------------------------------------------------------------
 
+NAMED = {row.name: row for row in (*FURTHER, *UNETS)}
 LAYOUTS = ("InstructPix2Pix", "image to image", "SDXL", "ControlNet", "PAG", "LCM")
+LAYOUTS += ("LDM3D", "DiffEdit", "InstructPix2Pix of SDXL", "upscaler", "Semantic guidance")
 
 
+@pytest.mark.parametrize("guided", tiered([True, False]))
 @pytest.mark.parametrize("name", LAYOUTS)
-@pytest.mark.slow
-def test_the_prompts_rows_are_those_of_the_pipelines_layout(name):
-    """InstructPix2Pix has the prompt first of three; the second half would be something else."""
-    row, way = NAMED[name], Way(prompts=2)
-    pipe = row.make()
+def test_the_prompts_rows_are_those_of_the_pipelines_layout(name, guided):
+    """InstructPix2Pix has the prompt first of three; the second half would be something else.
+    Semantic guidance adds prompts that edit."""
+    row = NAMED[name]
+    pipe, way = row.make(), row.fitted(Way(prompts=2, guided=guided))
     for layer in find_layers(pipe.unet):
         layer.module.to_q.weight.data *= 4
     with sdattn.capture(pipe, heads="all") as maps:
         row.run(pipe, way)
     store = attach(pipe)
     row.run(pipe, way)
-    assert (store.cur_step, store.images) == (len(maps.passes), 2)
+    assert (store.cur_step, store.images) == (len(maps.passes), maps.images)
     kept = [m for key in CROSS for m in store.get_average_full_attention()[key]]
     for layer, ours in zip(maps.layers, kept, strict=True):
         theirs = maps.maps[layer.name].flatten(0, 1).flatten(1, 2)

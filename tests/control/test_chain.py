@@ -11,12 +11,11 @@ import weakref
 import pytest
 import torch
 from diffusers.models.attention_processor import AttnProcessor2_0
-from helpers.chain_runs import CROSS, DOWN, UP, captured, chained, make_pipe, run, same_maps
+from helpers.chain_runs import CROSS, DOWN, UP, captured, chained, make_pipe, same_maps
 from helpers.tiny_pipelines import make_sd15_unet, make_unet
 
 import sdattn
 from sdattn import AttentionStore, CaptureWarning, TorchAttnProcessor
-from sdattn.edit import register_attention_control
 from sdattn.models.layers import find_layers
 
 
@@ -158,22 +157,3 @@ def test_nothing_is_left_behind():
     del pipe
     gc.collect()
     assert unet() is None
-
-
-@pytest.mark.slow
-def test_heatmaps_of_a_registered_store():
-    """register_attention_control() tells its store the latent's size too."""
-    pipe = make_pipe()
-    maps, _ = captured(pipe, ["a red cat"])
-    store = AttentionStore()
-    with register_attention_control(pipe, store):
-        run(pipe, ["a red cat"])
-    assert (store.latent_size, store.levels, store.images) == ((16, 24), 4, 1)
-    same_maps(
-        sdattn.heatmaps(store, pipe.tokenizer, "a red cat"),
-        sdattn.heatmaps(maps, pipe.tokenizer, "a red cat"),
-    )
-    attached = AttentionStore(pipeline=pipe)
-    with register_attention_control(pipe, attached):
-        run(pipe, ["a red cat"], scale=1.0)  # an attached store reads that there is no guidance
-    assert attached.images == 1

@@ -132,7 +132,7 @@ def test_every_way_of_editing_is_understood(name):
 
 
 @pytest.mark.parametrize("is_attached", [False, True])
-@pytest.mark.parametrize("name", tiered(NAMES, quick=2))
+@pytest.mark.parametrize("name", tiered([UNET_NAMES[0], *NAMES], quick=3))
 def test_a_store_keeps_the_prompts_rows(name, is_attached):
     row, pipe = NAMED[name], sharp(name)
     with capture(pipe, heads="all", steps="last") as captured:
@@ -140,7 +140,8 @@ def test_a_store_keeps_the_prompts_rows(name, is_attached):
     store = AttentionStore(pipeline=pipe) if is_attached else AttentionStore()
     with register_attention_control(pipe, store):
         row.run(pipe, WAY)
-    assert (store.cur_step, store.images, store.latent_size) == (2, 1, (4, 6))
+    assert (store.cur_step, store.images) == (2, 1)
+    assert store.latent_size == captured.latent_size
     kept = [one for key, maps in store.last_step.items() if "cross" in key for one in maps]
     for ours, theirs in zip(kept, captured.maps.values(), strict=True):
         torch.testing.assert_close(ours, theirs[0].flatten(1, 2), atol=2e-4, rtol=0)

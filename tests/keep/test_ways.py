@@ -331,21 +331,6 @@ def test_savers_that_need_a_gpu_change_nothing(saver):
 # -- ends that come early -------------------------------------------------------------------------
 
 
-def test_an_interrupt_leaves_the_steps_that_ran():
-    pipe = small_pipeline()
-
-    def interrupt(pipeline, step, _timestep, tensors):
-        pipeline._interrupt = step == 1
-        return tensors
-
-    with pytest.warns(CaptureWarning, match="stopped after 2 of 5 steps"):
-        with capture(pipe, steps="all") as store:
-            run(pipe, num_inference_steps=5, callback_on_step_end=interrupt)
-    assert len(store.passes) == 2
-    assert store.maps[MID].shape[1] == 2
-    assert sdattn.heatmaps(store, pipe, PROMPT)[0].words == ("a", "red", "cat")
-
-
 # -- more than one at a time ----------------------------------------------------------------------
 
 
