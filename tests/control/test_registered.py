@@ -241,16 +241,6 @@ def test_registering_before_every_run_as_the_notebooks_do():
     assert [one() for one in gone] == [None, None]
 
 
-def test_a_with_block_is_not_superseded():
-    unet = make_unet()
-    before = dict(unet.attn_processors)
-    with register_attention_control(unet, None):
-        unet(*INPUTS)
-        with pytest.raises(RuntimeError, match="block"):
-            register_attention_control(unet, AttentionStore())
-    assert_held(unet, before)
-
-
 @torch.no_grad()
 def test_processors_set_meanwhile_stay_when_the_controller_is_removed():
     unet = make_unet()

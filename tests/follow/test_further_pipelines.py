@@ -6,7 +6,6 @@ from diffusers import LTXConditionPipeline, StableDiffusionPanoramaPipeline
 from helpers.from_video_rows import with_condition
 from helpers.further_rows import FURTHER, diffedit, small
 from helpers.rows import Way, new_images
-from helpers.transformer_rows import pixart, unbinned
 from helpers.video_rows import ltx
 
 import sdattn
@@ -47,23 +46,6 @@ def test_the_other_methods_of_diffedit_are_refused(method):
     with pytest.raises(CaptureError, match=rf"No pass of the.*DiffEditPipeline.{method} "):
         with sdattn.capture(pipe):
             getattr(pipe, method)(image=image, num_inference_steps=2, **texts)
-
-
-def test_a_subclass_with_a_call_of_its_own_around_the_others():
-    from diffusers import PixArtSigmaPipeline
-
-    class Own(PixArtSigmaPipeline):
-        def __call__(self, *args, **kwargs):
-            return super().__call__(*args, **kwargs)
-
-    pipe = pixart(Own)
-    options = {**unbinned(pipe, Way()), "num_inference_steps": 2, "output_type": "latent"}
-    with sdattn.capture(pipe) as store:
-        pipe("a red cat", **options)
-    assert store.images == 1
-    with sdattn.capture(pipe, branch="both") as store:
-        pipe("a red cat", **options)
-    assert store.images == 2
 
 
 def test_windows_of_a_panorama_are_refused_with_the_reason():

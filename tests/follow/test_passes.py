@@ -88,20 +88,6 @@ def test_a_part_of_the_schedule_holds_no_more_than_the_mean(steps, number):
     assert some.nbytes == some.expected_nbytes == mean.nbytes == mean.expected_nbytes == said
 
 
-def test_a_run_of_one_step_keeps_it_in_either_half():
-    pipe = small_pipeline()
-    with (
-        capture(pipe) as mean,
-        capture(pipe, steps=(0.5, 1.0)) as second,
-        capture(pipe, steps=(0.0, 0.5)) as first,
-    ):
-        run(pipe, num_inference_steps=1)
-    for name, maps in mean.maps.items():
-        assert torch.equal(maps, second.maps[name])
-        assert torch.equal(maps, first.maps[name])
-    assert second.kept_passes == 1
-
-
 def test_image_to_image_begins_in_the_middle_of_the_schedule():
     pipe = small_pipeline(StableDiffusionImg2ImgPipeline)
     options = {"image": torch.rand(1, 3, 128, 128), "strength": 0.5, "num_inference_steps": 4}

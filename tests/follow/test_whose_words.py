@@ -111,15 +111,6 @@ def test_a_part_of_one_text_is_read_with_its_own_prompt(change):
     torch.testing.assert_close(held, expected, atol=1e-6, rtol=0)
 
 
-def test_the_part_before_is_the_first_prompts():
-    pipe = make_pipe()
-    with sdattn.capture(pipe, steps=[0]) as store:
-        draw(pipe, swapped(pipe))
-    assert store.heatmaps()[0].words == ("a", "red", "cat")
-    with pytest.raises(ValueError, match="would get each other's maps"):
-        store.heatmaps(prompt=Q)
-
-
 @pytest.mark.parametrize("guidance", ["ends", "stays"])
 def test_guidance_that_ends_and_states_that_are_made_anew_are_no_other_text(guidance):
     pipe = make_pipe()

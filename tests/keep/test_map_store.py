@@ -41,19 +41,6 @@ def test_much_memory_is_said_before_it_is_held(monkeypatch, caplog):
     assert held[1] == store.expected_nbytes
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
-def test_running_sums_are_float32_whatever_the_maps_are(dtype):
-    found = []
-    for kept in (torch.float32, dtype):
-        pipe = make_pipeline()
-        with capture(pipe, dtype=kept) as store:
-            run(pipe, num_inference_steps=10)
-        found.append(store.maps[MID])
-    assert found[1].dtype == dtype
-    assert torch.equal(found[0].to(dtype), found[1])
-
-
 def test_self_attention_beside_chosen_tokens_keeps_every_cell():
     pipe = make_pipeline()
     with capture(pipe, kinds=("cross", "self"), layers="mid", tokens=[1, 2]) as store:
