@@ -117,7 +117,7 @@ FAULTS = [
         ("control/test_attached.py", "follow/test_followers.py"),
     ),
     Fault(
-        "control/attention_store.py",
+        "control/store_steps.py",
         "elif stop % 2 == 0 and (",
         "elif (",
         "an odd batch has a first half, too",
@@ -217,8 +217,8 @@ FAULTS = [
     ),
     Fault(
         "control/step_maps.py",
-        "if (step := whole(steps)) is not None:",
-        "if isinstance(steps, int) and (step := whole(steps)) is not None:",
+        "        step = whole(steps)\n",
+        "        step = whole(steps) if isinstance(steps, int) else None\n",
         "a step's number from numpy is refused",
         ("follow/test_whose_words.py",),
     ),

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from torch import nn
 
@@ -14,14 +14,21 @@ from ..follow.installer import Installation, put_innermost
 from ..follow.pass_reader import PassReader
 from ..follow.passes import Pass
 from ..models.attention_layer import Kind
-from ..models.denoiser_call import Size, innermost
+from ..models.denoiser_call import innermost
 from ..models.guidance import guided_order
 from ..models.layers import Place, is_unet
 from ..models.pipeline import Pipeline
 from ..models.running_call import running_variables
 from ..models.values import refuse_crop
-from .controlled_layers import check_guidance, controlled_layers
-from .held import calls_in_a_pass, holds, is_suspended, is_taken, standing
+from .controlled_layers import (
+    calls_in_a_pass,
+    check_guidance,
+    controlled_layers,
+    holds,
+    is_suspended,
+    is_taken,
+    standing,
+)
 from .store_steps import StoreSteps
 
 _HOW = (
@@ -218,11 +225,9 @@ class Attachment(Subscriber):
                 refuse_crop(running_variables(self._passes.pipeline) or {})
             except InvalidValueError as error:
                 store.note(str(error))
-        store.texts.add(begun.text_changed, begun.text_by_frame)
         schedule = self._passes.schedule
         store.passes = 1 if schedule is None else len(schedule)
-        size = cast(Size, begun.latent_size)
-        store.begin_pass(begun.batch, size, self._levels, prompts, self._places)
+        store.begin_pass(begun, levels=self._levels, places=self._places, prompts=prompts)
         return True
 
     def _rows(self, store: StoreSteps, begun: Pass) -> slice | None:

@@ -4,7 +4,6 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
-from typing import cast
 
 from torch import nn
 
@@ -225,9 +224,9 @@ class ControlHandle(Subscriber):
             prompts = begun.prompts
         if prompts is None:
             store.repeats.note(call)
-        size = cast(Size, begun.latent_size)
         places = tuple(dict.fromkeys(layer.place for layer in self._processors))
-        store.begin_pass(begun.batch, size, self._denoiser.levels, prompts, places)
+        levels = self._denoiser.levels
+        store.begin_pass(begun, levels=levels, places=places, prompts=prompts)
 
 
 def count_calls(controller: Controller | None, layers: Sequence[AttentionLayer]) -> None:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast, get_args
+
+from torch import Tensor
 
 from ..attention.controlled import LayerController
 from ..errors import RunError
 from ..follow.drawn import DrawnPrompts
 from ..follow.pass_options import Guidance
+from ..follow.passes import Pass
 from ..follow.text_watch import RepeatedCalls, TextsOfRun
 from ..models.denoiser_call import Size
 from ..models.layers import PLACES, Place
@@ -67,17 +70,13 @@ class StoreSteps(StepMaps, LayerController):
             )
 
     def begin_pass(
-        self,
-        batch: int,
-        latent_size: Size,
-        levels: int,
-        prompts: slice | None = None,
-        places: Sequence[Place] = PLACES,
+        self, begun: Pass, *, levels: int, places: Sequence[Place], prompts: slice | None
     ) -> None:
-        """Begin a pass of the model, with a latent of (rows, cols), before its layers call;
-        ``prompts`` are the prompts' rows, if a pipeline knows them."""
+        """Begin a pass of the model before its layers call; ``prompts`` are the prompts' rows, if a
+        pipeline knows them."""
         before = self.latent_size
-        size = (latent_size[0], latent_size[1])
+        rows, cols = cast(Size, begun.latent_size)
+        size = (rows, cols)
         if self.cur_step and before not in (None, size):
             self.reset()
             self.note(
@@ -87,7 +86,8 @@ class StoreSteps(StepMaps, LayerController):
         self.latent_size = size
         self.levels = levels
         self.places = tuple(places)
-        self._batch = batch
+        self.texts.add(begun.text_changed, begun.text_by_frame)
+        self._batch = begun.batch
         self._prompts = prompts
         if not self._is_second_pass:
             if self.attachment is not None:
@@ -164,3 +164,41 @@ class StoreSteps(StepMaps, LayerController):
         self.cur_step += 1
         self.between_steps()
         self.empty_step()
+
+    def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:
+        """Call :meth:`forward` with the kept rows, and write its result back."""
+        if place not in get_args(Place):
+            self.note(f"a layer called it from place {place!r}, not {get_args(Place)}. {HOW}")
+        chosen = self._kept_rows(len(attn))
+        rows = attn if chosen == slice(0, len(attn)) else attn[chosen]
+        # The kept rows are a view, so an edit reaches the whole tensor; a new tensor is written
+        # into it.
+        edited = self.forward(rows, is_cross, place)
+        if edited is not None and edited is not rows:
+            rows.copy_(edited)
+
+    def _kept_rows(self, rows: int) -> slice:
+        """Return the rows, batch times heads, that are not unconditional."""
+        batch = self._batch if self._batch and rows % self._batch == 0 else None
+        start = 0
+        stop = batch or rows
+        is_registered = self.attachment is None and self.num_att_layers > 0
+        if self.guidance in ("auto", "batch") and self._prompts is not None and batch:
+            start = self._prompts.start
+            stop = self._prompts.stop
+        # An odd batch has no halves, and heads are no images.
+        elif stop % 2 == 0 and (
+            self.guidance == "batch" or (self.guidance == "auto" and is_registered)
+        ):
+            start = stop // 2
+            if self.guidance == "auto" and self._guess is None:
+                self._guess = (
+                    f"The {type(self).__name__} took the first half of {stop} rows for "
+                    "unconditional, which it guessed. Say it: guidance='batch', or guidance=None "
+                    "to keep every row."
+                )
+        self.images = stop - start if batch else None
+        heads = rows // batch if batch else 1
+        if self.attachment is not None:
+            self.attachment.check_rows(self, rows, batch)
+        return slice(start * heads, stop * heads)

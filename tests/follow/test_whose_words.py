@@ -10,6 +10,7 @@ from helpers.unet_rows import animatediff
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor
+from sdattn.edit import register_attention_control
 from sdattn.prompts.weights import refuse_weights
 
 P, Q = "a red cat", "a dog and a tree"
@@ -140,6 +141,18 @@ def test_an_attached_store_knows_the_text_of_each_step():
             store.heatmaps(steps=last)
     draw(pipe)
     assert store.heatmaps()[0].words == ("a", "red", "cat")
+
+
+def test_a_registered_store_knows_of_several_texts_too():
+    pipe, store = small_pipeline(), AttentionStore(guidance="batch")
+    with register_attention_control(pipe, store):
+        draw(pipe, swapped(pipe))
+    with pytest.raises(ValueError, match="text states changed inside the run, before step 1"):
+        store.heatmaps(pipe, P)
+    store.reset()
+    with register_attention_control(pipe, store):
+        draw(pipe)
+    assert store.heatmaps(pipe, P)[0].words == ("a", "red", "cat")
 
 
 @pytest.mark.slow
