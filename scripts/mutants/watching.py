@@ -62,8 +62,8 @@ FAULTS = [
     ),
     Fault(
         "follow/text_watch.py",
-        "kept = self._kept = text.detach()[list(rows)]",
-        "kept = self._kept = text.detach()",
+        "kept = text.detach()[list(rows)]",
+        "kept = text.detach()",
         "the negative prompt's states count, and a text that was written to is its own copy",
         ("follow/test_whose_words.py",),
     ),

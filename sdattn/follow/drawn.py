@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from threading import get_ident
 from typing import Any
 
@@ -147,33 +146,32 @@ class PromptWatch:
         variables = running_variables(pipeline)
         if heard is None or variables is None or heard.call is not running_call(pipeline):
             return None
-        given: dict[Branch, Any] = {
-            "conditional": _first_text(variables, self._argument, "prompt"),
-            "unconditional": _first_text(
-                variables, f"negative_{self._argument}", "negative_prompt"
-            ),
-        }
-        # The text behind text states that were passed in is not known.
-        if given["conditional"] is None:  # text states came in its place
-            del given["conditional"]
+        negative_names = (f"negative_{self._argument}", "negative_prompt")
+        prompt = _first_text(variables, self._argument, "prompt")
+        negative = _first_text(variables, *negative_names)
+        branches: list[tuple[Branch, object]] = [("unconditional", negative)]
+        if prompt is not None:  # else text states came in its place, whose text is not known
+            branches.insert(0, ("conditional", prompt))
         # Prompt and negative prompt, a call of each encoder for either. More calls are chunks of a
         # long prompt, or something else of the pipeline's own.
-        if any(len(calls) > len(given) for calls in heard.ids.values()):
+        if any(len(calls) > len(branches) for calls in heard.ids.values()):
             return None  # which call had which text is not known
         texts = {}
         ids = {}
         most = max(map(len, heard.ids.values()), default=0)
-        for number, (branch, text) in enumerate(islice(given.items(), most)):
+        for number, (branch, text) in enumerate(branches[:most]):
             # The prompts are encoded first. What an encoder got that is not called for every text
             # (ByT5, for quoted text alone) may be of either branch.
-            own = {name: calls[min(number, len(calls) - 1)] for name, calls in heard.ids.items()}
-            rows = _text_of_each_row("" if text is None else text, list(own.values()))
+            got = {name: calls[min(number, len(calls) - 1)] for name, calls in heard.ids.items()}
+            rows = _text_of_each_row("" if text is None else text, list(got.values()))
             if rows is not None:
                 texts[branch] = rows
-                ids[branch] = own
-        options = {name: variables[name] for name in self._options if name in variables}
+                ids[branch] = got
+        if not texts:
+            return None
+        options = {name: variables.get(name) for name in self._options}
         options = {name: value for name, value in options.items() if value is not None}
-        return DrawnPrompts(texts, ids, options, self._pipeline) if texts else None
+        return DrawnPrompts(texts, ids, options, self._pipeline)
 
     def _listener(self, encoder: str) -> Callable[..., None]:
         """Return the forward pre-hook of a text encoder."""

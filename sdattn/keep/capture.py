@@ -69,13 +69,13 @@ def watch_model(
     budget = Budget.of(max_bytes)
     _check(denoiser, keep)
     every = denoiser.layers
-    found = every
+    layers_asked = every
     if text_states is not None:
-        found = list(filter(asked_layers(denoiser, text_states, kinds), every))
+        layers_asked = list(filter(asked_layers(denoiser, text_states, kinds), every))
     keep.queries.check(text_states=text_states is not None)
     if not keep.queries.usual:
         kinds = checked_kinds(kinds, keep.queries.kinds)
-    chosen = select_layers(found, layers, kinds)
+    chosen = select_layers(layers_asked, layers, kinds)
     check_backends(chosen)
     check_ways(denoiser, chosen, "self" if keep.refine else None, keep.space)
     store = store_class(spreading_layers(chosen, keep.depth), keep)
@@ -99,9 +99,9 @@ def watch_model(
         warns = RunWarnings(denoiser, branch, follower.strays)
         watch = Watch(follower, installed, store, (layers, kinds), asked, prompts, warns, budget)
         follower.subscribe(watch)
-        if asked is not None and any(layer.kind == "joint" for layer in found):
+        if asked is not None and any(layer.kind == "joint" for layer in layers_asked):
             watch.stream = TextStream(denoiser, asked, keep.grad)
-            watch.stream.follow(installed, found)
+            watch.stream.follow(installed, layers_asked)
         if keep.refine:
             watch.spreading = Spreading(is_part=len(store.layers) < len(chosen))
             store.watch_text(chosen, watch.spreading)
