@@ -11,6 +11,7 @@ from contextlib import nullcontext
 import pytest
 import torch
 from diffusers.models.attention_processor import IPAdapterAttnProcessor2_0
+from helpers.foreign_code import MasaEditor
 from helpers.joint_parity import sharp_inputs, sharp_model
 from helpers.rows import Way
 from helpers.tiers import tiered
@@ -267,16 +268,9 @@ def test_processors_with_weights_of_their_own_are_refused():
         register_attention_control(torch.nn.Linear(1, 1), None)
 
 
-class Editor:
-    """As MasaCtrl's, whose call takes the query and the key as well."""
-
-    def __call__(self, q, k, v, sim, attn, is_cross, place_in_unet, num_heads, **_):
-        return attn
-
-
 @pytest.mark.parametrize(
     "controller",
-    [Editor(), lambda attn, is_cross, place, heads: attn, lambda attn: attn, "no controller"],
+    [MasaEditor(), lambda attn, is_cross, place, heads: attn, lambda attn: attn, "no controller"],
 )
 def test_a_controller_of_other_arguments_is_refused_before_anything_runs(controller):
     unet = make_unet()

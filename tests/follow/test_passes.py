@@ -2,12 +2,21 @@
 
 import pytest
 import torch
-from diffusers import HeunDiscreteScheduler, StableDiffusionImg2ImgPipeline
+from diffusers import (
+    HeunDiscreteScheduler,
+    LTXConditionPipeline,
+    StableDiffusionImg2ImgPipeline,
+    StableDiffusionPanoramaPipeline,
+)
 from helpers.capture_runs import PROMPT, assert_untouched, oracle, record_inputs, run
+from helpers.from_video_rows import with_condition
+from helpers.further_rows import FURTHER, diffedit, small
+from helpers.rows import Way, new_images
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_scheduler, small_pipeline
+from helpers.video_rows import ltx
 
-from sdattn import CaptureError, capture
+from sdattn import AttentionStore, CaptureError, capture
 from sdattn.keep.keep import Keep
 from sdattn.models.layers import find_layers
 
@@ -133,3 +142,51 @@ def test_a_bare_model_has_no_schedule_to_take_a_part_of(tiny_unet):
         for timestep in (500, 3):
             tiny_unet(torch.randn(1, 4, 16, 16), timestep, torch.randn(1, 77, 32))
     assert [one.position for one in store.passes] == [None, None]
+
+
+# -- pipelines whose loop has more than one kind of call, or whose guidance only their call knows --
+
+
+@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.slow
+def test_the_degraded_pass_of_self_attention_guidance_is_of_no_prompt(guided):
+    [row] = [row for row in FURTHER if row.name == "SAG"]
+    way = Way(guided=guided)
+    pipe = row.make()
+    with capture(pipe) as both:
+        row.run(pipe, way)
+    with capture(pipe) as once:
+        row.run(pipe, way, sag_scale=0.0)
+    assert (len(both.timesteps), both.skipped) == (2, 2)
+    assert (len(once.timesteps), once.skipped) == (2, 0)
+    # a run of a single step follows another one
+    for _ in range(2):
+        with capture(pipe) as single:
+            row.run(pipe, way, num_inference_steps=1)
+        assert (len(single.timesteps), single.skipped) == (1, 1)
+
+
+@pytest.mark.parametrize("method", ["generate_mask", "invert"])
+def test_the_other_methods_of_diffedit_are_refused(method):
+    pipe = diffedit()
+    image = new_images(Way(), 1)
+    texts = {"prompt": "a cat"} if method == "invert" else {}
+    texts |= {"source_prompt": "a cat", "target_prompt": "a dog"} if not texts else {}
+    with pytest.raises(CaptureError, match=rf"No pass of the.*DiffEditPipeline.{method} "):
+        with capture(pipe):
+            getattr(pipe, method)(image=image, num_inference_steps=2, **texts)
+
+
+def test_windows_of_a_panorama_are_refused_with_the_reason():
+    pipe = small(StableDiffusionPanoramaPipeline, image_encoder=None)
+    with pytest.raises(ValueError, match="windows of the image"), capture(pipe):
+        pass
+    with pytest.raises(ValueError, match="StableDiffusionPanoramaPipeline"):
+        AttentionStore(pipeline=pipe)
+
+
+def test_a_video_that_continues_given_frames_is_refused():
+    pipe, way = ltx(LTXConditionPipeline), Way()
+    options = {**with_condition(pipe, way), "num_frames": 17, "frame_index": 8}
+    with pytest.raises(ValueError, match="do not form a grid of"), capture(pipe):
+        pipe(prompt="a red cat", num_inference_steps=2, output_type="latent", **options)
