@@ -165,6 +165,21 @@ def test_a_pass_with_skipped_layers_is_of_no_prompt():
     assert store.cur_step == 2
 
 
+@torch.no_grad()
+def test_a_joint_layer_that_a_pass_skips_is_two_calls_less():
+    model = sharp_model("FLUX.1")
+    store = AttentionStore(pipeline=model)
+    model.set_attn_processor(TorchJointProcessor(store))
+    block = model.transformer_blocks[1]
+    block.forward = lambda hidden_states, encoder_hidden_states, **_: (
+        encoder_hidden_states,
+        hidden_states,
+    )
+    model(**sharp_inputs("FLUX.1", model))
+    with pytest.raises(CaptureError, match="should have 8 calls, but 6 came"):
+        store.last_step  # noqa: B018
+
+
 def test_layers_that_lose_the_processor_are_named():
     row = NAMED["FLUX.1"]
     pipe = sharp(row)
