@@ -72,8 +72,8 @@ class ControlHandle(Subscriber):
     def put(
         self, layers: Iterable[AttentionLayer], *, image: bool = True, queries: Queries = "image"
     ) -> None:
-        """Make layers call the controller. In joint attention it is shown the attention among the
-        image's tokens if ``image``, and to the text that of these ``queries``."""
+        """Make layers call the controller. In joint attention ``image`` shows it the attention
+        among the image's tokens too, and ``queries`` says who attends to the text."""
         for layer in layers:
             processor: ControlledProcessor
             if layer.kind == "joint":
