@@ -58,7 +58,7 @@ FAULTS = [
         "if not begun.again:  # else the same step goes on",
         "if True:",
         "a step of two calls counts as two steps",
-        ("follow/test_pass_reader.py",),
+        ("follow/test_loops.py",),
     ),
     Fault(
         "control/step_maps.py",
@@ -76,8 +76,8 @@ FAULTS = [
     ),
     Fault(
         "control/step_maps.py",
-        "kept = {id(m): m.nbytes for store in held for maps in store.values() for m in maps}",
-        "kept = {m: m.nbytes for store in held[:-3] for maps in store.values() for m in maps}",
+        "nbytes = {id(m): m.nbytes for store in stores for maps in store.values() for m in maps}",
+        "nbytes = {m: m.nbytes for store in stores[:-3] for maps in store.values() for m in maps}",
         "the sums of a store are not among its bytes",
         ("control/test_chain.py",),
     ),
@@ -107,17 +107,17 @@ FAULTS = [
         "            self._n_missed = missed\n",
         "",
         "passes that a store missed before its processors came are forgotten",
-        ("control/test_attachment.py", "control/test_anyones_code.py", "control/test_chain.py"),
+        ("control/test_attached.py", "control/test_chain.py"),
     ),
     Fault(
         "control/attachment.py",
-        "elif calls != first:",
-        "elif calls < first:",
+        "elif calls != self._n_calls:",
+        "elif calls < self._n_calls:",
         "layers that begin to call in the middle of a run are not told",
-        ("control/test_attached_runs.py", "control/test_anyones_code.py"),
+        ("control/test_attached.py", "follow/test_followers.py"),
     ),
     Fault(
-        "control/attention_store.py",
+        "control/store_steps.py",
         "elif stop % 2 == 0 and (",
         "elif (",
         "an odd batch has a first half, too",
@@ -135,7 +135,7 @@ FAULTS = [
         "if self._by_size is None or begun.latent_size in (None, self._size):",
         "if self._by_size is None or self._processors:",
         "layers of a resolution stay those of the first latent",
-        ("control/test_registration.py",),
+        ("control/test_registered.py",),
     ),
     # maps
     Fault(
@@ -217,8 +217,8 @@ FAULTS = [
     ),
     Fault(
         "control/step_maps.py",
-        "if (step := whole(steps)) is not None:",
-        "if isinstance(steps, int) and (step := whole(steps)) is not None:",
+        "        step = whole(steps)\n",
+        "        step = whole(steps) if isinstance(steps, int) else None\n",
         "a step's number from numpy is refused",
         ("follow/test_whose_words.py",),
     ),

@@ -38,12 +38,13 @@ def swap(source: Prompt, target: Prompt) -> Tensor:
     for ours, theirs in pairs:
         if len(ours) == len(theirs):
             dealt[list(ours), list(theirs)] = 1
-        for column in ours if len(ours) != len(theirs) > 0 else ():
-            dealt[column, list(theirs)] = 1 / len(theirs)
+        elif theirs:
+            dealt[[[column] for column in ours], list(theirs)] = 1 / len(theirs)
     # Then all others, column by column; a surplus goes to the last of its kind.
     for ours, theirs in _around(source, target):
-        for place, column in enumerate(ours if theirs else ()):
-            dealt[column, theirs[min(place, len(theirs) - 1)]] = 1
+        if theirs:
+            for place, column in enumerate(ours):
+                dealt[column, theirs[min(place, len(theirs) - 1)]] = 1
     last = _special(target, PAD)[-1:] or _special(target, EOS) or (len(target.tokens) - 1,)
     left_over = dealt.sum(1) == 0  # padding, and words that the target's encoder did not see
     dealt[left_over, last[0]] = 1

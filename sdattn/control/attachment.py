@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import weakref
 from collections import Counter
-from typing import NamedTuple, cast
+from typing import NamedTuple
 
 from torch import nn
 
@@ -14,14 +14,21 @@ from ..follow.installer import Installation, put_innermost
 from ..follow.pass_reader import PassReader
 from ..follow.passes import Pass
 from ..models.attention_layer import Kind
-from ..models.denoiser_call import Size, innermost
+from ..models.denoiser_call import innermost
 from ..models.guidance import guided_order
 from ..models.layers import Place, is_unet
 from ..models.pipeline import Pipeline
 from ..models.running_call import running_variables
 from ..models.values import refuse_crop
-from .controlled_layers import check_guidance, controlled_layers
-from .held import calls_in_a_pass, holds, is_suspended, is_taken, standing
+from .controlled_layers import (
+    calls_in_a_pass,
+    check_guidance,
+    controlled_layers,
+    holds,
+    is_suspended,
+    is_taken,
+    standing,
+)
 from .store_steps import StoreSteps
 
 _HOW = (
@@ -74,6 +81,7 @@ class Attachment(Subscriber):
             for la in layers
         }
         self._layers = weakref.WeakKeyDictionary(known)  # the weights go with their pipeline
+        self.n_layers = len(known)
         self._places = tuple(dict.fromkeys(layer.place for layer in layers))
         self._kinds = Counter(layer.kind == "self" for layer in layers)
         self._how = _HOW.format(_UNET if is_unet(denoiser.model) else _TRANSFORMER)
@@ -82,24 +90,17 @@ class Attachment(Subscriber):
         self._begin_call()
         self.forget()
         installed = Installation()
-        self._follower = Follower(denoiser, self._passes, installed)
-        self._follower.subscribe(self)
-        self._follower.follow(denoiser.model)
+        self.follower = Follower(denoiser, self._passes, installed)
+        self.follower.subscribe(self)
+        self.follower.follow(denoiser.model)
         self._prompts = PromptWatch(denoiser, installed)
         self.close = weakref.finalize(store, installed.remove)
 
-    @property
-    def in_pass(self) -> bool:
-        """True while the model runs."""
-        return self._follower.in_call
-
-    @property
-    def n_layers(self) -> int:
-        return len(self._layers)
-
     def forget(self) -> None:
-        self._n_missed, self._n_seen = 0, 0  # passes of this run
-        self._n_calls: int | None = None  # in the first pass of the run
+        """Forget what was counted in this run."""
+        self._n_missed = 0  # passes
+        self._n_seen = 0
+        self._n_calls: int | None = None  # in the first pass
 
     def place(self, layer: nn.Module) -> Place | None:
         """Return a layer's place, such as ``"down"`` or ``"double"``; None for another model's."""
@@ -116,7 +117,7 @@ class Attachment(Subscriber):
 
     def begin_call(self, is_cross: bool) -> bool:
         """Count a call; return True if the store must look at it."""
-        if not self.in_pass:
+        if not self.follower.in_call:
             return True
         if not self._calls:
             self._looks = self._begins()
@@ -126,7 +127,7 @@ class Attachment(Subscriber):
     def check_rows(self, store: StoreSteps, rows: int, batch: int | None) -> None:
         """Make the store remember rows that are not its batch times a layer's heads."""
         heads = {layer.heads for layer in self._layers.values()}
-        if self.in_pass and (batch is None or rows // batch not in heads):
+        if self.follower.in_call and (batch is None or rows // batch not in heads):
             store.note(
                 f"it was handed {rows} rows for a batch of {store._batch} and {sorted(heads)} "
                 "heads. Hand it [batch*heads, N, T]."
@@ -135,7 +136,7 @@ class Attachment(Subscriber):
     def problem(self, store: StoreSteps) -> str:
         """Describe what the store missed in the last run; empty if it saw all."""
         if not self._n_missed:
-            return "" if self._n_seen else str(self._follower.strays)
+            return "" if self._n_seen else str(self.follower.strays)
         which = f"the last {self._n_missed} passes"
         if self._n_seen:
             which = f"{self._n_missed} of {self._n_missed + self._n_seen} passes"
@@ -144,19 +145,17 @@ class Attachment(Subscriber):
             f"{standing(self._layers, store)}. {self._how}"
         )
 
-    def tell_strays(self) -> None:
-        self._follower.strays.tell()
-
     def restore(self, store: StoreSteps) -> str:
         """Put back the previous processors; return a warning about layers that keep theirs."""
-        n_own = n_held = 0
+        n_own = 0
+        n_registered = 0
         for module, layer in self._layers.items():
-            held = innermost(module.processor)
-            if hasattr(held, "displaced"):
-                n_held += 1  # whoever put it there puts back what is under it
+            processor = innermost(module.processor)
+            if hasattr(processor, "displaced"):
+                n_registered += 1  # whoever put it there puts back what is under it
             elif holds(layer.before, store):
                 n_own += 1
-            elif not (isinstance(held, nn.Module) and list(held.parameters())):
+            elif not (isinstance(processor, nn.Module) and list(processor.parameters())):
                 put_innermost(module, layer.before)
         if n_own:
             return (
@@ -164,9 +163,9 @@ class Attachment(Subscriber):
                 "attached, so that what they held before is not known. Set others, or attach "
                 "first."
             )
-        if n_held:
+        if n_registered:
             return (
-                f"{n_held} layers are held by a registered controller and get the store's "
+                f"{n_registered} layers are held by a registered controller and get the store's "
                 "processor back when it is taken out. Remove that one first."
             )
         return ""
@@ -199,7 +198,7 @@ class Attachment(Subscriber):
     def _begins(self) -> bool:
         """Begin a pass when its first layer calls: by then, hooks that set processors have run."""
         store = self._store()
-        begun = self._follower.running
+        begun = self.follower.running
         self.is_suspended = is_suspended(self._layers, store)
         if store is None or self.is_suspended:
             return False
@@ -216,7 +215,7 @@ class Attachment(Subscriber):
         if begun.of_no_prompt:
             return False
         if begun.again:
-            store.note(f"{self._follower.step_calls} capture(pipe, step_call=0) keeps one of them.")
+            store.note(f"{self.follower.step_calls} capture(pipe, step_call=0) keeps one of them.")
         prompts = self._rows(store, begun)
         # if every row is kept, the first may be the negative prompts'
         is_known = store.guidance is not None or prompts == slice(0, begun.batch)
@@ -226,24 +225,22 @@ class Attachment(Subscriber):
                 refuse_crop(running_variables(self._passes.pipeline) or {})
             except InvalidValueError as error:
                 store.note(str(error))
-        store.texts.add(begun.text_changed, begun.text_by_frame)
         schedule = self._passes.schedule
         store.passes = 1 if schedule is None else len(schedule)
-        size = cast(Size, begun.latent_size)
-        store.begin_pass(begun.batch, size, self._levels, prompts, self._places)
+        store.begin_pass(begun, levels=self._levels, places=self._places, prompts=prompts)
         return True
 
-    def _rows(self, store: StoreSteps, found: Pass) -> slice | None:
+    def _rows(self, store: StoreSteps, begun: Pass) -> slice | None:
         """Return the prompts' rows of the batch, or None if no pipeline knows them."""
         try:
-            prompts = found.prompts
+            prompts = begun.prompts
         except InvalidValueError as error:
             if store.guidance in ("auto", "batch"):  # else the pipeline is not asked
                 store.note(str(error))
             return None
-        if prompts is None and store.guidance == "auto" and found.batch % 2 == 0:
+        if prompts is None and store.guidance == "auto" and begun.batch % 2 == 0:
             store.note(
-                f"the model was called with a batch of {found.batch} outside of its pipeline, so "
+                f"the model was called with a batch of {begun.batch} outside of its pipeline, so "
                 "whether its first half is unconditional is not known. Make the store with "
                 "guidance=None (every row is an image), 'batch' (it is) or 'passes' (the first of "
                 "two passes is)."
@@ -256,8 +253,9 @@ class Attachment(Subscriber):
             return
         if not self._calls:
             # It rests, or had its turn before all layers got another controller.
-            rests = is_suspended(self._layers, store)
-            self._n_missed += not (rests or (store.cur_step and is_taken(self._layers)))
+            had_its_turn = store.cur_step and is_taken(self._layers)
+            if not (had_its_turn or is_suspended(self._layers, store)):
+                self._n_missed += 1
         elif self._looks:
             self._n_seen += 1
             if self._passes.schedule is None:  # a bare model has no runs, so no pass can be missing
@@ -272,22 +270,23 @@ class Attachment(Subscriber):
             calls_in_a_pass(innermost(module.processor), layer.kind, store)
             for module, layer in self._layers.items()
         )
-        first = self._n_calls = calls if self._n_calls is None else self._n_calls
-        text = self._calls[False]
-        more = self._calls[True]
-        joint = self.n_layers - self._kinds[True]
+        if self._n_calls is None:
+            self._n_calls = calls
+        n_joint = self.n_layers - self._kinds[True]
+        ran_twice = self._calls[False] > n_joint or self._calls[True] > self.n_layers
         if calls < expected:
             store.note(
                 f"a pass should have {expected} calls, but {calls} came. Turn off anything that "
                 "skips layers (a cache?), or let only the other layers call the store."
             )
-        elif text > joint or more > self._kinds[True] + joint:
+        elif ran_twice:
             store.note(
                 f"{calls} calls came in one pass of {self.n_layers} layers: some ran twice. Let "
                 "only the others call the store."
             )
-        elif calls != first:
+        elif calls != self._n_calls:
             store.note(
-                f"{first} calls came in the first pass and {calls} in a later one. The layers hold "
-                f"{standing(self._layers, store)}. Set processors before the run. {self._how}"
+                f"{self._n_calls} calls came in the first pass and {calls} in a later one. The "
+                f"layers hold {standing(self._layers, store)}. Set processors before the run. "
+                f"{self._how}"
             )

@@ -1,22 +1,32 @@
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import get_args
 
 from torch import Tensor, nn
 
 from ..attention.controlled import Spans
-from ..errors import CaptureError, refuse, warn
+from ..errors import CaptureError, InvalidTypeError, refuse, warn
 from ..follow.installer import in_backward
 from ..follow.pass_options import Guidance
 from ..follow.passes import CaptureWarning
-from ..models.layers import Place
+from ..follow.text_watch import RepeatedCalls
 from ..models.pipeline import Pipeline
 from .attachment import Attachment
-from .foreign_stores import refuse_foreign
-from .step_maps import HOW, KINDS
+from .step_maps import KINDS
 from .store_steps import StoreSteps
+
+# Other projects' arguments, refused with an explanation.
+_TAKEN = "pipeline, guidance, max_queries, kinds, keep_steps, save_global_store"
+_RESOLUTION = (
+    "a resolution, attn_res in diffusers' Attend-and-Excite and SynGen. Choose one where maps are "
+    "read, store.aggregate_attention(from_where, res=16), or keep larger maps with max_queries"
+)
+_LOW_RESOURCE = (
+    "low_resource in forks of prompt-to-prompt: guidance='batch' for False, 'passes' for True"
+)
+_NAMES = dict.fromkeys(("low_resource", "LOW_RESOURCE"), _LOW_RESOURCE)
+_NAMES |= dict.fromkeys(("attn_res", "res", "max_resolution"), _RESOLUTION)
 
 
 class AttentionStore(StoreSteps):
@@ -84,14 +94,21 @@ class AttentionStore(StoreSteps):
         save_global_store: bool | None = None,
         **others: object,
     ):
-        refuse_foreign(type(self).__name__, given, others)
+        _refuse_foreign(type(self).__name__, given, others)
         if guidance not in ("auto", "batch", "passes", None):
             raise refuse("guidance", guidance, ("auto", "batch", "passes", None))
         if guidance == "auto" and save_global_store is not None:
             guidance = None  # Attend-and-Excite runs the prompt alone
+        self.guidance = guidance
+        self.repeats = RepeatedCalls()
         self.curr_step_index = 0
         self.attachment: Attachment | None = None
-        super().__init__(guidance, max_queries, kinds, keep_steps, save_global_store)
+        super().__init__(
+            max_queries=max_queries,
+            kinds=kinds,
+            keep_steps=keep_steps,
+            save_global_store=save_global_store,
+        )
         if pipeline is not None:
             self.attach(pipeline)
 
@@ -180,7 +197,7 @@ class AttentionStore(StoreSteps):
             return attn
         if attachment is None:
             self.begin_place(place_in_unet)
-        in_pass = attachment is not None and attachment.in_pass
+        in_pass = attachment is not None and attachment.follower.in_call
         n_calls = self.num_att_layers
         n_uncond = self.num_uncond_att_layers
         is_first = not self._is_second_pass if in_pass else self.cur_att_layer < n_uncond
@@ -197,16 +214,14 @@ class AttentionStore(StoreSteps):
 
     def check_whole(self) -> None:
         """Raise CaptureError if the store did not see the whole run; warn if it had to guess."""
-        attachment = self.attachment
-        problem = self._problem
-        if attachment is not None:
-            problem = problem or attachment.problem(self)
-            if not problem:
-                attachment.tell_strays()
+        if self.attachment is None:
+            problem = self.open_step() or self._problem
         else:
-            problem = self.open_step() or problem
+            problem = self._problem or self.attachment.problem(self)
         if problem:
             raise CaptureError(f"This {type(self).__name__} did not see the whole run: {problem}")
+        if self.attachment is not None:
+            self.attachment.follower.strays.tell()
         repeated = self.repeats.found()
         # Attend-and-Excite runs the prompt again and again, and reads the last step alone
         is_told = self.guidance == "passes" or self._num_uncond > 0
@@ -221,40 +236,26 @@ class AttentionStore(StoreSteps):
             warn(self._guess, CaptureWarning)
             self._guess = ""
 
-    def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:
-        """Call :meth:`forward` with the kept rows, and write its result back."""
-        if place not in get_args(Place):
-            self.note(f"a layer called it from place {place!r}, not {get_args(Place)}. {HOW}")
-        kept = self._kept(len(attn))
-        rows = attn if kept == slice(0, len(attn)) else attn[kept]
-        # The kept rows are a view, so an edit reaches the whole tensor; a new tensor is written
-        # into it.
-        edited = self.forward(rows, is_cross, place)
-        if edited is not None and edited is not rows:
-            rows.copy_(edited)
 
-    def _kept(self, rows: int) -> slice:
-        """Return the rows, batch times heads, that are not unconditional."""
-        batch = self._batch if self._batch and rows % self._batch == 0 else None
-        start = 0
-        stop = batch or rows
-        is_registered = self.attachment is None and self.num_att_layers > 0
-        if self.guidance in ("auto", "batch") and self._prompts is not None and batch:
-            start = self._prompts.start
-            stop = self._prompts.stop
-        # An odd batch has no halves, and heads are no images.
-        elif stop % 2 == 0 and (
-            self.guidance == "batch" or (self.guidance == "auto" and is_registered)
-        ):
-            start = stop // 2
-            if self.guidance == "auto" and self._guess is None:
-                self._guess = (
-                    f"The {type(self).__name__} took the first half of {stop} rows for "
-                    "unconditional, which it guessed. Say it: guidance='batch', or guidance=None "
-                    "to keep every row."
-                )
-        self.images = stop - start if batch else None
-        heads = rows // batch if batch else 1
-        if self.attachment is not None:
-            self.attachment.check_rows(self, rows, batch)
-        return slice(start * heads, stop * heads)
+def _refuse_foreign(name: str, given: Sequence[object], others: Mapping[str, object]) -> None:
+    """Raise TypeError for positional or unknown arguments; name signatures that may be meant."""
+    if given:
+        raise InvalidTypeError(
+            f"{name}({', '.join(map(repr, given))}): in first place this may be "
+            f"{_meant(given[0])}. Pass options by name: {_TAKEN}."
+        )
+    for option, value in others.items():
+        what = f"{_NAMES[option]}." if option in _NAMES else f"pass {_TAKEN}."
+        raise InvalidTypeError(f"{name} has no option {option}={value!r}: {what}")
+
+
+def _meant(value: object) -> str:
+    if isinstance(value, bool):
+        return f"save_global_store={value} of Attend-and-Excite; or {_LOW_RESOURCE}"
+    if isinstance(value, (int, tuple, list)):
+        return _RESOLUTION
+    if isinstance(value, Mapping):
+        return "the dictionary of Dataset-Diffusion's store, whose entries have no names here"
+    if any(hasattr(value, part) for part in ("unet", "transformer", "forward")):
+        return f"the model, pipeline={type(value).__name__}"
+    return "an option"

@@ -1,24 +1,22 @@
-"""Layers that can call a controller, and checks of the controller, before its run and in it."""
+"""Layers that can call a controller, the processors that they hold, and checks of the controller,
+before its run and in it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from torch import nn
 
-from ..attention.controlled import Controller
+from ..attention.controlled import ControlledProcessor, Controller
 from ..attention.joining import TEXT, check_layer, unknown_layer
 from ..errors import InvalidTypeError, InvalidValueError, RunError, warn
 from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureWarning, Pass
-from ..models.layers import (
-    AttentionLayer,
-    Denoiser,
-    find_denoiser,
-    is_unet,
-    joint_order,
-)
+from ..models.attention_layer import Kind
+from ..models.denoiser_call import innermost
+from ..models.layers import AttentionLayer, Denoiser, find_denoiser, is_unet, joint_order
 from ..models.pipeline import Pipeline
 
 
@@ -154,3 +152,53 @@ def check_batch(controller: Controller | None, begun: Pass, in_unet: bool) -> No
             f"{batch // 2 if in_batch else batch} images. Run the pipeline on exactly "
             "those prompts; with a LocalBlend, num_images_per_prompt=1."
         )
+
+
+def holds(processor: object, controller: object) -> bool:
+    """Check whether a processor has a controller among its attributes, under any name."""
+    values = getattr(processor, "__dict__", {}).values()
+    return controller is not None and any(one is controller for one in values)
+
+
+def is_suspended(layers: Iterable[nn.Module], controller: object) -> bool:
+    """Check whether the controller's processor is covered by one that will be taken out again."""
+    return any(holds(one, controller) for layer in layers for one in _displaced(layer.processor))
+
+
+def is_taken(layers: Iterable[nn.Module]) -> bool:
+    """Check whether every layer has a controller."""
+    processors = (innermost(layer.processor) for layer in layers)
+    return all(getattr(processor, "controller", None) is not None for processor in processors)
+
+
+def standing(layers: Iterable[nn.Module], controller: object) -> str:
+    """Describe the processors that the layers hold now: ``32 x AttnProcessor2_0``."""
+    kinds = Counter(_described(innermost(layer.processor), controller) for layer in layers)
+    return ", ".join(f"{number} x {kind}" for kind, number in kinds.items())
+
+
+def calls_in_a_pass(processor: object, kind: Kind, controller: object) -> int:
+    """Return how often one of our processors calls a controller in a layer of this kind: twice if
+    it shows image-to-image attention too; 0 for other code's, which may call or not."""
+    if not isinstance(processor, ControlledProcessor) or processor.controller is not controller:
+        return 0
+    return 2 if kind == "joint" and getattr(processor, "shows_image", False) else 1
+
+
+def _displaced(processor: object) -> Iterator[object]:
+    """Yield the processors under this one, which return when it is taken out."""
+    processor = getattr(innermost(processor), "displaced", None)
+    while processor is not None:
+        yield innermost(processor)
+        processor = getattr(innermost(processor), "displaced", None)
+
+
+def _described(processor: object, controller: object) -> str:
+    name = type(processor).__name__
+    if holds(processor, controller):
+        return f"{name} with this store"
+    if not hasattr(processor, "controller"):
+        return name
+    if processor.controller is None:
+        return f"{name} with no controller"
+    return f"{name} with another {type(processor.controller).__name__}"

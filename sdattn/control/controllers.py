@@ -140,12 +140,13 @@ class AttentionControlEdit(AttentionStore):
         C]``."""
         if self.local_blend is None:
             return x_t
-        if is_packed := x_t.ndim == 3:
-            x_t = x_t.mT.unflatten(2, self.latent_size)  # [prompts, C, rows, cols]
         # Ours picks maps by their resolution, others by their position.
         is_ours = isinstance(self.local_blend, LocalBlend)
-        x_t = self.local_blend(x_t, self.full_attention_store if is_ours else self.attention_store)
-        return x_t.flatten(2).mT if is_packed else x_t
+        store = self.full_attention_store if is_ours else self.attention_store
+        if x_t.ndim == 4:
+            return self.local_blend(x_t, store)
+        unpacked = x_t.mT.unflatten(2, self.latent_size)  # [prompts, C, rows, cols]
+        return self.local_blend(unpacked, store).flatten(2).mT
 
     def _check_columns(self, attn: Tensor) -> None:
         if attn.shape[-1] != len(self.prompts[0].tokens):
@@ -165,9 +166,8 @@ class AttentionReplace(AttentionControlEdit):
         self.mapper = torch.stack([alignment.swap(prompts[0], target) for target in prompts[1:]])
 
     def replace_cross_attention(self, attn_base: Tensor, attn_replace: Tensor) -> Tensor:
-        mapper = self._on(
-            attn_base.device, self.mapper, attn_base.dtype
-        )  # [targets, T of source, T]
+        # [targets, T of source, T]
+        mapper = self._on(attn_base.device, self.mapper, attn_base.dtype)
         return attn_base @ mapper[:, None]
 
 
@@ -217,10 +217,10 @@ class AttentionReweight(AttentionControlEdit):
         super().__init__(
             prompts, num_steps, cross_replace_steps, self_replace_steps, local_blend, **options
         )
-        other = next((target for target in prompts[1:] if target.text != prompts[0].text), None)
-        if controller is None and other is not None:
+        others = [target.text for target in prompts[1:] if target.text != prompts[0].text]
+        if others and controller is None:
             raise InvalidValueError(
-                f"Reweighting alone changes no words, and {other.text!r} is not the source "
+                f"Reweighting alone changes no words, and {others[0]!r} is not the source "
                 f"{prompts[0].text!r}. Pass an AttentionReplace or AttentionRefine as controller."
             )
         self.controller = controller
@@ -256,7 +256,7 @@ def _cross_schedule(
     when[RunPart.of(by_word.pop("default_", 1.0), num_steps).passes(num_steps)] = True
     for word, span in by_word.items():
         steps = RunPart.of(span, num_steps).passes(num_steps)
-        for i, columns in _found(targets, word):
+        for i, columns in _columns_of(targets, word):
             # A word with a span of its own is edited in that span, and in no other.
             when[:, i, ..., columns] = False
             for step in steps:
@@ -270,20 +270,20 @@ def _equalizer(targets: Sequence[Prompt], weights: Mapping[str, float]) -> Tenso
     for word, factor in weights.items():
         if not math.isfinite(factor):
             raise InvalidValueError(f"The weight of {word!r} is {factor}: pass a finite number.")
-        for i, columns in _found(targets, word):
+        for i, columns in _columns_of(targets, word):
             factors[i, columns] = factor
     return factors
 
 
-def _found(prompts: Sequence[Prompt], word: str) -> list[tuple[int, list[int]]]:
+def _columns_of(prompts: Sequence[Prompt], word: str) -> list[tuple[int, list[int]]]:
     """Return (prompt, columns) for each prompt with the word; raise KeyError if there is none."""
-    found = []
+    of_prompts = []
     missing = []
     for i, prompt in enumerate(prompts):
         try:
-            found.append((i, sorted({c for columns in prompt.find(word) for c in columns})))
+            of_prompts.append((i, sorted({c for columns in prompt.find(word) for c in columns})))
         except KeyError as error:
             missing.append(error)
-    if not found:
+    if not of_prompts:
         raise missing[0]
-    return found
+    return of_prompts

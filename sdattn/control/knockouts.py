@@ -46,18 +46,19 @@ class KnockoutPlan:
     seed: int
     layers: LayerSelection
     steps: Span
+    queries: Queries | None
     options: dict[str, Any]
-    queries: Queries | None = None
 
 
 def prepare(
     pipe: Pipeline,
     prompt: str,
     seed: int | None,
-    layers: LayerSelection,
+    *,
+    layers: LayerSelection = None,
     steps: Span,
-    options: dict[str, Any],
     queries: Queries | None = None,
+    options: dict[str, Any],
 ) -> KnockoutPlan:
     """Check everything that :func:`knockouts` can refuse before the run; see there."""
     if find_denoiser(pipe).pipeline is None or not isinstance(prompt, str):
@@ -74,19 +75,28 @@ def prepare(
     [read] = read_prompts(pipe, prompt, **options)
     check_removal(pipe, layers, steps, queries)
     [seed] = seeds_of(seed)
-    return KnockoutPlan(pipe, read, seed, layers, steps, options, queries)
+    return KnockoutPlan(
+        pipe=pipe,
+        prompt=read,
+        seed=seed,
+        layers=layers,
+        steps=steps,
+        queries=queries,
+        options=options,
+    )
 
 
 def draw(plan: KnockoutPlan, rows: Sequence[Columns]) -> tuple[list[Image.Image], Size]:
     """Draw one batch, each row without its own columns; return images, and the latent's (rows,
     cols)."""
     n_text = len(plan.prompt.tokens)
-    removal = Removal(plan.pipe, rows, n_text, plan.layers, plan.steps, plan.queries)
+    removal = Removal(
+        plan.pipe, rows, n_text, layers=plan.layers, steps=plan.steps, queries=plan.queries
+    )
     options = {name: _for_each(name, option, len(rows)) for name, option in plan.options.items()}
     with few_threads(plan.pipe), removal, named_bar(plan.pipe, "without words"):
         texts = [plan.prompt.text] * len(rows)
-        seeds = [plan.seed] * len(rows)
-        result = call_pipeline(plan.pipe, texts, seeds, options)
+        result = call_pipeline(plan.pipe, texts, [plan.seed] * len(rows), options)
     if any(getattr(result, "nsfw_content_detected", None) or []):
         raise RunError(
             "The pipeline's safety checker blanked an image, so where it changed is not known. "
@@ -207,7 +217,7 @@ def knockout(
             its processors were replaced meanwhile.
         RuntimeError: the safety checker blanked an image.
     """
-    plan = prepare(pipe, prompt, seed, layers, steps, options, queries)
+    plan = prepare(pipe, prompt, seed, layers=layers, steps=steps, queries=queries, options=options)
     return draw_without(plan, [word])[0]
 
 
@@ -240,7 +250,7 @@ def knockouts(
             f"words={words!r}, batch_size={batch_size}: pass a list of one word or more, and at "
             "least 1 image a batch."
         )
-    plan = prepare(pipe, prompt, seed, layers, steps, options, queries)
+    plan = prepare(pipe, prompt, seed, layers=layers, steps=steps, queries=queries, options=options)
     return draw_without(plan, words, batch_size)
 
 
@@ -254,13 +264,13 @@ def draw_without(plan: KnockoutPlan, words: Sequence[str], batch_size: int = 4) 
     whole = images[0]
     return [
         Knockout(
-            plan.prompt.text,
-            word,
-            removed,
-            plan.seed,
-            whole,
-            without,
-            Heatmap(word, change(whole, without, grid), removed),
+            prompt=plan.prompt.text,
+            word=word,
+            columns=removed,
+            seed=plan.seed,
+            image=whole,
+            without=without,
+            heatmap=Heatmap(word, change(whole, without, grid), removed),
         )
         for word, removed, without in zip(words, columns, images[1:], strict=True)
     ]
@@ -270,6 +280,6 @@ def change(image: Image.Image, other: Image.Image, grid: tuple[int, ...]) -> Ten
     """Return where two images differ: float32 ``[rows, cols]`` in [0, 1], absolute differences of
     RGB, averaged over channels and a cell's pixels; cells overlap if a size does not divide
     evenly."""
-    pair = [np.asarray(one.convert("RGB"), dtype=np.float32) for one in (image, other)]
-    difference = torch.from_numpy(abs(pair[0] - pair[1])).mean(-1) / 255  # [height, width]
+    first, second = (np.asarray(one.convert("RGB"), dtype=np.float32) for one in (image, other))
+    difference = torch.from_numpy(abs(first - second)).mean(-1) / 255  # [height, width]
     return torch.nn.functional.adaptive_avg_pool2d(difference[None], (grid[0], grid[1]))[0]

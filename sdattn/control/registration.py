@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from contextlib import ExitStack, suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, cast
 
 from torch import nn
 
 from ..attention import TorchAttnProcessor, TorchJointProcessor
 from ..attention.controlled import ControlledProcessor, Controller, check_controller
+from ..attention.joint_processor import Queries
 from ..errors import InvalidValueError, RunError, warn
 from ..follow.follower import Follower, Subscriber
 from ..follow.installer import Installation
@@ -69,19 +69,26 @@ class ControlHandle(Subscriber):
             self.follower.follow(denoiser.model)
             undo.pop_all()
 
-    def put(self, layers: Iterable[AttentionLayer], **joint: Any) -> None:
-        """Make layers call the controller; ``joint`` has options for joint attention, whose both
-        blocks are shown by default."""
+    def put(
+        self, layers: Iterable[AttentionLayer], *, image: bool = True, queries: Queries = "image"
+    ) -> None:
+        """Make layers call the controller. In joint attention ``image`` shows it the attention
+        among the image's tokens too, and ``queries`` says who attends to the text."""
         for layer in layers:
-            options = {"spans": self._reader.shared_spans, "image": True, **joint}
-            made: ControlledProcessor = (
-                TorchJointProcessor(self.controller, layer.place, **options)
-                if layer.kind == "joint"
-                else TorchAttnProcessor(self.controller, layer.place)
-            )
-            made.handle = self  # type: ignore[attr-defined]
-            self._processors[layer] = made
-            self._installed.put(layer, made)
+            processor: ControlledProcessor
+            if layer.kind == "joint":
+                processor = TorchJointProcessor(
+                    self.controller,
+                    layer.place,
+                    spans=self._reader.shared_spans,
+                    image=image,
+                    queries=queries,
+                )
+            else:
+                processor = TorchAttnProcessor(self.controller, layer.place)
+            processor.handle = self  # type: ignore[union-attr]
+            self._processors[layer] = processor
+            self._installed.put(layer, processor)
 
     def __enter__(self) -> ControlHandle:
         self._entered = True
@@ -129,26 +136,24 @@ class ControlHandle(Subscriber):
 
     def _warn_if_unused(self) -> None:
         name = type(self.controller).__name__
-        problem = ""
         strays = str(self.follower.strays)
-        repeats = str(self.follower.step_calls)
+        problem = strays
         self.follower.strays.forget()
-        if repeats:
-            repeats += f" The {name} was shown each of them, as a pass of its own."
-        if not self._passes and not any(one.has_asked for one in self._processors.values()):
+        blend = getattr(self.controller, "local_blend", None)
+        has_asked = any(processor.has_asked for processor in self._processors.values())
+        if not self._passes and not has_asked:
             problem = (
                 f"The {name} saw nothing: the model it was registered in never ran. Run that very "
                 f"pipeline or UNet before the registration ends. {strays}".rstrip()
             )
-        elif (
-            getattr(self.controller, "cur_step", 0)
-            and getattr(getattr(self.controller, "local_blend", None), "counter", 1) == 0
-        ):
+        elif getattr(self.controller, "cur_step", 0) and getattr(blend, "counter", 1) == 0:
             problem = (
                 f"The local_blend of the {name} was never asked. Call the pipeline with "
                 "callback_on_step_end=step_end(controller)."
             )
-        if problem := problem or strays or repeats:
+        elif not strays and (repeats := str(self.follower.step_calls)):
+            problem = f"{repeats} The {name} was shown each of them, as a pass of its own."
+        if problem:
             warn(problem, CaptureWarning)
 
     def begin_pass(self, begun: Pass) -> None:
@@ -219,9 +224,9 @@ class ControlHandle(Subscriber):
             prompts = begun.prompts
         if prompts is None:
             store.repeats.note(call)
-        size = cast(Size, begun.latent_size)
         places = tuple(dict.fromkeys(layer.place for layer in self._processors))
-        store.begin_pass(begun.batch, size, self._denoiser.levels, prompts, places)
+        levels = self._denoiser.levels
+        store.begin_pass(begun, levels=levels, places=places, prompts=prompts)
 
 
 def count_calls(controller: Controller | None, layers: Sequence[AttentionLayer]) -> None:

@@ -25,12 +25,7 @@ from ..follow.run_part import RunPart, Span
 from ..look.unknown_processors import is_plain
 from ..models.denoiser_call import DenoiserCall, Size, innermost
 from ..models.guidance import Order, guided_order
-from ..models.layers import (
-    TEXT_KINDS,
-    LayerSelection,
-    find_denoiser,
-    select_layers,
-)
+from ..models.layers import TEXT_KINDS, LayerSelection, find_denoiser, select_layers
 from ..models.pipeline import Pipeline
 from .controlled_layers import check_joint, check_weights
 from .registration import ControlHandle
@@ -86,7 +81,8 @@ class Removal(Subscriber):
         self.steps = check_removal(pipe, layers, steps, queries)
         self.queries: Queries = queries or "all"
         self.grid: Size = (0, 0)
-        self._passes = self._expected = 0
+        self._passes = 0
+        self._expected = 0
         self._during: list[int] = []
         self._edits: dict[int, Columns] = {}  # row of the batch -> what it loses in this pass
         self._batch = 0
@@ -140,7 +136,7 @@ class Removal(Subscriber):
                 )
             self.grid = cast(Size, begun.latent_size)
             chosen = select_layers(self._denoiser.layers, self.layers, TEXT_KINDS, self.grid)
-            self._handle.put(chosen, queries=self.queries, image=False)
+            self._handle.put(chosen, image=False, queries=self.queries)
         if not begun.again:  # else the same step goes on
             self._passes += 1
         # Asked in each pass, since guidance may end in the middle of a run.
@@ -188,18 +184,16 @@ def check_removal(
     if queries not in ("image", "all", None):
         raise refuse("queries", queries, ("image", "all"))
     if queries is not None and not joint:
-        text = (
-            "the text has queries in joint attention only. Leave it out for a "
-            f"{type(pipe).__name__}."
-        )
+        kind = type(pipe).__name__
+        text = f"the text has queries in joint attention only. Leave it out for a {kind}."
         raise OptionError("queries", queries, text)
     if joint:
         check_joint(denoiser, joint)
     check_weights(chosen)
     for layer in chosen:
         processor = innermost(layer.module.processor)
-        own = type(processor).__call__.__module__.startswith("diffusers.")
-        if layer.kind == "cross" and own and not is_plain(layer.module, processor):
+        is_diffusers = type(processor).__call__.__module__.startswith("diffusers.")
+        if layer.kind == "cross" and is_diffusers and not is_plain(layer.module, processor):
             raise InvalidTypeError(
                 f"{layer.name} has a {type(processor).__name__}, which does more than a plain "
                 "attention, such as rotary embeddings: without it a knockout would change more "

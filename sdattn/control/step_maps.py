@@ -65,6 +65,7 @@ class StepMaps(StepStore):
 
     def __init__(
         self,
+        *,
         max_queries: int,
         kinds: Sequence[str] | None,
         keep_steps: bool,
@@ -139,10 +140,14 @@ class StepMaps(StepStore):
             self.full_attention_store = self._sum(self.full_attention_store, full)
 
     def _sum(self, sums: Maps, step: Maps) -> Maps:
-        found = added(sums, step)
-        if found is None:
+        if not sums:
+            return step
+        if _shapes(sums) != _shapes(step):
             self.note("its steps have maps of different shapes. Call store.reset() between runs.")
-        return step if found is None else found
+            return step
+        return {
+            key: [a + b for a, b in zip(maps, step[key], strict=True)] for key, maps in sums.items()
+        }
 
     @property
     def last_step(self) -> Maps:
@@ -171,8 +176,8 @@ class StepMaps(StepStore):
         """Return the map of each layer that sees the text; arguments and errors as for
         :func:`sdattn.heatmaps`."""
         preset = preset_of(preset)
-        found = folded_maps(self, preset, latent_size, steps)
-        return found.of_images(images).layer_maps(preset)
+        folded = folded_maps(self, preset, latent_size, steps)
+        return folded.of_images(images).layer_maps(preset)
 
     def get_average_attention(self) -> Maps:
         """Return the mean of each map over the finished steps, or with ``save_global_store`` the
@@ -218,25 +223,39 @@ class StepMaps(StepStore):
         """Return mean maps of ``"mean"``, ``"last"``, a step or a part of the run."""
         self.check_finished()
         if steps == "mean":
-            selfs = self.get_average_attention().items()
-            maps = {key: kept for key, kept in selfs if key.endswith("_self")}
+            averages = self.get_average_attention()
+            maps = {key: means for key, means in averages.items() if key.endswith("_self")}
             maps.update(self.get_average_full_attention())
             passes = self.cur_step if self.save_global_store is None else 1
             return MeanMaps(maps, range(self.cur_step), passes)
         if steps == "last":
             return MeanMaps(self.last_step, [self.cur_step - 1], passes=1)
-        numbers = chosen(len(self.steps), steps)
-        kept = [self.steps[number] for number in numbers]
-        maps = {key: _mean([step[key] for step in kept]) for key in kept[0]}
+        numbers = self._numbers(steps)
+        chosen = [self.steps[number] for number in numbers]
+        maps = {key: _mean([step[key] for step in chosen]) for key in chosen[0]}
         return MeanMaps(maps, numbers, passes=len(numbers))
+
+    def _numbers(self, steps: StepChoice) -> list[int]:
+        """Return the numbers of chosen steps among those kept one by one; raise ValueError for
+        neither a step's number nor a part of the run."""
+        n_steps = len(self.steps)
+        step = whole(steps)
+        part = RunPart.read(steps)
+        if step is not None and -n_steps <= step < n_steps:
+            return [step % n_steps]
+        if part is not None and (numbers := part.passes(n_steps)):
+            return numbers
+        there = f"0 to {n_steps - 1}" if n_steps else "here none; make it with keep_steps=True"
+        known = f"'mean', 'last', a part of the run such as (0.5, 1.0) or a step's number, {there}"
+        raise refuse("steps", steps, known)
 
     @property
     def nbytes(self) -> int:
         """Bytes of all maps held now, each tensor counted once."""
-        held = [self.step_store, self._full_step, self._last_step, *self._steps]
-        held += [self.attention_store, self.full_attention_store, self.global_store]
-        kept = {id(m): m.nbytes for store in held for maps in store.values() for m in maps}
-        return sum(kept.values())
+        stores = [self.step_store, self._full_step, self._last_step, *self._steps]
+        stores += [self.attention_store, self.full_attention_store, self.global_store]
+        nbytes = {id(m): m.nbytes for store in stores for maps in store.values() for m in maps}
+        return sum(nbytes.values())
 
     def check_whole(self) -> None:
         """Raise CaptureError if the store did not see the whole run."""
@@ -251,32 +270,6 @@ class StepMaps(StepStore):
     def _average(self, sums: Maps) -> Maps:
         self.check_finished()
         return averaged(sums, self.cur_step) if self.save_global_store is None else sums
-
-
-def chosen(kept: int, steps: StepChoice) -> list[int]:
-    """Return the numbers of chosen steps among those kept one by one; raise ValueError for neither
-    a step's number nor a part of the run."""
-    numbers: list[int] = []
-    if (step := whole(steps)) is not None:
-        numbers = [step % kept] if -kept <= step < kept else []
-    elif part := RunPart.read(steps):
-        numbers = part.passes(kept)
-    if not numbers:
-        there = f"0 to {kept - 1}" if kept else "here none; make it with keep_steps=True"
-        known = f"'mean', 'last', a part of the run such as (0.5, 1.0) or a step's number, {there}"
-        raise refuse("steps", steps, known)
-    return numbers
-
-
-def added(sums: Maps, step: Maps) -> Maps | None:
-    """Return the sums with a step added, or None if its maps have other shapes."""
-    if not sums:
-        return step
-    if _shapes(sums) != _shapes(step):
-        return None
-    return {
-        key: [a + b for a, b in zip(maps, step[key], strict=True)] for key, maps in sums.items()
-    }
 
 
 def _shapes(maps: Maps) -> dict[str, list[torch.Size]]:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, cast, get_args
+
+from torch import Tensor
 
 from ..attention.controlled import LayerController
 from ..errors import RunError
 from ..follow.drawn import DrawnPrompts
 from ..follow.pass_options import Guidance
+from ..follow.passes import Pass
 from ..follow.text_watch import RepeatedCalls, TextsOfRun
 from ..models.denoiser_call import Size
 from ..models.layers import PLACES, Place
@@ -24,20 +27,10 @@ class StoreSteps(StepMaps, LayerController):
     """
 
     attachment: Any = None  # to the model that it follows, if it was attached to one
-
-    def __init__(
-        self,
-        guidance: Guidance | None,
-        max_queries: int,
-        kinds: Sequence[str] | None,
-        keep_steps: bool,
-        save_global_store: bool | None,
-    ):
-        self.guidance = guidance
-        self.num_att_layers = -1
-        self._num_uncond = -1
-        self.repeats = RepeatedCalls()  # passes outside of a pipeline's call
-        super().__init__(max_queries, kinds, keep_steps, save_global_store)
+    guidance: Guidance | None
+    repeats: RepeatedCalls  # passes outside of a pipeline's call
+    num_att_layers = -1
+    _num_uncond = -1
 
     def reset(self) -> None:
         """Forget all maps and steps."""
@@ -77,17 +70,13 @@ class StoreSteps(StepMaps, LayerController):
             )
 
     def begin_pass(
-        self,
-        batch: int,
-        latent_size: Size,
-        levels: int,
-        prompts: slice | None = None,
-        places: Sequence[Place] = PLACES,
+        self, begun: Pass, *, levels: int, places: Sequence[Place], prompts: slice | None
     ) -> None:
-        """Begin a pass of the model, with a latent of (rows, cols), before its layers call;
-        ``prompts`` are the prompts' rows, if a pipeline knows them."""
+        """Begin a pass of the model before its layers call; ``prompts`` are the prompts' rows, if a
+        pipeline knows them."""
         before = self.latent_size
-        size = (latent_size[0], latent_size[1])
+        rows, cols = cast(Size, begun.latent_size)
+        size = (rows, cols)
         if self.cur_step and before not in (None, size):
             self.reset()
             self.note(
@@ -97,10 +86,12 @@ class StoreSteps(StepMaps, LayerController):
         self.latent_size = size
         self.levels = levels
         self.places = tuple(places)
-        self._batch = batch
+        self.texts.add(begun.text_changed, begun.text_by_frame)
+        self._batch = begun.batch
         self._prompts = prompts
-        if not self._is_second_pass:  # an earlier pass may have broken off
-            self.cur_att_layer = 0 if self.attachment is not None else self.cur_att_layer
+        if not self._is_second_pass:
+            if self.attachment is not None:
+                self.cur_att_layer = 0  # an earlier pass may have broken off
             self.empty_step()
 
     def end_pass(self, calls: int) -> None:
@@ -123,10 +114,13 @@ class StoreSteps(StepMaps, LayerController):
     def begin_place(self, place: str) -> None:
         """Note a call's place in a store that counts calls, or is alone. A pass reaches places in
         order, so an earlier one is another pass's."""
-        n_before, n_uncond = self.cur_att_layer, self.num_uncond_att_layers
-        number = _PLACES.index(place) if place in _PLACES else self._place
-        if n_before not in (0, n_uncond) and number < self._place and not self._calls_in_pass:
-            self._calls_in_pass = n_before - (n_uncond if n_before > n_uncond else 0)
+        if place not in _PLACES:
+            return
+        number = _PLACES.index(place)
+        n_calls = self.cur_att_layer
+        n_uncond = self.num_uncond_att_layers
+        if n_calls not in (0, n_uncond) and number < self._place and not self._calls_in_pass:
+            self._calls_in_pass = n_calls - n_uncond if n_calls > n_uncond else n_calls
         self._place = number
 
     def open_step(self) -> str:
@@ -170,3 +164,41 @@ class StoreSteps(StepMaps, LayerController):
         self.cur_step += 1
         self.between_steps()
         self.empty_step()
+
+    def _look(self, attn: Tensor, is_cross: bool, place: str) -> None:
+        """Call :meth:`forward` with the kept rows, and write its result back."""
+        if place not in get_args(Place):
+            self.note(f"a layer called it from place {place!r}, not {get_args(Place)}. {HOW}")
+        chosen = self._kept_rows(len(attn))
+        rows = attn if chosen == slice(0, len(attn)) else attn[chosen]
+        # The kept rows are a view, so an edit reaches the whole tensor; a new tensor is written
+        # into it.
+        edited = self.forward(rows, is_cross, place)
+        if edited is not None and edited is not rows:
+            rows.copy_(edited)
+
+    def _kept_rows(self, rows: int) -> slice:
+        """Return the rows, batch times heads, that are not unconditional."""
+        batch = self._batch if self._batch and rows % self._batch == 0 else None
+        start = 0
+        stop = batch or rows
+        is_registered = self.attachment is None and self.num_att_layers > 0
+        if self.guidance in ("auto", "batch") and self._prompts is not None and batch:
+            start = self._prompts.start
+            stop = self._prompts.stop
+        # An odd batch has no halves, and heads are no images.
+        elif stop % 2 == 0 and (
+            self.guidance == "batch" or (self.guidance == "auto" and is_registered)
+        ):
+            start = stop // 2
+            if self.guidance == "auto" and self._guess is None:
+                self._guess = (
+                    f"The {type(self).__name__} took the first half of {stop} rows for "
+                    "unconditional, which it guessed. Say it: guidance='batch', or guidance=None "
+                    "to keep every row."
+                )
+        self.images = stop - start if batch else None
+        heads = rows // batch if batch else 1
+        if self.attachment is not None:
+            self.attachment.check_rows(self, rows, batch)
+        return slice(start * heads, stop * heads)

@@ -35,12 +35,13 @@ class CallLayout:
         spans = None if size is None else self._read_spans(call, math.prod(size))
         if spans is None:
             return None
-        kept = rows if len(spans) > 1 else (0,)
-        first = spans[kept[0]]
-        if all(spans[row] == first for row in kept):
+        if len(spans) == 1:
+            return spans
+        first = spans[rows[0]]
+        if all(spans[row] == first for row in rows):
             return (first,)
         # nobody looks at the other rows
-        return tuple(spans[row] if row in kept else first for row in range(call.batch))
+        return tuple(spans[row] if row in rows else first for row in range(call.batch))
 
     def _read_spans(self, call: DenoiserCall, cells: int) -> Sequence[Spans] | None:
         spans = call.spans

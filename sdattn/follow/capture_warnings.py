@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from ..errors import CaptureError, warn
 from ..files.records import Record
@@ -37,9 +36,9 @@ class RunWarnings:
         if (call := passes.running) is not None:
             call.is_watched = True
 
-    def refuse_strays(self, store: Any) -> None:
-        """Raise CaptureError if the model was called, and no call was a pass."""
-        if store.passes or store.skipped or not str(self.strays):
+    def refuse_strays(self) -> None:
+        """Raise CaptureError if the model was called, for a run that has no pass."""
+        if not str(self.strays):
             return
         raise CaptureError(
             f"No pass of the {self._pipeline} was seen inside capture(). {self.strays} Capture the "
@@ -77,7 +76,7 @@ def warn_of_image_prompts(layers: Sequence[AttentionLayer]) -> None:
         )
 
 
-def warn_of_running_eagerly(model: Any) -> None:
+def warn_of_running_eagerly(model: object) -> None:
     """Warn that a compiled model runs uncompiled."""
     warn(
         f"The {type(unwrapped(model)).__name__} is compiled, and in its graph can be recorded "
@@ -120,19 +119,6 @@ class Stopped(Record):
         warn(text, CaptureWarning)
 
 
-def may_stop(pipeline: Any) -> bool:
+def may_stop(pipeline: object) -> bool:
     """Check, in a pass, that the pipeline can be stopped and was not; each call resets the flag."""
     return getattr(pipeline, "_interrupt", None) is False
-
-
-def stopped_of(pipeline: Any, store: Any) -> Stopped | None:
-    """Return where a captured run was stopped, or None if it ran to its end."""
-    if getattr(pipeline, "_interrupt", None) is not True:
-        return None
-    timesteps = getattr(getattr(pipeline, "scheduler", None), "timesteps", ())
-    steps = getattr(pipeline, "num_timesteps", None) or len(timesteps)  # fewer from an image
-    passes = len(store.passes)
-    kept = tuple(number for number in range(passes) if store.keeps(number))
-    if store.keep.steps.last:
-        kept = kept[-1:]
-    return Stopped(passes, steps, kept) if 0 < passes < steps else None

@@ -10,7 +10,6 @@ from __future__ import annotations
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import islice
 from threading import get_ident
 from typing import Any
 
@@ -19,6 +18,7 @@ from torch import Tensor, nn
 from ..errors import InvalidValueError
 from ..models.guidance import Branch
 from ..models.layers import Denoiser
+from ..models.pipeline import Given
 from ..models.running_call import running_call, running_variables
 from ..prompts.tokens import Prompt
 from .installer import Installation
@@ -76,11 +76,12 @@ class DrawnPrompts:
                 "labels, e.g. {'cat': [2]}."
             )
 
-    def check_texts(self, branches: Sequence[Branch], texts: Sequence[Any]) -> None:
+    def check_texts(self, branches: Sequence[Branch], texts: Sequence[object]) -> None:
         """Raise ValueError for texts that could not be read, if other texts were drawn."""
         for i, branch, number in self._pairs(branches, len(texts)):
-            if isinstance(texts[i], str):
-                self._refuse_another(texts[i], branch, number)
+            text = texts[i]
+            if isinstance(text, str):
+                self._refuse_another(text, branch, number)
 
     def _pairs(self, branches: Sequence[Branch], prompts: int) -> list[tuple[int, Branch, int]]:
         """Return (number of a prompt, branch, number of the text that it must match)."""
@@ -145,38 +146,37 @@ class PromptWatch:
         variables = running_variables(pipeline)
         if heard is None or variables is None or heard.call is not running_call(pipeline):
             return None
-        given: dict[Branch, Any] = {
-            "conditional": _first_text(variables, self._argument, "prompt"),
-            "unconditional": _first_text(
-                variables, f"negative_{self._argument}", "negative_prompt"
-            ),
-        }
-        # The text behind text states that were passed in is not known.
-        if given["conditional"] is None:  # text states came in its place
-            del given["conditional"]
+        negative_names = (f"negative_{self._argument}", "negative_prompt")
+        prompt = _first_text(variables, self._argument, "prompt")
+        negative = _first_text(variables, *negative_names)
+        branches: list[tuple[Branch, object]] = [("unconditional", negative)]
+        if prompt is not None:  # else text states came in its place, whose text is not known
+            branches.insert(0, ("conditional", prompt))
         # Prompt and negative prompt, a call of each encoder for either. More calls are chunks of a
         # long prompt, or something else of the pipeline's own.
-        if any(len(calls) > len(given) for calls in heard.ids.values()):
+        if any(len(calls) > len(branches) for calls in heard.ids.values()):
             return None  # which call had which text is not known
         texts = {}
         ids = {}
         most = max(map(len, heard.ids.values()), default=0)
-        for number, (branch, text) in enumerate(islice(given.items(), most)):
+        for number, (branch, text) in enumerate(branches[:most]):
             # The prompts are encoded first. What an encoder got that is not called for every text
             # (ByT5, for quoted text alone) may be of either branch.
-            own = {name: calls[min(number, len(calls) - 1)] for name, calls in heard.ids.items()}
-            rows = _text_of_each_row("" if text is None else text, list(own.values()))
+            got = {name: calls[min(number, len(calls) - 1)] for name, calls in heard.ids.items()}
+            rows = _text_of_each_row("" if text is None else text, list(got.values()))
             if rows is not None:
                 texts[branch] = rows
-                ids[branch] = own
-        options = {name: variables[name] for name in self._options if name in variables}
+                ids[branch] = got
+        if not texts:
+            return None
+        options = {name: variables.get(name) for name in self._options}
         options = {name: value for name, value in options.items() if value is not None}
-        return DrawnPrompts(texts, ids, options, self._pipeline) if texts else None
+        return DrawnPrompts(texts, ids, options, self._pipeline)
 
     def _listener(self, encoder: str) -> Callable[..., None]:
         """Return the forward pre-hook of a text encoder."""
 
-        def hear(_model: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
+        def hear(_model: nn.Module, args: tuple[object, ...], kwargs: Given) -> None:
             ids = kwargs.get("input_ids", *args[:1])
             call = running_call(self._pipeline())
             if call is None or not isinstance(ids, Tensor) or ids.ndim != 2:
@@ -189,7 +189,7 @@ class PromptWatch:
         return hear
 
 
-def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
+def _text_encoders(pipeline: object) -> list[tuple[str, nn.Module]]:
     """Return the text encoders with their names, in order, but none that a hook would recompile."""
     parts = getattr(pipeline, "__dict__", {}).items()
     return sorted(
@@ -201,13 +201,13 @@ def _text_encoders(pipeline: Any) -> list[tuple[str, nn.Module]]:
     )
 
 
-def _first_text(variables: Mapping[str, Any], *names: str) -> Any:
+def _first_text(variables: Given, *names: str) -> Any:
     """Return the first of these variables that holds text, else the last one's value."""
     values = [variables.get(name) for name in names]
     return next((v for v in values if isinstance(v, (str, list, tuple)) and v), values[-1])
 
 
-def _text_of_each_row(text: Any, ids: Sequence[Tensor]) -> tuple[str, ...] | None:
+def _text_of_each_row(text: object, ids: Sequence[Tensor]) -> tuple[str, ...] | None:
     """Return the text of each row that the encoders got, or None if it is not known."""
     rows = {len(tokens) for tokens in ids}
     if len(rows) != 1:

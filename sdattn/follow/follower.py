@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from threading import get_ident
-from typing import Any
 
 from torch import nn
 
 from ..models.layers import Denoiser
+from ..models.pipeline import Given
 from .installer import Installation, PassHooks, in_backward
 from .pass_reader import PassReader
 from .passes import Pass, StepCalls, Strays
@@ -80,7 +80,7 @@ class Follower:
         self,
         model: nn.Module,
         args: tuple[object, ...],
-        kwargs: dict[str, Any],
+        kwargs: Given,
         is_direct: bool = False,
     ) -> None:
         if self._is_ignored():

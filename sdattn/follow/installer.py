@@ -11,14 +11,14 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.modules import module as torch_module
-from torch.nn.modules.module import (
-    register_module_forward_hook,
-    register_module_forward_pre_hook,
-)
+from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 
 from ..models.denoiser_call import compiled_parts, innermost, is_compiled
 from ..models.layers import AttentionLayer
+from ..models.pipeline import Given
 from ..models.running_call import forward_variables
+
+Hook = Callable[..., None]
 
 
 @dataclass
@@ -78,7 +78,10 @@ class Installation:
         set_processor(layer.module, processor)
 
     def watch(
-        self, model: Any, before: Callable[..., None], after: Callable[..., None] | None = None
+        self,
+        model: nn.Module,
+        before: Hook,
+        after: Hook | None = None,
     ) -> None:
         """Call ``before(model, args, kwargs)`` and ``after(model, args, output)`` around each call
         of a model. A compiled model leaves its graph for them."""
@@ -88,12 +91,12 @@ class Installation:
             hook = model.register_forward_hook(torch.compiler.disable(after))
             self._undo.callback(hook.remove)
 
-    def follow(self, module: Any, after: Callable[..., None]) -> None:
+    def follow(self, module: nn.Module, after: Hook) -> None:
         """Call ``after(module, args, kwargs, output)`` after each call of a module."""
         hook = module.register_forward_hook(torch.compiler.disable(after), with_kwargs=True)
         self._undo.callback(hook.remove)
 
-    def around(self, module: Any, before: Callable[..., None], after: Callable[..., None]) -> None:
+    def around(self, module: nn.Module, before: Hook, after: Hook) -> None:
         """Call ``before(module, args, kwargs)`` and ``after(module, args, kwargs, output)`` around
         each call of a module, after one that raised an error too."""
         first = module.register_forward_pre_hook(before, with_kwargs=True)
@@ -104,14 +107,14 @@ class Installation:
     def around_from_outside(
         self,
         modules: Mapping[nn.Module, Any],
-        before: Callable[..., None],
-        after: Callable[..., None],
+        before: Hook,
+        after: Hook,
     ) -> None:
         """Call ``before(modules[module], module)`` and ``after(module, args, kwargs, output)``
         around each call of some modules, as :meth:`around` does, by hooks of torch's that are on no
         module."""
 
-        def begin(module: nn.Module, _args: Any) -> None:
+        def begin(module: nn.Module, _args: object) -> None:
             if module in modules:
                 before(modules[module], module)
 
@@ -184,37 +187,42 @@ class PassHooks:
     def __init__(
         self,
         installed: Installation,
-        model: Any,
-        before: Callable[..., None],
+        model: nn.Module,
+        before: Hook,
         after: Callable[[], None],
     ):
         self._before = before
         self._after = after
         self._model = weakref.ref(model)
-        self._is_hooked = self._is_direct = False
+        self._is_hooked = False
+        self._is_direct = False
         installed.watch(model, self._begin, self._end)
-        if hasattr(model, "conv_in") and hasattr(model, "conv_out") and not is_compiled(model):
-            installed.watch(model.conv_in, self._begin_part)
-            installed.follow(model.conv_out, self._end_part)
+        first = getattr(model, "conv_in", None)
+        last = getattr(model, "conv_out", None)
+        if first is not None and last is not None and not is_compiled(model):
+            installed.watch(first, self._begin_part)
+            installed.follow(last, self._end_part)
 
-    def _begin(self, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin(self, model: nn.Module, args: tuple[object, ...], kwargs: Given) -> None:
         self._is_hooked = True
         self._is_direct = False
         self._before(model, args, kwargs)
 
-    def _end(self, *_: Any) -> None:
+    def _end(self, *_: object) -> None:
         self._after()
 
-    def _begin_part(self, *_: Any) -> None:
-        was_hooked, self._is_hooked = self._is_hooked, False  # one that broke off may have left it
-        is_known = was_hooked or in_backward()
-        given = None if is_known else forward_variables(self._model())
+    def _begin_part(self, *_: object) -> None:
+        was_hooked = self._is_hooked
+        self._is_hooked = False  # a call that broke off may have left it
+        if was_hooked or in_backward():
+            return
+        given = forward_variables(self._model())
         if given is not None:
             names = ("sample", "timestep", "encoder_hidden_states")
             self._is_direct = True
             self._before(self._model(), (), {name: given[name] for name in names}, is_direct=True)
 
-    def _end_part(self, *_: Any) -> None:
+    def _end_part(self, *_: object) -> None:
         if self._is_direct:
             self._is_direct = False
             self._after()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from typing import Literal
 
 from ..errors import InvalidValueError, OptionError, refuse
 from ..models.guidance import Branch, Order
@@ -65,7 +65,7 @@ def _needs_size(denoiser: Denoiser) -> bool:
     return is_own(model)
 
 
-def _refuse_shards(model: Any) -> None:
+def _refuse_shards(model: object) -> None:
     """Refuse a model that sees only a part of the sequence, or of the heads."""
     config = getattr(unwrapped(model), "_parallel_config", None)
     for name in ("context", "tensor"):

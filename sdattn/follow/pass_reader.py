@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 import weakref
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -21,6 +21,7 @@ from ..errors import InvalidValueError
 from ..models.denoiser_call import DenoiserCall, Size
 from ..models.guidance import Branch, GuidanceWatch, Order, branch_rows
 from ..models.layers import Denoiser, ordered_spans, unwrapped
+from ..models.pipeline import Given, Model
 from ..models.running_call import Caller, RunningCall, caller_of
 from .call_layout import CallLayout
 from .pass_options import BRANCHES, TOLD, Guidance, check_options, refuse_both_in_turn
@@ -71,8 +72,7 @@ class PassReader:
         if branch is not None:
             check_options(denoiser, branch, guidance, latent_size, step_call)
         self._told = TOLD.get(guidance)  # None for "auto": the pipeline is asked
-        self._pipeline: Callable[[], Any]
-        self._pipeline = (lambda: None) if pipeline is None else weakref.ref(pipeline)
+        self._pipeline = None if pipeline is None else weakref.ref(pipeline)
         self._family = denoiser.family
         self.caches_text = denoiser.family.caches_text
         self._joined = None
@@ -100,14 +100,14 @@ class PassReader:
     @property
     def pipeline(self) -> Any:
         """Pipeline; None for a bare model, and once it is gone."""
-        return self._pipeline()
+        return None if self._pipeline is None else self._pipeline()
 
     @property
     def running(self) -> RunningCall | None:
         """Marker of the pipeline call that the last pass belonged to, or None."""
         return self._run[1]
 
-    def read(self, model: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Pass:
+    def read(self, model: Model, args: tuple[object, ...], kwargs: Given) -> Pass:
         """Return the pass that begins now; :attr:`Pass.stray` is set if it does not belong to the
         run. Raise ValueError if the branches of its rows are unknown."""
         self.call = None
@@ -176,7 +176,7 @@ class PassReader:
         spans = self.spans()
         return None if spans is None else spans[0]
 
-    def _is_beside(self, model: Any, caller: Caller) -> bool:
+    def _is_beside(self, model: Model, caller: Caller) -> bool:
         """Check for a call outside the pipeline's, other than a user's loop with known branches."""
         if caller.kind != "loop":
             return caller.kind == "stray"
@@ -204,7 +204,7 @@ class PassReader:
         self._calls: Counter[tuple[int, Order]] = Counter()  # of the run, by step and branch
         self._texts = TextWatch(self._frames)
 
-    def _order(self, model: Any, caller: Caller | None) -> Order | None:
+    def _order(self, model: Model, caller: Caller | None) -> Order | None:
         """Return the chunks of the batch that begins now, or None if unknown."""
         if self._told is not None:
             self._turn += 1

@@ -52,7 +52,7 @@ def own_calls() -> Iterator[None]:
 class Strays:
     """Number of calls of a model outside its run, by caller; reported once, at the end."""
 
-    def __init__(self, model: Any):
+    def __init__(self, model: object):
         self._kind = type(unwrapped(model)).__name__
         self._calls: Counter[Stray] = Counter()
 
@@ -65,14 +65,16 @@ class Strays:
 
     def __str__(self) -> str:
         """Return the warning about them; empty for calls that another capture watches."""
-        told = [
-            (one, n) for one, n in self._calls.items() if not (one.call and one.call.is_watched)
-        ]
-        if not told:
+        unwatched = {
+            stray: number
+            for stray, number in self._calls.items()
+            if not (stray.call and stray.call.is_watched)
+        }
+        if not unwatched:
             return ""
-        callers = ", ".join(dict.fromkeys(one.who for one, _ in told))
+        callers = ", ".join(dict.fromkeys(stray.who for stray in unwatched))
         return (
-            f"{sum(n for _, n in told)} call(s) of the {self._kind} were not part of this run: "
+            f"{sum(unwatched.values())} call(s) of the {self._kind} were not part of this run: "
             f"from {callers}. They ran untouched and were not counted."
         )
 
@@ -86,7 +88,7 @@ class StepCalls:
     """Calls that a pipeline made itself at a step that had one already for the same branch. The
     program does not show which of them makes the image."""
 
-    def __init__(self, pipeline: Any, model: Any):
+    def __init__(self, pipeline: object, model: object):
         self._names = type(pipeline).__name__, type(unwrapped(model)).__name__
         self._most = 1  # calls in one step
 
@@ -119,17 +121,17 @@ class Schedule:
         values: list[float] = torch.as_tensor(self._kept).float().tolist()
         return values
 
-    def index(self, timestep: float | Timestep, scheduler: Any) -> int | None:
+    def index(self, timestep: float | Timestep, scheduler: object) -> int | None:
         """Return the index of a pass's entry, or None if the host does not know it.
 
         If the pipeline computed with the entry (FLUX, Sana), it is the scheduler's current one,
         which moves on between steps only.
         """
-        found = timestep.index_in(self.timesteps) if isinstance(timestep, Timestep) else None
-        if found is None:
-            step = getattr(scheduler, "step_index", None)
-            found = step if isinstance(step, int) and 0 <= step < len(self) else None
-        return found
+        index = timestep.index_in(self.timesteps) if isinstance(timestep, Timestep) else None
+        step = getattr(scheduler, "step_index", None)
+        if index is None and isinstance(step, int) and 0 <= step < len(self):
+            return step
+        return index
 
     def position(self, index: int | None, timestep: float | Timestep) -> float:
         """Return the middle of a pass's part of the run: for entry ``index``, or the entry nearest

@@ -26,32 +26,33 @@ class RunPart:
     last: float
 
     @classmethod
-    def between(cls, pair: Any) -> RunPart | None:
+    def between(cls, pair: object) -> RunPart | None:
         """Return the part between two points of the run, or None if ``pair`` is no such pair."""
-        items = items_of(pair)
-        numbers = [number for item in items if (number := _number(item)) is not None]
-        if not len(items) == len(numbers) == 2:
+        numbers = [_number(item) for item in items_of(pair)]
+        if len(numbers) != 2:
             return None
         first, last = numbers
-        return cls(first, last) if 0 <= first <= last <= 1 else None
+        if first is None or last is None or not 0 <= first <= last <= 1:
+            return None
+        return cls(first, last)
 
     @classmethod
-    def of(cls, span: Any, passes: int | str = "their number") -> RunPart:
+    def of(cls, span: object, passes: int | str = "their number") -> RunPart:
         """Read a part as knockouts and edits take it: 0.8 for the first 80 %, or ``(0.2, 0.8)``.
 
         Raises:
             ValueError: it is no part; the message names the number of ``passes``.
         """
-        found = cls.between((0.0, span) if isinstance(span, Real) else span)
-        if found is None:
+        part = cls.between((0.0, span) if isinstance(span, Real) else span)
+        if part is None:
             raise InvalidValueError(
                 f"{span!r}: pass a part of the run from 0 to 1, such as 0.8 or (0.2, 0.8). For n "
                 f"steps pass n / {passes}."
             )
-        return found
+        return part
 
     @classmethod
-    def read(cls, pair: Any) -> RunPart | None:
+    def read(cls, pair: object) -> RunPart | None:
         """Read a part as captures take it, which also take indices of steps: ``(0.5, 1.0)``.
 
         Returns:
@@ -60,11 +61,11 @@ class RunPart:
         Raises:
             ValueError: a tuple of the integers 0 and 1, which could be either.
         """
-        found = cls.between(pair)
-        if found is None or found.first == found.last:
+        part = cls.between(pair)
+        if part is None or part.first == part.last:
             return None
-        if any(whole(number) is None for number in pair):
-            return found
+        if any(whole(number) is None for number in items_of(pair)):
+            return part
         if isinstance(pair, tuple):
             raise InvalidValueError(
                 f"steps={pair!r} can be read in two ways. Pass [0, 1] for the first two calls of "
@@ -84,14 +85,15 @@ class RunPart:
         return [i for i in range(number) if self.holds((i + 0.5) / number)]
 
 
-def _number(item: Any) -> float | None:
+def _number(item: object) -> float | None:
     """Return a number as a float, or None for anything else, True and False too."""
-    is_real = isinstance(item, Real) and not isinstance(item, bool)
-    number = item if is_real else whole(item)
+    if isinstance(item, Real) and not isinstance(item, bool):
+        return float(item)
+    number = whole(item)
     return None if number is None else float(number)
 
 
-def items_of(value: Any) -> tuple[Any, ...]:
+def items_of(value: object) -> tuple[Any, ...]:
     """Return the items of a list; empty for a word, a number, or an array that is one number."""
     is_one = isinstance(value, str) or getattr(value, "ndim", None) == 0
     return tuple(value) if isinstance(value, Collection) and not is_one else ()

@@ -36,7 +36,8 @@ class TextWatch:
         same = given is not None and given[0] is text and given[1] == version
         if same and before is not None and len(rows) == len(before):
             return False, self._by_frame
-        kept = self._kept = text.detach()[list(rows)]
+        kept = text.detach()[list(rows)]
+        self._kept = kept
         self._by_frame = differs_by_frame(kept, frame_rows, self._frames)
         if before is None:
             return False, self._by_frame

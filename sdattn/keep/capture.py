@@ -11,10 +11,7 @@ import torch
 
 from ..attention.device_copies import DeviceCopies
 from ..errors import InvalidValueError, OptionError
-from ..follow.capture_warnings import (
-    RunWarnings,
-    stopped_of,
-)
+from ..follow.capture_warnings import RunWarnings, Stopped
 from ..follow.drawn import PromptWatch
 from ..follow.follower import Follower
 from ..follow.installer import Installation
@@ -33,6 +30,7 @@ from ..models.layers import (
     select_layers,
     unwrapped,
 )
+from ..models.pipeline import Pipeline
 from .budget import Budget
 from .keep import Keep
 from .map_store import CapturedMaps
@@ -66,17 +64,18 @@ def watch_model(
             :func:`sdattn.capture`.
         max_bytes: likewise, or a budget that several captures share.
     """
-    # All that cannot be is refused here, before anything is put into the model.
+    # Validate before anything is put into the model.
     denoiser = find_denoiser(target)
     budget = Budget.of(max_bytes)
     _check(denoiser, keep)
-    found = every = denoiser.layers
+    every = denoiser.layers
+    layers_asked = every
     if text_states is not None:
-        found = list(filter(asked_layers(denoiser, text_states, kinds), every))
+        layers_asked = list(filter(asked_layers(denoiser, text_states, kinds), every))
     keep.queries.check(text_states=text_states is not None)
     if not keep.queries.usual:
         kinds = checked_kinds(kinds, keep.queries.kinds)
-    chosen = select_layers(found, layers, kinds)
+    chosen = select_layers(layers_asked, layers, kinds)
     check_backends(chosen)
     check_ways(denoiser, chosen, "self" if keep.refine else None, keep.space)
     store = store_class(spreading_layers(chosen, keep.depth), keep)
@@ -100,9 +99,9 @@ def watch_model(
         warns = RunWarnings(denoiser, branch, follower.strays)
         watch = Watch(follower, installed, store, (layers, kinds), asked, prompts, warns, budget)
         follower.subscribe(watch)
-        if asked is not None and any(layer.kind == "joint" for layer in found):
+        if asked is not None and any(layer.kind == "joint" for layer in layers_asked):
             watch.stream = TextStream(denoiser, asked, keep.grad)
-            watch.stream.follow(installed, found)
+            watch.stream.follow(installed, layers_asked)
         if keep.refine:
             watch.spreading = Spreading(is_part=len(store.layers) < len(chosen))
             store.watch_text(chosen, watch.spreading)
@@ -117,13 +116,27 @@ def watch_model(
             yield store
             watch.check()
     store.has_no_guidance = reader.watch is not None and reader.watch.may_never_act
-    store.stopped = stopped_of(denoiser.pipeline, store) if watch.may_stop else None
-    watch.warns.refuse_strays(store)
+    store.stopped = _stopped(denoiser.pipeline, store) if watch.may_stop else None
+    if not (store.passes or store.skipped):
+        watch.warns.refuse_strays()
     if store.checks_itself:
         if store.stopped is not None:
             store.stopped.tell()
         store.check()
     watch.warns.tell()
+
+
+def _stopped(pipeline: Pipeline, store: CapturedMaps) -> Stopped | None:
+    """Return where a captured run was stopped, or None if it ran to its end."""
+    if getattr(pipeline, "_interrupt", None) is not True:
+        return None
+    timesteps = getattr(getattr(pipeline, "scheduler", None), "timesteps", ())
+    steps = getattr(pipeline, "num_timesteps", None) or len(timesteps)  # fewer from an image
+    passes = len(store.passes)
+    if not 0 < passes < steps:
+        return None
+    kept = tuple(number for number in range(passes) if store.keeps(number))
+    return Stopped(passes, steps, kept[-1:] if store.keep.steps.last else kept)
 
 
 def _check(denoiser: Denoiser, keep: Keep) -> None:
@@ -138,12 +151,14 @@ def _check(denoiser: Denoiser, keep: Keep) -> None:
     caches_text = side == "text" and denoiser.family.caches_text
     has_kinds = any(layer.kind in keep.queries.kinds for layer in denoiser.layers)
     if is_chosen and (caches_text or not has_kinds):
-        asked: object = keep.queries.cells
-        why = "neither self- nor joint attention with a softmax"
-        if side == "text":
-            asked = side
+        asked: object = side
+        if caches_text:
+            why = "the text attends to itself alone, in the first step"
+        elif side == "text":
             why = "only in joint attention (SD3, FLUX) does the text attend"
-            why = "the text attends to itself alone, in the first step" if caches_text else why
+        else:
+            asked = keep.queries.cells
+            why = "neither self- nor joint attention with a softmax"
         kind = type(unwrapped(denoiser.model)).__name__
         text = f"a {kind} has no attention with such queries: {why}. Leave it out."
         raise OptionError("queries", asked, text)

@@ -25,26 +25,40 @@ Selection = str | Sequence[int] | tuple[float, float]
 
 
 @dataclass(frozen=True)
-class Steps:
-    """Model calls to keep.
+class _Choice:
+    """Model calls, or heads of a layer, to keep.
 
     Attributes:
-        given: as a user reads it: ``"mean"``, ``"all"``, ``"last"``, a list of indices, or a part
-            of the run as a pair of floats.
+        given: as a user reads it: ``"mean"``, ``"all"`` or a list of indices.
         each: True if they are kept one by one; False if one map stands for all of them.
-        last: True if that map is the last call's alone, not a mean.
         numbers: chosen indices, or None.
-        part: chosen part of the run, or None.
     """
 
     given: Selection
     each: bool = False
-    last: bool = False
     numbers: tuple[int, ...] | None = None
+
+    @property
+    def every(self) -> bool:
+        """True if all are kept one by one, so that any choice can be made later."""
+        return self.each and self.numbers is None
+
+
+@dataclass(frozen=True)
+class Steps(_Choice):
+    """Model calls to keep; ``given`` may also be ``"last"``, or a part of the run as a pair of
+    floats.
+
+    Attributes:
+        last: True if the one map is the last call's alone, not a mean.
+        part: chosen part of the run, or None.
+    """
+
+    last: bool = False
     part: RunPart | None = None
 
     @classmethod
-    def of(cls, value: Any) -> Steps:
+    def of(cls, value: object) -> Steps:
         """Read a user's value; a value already read is returned as it is.
 
         Raises:
@@ -60,11 +74,6 @@ class Steps:
         numbers = _indices("steps", value, more)
         return cls(list(numbers), each=True, numbers=numbers)
 
-    @property
-    def every(self) -> bool:
-        """True if all calls are kept one by one, so that any choice can be made later."""
-        return self.each and self.numbers is None
-
     def keeps(self, number: int, position: float | None) -> bool:
         """Check whether the ``number``-th call, counted from 0, is kept; ``position`` is the middle
         of its part of the run."""
@@ -74,25 +83,17 @@ class Steps:
 
     def held(self, passes: int) -> int:
         """Return the number of maps kept after ``passes`` model calls."""
-        return len(self.numbers) if self.numbers else passes if self.each else 1
+        if self.numbers:
+            return len(self.numbers)
+        return passes if self.each else 1
 
 
 @dataclass(frozen=True)
-class Heads:
-    """Heads of a layer to keep.
-
-    Attributes:
-        given: as a user reads it: ``"mean"``, ``"all"`` or a list of indices.
-        each: True if they are kept one by one; False for their mean.
-        numbers: chosen indices, or None.
-    """
-
-    given: Selection
-    each: bool = False
-    numbers: tuple[int, ...] | None = None
+class Heads(_Choice):
+    """Heads of a layer to keep."""
 
     @classmethod
-    def of(cls, value: Any) -> Heads:
+    def of(cls, value: object) -> Heads:
         """Read a user's value; a value already read is returned as it is.
 
         Raises:
@@ -105,27 +106,22 @@ class Heads:
         numbers = _indices("heads", value)
         return cls(list(numbers), each=True, numbers=numbers)
 
-    @property
-    def every(self) -> bool:
-        """True if all heads are kept one by one."""
-        return self.each and self.numbers is None
-
     def used(self, heads: int) -> int:
         """Return how many of a layer's ``heads`` heads are in the maps."""
         return len(self.numbers) if self.numbers else heads
 
 
-def _indices(name: str, value: Any, more: str = "") -> tuple[int, ...]:
-    found = _wholes(value)
-    if not found or len(set(found)) < len(found):
+def _indices(name: str, value: object, more: str = "") -> tuple[int, ...]:
+    numbers = _wholes(value)
+    if not numbers or len(set(numbers)) < len(numbers):
         raise InvalidValueError(
             f'{name}={value!r}: pass "mean", "all", {more}or a list of indices from 0, not empty, '
             "each once."
         )
-    return found
+    return numbers
 
 
-def _wholes(value: Any) -> tuple[int, ...]:
+def _wholes(value: object) -> tuple[int, ...]:
     """Return the whole numbers from 0 in a list; empty if it holds anything else."""
     numbers = [whole(item) for item in items_of(value)]
     good = [number for number in numbers if number is not None and number >= 0]
@@ -255,20 +251,28 @@ class Keep:
             frame_rows: frames of a video that each attend only to themselves, see
                 :class:`sdattn.models.denoiser_call.DenoiserCall`.
         """
-        total = 0
-        for layer in layers:
-            grid = layer.grid(latent_size)
-            cells = math.prod(grid)
-            keys = cells // frame_rows if layer.kind == "self" else n_keys
-            keys = keys if self.queries.cells is None else len(self.queries.cells)
-            cells = n_keys if self.queries.in_text else cells
-            heads = self.heads.used(layer.heads) if self.heads.each else 1
-            kept = cells if self.frames is None else len(self.frames) * cells // grid[0]
-            total += heads * kept * keys
+        total = sum(self._values(layer, latent_size, n_keys, frame_rows) for layer in layers)
         return images * self.steps.held(passes) * total * self.held_dtype.itemsize
 
+    def _values(
+        self, layer: AttentionLayer, latent_size: Size, n_keys: int, frame_rows: int
+    ) -> int:
+        """Return the number of values in a layer's map of one image and step."""
+        grid = layer.grid(latent_size)
+        cells = math.prod(grid)
+        columns = n_keys
+        if self.queries.cells is not None:
+            columns = len(self.queries.cells)
+        elif layer.kind == "self":
+            columns = cells // frame_rows
+        rows = n_keys if self.queries.in_text else cells
+        if self.frames is not None:
+            rows = len(self.frames) * rows // grid[0]
+        heads = self.heads.used(layer.heads) if self.heads.each else 1
+        return heads * rows * columns
 
-def _columns(tokens: Any) -> tuple[int, ...]:
+
+def _columns(tokens: object) -> tuple[int, ...]:
     columns = _wholes(tokens)
     if not columns:
         raise InvalidValueError(f"tokens={tokens!r}: pass token columns from 0, or None for all.")

@@ -60,9 +60,10 @@ class CapturedMaps:
 
     def add_layer(self, layer: AttentionLayer) -> RunningSum:
         """Hold the maps of a layer that was found while the model ran."""
+        layer_sum = RunningSum(layer, self.keep, self.queue)
         self.layers.append(layer)
-        self.sums[layer.name] = added = RunningSum(layer, self.keep, self.queue)
-        return added
+        self.sums[layer.name] = layer_sum
+        return layer_sum
 
     def watch_text(self, layers: Sequence[AttentionLayer], spreading: Spreading) -> None:
         """Watch further layers, whose text other layers spread and of which no map is held."""
@@ -142,8 +143,8 @@ class CapturedMaps:
     def n_keys(self) -> int | None:
         """Token columns of the layers that see the text, kept or not; columns of image prompts
         (IP-Adapter) follow the text's. None before the layers ran."""
-        keys = [held.keys for held in self.sums.values() if held.layer.kind != "self" and held.keys]
-        return keys[-1] if keys else None
+        sums = [total for total in self.sums.values() if total.layer.kind != "self" and total.keys]
+        return sums[-1].keys if sums else None
 
     @property
     def n_text(self) -> int | None:
@@ -160,14 +161,13 @@ class CapturedMaps:
     def seen(self) -> dict[str, tuple[int, ...]]:
         """Model calls, counted from 0, whose maps are held, for each layer that ran. They are the
         same for all layers, unless something skips some of them (a cache)."""
-        numbers = {id(one): number for number, one in enumerate(self.passes)}
+        numbers = {id(run_pass): number for number, run_pass in enumerate(self.passes)}
         return {name: tuple(numbers[id(p)] for p in self.sums[name].seen) for name in self._maps}
 
     @property
     def nbytes(self) -> int:
         """Bytes held now."""
-        held = (tensor for layer in self.sums.values() for tensor in layer.tensors())
-        return sum(tensor.nbytes for tensor in held)
+        return sum(tensor.nbytes for layer in self.sums.values() for tensor in layer.tensors())
 
     def begin_pass(self, new: Pass) -> None:
         """Note that the model was called.
@@ -176,12 +176,12 @@ class CapturedMaps:
             CaptureError: another number of images, or another latent size, than before.
         """
         first = self.passes[0] if self.passes else new
-        found = len(new.branches), new.latent_size
-        if found != (len(first.branches), first.latent_size):
+        n_images = len(new.branches)
+        if n_images != len(first.branches) or new.latent_size != first.latent_size:
             raise CaptureError(
                 f"This capture holds {len(first.branches)} image(s) with a latent of "
-                f"{first.latent_size}; the model was now called for {found[0]} image(s) with "
-                f"{found[1]}. Enter capture() once for each run."
+                f"{first.latent_size}; the model was now called for {n_images} image(s) with "
+                f"{new.latent_size}. Enter capture() once for each run."
             )
         if new.n_text != first.n_text:
             raise CaptureError(
@@ -198,8 +198,8 @@ class CapturedMaps:
     def end_pass(self) -> None:
         """Note that no pass is running, and add what waited for that."""
         self.queue.work_off()
-        for held in self.sums.values():
-            held.running = None
+        for layer_sum in self.sums.values():
+            layer_sum.running = None
 
     def keeps(self, number: int) -> bool:
         """Check whether the maps of a pass, counted from 0, are kept. Its position in the run is

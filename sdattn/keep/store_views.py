@@ -21,7 +21,8 @@ def as_xarray(store: Any, layer: str) -> xr.DataArray:
     calls = store.seen[layer]
     each = store.keep.steps.each
     axes: dict[str, Sequence[Any] | None] = {"image": range(len(maps))}
-    axes |= {"step": calls} if each else {}
+    if each:
+        axes["step"] = calls
     if store.keep.heads.each:
         axes["head"] = store.keep.heads.numbers or range(watched.heads)
     columns = range(maps.shape[-1])
@@ -30,11 +31,15 @@ def as_xarray(store: Any, layer: str) -> xr.DataArray:
     if looks.in_text:
         axes |= {"query": range(maps.shape[-2]), "token": tokens}
     else:
-        last = {"key": columns} if watched.kind == "self" else {"token": tokens}
-        last = last if looks.cells is None else {"query": columns}
         if maps.dim() - len(axes) == 4:
             axes["frame"] = store.keep.frames or range(maps.shape[len(axes)])
-        axes |= {"row": None, "col": None, **last}
+        axes |= {"row": None, "col": None}
+        if looks.cells is not None:
+            axes["query"] = columns
+        elif watched.kind == "self":
+            axes["key"] = columns
+        else:
+            axes["token"] = tokens
     found = labelled(maps.numpy(), axes, layer=layer, place=watched.place)
     times = [store.passes[call].timestep for call in calls]
     return found.assign_coords(timestep=("step", times)) if each else found

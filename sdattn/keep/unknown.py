@@ -115,7 +115,7 @@ class UnknownWatch(Subscriber):
     warns: RunWarnings
     model: nn.Module
     running: Pass | None = None  # if its maps are kept
-    found: Installation = field(default_factory=Installation)  # hooks on modules
+    hooks: Installation = field(default_factory=Installation)  # on modules
     modules: dict[str, nn.Module] = field(default_factory=dict)  # with a call that is kept
     places: dict[tuple[str, int, int], Placed | None] = field(default_factory=dict)
     others: dict[str, bool] = field(default_factory=dict)  # calls that are not watched, and
@@ -131,11 +131,11 @@ class UnknownWatch(Subscriber):
         """Follow the model and each of its modules."""
         modules = dict(self.model.named_modules())
         self.calls.follow(installed, {"": modules.pop("")})
-        self.calls.follow(self.found, modules)
+        self.calls.follow(self.hooks, modules)
 
     def close(self) -> None:
         """Stop following modules."""
-        self.found.remove()
+        self.hooks.remove()
         self.calls.close()
 
     def _follow_found_modules(self) -> None:
@@ -145,10 +145,10 @@ class UnknownWatch(Subscriber):
         kept = set(self.modules)
         inside = {path for path, around in self.calls.around.items() if around & kept}
         self.calls.only = kept | inside | (modules.keys() - self.calls.ran)
-        self.found.remove()
-        self.found = Installation()
+        self.hooks.remove()
+        self.hooks = Installation()
         chosen = {path: m for path, m in modules.items() if path and path in self.calls.only}
-        self.calls.follow(self.found, chosen)
+        self.calls.follow(self.hooks, chosen)
 
     def begin_pass(self, begun: Pass) -> None:
         self.store.end_pass()
@@ -258,10 +258,11 @@ class UnknownWatch(Subscriber):
         if self.store.passes and not self.store.layers:
             unused = [f"{name} (a softmax without a product)" for name in self.calls.unused]
             seen = "; ".join([*self.others, *unused]) or "none at all"
+            layers, _ = self.selection
+            where = "" if layers is None else f" in layers={layers!r}"
             raise CaptureError(
                 f"No attention call of the {type(self.model).__name__} fits text="
-                f"{_named(self.family.text)} and a grid of {self.store.latent_size}"
-                f"{'' if self.selection[0] is None else f' in layers={self.selection[0]!r}'}. "
+                f"{_named(self.family.text)} and a grid of {self.store.latent_size}{where}. "
                 f"Seen were: {seen}. sdattn.inspect_attention(model, ...) says what fits."
             )
         if self.store.passes:  # each choice fits some layer, so that a misspelt one is noticed
@@ -296,8 +297,8 @@ class UnknownWatch(Subscriber):
         """Return the layer's maps, new ones if it runs for the first time; None if it was not asked
         for."""
         name = seen.name(place.kind)
-        held = self.store.sums.get(name)
-        if held is None:
+        layer_sum = self.store.sums.get(name)
+        if layer_sum is None:
             module = self.model.get_submodule(seen.module)
             layer = AttentionLayer(name, "block", place.kind, place.level, heads, module)
             layers, kinds = self.selection
@@ -306,9 +307,9 @@ class UnknownWatch(Subscriber):
                 return None
             if not fits_any(layer, layers, running.latent_size):
                 return None
-            held = self.store.add_layer(layer)
-            held.running = running
-        return held
+            layer_sum = self.store.add_layer(layer)
+            layer_sum.running = running
+        return layer_sum
 
 
 def _named(text: Any) -> str:

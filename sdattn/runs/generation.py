@@ -174,7 +174,7 @@ def _causal_plans(
     for i, seed in enumerate(seeds):
         own = options_of_image(options, i, images=images, prompts=len(prompts))
         text = prompts[i // (images // len(prompts))].text
-        plans.append(knockouts.prepare(pipe, text, seed, None, CAUSAL_STEPS, own))
+        plans.append(knockouts.prepare(pipe, text, seed, steps=CAUSAL_STEPS, options=own))
     return plans
 
 

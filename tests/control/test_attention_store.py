@@ -132,22 +132,6 @@ def test_what_forward_returns_is_written_into_the_conditional_half():
     assert torch.equal(store.attention_store["up_cross"][0], before[2:] / 2)
 
 
-def test_with_separate_passes_the_unconditional_one_is_skipped():
-    store = AttentionStore(guidance="passes")
-    store.num_att_layers = 2
-    assert store.num_uncond_att_layers == 2
-    for step in range(2):
-        calls = [torch.full((2, 4, 3), float(10 * step + i)) for i in range(4)]
-        for i, attn in enumerate(calls):
-            assert store.cur_step == step
-            store(attn, i % 2 == 1, "mid")
-    assert (store.cur_step, store.cur_att_layer) == (2, 0)
-    average = store.get_average_attention()
-    assert [m.shape for m in average["mid_self"]] == [(2, 4, 3)]
-    assert average["mid_self"][0].eq((2 + 12) / 2).all()
-    assert average["mid_cross"][0].eq((3 + 13) / 2).all()
-
-
 def test_maps_over_the_limit_stay_out_of_what_editing_code_sees():
     store = AttentionStore(guidance=None, max_queries=4)
     store.num_att_layers = 3

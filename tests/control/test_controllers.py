@@ -4,12 +4,7 @@ import pytest
 import torch
 from helpers.tiny_tokenizers import tiny_tokenizer
 
-from sdattn.edit import (
-    AttentionRefine,
-    AttentionReplace,
-    AttentionReweight,
-    EmptyControl,
-)
+from sdattn.edit import AttentionRefine, AttentionReplace, AttentionReweight, EmptyControl
 from sdattn.prompts.tokens import read_prompt
 
 T = 12
@@ -160,12 +155,9 @@ SAME = read("a red cat", "a red cat")
     ("make", "error", "message"),
     [
         (lambda: AttentionReplace(PAIR[:1], 4), ValueError, "1 prompt.*source"),
+        (lambda: AttentionReplace(["a cat", "a dog"], 4), TypeError, "read_prompts"),
         (lambda: AttentionReplace(PAIR, 0), ValueError, "num_steps=0"),
-        (
-            lambda: AttentionReplace(PAIR, 4, 1.5),
-            ValueError,
-            "n steps.*n / 4",
-        ),
+        (lambda: AttentionReplace(PAIR, 4, 1.5), ValueError, "n steps.*n / 4"),
         (lambda: AttentionReplace(PAIR, 4, (0.8, 0.2)), ValueError, "part of the run"),
         (lambda: AttentionReplace(PAIR, 4, float("nan")), ValueError, "part of the run"),
         (lambda: AttentionReplace(PAIR, 4, 0.5, -0.1), ValueError, "part of the run"),
@@ -180,11 +172,7 @@ SAME = read("a red cat", "a red cat")
             ValueError,
             "weight of 'cat' is inf",
         ),
-        (
-            lambda: AttentionReweight(SAME, 4, weights={"bird": 2.0}),
-            KeyError,
-            "'bird'.*prompt",
-        ),
+        (lambda: AttentionReweight(SAME, 4, weights={"bird": 2.0}), KeyError, "'bird'.*prompt"),
         (
             lambda: AttentionReweight(PAIR, 4, weights={"dog": 2.0}),
             ValueError,

@@ -113,6 +113,13 @@ def test_joint_layers_reach_their_places_in_order_too():
     refused(store, "10 calls for 5 layers")
 
 
+def test_a_place_that_no_model_has_is_told():
+    store = AttentionStore()
+    store.num_att_layers = 1
+    shown(store, ["sideways"])
+    refused(store, "from place 'sideways', not .*'down'")
+
+
 def ending(store):
     def callback(_pipe, _step, _t, tensors):
         store.between_steps()

@@ -132,42 +132,12 @@ def test_a_store_of_every_row_does_not_guess():
     assert store.drawn.texts["conditional"] == (PROMPT,)
 
 
-@pytest.mark.parametrize("make", [small_pipeline, make_sdxl_pipeline])
-def test_text_states_are_no_text(make):
-    pipe = make()
-    states = pipe.encode_prompt(
-        PROMPT, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=True
-    )
-    names = (
-        "prompt_embeds",
-        "negative_prompt_embeds",
-        "pooled_prompt_embeds",
-        "negative_pooled_prompt_embeds",
-    )
-    with capture(pipe) as store:
-        run(pipe, None, **dict(zip(names, states, strict=False)))
-    assert store.drawn is None
-    with pytest.raises(ValueError, match="prompt"):
-        store.heatmaps()
-    heatmaps(store, pipe, "any other text")  # as before
-    assert store.heatmaps(prompt={"cat": [3]})[0]["cat"].values.ndim == 2
-
-
 def test_an_encoder_that_is_called_by_hand_says_nothing():
     pipe = small_pipeline()
     with capture(pipe) as store:
         pipe.encode_prompt("a green bird", "cpu", 1, True)
         run(pipe)
     assert store.drawn.texts["conditional"] == (PROMPT,)
-
-
-def test_of_a_model_without_its_pipeline_nothing_is_known():
-    pipe = small_pipeline()
-    with capture(pipe.unet) as store:
-        run(pipe)
-    assert store.drawn is None
-    with pytest.raises(ValueError, match="is not known"):
-        store.heatmaps()
 
 
 def test_another_prompt_in_a_prompt_2_is_no_prompt_of_the_maps():
@@ -188,14 +158,6 @@ def test_two_texts_in_one_column_are_refused():
         with pytest.raises(ValueError, match="heatmaps of|becomes other tokens than text_encoder"):
             heatmaps(store, pipe, prompt)
     assert store.heatmaps(pipe, {"dog": [2]})[0]["dog"].values.max() > 0
-
-
-def test_options_of_the_run_are_read_with():
-    pipe = sd3()
-    with capture(pipe) as store:
-        run(pipe, "a red cat", max_sequence_length=24)
-    assert store.drawn.options == {"max_sequence_length": 24}
-    assert len(store.heatmaps()[0].prompt.tokens) == 77 + 24
 
 
 @pytest.mark.slow
@@ -253,26 +215,42 @@ class InPieces(StableDiffusionPipeline):
         return super().__call__(prompt_embeds=states, negative_prompt_embeds=negative, **options)
 
 
-def test_of_a_pipeline_that_reads_in_its_own_way_nothing_is_known():
-    pipe = small_pipeline(InPieces)
-    with capture(pipe) as store:
-        run(pipe)
-    assert store.drawn is None
-    heatmaps(store, pipe, PROMPT)  # and none is refused
+class Chunks(StableDiffusionPipeline):
+    """Calls its encoder for the end of a long prompt too: which call had which text is unknown."""
+
+    def encode_prompt(self, prompt, *args, **options):
+        states = super().encode_prompt(prompt, *args, **options)
+        self.text_encoder(self.tokenizer("a tail", return_tensors="pt").input_ids)
+        return states
 
 
-def test_chunks_of_a_long_prompt_are_no_two_prompts():
-    """Which of an encoder's calls had which text is not known then."""
+def by_states(pipe):
+    """A run of text states in place of text."""
+    states = pipe.encode_prompt(
+        PROMPT, device="cpu", num_images_per_prompt=1, do_classifier_free_guidance=True
+    )
+    names = ("prompt_embeds", "negative_prompt_embeds")
+    names += ("pooled_prompt_embeds", "negative_pooled_prompt_embeds")
+    run(pipe, None, **dict(zip(names, states, strict=False)))
 
-    class Chunks(StableDiffusionPipeline):
-        def encode_prompt(self, prompt, *args, **options):
-            states = super().encode_prompt(prompt, *args, **options)
-            self.text_encoder(self.tokenizer("a tail", return_tensors="pt").input_ids)
-            return states
 
-    pipe = small_pipeline(Chunks)
-    with capture(pipe) as store:
-        run(pipe, guidance_scale=5.0)
+UNKNOWN = {
+    "text states": (small_pipeline, by_states),
+    "text states of SDXL": (make_sdxl_pipeline, by_states),
+    "an encoding of its own": (lambda: small_pipeline(InPieces), run),
+    "chunks": (lambda: small_pipeline(Chunks), lambda pipe: run(pipe, guidance_scale=5.0)),
+    "no pipeline": (small_pipeline, run),
+}
+
+
+@pytest.mark.parametrize("name", UNKNOWN)
+def test_where_the_prompt_is_not_known_it_is_asked_for_and_any_is_read(name):
+    make, draw = UNKNOWN[name]
+    pipe = make()
+    with capture(pipe.unet if name == "no pipeline" else pipe) as store:
+        draw(pipe)
     assert store.drawn is None
     with pytest.raises(ValueError, match="prompt of these maps is not known"):
         store.heatmaps()
+    heatmaps(store, pipe, "any other text")
+    assert store.heatmaps(prompt={"cat": [3]})[0]["cat"].values.ndim == 2

@@ -4,24 +4,23 @@ import pytest
 import torch
 from diffusers import (
     HeunDiscreteScheduler,
+    LTXConditionPipeline,
     StableDiffusionImg2ImgPipeline,
+    StableDiffusionPanoramaPipeline,
 )
 from helpers.capture_runs import PROMPT, assert_untouched, oracle, record_inputs, run
+from helpers.from_video_rows import with_condition
+from helpers.further_rows import FURTHER, diffedit, small
+from helpers.rows import Way, new_images
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_scheduler, small_pipeline
+from helpers.video_rows import ltx
 
-from sdattn import CaptureError, capture
+from sdattn import AttentionStore, CaptureError, capture
 from sdattn.keep.keep import Keep
 from sdattn.models.layers import find_layers
 
 MID = "mid_block.attentions.0.transformer_blocks.0.attn2"
-
-
-@pytest.mark.slow
-def test_two_runs_are_not_mixed(tiny_pipe):
-    with pytest.raises(CaptureError, match="A second run of the pipeline"), capture(tiny_pipe):
-        run(tiny_pipe)
-        run(tiny_pipe)
 
 
 def test_another_size_is_not_mixed_in(tiny_unet):
@@ -57,15 +56,6 @@ def test_guidance_that_stops_early():
         expected = oracle(layer, hidden, text)[-1:].mean(1)
         found = store.maps[MID][:, step].flatten(1, 2).double()
         torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-
-
-def test_image_to_image():
-    pipe = small_pipeline(StableDiffusionImg2ImgPipeline)
-    image = torch.rand(1, 3, 128, 128)
-    with capture(pipe) as store:
-        pipe(PROMPT, image=image, strength=0.5, num_inference_steps=4, output_type="np")
-    assert len(store.passes) == 2
-    assert store.images == 1
 
 
 @pytest.mark.parametrize(
@@ -105,20 +95,6 @@ def test_a_part_of_the_schedule_holds_no_more_than_the_mean(steps, number):
     layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
     said = Keep.of(steps).nbytes(layers, (16, 16), 77, passes=number)
     assert some.nbytes == some.expected_nbytes == mean.nbytes == mean.expected_nbytes == said
-
-
-def test_a_run_of_one_step_keeps_it_in_either_half():
-    pipe = small_pipeline()
-    with (
-        capture(pipe) as mean,
-        capture(pipe, steps=(0.5, 1.0)) as second,
-        capture(pipe, steps=(0.0, 0.5)) as first,
-    ):
-        run(pipe, num_inference_steps=1)
-    for name, maps in mean.maps.items():
-        assert torch.equal(maps, second.maps[name])
-        assert torch.equal(maps, first.maps[name])
-    assert second.kept_passes == 1
 
 
 def test_image_to_image_begins_in_the_middle_of_the_schedule():
@@ -166,3 +142,51 @@ def test_a_bare_model_has_no_schedule_to_take_a_part_of(tiny_unet):
         for timestep in (500, 3):
             tiny_unet(torch.randn(1, 4, 16, 16), timestep, torch.randn(1, 77, 32))
     assert [one.position for one in store.passes] == [None, None]
+
+
+# -- pipelines whose loop has more than one kind of call, or whose guidance only their call knows --
+
+
+@pytest.mark.parametrize("guided", [True, False])
+@pytest.mark.slow
+def test_the_degraded_pass_of_self_attention_guidance_is_of_no_prompt(guided):
+    [row] = [row for row in FURTHER if row.name == "SAG"]
+    way = Way(guided=guided)
+    pipe = row.make()
+    with capture(pipe) as both:
+        row.run(pipe, way)
+    with capture(pipe) as once:
+        row.run(pipe, way, sag_scale=0.0)
+    assert (len(both.timesteps), both.skipped) == (2, 2)
+    assert (len(once.timesteps), once.skipped) == (2, 0)
+    # a run of a single step follows another one
+    for _ in range(2):
+        with capture(pipe) as single:
+            row.run(pipe, way, num_inference_steps=1)
+        assert (len(single.timesteps), single.skipped) == (1, 1)
+
+
+@pytest.mark.parametrize("method", ["generate_mask", "invert"])
+def test_the_other_methods_of_diffedit_are_refused(method):
+    pipe = diffedit()
+    image = new_images(Way(), 1)
+    texts = {"prompt": "a cat"} if method == "invert" else {}
+    texts |= {"source_prompt": "a cat", "target_prompt": "a dog"} if not texts else {}
+    with pytest.raises(CaptureError, match=rf"No pass of the.*DiffEditPipeline.{method} "):
+        with capture(pipe):
+            getattr(pipe, method)(image=image, num_inference_steps=2, **texts)
+
+
+def test_windows_of_a_panorama_are_refused_with_the_reason():
+    pipe = small(StableDiffusionPanoramaPipeline, image_encoder=None)
+    with pytest.raises(ValueError, match="windows of the image"), capture(pipe):
+        pass
+    with pytest.raises(ValueError, match="StableDiffusionPanoramaPipeline"):
+        AttentionStore(pipeline=pipe)
+
+
+def test_a_video_that_continues_given_frames_is_refused():
+    pipe, way = ltx(LTXConditionPipeline), Way()
+    options = {**with_condition(pipe, way), "num_frames": 17, "frame_index": 8}
+    with pytest.raises(ValueError, match="do not form a grid of"), capture(pipe):
+        pipe(prompt="a red cat", num_inference_steps=2, output_type="latent", **options)

@@ -30,10 +30,7 @@ def begun(order, index=None):
 
 @pytest.mark.parametrize(
     ("order", "rows"),
-    [
-        (UNCONDITIONAL + CONDITIONAL, [0, 1, 2, 3]),
-        (CONDITIONAL + UNCONDITIONAL, [2, 3, 0, 1]),
-    ],
+    [(UNCONDITIONAL + CONDITIONAL, [0, 1, 2, 3]), (CONDITIONAL + UNCONDITIONAL, [2, 3, 0, 1])],
 )
 def test_unconditional_rows_come_first(pipe, order, rows):
     kept = reader_of(pipe)._kept(begun(order))

@@ -101,6 +101,8 @@ def test_a_pair_of_numbers_is_a_part(pair):
 def test_what_was_read_is_taken_as_it_is():
     assert Steps.of(Steps.of([2, 0])) == Steps([2, 0], each=True, numbers=(2, 0))
     assert Heads.of(Heads.of("all")) == Heads("all", each=True)
+    for pair in ([0, 1], np.array([0, 1])):
+        assert Steps.of(pair) == Steps([0, 1], each=True, numbers=(0, 1))
 
 
 NUMBERS = [0.5, 3, torch.tensor(1), torch.tensor([]), torch.tensor([[0, 1]]), np.array(2)]

@@ -10,6 +10,7 @@ from helpers.unet_rows import animatediff
 
 import sdattn
 from sdattn import AttentionStore, CaptureError, TorchAttnProcessor
+from sdattn.edit import register_attention_control
 from sdattn.prompts.weights import refuse_weights
 
 P, Q = "a red cat", "a dog and a tree"
@@ -60,34 +61,25 @@ def shorter(pipe):
     return lambda step, tensors: {**tensors, "prompt_embeds": tensors["prompt_embeds"][:, :60]}
 
 
-@pytest.mark.parametrize("change", [swapped, written, noisy])
-@pytest.mark.parametrize("given", tiered([None, P], quick=2))
-@pytest.mark.slow
-def test_maps_of_several_texts_have_the_words_of_none(change, given):
-    pipe = make_pipe()
-    with sdattn.capture(pipe) as store:
-        draw(pipe, change(pipe))
-    with pytest.raises(ValueError, match="text states changed"):
-        sdattn.heatmaps(store, pipe, given)
-    assert sdattn.heatmaps(store, pipe, {"cat": [3]})[0]["cat"].values.max() > 0
-
-
 @pytest.mark.parametrize(
     ("change", "when"),
     [
         (lambda pipe: swapped(pipe, at=2), "before step 3, counted from 0"),
         (noisy, "before steps 1, 2, 3, counted from 0"),
+        (written, "before step 1, counted from 0"),
     ],
 )
-def test_when_the_text_changed_is_said(change, when):
+def test_maps_of_several_texts_have_the_words_of_none(change, when):
     pipe = small_pipeline()
     store = AttentionStore(pipeline=pipe, keep_steps=True)
     pipe.unet.set_attn_processor(TorchAttnProcessor(store))
     with sdattn.capture(pipe) as maps, sdattn.capture(pipe, steps="last") as last:
         draw(pipe, change(pipe))
     for held in (maps, store):
-        with pytest.raises(ValueError, match=f"text states changed inside the run, {when}"):
-            held.heatmaps()
+        for prompt in (None, P, Q):
+            with pytest.raises(ValueError, match=f"text states changed inside the run, {when}"):
+                held.heatmaps(prompt=prompt)
+        assert held.heatmaps(prompt={"cat": [3]})[0]["cat"].values.max() > 0
     for read in (last.heatmaps, lambda: store.heatmaps(steps="last")):
         with pytest.raises(ValueError, match=f"prompt.*was swapped inside the run, {when}.*Pass"):
             read()
@@ -120,15 +112,6 @@ def test_a_part_of_one_text_is_read_with_its_own_prompt(change):
     torch.testing.assert_close(held, expected, atol=1e-6, rtol=0)
 
 
-def test_the_part_before_is_the_first_prompts():
-    pipe = make_pipe()
-    with sdattn.capture(pipe, steps=[0]) as store:
-        draw(pipe, swapped(pipe))
-    assert store.heatmaps()[0].words == ("a", "red", "cat")
-    with pytest.raises(ValueError, match="would get each other's maps"):
-        store.heatmaps(prompt=Q)
-
-
 @pytest.mark.parametrize("guidance", ["ends", "stays"])
 def test_guidance_that_ends_and_states_that_are_made_anew_are_no_other_text(guidance):
     pipe = make_pipe()
@@ -146,16 +129,11 @@ def test_guidance_that_ends_and_states_that_are_made_anew_are_no_other_text(guid
 
 
 @pytest.mark.slow
-def test_an_attached_store_knows_it_too():
+def test_an_attached_store_knows_the_text_of_each_step():
     pipe = make_pipe()
     store = AttentionStore(pipeline=pipe, keep_steps=True)
     pipe.unet.set_attn_processor(TorchAttnProcessor(store))
     draw(pipe, swapped(pipe))
-    with pytest.raises(ValueError, match="text states changed"):
-        store.heatmaps()
-    with pytest.raises(ValueError, match="text states changed"):
-        store.heatmaps(prompt=Q)
-    assert store.heatmaps(prompt=Q, steps="last")[0].words[1] == "dog"
     for first in (0, np.int64(0), -4):
         assert store.heatmaps(steps=first)[0].words == ("a", "red", "cat")
     for last in (3, np.int64(3), -1):
@@ -165,22 +143,29 @@ def test_an_attached_store_knows_it_too():
     assert store.heatmaps()[0].words == ("a", "red", "cat")
 
 
+def test_a_registered_store_knows_of_several_texts_too():
+    pipe, store = small_pipeline(), AttentionStore(guidance="batch")
+    with register_attention_control(pipe, store):
+        draw(pipe, swapped(pipe))
+    with pytest.raises(ValueError, match="text states changed inside the run, before step 1"):
+        store.heatmaps(pipe, P)
+    store.reset()
+    with register_attention_control(pipe, store):
+        draw(pipe)
+    assert store.heatmaps(pipe, P)[0].words == ("a", "red", "cat")
+
+
 @pytest.mark.slow
 def test_generate_refuses_a_run_whose_text_changed():
     pipe = make_pipe()
     options = {name: value for name, value in SMALL.items() if name != "output_type"}
 
-    def callback(_pipe, step, tensors):
+    def callback(pipe, step, _t, tensors):
         return swapped(pipe)(step, tensors)
 
+    options |= {"callback_on_step_end_tensor_inputs": ["latents", "prompt_embeds"]}
     with pytest.raises(ValueError, match="text states changed"):
-        sdattn.generate(
-            pipe,
-            P,
-            callback_on_step_end=lambda pipe, step, _t, tensors: callback(pipe, step, tensors),
-            callback_on_step_end_tensor_inputs=["latents", "prompt_embeds"],
-            **options,
-        )
+        sdattn.generate(pipe, P, callback_on_step_end=callback, **options)
 
 
 @pytest.mark.slow

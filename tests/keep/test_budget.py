@@ -1,7 +1,6 @@
 """`max_bytes`: a run that would hold more is refused before its first step."""
 
 import gc
-import re
 import weakref
 
 import pytest
@@ -66,7 +65,8 @@ def test_what_is_said_is_what_is_held(options):
         run(pipe, **call)
     assert held(store) == store.expected_nbytes == bytes_held
     said = refused(pipe, bytes_held - 1, options, **call)
-    assert f"of 4 model call(s) would hold up to {size_text(bytes_held)}" in said
+    assert f"of 4 model call(s) would hold up to {size_text(bytes_held)} of maps, and" in said
+    assert said.endswith("or allow more.")
 
 
 def of(kind):
@@ -102,14 +102,6 @@ def test_the_calls_are_those_that_the_run_makes(kind, options):
     with pytest.raises(ValueError, match=rf"of {made} model call\(s\)"):
         with capture(pipe, steps="all", max_bytes=held(store) - 1):
             pipe("a red cat", **call)
-
-
-def test_the_refusal_has_both_numbers_and_says_what_to_do():
-    said = refused(make_pipeline(), 1_000_000, FULL, num_inference_steps=2)
-    assert re.search(
-        r"would hold up to [\d.]+ MB of maps, and 1\.0 MB are allowed\. Keep fewer", said
-    )
-    assert said.endswith("or allow more.")
 
 
 @pytest.mark.parametrize("number", [0, -1, 1.5, "4GB", True])

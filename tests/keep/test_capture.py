@@ -6,16 +6,10 @@ which hooks of its own record.
 
 import copy
 import json
-import math
-import re
 
 import numpy as np
 import pytest
 import torch
-from diffusers import (
-    StableDiffusionInstructPix2PixPipeline,
-    StableDiffusionPAGPipeline,
-)
 from diffusers.models.attention_processor import (
     AttnProcessor,
     AttnProcessor2_0,
@@ -48,10 +42,8 @@ def sample_and_text(dtype=torch.float32):
 class OwnProcessor:
     """A processor such as a user may write, with an argument of its own."""
 
-    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None,
-                 temb=None, strength=1.0):  # fmt: skip
-        out = AttnProcessor2_0()(attn, hidden_states, encoder_hidden_states, attention_mask, temb)
-        return out * strength
+    def __call__(self, attn, hidden_states, *given, strength=1.0, **options):
+        return AttnProcessor2_0()(attn, hidden_states, *given, **options) * strength
 
 
 def ip_adapter(unet):
@@ -151,27 +143,6 @@ def test_looking_changes_no_image(make):
     assert (before == during).all()
 
 
-@pytest.mark.slow
-def test_pag_images_do_not_change_and_its_perturbed_rows_are_left_out():
-    pipe = make_pipeline(StableDiffusionPAGPipeline, pag_applied_layers=["mid"])
-    before = run(pipe, pag_scale=3.0)
-    hooks, record = record_inputs(pipe.unet)
-    with capture(pipe, branch="both") as store:
-        during = run(pipe, pag_scale=3.0)
-    for hook in hooks:
-        hook.remove()
-    assert (before == during).all()
-    for name, calls in record.items():
-        layer = pipe.unet.get_submodule(name)
-        probs = torch.stack([oracle(layer, hidden, text) for hidden, text, _ in calls]).mean((0, 2))
-        behind = not name.startswith("down_blocks")  # there the perturbed row is another
-        assert ((probs[1] - probs[2]).abs().max() > 2e-5) == behind
-        found = store.maps[name].flatten(1, 2).double()
-        torch.testing.assert_close(found, probs[:2], atol=1e-5, rtol=0)
-    assert store.passes[0].batch == 3
-    assert store.passes[0].branches == ("unconditional", "conditional")
-
-
 # -- law 2: what is shown is what was used --------------------------------------------------------
 
 
@@ -183,10 +154,7 @@ def test_maps_are_the_mean_softmax_of_the_branch(branch, guidance):
     _, record = record_inputs(pipe.unet)
     options = {"guidance_scale": guidance, "num_images_per_prompt": 2, "negative_prompt": "dog"}
     if guidance == 1.0 and branch != "conditional":
-        with (
-            pytest.raises(CaptureError, match="unconditional"),
-            capture(pipe, branch=branch),
-        ):
+        with pytest.raises(CaptureError, match="unconditional"), capture(pipe, branch=branch):
             run(pipe, **options)
         return
     with capture(pipe, branch=branch) as store:
@@ -203,23 +171,6 @@ def test_maps_are_the_mean_softmax_of_the_branch(branch, guidance):
         )
 
 
-@pytest.mark.parametrize(("branch", "rows"), [("conditional", [0]), ("unconditional", [2])])
-def test_instruct_pix2pix_has_its_prompt_in_the_first_of_three_chunks(branch, rows):
-    unet = make_unet(in_channels=8)
-    pipe = make_pipeline(StableDiffusionInstructPix2PixPipeline, unet=unet)
-    _, record = record_inputs(unet)
-    image = torch.rand(1, 3, 128, 128)
-    with capture(pipe, branch=branch) as store:
-        pipe(PROMPT, image=image, num_inference_steps=1, output_type="np", negative_prompt="dog")
-    hidden, text, _ = record[MID][0]
-    assert store.passes[0].batch == 3
-    every = oracle(unet.get_submodule(MID), hidden, text).mean(1)
-    assert all((every[rows] - every[i]).abs().max() > 1e-5 for i in {0, 1, 2} - set(rows))
-    expected = every[rows]
-    found = store.maps[MID].flatten(1, 2).double()
-    torch.testing.assert_close(found, expected, atol=1e-5, rtol=0)
-
-
 @torch.no_grad()
 def test_masked_text_gets_no_attention(tiny_unet):
     keep = torch.ones(2, 77)
@@ -232,17 +183,6 @@ def test_masked_text_gets_no_attention(tiny_unet):
         assert found[0, ..., 5:].max() == 0
         expected = oracle(tiny_unet.get_submodule(name), hidden, text, mask)
         torch.testing.assert_close(found.flatten(2, 3).double(), expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("size", [(128, 128), (64, 192), (72, 136)])
-def test_sizes_need_not_be_square(size):
-    pipe = make_pipeline()
-    height, width = size
-    with capture(pipe) as store:
-        run(pipe, height=height, width=width)
-    rows, cols = height // 8, width // 8
-    assert store.latent_size == (rows, cols)
-    assert store.maps[MID].shape == (1, math.ceil(rows / 8), math.ceil(cols / 8), 77)
 
 
 def test_gradients_reach_the_latents(tiny_unet):
@@ -300,24 +240,16 @@ def test_leaving_restores_the_very_objects(setup, how):
 
 def test_nothing_is_installed_when_the_arguments_are_wrong(tiny_unet):
     before = tiny_unet.attn_processors
-    for wrong in ({"layers": "nowhere"}, {"steps": "some"}, {"tokens": []}, {"branch": "both"}):
-        with pytest.raises(ValueError, match="pass|fits"), capture(tiny_unet, **wrong):
-            pass
+    wrong_steps = [{"steps": one} for one in ("some", (0.5, 0.5), (0, 1), (0.5, 1.5))]
+    wrong_layers = [{"layers": one} for one in ("nowhere", [], (), "")]
+    for wrong in ({"tokens": []}, {"branch": "both"}, *wrong_layers, *wrong_steps):
+        with pytest.raises(ValueError, match=f"{next(iter(wrong))}|fits"):
+            with capture(tiny_unet, **wrong):
+                pass
     assert_untouched(tiny_unet, before)
 
 
 # -- law 4: never silently empty ------------------------------------------------------------------
-
-
-def test_a_model_that_never_ran_is_an_error(tiny_pipe):
-    with pytest.raises(CaptureError, match="16.*layers"):
-        with capture(tiny_pipe):
-            pass
-
-
-def test_an_error_inside_is_not_hidden_by_the_empty_store(tiny_pipe):
-    with pytest.raises(ZeroDivisionError), capture(tiny_pipe):
-        1 / 0  # noqa: B018
 
 
 def test_layers_that_never_ran_are_named(tiny_unet):
@@ -353,27 +285,10 @@ def test_a_processor_swapped_inside_is_noticed_and_watched(tiny_unet):
     torch.testing.assert_close(first, second)
 
 
-def test_a_processor_that_hides_its_attention_is_named(tiny_unet):
-    class Hiding:
-        def __call__(self, attn, hidden_states, **_):
-            return hidden_states
-
-    tiny_unet.set_attn_processor(Hiding())
-    with pytest.raises(RuntimeError, match="processor Hiding"), capture(tiny_unet):
-        tiny_unet(torch.randn(1, 4, 16, 16), 1, torch.randn(1, 77, 32))
-
-
-@pytest.mark.parametrize("none", [[], (), ""])
-def test_no_layers_are_not_all_layers(tiny_unet, none):
-    with pytest.raises(ValueError, match="layer"):
-        with capture(tiny_unet, layers=none):
-            pass
-
-
 @pytest.mark.slow
 def test_integers_of_numpy_are_integers(tiny_pipe):
     """Also where run.json is written, which holds Python's own only."""
-    two, side, one = np.int64(2), np.int32(64), np.uint8(1)
+    side, one = np.int32(64), np.uint8(1)
     kept = {"steps": [one], "heads": np.array([0, 1]), "tokens": [np.int64(3)]}
     with capture(tiny_pipe, layers=side // 8, **kept) as store:
         run(tiny_pipe, height=64, width=64)
@@ -384,24 +299,14 @@ def test_integers_of_numpy_are_integers(tiny_pipe):
     with capture(tiny_pipe, layers=(side // 8, np.int64(8))) as store:
         run(tiny_pipe, height=64, width=64)
     assert len(store.maps) == 5
-    found = generate(
-        tiny_pipe, PROMPT, num_inference_steps=two, height=side, width=side,
-        num_images_per_prompt=two, guidance_scale=np.float64(3),
-    )  # fmt: skip
-    expected = generate(
-        tiny_pipe, PROMPT, num_inference_steps=2, height=64, width=64, num_images_per_prompt=2,
-        guidance_scale=3.0,
-    )  # fmt: skip
+    sizes = {"num_inference_steps": 2, "height": 64, "width": 64, "num_images_per_prompt": 2}
+    expected = generate(tiny_pipe, PROMPT, **sizes, guidance_scale=3.0)
+    sizes = {name: np.int64(size) for name, size in sizes.items()}
+    found = generate(tiny_pipe, PROMPT, **sizes, guidance_scale=np.float64(3))
     json.dumps(found.info)
     assert found.info == expected.info
     maps = found.heatmaps[1]
     assert torch.equal(maps[np.int64(3)].values, expected.heatmaps[1][3].values)
-
-
-@pytest.mark.parametrize("steps", [2.0, np.float64(2), "2"])
-def test_steps_that_are_no_integer_are_refused_as_they_were_passed(tiny_pipe, steps):
-    with pytest.raises(ValueError, match=rf"num_inference_steps={re.escape(repr(steps))}"):
-        generate(tiny_pipe, PROMPT, num_inference_steps=steps)
 
 
 def test_steps_that_are_not_reached_are_told(tiny_pipe):
@@ -420,9 +325,6 @@ def test_resolutions_are_told_once_the_size_is_known(tiny_pipe):
         run(tiny_pipe)
 
 
-# -- law 5: memory is bounded ---------------------------------------------------------------------
-
-
 # -- ways of running ------------------------------------------------------------------------------
 
 
@@ -433,36 +335,6 @@ def test_the_public_store_of_a_bare_unet_has_an_image_a_row(tiny_unet):
     assert isinstance(store, sdattn.MapStore)
 
 
-# -- parts of the schedule ------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "steps", [(0.5, 0.5), (0.7, 0.2), (-0.1, 1.0), (0.5, 1.5), "first", (1, 1)]
-)
-def test_parts_that_cannot_be_are_refused(tiny_pipe, steps):
-    before = tiny_pipe.unet.attn_processors
-    with pytest.raises(ValueError, match=r'"last".*\(0.5, 1.0\)'):
-        with capture(tiny_pipe, steps=steps):
-            pass
-    assert_untouched(tiny_pipe.unet, before)
-
-
-@pytest.mark.parametrize("pair", [[0, 1], (1, 0), np.array([0, 1])], ids=str)
-def test_a_pair_of_whole_numbers_is_a_pair_of_steps(tiny_pipe, pair):
-    with capture(tiny_pipe, steps=pair) as store:
-        run(tiny_pipe)
-    assert store.maps[MID].shape[:2] == (1, 2)
-
-
-@pytest.mark.parametrize("pair", [(0, 1), (np.int64(0), np.int64(1))], ids=str)
-def test_what_could_be_two_calls_or_the_whole_run_is_refused(tiny_pipe, pair):
-    before = tiny_pipe.unet.attn_processors
-    with pytest.raises(ValueError, match=r"\[0, 1\].*\(0.0, 1.0\)"):
-        with capture(tiny_pipe, steps=pair):
-            pass
-    assert_untouched(tiny_pipe.unet, before)
-
-
 def test_the_last_call_alone_keeps_its_graph(tiny_unet):
     latents = [torch.randn(1, 4, 16, 16, requires_grad=True) for _ in range(2)]
     with capture(tiny_unet, steps="last", grad=True) as store:
@@ -471,9 +343,6 @@ def test_the_last_call_alone_keeps_its_graph(tiny_unet):
     store.maps[MID][..., 2].sum().backward()
     assert latents[0].grad is None
     assert latents[1].grad.abs().sum() > 0
-
-
-# -- the softmax over some of the keys ------------------------------------------------------------
 
 
 def test_a_watched_model_can_be_copied(tiny_unet):
@@ -499,17 +368,6 @@ def test_what_is_known_of_the_model_is_looked_up_when_capture_begins(monkeypatch
         asked.clear()
         run(pipe, num_inference_steps=2)
     assert len(store.passes) == 2 and asked == []
-
-
-@pytest.mark.slow
-def test_single_steps_are_held_as_small_as_was_asked():
-    pipe, held = make_pipeline(), {}
-    for dtype in (torch.float16, torch.float32):
-        with capture(pipe, steps="all", dtype=dtype) as store:
-            run(pipe, num_inference_steps=2)
-        held[dtype] = store.nbytes
-        assert store.nbytes == store.expected_nbytes
-    assert held[torch.float32] == 2 * held[torch.float16]
 
 
 @torch.no_grad()

@@ -49,11 +49,7 @@ def test_maps_of_a_dtype_that_holds_no_shares_are_refused(tiny_unet, dtype):
 
 
 @pytest.mark.parametrize(
-    ("among", "message"),
-    [
-        ([[0], [1], [2]], "3 list.*2 image"),
-        ([[0, 77]], "up to 77.*columns"),
-    ],
+    ("among", "message"), [([[0], [1], [2]], "3 list.*2 image"), ([[0, 77]], "up to 77.*columns")]
 )
 def test_keys_of_other_images_or_beyond_the_text_are_refused(tiny_pipe, among, message):
     before = tiny_pipe.unet.attn_processors

@@ -165,14 +165,70 @@ def test_a_layer_that_is_in_no_map_is_told():
     assert list(store.maps) == ["blocks.0"]
 
 
-def test_the_image_tells_the_rows_and_no_shared_timestep():
-    class TimeFirst(Model):
-        def forward(self, timesteps, latents, context):
-            return super().forward(latents, context) + timesteps
+class TimeFirst(Model):
+    """The image tells the rows, and no timestep that they share."""
 
-    model = made(Attention(folded), kind=TimeFirst)
-    store = captured(model, torch.ones(1), image(2), text(2))
+    def forward(self, timesteps, latents, context):
+        return super().forward(latents, context) + timesteps
+
+
+class TextFirst(Model):
+    """All images share the text."""
+
+    def forward(self, context, latents):
+        return super().forward(latents, context.expand(len(latents), -1, -1))
+
+
+class Pooled(Model):
+    """A query that pools the text is no layer."""
+
+    def forward(self, latents, context):
+        pooled = self.blocks[1](context.mean(1, keepdim=True), context)
+        return self.run(latents + pooled.mean(), context, self.blocks[:1])
+
+
+class Scripted(Model):
+    def forward(self, latents, context):
+        return super().forward(latents, self.norm(context))
+
+
+class Encoded(Model):
+    """torch's own encoder reads the text first, fused, and of padded texts by nested tensors."""
+
+    def __init__(self, *blocks):
+        super().__init__(*blocks)
+        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
+        self.encoder = nn.TransformerEncoder(layer, 2)
+
+    def forward(self, latents, context, padding=None):
+        context = self.encoder(context, src_key_padding_mask=padding)
+        return super().forward(latents, context)
+
+
+PADDING = torch.arange(T).expand(3, -1) >= torch.tensor([[T], [5], [T]])
+HABITS = {
+    "time first": (TimeFirst, folded, (torch.ones(1), image(2), text(2))),
+    "text first": (TextFirst, folded, (text(1), image(3))),
+    "pooled text": (Pooled, None, (image(3), text(3))),
+    "a scripted part": (Scripted, None, (image(2), text(2))),
+    "torch's encoder": (Encoded, None, (image(3), text(3))),
+    "torch's encoder, padded": (Encoded, None, (image(3), text(3), PADDING)),
+}
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
+@pytest.mark.parametrize("name", HABITS)
+def test_what_else_a_model_does_is_let_be(name):
+    kind, attend, call = HABITS[name]
+    blocks = [Attention(attend) if attend else Attention() for _ in range(1 + (kind is Pooled))]
+    model = made(*blocks, kind=kind)
+    if kind is Scripted:
+        model.norm = torch.jit.script(nn.Linear(WIDTH, WIDTH))
+    store = captured(model, *call)
+    assert list(store.maps) == ["blocks.0"]
     assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
+    assert not _has_any_global_hook()
 
 
 def test_guidance_inside_the_model_is_not_taken_for_heads():
@@ -310,41 +366,6 @@ def test_a_capture_of_a_known_family_inside_or_around(is_inside):
     assert proposal.options == {"text": slice(0, length), "grid": size}
 
 
-@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
-def test_a_scripted_part_is_let_be():
-    class Scripted(Model):
-        def forward(self, latents, context):
-            return super().forward(latents, self.norm(context))
-
-    model = made(Attention(), kind=Scripted)
-    model.norm = torch.jit.script(nn.Linear(WIDTH, WIDTH))
-    store = captured(model, image(2), text(2))
-    assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
-
-
-class Encoded(Model):
-    """torch's own encoder reads the text first."""
-
-    def __init__(self, *blocks):
-        super().__init__(*blocks)
-        layer = nn.TransformerEncoderLayer(WIDTH, HEADS, 32, batch_first=True)
-        self.encoder = nn.TransformerEncoder(layer, 2)
-
-    def forward(self, latents, context, padding=None):
-        context = self.encoder(context, src_key_padding_mask=padding)
-        return super().forward(latents, context)
-
-
-@pytest.mark.filterwarnings("ignore:The PyTorch API of nested tensors")
-@pytest.mark.parametrize("is_padded", [False, True])
-def test_torchs_encoder_stays_fused_and_nested(is_padded):
-    model = made(Attention(), kind=Encoded)
-    padding = torch.arange(T).expand(3, -1) >= torch.tensor([[T], [5], [T]])
-    store = captured(model, image(3), text(3), padding if is_padded else None)
-    assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
-    assert not _has_any_global_hook()
-
-
 @pytest.mark.parametrize("norm_first", [False, True])
 def test_torchs_encoder_of_text_and_image_is_shown_fused_or_not(norm_first):
     class Joint(nn.Module):
@@ -377,16 +398,6 @@ def test_torchs_encoder_of_text_and_image_is_shown_fused_or_not(norm_first):
         model(image(3), text(3))
     q, k, _ = map(by_heads, nn.functional.linear(model.given, weight, bias).chunk(3, -1))
     assert_shown(store, "layer", softmax64(q, k)[:, T:, :T])
-
-
-def test_a_query_that_pools_the_text_is_no_layer():
-    class Pooled(Model):
-        def forward(self, latents, context):
-            pooled = self.blocks[1](context.mean(1, keepdim=True), context)
-            return self.run(latents + pooled.mean(), context, self.blocks[:1])
-
-    store = captured(made(Attention(), Attention(), kind=Pooled), image(3), text(3))
-    assert list(store.maps) == ["blocks.0"]
 
 
 @pytest.mark.parametrize("grid", [lambda _: None, lambda _: (24,), lambda _: (4, 0)])
@@ -465,16 +476,6 @@ def test_a_text_that_leaves_no_room_for_the_image_is_refused():
 def test_a_slice_without_a_length_of_its_own_is_refused(place):
     with pytest.raises(ValueError, match="a length of its own"):
         captured(made(Attention()), image(1), text(1), text=place)
-
-
-def test_a_text_that_all_images_share_may_come_first():
-    class TextFirst(Model):
-        def forward(self, context, latents):
-            return super().forward(latents, context.expand(len(latents), -1, -1))
-
-    model = made(Attention(folded), kind=TextFirst)
-    store = captured(model, text(1), image(3))
-    assert_shown(store, "blocks.0", softmax64(*model.blocks[0].seen[0]))
 
 
 class ByTorch(nn.Module):
@@ -569,8 +570,7 @@ def test_torchs_encoder_inside_a_module_that_attends_stays_nested():
             return self.proj_out(x + sdpa(q, k, k).transpose(1, 2).flatten(2))
 
     model = made(kind=Both)
-    padding = torch.arange(T).expand(3, -1) >= torch.tensor([[T], [5], [T]])
-    store = captured(model, image(3), text(3), padding)
+    store = captured(model, image(3), text(3), PADDING)
     assert_shown(store, "model", softmax64(*model.used))
 
 
