@@ -16,10 +16,11 @@ from diffusers import (
     PRXTransformer2DModel,
     UNet2DConditionModel,
 )
+from helpers.joint_models import first_map, inputs
 from helpers.matrix import ROWS
 from helpers.newer import newer
 from helpers.tiny_tokenizers import tiny_tokenizer
-from helpers.transformer_rows import qwen_image
+from helpers.transformer_rows import flux, qwen_image
 from helpers.unet_rows import UNETS
 from torch import nn
 
@@ -375,3 +376,40 @@ def test_the_inputs_of_a_call_are_read_by_the_names_that_forward_has():
     rows = replace(family, names=replace(names, text="", text_2=""))
     call = rows.read_call(model, ([x[0], x[1]],), given)  # a list with a tensor per row
     assert (call.batch, call.text, call.sample, call.n_text) == (2, None, None, 0)
+
+
+def test_every_family_with_joint_attention_says_in_which_order():
+    for family in registered():
+        joint = "joint" in {kind for _, kind in family.layers.values()}
+        assert joint == (family.joined is not None), family.name
+
+
+class Same(FluxTransformer2DModel):
+    pass
+
+
+class Other(FluxTransformer2DModel):
+    def forward(self, *args, **kwargs):
+        return super().forward(*args, **kwargs)
+
+
+@torch.no_grad()
+def test_a_subclass_is_known_as_long_as_it_leaves_forward_alone():
+    model = flux().transformer
+    given = inputs("FLUX.1", model)
+    expected = first_map(model, given)
+    model.__class__ = Same
+    assert torch.equal(first_map(model, given), expected)
+    model.__class__ = Other
+    with pytest.raises(TypeError, match="test_family.*forward"):
+        first_map(model, given)
+    model.__class__ = type("FluxTransformer2DModel", (Other,), {"__module__": "elsewhere"})
+    with pytest.raises(TypeError, match="FluxTransformer2DModel.*forward"):
+        first_map(model, given)
+
+
+def test_a_model_of_no_known_family_is_refused_by_name():
+    model = flux().transformer
+    model.__class__ = type("Joined", (FluxTransformer2DModel.__mro__[1], torch.nn.Module), {})
+    with pytest.raises(TypeError, match="Asked to capture a Joined"):
+        first_map(model, {})
