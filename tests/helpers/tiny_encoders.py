@@ -51,7 +51,7 @@ def tiny_text_encoder(
     return kind(config).eval()
 
 
-def tiny_t5_encoder(width: int = 16, kind: Any = T5EncoderModel) -> T5EncoderModel:
+def tiny_t5_encoder(width: int = 32, kind: Any = T5EncoderModel) -> T5EncoderModel:
     sizes = {"d_model": width, "d_kv": 8, "d_ff": 16, "num_layers": 1, "num_heads": 2}
     return kind(kind.config_class(vocab_size=400, **sizes)).eval()
 

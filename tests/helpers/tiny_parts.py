@@ -109,7 +109,10 @@ PARTS: dict[str, dict[str, Any]] = {
     "CogVideoX": {**texts(T5), "scheduler": CogVideoXDDIMScheduler},
     "CogView4": {**texts((encoders.tiny_glm_encoder, tokenizers.tiny_glm)), **SHIFTING},
     "ErnieImage": texts((lambda: encoders.tiny_mistral3().model, tokenizers.tiny_mistral)),
-    "Flux": texts(CLIP, T5),
+    "Flux": {
+        **texts(CLIP, T5),
+        "vae": {"use_quant_conv": False, "use_post_quant_conv": False},
+    },
     "Flux2": texts((partial(encoders.tiny_mistral3, 30), processors.tiny_mistral_processor)),
     "Flux2Klein": {
         **texts((partial(encoders.tiny_qwen3, 28), tokenizers.tiny_qwen)),

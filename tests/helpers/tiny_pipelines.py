@@ -24,7 +24,7 @@ from helpers.tiny_tokenizers import tiny_tokenizer
 
 DENOISERS = ("transformer", "unet")
 # By class, and by "Transformer" and "Autoencoder" those that each of these takes if it knows them.
-# Text encoders are 16 wide, CLIP 32.
+# Text encoders are 16 wide, CLIP and T5 32.
 SIZES = json.loads(Path(__file__).with_suffix(".json").read_text())
 # Weights that without training are zeros, ones or anything, which would hide them.
 LEARNT = {
@@ -46,10 +46,12 @@ EVEN = (
 )
 
 
-def tiny_model(kind: Any, seed: int = 0, **changes: Any) -> Any:
-    """A model of a class, or of its name, as small as it can be."""
+def tiny_model(kind: Any, seed: int | None = 0, **changes: Any) -> Any:
+    """A model of a class, or of its name, as small as it can be; without a seed its weights are
+    those that come after the last model's."""
     kind = newer(kind) if isinstance(kind, str) else kind
-    torch.manual_seed(seed)
+    if seed is not None:
+        torch.manual_seed(seed)
     known = inspect.signature(kind).parameters
     groups = {"Transformer": "Transformer", "DiT": "Transformer", "Autoencoder": "Autoencoder"}
     shared = next((SIZES[group] for part, group in groups.items() if part in kind.__name__), {})
@@ -117,20 +119,22 @@ def recipe_of(kind: type) -> dict[str, Any]:
 
 def made(hints: dict[str, Any], recipe: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
     """Parts by name, of the classes that ``hints`` names: the denoiser and the VAE first."""
-    seeds = {"transformer": 0, "unet": 0, "vae": 1}
+    order = (*DENOISERS, "vae", *hints)
     own = {name: value for name, value in changes.items() if name not in (*hints, *DENOISERS)}
     torch.manual_seed(1)
     parts = {}
-    for number, name in enumerate(sorted(hints, key=lambda name: seeds.get(name, 2))):
+    for name in sorted(hints, key=order.index):
         known, change = recipe.get(name, {}), changes.get(name, {})
         if name in changes and not isinstance(change, dict):
             parts[name] = change
         elif callable(known):
             parts[name] = known()
         else:
-            settings = {**known, **change, **(own if name in DENOISERS else {})}
             kinds = [kind for kind in (hints[name], *get_args(hints[name])) if is_sized(kind)]
-            seed = seeds.get(name, number)
+            seed = 1 if AutoencoderKL in kinds else None
+            if name in DENOISERS:
+                seed = 0
+            settings = {**known, **change, **(own if name in DENOISERS else {})}
             parts[name] = tiny_model(kinds[0], seed, **settings) if kinds else None
     return parts
 
