@@ -291,3 +291,11 @@ class Family:
                 "one."
             )
         return rows, cols
+
+
+def text_then_image(_model: Model, given: Given, cells: int, before: int = 0) -> Sequence[Spans]:
+    """Return the spans of a stream with ``before`` further tokens, the text and the image in each
+    row, as :attr:`Family.spans` does."""
+    states = given["encoder_hidden_states"]  # [B, T, width]
+    length = before + states.shape[1]
+    return [(slice(length, length + cells), slice(0, length))] * len(states)

@@ -96,6 +96,15 @@ def shifted_latents(pipe: Pipeline, pixels: Tensor) -> Tensor:
     return (vae_latents(pipe.vae, pixels) - config.shift_factor) * config.scaling_factor
 
 
+def standardised(pipe: Pipeline, latents: Tensor) -> Tensor:
+    """Return ``(z - mean) / std`` of latents ``[B, C, rows, cols]``, by the VAE's own mean and
+    deviation of each channel."""
+    config = pipe.vae.config
+    mean = latents.new_tensor(config.latents_mean)[:, None, None]
+    std = latents.new_tensor(config.latents_std)[:, None, None]
+    return (latents - mean) / std
+
+
 def packed(pipe: Pipeline, latents: Tensor) -> Tensor:
     """Return ``[B, C, rows, cols]`` as patches of 2x2 cells, ``[B, rows / 2 * cols / 2, 4 C]``, by
     the pipeline's own method, which FLUX.1 and Qwen-Image have."""

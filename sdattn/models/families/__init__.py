@@ -1,7 +1,8 @@
 """The families of models, and the registry that the rest of the package asks.
 
-Families that need no code are rows of :mod:`.table`; each other one has a file. A module in this
-folder is found by itself, with the ``FAMILY`` or the ``FAMILIES`` that it holds.
+Each module of this folder has a table, ``FAMILIES``, with a row for each family of its
+architecture, and before it the functions of those that facts alone do not describe. It is found by
+itself.
 """
 
 import re
@@ -41,10 +42,8 @@ UNMAPPED: Mapping[str, str] = {
 }
 
 
-_modules = [vars(import_module(f".{one.name}", __name__)) for one in iter_modules(__path__)]
-_registered: tuple[Family, ...] = tuple(
-    family for held in _modules for family in held.get("FAMILIES") or [held["FAMILY"]]
-)
+_tables = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
+_registered: tuple[Family, ...] = tuple(family for table in _tables for family in table.FAMILIES)
 
 
 def registered() -> tuple[Family, ...]:

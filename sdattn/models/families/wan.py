@@ -4,10 +4,10 @@ that a video begins with."""
 import sys
 
 from ...errors import InvalidValueError, MissingPackageError, OptionError
-from ...prompts.tokens import Prompt, read_source
+from ...prompts.tokens import Prompt
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches, unwrapped
-from ..encoders import TextCall, as_cleaned, zero_filled
+from ..encoders import TextCall, as_cleaned, read_then_zeros
 from ..family import IN_TURN, Family
 from ..pipeline import Given, Model
 
@@ -19,17 +19,15 @@ _TEXT_BESIDE_IMAGE = 512
 def read_wan(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read UMT5, then zeros, which attract attention, since no mask hides them. Source:
     pipeline_wan.py, ``prompt_clean`` and ``_get_t5_prompt_embeds``."""
-    length = call.length()
-    _check_image(call, length)
-    tokenizer, cleaned = call.pipe.tokenizer, [_cleaned(call, text) for text in texts]
-    read = [read_source(tokenizer, one, truncation=True, max_length=length) for one in cleaned]
-    return zero_filled(read, length)
+    _check_image(call, call.length())
+    return read_then_zeros(call, texts, _cleaned)
 
 
 def _check_image(call: TextCall, length: int) -> None:
     """Refuse videos from an image that would fail (texts of another length than diffusers expects,
     several videos per prompt) or be that image alone."""
-    pipe, kind = call.pipe, type(call.pipe).__name__
+    pipe = call.pipe
+    kind = type(pipe).__name__
     transformer = getattr(pipe, "transformer", None)
     if transformer is not None and _attends_to_image(transformer):
         if length != _TEXT_BESIDE_IMAGE:
@@ -41,7 +39,8 @@ def _check_image(call: TextCall, length: int) -> None:
                 "the prompt once per video."
             )
             raise OptionError("num_videos_per_prompt", videos, text)
-    frames, from_image = call.options.get("num_frames"), call.options.get("image") is not None
+    frames = call.options.get("num_frames")
+    from_image = call.options.get("image") is not None
     if frames == 1 and from_image and getattr(pipe.config, "expand_timesteps", False):
         text = (
             f"a {kind} of this model gives back the image as the first frame. Pass "
@@ -57,13 +56,13 @@ def _cleaned(call: TextCall, text: str) -> Source:
     modules = [sys.modules[name] for name in names if name in sys.modules]
     clean = next(one.prompt_clean for one in modules if hasattr(one, "prompt_clean"))
     try:
-        source, cleaned = Source.of(text).strip(), clean(text)
+        cleaned = clean(text)
     except NameError as error:  # all but text to video use ftfy without asking whether it is there
         raise MissingPackageError(
             f"A {type(call.pipe).__name__} cleans its prompts with ftfy, which is not installed. "
             "Install it: pip install 'sdattn[video]'"
         ) from error
-    return as_cleaned(call, source, cleaned, "prompt_clean")
+    return as_cleaned(call, Source.of(text).strip(), cleaned, "prompt_clean")
 
 
 def _attends_to_image(model: Model) -> bool:
@@ -100,14 +99,16 @@ class _Wan(Family):
 
 _PIPELINES = ("WanPipeline", "WanImageToVideoPipeline", "WanVideoToVideoPipeline")
 
-FAMILY = _Wan(
-    name="Wan",
-    denoisers=("WanTransformer3DModel",),
-    layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
-    grid=grid_of_patches,
-    video=True,
-    fps=16,
-    patch=2,
-    readers={"Wan": read_wan},
-    guidance=dict.fromkeys(_PIPELINES, IN_TURN),
+FAMILIES = (
+    _Wan(
+        name="Wan",
+        denoisers=("WanTransformer3DModel",),
+        layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
+        grid=grid_of_patches,
+        video=True,
+        fps=16,
+        patch=2,
+        readers={"Wan": read_wan},
+        guidance=dict.fromkeys(_PIPELINES, IN_TURN),
+    ),
 )
