@@ -30,6 +30,7 @@ from .denoiser_call import (
     Size,
     Timestep,
     arguments,
+    grid_of_patches,
     head_count,
     holds_processor,
     unwrapped,
@@ -81,7 +82,8 @@ class Family:
     Attributes:
         name: name that its users know.
         grid: function from the model and its call's arguments by name to the grid of the image's
-            queries, ``(rows, cols)`` or ``(frames, rows, cols)``.
+            queries, ``(rows, cols)`` or ``(frames, rows, cols)``. Default: that of the latent's
+            patches.
         video: True if it makes videos: maps have an axis for frames, even if there is one frame. A
             video is one sequence, frame by frame, or its frames are consecutive rows of the batch,
             see :attr:`DenoiserCall.frame_rows`.
@@ -132,7 +134,7 @@ class Family:
     """
 
     name: str
-    grid: Callable[[Model, Given], tuple[int, ...]]
+    grid: Callable[[Model, Given], tuple[int, ...]] = grid_of_patches
     denoisers: tuple[type | str, ...] = ()
     layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
     video: bool = False

@@ -1,25 +1,26 @@
 """Tencent's: HunyuanDiT, HunyuanImage 2.1, HunyuanVideo (Kong et al. 2024) and HunyuanVideo 1.5."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ...attention.joint_processor import Spans
-from ...prompts.tokenizing import filled
-from ...prompts.tokens import Prompt, join_prompts, read_source
+from ...prompts.tokenizing import PAD, Token, filled, tokenize
+from ...prompts.tokens import Prompt, join_prompts, place_words, read_source
 from ...prompts.words import Source
 from ..attention_layer import DOUBLE_THEN_SINGLE
-from ..denoiser_call import DenoiserCall, grid_of_patches
+from ..denoiser_call import DenoiserCall
 from ..encoders import (
     TextCall,
     filled_to_longest,
     in_chat,
     in_template,
     read_inside,
+    refuse_mixed_masks,
     refuse_unknown,
+    zeros,
 )
 from ..family import IN_TURN, NEGATIVE_FIRST, Family
-from ..glyphs import glyph_text, is_padding, read_with_glyphs
 from ..parts import Names
 from ..pipeline import Given, Model
 
@@ -30,6 +31,61 @@ T5 = 256
 _QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
 # pipeline_hunyuan_video1_5.py, extract_glyph_texts
 _QUOTED15 = '"(.*?)"|\u201c(.*?)\u201d'
+
+
+def read_with_glyphs(
+    call: TextCall,
+    texts: list[str],
+    whole: Callable[[str], Source],
+    quoted: Callable[[str], Source | None],
+    several: str,
+) -> list[Prompt]:
+    """Read ByT5's tokens of the quoted text, then the whole prompt's without the template's start,
+    then the padding of both: the order in which the transformers put them.
+
+    Args:
+        whole: function from a prompt to the text that its tokenizer gets.
+        quoted: function from a prompt to ByT5's text, or None if it gets none and columns are
+            zeros.
+        several: option for several images or videos per prompt; refused for prompts whose quoted
+            texts differ in length, since columns are ordered by masks.
+    """
+    pipe = call.pipe
+    drop = pipe.prompt_template_encode_start_idx
+    read = []
+    n_glyphs = set()
+    for text in texts:
+        every = tokenize(pipe.tokenizer, whole(text), **filled(pipe.tokenizer_max_length + drop))
+        encoded = [tuple(token.id for token in every)]
+        glyphs = list(zeros(pipe.tokenizer_2_max_length))
+        source = quoted(text)
+        if source is not None:
+            glyphs = tokenize(pipe.tokenizer_2, source, **filled(pipe.tokenizer_2_max_length))
+            encoded.append(tuple(token.id for token in glyphs))
+        n_glyphs.add(sum(not is_padding(token) for token in glyphs))
+        tokens = sorted((*glyphs, *every[drop:]), key=is_padding)  # else in their order
+        prompt = place_words(pipe.tokenizer, Source.of(text), tokens)
+        read.append(replace(prompt, encoded=tuple(encoded)))
+    refuse_mixed_masks(call, several, n_glyphs)
+    return read
+
+
+def is_padding(token: Token) -> bool:
+    return token.special == PAD
+
+
+def glyph_text(text: str, found: Iterable[re.Match[str]]) -> Source | None:
+    """Return ByT5's text, ``Text "red". Text "cat". `` for a prompt with two quoted pieces, each
+    the non-empty group of its match; None if there is none."""
+    parts = [
+        Source(text, match[match.lastindex or 0], tuple(range(*match.span(match.lastindex or 0))))
+        for match in found
+    ]
+    if not parts:
+        return None
+    parts = [part.within('Text "', '". ') for part in parts]
+    joined = "".join(part.text for part in parts)
+    return Source(text, joined, tuple(origin for part in parts for origin in part.origins))
 
 
 def read_hunyuan_dit(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -125,7 +181,6 @@ FAMILIES = (
         name="HunyuanDiT",
         denoisers=("HunyuanDiT2DModel",),
         layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
-        grid=grid_of_patches,
         half="float16",
         readers={"HunyuanDiT": read_hunyuan_dit},
         guidance=dict.fromkeys(
@@ -139,7 +194,6 @@ FAMILIES = (
         denoisers=("HunyuanImageTransformer2DModel",),
         layers={"context_embedder.*.attn": ("block", "text"), **DOUBLE_THEN_SINGLE},
         joined="image first",
-        grid=grid_of_patches,
         readers={"HunyuanImage": read_hunyuan_image, "HunyuanImageRefiner": refuse_unknown},
         preset="joint",
         names=Names(text_2="encoder_hidden_states_2"),
@@ -153,7 +207,6 @@ FAMILIES = (
             **DOUBLE_THEN_SINGLE,
         },
         joined="image first",
-        grid=grid_of_patches,
         video=True,
         fps=24,
         readers={
@@ -175,7 +228,6 @@ FAMILIES = (
             "transformer_blocks.*.attn": ("double", "joint"),
         },
         joined="image first",
-        grid=grid_of_patches,
         video=True,
         fps=24,
         spans=_spans15,

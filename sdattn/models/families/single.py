@@ -1,4 +1,4 @@
-"""One stream of joint attention: Lumina 2, Krea 2, ERNIE-Image, Ideogram 4, Z-Image, MiniMax-H3."""
+"""One stream of joint attention: Lumina 2, Krea 2, ERNIE-Image, Ideogram 4 and Z-Image."""
 
 from collections.abc import Sequence
 from dataclasses import replace
@@ -9,7 +9,7 @@ from ...errors import InvalidTypeError
 from ...prompts.tokenizing import TEMPLATE, Token, filled
 from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
-from ..denoiser_call import Timestep, grid_of_ids, grid_of_patches, grid_of_places
+from ..denoiser_call import grid_of_ids
 from ..encoders import (
     PLACEHOLDER,
     TextCall,
@@ -142,43 +142,6 @@ def _z_image_spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
     return [(slice(0, cells), slice(start, start + length)) for length in lengths]
 
 
-def read_h3(call: TextCall, texts: list[str]) -> list[Prompt]:
-    """Read Qwen3-VL without a chat. Source: modular_pipelines/minimax_h3/encoders.py,
-    ``MiniMaxH3TextEncoderStep``."""
-    if any(call.options.get(name) is not None for name in ("image", "last_image", "references")):
-        raise InvalidTypeError(
-            f"The text encoder of a {type(call.pipe).__name__} reads images before the prompt, so "
-            f"the columns of {texts[0]!r} depend on them. Pass labels, for example {{'cat': [2]}}, "
-            "and columns=."
-        )
-    sources = map(Source.of, texts)
-    read = read_inside(call.pipe.tokenizer, sources, add_special_tokens=False)
-    for one in read:
-        call.check(len(one.tokens), repr(one.text))
-    return read
-
-
-def _h3_grid(_model: Model, given: Given) -> tuple[int, ...]:
-    """Return the grid from the (time, row, col) of the tokens after the sound, the video's."""
-    places = given["position_ids"][int(given["audio_indices"].max()) + 1 :]
-    return grid_of_places("position_ids", places)
-
-
-def _h3_spans(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
-    """Return the spans: the text first, the generated video last."""
-    length = len(given["position_ids"])
-    text = given["encoder_hidden_states"]
-    return [(slice(length - cells, length), slice(0, text.shape[1]))] * len(text)
-
-
-class MiniMaxH3(Family):
-    """MiniMax-H3, which gets one timestep for each noise level, and the index of each token's."""
-
-    def timestep(self, _model: Model, given: Given) -> Timestep:
-        last = given["timestep_indices"][-1:]  # of the generated video
-        return Timestep(given["timestep"].index_select(0, last))
-
-
 _Z_IMAGE = """
 ZImagePipeline ZImageImg2ImgPipeline ZImageInpaintPipeline ZImageControlNetPipeline
 ZImageControlNetInpaintPipeline
@@ -190,7 +153,6 @@ FAMILIES = (
         denoisers=("ErnieImageTransformer2DModel",),
         layers={"layers.*.self_attention": ("single", "joint")},
         joined="image first",
-        grid=grid_of_patches,
         half="float16",
         readers={"ErnieImage": read_ernie},
         preset="joint",
@@ -208,7 +170,6 @@ FAMILIES = (
             "layers.*.attn": ("single", "joint"),
         },
         joined="text first",
-        grid=grid_of_patches,
         spans=_lumina2_spans,
         spans_arguments=("encoder_attention_mask",),
         timestep_unit=-1000.0,
@@ -277,28 +238,6 @@ FAMILIES = (
             _Z_IMAGE.split(), Guidance(("conditional", "unconditional"), known_by="truncation")
         ),
         names=Names(latents="x", timestep=("t",), text=""),
-        preset="joint",
-    ),
-    # Text, keyframes, sound and, last, the video.
-    MiniMaxH3(
-        name="MiniMax-H3",
-        denoisers=("MiniMaxH3Transformer3DModel",),
-        layers={
-            "token_refiner.refiner_blocks.*.attn": ("block", "text"),
-            "transformer_blocks.*.attn": ("single", "joint"),
-        },
-        joined="text first",
-        grid=_h3_grid,
-        grid_argument="position_ids",
-        spans=_h3_spans,
-        video=True,
-        fps=24,
-        default_frames=124,
-        patch=2,
-        readers={"MiniMaxH3": read_h3},
-        guidance={"MiniMaxH3ModularPipeline": IN_TURN},
-        text_options=("image", "last_image", "references"),
-        reads_ids="model",
         preset="joint",
     ),
 )
