@@ -115,7 +115,8 @@ def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _clip_columns(call: TextCall, tokenizer: Any, text: str) -> Prompt:
-    source, most = call.source(tokenizer, text), tokenizer.model_max_length
+    source = call.source(tokenizer, text)
+    most = tokenizer.model_max_length
     if most >= NO_LIMIT:
         raise InvalidValueError(
             f"The {type(tokenizer).__name__} has no model_max_length, to which CLIP's prompts are "
@@ -150,7 +151,8 @@ def rendered(text: str, render: Callable[[str], str]) -> Source:
     # The template puts the same around a private character as around the prompt, which is
     # checked: templates may rewrite their input.
     before, _, after = render(PLACEHOLDER).partition(PLACEHOLDER)
-    source, found = Source.of(text), render(text)
+    source = Source.of(text)
+    found = render(text)
     for inner in (source, source.strip()):
         whole = inner.within(before, after)
         if whole.text == found:

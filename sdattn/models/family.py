@@ -175,8 +175,13 @@ class Family:
     @property
     def title(self) -> str:
         """Name and classes, for messages that list supported models."""
-        names = [kind if isinstance(kind, str) else kind.__name__ for kind in self.denoisers]
-        return f"{self.name} ({', '.join(names)})" if names else self.name
+        names = ", ".join(self.denoiser_names)
+        return f"{self.name} ({names})" if names else self.name
+
+    @property
+    def denoiser_names(self) -> list[str]:
+        """Names of the classes in :attr:`denoisers`."""
+        return [kind if isinstance(kind, str) else kind.__name__ for kind in self.denoisers]
 
     def lists(self, kind: type) -> bool:
         """Check whether a class is named among the denoisers."""
@@ -243,18 +248,22 @@ class Family:
 
     def read_call(self, model: Model, args: tuple[object, ...], kwargs: Given) -> DenoiserCall:
         """Read the arguments of ``model(*args, **kwargs)``."""
-        given, names = arguments(model, args, kwargs), self.names
-        latents, rows = given[names.latents], self.frame_rows(given)
+        given = arguments(model, args, kwargs)
+        names = self.names
+        latents = given[names.latents]
+        frame_rows = self.frame_rows(given)
+        batch = len(latents) * frame_rows
         text = given[names.text] if names.text else None
-        text = text[0] if isinstance(text, tuple) else text  # a UNet's, before image prompts
-        batch, skips = len(latents) * rows, (given.get(name) for name in names.skips)
+        if isinstance(text, tuple):  # a UNet's, before image prompts
+            text = text[0]
+        skips = [given.get(name) for name in names.skips]
         return DenoiserCall(
             timestep=self.timestep(model, given),
             size=partial(self.size, model, given),
             batch=batch,
             text=text,
             text_2=given.get(names.text_2),
-            frame_rows=rows,
+            frame_rows=frame_rows,
             sample=latents if isinstance(latents, Tensor) else None,
             n_image=self.image_columns(model, given, batch),
             skips_layers=any(one is not None and one is not False for one in skips),

@@ -81,8 +81,7 @@ def unregister(family: Family) -> None:
 
 
 def _names(family: Family) -> set[str]:
-    denoisers = {kind if isinstance(kind, str) else kind.__name__ for kind in family.denoisers}
-    return {repr(family.name), *denoisers, *family.readers, *family.guidance}
+    return {repr(family.name), *family.denoiser_names, *family.readers, *family.guidance}
 
 
 def listed(kind: type) -> Family | None:
@@ -126,13 +125,12 @@ def family_of(model: object, asked: str = "") -> Family:
 def closest(kind: type) -> Family | None:
     """Return the family whose denoiser has the most similar class name, or None."""
     named: dict[Sequence[str], Family]
-    named = {_words(name): family for family in _registered for name in family.denoisers}
-    found = get_close_matches(_words(kind), list(named), n=1)
+    named = {_words(name): family for family in _registered for name in family.denoiser_names}
+    found = get_close_matches(_words(kind.__name__), list(named), n=1)
     return named[found[0]] if found else None
 
 
-def _words(kind: type | str) -> tuple[str, ...]:
-    name = kind if isinstance(kind, str) else kind.__name__
+def _words(name: str) -> tuple[str, ...]:
     rest = re.sub(r"Transformer|Condition|Model|\dD", "", name)
     return tuple(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|\d+", rest))
 
