@@ -127,9 +127,9 @@ def test_a_cleaned_caption_is_another_prompt():
 
 def test_sana_reads_negative_prompts_without_the_instruction():
     pipe = telling("SanaPipeline")
-    with torch.no_grad():
-        made = pipe.encode_prompt("a cat", negative_prompt="a red dog", device="cpu")
     (read,) = read_prompts(pipe, "a red dog", negative=True)
+    with torch.no_grad():  # which turns the padding to the right, and leaves it there
+        made = pipe.encode_prompt("a cat", negative_prompt="a red dog", device="cpu")
     assert_same_columns([read], ids_of(made[2]), pipe.tokenizer)
     assert read.find("dog") == [(3,)]
     with pytest.raises(KeyError, match="not in the prompt"):
