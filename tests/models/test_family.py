@@ -355,12 +355,6 @@ def test_the_inputs_of_a_call_are_read_by_the_names_that_forward_has():
     assert (call.batch, call.text, call.sample, call.n_text) == (2, None, None, 0)
 
 
-def test_every_family_with_joint_attention_says_in_which_order():
-    for family in registered():
-        joint = "joint" in {kind for _, kind in family.layers.values()}
-        assert joint == (family.joined is not None), family.name
-
-
 class Same(FluxTransformer2DModel):
     pass
 
@@ -383,10 +377,3 @@ def test_a_subclass_is_known_as_long_as_it_leaves_forward_alone():
     model.__class__ = type("FluxTransformer2DModel", (Other,), {"__module__": "elsewhere"})
     with pytest.raises(TypeError, match="FluxTransformer2DModel.*forward"):
         first_map(model, given)
-
-
-def test_a_model_of_no_known_family_is_refused_by_name():
-    model = flux().transformer
-    model.__class__ = type("Joined", (FluxTransformer2DModel.__mro__[1], torch.nn.Module), {})
-    with pytest.raises(TypeError, match="Asked to capture a Joined"):
-        first_map(model, {})
