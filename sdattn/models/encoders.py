@@ -197,7 +197,7 @@ def filled_to_longest(
 ) -> list[Prompt]:
     """Fill prompts with columns of zeros up to the longest of the batch, in multiples of ``unit``;
     raise ValueError if the text states have another number, which ``by`` explains. They may have
-    ``or_more``, if a longer text ran beside these."""
+    ``or_more``, if a longer text ran with these."""
     texts = [one.text for one in read]
     longest = max(len(one.tokens) + -len(one.tokens) % unit for one in read)
     columns = longest if call.columns is None else call.columns

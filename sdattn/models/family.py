@@ -82,8 +82,7 @@ class Family:
     Attributes:
         name: name that its users know.
         grid: function from the model and its call's arguments by name to the grid of the image's
-            queries, ``(rows, cols)`` or ``(frames, rows, cols)``. Default: that of the latent's
-            patches.
+            queries, ``(rows, cols)`` or ``(frames, rows, cols)``. Default: the latent's patches.
         video: True if it makes videos: maps have an axis for frames, even if there is one frame. A
             video is one sequence, frame by frame, or its frames are consecutive rows of the batch,
             see :attr:`DenoiserCall.frame_rows`.
