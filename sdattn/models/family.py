@@ -36,43 +36,11 @@ from .denoiser_call import (
     unwrapped,
 )
 from .encoders import Reader
-from .parts import Edits, ImageLatents, Names
+from .parts import Edits, Guidance, ImageLatents, Names
 from .pipeline import Given, Model
 
 Joined = Literal["text first", "image first"]
 Half = Literal["float16", "bfloat16"]
-Branch = Literal["conditional", "unconditional"]
-Order = tuple[Branch | None, ...]
-
-
-@dataclass(frozen=True)
-class Guidance:
-    """Layout of classifier-free guidance (Ho and Salimans 2022) in a class of pipelines.
-
-    Attributes:
-        order: branches of a guided batch, chunk by chunk; None is neither branch.
-        known_by: what tells the branches of a model call if the pipeline does not name it:
-            ``"property"`` or ``"variable"``, ``do_classifier_free_guidance`` of the pipeline or of
-            its running call; ``"truncation"``, that property and the part of the run after which
-            guidance ends; ``"calls"``, the count of calls in a step, the prompt's first, if
-            branches run in turn; ``"guider"``, a modular pipeline's guider, whose branches also run
-            in turn.
-        further: variable of the running call that counts further chunks of a guided batch that
-            belong to neither branch; "" for none.
-        once: True if only the first call of a step has these branches, and later calls have none.
-    """
-
-    order: Order
-    known_by: Literal["property", "truncation", "variable", "calls", "guider"] = "property"
-    further: str = ""
-    once: bool = False
-
-
-NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
-# Pipelines that keep whether they are guided to their call
-NEGATIVE_FIRST_IN_CALL = Guidance(("unconditional", "conditional"), known_by="variable")
-IN_TURN = Guidance(("conditional",), known_by="calls")
-GUIDED = Guidance(("conditional",), known_by="guider")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -301,11 +269,3 @@ class Family:
                 "one."
             )
         return rows, cols
-
-
-def text_then_image(_model: Model, given: Given, cells: int, before: int = 0) -> Sequence[Spans]:
-    """Return the spans of a stream with ``before`` further tokens, the text and the image in each
-    row, as :attr:`Family.spans` does."""
-    states = given["encoder_hidden_states"]  # [B, T, width]
-    length = before + states.shape[1]
-    return [(slice(length, length + cells), slice(0, length))] * len(states)

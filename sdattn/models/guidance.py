@@ -12,9 +12,9 @@ from typing import Any
 from ..errors import InvalidValueError, NotInCallError
 from .cache_contexts import CacheContexts
 from .families import guidance_of
-from .family import Branch as Branch
-from .family import Order as Order
 from .guiders import GuiderWatch, guider_of, unperturbed
+from .parts import Branch as Branch
+from .parts import Order as Order
 from .pipeline import Model, Pipeline
 from .running_call import running_call, running_variables
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import InvalidValueError, NotInCallError
 from .cache_contexts import BRANCHES
-from .family import Order
+from .parts import Order
 from .pipeline import Model, Pipeline
 
 # Guiders that perturb the model where others have the negative prompt (Karras et al. 2024)

@@ -28,8 +28,8 @@ import sdattn
 from sdattn.models import Family, Names, register, unregister
 from sdattn.models.encoders import read_clip
 from sdattn.models.families import closest, family_of, registered
-from sdattn.models.family import Guidance
 from sdattn.models.layers import find_denoiser, find_layers
+from sdattn.models.parts import Guidance
 
 WIDTH, HEADS, N_TEXT, ROWS_COLS = 16, 2, 5, (3, 4)
 

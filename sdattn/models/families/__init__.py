@@ -16,9 +16,9 @@ from ...errors import InvalidTypeError, InvalidValueError
 from ..call_options import is_modular
 from ..denoiser_call import unwrapped
 from ..encoders import Reader, refuse_unknown
-from ..family import GUIDED, Family, Guidance
+from ..family import Family
 from ..guiders import guider_of
-from ..parts import Edits, ImageLatents
+from ..parts import GUIDED, Edits, Guidance, ImageLatents
 from ..pipeline import Options, Pipeline
 
 Fact = TypeVar("Fact")

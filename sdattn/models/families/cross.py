@@ -20,7 +20,8 @@ from ..encoders import (
     read_inside,
     refuse_unknown,
 )
-from ..family import IN_TURN, NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Family
+from ..family import Family
+from ..parts import IN_TURN, NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL
 from ..pipeline import Given, Model, Pipeline
 
 

@@ -20,8 +20,8 @@ from ..encoders import (
     refuse_unknown,
     zeros,
 )
-from ..family import IN_TURN, NEGATIVE_FIRST, Family
-from ..parts import Edits, ImageLatents, packed, shifted_latents
+from ..family import Family
+from ..parts import IN_TURN, NEGATIVE_FIRST, Edits, ImageLatents, packed, shifted_latents
 
 
 def read_ovis(call: TextCall, texts: list[str]) -> list[Prompt]:

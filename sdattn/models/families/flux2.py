@@ -7,8 +7,8 @@ from ...prompts.tokenizing import filled
 from ...prompts.tokens import Prompt, read_source
 from ..denoiser_call import grid_of_ids
 from ..encoders import TextCall, in_chat, read_inside, rendered
-from ..family import IN_TURN, Family
-from ..parts import Edits, ImageLatents, vae_latents
+from ..family import Family
+from ..parts import IN_TURN, Edits, ImageLatents, vae_latents
 from ..pipeline import Pipeline
 from .flux import flux_like
 

@@ -20,8 +20,8 @@ from ..encoders import (
     refuse_unknown,
     zeros,
 )
-from ..family import IN_TURN, NEGATIVE_FIRST, Family
-from ..parts import Names
+from ..family import Family
+from ..parts import IN_TURN, NEGATIVE_FIRST, Names
 from ..pipeline import Given, Model
 
 # Columns of HunyuanDiT, which no option changes

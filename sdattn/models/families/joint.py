@@ -12,8 +12,17 @@ from ...prompts.tokens import Prompt, join_prompts, read_source
 from ...prompts.words import Source
 from ..denoiser_call import grid_of_patches, unwrapped
 from ..encoders import TextCall, read_clip, read_t5, zeros
-from ..family import IN_TURN, NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Family, text_then_image
-from ..parts import Edits, ImageLatents, Names, shifted_latents
+from ..family import Family
+from ..parts import (
+    IN_TURN,
+    NEGATIVE_FIRST,
+    NEGATIVE_FIRST_IN_CALL,
+    Edits,
+    ImageLatents,
+    Names,
+    shifted_latents,
+    text_then_image,
+)
 from ..pipeline import Given, Model
 
 AURAFLOW_REGISTERS = 8  # transformer: AuraFlowTransformer2DModel.register_tokens

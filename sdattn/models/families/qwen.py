@@ -14,8 +14,8 @@ from ...errors import InvalidTypeError, InvalidValueError
 from ...prompts.tokenizing import TEMPLATE
 from ...prompts.tokens import Prompt
 from ..encoders import TextCall, filled_to_longest, in_template, padded_in_front, read_inside
-from ..family import IN_TURN, Family, text_then_image
-from ..parts import Edits, ImageLatents, packed, standardised, vae_latents
+from ..family import Family
+from ..parts import IN_TURN, Edits, ImageLatents, packed, standardised, text_then_image, vae_latents
 from ..pipeline import Given, Model, Pipeline
 
 IMAGE = "<|image_pad|>"  # a token of an image

@@ -21,8 +21,8 @@ from ..encoders import (
     refuse_unknown,
     rendered,
 )
-from ..family import IN_TURN, NEGATIVE_FIRST, Family, Guidance
-from ..parts import Names
+from ..family import Family
+from ..parts import IN_TURN, NEGATIVE_FIRST, Guidance, Names
 from ..pipeline import Given, Model
 
 Z_IMAGE_UNIT = 32  # tokens: image and caption are filled up to multiples (SEQ_MULTI_OF)

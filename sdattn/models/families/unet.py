@@ -17,8 +17,18 @@ from ...prompts.words import Source
 from ..attention_layer import PLACES, AttentionLayer, Kind
 from ..denoiser_call import head_count, innermost, unwrapped
 from ..encoders import TextCall, read_clip
-from ..family import NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Family, Guidance, Order
-from ..parts import Edits, ImageLatents, Names, standardised, vae_latents
+from ..family import Family
+from ..parts import (
+    NEGATIVE_FIRST,
+    NEGATIVE_FIRST_IN_CALL,
+    Edits,
+    Guidance,
+    ImageLatents,
+    Names,
+    Order,
+    standardised,
+    vae_latents,
+)
 from ..pipeline import Given, Model, Pipeline
 
 _CHATGLM = 256  # columns of Kolors' texts: encode_prompt's own

@@ -23,8 +23,8 @@ from ..encoders import (
     refuse_unknown,
     zero_filled,
 )
-from ..family import IN_TURN, NEGATIVE_FIRST, Family
-from ..parts import Names
+from ..family import Family
+from ..parts import IN_TURN, NEGATIVE_FIRST, Names
 from ..pipeline import Given, Model
 
 # Of an image's tokens and the text's, diffusers takes so many, the last, for the text's
