@@ -40,8 +40,7 @@ class Found(NamedTuple):
 
 def known_denoisers() -> set[str]:
     """Return the classes of denoisers that a family lists, by name."""
-    kinds = (kind for family in registered() for kind in family.denoisers)
-    return {kind if isinstance(kind, str) else kind.__name__ for kind in kinds}
+    return {name for family in registered() for name in family.denoiser_names}
 
 
 def denoisers_of(kind: type) -> list[str]:

@@ -32,8 +32,8 @@ FAULTS = [
         "reference images are part of the image's grid",
         (
             "models/test_denoiser_call.py",
-            "models/test_families.py",
-            "models/test_image_families.py",
+            "models/test_readers.py",
+            "models/test_readers_of_images.py",
         ),
     ),
     Fault(

@@ -19,6 +19,11 @@ DOUBLE_THEN_SINGLE: Mapping[str, tuple[Place, Kind]] = {
     "transformer_blocks.*.attn": ("double", "joint"),
     "single_transformer_blocks.*.attn": ("single", "joint"),
 }
+# Blocks in which the image attends to itself, then to the text
+SELF_THEN_CROSS: Mapping[str, tuple[Place, Kind]] = {
+    "transformer_blocks.*.attn1": ("block", "self"),
+    "transformer_blocks.*.attn2": ("block", "cross"),
+}
 
 
 @dataclass(frozen=True)

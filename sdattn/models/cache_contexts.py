@@ -17,7 +17,7 @@ from typing import Any
 from torch.nn import Module
 
 from .denoiser_call import unwrapped
-from .family import Order
+from .parts import Order
 from .pipeline import Model, Pipeline
 
 _METHOD = "cache_context"

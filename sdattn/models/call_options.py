@@ -29,14 +29,16 @@ def call_options(pipe: Pipeline) -> dict[str, Any]:
     return {one.name: one.default for one in parameters if one.kind is not one.VAR_KEYWORD}
 
 
-def option_of(pipe: Pipeline, options: Options, name: str) -> Any:
-    """Return an option's value, or the pipeline's own default if it was not given.
+def option_of(pipe: Pipeline, options: Options, name: str, known: Options | None = None) -> Any:
+    """Return an option's value, or the pipeline's own default if it was not given; ``known`` are
+    its :func:`call_options`.
 
     An option that is no input of a modular pipeline's blocks is None.
     """
     if name in options:
         return options[name]
-    known = call_options(pipe)
+    if known is None:
+        known = call_options(pipe)
     return known.get(name) if is_modular(pipe) else known[name]
 
 

@@ -37,7 +37,8 @@ class Timestep:
     """
 
     def __init__(self, given: object, unit: float = 1.0, start: float = 0.0):
-        self._unit, self._start = unit, start
+        self._unit = unit
+        self._start = start
         self._first = given
         self._home: tuple[int, int] | None = None
         if isinstance(given, Tensor):
@@ -142,34 +143,46 @@ def arguments(model: Model, args: tuple[object, ...], kwargs: Given) -> dict[str
     return {name: given[name] for name in list(given)[1:]}  # without self
 
 
-def grid_of_patches(model: Model, given: Given, first: int = 2) -> tuple[int, ...]:
-    """Return the grid of a latent ``[B, C, (frames,) rows, cols]`` that the model cuts into
-    patches, of one frame unless the configuration says more. ``first`` is the grid's first axis."""
-    sizes, patch = given["hidden_states"].shape[first:][:3], model.config.patch_size
+def grid_of_patches(model: Model, given: Given, axes: tuple[int, ...] = ()) -> tuple[int, ...]:
+    """Return the grid of a latent that the model cuts into patches, of one frame unless the
+    configuration says more. ``axes`` of the latent are the grid's, by default
+    all but the first two, ``[B, C, (frames,) rows, cols]``."""
+    shape = given["hidden_states"].shape
+    patch = model.config.patch_size
+    sizes = [shape[axis] for axis in axes or range(2, len(shape))]
     if isinstance(patch, int):
-        patch = getattr(model.config, "patch_size_t", None) or 1, patch, patch
+        patch = (getattr(model.config, "patch_size_t", None) or 1, patch, patch)
     return tuple(size // each for size, each in zip(sizes, patch[-len(sizes) :], strict=True))
 
 
-def grid_of_ids(_model: Model, given: Given, made: int = 0) -> tuple[int, ...]:
-    """Return the grid of packed patches ``[B, N, C]`` with ``img_ids`` ``[(B,) N, (image, row,
-    col)]``.
+def grid_of_ids(
+    _model: Model,
+    given: Given,
+    *,
+    made: int = 0,
+    name: str = "img_ids",
+    after_text: bool = False,
+) -> tuple[int, ...]:
+    """Return the grid of packed patches ``[B, N, C]`` with ids ``[(B,) N, (image, row, col)]``,
+    perhaps after the text's.
 
     The generated image has number ``made`` and comes first; reference images follow. The values are
-    read, so a family with this grid names ``img_ids`` as its ``grid_argument``.
+    read, so a family with this grid names the argument as its ``grid_argument``.
 
     Raises:
         ValueError: its patches form no grid, or the ids have no values.
     """
-    ids = given["img_ids"]
+    ids = given[name]
     if ids.is_meta:
         raise InvalidValueError(
-            "The grid of the image is in the values of img_ids, which are on torch's meta device "
+            f"The grid of the image is in the values of {name}, which are on torch's meta device "
             "and have none. Pass `latent_size` to `capture()`, the (rows, cols) of "
             f"{ids.shape[-2]} patches."
         )
     ids = ids[0] if ids.ndim == 3 else ids
-    return grid_of_places("img_ids", ids[ids[:, 0] == made][:, 1:3].float())
+    if after_text:
+        ids = ids[given["encoder_hidden_states"].shape[1] :]
+    return grid_of_places(name, ids[ids[:, 0] == made][:, 1:3].float())
 
 
 def grid_of_places(name: str, places: Tensor, advice: str = "") -> tuple[int, ...]:

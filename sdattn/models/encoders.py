@@ -65,6 +65,11 @@ class TextCall:
             raise self.unexplained(text)
         return length
 
+    def check(self, columns: int, by: str) -> None:
+        """Refuse (ValueError) text states of another number of columns than ``by`` makes."""
+        if self.columns not in (None, columns):
+            raise self.unexplained(f"{by} makes {columns}")
+
     def unexplained(self, found: str) -> ValueError:
         """Return the error for a number of columns that the pipeline cannot have made."""
         return InvalidValueError(
@@ -110,7 +115,8 @@ def read_clip(call: TextCall, texts: list[str]) -> list[Prompt]:
 
 
 def _clip_columns(call: TextCall, tokenizer: Any, text: str) -> Prompt:
-    source, most = call.source(tokenizer, text), tokenizer.model_max_length
+    source = call.source(tokenizer, text)
+    most = tokenizer.model_max_length
     if most >= NO_LIMIT:
         raise InvalidValueError(
             f"The {type(tokenizer).__name__} has no model_max_length, to which CLIP's prompts are "
@@ -145,7 +151,8 @@ def rendered(text: str, render: Callable[[str], str]) -> Source:
     # The template puts the same around a private character as around the prompt, which is
     # checked: templates may rewrite their input.
     before, _, after = render(PLACEHOLDER).partition(PLACEHOLDER)
-    source, found = Source.of(text), render(text)
+    source = Source.of(text)
+    found = render(text)
     for inner in (source, source.strip()):
         whole = inner.within(before, after)
         if whole.text == found:
@@ -185,14 +192,21 @@ def read_inside(
     return [read_source(tokenizer, source, **options) for source in sources]
 
 
-def filled_to_longest(call: TextCall, read: list[Prompt], by: str = "") -> list[Prompt]:
-    """Fill prompts with columns of zeros up to the longest of the batch; raise ValueError if the
-    text states have another number, which ``by`` explains."""
-    longest, texts = max(len(one.tokens) for one in read), [one.text for one in read]
-    if call.columns not in (None, longest):
+def filled_to_longest(
+    call: TextCall, read: list[Prompt], by: str = "", *, unit: int = 1, or_more: bool = False
+) -> list[Prompt]:
+    """Fill prompts with columns of zeros up to the longest of the batch, in multiples of ``unit``;
+    raise ValueError if the text states have another number, which ``by`` explains. They may have
+    ``or_more``, if a longer text ran with these."""
+    texts = [one.text for one in read]
+    longest = max(len(one.tokens) + -len(one.tokens) % unit for one in read)
+    columns = longest if call.columns is None else call.columns
+    is_longer = columns > longest and columns % unit == 0
+    if columns != longest and not (or_more and is_longer):
         makes = f"{by} makes {longest} of {texts}" if by else f"{texts} makes {longest}"
-        raise call.unexplained(f"{makes}, as many as the longest needs")
-    return zero_filled(read, longest)
+        more = ", or more" if or_more else ""
+        raise call.unexplained(f"{makes}, as many as the longest needs{more}")
+    return zero_filled(read, columns)
 
 
 def padded_in_front(read: list[Prompt], length: int, pad: int) -> list[Prompt]:
@@ -203,11 +217,30 @@ def padded_in_front(read: list[Prompt], length: int, pad: int) -> list[Prompt]:
 
 
 def read_t5(
-    call: TextCall, texts: list[str], tokenizer: Any = None, most: int | None = None
+    call: TextCall, texts: list[str], tokenizer: str = "tokenizer", most: int | None = None
 ) -> list[Prompt]:
     """Read prompts for T5 alone, filled up to the call's length, ``most`` at most."""
-    tokenizer, options = tokenizer or call.pipe.tokenizer, filled(call.length(most=most))
-    return [read_source(tokenizer, call.source(tokenizer, text), **options) for text in texts]
+    t5 = getattr(call.pipe, tokenizer)
+    options = filled(call.length(most=most))
+    return [read_source(t5, call.source(t5, text), **options) for text in texts]
+
+
+def read_captions(call: TextCall, texts: list[str], **options: Any) -> list[Prompt]:
+    """Read prompts in lower case, see :func:`cleaned`, filled up to the call's length."""
+    options = {**filled(call.length()), **options}
+    return [read_source(call.pipe.tokenizer, cleaned(call, text), **options) for text in texts]
+
+
+def read_then_zeros(
+    call: TextCall,
+    texts: list[str],
+    clean: Callable[[TextCall, str], Source] = lambda _call, text: Source.of(text),
+) -> list[Prompt]:
+    """Read each prompt alone, then zeros up to the call's length."""
+    length = call.length()
+    options: dict[str, Any] = {"truncation": True, "max_length": length}
+    read = [read_source(call.pipe.tokenizer, clean(call, text), **options) for text in texts]
+    return zero_filled(read, length)
 
 
 def zeros(length: int) -> tuple[Token, ...]:

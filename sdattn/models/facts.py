@@ -9,7 +9,7 @@ from typing import Any
 
 from ..errors import InvalidTypeError, InvalidValueError, OptionError, refuse
 from ..files.videos import RATES, is_rate
-from .call_options import call_options, is_modular
+from .call_options import call_options, option_of
 from .demos import Demo, demo_of
 from .families import guidance_of
 from .guiders import guider_of, makes_negative
@@ -67,11 +67,8 @@ class PipelineFacts:
         return call_options(self.pipe)
 
     def option(self, options: Options, name: str) -> Any:
-        """Return an option's value, or the pipeline's default if it was not given. An option that
-        is no input of a modular pipeline's blocks is None."""
-        if name in options:
-            return options[name]
-        return self.options.get(name) if is_modular(self.pipe) else self.options[name]
+        """Return an option's value, see :func:`.call_options.option_of`."""
+        return option_of(self.pipe, options, name, self.options)
 
 
 # Names that pipelines have for the pixels per side of a latent cell
@@ -104,19 +101,20 @@ def size_unit(pipe: Pipeline | PipelineFacts) -> int:
 def default_size(pipe: Pipeline | PipelineFacts) -> tuple[int, int]:
     """Return the default (height, width) in pixels of a pipeline's images."""
     facts = PipelineFacts.of(pipe)
-    height, width = facts.options.get("height"), facts.options.get("width")
+    height = facts.options.get("height")
+    width = facts.options.get("width")
     if isinstance(height, int) and isinstance(width, int):
         return height, width
-    pipe, denoiser = facts.pipe, facts.denoiser
+    pipe = facts.pipe
     if hasattr(pipe, "default_height"):  # Mochi
         return pipe.default_height, pipe.default_width
-    size = getattr(pipe, "default_sample_size", None)
-    config = denoiser.model.config
-    size = size or getattr(config, "sample_size", None)
+    config = facts.denoiser.model.config
+    size = getattr(pipe, "default_sample_size", None) or getattr(config, "sample_size", None)
     if size is None and hasattr(config, "sample_height"):  # CogVideoX
-        size = config.sample_height, config.sample_width
+        size = (config.sample_height, config.sample_width)
     if size is None:
-        return denoiser.family.default_size, denoiser.family.default_size
+        side = facts.denoiser.family.default_size
+        return side, side
     rows, cols = (size, size) if isinstance(size, int) else size
     return rows * _latent_cell(pipe), cols * _latent_cell(pipe)
 
@@ -127,7 +125,8 @@ def latent_size(pipe: Pipeline | PipelineFacts, options: Options | None = None) 
     facts = PipelineFacts.of(pipe)
     height, width = default_size(facts)
     if options and "height" in options:
-        height, width = options["height"], options["width"]
+        height = options["height"]
+        width = options["width"]
     cell = cell_size(facts)
     return height // cell, width // cell
 

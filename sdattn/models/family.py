@@ -30,48 +30,17 @@ from .denoiser_call import (
     Size,
     Timestep,
     arguments,
+    grid_of_patches,
     head_count,
     holds_processor,
     unwrapped,
 )
 from .encoders import Reader
-from .parts import Edits, ImageLatents, Names
+from .parts import Edits, Guidance, ImageLatents, Names
 from .pipeline import Given, Model
 
 Joined = Literal["text first", "image first"]
 Half = Literal["float16", "bfloat16"]
-Branch = Literal["conditional", "unconditional"]
-Order = tuple[Branch | None, ...]
-
-
-@dataclass(frozen=True)
-class Guidance:
-    """Layout of classifier-free guidance (Ho and Salimans 2022) in a class of pipelines.
-
-    Attributes:
-        order: branches of a guided batch, chunk by chunk; None is neither branch.
-        known_by: what tells the branches of a model call if the pipeline does not name it:
-            ``"property"`` or ``"variable"``, ``do_classifier_free_guidance`` of the pipeline or of
-            its running call; ``"truncation"``, that property and the part of the run after which
-            guidance ends; ``"calls"``, the count of calls in a step, the prompt's first, if
-            branches run in turn; ``"guider"``, a modular pipeline's guider, whose branches also run
-            in turn.
-        further: variable of the running call that counts further chunks of a guided batch that
-            belong to neither branch; "" for none.
-        once: True if only the first call of a step has these branches, and later calls have none.
-    """
-
-    order: Order
-    known_by: Literal["property", "truncation", "variable", "calls", "guider"] = "property"
-    further: str = ""
-    once: bool = False
-
-
-NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
-# Pipelines that keep whether they are guided to their call
-NEGATIVE_FIRST_IN_CALL = Guidance(("unconditional", "conditional"), known_by="variable")
-IN_TURN = Guidance(("conditional",), known_by="calls")
-GUIDED = Guidance(("conditional",), known_by="guider")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -81,7 +50,7 @@ class Family:
     Attributes:
         name: name that its users know.
         grid: function from the model and its call's arguments by name to the grid of the image's
-            queries, ``(rows, cols)`` or ``(frames, rows, cols)``.
+            queries, ``(rows, cols)`` or ``(frames, rows, cols)``. Default: the latent's patches.
         video: True if it makes videos: maps have an axis for frames, even if there is one frame. A
             video is one sequence, frame by frame, or its frames are consecutive rows of the batch,
             see :attr:`DenoiserCall.frame_rows`.
@@ -132,7 +101,7 @@ class Family:
     """
 
     name: str
-    grid: Callable[[Model, Given], tuple[int, ...]]
+    grid: Callable[[Model, Given], tuple[int, ...]] = grid_of_patches
     denoisers: tuple[type | str, ...] = ()
     layers: Mapping[str, tuple[Place, Kind]] = field(default_factory=dict)
     video: bool = False
@@ -173,8 +142,13 @@ class Family:
     @property
     def title(self) -> str:
         """Name and classes, for messages that list supported models."""
-        names = [kind if isinstance(kind, str) else kind.__name__ for kind in self.denoisers]
-        return f"{self.name} ({', '.join(names)})" if names else self.name
+        names = ", ".join(self.denoiser_names)
+        return f"{self.name} ({names})" if names else self.name
+
+    @property
+    def denoiser_names(self) -> list[str]:
+        """Names of the classes in :attr:`denoisers`."""
+        return [kind if isinstance(kind, str) else kind.__name__ for kind in self.denoisers]
 
     def lists(self, kind: type) -> bool:
         """Check whether a class is named among the denoisers."""
@@ -241,18 +215,22 @@ class Family:
 
     def read_call(self, model: Model, args: tuple[object, ...], kwargs: Given) -> DenoiserCall:
         """Read the arguments of ``model(*args, **kwargs)``."""
-        given, names = arguments(model, args, kwargs), self.names
-        latents, rows = given[names.latents], self.frame_rows(given)
+        given = arguments(model, args, kwargs)
+        names = self.names
+        latents = given[names.latents]
+        frame_rows = self.frame_rows(given)
+        batch = len(latents) * frame_rows
         text = given[names.text] if names.text else None
-        text = text[0] if isinstance(text, tuple) else text  # a UNet's, before image prompts
-        batch, skips = len(latents) * rows, (given.get(name) for name in names.skips)
+        if isinstance(text, tuple):  # a UNet's, before image prompts
+            text = text[0]
+        skips = [given.get(name) for name in names.skips]
         return DenoiserCall(
             timestep=self.timestep(model, given),
             size=partial(self.size, model, given),
             batch=batch,
             text=text,
             text_2=given.get(names.text_2),
-            frame_rows=rows,
+            frame_rows=frame_rows,
             sample=latents if isinstance(latents, Tensor) else None,
             n_image=self.image_columns(model, given, batch),
             skips_layers=any(one is not None and one is not False for one in skips),

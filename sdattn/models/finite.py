@@ -21,7 +21,9 @@ from ..errors import NotFiniteError as NotFiniteError
 from .denoiser_call import is_compiled
 from .pipeline import Options, Pipeline
 
-TEXT, LATENTS, IMAGE = "text states", "latents", "image"
+TEXT = "text states"
+LATENTS = "latents"
+IMAGE = "image"
 _NAMES = {
     TEXT: "The text states that the text encoder made are",
     LATENTS: "The latents of the image are",
@@ -73,7 +75,8 @@ def _watched(pipe: Pipeline) -> Iterator[tuple[nn.Module, str]]:
     for name, part in pipe.components.items():
         if not isinstance(part, nn.Module) or is_compiled(part) or name.startswith("audio_"):
             continue
-        decoder, decode = getattr(part, "decoder", None), getattr(part, "decode", None)
+        decoder = getattr(part, "decoder", None)
+        decode = getattr(part, "decode", None)
         if isinstance(decoder, nn.Module) and decode is not None:
             if not hasattr(decode, "_torchdynamo_orig_callable"):
                 yield decoder, IMAGE

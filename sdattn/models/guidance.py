@@ -12,9 +12,9 @@ from typing import Any
 from ..errors import InvalidValueError, NotInCallError
 from .cache_contexts import CacheContexts
 from .families import guidance_of
-from .family import Branch as Branch
-from .family import Order as Order
 from .guiders import GuiderWatch, guider_of, unperturbed
+from .parts import Branch as Branch
+from .parts import Order as Order
 from .pipeline import Model, Pipeline
 from .running_call import running_call, running_variables
 
@@ -119,8 +119,9 @@ class GuidanceWatch:
             )
         # a pipeline may call the model again in a step; a run has its own steps
         step = running_call(self.pipeline), variables.get("i")
-        is_extra, self._step = self._layout.once and step == self._step, step
-        if is_extra:
+        is_again = step == self._step
+        self._step = step
+        if self._layout.once and is_again:
             return (None,)
         order = (*self.guided, *(None,) * variables.get(self._layout.further, 0))
         return _with_perturbed(self.pipeline, order, bool(variables["do_classifier_free_guidance"]))
@@ -144,8 +145,9 @@ class GuidanceWatch:
     def _until_truncation(self) -> Order:
         # The pipeline's own rule, in its own arithmetic: rows alone do not show guidance that
         # never begins. Values are read once a run, so that the device does not wait later.
-        pipeline, scheduler = self.pipeline, self.pipeline.scheduler
-        order, schedule = branch_order(pipeline), scheduler.timesteps
+        pipeline = self.pipeline
+        scheduler = pipeline.scheduler
+        schedule = scheduler.timesteps
         if self._progress is None or self._progress[0] is not schedule:
             self._progress = schedule, ((1000 - schedule.float()) / 1000).tolist()
         step = scheduler.step_index
@@ -153,7 +155,7 @@ class GuidanceWatch:
             step = scheduler.begin_index or 0
         most = pipeline._cfg_truncation
         has_ended = most is not None and float(most) <= 1 and self._progress[1][step] > most
-        return ("conditional",) if has_ended else order
+        return ("conditional",) if has_ended else branch_order(pipeline)
 
     def close(self) -> None:
         """Stop listening."""

@@ -13,7 +13,7 @@ from typing import Any
 
 from ..errors import InvalidValueError, NotInCallError
 from .cache_contexts import BRANCHES
-from .family import Order
+from .parts import Order
 from .pipeline import Model, Pipeline
 
 # Guiders that perturb the model where others have the negative prompt (Karras et al. 2024)
@@ -50,7 +50,8 @@ class GuiderWatch:
                 "not run yet, so which prompt the call is of is not known. Capture the model."
             )
         same = len(self._step) == 3 and all(map(operator.is_, step, self._step))
-        self._step, self._calls = step, self._calls + 1 if same else 1
+        self._step = step
+        self._calls = self._calls + 1 if same else 1
         names = _predictions(guider)
         name = names[self._calls - 1] if self._calls <= len(names) else None
         if name not in BRANCHES:

@@ -1,7 +1,8 @@
-"""Parts of a family's record: its model's inputs, its images as inputs, its prompt-to-prompt.
+"""Parts of a family's record: how its pipelines run guidance, its model's inputs, its images as
+inputs, its prompt-to-prompt.
 
-Below them are functions that several families share: a VAE's latents of images, their scale, and
-the packing of 2x2 cells into one patch.
+Below them are functions that several families share: a VAE's latents of images, their scale, the
+packing of 2x2 cells into one patch, and the spans of a text before its image.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -10,11 +11,44 @@ from typing import Literal
 
 from torch import Tensor
 
+from ..attention.joint_processor import Spans
 from .attention_layer import AttentionLayer
-from .pipeline import Model, Options, Pipeline
+from .pipeline import Given, Model, Options, Pipeline
 
 NoiseKind = Literal["diffusion", "flow"]
+Branch = Literal["conditional", "unconditional"]
+Order = tuple[Branch | None, ...]
 Part = tuple[float, float]  # part of a run or of a model's depth, in [0, 1]
+
+
+@dataclass(frozen=True)
+class Guidance:
+    """Layout of classifier-free guidance (Ho and Salimans 2022) in a class of pipelines.
+
+    Attributes:
+        order: branches of a guided batch, chunk by chunk; None is neither branch.
+        known_by: what tells the branches of a model call if the pipeline does not name it:
+            ``"property"`` or ``"variable"``, ``do_classifier_free_guidance`` of the pipeline or of
+            its running call; ``"truncation"``, that property and the part of the run after which
+            guidance ends; ``"calls"``, the count of calls in a step, the prompt's first, if
+            branches run in turn; ``"guider"``, a modular pipeline's guider, whose branches also run
+            in turn.
+        further: variable of the running call that counts further chunks of a guided batch that
+            belong to neither branch; "" for none.
+        once: True if only the first call of a step has these branches, and later calls have none.
+    """
+
+    order: Order
+    known_by: Literal["property", "truncation", "variable", "calls", "guider"] = "property"
+    further: str = ""
+    once: bool = False
+
+
+NEGATIVE_FIRST = Guidance(("unconditional", "conditional"))
+# Pipelines that keep whether they are guided to their call
+NEGATIVE_FIRST_IN_CALL = Guidance(("unconditional", "conditional"), known_by="variable")
+IN_TURN = Guidance(("conditional",), known_by="calls")
+GUIDED = Guidance(("conditional",), known_by="guider")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,7 +130,24 @@ def shifted_latents(pipe: Pipeline, pixels: Tensor) -> Tensor:
     return (vae_latents(pipe.vae, pixels) - config.shift_factor) * config.scaling_factor
 
 
+def standardised(pipe: Pipeline, latents: Tensor) -> Tensor:
+    """Return ``(z - mean) / std`` of latents ``[B, C, rows, cols]``, by the VAE's own mean and
+    deviation of each channel."""
+    config = pipe.vae.config
+    mean = latents.new_tensor(config.latents_mean)[:, None, None]
+    std = latents.new_tensor(config.latents_std)[:, None, None]
+    return (latents - mean) / std
+
+
 def packed(pipe: Pipeline, latents: Tensor) -> Tensor:
     """Return ``[B, C, rows, cols]`` as patches of 2x2 cells, ``[B, rows / 2 * cols / 2, 4 C]``, by
     the pipeline's own method, which FLUX.1 and Qwen-Image have."""
     return pipe._pack_latents(latents, *latents.shape)
+
+
+def text_then_image(_model: Model, given: Given, cells: int, before: int = 0) -> Sequence[Spans]:
+    """Return the spans of a stream with ``before`` further tokens, the text and the image in each
+    row, as :attr:`Family.spans` does."""
+    states = given["encoder_hidden_states"]  # [B, T, width]
+    length = before + states.shape[1]
+    return [(slice(length, length + cells), slice(0, length))] * len(states)

@@ -155,14 +155,18 @@ def _check_memory(facts: PipelineFacts, options: Options, prompts: int) -> None:
     """Refuse images that exceed this machine's memory even without the model."""
     import psutil
 
-    pipe, images = facts.pipe, prompts * images_a_prompt(facts, options)
+    pipe = facts.pipe
     height, width = default_size(facts)
-    height, width = options.get("height") or height, options.get("width") or width
+    height = options.get("height") or height
+    width = options.get("width") or width
     what = "image(s)"
+    images = prompts * images_a_prompt(facts, options)
     if facts.makes_videos:
-        what, images = "frame(s)", images * (options.get("num_frames") or default_frames(facts))
+        what = "frame(s)"
+        images *= options.get("num_frames") or default_frames(facts)
     # all images, and of one the autoencoder's last block: its input and its output
-    vae, values = getattr(pipe, "vae", None), 0
+    vae = getattr(pipe, "vae", None)
+    values = 0
     if pipe.device.type == "cpu" and not getattr(vae, "use_tiling", False):
         values = 2 * next(iter(getattr(getattr(vae, "config", None), "block_out_channels", ())), 0)
     needed = height * width * (images * _BYTES_A_PIXEL + values * pipe.dtype.itemsize)
@@ -231,7 +235,8 @@ def call_pipeline(
     """Run a pipeline on prompts; each image's noise is drawn on the CPU from its seed, see
     :func:`sdattn.models.values.seeds_of`. Raise NotFiniteError for an image that holds NaN or
     infinity."""
-    facts, options = PipelineFacts.of(pipe), dict(options)
+    facts = PipelineFacts.of(pipe)
+    options = dict(options)
     if options.get("negative_prompt") is not None:  # diffusers needs a list beside a list
         options["negative_prompt"] = _alone(one_each(options["negative_prompt"], len(prompts)))
     if facts.makes_videos:  # some give arrays otherwise

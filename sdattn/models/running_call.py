@@ -87,7 +87,9 @@ class Caller:
 
 def caller_of(pipeline: Pipeline) -> Caller:
     """Return the caller of a pipeline's model. Ask in a hook before the model's forward."""
-    own, site, other = None, None, None
+    own: FrameType | None = None
+    site: FrameType | None = None
+    other: FrameType | None = None
     between: list[FrameType] = []
     codes = _codes(pipeline, "__call__")
     for frame in _frames():
@@ -96,7 +98,8 @@ def caller_of(pipeline: Pipeline) -> Caller:
             break
         if site is None and _library(frame) not in _LIBRARIES:
             site = frame
-        other = other or (frame if _is_other_pipeline(frame, pipeline) else None)
+        if other is None and _is_other_pipeline(frame, pipeline):
+            other = frame
         between.append(frame)
     site = site or own
     name = "code that is not known" if site is None else _place(site)
@@ -167,10 +170,8 @@ def _runs(frame: FrameType, function: FunctionType, owner: object) -> bool:
         first = _first(frame)
         if first is not owner and not (isinstance(first, tuple) and first[:1] == (owner,)):
             return False
-    names, cells = function.__code__.co_freevars, function.__closure__ or ()
-    return all(
-        frame.f_locals.get(name) is _contents(cell) for name, cell in zip(names, cells, strict=True)
-    )
+    enclosed = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
+    return all(frame.f_locals.get(name) is _contents(cell) for name, cell in enclosed)
 
 
 def _contents(cell: CellType) -> object:

@@ -173,7 +173,8 @@ def checked_grid(grid: Any) -> Size:
 def slice_length(text: slice) -> int:
     """Return the number of keys in a slice; raise ValueError if it is not the same for any number
     of keys."""
-    start, stop = text.start or 0, text.stop
+    start = text.start or 0
+    stop = text.stop
     if text.step in (None, 1):
         if start < 0 and stop is None:
             return -start

@@ -8,7 +8,8 @@ from .tokens import Prompt, Word
 
 def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
     """Return (source word, target word) for the longest sequence that both prompts share."""
-    ours, theirs = _spelled(source.words), _spelled(target.words)
+    ours = _spelled(source.words)
+    theirs = _spelled(target.words)
     # best[i][j]: how many words match at most from source word i and target word j on.
     best = [[0] * (len(theirs) + 1) for _ in range(len(ours) + 1)]
     for i in reversed(range(len(ours))):
@@ -21,7 +22,8 @@ def matches(source: Prompt, target: Prompt) -> list[tuple[int, int]]:
     while i < len(ours) and j < len(theirs):
         if ours[i] == theirs[j] and best[i][j] == best[i + 1][j + 1] + 1:
             found.append((i, j))
-            i, j = i + 1, j + 1
+            i += 1
+            j += 1
         elif best[i + 1][j] >= best[i][j + 1]:
             i += 1
         else:
@@ -49,7 +51,8 @@ def linked(
             found += [*((n, None) for n in range(i, x)), *((None, n) for n in range(j, y))]
         if x < len(source.words):
             found.append((x, y))
-        i, j = x + 1, y + 1
+        i = x + 1
+        j = y + 1
     return found
 
 

@@ -7,7 +7,10 @@ from typing import Any
 from ..errors import InvalidValueError
 from .words import Source, merge_spans, split_words
 
-SOS, EOS, PAD, TEMPLATE = "<sos>", "<eos>", "<pad>", "<template>"
+SOS = "<sos>"
+EOS = "<eos>"
+PAD = "<pad>"
+TEMPLATE = "<template>"
 NO_LIMIT = 10**6  # tokenizers without a limit have 10**30
 
 
@@ -40,7 +43,8 @@ def tokenize(tokenizer: Any, source: Source, **options: Any) -> list[Token]:
     fast = getattr(tokenizer, "is_fast", False)
     asked = {"return_special_tokens_mask": True, "return_attention_mask": True}
     encoded = tokenizer(source.text, return_offsets_mapping=fast, **asked, **options)
-    ids, is_special = encoded["input_ids"], encoded["special_tokens_mask"]
+    ids = encoded["input_ids"]
+    is_special = encoded["special_tokens_mask"]
     content = [i for i, special in enumerate(is_special) if not special]
     spans = encoded["offset_mapping"] if fast else _slow_spans(tokenizer, source, ids, content)
     tokens = []

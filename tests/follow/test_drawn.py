@@ -12,7 +12,7 @@ import pytest
 import torch
 from diffusers import StableDiffusionPipeline
 from helpers.capture_runs import PROMPT, run
-from helpers.hunyuan_rows import guided, hunyuan_image
+from helpers.joint_rows import guided, hunyuan_image
 from helpers.rows import NEGATIVE, PROMPTS, Way
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 from helpers.transformer_rows import flux, sd3

@@ -1,26 +1,18 @@
-"""Rows of the support matrix: videos that begin with an image or a video, and those of Kandinsky 5,
-with random weights."""
+"""Rows of the support matrix: videos that begin with an image or a video, and those of Kandinsky
+5."""
 
+from functools import partial
 from typing import Any
 
 import torch
-from diffusers import (
-    CogVideoXFunControlPipeline,
-    CogVideoXVideoToVideoPipeline,
-    Kandinsky5I2VPipeline,
-    Kandinsky5T2VPipeline,
-    LTXConditionPipeline,
-    LTXImageToVideoPipeline,
-    WanVideoToVideoPipeline,
-)
 
-from helpers.cross_rows import KANDINSKY, kandinsky5, of_resolution
-from helpers.joint_video_rows import COG, cogvideox, hunyuan_vae
-from helpers.rows import Options, Row, Way, new_images
-from helpers.video_rows import BATCHED, FRAMES, VIDEO, long_video, ltx, video, wan
+from helpers.cross_rows import KANDINSKY, of_resolution
+from helpers.joint_video_rows import COG
+from helpers.rows import Options, Row, Way, also_images
+from helpers.tiny_pipelines import tiny
+from helpers.video_rows import BY_32, FRAMES, VIDEO, long_video, video
 
-LTX: dict[str, Any] = {**BATCHED, "unit": 32, "cell": 32}
-WHOLE = {"strength": 1.0}  # so that all steps run
+with_condition = also_images(long_video, 1)  # its first frame, for all videos alike
 
 
 def given(way: Way) -> torch.Tensor:
@@ -29,78 +21,62 @@ def given(way: Way) -> torch.Tensor:
     return torch.rand(way.prompts, FRAMES, 3, *way.size, generator=frames)
 
 
-def from_first_frame(pipe: Any, way: Way) -> Options:
-    return {**long_video(pipe, way), "image": new_images(way, way.total)}
-
-
-def with_condition(pipe: Any, way: Way) -> Options:
-    """Its first frame, for all videos alike."""
-    return {**long_video(pipe, way), "image": new_images(way, 1)}
-
-
 def from_video(pipe: Any, way: Way) -> Options:
-    options = {**video(pipe, way), "video": given(way), **WHOLE}
-    return {name: value for name, value in options.items() if name != "num_frames"}
+    """With a strength at which all steps run."""
+    return video(pipe, way, num_frames=None, video=given(way), strength=1.0)
 
 
 def controlled(pipe: Any, way: Way) -> Options:
-    options = {**video(pipe, way), "control_video": given(way)}
-    return {name: value for name, value in options.items() if name != "num_frames"}
+    return video(pipe, way, num_frames=None, control_video=given(way))
 
 
 def kandinsky_video(pipe: Any, way: Way) -> Options:
     """Its template is long, and longer in letters."""
     of_resolution(pipe, way)  # what it keeps in float32
-    return {**video(pipe, way), "max_sequence_length": 1024}
+    return video(pipe, way, max_sequence_length=1024)
 
 
-def kandinsky_video_from_image(pipe: Any, way: Way) -> Options:
-    """Five frames of a latent, the fewest with a number that is not NaN."""
-    return {**kandinsky_video(pipe, way), "num_frames": 17, "image": new_images(way, 1)}
-
-
-KANDINSKY_VIDEO: dict[str, Any] = {
-    **KANDINSKY,
-    "frames": 2,
-    "images_option": None,
-    "processors": (),
-}
+KANDINSKY_VIDEO: Options = {**KANDINSKY, "frames": 2, "images_option": None, "processors": ()}
 
 FROM_VIDEOS = (
-    Row("LTX-Video, from an image", lambda: ltx(LTXImageToVideoPipeline), from_first_frame, **LTX),
-    Row("LTX-Video, conditions", lambda: ltx(LTXConditionPipeline), with_condition, **LTX),
+    Row(
+        "LTX-Video, from an image",
+        partial(tiny, "LTXImageToVideoPipeline"),
+        also_images(long_video),
+        **BY_32,
+    ),
+    Row("LTX-Video, conditions", partial(tiny, "LTXConditionPipeline"), with_condition, **BY_32),
     Row(
         "Wan 2.1, from a video",
-        lambda: wan(WanVideoToVideoPipeline),
+        partial(tiny, "WanVideoToVideoPipeline"),
         from_video,
         in_turn=True,
-        **{
-            **VIDEO,
-            "images_option": None,
-        },  # diffusers gives one video a prompt, whatever it is told
+        # diffusers gives one video a prompt, whatever it is told
+        **{**VIDEO, "images_option": None},
     ),
     Row(
         "CogVideoX, from a video",
-        lambda: cogvideox(CogVideoXVideoToVideoPipeline),
+        partial(tiny, "CogVideoXVideoToVideoPipeline"),
         from_video,
         **COG,
     ),
     Row(
         "CogVideoX, control",
-        lambda: cogvideox(CogVideoXFunControlPipeline, in_channels=8),
+        partial(tiny, "CogVideoXFunControlPipeline", in_channels=8),
         controlled,
         **COG,
     ),
     Row(
         "Kandinsky 5, videos",
-        lambda: kandinsky5(Kandinsky5T2VPipeline, hunyuan_vae),
+        partial(tiny, "Kandinsky5T2VPipeline"),
         kandinsky_video,
         **KANDINSKY_VIDEO,
     ),
     Row(
         "Kandinsky 5, videos from an image",
-        lambda: kandinsky5(Kandinsky5I2VPipeline, hunyuan_vae, visual_cond=True),
-        kandinsky_video_from_image,
+        partial(tiny, "Kandinsky5I2VPipeline", visual_cond=True),
+        # five frames of a latent, the fewest with a number that is not NaN
+        also_images(kandinsky_video, 1, num_frames=17),
         batched=False,
         **{**KANDINSKY_VIDEO, "frames": 5},
     ),

@@ -1,53 +1,40 @@
-"""Rows of the support matrix: further pipelines of UNets, with random weights."""
+"""Rows of the support matrix: further pipelines of UNets."""
 
+from functools import partial
 from typing import Any
 
 import torch
-from diffusers import (
-    AutoencoderKL,
-    ControlNetXSAdapter,
-    DDIMInverseScheduler,
-    DDPMScheduler,
-    SemanticStableDiffusionPipeline,
-    StableDiffusionControlNetXSPipeline,
-    StableDiffusionDiffEditPipeline,
-    StableDiffusionGLIGENPipeline,
-    StableDiffusionLDM3DPipeline,
-    StableDiffusionSAGPipeline,
-    StableDiffusionUpscalePipeline,
-    StableDiffusionXLControlNetXSPipeline,
-    StableDiffusionXLInstructPix2PixPipeline,
-)
+from diffusers import ControlNetXSAdapter, DDIMInverseScheduler, DDPMScheduler
 
-from helpers.rows import Options, Row, Way, first_third, middle_third, new_images, sized
+from helpers.rows import (
+    Options,
+    Row,
+    Way,
+    also_images,
+    first_third,
+    middle_third,
+    new_images,
+    sized,
+)
 from helpers.tiny_pipelines import (
-    make_pipeline,
     make_scheduler,
     make_sdxl_pipeline,
     make_sdxl_unet,
     make_small_unet,
-    make_vae,
-    tiny,
-    tiny_text_encoder,
+    small_pipeline,
 )
-from helpers.tiny_tokenizers import tiny_tokenizer
 
-
-def small(kind: Any, unet: Any = None, **parts: Any) -> Any:
-    return make_pipeline(kind, unet=unet or make_small_unet(), **parts)
+small = small_pipeline
 
 
 def upscaler() -> Any:
     """It has the image in three of its channels, and a class for each level of noise."""
-    vae = make_vae()
-    vae.register_to_config(scaling_factor=0.08333)
-    return tiny(
-        StableDiffusionUpscalePipeline,
-        make_small_unet(in_channels=7, num_class_embeds=1000),
-        vae,
-        (tiny_text_encoder(), tiny_tokenizer()),
-        scheduler=make_scheduler(),
+    return small(
+        "StableDiffusionUpscalePipeline",
+        vae={"scaling_factor": 0.08333},
         low_res_scheduler=DDPMScheduler(),
+        in_channels=7,
+        num_class_embeds=1000,
     )
 
 
@@ -58,24 +45,12 @@ def upscaled(_pipe: Any, way: Way) -> Options:
 
 
 def with_depth() -> Any:
-    torch.manual_seed(1)
-    sides = {"block_out_channels": (4, 8, 8, 8), "norm_num_groups": 4, "latent_channels": 4}
-    sides |= {"down_block_types": ("DownEncoderBlock2D",) * 4}
-    sides |= {"up_block_types": ("UpDecoderBlock2D",) * 4}
-    vae = AutoencoderKL(in_channels=6, out_channels=6, **sides).eval()
-    return small(StableDiffusionLDM3DPipeline, vae=vae, image_encoder=None)
-
-
-def decoded(pipe: Any, way: Way) -> Options:
-    """LDM3D hands out no latents."""
-    return {**sized(pipe, way), "output_type": "np"}
+    return small("StableDiffusionLDM3DPipeline", vae={"in_channels": 6, "out_channels": 6})
 
 
 def diffedit() -> Any:
-    return small(
-        StableDiffusionDiffEditPipeline,
-        inverse_scheduler=DDIMInverseScheduler.from_config(make_scheduler().config),
-    )
+    inverse = DDIMInverseScheduler.from_config(make_scheduler().config)
+    return small("StableDiffusionDiffEditPipeline", inverse_scheduler=inverse)
 
 
 def inside_a_mask(pipe: Any, way: Way) -> Options:
@@ -94,12 +69,12 @@ def inside_a_mask(pipe: Any, way: Way) -> Options:
 
 def grounded() -> Any:
     """Its gates are closed without weights."""
-    unet = make_small_unet(attention_type="gated")
-    for module in unet.modules():
+    pipe = small("StableDiffusionGLIGENPipeline", attention_type="gated")
+    for module in pipe.unet.modules():
         if hasattr(module, "alpha_attn"):
             module.alpha_attn.data.fill_(0.5)
             module.alpha_dense.data.fill_(0.5)
-    return small(StableDiffusionGLIGENPipeline, unet)
+    return pipe
 
 
 def in_a_box(pipe: Any, way: Way) -> Options:
@@ -107,7 +82,7 @@ def in_a_box(pipe: Any, way: Way) -> Options:
     return {**sized(pipe, way), **boxes, "gligen_scheduled_sampling_beta": 0.5}
 
 
-def adapter(unet: Any, heads: Any) -> ControlNetXSAdapter:
+def adapter(unet: Any) -> ControlNetXSAdapter:
     torch.manual_seed(3)
     made = ControlNetXSAdapter.from_unet(
         unet,
@@ -115,7 +90,7 @@ def adapter(unet: Any, heads: Any) -> ControlNetXSAdapter:
         learn_time_embedding=True,
         time_embedding_mix=0.95,
         conditioning_embedding_out_channels=(2, 2, 2, 2),
-        num_attention_heads=heads,
+        num_attention_heads=2,
     )
     for name, parameter in made.named_parameters():  # they begin as zeros, which would hide them
         if "_to_" in name:
@@ -125,42 +100,23 @@ def adapter(unet: Any, heads: Any) -> ControlNetXSAdapter:
 
 def controlnet_xs() -> Any:
     unet = make_small_unet(layers_per_block=2)
-    return small(StableDiffusionControlNetXSPipeline, unet, controlnet=adapter(unet, 2))
+    return small("StableDiffusionControlNetXSPipeline", unet=unet, controlnet=adapter(unet))
 
 
 def controlnet_xs_of_sdxl() -> Any:
     unet = make_sdxl_unet()
-    parts = {"controlnet": adapter(unet, 2), "feature_extractor": None}
-    return make_sdxl_pipeline(StableDiffusionXLControlNetXSPipeline, unet, **parts)
+    kind = "StableDiffusionXLControlNetXSPipeline"
+    return make_sdxl_pipeline(kind, unet=unet, controlnet=adapter(unet))
 
 
-def conditioned(pipe: Any, way: Way) -> Options:
-    return {**sized(pipe, way), "image": new_images(way, way.prompts)}
-
-
-def self_attention() -> Any:
-    """The pipeline takes the heads of all blocks to be as many."""
-    return small(
-        StableDiffusionSAGPipeline, make_small_unet(attention_head_dim=4), image_encoder=None
-    )
-
-
-def from_images(pipe: Any, way: Way) -> Options:
-    return {**sized(pipe, way), "image": new_images(way, way.total)}
-
-
-def edited(pipe: Any, way: Way) -> Options:
-    """A chunk for each prompt that edits."""
-    return {**sized(pipe, way), "editing_prompt": ["a blue dog"], "edit_warmup_steps": 0}
-
-
-FEW: dict[str, Any] = {"layers": 4}
+conditioned = also_images(sized, "prompts")
 
 FURTHER = (
-    Row("upscaler", upscaler, upscaled, unit=64, **FEW),
-    Row("LDM3D", with_depth, decoded, **FEW),
-    Row("DiffEdit", diffedit, inside_a_mask, **FEW),
-    Row("GLIGEN", grounded, in_a_box, processors=(), **FEW),
+    Row("upscaler", upscaler, upscaled, unit=64, layers=4),
+    # LDM3D hands out no latents
+    Row("LDM3D", with_depth, partial(sized, output_type="np"), layers=4),
+    Row("DiffEdit", diffedit, inside_a_mask, layers=4),
+    Row("GLIGEN", grounded, in_a_box, processors=(), layers=4),
     Row("ControlNet-XS", controlnet_xs, conditioned, processors=(), layers=6, unit=16),
     Row(
         "ControlNet-XS of SDXL",
@@ -172,25 +128,25 @@ FURTHER = (
     ),
     Row(
         "SAG",
-        self_attention,
+        # the pipeline takes the heads of all blocks to be as many
+        lambda: small("StableDiffusionSAGPipeline", attention_head_dim=4),
         sized,
         twice=True,
         processors=("AttnProcessor",),
-        **FEW,
+        layers=4,
     ),
     Row(
         "Semantic guidance",
-        lambda: small(SemanticStableDiffusionPipeline),
-        edited,
+        lambda: small("SemanticStableDiffusionPipeline"),
+        # a chunk for each prompt that edits
+        partial(sized, editing_prompt=["a blue dog"], edit_warmup_steps=0),
         prompt_rows=middle_third,
-        **FEW,
+        layers=4,
     ),
     Row(
         "InstructPix2Pix of SDXL",
-        lambda: make_sdxl_pipeline(
-            StableDiffusionXLInstructPix2PixPipeline, make_sdxl_unet(in_channels=8)
-        ),
-        from_images,
+        lambda: make_sdxl_pipeline("StableDiffusionXLInstructPix2PixPipeline", in_channels=8),
+        also_images(sized),
         prompt_rows=first_third,
         layers=12,
     ),

@@ -1,123 +1,34 @@
-"""Rows of the support matrix: videos whose attention is joint, with random weights."""
+"""Rows of the support matrix: videos whose attention is joint."""
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
-from diffusers import (
-    AutoencoderKLCogVideoX,
-    AutoencoderKLHunyuanVideo,
-    AutoencoderKLHunyuanVideo15,
-    AutoencoderKLMochi,
-    CogVideoXDDIMScheduler,
-    CogVideoXImageToVideoPipeline,
-    CogVideoXPipeline,
-    CogVideoXTransformer3DModel,
-    FlowMatchEulerDiscreteScheduler,
-    HunyuanSkyreelsImageToVideoPipeline,
-    HunyuanVideo15Pipeline,
-    HunyuanVideo15Transformer3DModel,
-    HunyuanVideoPipeline,
-    HunyuanVideoTransformer3DModel,
-    MochiPipeline,
-    MochiTransformer3DModel,
-)
 from diffusers.guiders import ClassifierFreeGuidance
-from transformers import ByT5Tokenizer, CLIPTextModel
 
-from helpers.rows import PROMPTS, Options, Row, Way, new_images
-from helpers.tiny_encoders import tiny_llama, tiny_qwen_vl, tiny_t5_encoder
-from helpers.tiny_pipelines import tiny, tiny_model
-from helpers.tiny_tokenizers import tiny_mistral, tiny_qwen, tiny_t5, tiny_tokenizer
-from helpers.transformer_rows import clip, own_norms
+from helpers.rows import PROMPTS, Options, Row, Way, also_images
+from helpers.tiny_pipelines import by_default, tiny
 from helpers.video_rows import BATCHED, FRAMES, VIDEO, long_video, video
 
-
-def cogvideox(kind: Any = CogVideoXPipeline, **changes: Any) -> Any:
-    sizes = {"in_channels": 4, "out_channels": 4, "time_embed_dim": 2, "text_embed_dim": 32}
-    sizes |= {"sample_width": 24, "sample_height": 24, "sample_frames": 9, "patch_size": 2}
-    sizes |= {"max_text_seq_length": 12, "use_rotary_positional_embeddings": True}
-    model = tiny_model(CogVideoXTransformer3DModel, **{**sizes, **changes})
-    vae = AutoencoderKLCogVideoX(
-        down_block_types=("CogVideoXDownBlock3D",) * 4,
-        up_block_types=("CogVideoXUpBlock3D",) * 4,
-        block_out_channels=(8, 8, 8, 8),
-        latent_channels=4,
-        layers_per_block=1,
-        norm_num_groups=2,
-    )
-    text = tiny_t5_encoder(), tiny_t5()
-    return tiny(kind, model, vae.eval(), text, scheduler=CogVideoXDDIMScheduler())
+cogvideox = by_default("CogVideoXPipeline")
+hunyuan_video = by_default("HunyuanVideoPipeline")
+mochi = by_default("MochiPipeline")
+# Two frames of the latent are one of the grid; three are filled up to four.
+cogvideox15 = partial(cogvideox, patch_size_t=2, patch_bias=False)
 
 
-def hunyuan_vae() -> AutoencoderKLHunyuanVideo:
-    return AutoencoderKLHunyuanVideo(
-        latent_channels=4,
-        block_out_channels=(4, 4, 4, 4),
-        layers_per_block=1,
-        norm_num_groups=2,
-        mid_block_add_attention=False,
-    ).eval()
-
-
-def hunyuan_video(kind: Any = HunyuanVideoPipeline, in_channels: int = 4) -> Any:
-    sizes = {"num_layers": 1, "num_single_layers": 1, "num_refiner_layers": 1}
-    sizes |= {"attention_head_dim": 12, "rope_axes_dim": (4, 4, 4), "in_channels": in_channels}
-    sizes |= {"out_channels": 4, "text_embed_dim": 16, "pooled_projection_dim": 32}
-    model = own_norms(tiny_model(HunyuanVideoTransformer3DModel, **sizes))
-    llama = tiny_llama().model, tiny_mistral("right")
-    return tiny(kind, model, hunyuan_vae(), llama, (clip(CLIPTextModel), tiny_tokenizer()))
+def hunyuan_video15() -> Any:
+    pipe = tiny("HunyuanVideo15Pipeline")
+    pipe.vae.enable_slicing()  # in diffusers 0.42 it cannot code two videos at once
+    return pipe
 
 
 def templated_video(pipe: Any, way: Way) -> Options:
     """The pipeline's own template would be 500 tokens here, which spell it in letters."""
     guidance = {"true_cfg_scale": 5.0 if way.guided else 1.0, "guidance_scale": 6.0}
     template = {"template": "[INST]clip: {}[/INST]", "crop_start": 4}
-    return {**video(pipe, way), **guidance, "prompt_template": template}
-
-
-def from_first_frame(pipe: Any, way: Way) -> Options:
-    return {**templated_video(pipe, way), "image": new_images(way, way.total)}
-
-
-def cogvideox15() -> Any:
-    """Two frames of the latent are one of the grid; three are filled up to four."""
-    return cogvideox(patch_size_t=2, patch_bias=False)
-
-
-def cogvideox15_from_an_image() -> Any:
-    changes = {"in_channels": 8, "ofs_embed_dim": 2}
-    return cogvideox(CogVideoXImageToVideoPipeline, patch_size_t=2, patch_bias=False, **changes)
-
-
-def long_from_first_frame(pipe: Any, way: Way) -> Options:
-    return {**long_video(pipe, way), "image": new_images(way, way.prompts)}
-
-
-# its pipeline makes one video a prompt, whatever it is told
-COG: dict[str, Any] = {**BATCHED, "joint": "text first", "images_option": None}
-
-
-def hunyuan_video15() -> Any:
-    sizes = {"attention_head_dim": 12, "rope_axes_dim": (4, 4, 4), "num_refiner_layers": 1}
-    sizes |= {"text_embed_dim": 16, "text_embed_2_dim": 32, "image_embed_dim": 8}
-    sizes |= {"in_channels": 5, "out_channels": 2}
-    model = own_norms(tiny_model(HunyuanVideo15Transformer3DModel, **sizes))
-    vae = AutoencoderKLHunyuanVideo15(
-        latent_channels=2, block_out_channels=(8, 8, 8, 8, 8), layers_per_block=1
-    )
-    vae.enable_slicing()  # in diffusers 0.42 it cannot code two videos at once
-    pipe = tiny(
-        HunyuanVideo15Pipeline,
-        model,
-        vae.eval(),
-        (tiny_qwen_vl().model.language_model, tiny_qwen()),
-        (tiny_t5_encoder(), ByT5Tokenizer()),
-        guider=ClassifierFreeGuidance(),
-    )
-    pipe.system_message, pipe.prompt_template_encode_start_idx = "clip", 12
-    pipe.tokenizer_max_length, pipe.tokenizer_2_max_length = 40, 24
-    pipe.vision_num_semantic_tokens = 3
-    return pipe
+    return video(pipe, way, **guidance, prompt_template=template)
 
 
 def guided_video(pipe: Any, way: Way) -> Options:
@@ -131,7 +42,7 @@ def quoting_video(pipe: Any, way: Way) -> Options:
     return {**guided_video(pipe, way), "prompt": quoted if way.prompts > 1 else quoted[0]}
 
 
-def of_masks(options: Any) -> Any:
+def of_masks(options: Callable[[Any, Way], Options]) -> Callable[[Any, Way], list[int]]:
     """The tokens of each video's texts that the pipeline does not mask."""
 
     def lengths(pipe: Any, way: Way) -> list[int]:
@@ -143,28 +54,6 @@ def of_masks(options: Any) -> Any:
     return lengths
 
 
-def mochi(**options: Any) -> Any:
-    sizes = {"attention_head_dim": 8, "pooled_projection_dim": 16, "text_embed_dim": 32}
-    model = tiny_model(MochiTransformer3DModel, in_channels=4, time_embed_dim=8, **sizes)
-    torch.nn.init.normal_(model.pos_frequencies)  # 0 without weights, which turns nothing
-    vae = AutoencoderKLMochi(
-        latent_channels=4,
-        encoder_block_out_channels=(32, 32, 32, 32),
-        decoder_block_out_channels=(32, 32, 32, 32),
-        layers_per_block=(1, 1, 1, 1, 1),
-        latents_mean=None,
-        latents_std=None,
-    )
-    inverted = FlowMatchEulerDiscreteScheduler(invert_sigmas=True)
-    text = tiny_t5_encoder(), tiny_t5()
-    return tiny(MochiPipeline, own_norms(model), vae.eval(), text, scheduler=inverted, **options)
-
-
-def mochi_video(pipe: Any, way: Way) -> Options:
-    """Two frames of a latent that is cut by six."""
-    return {**video(pipe, way), "num_frames": 7}
-
-
 def of_own_mask(pipe: Any, way: Way) -> list[int]:
     """Of several videos of each prompt diffusers repeats the masks prompt by prompt, the text
     states video by video: pipeline_mochi.py, ``_get_t5_prompt_embeds``."""
@@ -172,19 +61,26 @@ def of_own_mask(pipe: Any, way: Way) -> list[int]:
     return [len(pipe.tokenizer(prompt)["input_ids"]) for prompt in prompts] * way.images
 
 
-MOCHI: dict[str, Any] = {**BATCHED, "joint": "image first", "n_text": 12, "row_by_row": True}
-HUNYUAN: dict[str, Any] = {**VIDEO, "in_turn": True, "joint": "image first", "n_text": 12}
-HUNYUAN15: dict[str, Any] = {**HUNYUAN, "n_text": None, "images_option": None}
+# its pipeline makes one video a prompt, whatever it is told
+COG: Options = {**BATCHED, "joint": "text first", "images_option": None}
+MOCHI: Options = {**BATCHED, "joint": "image first", "n_text": 12, "row_by_row": True}
+HUNYUAN: Options = {**VIDEO, "in_turn": True, "joint": "image first", "n_text": 12}
+HUNYUAN15: Options = {**HUNYUAN, "n_text": None, "images_option": None}
 
 JOINT_VIDEOS = (
     Row("CogVideoX", cogvideox, video, **COG),
     Row("CogVideoX 1.5", cogvideox15, long_video, **COG),
-    Row("CogVideoX 1.5, from an image", cogvideox15_from_an_image, long_from_first_frame, **COG),
+    Row(
+        "CogVideoX 1.5, from an image",
+        partial(cogvideox15, "CogVideoXImageToVideoPipeline", in_channels=8, ofs_embed_dim=2),
+        also_images(long_video, "prompts"),
+        **COG,
+    ),
     Row("HunyuanVideo", hunyuan_video, templated_video, **HUNYUAN),
     Row(
         "HunyuanVideo, SkyReels from an image",
-        lambda: hunyuan_video(HunyuanSkyreelsImageToVideoPipeline, in_channels=8),
-        from_first_frame,
+        partial(tiny, "HunyuanSkyreelsImageToVideoPipeline", in_channels=8),
+        also_images(templated_video),
         **HUNYUAN,
     ),
     Row(
@@ -201,5 +97,6 @@ JOINT_VIDEOS = (
         lengths=of_masks(quoting_video),
         **HUNYUAN15,
     ),
-    Row("Mochi", mochi, mochi_video, lengths=of_own_mask, **MOCHI),
+    # two frames of a latent that is cut by six
+    Row("Mochi", mochi, partial(video, num_frames=7), lengths=of_own_mask, **MOCHI),
 )

@@ -16,13 +16,11 @@ from diffusers.models.attention_processor import AttnProcessor, SlicedAttnProces
 from helpers.cross_rows import CROSS
 from helpers.from_video_rows import FROM_VIDEOS
 from helpers.further_rows import FURTHER
-from helpers.hunyuan_rows import HUNYUAN_IMAGES
-from helpers.joint_rows import JOINT
+from helpers.joint_rows import HUNYUAN_IMAGES, JOINT, QWEN_EDITS
 from helpers.joint_video_rows import JOINT_VIDEOS
 from helpers.ltx2_rows import LTX2_VIDEOS
 from helpers.modular_rows import MODULAR
 from helpers.padded_rows import PADDED
-from helpers.qwen_edit_rows import QWEN_EDITS
 from helpers.rows import Way
 from helpers.transformer_rows import TRANSFORMERS
 from helpers.unet_rows import UNETS

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -157,11 +158,25 @@ class Row:
         return self.unguided_rows(batch)
 
 
-def sized(pipe: Any, way: Way) -> Options:
+def sized(_pipe: Any, way: Way, **more: Any) -> Options:
+    """Size and guidance, and further options."""
+    size = {"height": way.size[0], "width": way.size[1]}
+    return {**size, "guidance_scale": 5.0 if way.guided else 1.0, **more}
+
+
+# T5's columns are many; a few suffice here.
+short = partial(sized, max_sequence_length=24)
+
+
+def in_turn(_pipe: Any, way: Way, **more: Any) -> Options:
+    """Size, and true guidance: a second call of the model for the negative prompt."""
+    negative = [" "] * way.prompts if way.prompts > 1 else " "
     return {
         "height": way.size[0],
         "width": way.size[1],
-        "guidance_scale": 5.0 if way.guided else 1.0,
+        "true_cfg_scale": 4.0 if way.guided else 1.0,
+        "negative_prompt": negative if way.guided else None,
+        **more,
     }
 
 
@@ -169,6 +184,20 @@ def new_images(way: Way, number: int) -> torch.Tensor:
     return torch.rand(number, 3, *way.size, generator=torch.Generator().manual_seed(1))
 
 
-def from_image(pipe: Any, way: Way) -> Options:
+def from_image(_pipe: Any, way: Way, **more: Any) -> Options:
     """Options of pipelines that take the size from an image."""
-    return {"image": new_images(way, way.total), "guidance_scale": 5.0 if way.guided else 1.0}
+    scale = 5.0 if way.guided else 1.0
+    return {"image": new_images(way, way.total), "guidance_scale": scale, **more}
+
+
+def also_images(
+    options: Callable[[Any, Way], Options], number: str | int = "total", **more: Any
+) -> Callable[[Any, Way], Options]:
+    """Options with images: so many, or one for each image of the run, or one for each of its
+    ``"prompts"``."""
+
+    def both(pipe: Any, way: Way) -> Options:
+        images = number if isinstance(number, int) else getattr(way, number)
+        return {**options(pipe, way), "image": new_images(way, images), **more}
+
+    return both

@@ -1,95 +1,159 @@
-"""Tiny pipelines of the real classes and their parts, with random weights."""
+"""Tiny pipelines of the real classes and their parts, with random weights.
+
+tiny("FluxImg2ImgPipeline")                         a pipeline
+tiny("WanPipeline", expand_timesteps=True)          with another part or setting of the pipeline
+tiny("FluxPipeline", vae={"latent_channels": 8})    with another setting of a part
+tiny("FluxPipeline", num_layers=3)                  with another setting of its denoiser
+"""
 
 import inspect
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, get_args
 
 import torch
-from diffusers import (
-    AutoencoderKL,
-    DDIMScheduler,
-    FlowMatchEulerDiscreteScheduler,
-    StableDiffusionPipeline,
-    StableDiffusionXLPipeline,
-    UNet2DConditionModel,
-)
-from transformers import CLIPTextConfig, CLIPTextModel, CLIPTextModelWithProjection
+from diffusers import AutoencoderKL, UNet2DConditionModel
 
+from helpers.newer import newer
+from helpers.tiny_encoders import tiny_text_encoder as tiny_text_encoder
+from helpers.tiny_parts import PARTS, SDXL_UNET, SMALL_UNET
+from helpers.tiny_parts import make_scheduler as make_scheduler
 from helpers.tiny_tokenizers import tiny_tokenizer
 
-# Sizes of a tiny transformer; each class takes those that its configuration has.
-SIZES = {
-    "num_layers": 2,
-    "num_single_layers": 2,
-    "num_attention_heads": 2,
-    "attention_head_dim": 16,
-    "joint_attention_dim": 16,
-    "axes_dims_rope": (4, 4, 8),
+DENOISERS = ("transformer", "unet")
+# By class, and by "Transformer" and "Autoencoder" those that each of these takes if it knows them.
+# Text encoders are 16 wide, CLIP and T5 32.
+SIZES = json.loads(Path(__file__).with_suffix(".json").read_text())
+# Weights that without training are zeros, ones or anything, which would hide them.
+LEARNT = {
+    "ErnieImageTransformer2DModel": r"adaLN_modulation\.\d+\.weight|final_linear\.weight",
+    "Kandinsky5Transformer3DModel": r"modulation|_norm\.weight",
+    "MochiTransformer3DModel": r"^pos_frequencies$",
+    "ZImageTransformer2DModel": r"^(x|cap)_pad_token$",
 }
+# Models whose norms of queries and keys stay ones, so that attention is nearly even
+EVEN = (
+    "CogVideoXTransformer3DModel",
+    "FluxTransformer2DModel",
+    "Flux2Transformer2DModel",
+    "LTXVideoTransformer3DModel",
+    "LTX2VideoTransformer3DModel",
+    "PixArtTransformer2DModel",
+    "QwenImageTransformer2DModel",
+    "WanTransformer3DModel",
+)
 
 
-def tiny_model(kind, seed=0, **changes):
-    """A transformer of a class, as small as it can be."""
-    torch.manual_seed(seed)
+def tiny_model(kind: Any, seed: int | None = 0, **changes: Any) -> Any:
+    """A model of a class, or of its name, as small as it can be; without a seed its weights are
+    those that come after the last model's."""
+    kind = newer(kind) if isinstance(kind, str) else kind
+    if seed is not None:
+        torch.manual_seed(seed)
     known = inspect.signature(kind).parameters
-    sizes = {name: size for name, size in SIZES.items() if name in known}
-    return kind(**{**sizes, **changes}).eval()
+    groups = {"Transformer": "Transformer", "DiT": "Transformer", "Autoencoder": "Autoencoder"}
+    shared = next((SIZES[group] for part, group in groups.items() if part in kind.__name__), {})
+    sizes = {name: size for name, size in shared.items() if name in known}
+    model = kind(**{**sizes, **SIZES.get(kind.__name__, {}), **changes}).eval()
+    learnt = LEARNT.get(kind.__name__)
+    for name, weight in model.named_parameters():
+        if learnt and re.search(learnt, name):
+            torch.nn.init.normal_(weight)
+    return model if kind.__name__ in EVEN else own_norms(model)
 
 
-def tiny(kind, model, vae, *texts, scheduler=None, **parts):
-    """A pipeline of a class, with a denoiser and pairs of a text encoder and its tokenizer."""
-    for number, (encoder, tokenizer) in enumerate(texts, start=1):
-        end = f"_{number}" if number > 1 else ""
-        parts |= {f"text_encoder{end}": encoder, f"tokenizer{end}": tokenizer}
-    denoiser = "unet" if isinstance(model, UNet2DConditionModel) else "transformer"
-    scheduler = scheduler or FlowMatchEulerDiscreteScheduler()
-    pipe = kind(vae=vae, scheduler=scheduler, **{denoiser: model}, **parts)
+def own_norms(model: Any) -> Any:
+    """Give the norms of queries and keys weights of their own, which a training would."""
+    generator = torch.Generator().manual_seed(4)
+    for name, weight in model.named_parameters():
+        if ".norm_q." in name or ".norm_k." in name or ".norm_added_" in name:
+            weight.data = 8 * torch.rand(weight.shape, generator=generator)
+    return model
+
+
+def tiny(kind: Any, **changes: Any) -> Any:
+    """A pipeline of a class, or of its name. ``changes`` are parts, a part's settings in a dict,
+    and settings of the denoiser; parts that nobody needs are None."""
+    kind = newer(kind) if isinstance(kind, str) else kind
+    known = inspect.signature(kind, eval_str=True).parameters
+    recipe = recipe_of(kind)
+    wanted = {
+        name: parameter.annotation
+        for name, parameter in known.items()
+        if name in ("transformer", *changes, *recipe) or parameter.default is parameter.empty
+    }
+    parts = made(wanted, recipe, changes)
+    if "requires_safety_checker" in known:
+        parts["requires_safety_checker"] = False
+    pipe = kind(**parts)
+    for name, value in recipe.items():
+        if name not in known:
+            setattr(pipe, name, value)
     pipe.set_progress_bar_config(disable=True)
     return pipe
 
 
-def tiny_text_encoder(kind=CLIPTextModel, width: int = 32, max_length: int = 77):
-    config = CLIPTextConfig(
-        vocab_size=600,
-        hidden_size=width,
-        intermediate_size=37,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        max_position_embeddings=max_length,
-        projection_dim=width,
-        bos_token_id=518,
-        eos_token_id=519,
-    )
-    return kind(config).eval()
+def tiny_blocks(blocks: str, *without: str, **changes: Any) -> Any:
+    """The pipeline of an automatic sequence of blocks, without some of them."""
+    sequence = newer(blocks)()
+    for name in without:
+        sequence.sub_blocks.pop(name, None)
+    pipe = sequence.init_pipeline()
+    recipe = recipe_of(type(pipe))
+    hints = {spec.name: spec.type_hint for spec in pipe.blocks.expected_components}
+    parts = made(hints, recipe, changes)
+    pipe.update_components(**{name: part for name, part in parts.items() if part is not None})
+    return pipe
 
 
-def make_unet(**changes) -> UNet2DConditionModel:
-    """SD 1.x's blocks at a width of 8 and 16."""
-    config = {
-        "sample_size": 16,
-        "in_channels": 4,
-        "out_channels": 4,
-        "layers_per_block": 2,
-        "block_out_channels": (8, 16, 16, 16),
-        "down_block_types": ("CrossAttnDownBlock2D",) * 3 + ("DownBlock2D",),
-        "up_block_types": ("UpBlock2D",) + ("CrossAttnUpBlock2D",) * 3,
-        "cross_attention_dim": 32,
-        "attention_head_dim": (2, 4, 4, 4),
-        "norm_num_groups": 4,
-    }
-    torch.manual_seed(0)
-    return UNet2DConditionModel(**{**config, **changes}).eval()
+def recipe_of(kind: type) -> dict[str, Any]:
+    """What makes the parts of a class, by the longest beginning of its name or its base's."""
+    for cls in kind.__mro__:
+        names = [name for name in PARTS if cls.__name__.startswith(name)]
+        if names and "Pipeline" in cls.__name__:
+            return PARTS[max(names, key=len)]
+    return {}
 
 
-def make_small_unet(**changes) -> UNet2DConditionModel:
-    """One of few layers, for what takes long in each: on the way down, in the middle, and two on
-    the way up."""
-    config = {
-        "layers_per_block": 1,
-        "block_out_channels": (8, 16),
-        "attention_head_dim": (2, 4),
-        "down_block_types": ("CrossAttnDownBlock2D", "DownBlock2D"),
-        "up_block_types": ("UpBlock2D", "CrossAttnUpBlock2D"),
-    }
-    return make_unet(**{**config, **changes})
+def made(hints: dict[str, Any], recipe: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    """Parts by name, of the classes that ``hints`` names: the denoiser and the VAE first."""
+    order = (*DENOISERS, "vae", *hints)
+    own = {name: value for name, value in changes.items() if name not in (*hints, *DENOISERS)}
+    torch.manual_seed(1)
+    parts = {}
+    for name in sorted(hints, key=order.index):
+        known, change = recipe.get(name, {}), changes.get(name, {})
+        if name in changes and not isinstance(change, dict):
+            parts[name] = change
+        elif callable(known):
+            parts[name] = known()
+        else:
+            kinds = [kind for kind in (hints[name], *get_args(hints[name])) if is_sized(kind)]
+            seed = 1 if AutoencoderKL in kinds else None
+            if name in DENOISERS:
+                seed = 0
+            settings = {**known, **change, **(own if name in DENOISERS else {})}
+            parts[name] = tiny_model(kinds[0], seed, **settings) if kinds else None
+    return parts
+
+
+def is_sized(kind: Any) -> bool:
+    return getattr(kind, "__name__", "") in SIZES
+
+
+def make_unet(**changes: Any) -> UNet2DConditionModel:
+    return tiny_model(UNet2DConditionModel, **changes)
+
+
+def make_small_unet(**changes: Any) -> UNet2DConditionModel:
+    """One of few layers, for what takes long in each."""
+    return make_unet(**{**SMALL_UNET, **changes})
+
+
+def make_sdxl_unet(**changes: Any) -> UNet2DConditionModel:
+    return make_unet(**{**SDXL_UNET, **changes})
 
 
 def make_sd15_unet() -> UNet2DConditionModel:
@@ -103,72 +167,31 @@ def make_sd15_unet() -> UNet2DConditionModel:
     )
 
 
-def make_vae() -> AutoencoderKL:
-    torch.manual_seed(1)
-    return AutoencoderKL(
-        block_out_channels=(4, 8, 8, 8),
-        down_block_types=("DownEncoderBlock2D",) * 4,
-        up_block_types=("UpDecoderBlock2D",) * 4,
-        norm_num_groups=4,
-        latent_channels=4,
-    ).eval()
+def make_vae(**changes: Any) -> AutoencoderKL:
+    return tiny_model(AutoencoderKL, 1, **changes)
 
 
-def make_scheduler() -> DDIMScheduler:
-    return DDIMScheduler(beta_schedule="scaled_linear", steps_offset=1, clip_sample=False)
+def make_pipeline(kind: Any = "StableDiffusionPipeline", max_length: int = 77, **parts: Any) -> Any:
+    if max_length != 77:
+        parts["text_encoder"] = tiny_text_encoder(max_length=max_length)
+        parts["tokenizer"] = tiny_tokenizer(max_length)
+    return tiny(kind, **parts)
 
 
-def make_pipeline(kind=StableDiffusionPipeline, max_length: int = 77, **parts):
-    torch.manual_seed(2)
-    components = {
-        "unet": parts.get("unet") or make_unet(),
-        "vae": make_vae(),
-        "text_encoder": tiny_text_encoder(max_length=max_length),
-        "tokenizer": tiny_tokenizer(max_length),
-        "scheduler": make_scheduler(),
-        "safety_checker": None,
-        "feature_extractor": None,
-    }
-    pipe = kind(**{**components, **parts}, requires_safety_checker=False)
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
-
-
-def small_pipeline(kind=StableDiffusionPipeline, **parts):
+def small_pipeline(kind: Any = "StableDiffusionPipeline", **parts: Any) -> Any:
     """A pipeline whose UNet has few layers, for what does not depend on them: it takes a third of
     the time. The matrix's rows of SD 1.x and 2.x have all blocks."""
-    return make_pipeline(kind, **{"unet": make_small_unet(), **parts})
+    return tiny(kind, **{"unet": SMALL_UNET, **parts})
 
 
-def make_sdxl_unet(conditions: int = 6, text_width: int = 64, **changes) -> UNet2DConditionModel:
-    """SDXL's blocks; sizes and crops are 6 conditions, the refiner has 5 and one text encoder."""
-    return make_unet(
-        block_out_channels=(8, 16),
-        down_block_types=("DownBlock2D", "CrossAttnDownBlock2D"),
-        up_block_types=("CrossAttnUpBlock2D", "UpBlock2D"),
-        attention_head_dim=(2, 4),
-        transformer_layers_per_block=(1, 2),
-        cross_attention_dim=text_width,
-        addition_embed_type="text_time",
-        addition_time_embed_dim=8,
-        projection_class_embeddings_input_dim=8 * conditions + 32,
-        use_linear_projection=True,
-        **changes,
-    )
+def make_sdxl_pipeline(kind: Any = "StableDiffusionXLPipeline", **parts: Any) -> Any:
+    return tiny(kind, **parts)
 
 
-def make_sdxl_pipeline(kind=StableDiffusionXLPipeline, unet=None, **parts):
-    unet = unet or make_sdxl_unet()
-    torch.manual_seed(2)
-    pipe = kind(
-        vae=make_vae(),
-        text_encoder=tiny_text_encoder(),
-        text_encoder_2=tiny_text_encoder(CLIPTextModelWithProjection),
-        tokenizer=tiny_tokenizer(),
-        tokenizer_2=tiny_tokenizer(),
-        unet=unet,
-        scheduler=make_scheduler(),
-        **parts,
-    )
-    pipe.set_progress_bar_config(disable=True)
-    return pipe
+def by_default(kind: str) -> Callable[..., Any]:
+    """A function that makes pipelines of this class, or of another of its kin."""
+
+    def make(other: Any = kind, **changes: Any) -> Any:
+        return tiny(other, **changes)
+
+    return make

@@ -3,10 +3,12 @@
 Each knows a few words as one token and spells all else in letters or bytes.
 """
 
+import io
 import json
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 from tokenizers.models import BPE, Unigram, WordPiece
@@ -137,8 +139,10 @@ def _byte_level(specials: list[str]) -> Tokenizer:
 
 
 def tiny_qwen(padding_side: str = "right") -> PreTrainedTokenizerFast:
-    """Byte-level BPE that adds nothing by itself; the chat's tokens are in the text."""
-    backend = _byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>"])
+    """Byte-level BPE that adds nothing by itself; the chat's tokens, and images', are in the
+    text."""
+    images = ["<|vision_start|>", "<|vision_end|>", "<|image_pad|>", "<|video_pad|>"]
+    backend = _byte_level(["<|endoftext|>", "<|im_start|>", "<|im_end|>", *images])
     backend.normalizer = normalizers.NFC()
     backend.add_tokens(["<think>", "</think>"])
     return PreTrainedTokenizerFast(
@@ -149,6 +153,13 @@ def tiny_qwen(padding_side: str = "right") -> PreTrainedTokenizerFast:
         chat_template=CHAT,
         model_max_length=131072,
     )
+
+
+def tiny_vision_qwen() -> PreTrainedTokenizerFast:
+    """With Qwen3-VL's chat."""
+    tokenizer = tiny_qwen()
+    tokenizer.chat_template = VISION_CHAT
+    return tokenizer
 
 
 def tiny_mistral(padding_side: str = "left") -> PreTrainedTokenizerFast:
@@ -202,6 +213,29 @@ def tiny_bert_tokenizer() -> PreTrainedTokenizerFast:
         sep_token="[SEP]",
         model_max_length=77,
     )
+
+
+def tiny_chatglm_tokenizer() -> Any:
+    """SentencePiece's BPE; knows a few words, spells all else in letters or bytes. It needs
+    sentencepiece."""
+    from diffusers.pipelines.kolors import ChatGLMTokenizer
+    from sentencepiece import SentencePieceTrainer
+
+    made = io.BytesIO()
+    letters = "".join(map(chr, range(33, 127)))
+    SentencePieceTrainer.train(
+        sentence_iterator=iter([" ".join(WORDS)] * 20 + [letters]),
+        model_writer=made,
+        vocab_size=400,
+        hard_vocab_limit=False,
+        model_type="bpe",
+        byte_fallback=True,
+        minloglevel=2,
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder, "tokenizer.model")
+        file.write_bytes(made.getvalue())
+        return ChatGLMTokenizer(str(file))
 
 
 # name -> its maker

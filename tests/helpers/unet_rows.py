@@ -1,67 +1,41 @@
 """The rows of the support matrix whose denoiser is a UNet."""
 
+from functools import partial
 from typing import Any
 
 import torch
-from diffusers import (
-    AnimateDiffPipeline,
-    ControlNetModel,
-    DDIMScheduler,
-    EulerDiscreteScheduler,
-    HeunDiscreteScheduler,
-    LatentConsistencyModelPipeline,
-    LCMScheduler,
-    MotionAdapter,
-    StableDiffusionAdapterPipeline,
-    StableDiffusionControlNetPipeline,
-    StableDiffusionImg2ImgPipeline,
-    StableDiffusionInpaintPipeline,
-    StableDiffusionInstructPix2PixPipeline,
-    StableDiffusionPAGPipeline,
-    StableDiffusionXLImg2ImgPipeline,
-    T2IAdapter,
-)
-from transformers import CLIPTextModelWithProjection
+from diffusers import ControlNetModel, DDIMScheduler, EulerDiscreteScheduler, HeunDiscreteScheduler
 
 from helpers.rows import Options, Row, Way, first_third, from_image, middle_third, new_images, sized
+from helpers.tiny_parts import SMALL_UNET
 from helpers.tiny_pipelines import (
+    by_default,
     make_pipeline,
     make_scheduler,
     make_sdxl_pipeline,
-    make_sdxl_unet,
     make_small_unet,
-    make_unet,
-    make_vae,
     small_pipeline,
     tiny,
-    tiny_text_encoder,
 )
-from helpers.tiny_tokenizers import tiny_tokenizer
 
 
 def sd2():
     """v-prediction, and heads that vary by level with one width, as SD 2.x has them."""
-    unet = make_unet(attention_head_dim=(1, 2, 4, 4), use_linear_projection=True)
     scheduler = DDIMScheduler.from_config(make_scheduler().config, prediction_type="v_prediction")
-    return make_pipeline(unet=unet, scheduler=scheduler)
+    heads = {"attention_head_dim": (1, 2, 4, 4), "use_linear_projection": True}
+    return make_pipeline(unet=heads, scheduler=scheduler)
 
 
 def refiner():
+    """With one text encoder, and five conditions."""
+    widths = {"cross_attention_dim": 32, "projection_class_embeddings_input_dim": 5 * 8 + 32}
     return tiny(
-        StableDiffusionXLImg2ImgPipeline,
-        make_sdxl_unet(conditions=5, text_width=32),
-        make_vae(),
-        (None, None),
-        (tiny_text_encoder(CLIPTextModelWithProjection), tiny_tokenizer()),
-        scheduler=make_scheduler(),
+        "StableDiffusionXLImg2ImgPipeline",
+        unet=widths,
+        text_encoder=None,
+        tokenizer=None,
         requires_aesthetics_score=True,
     )
-
-
-def lcm():
-    scheduler = LCMScheduler.from_config(make_scheduler().config)
-    unet = make_small_unet(time_cond_proj_dim=32)
-    return make_pipeline(LatentConsistencyModelPipeline, unet=unet, scheduler=scheduler)
 
 
 def controlnet(count: int):
@@ -73,7 +47,7 @@ def controlnet(count: int):
             for parameter in net.controlnet_mid_block.parameters():
                 torch.nn.init.normal_(parameter)
         one_or_more = nets if count > 1 else nets[0]
-        return make_pipeline(StableDiffusionControlNetPipeline, unet=unet, controlnet=one_or_more)
+        return tiny("StableDiffusionControlNetPipeline", unet=unet, controlnet=one_or_more)
 
     return make
 
@@ -84,14 +58,6 @@ def conditioned(count: int):
         return {**sized(pipe, way), "image": [image] * count if count > 1 else image}
 
     return options
-
-
-def t2i_adapter():
-    torch.manual_seed(3)
-    adapter = T2IAdapter(
-        in_channels=3, channels=(8, 16, 16, 16), num_res_blocks=2, downscale_factor=8
-    ).eval()
-    return make_pipeline(StableDiffusionAdapterPipeline, adapter=adapter)
 
 
 def ip_adapter_weights(unet: Any, seed: int = 0) -> Options:
@@ -155,10 +121,6 @@ def lora(state: str):
     return make
 
 
-def scaled_lora(pipe: Any, way: Way) -> Options:
-    return {**sized(pipe, way), "cross_attention_kwargs": {"scale": 0.5}}
-
-
 def learned_token():
     pipe = small_pipeline()
     torch.manual_seed(5)
@@ -177,29 +139,11 @@ def freeu():
     return pipe
 
 
-def animatediff():
-    torch.manual_seed(6)
-    adapter = MotionAdapter(
-        block_out_channels=(8, 16),
-        motion_layers_per_block=1,
-        motion_norm_num_groups=4,
-        motion_num_attention_heads=2,
-    )
-    return tiny(
-        AnimateDiffPipeline,
-        make_small_unet(),
-        make_vae(),
-        (tiny_text_encoder(), tiny_tokenizer()),
-        scheduler=make_scheduler(),
-        motion_adapter=adapter,
-    )
+animatediff = by_default("AnimateDiffPipeline")
 
 
 def scheduled(kind: Any):
-    def make():
-        return small_pipeline(scheduler=kind.from_config(make_scheduler().config))
-
-    return make
+    return lambda: small_pipeline(scheduler=kind.from_config(make_scheduler().config))
 
 
 def inpainting(pipe: Any, way: Way) -> Options:
@@ -208,81 +152,75 @@ def inpainting(pipe: Any, way: Way) -> Options:
     return {**sized(pipe, way), "image": new_images(way, way.prompts), "mask_image": mask}
 
 
-def pag():
-    return small_pipeline(StableDiffusionPAGPipeline, pag_applied_layers=["mid"])
-
-
-def lcm_options(pipe: Any, way: Way) -> Options:
-    return {**sized(pipe, way), "negative_prompt": None}
-
-
-def never_guided(pipe: Any, way: Way) -> Options:
-    return {**sized(pipe, way), "guidance_scale": 0.0}
-
-
-def frames(pipe: Any, way: Way) -> Options:
-    return {**sized(pipe, way), "num_frames": 3, "decode_chunk_size": 3}
-
-
 # fuse_qkv_projections of diffusers leaves a LoRA that is loaded out
 APART = ("AttnProcessor", "sliced", "TorchAttnProcessor")
+small = partial(Row, layers=4)
 
 UNETS = (
     Row("Stable Diffusion 1.x", make_pipeline, sized),
     Row("Stable Diffusion 2.x (v-prediction)", sd2, sized),
     Row("SDXL", make_sdxl_pipeline, sized, layers=12),
-    Row("SDXL-Turbo", make_sdxl_pipeline, never_guided, prompt_rows=None, layers=12),
     Row(
-        "SDXL refiner",
-        refiner,
-        lambda pipe, way: {**from_image(pipe, way), "num_inference_steps": 8},  # 0.3 of them run
+        "SDXL-Turbo",
+        make_sdxl_pipeline,
+        partial(sized, guidance_scale=0.0),
+        prompt_rows=None,
         layers=12,
     ),
-    Row("LCM", lcm, lcm_options, prompt_rows=None, layers=4),
-    Row(
-        "image to image",
-        lambda: small_pipeline(StableDiffusionImg2ImgPipeline),
-        from_image,
-        layers=4,
-    ),
-    Row(
-        "inpainting (9 channels)",
-        lambda: make_pipeline(StableDiffusionInpaintPipeline, unet=make_small_unet(in_channels=9)),
-        inpainting,
-        layers=4,
-    ),
-    Row(
-        "InstructPix2Pix",
-        lambda: make_pipeline(
-            StableDiffusionInstructPix2PixPipeline, unet=make_small_unet(in_channels=8)
+    # 0.3 of the steps are run
+    Row("SDXL refiner", refiner, partial(from_image, num_inference_steps=8), layers=12),
+    small(
+        "LCM",
+        lambda: tiny(
+            "LatentConsistencyModelPipeline", unet={**SMALL_UNET, "time_cond_proj_dim": 32}
         ),
+        partial(sized, negative_prompt=None),
+        prompt_rows=None,
+    ),
+    small("image to image", lambda: small_pipeline("StableDiffusionImg2ImgPipeline"), from_image),
+    small(
+        "inpainting (9 channels)",
+        lambda: small_pipeline("StableDiffusionInpaintPipeline", in_channels=9),
+        inpainting,
+    ),
+    small(
+        "InstructPix2Pix",
+        lambda: small_pipeline("StableDiffusionInstructPix2PixPipeline", in_channels=8),
         from_image,
         prompt_rows=first_third,
-        layers=4,
     ),
-    Row(
+    small(
         "PAG",
-        pag,
-        lambda pipe, way: {**sized(pipe, way), "pag_scale": 3.0},
+        lambda: small_pipeline("StableDiffusionPAGPipeline", pag_applied_layers=["mid"]),
+        partial(sized, pag_scale=3.0),
         prompt_rows=middle_third,
         unguided_rows=lambda batch: range(batch // 2),
         processors=(),
-        layers=4,
     ),
-    Row("ControlNet", controlnet(1), conditioned(1), layers=4),
-    Row("ControlNet, two at once", controlnet(2), conditioned(2), layers=4),
-    Row("T2I-Adapter", t2i_adapter, conditioned(1), unit=64),
-    Row("IP-Adapter", ip_adapter(1), with_image_prompts(1), processors=(), layers=4),
-    Row("IP-Adapter, two at once", ip_adapter(2), with_image_prompts(2), processors=(), layers=4),
-    Row("LoRA", lora("loaded"), sized, processors=APART, layers=4),
-    Row("LoRA, fused", lora("fused"), sized, layers=4),
-    Row("LoRA, unfused", lora("unfused"), sized, processors=APART, layers=4),
-    Row("LoRA, scaled", lora("loaded"), scaled_lora, processors=APART, layers=4),
-    Row("textual inversion", learned_token, says_the_learned_token, layers=4),
-    Row("FreeU", freeu, sized, layers=4),
-    Row("AnimateDiff", animatediff, frames, frames=3, frame_rows=3, images_option=None, layers=4),
-    Row(
-        "Euler scheduler (fractional timesteps)", scheduled(EulerDiscreteScheduler), sized, layers=4
+    small("ControlNet", controlnet(1), conditioned(1)),
+    small("ControlNet, two at once", controlnet(2), conditioned(2)),
+    Row("T2I-Adapter", lambda: tiny("StableDiffusionAdapterPipeline"), conditioned(1), unit=64),
+    small("IP-Adapter", ip_adapter(1), with_image_prompts(1), processors=()),
+    small("IP-Adapter, two at once", ip_adapter(2), with_image_prompts(2), processors=()),
+    small("LoRA", lora("loaded"), sized, processors=APART),
+    small("LoRA, fused", lora("fused"), sized),
+    small("LoRA, unfused", lora("unfused"), sized, processors=APART),
+    small(
+        "LoRA, scaled",
+        lora("loaded"),
+        partial(sized, cross_attention_kwargs={"scale": 0.5}),
+        processors=APART,
     ),
-    Row("Heun scheduler (second order)", scheduled(HeunDiscreteScheduler), sized, layers=4),
+    small("textual inversion", learned_token, says_the_learned_token),
+    small("FreeU", freeu, sized),
+    small(
+        "AnimateDiff",
+        animatediff,
+        partial(sized, num_frames=3, decode_chunk_size=3),
+        frames=3,
+        frame_rows=3,
+        images_option=None,
+    ),
+    small("Euler scheduler (fractional timesteps)", scheduled(EulerDiscreteScheduler), sized),
+    small("Heun scheduler (second order)", scheduled(HeunDiscreteScheduler), sized),
 )

@@ -1,21 +1,21 @@
-"""Rows of the support matrix: videos of Wan that begin with an image, and Wan 2.2, with random
-weights."""
+"""Rows of the support matrix: videos of Wan that begin with an image, and Wan 2.2."""
 
+from functools import partial
 from typing import Any
 
 import torch
-from diffusers import AutoencoderKLWan, WanImageToVideoPipeline, WanPipeline
 from transformers import CLIPImageProcessor, CLIPVisionConfig, CLIPVisionModel
 
-from helpers.rows import Options, Row, Way, new_images
-from helpers.transformer_rows import own_norms
-from helpers.video_rows import VIDEO, video, wan, wan_transformer
+from helpers.rows import Options, Row, also_images
+from helpers.tiny_pipelines import own_norms, tiny
+from helpers.video_rows import VIDEO, video, wan_transformer
 
 IMAGE = 5  # columns of the image: its four patches and one of all
 CHANNELS = 12  # of the noise, of a mask, of the image
 
 
 def vision() -> CLIPVisionModel:
+    torch.manual_seed(1)
     config = CLIPVisionConfig(
         hidden_size=16,
         intermediate_size=16,
@@ -35,10 +35,9 @@ def seeing(**changes: Any) -> Any:
 
 def wan_from_image(**changes: Any) -> Any:
     """Wan 2.1: its layers attend to the image, which is in the channels too."""
-    torch.manual_seed(1)
     small = {"height": 32, "width": 32}
-    return wan(
-        WanImageToVideoPipeline,
+    return tiny(
+        "WanImageToVideoPipeline",
         transformer=seeing(**changes),
         image_encoder=vision(),
         image_processor=CLIPImageProcessor(size={"shortest_edge": 32}, crop_size=small),
@@ -48,46 +47,36 @@ def wan_from_image(**changes: Any) -> Any:
 def wan22_from_image() -> Any:
     """14B of Wan 2.2: the image is in the channels alone, and another transformer runs the second
     half of the schedule."""
-    first, second = (wan_transformer(in_channels=CHANNELS, seed=seed) for seed in (0, 1))
-    return wan(WanImageToVideoPipeline, transformer=first, transformer_2=second, boundary_ratio=0.5)
-
-
-def wan22_small(kind: Any = WanPipeline) -> Any:
-    """5B of Wan 2.2: each token has a timestep of its own, and a cell has 32 pixels on a side."""
-    torch.manual_seed(1)
-    vae = AutoencoderKLWan(
-        base_dim=3,
-        decoder_base_dim=3,
-        z_dim=4,
-        dim_mult=[1, 1, 1, 1],
-        num_res_blocks=1,
-        temperal_downsample=[False, True, True],
-        latents_mean=[0.0] * 4,
-        latents_std=[1.0] * 4,
-        is_residual=True,
-        in_channels=12,
-        out_channels=12,
-        patch_size=2,
-        scale_factor_spatial=16,
+    return tiny(
+        "WanImageToVideoPipeline",
+        in_channels=CHANNELS,
+        transformer_2=wan_transformer(1, in_channels=CHANNELS),
+        boundary_ratio=0.5,
     )
-    return wan(kind, vae=vae.eval(), expand_timesteps=True)
+
+
+def wan22_small(kind: str = "WanPipeline") -> Any:
+    """5B of Wan 2.2: each token has a timestep of its own, and a cell has 32 pixels on a side."""
+    vae = {
+        "decoder_base_dim": 3,
+        "is_residual": True,
+        "in_channels": 12,
+        "out_channels": 12,
+        "patch_size": 2,
+        "scale_factor_spatial": 16,
+    }
+    return tiny(kind, vae=vae, expand_timesteps=True)
 
 
 def wan22_small_from_image() -> Any:
-    return wan22_small(WanImageToVideoPipeline)
+    return wan22_small("WanImageToVideoPipeline")
 
 
-def from_image(pipe: Any, way: Way) -> Options:
-    return {**video(pipe, way), "image": new_images(way, 1)}
-
-
-def from_seen_image(pipe: Any, way: Way) -> Options:
-    """As many columns of text as diffusers reckons with."""
-    return {**from_image(pipe, way), "max_sequence_length": 512}
-
-
-WAN: dict[str, Any] = {**VIDEO, "in_turn": True}
-SMALL: dict[str, Any] = {**WAN, "unit": 32, "cell": 32}
+wan_image = also_images(video, 1)
+# as many columns of text as diffusers reckons with
+from_seen_image = also_images(partial(video, max_sequence_length=512), 1)
+WAN: Options = {**VIDEO, "in_turn": True}
+SMALL: Options = {**WAN, "unit": 32, "cell": 32}
 
 WAN_VIDEOS = (
     # its pipeline gives the image to one video a prompt
@@ -98,7 +87,7 @@ WAN_VIDEOS = (
         text_last=True,
         **{**WAN, "images_option": None, "processors": ("fused",)},
     ),
-    Row("Wan 2.2, from an image", wan22_from_image, from_image, **WAN),
+    Row("Wan 2.2, from an image", wan22_from_image, wan_image, **WAN),
     Row("Wan 2.2 5B", wan22_small, video, **SMALL),
-    Row("Wan 2.2 5B, from an image", wan22_small_from_image, from_image, **SMALL),
+    Row("Wan 2.2 5B, from an image", wan22_small_from_image, wan_image, **SMALL),
 )

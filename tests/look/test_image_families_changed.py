@@ -3,8 +3,7 @@
 import numpy as np
 import pytest
 import torch
-from helpers.hunyuan_rows import hunyuan_image
-from helpers.joint_rows import auraflow, bria, chroma, ernie, hidream, longcat, ovis
+from helpers.joint_rows import auraflow, bria, chroma, ernie, hidream, hunyuan_image, longcat, ovis
 
 import sdattn
 from sdattn import AttentionStore, TorchJointProcessor

@@ -58,7 +58,7 @@ def columns_of(pipe, prompts, length):
 
 @pytest.mark.parametrize("length", [32, 8])
 def test_columns_are_those_of_the_connectors(length):
-    pipe = ltx2(newer=True, connectors=connectors(newer=True, video_connector_num_layers=0))
+    pipe = ltx2(newer=True, connectors=connectors(video_connector_num_layers=0))
     tells_ids(pipe.text_encoder)
     read = read_prompts(pipe, PROMPTS, max_sequence_length=length)
     made = columns_of(pipe, PROMPTS, length)
@@ -70,7 +70,7 @@ def test_columns_are_those_of_the_connectors(length):
 
 def test_without_registers_padding_stays_in_front():
     no_registers = {"video_connector_num_learnable_registers": None}
-    own = connectors(newer=True, video_connector_num_layers=0, **no_registers)
+    own = connectors(video_connector_num_layers=0, **no_registers)
     pipe = ltx2(newer=True, connectors=own)
     tells_ids(pipe.text_encoder)
     [read] = read_prompts(pipe, "a dog", max_sequence_length=8)
@@ -212,7 +212,7 @@ def test_layers_of_the_sound_are_listed_and_not_captured(pipe):
 
 def test_a_video_from_an_image_has_the_steps_own_timesteps():
     needs_argument(LTX2ImageToVideoPipeline.__call__, "image_crf")
-    pipe = ltx2(LTX2ImageToVideoPipeline)
+    pipe = ltx2("LTX2ImageToVideoPipeline")
     options = {"image": new_image(), "image_crf": 0, "max_sequence_length": LENGTH}
     size = {"height": 64, "width": 96, "num_frames": 9, "num_inference_steps": 2}
     made = generate(pipe, "a red cat", **size, **options, capture_options={"steps": "all"})

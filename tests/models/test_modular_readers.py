@@ -4,31 +4,24 @@ got."""
 import pytest
 import torch
 from helpers.modular_rows import (
-    built,
+    distilled_flux3,
     flux3,
     h3,
-    h3_audio_vae,
+    h3_with_sound,
     ideogram4,
-    ideogram4_parts,
+    ideogram4_blocks,
     qwen21,
-    qwen21_parts,
+    qwen21_blocks,
 )
 from helpers.newer import newer
-from helpers.reading_pipelines import assert_same_columns, tells_ids
+from helpers.reading_pipelines import PROMPTS, assert_same_columns, ids_of, tells_ids
 from PIL import Image
 
 import sdattn
-from sdattn.models.families import reader_of
 from sdattn.models.layers import find_denoiser
 from sdattn.models.reading import read_prompts
 from sdattn.prompts.tokens import TruncationWarning
 
-PROMPTS = [
-    "a red cat on the sofa",
-    "A turquoise Cat, a dog (on a  cat's SOFA)!",
-    "  un café 😀 cat\n",
-    "一只 cat 红色",
-]
 LONG = "a red cat on the sofa, " * 16
 SMALL = {"height": 64, "width": 96, "num_inference_steps": 2}
 
@@ -37,13 +30,13 @@ def flux3_columns(pipe, prompt, **options):
     """The token of each column that the text encoder's block hands on."""
     state = pipe.blocks.sub_blocks["text_encoder"]
     embeds = state._get_qwen3_vl_prompt_embeds(pipe.text_encoder, pipe.tokenizer, prompt, **options)
-    return (embeds[..., 0].round().long() - 1).tolist()
+    return ids_of(embeds)
 
 
-@pytest.mark.parametrize("blocks", ["Flux3AutoBlocks", "Flux3DistilledAutoBlocks"])
+@pytest.mark.parametrize("make", [flux3, distilled_flux3])
 @torch.no_grad()
-def test_flux_3_reads_each_prompt_in_a_window_of_its_own(blocks):
-    pipe = flux3(blocks, flow_map="Distilled" in blocks)
+def test_flux_3_reads_each_prompt_in_a_window_of_its_own(make):
+    pipe = make()
     tells_ids(pipe.text_encoder)
     widths = []
     for prompt in (*PROMPTS, LONG):
@@ -125,9 +118,7 @@ def test_flux_3_has_maps_of_the_negative_prompt():
     assert [one.prompt.text for one in negative.heatmaps()] == [texts[0]]
 
 
-@pytest.mark.parametrize(
-    "make", [ideogram4, lambda: built("Ideogram4AutoBlocks", **ideogram4_parts())]
-)
+@pytest.mark.parametrize("make", [ideogram4, ideogram4_blocks])
 @torch.no_grad()
 def test_ideogram_4_reads_each_prompt_without_its_padding(make):
     pipe, got, kinds = make(), [], []
@@ -235,7 +226,7 @@ def test_minimax_h3_refuses_places_that_are_no_grid():
             pipe(prompt="a red cat", height=64, width=96, num_inference_steps=2)
 
 
-@pytest.mark.parametrize("make", [qwen21, lambda: built("QwenImage21AutoBlocks", **qwen21_parts())])
+@pytest.mark.parametrize("make", [qwen21, qwen21_blocks])
 def test_qwen_image_2_1_reads_a_template_without_its_system_message(make):
     pipe, got, states = make(), [], []
     tells_ids(pipe.text_encoder)
@@ -247,7 +238,7 @@ def test_qwen_image_2_1_reads_a_template_without_its_system_message(make):
     )
     for batch in (PROMPTS, PROMPTS[:1], PROMPTS[::-1]):
         pipe(prompt=batch, **SMALL)
-        made = (states[-1][..., 0].round().long() - 1).tolist()
+        made = ids_of(states[-1])
         read = read_prompts(pipe, batch)
         assert_same_columns(read, made, pipe.processor.tokenizer)
         assert [one.encoded[0] for one in read] == list(map(tuple, got[-1]))
@@ -281,23 +272,6 @@ def test_qwen_image_2_1_refuses_images_among_its_text_and_what_its_text_attends_
 
 
 @pytest.mark.parametrize(
-    ("name", "reader"),
-    [
-        ("Flux3ModularPipeline", "read_flux3"),
-        ("Flux3DistilledModularPipeline", "read_flux3"),
-        ("Ideogram4Pipeline", "read_ideogram4"),
-        ("Ideogram4ModularPipeline", "read_ideogram4"),
-        ("MiniMaxH3ModularPipeline", "read_h3"),
-        ("QwenImage21Pipeline", "read_qwen21"),
-        ("QwenImage21TurboModularPipeline", "read_qwen21"),
-    ],
-)
-def test_each_class_has_its_reader(name, reader):
-    kind = newer(name)
-    assert reader_of(kind.__new__(kind)).__name__ == reader
-
-
-@pytest.mark.parametrize(
     ("make", "options"),
     [
         (flux3, {"negative_prompt": "dog"}),
@@ -313,7 +287,7 @@ def test_generate_draws_one_prompt(make, options):
 
 
 def test_generate_makes_a_video_of_a_pipeline_with_sound():
-    pipe = h3("", audio_vae=h3_audio_vae())
+    pipe = h3_with_sound()
     [run] = sdattn.generate(pipe, "a red cat", height=64, width=96, num_inference_steps=2)
     assert len(run.video) == 124 and run.image.size == (96, 64)
     assert run.heatmaps.maps.shape == (37, 2, 3, 3)

@@ -1,30 +1,12 @@
-"""Each pipeline's columns, against the states that its own ``encode_prompt`` makes.
-
-The text encoders are real ones of random weights whose states are overwritten with the number of
-the token that they stand for. So what ``encode_prompt`` returns tells, for every column that the
-denoiser would get, which token it came from.
-"""
+"""Prompts and labels to columns, of any pipeline."""
 
 import pytest
-import torch
-from diffusers import (
-    StableDiffusionPipeline,
-)
-from helpers.reading_pipelines import (
-    make_flux,
-    make_klein,
-    make_qwen,
-    make_sd3,
-)
+from diffusers import FluxPriorReduxPipeline, ShapEPipeline, StableDiffusionPipeline
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
+from helpers.transformer_rows import flux, klein, qwen_image, sd3
 
 from sdattn.models.reading import read_prompts
 from sdattn.prompts.tokens import TruncationWarning, read_prompt
-
-
-@pytest.fixture(autouse=True)
-def _seeded():
-    torch.manual_seed(0)
 
 
 def test_a_pipeline_of_ones_own_reads_as_its_base():
@@ -67,10 +49,10 @@ def test_other_texts_for_other_encoders_are_refused():
     with pytest.raises(ValueError, match="prompt_2='a dog'.*text"):
         read_prompts(pipe, "a cat", prompt_2="a dog")
     with pytest.raises(ValueError, match="prompt_3='a dog'.*text"):
-        read_prompts(make_sd3(), "a cat", prompt_3="a dog")
+        read_prompts(sd3(), "a cat", prompt_3="a dog")
 
 
-@pytest.mark.parametrize("make", [make_pipeline, make_flux, make_qwen, make_klein])
+@pytest.mark.parametrize("make", [make_pipeline, flux, qwen_image, klein])
 def test_an_empty_prompt_is_refused_everywhere(make):
     with pytest.raises(ValueError, match="is empty"):
         read_prompts(make(), " ")
@@ -78,6 +60,21 @@ def test_an_empty_prompt_is_refused_everywhere(make):
 
 def test_an_option_that_contradicts_the_columns_is_refused():
     with pytest.raises(ValueError, match="300.*columns.*max_sequence_length=256"):
-        read_prompts(make_flux(), "a cat", columns=300, max_sequence_length=256)
+        read_prompts(flux(), "a cat", columns=300, max_sequence_length=256)
     with pytest.raises(ValueError, match="1241 token columns.*512"):
-        read_prompts(make_flux(), "a cat", columns=1241)  # with an image's tokens behind (Redux)
+        read_prompts(flux(), "a cat", columns=1241)  # with an image's tokens behind (Redux)
+
+
+def test_pipelines_whose_words_cannot_be_told_take_labels():
+    pipe = FluxPriorReduxPipeline.__new__(FluxPriorReduxPipeline)  # FLUX.1's name, of no prompt
+    with pytest.raises(TypeError, match="FluxPriorReduxPipeline.*prompts"):
+        read_prompts(pipe, "a cat")
+    shap_e = ShapEPipeline.__new__(ShapEPipeline)  # of no family
+    with pytest.raises(TypeError, match="ShapEPipeline.*prompts"):
+        read_prompts(shap_e, "a cat")
+    for one in (pipe, shap_e):
+        (read,) = read_prompts(one, {"cat": [2], "red dog": [4, 5]}, columns=300)
+        assert read.find("red dog") == [(4, 5)]
+        assert len(read.tokens) == 300
+    with pytest.raises(ValueError, match="columns="):
+        read_prompts(pipe, {"cat": [2]})

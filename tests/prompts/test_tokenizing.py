@@ -2,9 +2,8 @@
 
 import pytest
 from helpers.tiny_tokenizers import TINY_TOKENIZERS, tiny_qwen
-from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers
-from tokenizers.processors import ByteLevel, TemplateProcessing
-from transformers import PreTrainedTokenizerFast
+from tokenizers import AddedToken
+from tokenizers.processors import ByteLevel
 
 try:
     from transformers.models.bert.tokenization_bert_legacy import BertTokenizerLegacy
@@ -17,19 +16,6 @@ from sdattn.prompts.tokens import (
     read_source,
 )
 from sdattn.prompts.words import Source
-
-
-def test_a_tokenizer_that_adds_an_end_only():
-    """T5's habit: no start token, an end token, another token for padding."""
-    backend = Tokenizer(models.WordLevel({"<pad>": 0, "</s>": 1, "a": 2, "cat": 3, "?": 4}, "?"))
-    backend.pre_tokenizer = pre_tokenizers.Whitespace()
-    backend.post_processor = TemplateProcessing(single="$A </s>", special_tokens=[("</s>", 1)])
-    tokenizer = PreTrainedTokenizerFast(
-        tokenizer_object=backend, pad_token="<pad>", eos_token="</s>", model_max_length=6
-    )
-    read = read_prompt(tokenizer, "a cat")
-    assert [token.special for token in read.tokens] == ["", "", "<eos>", "<pad>", "<pad>", "<pad>"]
-    assert read.find("a cat") == [(0, 1)]
 
 
 def slow_tokenizer(folder, max_length):
@@ -81,6 +67,10 @@ def test_a_slow_tokenizer_knows_templates_and_added_tokens(tmp_path):
         "  A turquoise Cat, a dog (on a  cat's SOFA)! ",
         "un café crème, 😀 cat\n",
         "一只 cat 红色的猫",
+        'the cat\'s red-haired dog; 8k, "art"',
+        "a cat 😀😀 and 👩‍🚀, ok",
+        "कुत्ता और cat",
+        "path/to\\cat <b>&amp;",
     ],
 )
 def test_every_tokenizer_spells_a_word_by_its_columns(kind, prompt):
@@ -89,6 +79,7 @@ def test_every_tokenizer_spells_a_word_by_its_columns(kind, prompt):
     assert len(read.tokens) == 77
     ids = tokenizer(prompt, padding="max_length", max_length=77)["input_ids"]
     assert [token.id for token in read.tokens] == ids
+    assert "".join(word.text for word in read.words) == "".join(prompt.split())
     for word in read.words:
         assert prompt[word.start : word.end] == word.text
         spelled = tokenizer.decode([ids[i] for i in word.columns])

@@ -1,7 +1,8 @@
 """The families of models, and the registry that the rest of the package asks.
 
-Families that need no code are rows of :mod:`.table`; each other one has a file. A module in this
-folder is found by itself, with the ``FAMILY`` or the ``FAMILIES`` that it holds.
+Each module of this folder has a table, ``FAMILIES``, with a row for each family of its
+architecture, and before it the functions of those that facts alone do not describe. It is found by
+itself.
 """
 
 import re
@@ -15,9 +16,9 @@ from ...errors import InvalidTypeError, InvalidValueError
 from ..call_options import is_modular
 from ..denoiser_call import unwrapped
 from ..encoders import Reader, refuse_unknown
-from ..family import GUIDED, Family, Guidance
+from ..family import Family
 from ..guiders import guider_of
-from ..parts import Edits, ImageLatents
+from ..parts import GUIDED, Edits, Guidance, ImageLatents
 from ..pipeline import Options, Pipeline
 
 Fact = TypeVar("Fact")
@@ -41,10 +42,8 @@ UNMAPPED: Mapping[str, str] = {
 }
 
 
-_modules = [vars(import_module(f".{one.name}", __name__)) for one in iter_modules(__path__)]
-_registered: tuple[Family, ...] = tuple(
-    family for held in _modules for family in held.get("FAMILIES") or [held["FAMILY"]]
-)
+_tables = [import_module(f".{module.name}", __name__) for module in iter_modules(__path__)]
+_registered: tuple[Family, ...] = tuple(family for table in _tables for family in table.FAMILIES)
 
 
 def registered() -> tuple[Family, ...]:
@@ -82,8 +81,7 @@ def unregister(family: Family) -> None:
 
 
 def _names(family: Family) -> set[str]:
-    denoisers = {kind if isinstance(kind, str) else kind.__name__ for kind in family.denoisers}
-    return {repr(family.name), *denoisers, *family.readers, *family.guidance}
+    return {repr(family.name), *family.denoiser_names, *family.readers, *family.guidance}
 
 
 def listed(kind: type) -> Family | None:
@@ -127,13 +125,12 @@ def family_of(model: object, asked: str = "") -> Family:
 def closest(kind: type) -> Family | None:
     """Return the family whose denoiser has the most similar class name, or None."""
     named: dict[Sequence[str], Family]
-    named = {_words(name): family for family in _registered for name in family.denoisers}
-    found = get_close_matches(_words(kind), list(named), n=1)
+    named = {_words(name): family for family in _registered for name in family.denoiser_names}
+    found = get_close_matches(_words(kind.__name__), list(named), n=1)
     return named[found[0]] if found else None
 
 
-def _words(kind: type | str) -> tuple[str, ...]:
-    name = kind if isinstance(kind, str) else kind.__name__
+def _words(name: str) -> tuple[str, ...]:
     rest = re.sub(r"Transformer|Condition|Model|\dD", "", name)
     return tuple(re.findall(r"[A-Z]+(?![a-z])|[A-Z][a-z]*|\d+", rest))
 

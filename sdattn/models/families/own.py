@@ -38,7 +38,9 @@ class OwnModels(Family):
         return DenoiserCall(timestep=0.0, size=None, batch=batch, text=None)
 
 
-FAMILY = OwnModels(
-    name="models of one's own whose attention is all sdattn.attention.MultiHeadAttention",
-    grid=lambda *_: (),  # never asked
+FAMILIES = (
+    OwnModels(
+        name="models of one's own whose attention is all sdattn.attention.MultiHeadAttention",
+        grid=lambda *_: (),  # never asked
+    ),
 )

@@ -1,4 +1,4 @@
-"""Qwen-Image and its variants for editing: joint attention, prompts inside a template.
+"""Qwen-Image, its variants for editing, and Qwen-Image 2.1; prompts inside a template.
 
 In variants for editing the text encoder reads images before the prompt. An image becomes more or
 fewer tokens by its size, which moves the columns of the prompt after it.
@@ -10,22 +10,28 @@ from typing import Any
 
 from torch import Tensor
 
-from ...errors import InvalidValueError
-from ...prompts.tokenizing import TEMPLATE, Token
+from ...errors import InvalidTypeError, InvalidValueError
+from ...prompts.tokenizing import TEMPLATE
 from ...prompts.tokens import Prompt
-from ..encoders import TextCall, filled_to_longest, in_template, read_inside
-from ..family import IN_TURN, Family
-from ..parts import Edits, ImageLatents, packed, vae_latents
+from ..encoders import TextCall, filled_to_longest, in_template, padded_in_front, read_inside
+from ..family import Family
+from ..parts import IN_TURN, Edits, ImageLatents, packed, standardised, text_then_image, vae_latents
 from ..pipeline import Given, Model, Pipeline
 
 IMAGE = "<|image_pad|>"  # a token of an image
+_SYSTEM21 = "Comprehend and analyze the provided prompt."
+_TEMPLATE21 = (
+    f"<|im_start|>system\n{_SYSTEM21}<|im_end|>\n<|im_start|>user\n{{}}<|im_end|>\n"
+    "<|im_start|>assistant\n"
+)
 
 
 def read_qwen(call: TextCall, texts: list[str]) -> list[Prompt]:
     """Read Qwen2.5-VL inside a template, without its first tokens, cut, and padded with zeros to
     the longest prompt in the batch. Source: pipeline_qwenimage.py, ``_get_qwen_prompt_embeds``."""
-    most, start = call.option("max_sequence_length"), "prompt_template_encode_start_idx"
-    limit = call.setting("tokenizer_max_length") + call.setting(start)
+    most = call.option("max_sequence_length")
+    drop = call.setting("prompt_template_encode_start_idx")
+    limit = call.setting("tokenizer_max_length") + drop
     templates = [call.setting("prompt_template_encode")] * len(texts)
     return _read_filled(call, texts, templates, most, truncation=True, max_length=limit)
 
@@ -99,11 +105,14 @@ def _tokens(call: TextCall, size: tuple[int, int]) -> int:
 
 def _of_template(read: list[Prompt]) -> list[Prompt]:
     """Mark the images' tokens as part of the template; a tokenizer takes them for end tokens."""
-    return [replace(prompt, tokens=tuple(map(_named, prompt.tokens))) for prompt in read]
-
-
-def _named(token: Token) -> Token:
-    return replace(token, special=TEMPLATE) if token.text == IMAGE else token
+    marked = []
+    for prompt in read:
+        tokens = [
+            replace(token, special=TEMPLATE) if token.text == IMAGE else token
+            for token in prompt.tokens
+        ]
+        marked.append(replace(prompt, tokens=tuple(tokens)))
+    return marked
 
 
 def _grid_of_shapes(_model: Model, given: Given) -> tuple[int, ...]:
@@ -116,10 +125,39 @@ def _grid_of_shapes(_model: Model, given: Given) -> tuple[int, ...]:
 def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
     """Encode to one frame of a video VAE, packed (pipeline_qwenimage_img2img.py,
     ``_encode_vae_image``)."""
-    latents, config = vae_latents(pipe.vae, pixels[:, :, None])[:, :, 0], pipe.vae.config
-    known = latents.new_tensor([config.latents_mean, config.latents_std])
-    mean, std = known[..., None, None]  # [C, 1, 1] each
-    return packed(pipe, (latents - mean) / std)
+    latents = vae_latents(pipe.vae, pixels[:, :, None])[:, :, 0]
+    return packed(pipe, standardised(pipe, latents))
+
+
+def read_qwen21(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read Qwen3-VL inside a template without its system message, padded with zeros to the longest
+    prompt in the batch. Source: pipeline_qwenimage21.py, ``_get_qwen_prompt_embeds``."""
+    if call.options.get("image") is not None:
+        raise _of_images(type(call.pipe).__name__)
+    processor = call.pipe.processor
+    message = [{"role": "system", "content": [{"type": "text", "text": _SYSTEM21}]}]
+    (system,) = processor.apply_chat_template(message, tokenize=True, return_dict=False)
+    sources = map(in_template(_TEMPLATE21), texts)
+    read = read_inside(processor.tokenizer, sources, drop=len(system))
+    longest = max(len(one.encoded[0]) for one in read)
+    read = padded_in_front(read, longest, processor.tokenizer.pad_token_id)
+    return filled_to_longest(call, read)
+
+
+def _of_images(name: str) -> InvalidTypeError:
+    return InvalidTypeError(
+        f"A {name} was given images, whose tokens stand among the text's, so which column is which "
+        "token is not known. Draw from the text alone."
+    )
+
+
+def _last_grid(model: Model, given: Given) -> tuple[int, ...]:
+    """Return the grid from ``img_shapes``, per row the (frames, rows, cols) of its images, the
+    generated one last."""
+    *images, own = given["img_shapes"][0]
+    if images:
+        raise _of_images(type(model).__name__)
+    return tuple(own)
 
 
 _PIPELINES = """
@@ -128,25 +166,45 @@ QwenImageControlNetInpaintPipeline QwenImageEditPipeline QwenImageEditInpaintPip
 QwenImageEditPlusPipeline
 """
 
-FAMILY = Family(
-    name="Qwen-Image",
-    denoisers=("QwenImageTransformer2DModel",),
-    layers={"transformer_blocks.*.attn": ("double", "joint")},
-    joined="text first",
-    grid=_grid_of_shapes,
-    timestep_unit=1000.0,
-    patch=2,  # cut by the pipelines
-    readers={
-        "QwenImage": read_qwen,
-        "QwenImageEdit": read_edit,
-        "QwenImageEditPlus": read_edit_plus,
-    },
-    # the images that the text encoder gets are variables of the running call
-    text_options=("max_sequence_length", "prompt_image", "condition_images"),
-    preset="joint",
-    guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
-    image_latents=ImageLatents(
-        pipelines={"QwenImagePipeline": {"true_cfg_scale": 1.0}}, encode=_encode, noise="flow"
+FAMILIES = (
+    Family(
+        name="Qwen-Image",
+        denoisers=("QwenImageTransformer2DModel",),
+        layers={"transformer_blocks.*.attn": ("double", "joint")},
+        joined="text first",
+        grid=_grid_of_shapes,
+        timestep_unit=1000.0,
+        patch=2,  # cut by the pipelines
+        readers={
+            "QwenImage": read_qwen,
+            "QwenImageEdit": read_edit,
+            "QwenImageEditPlus": read_edit_plus,
+        },
+        # the images that the text encoder gets are variables of the running call
+        text_options=("max_sequence_length", "prompt_image", "condition_images"),
+        preset="joint",
+        guidance=dict.fromkeys(_PIPELINES.split(), IN_TURN),
+        image_latents=ImageLatents(
+            pipelines={"QwenImagePipeline": {"true_cfg_scale": 1.0}}, encode=_encode, noise="flow"
+        ),
+        edits=Edits(pipelines=("QwenImagePipeline",), cross=0.3, self_=0.3),  # SD3's
     ),
-    edits=Edits(pipelines=("QwenImagePipeline",), cross=0.3, self_=0.3),  # SD3's
+    # One stream, in which the image attends to the text and itself, and the text to itself alone;
+    # after the first step the text's keys come from a cache. No other layer of the text is watched.
+    Family(
+        name="Qwen-Image 2.1",
+        denoisers=("QwenImage21Transformer2DModel",),
+        layers={"transformer_blocks.*.attn": ("single", "joint")},
+        joined="text first",
+        grid=_last_grid,
+        spans=text_then_image,
+        caches_text=True,
+        timestep_unit=1000.0,
+        patch=1,
+        size_unit=32,
+        readers={"QwenImage21": read_qwen21},
+        guidance=dict.fromkeys(("QwenImage21Pipeline", "QwenImage21TurboModularPipeline"), IN_TURN),
+        text_options=("image",),
+        preset="joint",
+    ),
 )

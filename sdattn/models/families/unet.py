@@ -1,4 +1,4 @@
-"""UNets with self- and cross-attention: Stable Diffusion 1, 2 and XL, Kolors, LCM.
+"""UNets with self- and cross-attention: Stable Diffusion 1, 2 and XL, Kolors, LCM, AnimateDiff.
 
 ``attn1`` and ``attn2`` are in the down, mid and up blocks: SD 1.x has 16 pairs (2 in each of 3 down
 blocks, 1 mid, 3 in each of 3 up blocks), so 32 layers.
@@ -17,8 +17,18 @@ from ...prompts.words import Source
 from ..attention_layer import PLACES, AttentionLayer, Kind
 from ..denoiser_call import head_count, innermost, unwrapped
 from ..encoders import TextCall, read_clip
-from ..family import NEGATIVE_FIRST, NEGATIVE_FIRST_IN_CALL, Family, Guidance, Order
-from ..parts import Edits, ImageLatents, Names, vae_latents
+from ..family import Family
+from ..parts import (
+    NEGATIVE_FIRST,
+    NEGATIVE_FIRST_IN_CALL,
+    Edits,
+    Guidance,
+    ImageLatents,
+    Names,
+    Order,
+    standardised,
+    vae_latents,
+)
 from ..pipeline import Given, Model, Pipeline
 
 _CHATGLM = 256  # columns of Kolors' texts: encode_prompt's own
@@ -93,12 +103,10 @@ def cells(_model: Model, given: Given) -> tuple[int, ...]:
 
 def _encode(pipe: Pipeline, pixels: Tensor) -> Tensor:
     """Encode to ``z * scale`` or ``(z - mean) / std * scale``, as image-to-image pipelines do."""
-    latents, config = vae_latents(pipe.vae, pixels), pipe.vae.config
-    if getattr(config, "latents_mean", None) is not None:
-        known = latents.new_tensor([config.latents_mean, config.latents_std])
-        mean, std = known[..., None, None]  # [C, 1, 1] each
-        latents = (latents - mean) / std
-    return latents * config.scaling_factor
+    latents = vae_latents(pipe.vae, pixels)
+    if getattr(pipe.vae.config, "latents_mean", None) is not None:
+        latents = standardised(pipe, latents)
+    return latents * pipe.vae.config.scaling_factor
 
 
 def read_chatglm(call: TextCall, texts: list[str]) -> list[Prompt]:
@@ -107,10 +115,9 @@ def read_chatglm(call: TextCall, texts: list[str]) -> list[Prompt]:
     Sources: pipeline_kolors.py, ``__call__``, whose ``max_sequence_length`` has no effect;
     kolors/tokenizer.py, ``ChatGLMTokenizer``.
     """
-    if call.columns not in (None, _CHATGLM):
-        raise call.unexplained(f"any max_sequence_length makes {_CHATGLM}")
-    tokenizer, options = _Marked(call.pipe.tokenizer), filled(_CHATGLM)
-    return [read_source(tokenizer, Source.of(text), **options) for text in texts]
+    call.check(_CHATGLM, "any max_sequence_length")
+    tokenizer = _Marked(call.pipe.tokenizer)
+    return [read_source(tokenizer, Source.of(text), **filled(_CHATGLM)) for text in texts]
 
 
 class _Marked:
@@ -156,35 +163,55 @@ TEXT_TO_IMAGE = ("StableDiffusionPipeline", "StableDiffusionXLPipeline")
 _IN_CALL = """
 StableDiffusionUpscalePipeline StableDiffusionDiffEditPipeline StableDiffusionGLIGENPipeline
 """
+_ANIMATEDIFF = """
+AnimateDiffPipeline AnimateDiffControlNetPipeline AnimateDiffSDXLPipeline
+AnimateDiffSparseControlNetPipeline AnimateDiffVideoToVideoPipeline
+AnimateDiffVideoToVideoControlNetPipeline
+"""
 # [prompt and image, image only, neither]: Brooks et al. 2022, section 3.2.1.
 _THREE_WAY: Order = ("conditional", None, "unconditional")
 
-FAMILY = UNets(
-    name="UNets with self- and cross-attention in down, mid and up blocks: SD 1.x, 2.x, SDXL, "
-    "Kolors",
-    denoisers=("UNet2DConditionModel",),
-    half="float16",
-    grid=cells,
-    patch=1,
-    names=Names(latents="sample"),
-    readers={**dict.fromkeys(_READ_CLIP.split(), read_clip), "Kolors": read_chatglm},
-    guidance={
-        **dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),
-        **dict.fromkeys(_IN_CALL.split(), NEGATIVE_FIRST_IN_CALL),
-        "StableDiffusionInstructPix2PixPipeline": Guidance(_THREE_WAY),
-        "StableDiffusionXLInstructPix2PixPipeline": Guidance(_THREE_WAY, known_by="variable"),
-        # a chunk for each prompt that edits (Brack et al. 2023)
-        "SemanticStableDiffusionPipeline": replace(
-            NEGATIVE_FIRST_IN_CALL, further="enabled_editing_prompts"
+FAMILIES = (
+    UNets(
+        name="UNets with self- and cross-attention in down, mid and up blocks: SD 1.x, 2.x, SDXL, "
+        "Kolors",
+        denoisers=("UNet2DConditionModel",),
+        half="float16",
+        grid=cells,
+        patch=1,
+        names=Names(latents="sample"),
+        readers={**dict.fromkeys(_READ_CLIP.split(), read_clip), "Kolors": read_chatglm},
+        guidance={
+            **dict.fromkeys(_NEGATIVE_FIRST.split(), NEGATIVE_FIRST),
+            **dict.fromkeys(_IN_CALL.split(), NEGATIVE_FIRST_IN_CALL),
+            "StableDiffusionInstructPix2PixPipeline": Guidance(_THREE_WAY),
+            "StableDiffusionXLInstructPix2PixPipeline": Guidance(_THREE_WAY, known_by="variable"),
+            # a chunk for each prompt that edits (Brack et al. 2023)
+            "SemanticStableDiffusionPipeline": replace(
+                NEGATIVE_FIRST_IN_CALL, further="enabled_editing_prompts"
+            ),
+            # the second call of a step has latents that are blurred (Hong et al. 2023)
+            "StableDiffusionSAGPipeline": replace(NEGATIVE_FIRST_IN_CALL, once=True),
+        },
+        image_latents=ImageLatents(
+            pipelines={name: {"guidance_scale": 1.0} for name in TEXT_TO_IMAGE},
+            encode=_encode,
+            noise="diffusion",
+            invertible=True,
         ),
-        # the second call of a step has latents that are blurred (Hong et al. 2023)
-        "StableDiffusionSAGPipeline": replace(NEGATIVE_FIRST_IN_CALL, once=True),
-    },
-    image_latents=ImageLatents(
-        pipelines={name: {"guidance_scale": 1.0} for name in TEXT_TO_IMAGE},
-        encode=_encode,
-        noise="diffusion",
-        invertible=True,
+        edits=Edits(pipelines=TEXT_TO_IMAGE),
     ),
-    edits=Edits(pipelines=TEXT_TO_IMAGE),
+    # Guo et al. 2023: frames are consecutive rows of the batch, each with the attention of an
+    # image. Only the motion modules attend across frames; they are not captured.
+    UNets(
+        name="AnimateDiff",
+        denoisers=("UNetMotionModel",),
+        half="float16",
+        grid=cells,
+        video=True,
+        patch=1,
+        names=Names(latents="sample"),
+        readers={"AnimateDiff": read_clip, "PIA": read_clip},
+        guidance=dict.fromkeys(_ANIMATEDIFF.split(), NEGATIVE_FIRST),
+    ),
 )

@@ -1,0 +1,240 @@
+"""Tencent's: HunyuanDiT, HunyuanImage 2.1, HunyuanVideo (Kong et al. 2024) and HunyuanVideo 1.5."""
+
+import re
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+
+from ...attention.joint_processor import Spans
+from ...prompts.tokenizing import PAD, Token, filled, tokenize
+from ...prompts.tokens import Prompt, join_prompts, place_words, read_source
+from ...prompts.words import Source
+from ..attention_layer import DOUBLE_THEN_SINGLE
+from ..denoiser_call import DenoiserCall
+from ..encoders import (
+    TextCall,
+    filled_to_longest,
+    in_chat,
+    in_template,
+    read_inside,
+    refuse_mixed_masks,
+    refuse_unknown,
+    zeros,
+)
+from ..family import Family
+from ..parts import IN_TURN, NEGATIVE_FIRST, Names
+from ..pipeline import Given, Model
+
+# Columns of HunyuanDiT, which no option changes
+BERT = 77
+T5 = 256
+# pipeline_hunyuanimage.py, extract_glyph_text, in its order
+_QUOTED = (r"\'(.*?)\'", r"\"(.*?)\"", "\u2018(.*?)\u2019", "\u201c(.*?)\u201d")
+# pipeline_hunyuan_video1_5.py, extract_glyph_texts
+_QUOTED15 = '"(.*?)"|\u201c(.*?)\u201d'
+
+
+def read_with_glyphs(
+    call: TextCall,
+    texts: list[str],
+    whole: Callable[[str], Source],
+    quoted: Callable[[str], Source | None],
+    several: str,
+) -> list[Prompt]:
+    """Read ByT5's tokens of the quoted text, then the whole prompt's without the template's start,
+    then the padding of both: the order in which the transformers put them.
+
+    Args:
+        whole: function from a prompt to the text that its tokenizer gets.
+        quoted: function from a prompt to ByT5's text, or None if it gets none and columns are
+            zeros.
+        several: option for several images or videos per prompt; refused for prompts whose quoted
+            texts differ in length, since columns are ordered by masks.
+    """
+    pipe = call.pipe
+    drop = pipe.prompt_template_encode_start_idx
+    read = []
+    n_glyphs = set()
+    for text in texts:
+        every = tokenize(pipe.tokenizer, whole(text), **filled(pipe.tokenizer_max_length + drop))
+        encoded = [tuple(token.id for token in every)]
+        glyphs = list(zeros(pipe.tokenizer_2_max_length))
+        source = quoted(text)
+        if source is not None:
+            glyphs = tokenize(pipe.tokenizer_2, source, **filled(pipe.tokenizer_2_max_length))
+            encoded.append(tuple(token.id for token in glyphs))
+        n_glyphs.add(sum(not is_padding(token) for token in glyphs))
+        tokens = sorted((*glyphs, *every[drop:]), key=is_padding)  # else in their order
+        prompt = place_words(pipe.tokenizer, Source.of(text), tokens)
+        read.append(replace(prompt, encoded=tuple(encoded)))
+    refuse_mixed_masks(call, several, n_glyphs)
+    return read
+
+
+def is_padding(token: Token) -> bool:
+    return token.special == PAD
+
+
+def glyph_text(text: str, found: Iterable[re.Match[str]]) -> Source | None:
+    """Return ByT5's text, ``Text "red". Text "cat". `` for a prompt with two quoted pieces, each
+    the non-empty group of its match; None if there is none."""
+    parts = [
+        Source(text, match[match.lastindex or 0], tuple(range(*match.span(match.lastindex or 0))))
+        for match in found
+    ]
+    if not parts:
+        return None
+    parts = [part.within('Text "', '". ') for part in parts]
+    joined = "".join(part.text for part in parts)
+    return Source(text, joined, tuple(origin for part in parts for origin in part.origins))
+
+
+def read_hunyuan_dit(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read BERT in the first columns, then T5. Source: pipeline_hunyuandit.py,
+    ``encode_prompt``."""
+    pipe = call.pipe
+    call.check(BERT + T5, "its two encoders")
+    return [
+        join_prompts(
+            [
+                read_source(pipe.tokenizer, Source.of(text), **filled(BERT)),
+                read_source(pipe.tokenizer_2, Source.of(text), **filled(T5)),
+            ],
+            ("BERT", "T5"),
+        )
+        for text in texts
+    ]
+
+
+def read_hunyuan_image(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read ByT5's tokens of the quoted text, Qwen2.5-VL's tokens of the prompt inside a template,
+    then the padding of both. Source: pipeline_hunyuanimage.py, ``encode_prompt``;
+    transformer_hunyuanimage.py, ``forward``."""
+    columns = call.pipe.tokenizer_max_length + call.pipe.tokenizer_2_max_length
+    call.check(columns, "its tokenizer_max_length plus tokenizer_2_max_length")
+    whole = in_template(call.pipe.prompt_template_encode)
+
+    def quoted(text: str) -> Source | None:
+        return glyph_text(text, (one for pattern in _QUOTED for one in re.finditer(pattern, text)))
+
+    return read_with_glyphs(call, texts, whole, quoted, "num_images_per_prompt")
+
+
+class HunyuanImage(Family):
+    """A family whose two text encoders share one sequence of columns."""
+
+    def read_call(self, model: Model, args: tuple[object, ...], kwargs: Given) -> DenoiserCall:
+        call = super().read_call(model, args, kwargs)
+        if model.context_embedder_2 is None:
+            return replace(call, text_2=None)
+        return call
+
+    def cell(self, model: Model) -> int:
+        return int(model.config.patch_size[-1])
+
+
+def read_hunyuan_video(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read Llama's tokens after the template's, padded; CLIP gives one pooled vector. Source:
+    pipeline_hunyuan_video.py, ``_get_llama_prompt_embeds``."""
+    tokenizer = call.pipe.tokenizer
+    template = call.option("prompt_template")
+    crop = template.get("crop_start")
+    if crop is None:
+        # the pipeline takes the two last for the end of the turn and the place of the prompt
+        crop = len(tokenizer(template["template"], padding="max_length")["input_ids"]) - 2
+    sources = map(in_template(template["template"]), texts)
+    return read_inside(tokenizer, sources, crop, **filled(crop + call.length()))
+
+
+def read_hunyuan_video15(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read ByT5's tokens of the quoted text, then Qwen2.5-VL's tokens of the chat without its first
+    ones, padded to the longest prompt in the batch; negative prompts are read alone. Source:
+    pipeline_hunyuan_video1_5.py, ``encode_prompt``; transformer_hunyuan_video15.py, ``forward``."""
+    whole = in_chat(call.pipe.tokenizer, system=call.pipe.system_message)
+    read = read_with_glyphs(call, texts, whole, _quoted15, "num_videos_per_prompt")
+    # padding is masked, and its columns are nobody's: see _spans15
+    read = [
+        replace(one, tokens=tuple(token for token in one.tokens if not is_padding(token)))
+        for one in read
+    ]
+    return filled_to_longest(call, read)
+
+
+def _quoted15(text: str) -> Source | None:
+    found: dict[str, re.Match[str]] = {}
+    for one in re.finditer(_QUOTED15, text):
+        found.setdefault(one[1] or one[2] or "", one)
+    return glyph_text(text, found.values())
+
+
+def _spans15(_model: Model, given: Given, cells: int) -> Sequence[Spans]:
+    """Return the spans: the video, for image-to-video its image, then both texts' real tokens."""
+    image = given["image_embeds"]
+    start = cells + (image.shape[1] if image.any() else 0)
+    masks = [given["encoder_attention_mask"], given["encoder_attention_mask_2"]]
+    lengths = sum(mask.bool().sum(dim=1) for mask in masks).tolist()
+    return [(slice(0, cells), slice(start, start + length)) for length in lengths]
+
+
+FAMILIES = (
+    # cross-attention, with rotated queries
+    Family(
+        name="HunyuanDiT",
+        denoisers=("HunyuanDiT2DModel",),
+        layers={"blocks.*.attn1": ("block", "self"), "blocks.*.attn2": ("block", "cross")},
+        half="float16",
+        readers={"HunyuanDiT": read_hunyuan_dit},
+        guidance=dict.fromkeys(
+            ("HunyuanDiTPipeline", "HunyuanDiTControlNetPipeline"), NEGATIVE_FIRST
+        ),
+        text_options=(),
+        names=Names(text_2="encoder_hidden_states_t5"),
+    ),
+    HunyuanImage(
+        name="HunyuanImage",
+        denoisers=("HunyuanImageTransformer2DModel",),
+        layers={"context_embedder.*.attn": ("block", "text"), **DOUBLE_THEN_SINGLE},
+        joined="image first",
+        readers={"HunyuanImage": read_hunyuan_image, "HunyuanImageRefiner": refuse_unknown},
+        preset="joint",
+        names=Names(text_2="encoder_hidden_states_2"),
+        guidance={"HunyuanImagePipeline": IN_TURN},  # its guiders name the branch of each call
+    ),
+    Family(
+        name="HunyuanVideo",
+        denoisers=("HunyuanVideoTransformer3DModel",),
+        layers={
+            "context_embedder.token_refiner.refiner_blocks.*.attn": ("block", "text"),
+            **DOUBLE_THEN_SINGLE,
+        },
+        joined="image first",
+        video=True,
+        fps=24,
+        readers={
+            "HunyuanVideo": read_hunyuan_video,
+            "HunyuanSkyreels": read_hunyuan_video,
+            "HunyuanVideoImageToVideo": refuse_unknown,  # Llava's, behind the tokens of an image
+            "HunyuanVideoFramepack": refuse_unknown,
+        },
+        guidance=dict.fromkeys(
+            ("HunyuanVideoPipeline", "HunyuanSkyreelsImageToVideoPipeline"), IN_TURN
+        ),
+        text_options=("max_sequence_length", "prompt_template"),
+    ),
+    Family(
+        name="HunyuanVideo 1.5",
+        denoisers=("HunyuanVideo15Transformer3DModel",),
+        layers={
+            "context_embedder.token_refiner.refiner_blocks.*.attn": ("block", "text"),
+            "transformer_blocks.*.attn": ("double", "joint"),
+        },
+        joined="image first",
+        video=True,
+        fps=24,
+        spans=_spans15,
+        spans_arguments=("encoder_attention_mask", "encoder_attention_mask_2", "image_embeds"),
+        readers={"HunyuanVideo15": read_hunyuan_video15},
+        # its guiders name the branch of each call
+        guidance={"HunyuanVideo15Pipeline": IN_TURN},
+        text_options=(),
+    ),
+)

@@ -1,0 +1,223 @@
+"""Joint attention of several streams: Stable Diffusion 3 (Esser et al. 2024), AuraFlow, CogView4,
+HiDream-I1, and the videos of CogVideoX and Mochi."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import partial
+
+from ...attention.joint_processor import Spans
+from ...errors import InvalidValueError
+from ...prompts.tokenizing import PAD, Token, filled
+from ...prompts.tokens import Prompt, join_prompts, read_source
+from ...prompts.words import Source
+from ..denoiser_call import grid_of_patches, unwrapped
+from ..encoders import TextCall, read_clip, read_t5, zeros
+from ..family import Family
+from ..parts import (
+    IN_TURN,
+    NEGATIVE_FIRST,
+    NEGATIVE_FIRST_IN_CALL,
+    Edits,
+    ImageLatents,
+    Names,
+    shifted_latents,
+    text_then_image,
+)
+from ..pipeline import Given, Model
+
+AURAFLOW_REGISTERS = 8  # transformer: AuraFlowTransformer2DModel.register_tokens
+COGVIEW4_UNIT = 16  # tokens: the text is filled up to a multiple, in front
+
+
+def read_sd3(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read two CLIPs in the first 77 columns, then T5, whose columns are zeros if it is left out.
+    Source: pipeline_stable_diffusion_3.py, ``encode_prompt``."""
+    pipe = call.pipe
+    before = pipe.tokenizer.model_max_length
+    clip = read_clip(TextCall(pipe, before, call.options), texts)
+    # CLIP's columns are known; the rest of the text states is T5's, or zeros.
+    length = call.length(before=before, most=512)
+    if pipe.text_encoder_3 is None:
+        t5 = [Prompt(text, (), zeros(length)) for text in texts]
+    else:
+        t5 = [read_source(pipe.tokenizer_3, Source.of(text), **filled(length)) for text in texts]
+    return [join_prompts(parts, ("CLIP", "T5")) for parts in zip(clip, t5, strict=True)]
+
+
+def read_auraflow(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read the model's registers, which belong to no token, then Pile-T5. Source:
+    pipeline_aura_flow.py, ``encode_prompt``; auraflow_transformer_2d.py, ``forward``."""
+    options = filled(call.length(before=AURAFLOW_REGISTERS))
+    read = [read_source(call.pipe.tokenizer, Source.of(text), **options) for text in texts]
+    registers = zeros(AURAFLOW_REGISTERS)
+    return [join_prompts([Prompt(one.text, (), registers), one]) for one in read]
+
+
+def read_cogview4(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read GLM, padded to the longest prompt of the batch, then on the left to a multiple of 16.
+    Source: pipeline_cogview4.py, ``_get_glm_embeds``."""
+    tokenizer = call.pipe.tokenizer
+    most = call.option("max_sequence_length")
+    sources = [Source.of(text) for text in texts]
+    options = {"truncation": True, "max_length": most}
+    longest = max(len(read_source(tokenizer, one, **options).tokens) for one in sources)
+    front = -longest % COGVIEW4_UNIT
+    if call.columns not in (None, front + longest):
+        raise call.unexplained(
+            f"`max_sequence_length={most!r}` makes {front + longest} of {texts}, as many as the "
+            "longest needs"
+        )
+    options = {**options, "padding": "max_length", "max_length": longest}
+    pad = Token(tokenizer.pad_token_id, tokenizer.pad_token, 0, 0, PAD)
+    read = []
+    for source in sources:
+        own = read_source(tokenizer, source, **options)
+        whole = join_prompts([Prompt(own.text, (), (pad,) * front), own])
+        read.append(replace(whole, encoded=((pad.id,) * front + own.encoded[0],)))
+    return read
+
+
+def read_hidream(call: TextCall, texts: list[str]) -> list[Prompt]:
+    """Read T5, then Llama's last layer and the block's own layer, with the same number of columns
+    each; the CLIPs give one pooled vector. Source: pipeline_hidream_image.py,
+    ``_get_t5_prompt_embeds`` and ``_get_llama3_prompt_embeds``; transformer_hidream_image.py,
+    ``forward``."""
+    asked = int(call.option("max_sequence_length"))
+    columns = 3 * asked if call.columns is None else call.columns
+    length, rest = divmod(columns, 3)
+    if rest or not length or call.options.get("max_sequence_length") not in (None, length):
+        raise call.unexplained(f"`max_sequence_length={asked!r}` makes {3 * asked}")
+    read = []
+    for text in texts:
+        t5, llama = (
+            read_source(
+                tokenizer, Source.of(text), **filled(min(length, tokenizer.model_max_length))
+            )
+            for tokenizer in (call.pipe.tokenizer_3, call.pipe.tokenizer_4)
+        )
+        joined = join_prompts([t5, llama, llama], ("T5", "Llama", "Llama, the block's layer"))
+        read.append(replace(joined, encoded=t5.encoded + llama.encoded))
+    return read
+
+
+def _hidream_grid(model: Model, given: Given) -> tuple[int, ...]:
+    if given["hidden_states"].ndim != 4:
+        raise InvalidValueError(
+            "HiDream was called with patches that were cut elsewhere, whose grid is not known. "
+            "Call it with latents [B, C, rows, cols], as its pipeline does."
+        )
+    return grid_of_patches(model, given)
+
+
+def _hidream_spans(model: Model, given: Given, cells: int) -> Sequence[Spans]:
+    """Return the spans. Patches of images that are not square are padded to the largest number."""
+    rows, cols = given["hidden_states"].shape[-2:]
+    start = cells if rows == cols else unwrapped(model).max_seq
+    n_t5 = given["encoder_hidden_states_t5"].shape[1]
+    n_llama = given["encoder_hidden_states_llama3"].shape[2]
+    end = start + n_t5 + 2 * n_llama
+    return [(slice(0, cells), slice(start, end))] * len(given["hidden_states"])
+
+
+_SD3 = """
+StableDiffusion3Pipeline StableDiffusion3Img2ImgPipeline StableDiffusion3InpaintPipeline
+StableDiffusion3ControlNetPipeline StableDiffusion3ControlNetInpaintingPipeline
+"""
+_COGVIDEOX = """
+CogVideoXPipeline CogVideoXImageToVideoPipeline CogVideoXVideoToVideoPipeline
+CogVideoXFunControlPipeline
+"""
+
+FAMILIES = (
+    Family(
+        name="Stable Diffusion 3",
+        denoisers=("SD3Transformer2DModel",),
+        layers={
+            "transformer_blocks.*.attn": ("double", "joint"),
+            "transformer_blocks.*.attn2": ("double", "self"),
+        },
+        joined="image first",
+        half="float16",
+        readers={"StableDiffusion3": read_sd3},
+        text_stream=lambda model, states: model.context_embedder(states),
+        preset="joint",
+        guidance=dict.fromkeys(_SD3.split(), NEGATIVE_FIRST),
+        image_latents=ImageLatents(
+            pipelines={"StableDiffusion3Pipeline": {"guidance_scale": 1.0}},
+            encode=shifted_latents,
+            noise="flow",
+            invertible=True,
+        ),
+        # Measured on demo-mmdit, docs/editing.md: in the first half it has no effect there.
+        edits=Edits(
+            pipelines=("StableDiffusion3Pipeline",), depth=(0.5, 1.0), cross=0.3, self_=0.3
+        ),
+    ),
+    # The registers are before the text, as one stream.
+    Family(
+        name="AuraFlow",
+        denoisers=("AuraFlowTransformer2DModel",),
+        layers={
+            "joint_transformer_blocks.*.attn": ("double", "joint"),
+            "single_transformer_blocks.*.attn": ("single", "joint"),
+        },
+        joined="text first",
+        spans=partial(text_then_image, before=AURAFLOW_REGISTERS),
+        timestep_unit=1000.0,
+        half="float16",
+        readers={"AuraFlow": read_auraflow},
+        preset="joint",
+        guidance={"AuraFlowPipeline": NEGATIVE_FIRST_IN_CALL},
+    ),
+    # Both streams go through the same projections.
+    Family(
+        name="CogView4",
+        denoisers=("CogView4Transformer2DModel",),
+        layers={"transformer_blocks.*.attn1": ("double", "joint")},
+        joined="text first",
+        readers={"CogView4": read_cogview4},
+        guidance=dict.fromkeys(("CogView4Pipeline", "CogView4ControlPipeline"), IN_TURN),
+        preset="joint",
+    ),
+    Family(
+        name="HiDream-I1",
+        denoisers=("HiDreamImageTransformer2DModel",),
+        layers={
+            "double_stream_blocks.*.block.attn1": ("double", "joint"),
+            "single_stream_blocks.*.block.attn1": ("single", "joint"),
+        },
+        joined="image first",
+        grid=_hidream_grid,
+        spans=_hidream_spans,
+        names=Names(timestep=("timesteps",), text="encoder_hidden_states_t5"),
+        readers={"HiDreamImage": read_hidream},
+        preset="joint",
+        guidance={"HiDreamImagePipeline": NEGATIVE_FIRST},
+    ),
+    # Yang et al. 2024: videos as one sequence, in version 1.5 two frames together.
+    Family(
+        name="CogVideoX",
+        denoisers=("CogVideoXTransformer3DModel",),
+        layers={"transformer_blocks.*.attn1": ("double", "joint")},
+        joined="text first",
+        grid=partial(grid_of_patches, axes=(1, 3, 4)),  # latents [B, frames, C, rows, cols]
+        video=True,
+        fps=lambda model: 16 if model.config.patch_size_t else 8,  # of 1.5 or 1.0 (model cards)
+        frame_unit=2,  # its VAE decodes two at a time, and of an even number makes three more
+        half="float16",
+        readers={"CogVideoX": read_t5},
+        # The call decides from the guidance scale at the beginning of a run, which then changes.
+        guidance=dict.fromkeys(_COGVIDEOX.split(), NEGATIVE_FIRST_IN_CALL),
+    ),
+    # Genmo 2024: each row of a batch attends alone, to the text that its mask leaves.
+    Family(
+        name="Mochi",
+        denoisers=("MochiTransformer3DModel",),
+        layers={"transformer_blocks.*.attn1": ("double", "joint")},
+        joined="image first",
+        video=True,
+        fps=30,
+        readers={"Mochi": read_t5},
+        guidance={"MochiPipeline": NEGATIVE_FIRST},
+    ),
+)
