@@ -70,19 +70,6 @@ def test_merged_tokens_are_no_grid(part, ratio):
     assert store.maps
 
 
-@pytest.mark.slow
-def test_merged_tokens_of_odd_sizes():
-    """9x13 cells, rounded up 5x7 at the next level."""
-    pipe = patched(merge, "attn2", 1 - 35 / 117)
-    with pytest.raises(CaptureError, match=r"ran on 35 queries, and its grid is 9x13 \(117 cells"):
-        with capture(pipe):
-            run(pipe, height=72, width=104)
-    plain = make_pipeline()
-    with capture(plain) as store:
-        run(plain, height=72, width=104)
-    assert [store.sums[n].grid for n in store.maps][:6:2] == [(9, 13), (5, 7), (3, 4)]
-
-
 @pytest.mark.parametrize("how", [merge, fewer_keys])
 @pytest.mark.slow
 def test_maps_are_not_spread_along_merged_tokens(how):

@@ -10,7 +10,6 @@ from helpers.wan_rows import IMAGE, from_seen_image, seeing, wan_from_image
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdattn import TorchAttnProcessor, capture, heatmaps
-from sdattn.look.attended import GivenProbs, SideBySide
 from sdattn.models.denoiser_call import Timestep
 
 TEXT = 512
@@ -133,15 +132,6 @@ def test_some_columns_are_those_of_all(model):
         for name, maps in some.maps.items():
             expected = every.maps[name][..., columns]
             torch.testing.assert_close(maps, expected, atol=1e-7, rtol=0)
-
-
-def test_nothing_is_paid_to_find_the_columns_of_the_first_alone():
-    """Others are not even asked."""
-    probs = torch.rand(2, 3, 4, 5)
-    others = GivenProbs(torch.rand(2, 3, 4, 2))
-    others.probs = lambda *_: pytest.fail("it was asked")
-    found = SideBySide(GivenProbs(probs), [others]).add_to(None, [4, 1])
-    torch.testing.assert_close(found, probs.sum(1)[..., [4, 1]])
 
 
 @torch.no_grad()
