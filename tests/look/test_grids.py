@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.capture_runs import run
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_small_unet
 from helpers.transformer_rows import flux
 from torch import nn
@@ -57,15 +58,26 @@ def patched(how, part, ratio=0.75, **options):
     return pipe
 
 
-@pytest.mark.parametrize("ratio", [0.75, 0.5, 0.9375])  # two of them as many as another level has
-@pytest.mark.parametrize("part", ["attn1", "attn2"])
-@pytest.mark.slow
-def test_merged_tokens_are_no_grid(part, ratio):
+ATTN1 = {"kinds": ("cross", "self")}
+
+
+@pytest.mark.parametrize(
+    ("part", "ratio", "options"),
+    tiered(  # two of the ratios leave as many as another level has
+        [
+            ("attn2", 0.75, {}),
+            ("attn1", 0.75, {"queries": [(4, 5)]}),
+            *[("attn1", ratio, ATTN1) for ratio in (0.5, 0.75, 0.9375)],
+        ],
+        quick=2,
+    ),
+)
+def test_merged_tokens_are_no_grid(part, ratio, options):
     pipe = patched(merge, part, ratio)
     problem = rf"{DOWN}{part} ran on \d+ queries, and its grid is 16x16 .* tomesd.remove_patch"
-    with pytest.raises(CaptureError, match=problem), capture(pipe, kinds=("cross", "self")):
+    with pytest.raises(CaptureError, match=problem), capture(pipe, **options):
         run(pipe)
-    with capture(pipe, kinds=("cross", "self"), layers=["mid", "up"]) as store:
+    with capture(pipe, layers=["mid", "up"], **options) as store:
         run(pipe)
     assert store.maps
 
