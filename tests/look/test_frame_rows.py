@@ -122,12 +122,6 @@ def test_a_video_of_one_frame_has_the_values_of_its_image():
         torch.testing.assert_close(video.maps[layer][:, :, 0], maps, atol=1e-6, rtol=0)
 
 
-def test_videos_of_a_bare_model_are_images():
-    _, model = make_motion_model()
-    store = called(model)
-    assert store.images == 2 and store.maps[MID].shape == (2, 3, 4, 6, 9)
-
-
 @pytest.mark.slow
 def test_each_video_may_be_asked_about_a_text_of_its_own():
     _, model = make_motion_model()
@@ -144,6 +138,7 @@ def test_each_video_may_be_asked_about_a_text_of_its_own():
 def test_a_softmax_among_words_is_of_each_video():
     _, model = make_motion_model()
     whole, some = called(model), called(model, among=[[0, 1], [2, 5, 6]])
+    assert whole.images == 2 and whole.maps[MID].shape == (2, 3, 4, 6, 9)
     heads = called(model, heads="all")
     for layer, maps in heads.maps.items():
         for video, columns in enumerate(([0, 1], [2, 5, 6])):

@@ -6,15 +6,13 @@ import pytest
 import torch
 from diffusers import PixArtSigmaPipeline
 from diffusers.models.attention_processor import AttnProcessor, FusedAttnProcessor2_0
-from helpers.presets import OF_UNETS
-from helpers.tiers import tiered
+from helpers.capture_runs import assert_untouched
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from helpers.transformer_rows import pixart
 from helpers.unet_rows import lora
 
 import sdattn
-from sdattn import TorchAttnProcessor, capture, generate, heatmaps, load_run
-from sdattn.keep.keep import Keep
+from sdattn import TorchAttnProcessor, capture, generate, heatmaps
 from sdattn.look.other_text import encode_text
 from sdattn.models.layers import find_layers
 
@@ -61,15 +59,6 @@ def test_the_runs_own_prompt_gives_the_runs_own_maps(name):
     assert (before == run(pipe)).all()
 
 
-def assert_untouched(unet, processors):
-    after = unet.attn_processors
-    assert all(after[name] is processors[name] for name in processors)
-    assert not unet._forward_pre_hooks
-    for layer in find_layers(unet):
-        for part in (layer.module.to_q, layer.module.to_k):
-            assert not part._forward_hooks
-
-
 @pytest.mark.parametrize("norm_cross", [False, True])
 @pytest.mark.parametrize("texts", [1, 2])
 @torch.no_grad()
@@ -88,6 +77,7 @@ def test_another_text_gets_the_softmax_of_its_own_keys(texts, norm_cross):
     with capture(unet, text_states=states, heads="all") as store:
         unet(*inputs)
     assert (store.n_text, store.n_keys, store.images) == (9, 9, 2)
+    assert store.nbytes == store.expected_nbytes
     for layer in cross:
         module, found = layer.module, store.maps[layer.name]
         assert found.shape == (2, layer.heads, *layer.grid((16, 24)), 9)
@@ -134,18 +124,6 @@ def test_of_a_guided_batch_the_prompts_rows_are_asked():
     for name, maps in store.maps.items():
         torch.testing.assert_close(maps, every.maps[name][2:], atol=1e-6, rtol=0)
     assert (store.maps[MID] - every.maps[MID][:2]).abs().max() > 1e-4
-
-
-@pytest.mark.parametrize("steps", ["mean", (0.5, 1.0), "last", "all"])
-@pytest.mark.slow
-def test_memory_is_what_was_said_beforehand(steps):
-    pipe = make_pipeline()
-    states = encode_text(pipe, "a dog")[:, :5]
-    with capture(pipe, text_states=states, steps=steps) as store:
-        run(pipe, num_inference_steps=4, num_images_per_prompt=2)
-    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    said = Keep.of(steps).nbytes(layers, (8, 12), 5, images=2, passes=4)
-    assert store.nbytes == store.expected_nbytes == said
 
 
 def test_clip_skip_is_heeded():
@@ -255,23 +233,6 @@ def test_a_store_that_was_asked_is_read_like_any_other():
     assert found.words == ("dog", "cat")
     layers = [store.maps[name][0] for name in store.maps if name.startswith("up_blocks.3")]
     torch.testing.assert_close(found["cat"].values, torch.stack(layers).mean(0)[..., 2])
-
-
-@pytest.mark.parametrize("name", tiered(OF_UNETS))
-@pytest.mark.slow
-def test_every_preset_and_refining_go_with_it(name, tmp_path):
-    pipe = make_pipeline()
-    one = generate(pipe, PROMPT, ask="dog cat", preset=name, refine="self", **SMALL)
-    plain = generate(pipe, PROMPT, preset=name, refine="self", **SMALL)
-    assert torch.equal(one.heatmaps[0].maps, plain.heatmaps[0].maps)
-    [asked] = one.asked_heatmaps
-    assert asked.words == ("dog", "cat")
-    assert asked["cat"].values.shape == one.heatmaps[0]["cat"].values.shape
-    assert asked.preset == one.heatmaps[0].preset
-    [folder] = one.save(tmp_path / "run")
-    drawn = sorted(path.name for path in (folder / "asked" / "heatmaps").iterdir())
-    assert drawn == ["01-dog.png", "02-cat.png"]
-    assert load_run(folder).info["asked"] == "dog cat"
 
 
 @pytest.mark.slow
