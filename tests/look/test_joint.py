@@ -6,11 +6,10 @@ That its values are those of the whole softmax in float64 is tested in test_matr
 import pytest
 import torch
 from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
-from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
+from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, attending, first_map, inputs
 from helpers.largest import Largest
 from helpers.transformer_rows import flux
 from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from sdattn import capture
 
@@ -143,33 +142,9 @@ def test_scaled_and_shifted_patches_are_the_same_grid():
 # -- processors and models of other orders and kinds ----------------------------------------------
 
 
-class Attending(TorchFunctionMode):
-    """Another torch attention, in a processor's own block."""
-
-    def __init__(self, attend):
-        super().__init__()
-        self.attend = attend
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        attends = func is scaled_dot_product_attention
-        return (self.attend if attends else func)(*args, **(kwargs or {}))
-
-
-class Odd(FluxAttnProcessor):
-    """FLUX's processor with another attention."""
-
-    def __init__(self, attend):
-        super().__init__()
-        self.attend = attend
-
-    def __call__(self, *args, **kwargs):
-        with Attending(self.attend):
-            return super().__call__(*args, **kwargs)
-
-
 def odd_flux(attend):
     model = flux().transformer
-    model.transformer_blocks[0].attn.set_processor(Odd(attend))
+    model.transformer_blocks[0].attn.set_processor(attending(FluxAttnProcessor, attend))
     return model
 
 

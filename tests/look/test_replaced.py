@@ -367,7 +367,7 @@ def test_one_that_diffusers_alone_finds(monkeypatch):
 
 
 @pytest.mark.parametrize("way", ["backend", "dispatcher"])
-@pytest.mark.parametrize("kind", MODELS)
+@pytest.mark.parametrize("kind", [kind for kind in MODELS if kind != "SD3"])  # calls torch's itself
 @torch.no_grad()
 def test_a_backend_of_ones_own_that_changes_what_torchs_attention_made(kind, way, monkeypatch):
     model = MODELS[kind]().transformer
@@ -379,9 +379,6 @@ def test_a_backend_of_ones_own_that_changes_what_torchs_attention_made(kind, way
         entries, name = _AttentionBackendRegistry._backends, native
     else:
         entries, name = vars(module), "dispatch_attention_fn"
-    if kind == "SD3":  # whose processor calls torch's attention itself
-        assert "dispatch_attention_fn" not in vars(module)
-        return
     own, times = entries[name], [1.0]
     monkeypatch.setitem(entries, name, lambda *args, **options: times[-1] * own(*args, **options))
     _, found = maps_of(model, given)
