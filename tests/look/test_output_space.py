@@ -10,7 +10,7 @@ from helpers.matrix_oracle import recorded, softmax_in_float64
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux, sd3
 
-from sdattn import PRESETS, capture, generate, heatmaps, load_run
+from sdattn import PRESETS, capture, generate, heatmaps
 from sdattn.keep.keep import Keep
 from sdattn.look.output_space import OutputSpace
 
@@ -72,7 +72,7 @@ def test_sums_over_steps_are_of_the_same_products(columns):
 @pytest.mark.parametrize("make", [sd3, flux])
 @pytest.mark.parametrize("refine", [None, "self"])
 @pytest.mark.slow
-def test_words_share_each_cell_by_their_likeness(make, refine, tmp_path):
+def test_words_share_each_cell_by_their_likeness(make, refine):
     pipe = make()
     run = generate(pipe, PROMPT, seed=1, preset="output", refine=refine, **STEPS)
     [found] = run.heatmaps
@@ -87,9 +87,6 @@ def test_words_share_each_cell_by_their_likeness(make, refine, tmp_path):
     assert (
         found.preset.unit == "softmax over words of 10 \N{MULTIPLICATION SIGN} likeness of outputs"
     )
-    [folder] = run.save(tmp_path / "run")
-    back = load_run(folder).heatmaps
-    torch.testing.assert_close(back["cat"].values, found["cat"].values, atol=2e-3, rtol=0)
 
 
 def test_another_text_can_be_compared_too():

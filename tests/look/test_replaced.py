@@ -11,9 +11,7 @@ import torch
 from diffusers.models import attention_processor
 from diffusers.models.attention_dispatch import AttentionBackendName, _AttentionBackendRegistry
 from helpers.joint_models import MODELS, inputs
-from helpers.matrix import ROWS
 from helpers.reads import reads_by_call
-from helpers.rows import Way
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_small_unet
 from torch.nn import functional
@@ -23,7 +21,6 @@ from sdattn import CaptureError, CaptureWarning, TorchAttnProcessor, capture
 from sdattn.look.sdpa import SdpaWatch, spied
 
 TORCHS = functional.scaled_dot_product_attention
-NAMED = {row.name: row for row in ROWS}
 
 
 # -- functions that are right --------------------------------------------------------------------
@@ -181,24 +178,6 @@ def test_nothing_is_read_back_after_the_first_pass(kind, replaced):
             model(**given)
     assert watched[1:] == plain[1:]
     assert watched[0] > plain[0]
-
-
-@pytest.mark.parametrize(
-    "name", tiered(["IP-Adapter", "Wan 2.1, from an image", "FLUX.2 klein", "Mochi"], quick=2)
-)
-@pytest.mark.slow
-def test_layers_that_attend_twice_or_row_by_row(name, replaced):
-    row = NAMED[name]
-    way = row.fitted(Way(size=(64, 96)))
-    with capture(pipe := row.make()) as store:
-        row.run(pipe, way)
-    replaced(timed)
-    with capture(pipe := row.make()) as again:
-        row.run(pipe, way)
-    assert_same(again.maps, store.maps)
-    replaced(louder)
-    with pytest.raises(RuntimeError, match="louder"), capture(pipe := row.make()):
-        row.run(pipe, way)
 
 
 @pytest.mark.parametrize("options", [{}, {"refine": "self"}], ids=str)
