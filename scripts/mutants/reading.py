@@ -171,7 +171,7 @@ FAULTS = [
         "level = min(few) if few else max(la.level for la in found)",
         "level = max(few) if few else max(la.level for la in found)",
         "maps are refined along the coarsest self-attention",
-        ("maps/test_aggregation.py", "maps/test_requirements.py"),
+        ("maps/test_aggregation.py",),
     ),
     Fault(
         "maps/masks.py",

@@ -12,6 +12,7 @@ import pytest
 import torch
 from diffusers import UNet2DConditionModel
 from helpers.presets import OF_UNETS
+from helpers.smoothing import smooth_in_loops
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from helpers.transformer_rows import sana
@@ -128,28 +129,9 @@ def attend_and_excite(reference, sides=(16,)):
     found = []
     for image, maps in enumerate(last.mean(1)):
         words = maps[..., 1 : n_read(reference.pipe, image) - 1]  # without <sos>, <eos>, padding
-        found.append(smoothed((100 * words).softmax(-1)))
+        sharper = (100 * words).softmax(-1).numpy()
+        found.append(torch.from_numpy(smooth_in_loops(sharper, math.sqrt(0.5), 1)))
     return found
-
-
-def smoothed(maps):
-    """3x3 with reflected borders: exp(-(x / (2 sigma))^2) at sigma .5, as its code has it."""
-    edge = math.exp(-1)
-    weights = [edge / (1 + 2 * edge), 1 / (1 + 2 * edge), edge / (1 + 2 * edge)]
-    assert [round(one, 3) for one in weights] == [0.212, 0.576, 0.212]
-    rows, cols, _ = maps.shape
-    out = torch.zeros_like(maps)
-    for y in range(rows):
-        for x in range(cols):
-            for dy in (-1, 0, 1):
-                for dx in (-1, 0, 1):
-                    at = abs(y + dy), abs(x + dx)
-                    at = (
-                        rows - 2 if at[0] == rows else at[0],
-                        cols - 2 if at[1] == cols else at[1],
-                    )
-                    out[y, x] += weights[dy + 1] * weights[dx + 1] * maps[at]
-    return out
 
 
 def ovam(reference):
@@ -417,31 +399,22 @@ def refined(maps, everything, steps):
     return at(mixed.unflatten(1, (17, 20)), tuple(maps.shape[1:3]))
 
 
-@pytest.mark.parametrize("preset", tiered(["default", "p2p", "sum"]))
+@pytest.mark.parametrize("preset", tiered(["default", "p2p", "sum", "daam"]))
 @pytest.mark.slow
 def test_each_cell_is_the_mean_of_what_it_attends_to(refined_runs, preset):
+    """DAAM's maps are sums over the calls; the affinity is a mean."""
     _, runs, everything = refined_runs
     plain, sharper = runs(preset=preset), runs(preset=preset, refine="self")
     steps = [1] if preset == "default" else [0, 1]
     maps = torch.stack([one.maps for one in plain.heatmaps]).double()
     expected = refined(maps, everything, steps)
     for found, one, other in zip(sharper.heatmaps, expected, plain.heatmaps, strict=True):
-        torch.testing.assert_close(found.maps.double(), one, atol=1e-6, rtol=0)
+        largest = float(one.max())
+        torch.testing.assert_close(found.maps.double(), one, atol=1e-6 * max(1, largest), rtol=0)
         assert (found.maps - other.maps).abs().max() > 1e-3
         assert found.preset == preset_of(preset, "self")
     for one, other in zip(plain.images, sharper.images, strict=True):
         assert one.tobytes() == other.tobytes()
-
-
-@pytest.mark.slow
-def test_a_sum_over_steps_is_refined_too(refined_runs):
-    """DAAM's maps are sums over the calls; the affinity is a mean."""
-    _, runs, everything = refined_runs
-    plain, sharper = runs(preset="daam"), runs(preset="daam", refine="self")
-    maps = torch.stack([one.maps for one in plain.heatmaps]).double()
-    expected = refined(maps, everything, [0, 1])
-    for found, one in zip(sharper.heatmaps, expected, strict=True):
-        torch.testing.assert_close(found.maps.double(), one, atol=1e-5, rtol=1e-5)
 
 
 def test_a_cells_attention_still_sums_to_1(refined_runs):

@@ -10,7 +10,7 @@ from helpers.bilinear import stretch
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
-from sdattn import CaptureError, Heatmap, Heatmaps, capture, heatmaps, read_prompt
+from sdattn import CaptureError, Heatmap, Heatmaps, MapStore, capture, heatmaps, read_prompt
 from sdattn.maps.masks import smooth
 
 PROMPT = "a red cat and a turquoise dog"
@@ -46,17 +46,6 @@ def way_up(store, columns, steps):
     return expected
 
 
-@pytest.mark.slow
-def test_a_word_is_the_mean_over_the_way_up_of_its_columns(captured):
-    """Over the second half of the schedule, as far as the store tells its steps apart."""
-    pipe, store = captured
-    columns = read_prompt(pipe.tokenizer, PROMPT).find("turquoise")[0]
-    assert len(columns) == 9
-    [found] = heatmaps(store, pipe.tokenizer, PROMPT)
-    expected = way_up(store, columns, [2, 3])
-    np.testing.assert_allclose(found["turquoise"].values.double(), expected, atol=1e-6)
-
-
 @pytest.mark.parametrize(
     ("kept", "steps"),
     tiered(
@@ -72,25 +61,6 @@ def test_other_steps_than_the_second_half_are_read_as_they_were_kept(captured, k
     expected = way_up(store, [3], steps)
     np.testing.assert_allclose(found["cat"].values.double(), expected, atol=1e-6)
     assert abs(expected - way_up(store, [3], [2, 3])).max() > 1e-5 or steps == [2, 3]
-
-
-def test_a_cells_attention_sums_to_1(captured):
-    pipe, store = captured
-    [found] = heatmaps(store, pipe.tokenizer, PROMPT)
-    torch.testing.assert_close(found.maps.sum(-1), torch.ones(32, 48))
-    total = sum(one.values for one in found.occurrences())
-    for special in ("<sos>", "<eos>", "<pad>"):
-        total = total + found[special].values
-    torch.testing.assert_close(total, torch.ones(32, 48))
-
-
-@pytest.mark.slow
-def test_the_running_mean_gives_the_same(captured):
-    pipe, store = captured
-    with capture(pipe, steps=(0.5, 1.0)) as mean:
-        run(pipe, **LARGE)
-    [full], [short] = (heatmaps(s, pipe.tokenizer, PROMPT) for s in (store, mean))
-    torch.testing.assert_close(full.maps, short.maps)
 
 
 def test_words_phrases_tokens_and_repeats(captured):
@@ -127,23 +97,6 @@ def test_a_phrase_that_overlaps_itself_counts_each_of_its_columns_once():
     assert [one.columns for one in found.find("cat cat")] == [(1, 2), (2, 3)]
     expected = sum(found.token(column).values for column in (1, 2, 3))
     torch.testing.assert_close(found["cat cat"].values, expected)
-
-
-@pytest.mark.slow
-def test_images_are_never_mixed():
-    """Two prompts, two images each: as four single runs, with the same noise."""
-    pipe = make_pipeline()
-    prompts = ["a red cat", "dog dog and more"]
-    latents = torch.randn(4, 4, 16, 24, generator=torch.Generator().manual_seed(3))
-    with capture(pipe) as store:
-        run(pipe, prompts, num_images_per_prompt=2, latents=latents)
-    together = heatmaps(store, pipe.tokenizer, prompts)
-    assert [one.prompt.text for one in together] == [prompts[0]] * 2 + [prompts[1]] * 2
-    for i, one in enumerate(together):
-        with capture(pipe) as store:
-            run(pipe, prompts[i // 2], latents=latents[i : i + 1])
-        [alone] = heatmaps(store, pipe.tokenizer, prompts[i // 2])
-        torch.testing.assert_close(one.maps, alone.maps, atol=1e-6, rtol=0)
 
 
 @pytest.mark.slow
@@ -249,3 +202,18 @@ def test_a_word_that_is_not_in_the_prompt_has_no_segment(scattered):
 def test_maps_need_as_many_columns_as_the_prompt(tokenizer):
     with pytest.raises(ValueError, match="5.*prompt.*'a cat'"):
         Heatmaps(read_prompt(tokenizer, "a cat"), torch.zeros(2, 2, 5))
+
+
+@pytest.mark.slow
+def test_a_store_hands_prompt_and_options_on_to_heatmaps():
+    pipe = make_pipeline()
+    with capture(pipe, heads="all") as store:
+        run(pipe, "a red cat")
+    assert type(store) is MapStore
+    assert store.heatmaps()[0].words == ("a", "red", "cat")
+    (named,) = store.heatmaps(pipe, {"dog": [2]}, preset="daam")
+    (expected,) = heatmaps(store, pipe, {"dog": [2]}, preset="daam")
+    assert named.words == ("dog",)
+    assert torch.equal(named["dog"].map, expected["dog"].map)
+    with pytest.raises(ValueError, match="a blue dog"):  # another prompt than was drawn
+        store.heatmaps(pipe, "a blue dog")

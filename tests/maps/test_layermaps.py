@@ -8,6 +8,7 @@ from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import sd3
 
 from sdattn import CaptureError, capture, generate, heatmaps
+from sdattn.maps.details import details_of
 from sdattn.maps.layermaps import LayerMap, LayerMaps, layer_maps, resize_maps
 from sdattn.maps.presets import PRESETS, preset_of
 from sdattn.models.layers import find_layers
@@ -145,6 +146,24 @@ def test_resizing_keeps_means_and_leading_axes():
     assert torch.equal(resize_maps(maps, (4, 6)), maps)
     flat = torch.full((1, 2, 2), 0.25)
     assert resize_maps(flat, (5, 3), "bicubic").sub(0.25).abs().max() < 1e-6
+
+
+@pytest.mark.slow
+def test_details_are_of_the_words_in_the_layers_that_see_the_text(everything):
+    store = everything
+    (found,) = heatmaps(store, make_pipeline(), PROMPT)
+    details = details_of(store, 0, found)
+    cross = [layer.name for layer in store.layers if layer.kind == "cross"]
+    words = [column for word in found.held for column in word.columns]
+    for held in (details.steps, details.heads):
+        assert [*held.layers] == cross and sorted(held.columns) == sorted(words)
+    assert details.calls == (0, 1, 2, 3) and details.head_numbers == "all"
+    name = cross[0]
+    own = store.maps[name][0].float()  # [steps, heads, rows, cols, tokens]
+    columns = list(details.steps.columns)
+    torch.testing.assert_close(details.steps.layers[name].maps, own.mean(1)[..., columns])
+    second = own[2:].mean(0)[..., columns]  # the half of the run that the default preset reads
+    torch.testing.assert_close(details.heads.layers[name].maps[0], second)
 
 
 # -- what the store does not hold -----------------------------------------------------------------

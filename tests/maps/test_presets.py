@@ -1,4 +1,5 @@
-"""The table of presets: what is in it, by what name, and that it survives a saved run."""
+"""The table of presets: what is in it, by what name, that it survives a saved run, and what a run
+captures for it."""
 
 import json
 from dataclasses import replace
@@ -81,3 +82,24 @@ def test_a_preset_of_ones_own_is_checked(change, message):
 
 def test_its_title_says_whether_maps_are_refined():
     assert PRESETS["daam"].title == "daam" and preset_of("daam", "self").title == "daam, refined"
+
+
+SMALL = {"num_inference_steps": 4, "height": 64, "width": 96}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "daam", "capture_options": {"heads": [0]}}, "'daam'.*heads"),
+        ({"preset": "attend-and-excite", "capture_options": {"steps": [0]}}, "sets steps"),
+        ({"preset": "attend-and-excite", "words": ["cat"]}, "sets words"),
+        ({"capture_options": {"among": [[0, 1]]}}, "words of the prompt"),
+        ({"capture_options": {"refine": "self"}}, "words of the prompt"),
+    ],
+)
+def test_captures_that_a_preset_cannot_do_with_are_refused_before_the_run(options, message):
+    pipe, ran = make_pipeline(), []
+    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, "a red cat", **SMALL, **options)
+    assert not ran
