@@ -12,6 +12,11 @@ from ..errors import InvalidTypeError, InvalidValueError
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
+def rounding_error(*dtypes: torch.dtype) -> float:
+    """Return the error, relative to the largest value, that rounding in these dtypes explains."""
+    return 2e-2 if any(dtype in HALF_TYPES for dtype in dtypes) else 1e-3
+
+
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """Separate the heads that share the last axis: ``[B, N, heads*d]`` to ``[B, heads, N, d]``.
 

@@ -20,6 +20,7 @@ from .sdpa import spied_entry
 
 DISPATCH = "diffusers.models.attention_dispatch"
 # Its backends that call torch's scaled_dot_product_attention, so that they can be seen.
+OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # as torch names them
 SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
 
 
@@ -64,12 +65,7 @@ def _by_head(see: Callable[..., Tensor]) -> Callable[..., Any]:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        **_own: Any,
+        **given: Any,
     ) -> Any:
         made: list[Any] = []
 
@@ -79,14 +75,8 @@ def _by_head(see: Callable[..., Tensor]) -> Callable[..., Any]:
             transposed: Tensor = output.transpose(1, 2)
             return transposed
 
-        by_head = [given.transpose(1, 2) for given in (query, key, value)]
-        options = {
-            "attn_mask": attn_mask,
-            "dropout_p": dropout_p,
-            "is_causal": is_causal,
-            "scale": scale,
-            "enable_gqa": enable_gqa,
-        }
+        by_head = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+        options = {name: given[name] for name in OPTIONS if name in given}
         see(partial(attend, *by_head, **options), by, *by_head, **options)
         return made[0]
 

@@ -130,14 +130,15 @@ class JointLook:
         with observer.projections.during([(ARRIVED, to_out)]) as seen:
             output = observer.watched(calls, ProductWatch, attn, *args, **kwargs)
         given = by_name(inner, args, kwargs)
-        # a layer of one stream leaves the output projection to its block
-        whole = output[0] if isinstance(output, tuple) else output
-        arrived = seen.get(ARRIVED, []) if to_out is not None else [whole]
-        # the single blocks of FLUX.2 project their feed-forward part with it
-        more = getattr(attn, "mlp_hidden_dim", 0) if to_out is not None else 0
-        arrived = [one[..., : one.shape[-1] - more] for one in arrived]
+        if to_out is None:  # a layer of one stream leaves the output projection to its block
+            arrived = [output[0] if isinstance(output, tuple) else output]
+        else:
+            # the single blocks of FLUX.2 project their feed-forward part with it
+            more = getattr(attn, "mlp_hidden_dim", 0)
+            arrived = [states[..., : states.shape[-1] - more] for states in seen.get(ARRIVED, [])]
         call = made_by(as_one_call(calls, given), arrived, attn, given, inner)
-        if (rows := self.spans()) is not None:
+        rows = self.spans()
+        if rows is not None:
             self._check_arrived(observer, inner, call, rows[0], arrived)
         return output, call
 
@@ -150,17 +151,18 @@ class JointLook:
         arrived: Sequence[Tensor],
     ) -> None:
         """Refuse a call that did not make the output projection's input, in this order."""
-        predicted, first = merge_heads(call.output), spans[0].start  # [B, S, heads*d]
+        predicted = merge_heads(call.output)  # [B, S, heads*d]
         cells = arrived[-1].shape[1]
-        length = predicted.shape[1]
-        # Reference images follow the generated one and reach the projection with it.
-        own = predicted[:, first : first + cells]
-        if not self.checked and cells < length:
-            self.checked = True
+        if cells < predicted.shape[1]:  # the image's alone
+            first = spans[0].start
             other = predicted[:, :cells] if first else predicted[:, -cells:]
-            if fits(other, arrived[-1]) and not fits(own, arrived[-1]):
-                raise RunError(otherwise_joined(type(inner).__name__, spans[1]))
-        observer.check(own if cells < length else predicted, *arrived)
+            # Reference images follow the generated one and reach the projection with it.
+            predicted = predicted[:, first : first + cells]
+            if not self.checked:
+                self.checked = True
+                if fits(other, arrived[-1]) and not fits(predicted, arrived[-1]):
+                    raise RunError(otherwise_joined(type(inner).__name__, spans[1]))
+        observer.check(predicted, *arrived)
 
     def _shown(self, call: AttentionCall, rows: Sequence[Spans], inner: Any) -> Attended:
         """Return what is shown of one call for text and image, and where each of them is."""
@@ -178,16 +180,16 @@ class JointLook:
             kept = order.tokens
         elif isinstance(call, RowCalls):
             kept = DeviceCopies(call.taken[:, None, None, text])
+        place = {"image": image, "text": text}
+        keys = place[self.queries.keys]
+        attended: Attended
         if self.space == "output":
-            made = call.output
-            attended: Attended = OutputSpace(made[:, :, image], made[:, :, text])
+            attended = OutputSpace(call.output[:, :, image], call.output[:, :, text])
+        elif kept is not None and self.queries.side == "text":
+            call = without_padding(call, text, kept)
+            attended = Softmax(call, keys)
         else:
-            place = {"image": image, "text": text}
-            if kept is not None and self.queries.side == "text":
-                call = without_padding(call, text, kept)
-                attended = Softmax(call, place[self.queries.keys])
-            else:
-                attended = softmax_of(call, place[self.queries.side], place[self.queries.keys])
+            attended = softmax_of(call, place[self.queries.side], keys)
         if self.spreading is None:
             return attended
         return Refined(attended, self.spreading, call.between(image, image))

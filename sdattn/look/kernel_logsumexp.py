@@ -26,7 +26,10 @@ from torch import Tensor
 from ..attention import HALF_TYPES, plain
 from ..attention.calls import AttentionCall
 
-FLASH, EFFICIENT, CUDNN = 1, 2, 3  # in SDPBackend, as torch._fused_sdp_choice answers
+# As torch._fused_sdp_choice answers, by torch.nn.attention.SDPBackend
+FLASH = 1
+EFFICIENT = 2
+CUDNN = 3
 EXACT = 16  # beyond this float32 has too few digits for probabilities within 1e-5
 ALLOWED = 5e-3  # error of a logsumexp in half types: half a percent of a probability
 DIGITS = 1e-6  # relative error of a logsumexp in float32
@@ -46,7 +49,8 @@ def backend_with_logsumexp(call: AttentionCall) -> int:
     Under autocast it would not run without casting; with a graph the logsumexp has no gradient. The
     kernels take four axes, none of them empty.
     """
-    device, given = call.query.device.type, call.given
+    device = call.query.device.type
+    given = call.given
     if any(tensor.ndim != 4 or not tensor.numel() for tensor in given):
         return 0
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
@@ -75,9 +79,7 @@ def attend_with_logsumexp(
 
 
 def used_if_equal(
-    kernel: Kernel,
-    attend: Callable[[], Tensor],
-    call: AttentionCall,
+    kernel: Kernel, attend: Callable[[], Tensor], call: AttentionCall
 ) -> WithLogsumexp:
     """Return the results of ``kernel`` if its output equals ``attend``'s bit by bit and its
     logsumexp is exact; else the output of ``attend`` alone. Each layout is checked once, which
@@ -147,8 +149,4 @@ def cudnn(call: AttentionCall) -> WithLogsumexp:
     return output, logsumexp.reshape(call.query.shape[:3])
 
 
-CUDA_KERNELS: dict[int, Kernel] = {
-    FLASH: flash,
-    EFFICIENT: efficient,
-    CUDNN: cudnn,
-}
+CUDA_KERNELS: dict[int, Kernel] = {FLASH: flash, EFFICIENT: efficient, CUDNN: cudnn}

@@ -53,16 +53,14 @@ def call_of_module(
     """Return what ``module(*args, **kwargs)`` attends to; None if it adds keys of its own, or for
     nested tensors."""
     given = _OF_MODULE.bind(module, *args, **kwargs).arguments
-    query, key = given["query"], given["key"]
-    if query.is_nested or key.is_nested:
+    if given["query"].is_nested or given["key"].is_nested:
         return None
-    if not module.batch_first and query.ndim == 3:
-        query, key = query.transpose(0, 1), key.transpose(0, 1)
     if module.bias_k is not None or module.add_zero_attn:
         return None
     call = _projected(
-        query,
-        key,
+        given["query"],
+        given["key"],
+        batch_first=module.batch_first,
         heads=module.num_heads,
         joined=module.in_proj_weight,
         apart=(module.q_proj_weight, module.k_proj_weight),
@@ -98,12 +96,10 @@ def call_of_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Attent
     adds = ("bias_k", "bias_v", "static_k", "static_v")
     if given["add_zero_attn"] or any(given[name] is not None for name in adds):
         return None
-    query, key = given["query"], given["key"]
-    if query.ndim == 3:
-        query, key = query.transpose(0, 1), key.transpose(0, 1)
     call = _projected(
-        query,
-        key,
+        given["query"],
+        given["key"],
+        batch_first=False,
         heads=given["num_heads"],
         joined=None if given["use_separate_proj_weight"] else given["in_proj_weight"],
         apart=(given["q_proj_weight"], given["k_proj_weight"]),
@@ -118,19 +114,25 @@ def _projected(
     query: Tensor,
     key: Tensor,
     *,
+    batch_first: bool,
     heads: int,
     joined: Tensor | None,
     apart: tuple[Tensor | None, Tensor | None],
     bias: Tensor | None,
     masks: tuple[Tensor | None, Tensor | None],
 ) -> AttentionCall:
-    """Return the call of a query and key ``[B, N or T, width]``, before their projections."""
-    if query.ndim == 2:  # without a batch
-        query, key = query[None], key[None]
+    """Return the call of a query and key, before their projections: ``[B, N or T, width]`` with
+    ``batch_first``, else ``[N or T, B, width]``; or without a batch."""
     weights: Sequence[Any] = apart if joined is None else joined.chunk(3)
     biases: Sequence[Tensor | None] = (None, None) if bias is None else bias.chunk(3)
-    query = split_heads(nn.functional.linear(query, weights[0], biases[0]), heads)
-    key = split_heads(nn.functional.linear(key, weights[1], biases[1]), heads)
+    by_head = []
+    for states, weight, its_bias in zip((query, key), weights, biases, strict=False):
+        if states.ndim == 2:  # without a batch
+            states = states[None]
+        elif not batch_first:
+            states = states.transpose(0, 1)
+        by_head.append(split_heads(nn.functional.linear(states, weight, its_bias), heads))
+    query, key = by_head
     return AttentionCall(query, key, mask=_added(query, *masks))
 
 

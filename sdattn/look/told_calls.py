@@ -36,8 +36,8 @@ def attended_by(call: AttentionCall, place: Placed) -> Attended:
     is_whole = call.shape[2:] == (place.image.stop, place.keys.stop) and place.keys.start == 0
     known = (call.probs, call.mask, call.logsumexp, call.scale)
     if is_whole and all(one is None for one in known):
-        query, key = merge_heads(call.query), merge_heads(call.key)
-        return Projected(query, key, call.query.shape[1])
+        heads = call.query.shape[1]
+        return Projected(merge_heads(call.query), merge_heads(call.key), heads)
     return softmax_of(call, place.image, place.keys)
 
 

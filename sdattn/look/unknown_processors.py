@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..attention import HALF_TYPES
 from ..attention.calls import AttentionCall
+from ..attention.core import rounding_error
 
 # Processors of diffusers whose formula is known.
 PLAIN = frozenset(
@@ -99,8 +100,9 @@ def maker_in(
 
 def _joined(parts: Sequence[AttentionCall], batch: int, heads: int) -> AttentionCall | None:
     """Return products of some rows each, ``[rows, N, T]`` of ``B*heads``, as one call."""
-    given = [part.probs for part in parts if part.probs is not None]
-    probs = [one.reshape(-1, *one.shape[-2:]) for one in given]
+    probs = [
+        part.probs.reshape(-1, *part.probs.shape[-2:]) for part in parts if part.probs is not None
+    ]
     output = torch.cat([part.output.flatten(0, -3) for part in parts]).unflatten(0, (batch, heads))
     if len({part.shape[1:] for part in probs}) > 1 or sum(map(len, probs)) != batch * heads:
         return None
@@ -112,10 +114,9 @@ def _joined(parts: Sequence[AttentionCall], batch: int, heads: int) -> Attention
 def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
     """Return the error of a prediction as a multiple of what rounding explains, float32, 0-d, on
     its device: above 1 if it is wrong."""
-    halves = {predicted.dtype, arrived.dtype}.intersection(HALF_TYPES)
     largest = predicted.float().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
     error = (predicted.float() - arrived.float()).abs().max() / largest
-    return error / (2e-2 if halves else 1e-3)
+    return error / rounding_error(predicted.dtype, arrived.dtype)
 
 
 def unknown_use(inner: Any) -> str:

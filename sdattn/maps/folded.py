@@ -1,8 +1,9 @@
-"""Maps as prompt-to-prompt code holds them, heads folded into the rows, read for heatmaps."""
+"""`Source`: what heatmaps are made from; and maps as prompt-to-prompt code holds them, heads folded
+into the rows, as one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,29 @@ from .presets import Preset
 
 Maps = dict[str, list[Tensor]]  # by place and kind: {"down_cross": [[images*heads, N, T], ...]}
 StepChoice = str | int | tuple[float, float]
+
+
+class Source(Protocol):
+    """Maps of a run and their texts: a :class:`sdattn.MapStore`, or an attached store's."""
+
+    @property
+    def drawn(self) -> DrawnPrompts | None: ...
+    @property
+    def texts(self) -> TextsOfRun: ...
+    @property
+    def images(self) -> int | None: ...
+    @property
+    def branches(self) -> tuple[Branch, ...]: ...
+    @property
+    def n_text(self) -> int | None: ...
+    @property
+    def n_keys(self) -> int | None: ...
+    @property
+    def tokens(self) -> tuple[int, ...] | None: ...
+    @property
+    def frames(self) -> tuple[int, ...] | None: ...
+    def layer_maps(self, preset: Preset) -> LayerMaps: ...
+    def read_passes(self, preset: Preset) -> Sequence[int]: ...
 
 
 class MeanMaps(NamedTuple):

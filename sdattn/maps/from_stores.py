@@ -13,11 +13,10 @@ from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
 from ..prompts.weights import refuse_weights
 from .aggregation import aggregate, finish
-from .folded import Folded, FoldedMaps, StepChoice, folded_maps
+from .folded import Folded, FoldedMaps, Source, StepChoice, folded_maps
 from .heatmaps import Heatmaps
 from .layermaps import LayerMaps
 from .presets import Preset, preset_of
-from .sources import Source
 
 
 def heatmaps(
@@ -83,7 +82,12 @@ def heatmaps(
     if isinstance(store, CapturedMaps):
         if store.has_no_guidance and not store.passes:
             return []
-        _refuse_for_captured(latent_size=latent_size, steps=steps)
+        chosen_there = {"latent_size": latent_size, "steps": steps}
+        if given := [name for name, value in chosen_there.items() if value is not None]:
+            raise InvalidValueError(
+                f"{' and '.join(given)}: maps from capture() have their own size and steps. Choose "
+                "them there, capture(steps=...), and leave them out here."
+            )
         source = store
     else:  # heads are folded into the rows
         source = folded_maps(cast(Folded, store), chosen, latent_size, steps)
@@ -140,14 +144,6 @@ def _when(store: Source) -> str:
     numbers = ", ".join(map(str, steps[:5])) + ", …" * (len(steps) > 5)
     several = "s" * (len(steps) > 1)
     return f"before step{several} {numbers}, counted from 0 (a callback set others?)"
-
-
-def _refuse_for_captured(**options: Any) -> None:
-    if given := [name for name, value in options.items() if value is not None]:
-        raise InvalidValueError(
-            f"{' and '.join(given)}: maps from capture() have their own size and steps. Choose "
-            "them there, capture(steps=...), and leave them out here."
-        )
 
 
 @dataclass

@@ -241,6 +241,22 @@ def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
     return mean.flatten(2, 3), grid[-2:]  # each frame attends to itself alone
 
 
+def spot_maps(store: CapturedMaps) -> Tensor:
+    """Return the mean over layers, heads and steps, ``[images, cells, (frames,) rows, cols]``."""
+    several = store.keep.steps.each + store.keep.heads.each
+    layers = []
+    for name in store.maps:
+        maps = store.maps[name].detach().float().cpu()
+        maps = maps.flatten(1, several).mean(1) if several else maps
+        # a share of a coarser grid's cell is spread over several cells of a finer one
+        layers.append(maps.movedim(-1, 1) * (maps.shape[-3] * maps.shape[-2]))
+    if not layers:
+        raise CaptureError("The store holds no maps. Run the pipeline inside the with block.")
+    size = max(((m.shape[-2], m.shape[-1]) for m in layers), key=lambda size: size[0] * size[1])
+    mean = torch.stack([resize_maps(maps, size) for maps in layers]).mean(0)
+    return mean / (size[0] * size[1])
+
+
 def resize_maps(maps: Tensor, size: tuple[int, int], mode: str = "bilinear") -> Tensor:
     """Resize ``[..., rows, cols]`` to ``size`` = (rows, cols), cell centres aligned."""
     batched = maps.reshape(-1, 1, *maps.shape[-2:])
