@@ -130,7 +130,8 @@ def attention_probs(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     dtype = query.dtype
     if dtype in HALF_TYPES:
-        query, key = query.float(), key.float()
+        query = query.float()
+        key = key.float()
     # The keys are scaled, not the scores: T*d products instead of N*T.
     scores = query @ (key * scale).transpose(-1, -2)  # [..., N, T]
     if is_causal:

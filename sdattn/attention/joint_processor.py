@@ -92,7 +92,9 @@ class TorchJointProcessor(ControlledProcessor):
         super().__init__(controller, place)
         if queries not in ("image", "all"):
             raise refuse("queries", queries, ("image", "all"))
-        self.spans, self.image, self.queries = spans, image, queries
+        self.spans = spans
+        self.image = image
+        self.queries = queries
 
     @property
     def shows_image(self) -> bool:
@@ -121,19 +123,27 @@ class TorchJointProcessor(ControlledProcessor):
             "a cache of keys": kv_cache_mode,
             "freqs_cis": freqs_cis,
         }
-        if found := [name for name, value in refused.items() if value is not None]:
-            raise unknown_layer(attn, f"is given {found[0]}")
-        text_states, mask, rotary = encoder_hidden_states, attention_mask, image_rotary_emb
+        for name, value in refused.items():
+            if value is not None:
+                raise unknown_layer(attn, f"is given {name}")
+        text_states = encoder_hidden_states
+        mask = attention_mask
+        rotary = image_rotary_emb
         if hasattr(attn, FUSED_WITH_MLP):  # it passes (mask, rotary) where others pass (text, mask)
-            text_states, mask, rotary = _of_parallel(text_states, mask, rotary)
+            given = (text_states, mask, rotary)
+            text_states = None
+            mask = next((part for part in given if isinstance(part, Tensor)), None)
+            rotary = next((part for part in given if isinstance(part, tuple)), None)
         parts = joined(attn, hidden_states, text_states, rotary)
         mask = _joint_mask(attn, parts, mask, encoder_hidden_states_mask, rotary)
 
         probs = attention_probs(parts.query, parts.key, mask)  # [B, heads, S, S]
         probs = self._open(attn, probs, parts.text)
         output = probs @ parts.value  # [B, heads, S, d]
-        given = parts.query, parts.key, parts.value, mask
-        self._show(attn, AttentionCall(*given, probs=probs, output=output, text=parts.text))
+        call = AttentionCall(parts.query, parts.key, parts.value, mask, text=parts.text)
+        call.probs = probs
+        call.output = output
+        self._show(attn, call)
         return _split(attn, parts, merge_heads(output))
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:
@@ -208,11 +218,6 @@ class TorchJointProcessor(ControlledProcessor):
         edited = self._edited(attn, shown, len(block), is_cross)
         block.copy_(edited.clamp_min(0).view_as(block))
         return None if edited is not shown or edited.requires_grad else shown
-
-
-def _of_parallel(*given: Any) -> tuple[None, Tensor | None, Any]:
-    mask = next((part for part in given if isinstance(part, Tensor)), None)
-    return None, mask, next((part for part in given if isinstance(part, tuple)), None)
 
 
 def _joint_mask(

@@ -85,11 +85,11 @@ class FoldedMaps:
 
     cross: list[tuple[str, Tensor]]
     self_attention: list[tuple[str, Tensor]]
-    images: int | None
     latent_size: tuple[int, int]
-    levels: int
-    passes: int | None
     name: str
+    images: int | None = None
+    levels: int = 4
+    passes: int | None = None
     drawn: DrawnPrompts | None = None
     texts: TextsOfRun = field(default_factory=TextsOfRun)
     steps: Sequence[int] = ()
@@ -196,7 +196,7 @@ def folded_maps(
         raise OptionError("steps", steps, f"{name} has no steps to choose from. Leave it out.")
     else:
         by_place = _by_place(x)
-    cross, self_attention = _of_kind(by_place, "cross"), _of_kind(by_place, "self")
+    cross = _of_kind(by_place, "cross")
     if not cross:
         raise InvalidValueError(
             f"There are no maps of cross-attention in {name}. Run the pipeline with the store "
@@ -208,29 +208,19 @@ def folded_maps(
             "Pass latent_size=(rows, cols), the image's height and width divided by the VAE's "
             "scale factor (64, 64 for 512x512), or call store.attach(pipe) before the run."
         )
-    if not isinstance(x, StepStore):
-        _refuse_sums(cross[0][1], name)
-        return FoldedMaps(
-            cross,
-            self_attention,
-            images=None,
-            latent_size=latent_size,
-            levels=4,
-            passes=None,
-            name=name,
+    maps = FoldedMaps(cross, _of_kind(by_place, "self"), latent_size=latent_size, name=name)
+    if isinstance(x, StepStore):
+        return replace(
+            maps,
+            images=x.images,
+            levels=x.levels or 4,
+            passes=passes,
+            drawn=x.drawn,
+            texts=x.texts,
+            steps=numbers,
         )
-    return FoldedMaps(
-        cross,
-        self_attention,
-        images=x.images,
-        latent_size=latent_size,
-        levels=x.levels or 4,
-        passes=passes,
-        name=name,
-        drawn=x.drawn,
-        texts=x.texts,
-        steps=numbers,
-    )
+    _refuse_sums(cross[0][1], name)
+    return maps
 
 
 def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:
@@ -248,12 +238,8 @@ def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:
 
 
 def _of_kind(by_place: Mapping[str, Sequence[Tensor]], kind: str) -> list[tuple[str, Tensor]]:
-    places = [
-        key
-        for place in (*PLACES, "double", "single", "block")
-        if (key := f"{place}_{kind}") in by_place
-    ]
-    return [(key.removesuffix(f"_{kind}"), maps) for key in places for maps in by_place[key]]
+    places = (*PLACES, "double", "single", "block")
+    return [(place, maps) for place in places for maps in by_place.get(f"{place}_{kind}", ())]
 
 
 def _refuse_sums(maps: Tensor, name: str) -> None:

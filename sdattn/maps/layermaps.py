@@ -266,5 +266,6 @@ def resize_maps(maps: Tensor, size: tuple[int, int], mode: str = "bilinear") -> 
 
 def fits(size: tuple[int, int], grid: tuple[int, ...]) -> bool:
     """Check whether a map of (rows, cols) can belong to an image of (height, width) pixels."""
-    (height, width), (rows, cols) = size, grid
+    height, width = size
+    rows, cols = grid
     return abs(rows - cols * height / width) < 1 or abs(cols - rows * width / height) < 1
