@@ -16,7 +16,7 @@ from typing import Any
 
 from torch import Tensor
 
-from .sdpa import spied_entry
+from .sdpa import SdpaWatch, spied, spied_entry
 
 DISPATCH = "diffusers.models.attention_dispatch"
 # Its backends that call torch's scaled_dot_product_attention, so that they can be seen.
@@ -53,6 +53,14 @@ def dispatched(backends: Iterable[str], see: Callable[..., Tensor]) -> Iterator[
             entries = dispatch._AttentionBackendRegistry._backends
             name = dispatch.AttentionBackendName(backend)
             stack.enter_context(spied_entry(entries, name, _by_head(see)))
+        yield
+
+
+@contextmanager
+def watching(watch: SdpaWatch, backends: Iterable[str]) -> Iterator[None]:
+    """Let a watch see this thread's calls of torch's attention, of what replaces it, and of some
+    backends' kernels."""
+    with watch, spied(watch.attend), dispatched(backends, watch.attend):
         yield
 
 

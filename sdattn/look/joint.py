@@ -118,7 +118,8 @@ class JointLook:
         if not self.checked and rows is not None and len(rows) == 1:
             self.checked = True
             # Once per layer: the text's values must be where its keys are said to be.
-            check_order(call, *rows[0], attn, projected, name)
+            image, text = rows[0]
+            check_order(call, image, text, attn=attn, projected=projected, name=name)
         return output, call
 
     def _see_unknown(

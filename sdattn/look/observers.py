@@ -20,9 +20,9 @@ from ..attention.calls import AttentionCall
 from ..errors import RunError
 from ..models.denoiser_call import innermost
 from .attended import Attended
-from .dispatched import dispatched, hidden_backend
+from .dispatched import hidden_backend, watching
 from .projections import Projections, named
-from .sdpa import SdpaWatch, kernel_name, no_softmax, spied
+from .sdpa import SdpaWatch, kernel_name, no_softmax
 from .text_stream import TextStream, running_stream
 from .unknown_processors import misfit, unknown_use
 
@@ -175,7 +175,7 @@ class ObservingProcessor:
                 return self.inner(*args, **kwargs)
             watch = kind()
             hidden = filter(None, [hidden_backend(innermost(self))])
-            with watch, spied(watch.attend), dispatched(hidden, watch.attend):
+            with watching(watch, hidden):
                 output = self.inner(*args, **kwargs)
             for listener in self.listeners:
                 listener(watch.calls)

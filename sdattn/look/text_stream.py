@@ -60,10 +60,11 @@ class TextStream:
         diffusers that keep state in a block."""
         for layer in layers:
             block = self.model.get_submodule(layer.name.rpartition(".")[0])
-            if held := getattr(getattr(block, "_diffusers_hook", None), "hooks", None):
+            hooks = getattr(getattr(block, "_diffusers_hook", None), "hooks", None)
+            if hooks:
                 raise RunError(
                     f"Asked about another text, for which each block runs twice, and {layer.name} "
-                    f"has hooks of diffusers that would count both ({', '.join(held)}). Take out "
+                    f"has hooks of diffusers that would count both ({', '.join(hooks)}). Take out "
                     "caching and group offloading first, model.disable_cache()."
                 )
             installed.follow(block, self.run_again)
@@ -118,5 +119,5 @@ class TextStream:
 
 
 def _processors(block: nn.Module) -> list[Any]:
-    held = (getattr(part, "processor", None) for part in block.modules())
-    return [innermost(one) for one in held if one is not None]
+    processors = (getattr(part, "processor", None) for part in block.modules())
+    return [innermost(processor) for processor in processors if processor is not None]

@@ -84,13 +84,16 @@ def maker_in(
     that were computed in slices are joined."""
     # Only products of the values' shape can have made the output; the last of them did.
     fitting = [call for call in calls if call.output.shape[-2:] == (cells, features)]
-    if fitting and (call := fitting[-1]).probs is None:
+    if fitting and fitting[-1].probs is None:
+        call = fitting[-1]
         if call.query.dtype in HALF_TYPES:
             call.logsumexp = None  # less precise than a softmax here
         return call.by_head(batch, heads)
     # Heads in slices: from the last product back until there are all of them, and no more.
     parts: list[AttentionCall] = []
-    while fitting and (product := fitting.pop()).probs is not None:
+    for product in reversed(fitting):
+        if product.probs is None:
+            break
         parts.insert(0, product)
         rows = sum(part.output.shape[:-2].numel() for part in parts)
         if rows >= batch * heads:

@@ -122,8 +122,11 @@ class FoldedMaps:
             for i, (place, maps) in enumerate(self.cross)
         }
         columns = tuple(range(self.n_keys))
-        affinity, grid = self._affinity() if preset.refine else (None, None)
-        return LayerMaps(found, columns, self.passes or 1, affinity, grid)
+        layers = LayerMaps(found, columns, self.passes or 1)
+        if not preset.refine:
+            return layers
+        affinity, grid = self._affinity()
+        return replace(layers, affinity=affinity, affinity_grid=grid)
 
     def _check(self, preset: Preset) -> None:
         missing = ""

@@ -76,8 +76,10 @@ def heatmaps(
             columns, another prompt than was drawn, or none where it is not known.
     """
     # What was refined while the model ran stays so.
-    is_refined = isinstance(store, CapturedMaps) and store.keep.refine
-    chosen = preset_of(preset, *(("self", "joint") if is_refined else (refine,)))
+    if isinstance(store, CapturedMaps) and store.keep.refine:
+        chosen = preset_of(preset, "self", default="joint")
+    else:
+        chosen = preset_of(preset, refine)
     source: Source
     if isinstance(store, CapturedMaps):
         if store.has_no_guidance and not store.passes:
@@ -262,7 +264,7 @@ def heatmaps_of(
             )
     shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
     return [
-        finish(maps.detach(), shown[i // each], preset, store.tokens, store.frames)
+        finish(maps.detach(), shown[i // each], preset, columns=store.tokens, frames=store.frames)
         for i, maps in enumerate(aggregate(layers, preset))
     ]
 
@@ -270,5 +272,5 @@ def heatmaps_of(
 def _with_images(prompt: Prompt, columns: int) -> Prompt:
     """The prompt, its columns followed by image prompts'."""
     names = [f"<image {number}>" for number in range(1, columns + 1)]
-    images = tuple(Token(-1, name, 0, 0, name) for name in names)
+    images = tuple(Token(-1, name, start=0, end=0, special=name) for name in names)
     return replace(prompt, tokens=prompt.tokens + images)

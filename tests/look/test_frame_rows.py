@@ -12,7 +12,6 @@ from helpers.video_rows import wan
 
 from sdattn import CaptureError, capture, heatmaps
 from sdattn.maps.aggregation import refining
-from sdattn.maps.heatmap import latent_frames
 
 [ROW] = [row for row in ROWS if row.name == "AnimateDiff"]
 WAY = replace(WAYS[0], size=(64, 96))
@@ -87,22 +86,6 @@ def test_all_ways_of_keeping_are_of_the_same_maps(watched):
         torch.testing.assert_close(last.maps[layer], whole[layer][:, 1].mean(1), **close)
     for held in (mean, some, one, last):
         assert held.nbytes == held.expected_nbytes
-
-
-def test_a_heatmap_of_a_video_is_a_video(watched):
-    pipe, _, _ = watched
-    with capture(pipe, steps=(0.5, 1.0)) as store:
-        ROW.run(pipe, WAY)
-    [found] = heatmaps(store)
-    word = found["cat"]
-    assert word.map.shape == (3, 8, 12)
-    assert torch.equal(word.of_frames(3), word.values)  # the VAE decodes each frame alone
-    assert latent_frames(16, 16) == list(range(16))
-    assert torch.equal(word.frame(1).values, word.values[1])
-    # the finest layers of the way up, the mean over heads, of the second step
-    fine = [m for name, m in store.maps.items() if name.startswith("up") and m.shape[2] == 8]
-    mean = torch.stack([maps[0, ..., word.columns[0]] for maps in fine]).mean(0)
-    torch.testing.assert_close(word.values, mean, atol=1e-6, rtol=0)
 
 
 @torch.no_grad()

@@ -63,58 +63,6 @@ def test_other_steps_than_the_second_half_are_read_as_they_were_kept(captured, k
     assert abs(expected - way_up(store, [3], [2, 3])).max() > 1e-5 or steps == [2, 3]
 
 
-def test_words_phrases_tokens_and_repeats(captured):
-    pipe, store = captured
-    [found] = heatmaps(store, pipe.tokenizer, PROMPT)
-    assert found.words == ("a", "red", "cat", "and", "a", "turquoise", "dog")
-    assert list(found) == ["a", "red", "cat", "and", "turquoise", "dog"]
-    assert len(found) == 6
-    assert "cat" in found
-    assert "cow" not in found
-    phrase = found["red cat"]
-    torch.testing.assert_close(phrase.values, found["red"].values + found["cat"].values)
-    first, second = found.find("a")
-    torch.testing.assert_close(found["a"].values, first.values + second.values)
-    assert not torch.equal(first.values, second.values)
-    torch.testing.assert_close(found[2].values, found["red"].values)
-    assert found[2].label == "red</w>"
-    assert repr(phrase).startswith("Heatmap('red cat', 32x48, ")
-
-
-@pytest.mark.parametrize(("key", "message"), [("cow", "Its words are: a, red"), (77, "0 to 76")])
-def test_what_is_not_there_is_told(captured, key, message):
-    pipe, store = captured
-    with pytest.raises(KeyError, match=message):
-        heatmaps(store, pipe.tokenizer, PROMPT)[0][key]
-
-
-@pytest.mark.slow
-def test_a_phrase_that_overlaps_itself_counts_each_of_its_columns_once():
-    pipe = make_pipeline()
-    with capture(pipe) as store:
-        run(pipe, "cat cat cat")
-    [found] = heatmaps(store, pipe.tokenizer, "cat cat cat")
-    assert [one.columns for one in found.find("cat cat")] == [(1, 2), (2, 3)]
-    expected = sum(found.token(column).values for column in (1, 2, 3))
-    torch.testing.assert_close(found["cat cat"].values, expected)
-
-
-@pytest.mark.slow
-def test_chosen_columns_only():
-    pipe = make_pipeline()
-    columns = [c for one in read_prompt(pipe.tokenizer, PROMPT).find("cat") for c in one]
-    with capture(pipe, tokens=columns) as store:
-        run(pipe)
-    [some] = heatmaps(store, pipe.tokenizer, PROMPT)
-    with capture(pipe) as store:
-        run(pipe)
-    [every] = heatmaps(store, pipe.tokenizer, PROMPT)
-    assert some.words == ("cat",)
-    torch.testing.assert_close(some["cat"].values, every["cat"].values)
-    with pytest.raises(KeyError, match="were not captured"):
-        some["dog"]
-
-
 def test_sdxl_comes_at_its_finest_attention():
     pipe = make_sdxl_pipeline()
     with capture(pipe) as store:

@@ -11,7 +11,7 @@ from sdattn import CaptureError, capture, generate, heatmaps
 from sdattn.maps.details import details_of
 from sdattn.maps.layermaps import LayerMap, LayerMaps, layer_maps, resize_maps
 from sdattn.maps.presets import PRESETS, preset_of
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser, find_layers
 
 PROMPT = "a red cat"
 SMALL = {"num_inference_steps": 4, "height": 64, "width": 96}
@@ -194,24 +194,31 @@ def test_no_self_attention_is_told():
         heatmaps(store, pipe, PROMPT, refine="self")
 
 
+MID = {"layers": "mid"}
+NO_PLACE = "reads layers of the places .* there are only: double"
+
+
 @pytest.mark.parametrize(
-    ("preset", "message"),
+    ("make", "name", "layers", "message"),
     [
-        ("p2p", "down, up.*only: mid"),
-        ("daam", "down, up.*level 2.*mid at level 3"),
+        (make_pipeline, "p2p", MID, "down, up.*only: mid"),
+        (make_pipeline, "daam", MID, "down, up.*level 2.*mid at level 3"),
+        *[(sd3, name, {}, NO_PLACE) for name in ("daam", "p2p", "attend-and-excite", "ovam")],
     ],
 )
-def test_no_layer_of_the_presets_places_is_told(preset, message):
+def test_no_layer_of_the_presets_places_is_told(make, name, layers, message):
     """After a capture; before the run where that captures for the preset."""
-    message = f"'{preset}'.*{message}"
-    pipe, store = captured(layers="mid", heads="all")
-    with pytest.raises(CaptureError, match=message):
-        heatmaps(store, pipe, PROMPT, preset=preset)
-    ran = []
-    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
+    pipe, ran, message = make(), [], f"'{name}'.*{message}"
+    model = find_denoiser(pipe).model
+    hook = model.register_forward_pre_hook(lambda *_: ran.append(1))
     with pytest.raises(ValueError, match=message):
-        generate(pipe, PROMPT, preset=preset, capture_options={"layers": "mid"}, **SMALL)
+        generate(pipe, PROMPT, preset=name, capture_options=layers, **SMALL)
     assert not ran
+    hook.remove()
+    with capture(pipe, heads="all", steps="all", among=[[0, 1]], **layers) as store:
+        run(pipe)
+    with pytest.raises(CaptureError, match=message):
+        heatmaps(store, pipe, PROMPT, preset=name)
 
 
 @pytest.mark.parametrize("layers", ["down", "mid"])
@@ -223,23 +230,6 @@ def test_without_a_way_up_the_default_reads_all_there_is(layers):
     kept = [one[0] for one in store.maps.values() if one.shape[1] == finest]
     assert len(kept) == (2 if layers == "down" else 1)
     torch.testing.assert_close(found.maps, torch.stack(kept).mean(0))
-
-
-@pytest.mark.parametrize("name", ["daam", "p2p", "attend-and-excite", "ovam"])
-def test_presets_of_unets_are_refused_for_a_transformer(name):
-    pipe, ran = sd3(), []
-    options = {"max_sequence_length": 16, **SMALL}
-    message = f"'{name}' reads layers of the places .* there are only: double"
-    hook = pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
-    with pytest.raises(ValueError, match=message):
-        generate(pipe, PROMPT, preset=name, **options)
-    assert not ran
-    hook.remove()
-    among = [[0, 1]]
-    with capture(pipe, heads="all", steps="all", among=among) as store:
-        pipe(PROMPT, output_type="np", **options)
-    with pytest.raises(CaptureError, match=message):
-        heatmaps(store, pipe, PROMPT, preset=name, max_sequence_length=16)
 
 
 @pytest.mark.parametrize("name", ["columns", "sum"])

@@ -2,6 +2,7 @@
 captures for it."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -73,6 +74,8 @@ def test_unknown_names_are_refused_before_the_model_runs(options, message):
         ({"refine": "cross"}, "refine='cross'"),
         ({"places": ()}, "places=\\(\\)"),
         ({"places": "up"}, "places='up'"),
+        *[({"sharpen": bad}, f"sharpen={bad}.*0") for bad in (0.0, -1.0, math.inf, math.nan)],
+        *[({"depth": bad}, "depth") for bad in (1.0, -0.1, (0.5, 0.5), (0.5, 1.5))],
     ],
 )
 def test_a_preset_of_ones_own_is_checked(change, message):
