@@ -8,7 +8,6 @@ import torch
 from helpers.bilinear import stretch
 from helpers.overlays import overlaid
 from helpers.smoothing import smooth_in_loops
-from helpers.tiny_pipelines import make_pipeline
 from helpers.tiny_tokenizers import tiny_tokenizer
 from matplotlib import pyplot
 from PIL import Image
@@ -198,17 +197,6 @@ def test_overlay_is_the_size_of_the_image_enlarged(blob):
     with pytest.raises(ValueError, match="4x6.*belong.*64x64"):
         blob.overlay(Image.new("RGB", (64, 64)))
     assert sdattn.Heatmap is Heatmap
-
-
-@pytest.mark.slow
-def test_the_range_of_summed_shares_is_called_no_probability():
-    pipe = make_pipeline()
-    found = sdattn.generate(pipe, PROMPT, preset="sum", num_inference_steps=1).heatmaps[0]
-    low, high = found["<sos>"].range
-    assert (low, high) == (found["<sos>"].values.min(), found["<sos>"].values.max())
-    assert float(found.maps.sum(-1).max()) > 1.5
-    assert "summed" in sdattn.PRESETS["sum"].unit
-    assert "probability" not in Heatmap.range.__doc__
 
 
 def of_peaks(prompt, **peaks):

@@ -1,5 +1,7 @@
 """What presets read of a store, and what is told where the store does not hold it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.presets import OF_UNETS
@@ -82,6 +84,27 @@ def test_a_step_in_the_very_middle_is_of_the_second_half():
             torch.testing.assert_close(one[name].maps, expected.maps)
 
 
+@pytest.mark.parametrize(
+    ("preset", "steps", "passes"),
+    tiered(
+        [("default", "all", [2, 3]), ("p2p", [0, 3, 1], [0, 1, 3]), ("p2p", (0.0, 0.5), [0, 1]),
+         ("attend-and-excite", "all", [3]), ("p2p", "last", [3]), ("p2p", "mean", [0, 1, 2, 3]),
+         ("p2p", "all", [0, 1, 2, 3]), ("default", (0.5, 1.0), [2, 3]), ("default", [0, 1], [0, 1]),
+         ("daam", "last", [3])], quick=5),
+)  # fmt: skip
+def test_the_maps_are_the_mean_of_the_calls_that_are_kept_and_read(
+    everything, preset, steps, passes
+):
+    preset = replace(PRESETS[preset], each_head=False)
+    _, store = captured(steps=steps)
+    assert list(store.read_passes(preset)) == passes
+    found = layer_maps(store, preset)
+    assert found.passes == len(passes)
+    for name, one in found.layers.items():
+        expected = everything.maps[name][:, passes].mean((1, 2))
+        torch.testing.assert_close(one.maps, expected, atol=1e-6, rtol=0)
+
+
 def test_the_affinity_is_the_mean_of_the_finest_self_attention(everything):
     found = layer_maps(everything, preset_of("default", "self"))
     layers = [one for one in find_layers(make_pipeline().unet) if one.kind == "self"]
@@ -100,27 +123,6 @@ def test_the_graph_is_kept_where_the_store_has_one():
     found = layer_maps(store, PRESETS["p2p"])
     sum(one.maps[..., 2].sum() for one in found.layers.values()).backward()
     assert latents.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize(
-    ("preset", "steps", "passes"),
-    tiered(
-        [("p2p", "mean", 4), ("p2p", [0, 3, 1], 3), ("default", "all", 2), ("p2p", "all", 4),
-         ("p2p", (0.5, 1.0), 2), ("p2p", "last", 1), ("attend-and-excite", "last", 1),
-         ("attend-and-excite", "all", 1), ("default", (0.5, 1.0), 2)], quick=3),
-)  # fmt: skip
-@pytest.mark.slow
-def test_it_is_known_how_many_calls_the_maps_are_the_mean_of(preset, steps, passes):
-    _, store = captured(steps=steps)
-    assert layer_maps(store, PRESETS[preset]).passes == passes
-
-
-@pytest.mark.slow
-def test_a_sum_over_the_last_step_alone_is_that_step():
-    pipe, store = captured(steps="last", heads="all")
-    _, whole = captured(steps=[3], heads="all")
-    [found], [expected] = (heatmaps(one, pipe, PROMPT, preset="daam") for one in (store, whole))
-    torch.testing.assert_close(found.maps, expected.maps)
 
 
 def test_one_image_and_some_columns_by_themselves():

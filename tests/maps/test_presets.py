@@ -17,6 +17,7 @@ from sdattn.maps.presets import PRESETS, Preset, preset_of
 def test_the_presets_are_those_of_the_field():
     assert list(PRESETS) == ["default", "daam", "p2p", "attend-and-excite", "ovam", "sum", *JOINT]
     assert all(preset.name == name for name, preset in PRESETS.items())
+    assert PRESETS["sum"].unit == "attention, summed over heads"
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
