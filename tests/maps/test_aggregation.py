@@ -372,20 +372,6 @@ def test_a_cells_attention_still_sums_to_1(refined_runs):
     torch.testing.assert_close(rows, torch.ones_like(rows))
 
 
-@pytest.mark.slow
-def test_a_store_with_self_attention_is_refined_afterwards(refined_runs):
-    pipe, runs, _ = refined_runs
-    kinds = ("cross", "self")
-    with capture(pipe, kinds=kinds, layers=refining(pipe), steps=(0.5, 1.0)) as store:
-        generators = [torch.Generator().manual_seed(3 + i) for i in range(2)]
-        pipe(REFINED_PROMPTS, generator=generators, **REFINED_OPTIONS)
-    for refine in ("self", None):
-        found = heatmaps(store, pipe, REFINED_PROMPTS, refine=refine)
-        run = runs(preset="default", refine="self") if refine else runs(preset="default")
-        for one, other in zip(found, run.heatmaps, strict=True):
-            torch.testing.assert_close(one.maps, other.maps)
-
-
 def test_an_affinity_by_hand():
     """Four cells: the first two stay, the others take the mean of both rows."""
     affinity = torch.tensor([[1, 0, 0, 0], [0, 1, 0, 0], [0.5, 0, 0.5, 0], [0, 0.5, 0, 0.5]])

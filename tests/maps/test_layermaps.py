@@ -48,8 +48,6 @@ def test_every_layer_that_sees_the_text_is_there_in_order(everything):
         one = found.layers[layer.name]
         assert (one.place, one.level, one.heads) == (layer.place, layer.level, layer.heads)
         assert one.grid == layer.grid((8, 12))
-        expected = everything.maps[layer.name][:, 2:].mean((1, 2))
-        torch.testing.assert_close(one.maps, expected)
     assert found.columns == tuple(range(77))
     assert found.affinity is None
 
@@ -66,22 +64,6 @@ def test_the_heads_are_there_for_a_preset_that_reads_each(everything, name):
         assert one.maps.ndim == (5 if name == "daam" else 4)
         if name == "daam":
             assert one.maps.shape[1] == one.heads
-
-
-@pytest.mark.slow
-def test_a_step_in_the_very_middle_is_of_the_second_half():
-    """Of 5 steps the third is at 0.5."""
-    pipe = make_pipeline()
-    found = []
-    for steps in ("all", (0.5, 1.0), [2, 3, 4]):
-        with capture(pipe, steps=steps) as store:
-            pipe(PROMPT, **{**SMALL, "num_inference_steps": 5}, output_type="np",
-                 generator=torch.Generator().manual_seed(0))  # fmt: skip
-        found.append(layer_maps(store, PRESETS["default"]).layers)
-    assert store.passes[2].position == 0.5
-    for one in found[:2]:
-        for name, expected in found[2].items():
-            torch.testing.assert_close(one[name].maps, expected.maps)
 
 
 @pytest.mark.parametrize(

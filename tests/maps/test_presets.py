@@ -18,6 +18,7 @@ def test_the_presets_are_those_of_the_field():
     assert list(PRESETS) == ["default", "daam", "p2p", "attend-and-excite", "ovam", "sum", *JOINT]
     assert all(preset.name == name for name, preset in PRESETS.items())
     assert PRESETS["sum"].unit == "attention, summed over heads"
+    assert PRESETS["default"].part.holds(0.5)  # a step in the very middle of the run
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
