@@ -5,7 +5,7 @@ import torch
 from diffusers import AuraFlowTransformer2DModel, SanaTransformer2DModel
 from diffusers.models.attention_processor import Attention
 from diffusers.models.transformers.transformer_flux import FluxAttention
-from helpers.joint_parity import NAMES, sharp_inputs, sharp_model, spans_of
+from helpers.joint_parity import NAMES, controlled, sharp_inputs, sharp_model, shown, spans_of
 from helpers.matrix_oracle import recorded
 from torch import nn
 
@@ -13,16 +13,6 @@ from sdattn import TorchJointProcessor
 from sdattn.models.layers import find_layers
 
 CELLS, N_TEXT = 15, 7
-
-
-def shown(model):
-    """layer name -> the probabilities that its processor showed."""
-    found = {}
-    for layer in find_layers(model):
-        processor = TorchJointProcessor()
-        processor.watchers.append(lambda call, name=layer.name: found.update({name: call.probs}))
-        layer.module.set_processor(processor)
-    return found
 
 
 @torch.no_grad()
@@ -109,18 +99,6 @@ def test_bfloat16(kind):
 
 
 # -- the controller --------------------------------------------------------------------------------
-
-
-def controlled(kind, controller, **options):
-    """(model, inputs) with a controller in every joint layer."""
-    model = sharp_model(kind)
-    for layer in find_layers(model):
-        spans = spans_of(kind)
-        if layer.kind == "self":
-            spans = spans[0], slice(0, 0)
-        made = TorchJointProcessor(controller, layer.place, spans=lambda s=spans: s, **options)
-        layer.module.set_processor(made)
-    return model, sharp_inputs(kind, model, batch=2)
 
 
 def plain_probs(kind):

@@ -1,6 +1,7 @@
 """Joint attention that attends to one row of the batch at a time (Mochi): each row's calls against
 a softmax in float64, the whole pipeline against each row alone, layers without set_processor."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -181,30 +182,30 @@ class Weighted(nn.Module):
         super().__init__()
         self.inner_processor = inner
 
-    def __call__(self, attn, hidden_states, encoder_hidden_states, attention_mask, **more):
-        return self.inner_processor(
-            attn, hidden_states, encoder_hidden_states, attention_mask, **more
-        )
+    def __call__(self, attn, *states, **more):
+        return self.inner_processor(attn, *states, **more)
 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_module_for_a_processor_is_watched_and_put_back(inside):
-    pipe = mochi()
-    with capture(pipe) as expected:
+    def drawn(pipe):
         pipe(TWO, generator=torch.Generator().manual_seed(0), **SIZE)
+
+    pipe, told = mochi(), nullcontext()
+    with capture(pipe) as expected:
+        drawn(pipe)
     layer = pipe.transformer.get_submodule(FIRST)
-    own = layer.processor
+    weighted = Weighted(layer.processor)
     if not inside:
         del layer.processor
-        layer.processor = Weighted(own)
+        layer.processor = weighted
     before = layer.processor
     with capture(pipe) as store:
         if inside:
-            layer.processor = Weighted(own)
-            with pytest.warns(CaptureWarning, match="1 attention processors were replaced"):
-                pipe(TWO, generator=torch.Generator().manual_seed(0), **SIZE)
-        else:
-            pipe(TWO, generator=torch.Generator().manual_seed(0), **SIZE)
+            layer.processor = weighted
+            told = pytest.warns(CaptureWarning, match="1 attention processors were replaced")
+        with told:
+            drawn(pipe)
     assert layer.processor is before
     assert ("processor" in layer._modules) == (not inside)
     for name, maps in expected.maps.items():

@@ -41,40 +41,37 @@ class Later(Explicit):
 
 
 class Temperature(Explicit):
-    def attend(self, attn, query, key, value, mask):
-        probs = (query @ key.mT * (attn.scale / 0.2)).softmax(-1)
-        self.used.append(probs.clone())
+    def probabilities(self, attn, query, key, mask):
+        return (query @ key.mT * (attn.scale / 0.2)).softmax(-1)
+
+    def product(self, attn, probs, value):
         return probs @ value
 
 
 class Einsum(Explicit):
     """As in the code of the original Stable Diffusion."""
 
-    def attend(self, attn, query, key, value, mask):
+    def probabilities(self, attn, query, key, mask):
         scores = torch.einsum("b i d, b j d -> b i j", query, key) * attn.scale
-        probs = sharpened(scores.softmax(dim=-1))
-        self.used.append(probs.clone())
+        return sharpened(scores.softmax(dim=-1))
+
+    def product(self, attn, probs, value):
         return torch.einsum("b i j, b j d -> b i d", probs, value)
 
 
-class ByHead(Explicit):
+class ByHead(Returns):
     """Four axes, and a product by a method."""
 
-    def attend(self, attn, query, key, value, mask):
-        probs = sharpened(attn.get_attention_scores(query, key, mask))
-        self.used.append(probs.clone())
-        by_head = [one.unflatten(0, (-1, attn.heads)) for one in (probs, value)]
-        return by_head[0].matmul(by_head[1]).flatten(0, 1)
+    def product(self, attn, probs, value):
+        probs, value = (part.unflatten(0, (-1, attn.heads)) for part in (probs, value))
+        return probs.matmul(value).flatten(0, 1)
 
 
-class Sliced(Explicit):
-    """It computes a few rows at a time, edited in place."""
+class Sliced(Returns):
+    """A few rows at a time."""
 
-    def attend(self, attn, query, key, value, mask):
-        slices = [slice(i, i + 3) for i in range(0, len(query), 3)]
-        probs = [sharpened(attn.get_attention_scores(query[i], key[i])) for i in slices]
-        self.used.append(torch.cat(probs))
-        return torch.cat([torch.bmm(one, value[i]) for one, i in zip(probs, slices, strict=True)])
+    def product(self, attn, probs, value):
+        return torch.cat([*map(torch.bmm, probs.split(3), value.split(3))])
 
 
 class Stores(Explicit):
@@ -101,9 +98,7 @@ class Folded(Explicit):
 class Unseen(Explicit):
     """diffusers' softmax, and a product that no one can tell for one."""
 
-    def attend(self, attn, query, key, value, mask):
-        probs = self.edited(attn.get_attention_scores(query, key, mask))
-        self.used.append(probs.clone())
+    def product(self, attn, probs, value):
         return (probs[..., None] * value[:, None]).sum(-2)
 
 
@@ -114,15 +109,15 @@ class UnseenEdited(Unseen):
 class Mixes(Explicit):
     """It changes what its probabilities made of the values."""
 
-    def attend(self, attn, query, key, value, mask):
-        return super().attend(attn, query, key, value, mask) + 0.5 * value.mean(1, keepdim=True)
+    def product(self, attn, probs, value):
+        return super().product(attn, probs, value) + 0.5 * value.mean(1, keepdim=True)
 
 
 class MixesOnce(Mixes):
     """In its second call alone."""
 
-    def attend(self, *given):
-        return (Mixes if len(self.used) == 1 else Explicit).attend(self, *given)
+    def product(self, *given):
+        return (Mixes if len(self.used) == 2 else Explicit).product(self, *given)
 
 
 class NoProjection(Explicit):
