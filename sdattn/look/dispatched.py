@@ -77,7 +77,7 @@ def _by_head(see: Callable[..., Tensor]) -> Callable[..., Any]:
     ) -> Any:
         made: list[Any] = []
 
-        def attend(*_: Any, **__: Any) -> Tensor:
+        def attend(*_: object, **__: object) -> Tensor:
             made.append(call())
             output = made[0][0] if isinstance(made[0], tuple) else made[0]  # with a logsumexp
             transposed: Tensor = output.transpose(1, 2)

@@ -156,11 +156,11 @@ def _text_name(model: nn.Module, given: Mapping[str, Any], text: Tensor | str | 
     )
 
 
-def _is_states(value: Any) -> bool:
+def _is_states(value: object) -> bool:
     return isinstance(value, Tensor) and value.ndim > 2 and value.is_floating_point()
 
 
-def _may_be_text(value: Any) -> bool:
+def _may_be_text(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return any(isinstance(one, Tensor) for one in value)
     return isinstance(value, Tensor)

@@ -18,7 +18,6 @@ from ..errors import RunError
 from .attended import Attended, Softmax, softmax_of, without_padding
 from .joint_checks import (
     check_order,
-    fits,
     is_diffusers_own,
     made_by,
     otherwise_joined,
@@ -33,6 +32,7 @@ from .refined import Refined, Spreading
 from .row_orders import RowCalls, RowOrder, as_one_call, with_every_query
 from .sdpa import ProductWatch, SdpaWatch
 from .sources import shown
+from .unknown_processors import agrees
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
@@ -146,7 +146,7 @@ class JointLook:
     def _check_arrived(
         self,
         observer: ObservingProcessor,
-        inner: Any,
+        inner: object,
         call: AttentionCall,
         spans: Spans,
         arrived: Sequence[Tensor],
@@ -161,11 +161,11 @@ class JointLook:
             predicted = predicted[:, first : first + cells]
             if not self.checked:
                 self.checked = True
-                if fits(other, arrived[-1]) and not fits(predicted, arrived[-1]):
+                if agrees(other, arrived[-1]) and not agrees(predicted, arrived[-1]):
                     raise RunError(otherwise_joined(type(inner).__name__, spans[1]))
         observer.check(predicted, *arrived)
 
-    def _shown(self, call: AttentionCall, rows: Sequence[Spans], inner: Any) -> Attended:
+    def _shown(self, call: AttentionCall, rows: Sequence[Spans], inner: object) -> Attended:
         """Return what is shown of one call for text and image, and where each of them is."""
         image, text = rows[0]
         kept = None

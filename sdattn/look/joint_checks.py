@@ -17,7 +17,7 @@ from ..models.layers import AttentionLayer, Denoiser, joint_spans
 from .dispatched import DISPATCH, backend_of
 from .output_space import Space
 from .row_orders import RowCalls
-from .unknown_processors import maker_in, misfit, unknown_use
+from .unknown_processors import maker_in, unknown_use
 
 
 def check_backends(layers: Sequence[AttentionLayer]) -> None:
@@ -70,7 +70,7 @@ def token_count(given: dict[str, Any]) -> int:
     return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
 
 
-def own_lengths(processor: Any) -> str:
+def own_lengths(processor: object) -> str:
     return (
         f"The rows of this model's batch have texts of their own lengths, and of a "
         f"{type(processor).__name__}, which multiplies by its own probabilities, they cannot be "
@@ -106,7 +106,7 @@ def made_by(
     arrived: Sequence[Tensor],
     attn: Any,
     given: dict[str, Any],
-    inner: Any,
+    inner: object,
 ) -> AttentionCall:
     """Return the call for all tokens that may have made what reached the output projection,
     ``arrived`` ``[B, N, heads*d]``; ``given`` are the processor's arguments by name."""
@@ -119,11 +119,6 @@ def made_by(
     for call in calls:
         check_exact(call)
     raise RunError(unknown_use(inner))
-
-
-def fits(predicted: Tensor, arrived: Tensor) -> bool:
-    """Check whether one is the other; reads from the device."""
-    return arrived.device.type != "meta" and bool(misfit(predicted, arrived) <= 1)
 
 
 def check_order(

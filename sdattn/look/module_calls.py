@@ -35,7 +35,7 @@ from .multi_head import (
 )
 from .sdpa import PRODUCTS, TORCHS, SdpaWatch, factors_of
 from .sources import LARGE
-from .unknown_processors import misfit
+from .unknown_processors import agrees
 
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 LINEAR: Any = nn.functional.linear
@@ -236,7 +236,7 @@ class ModuleCalls(SdpaWatch):
     def _note_around(self, path: str) -> None:
         self.around.setdefault(path, set()).update(one.path for one in self._running)
 
-    def _begin(self, path: str, module: nn.Module, *_: Any) -> None:
+    def _begin(self, path: str, module: nn.Module, *_: object) -> None:
         is_followed = self.only is None or path in self.only
         if is_followed and get_ident() == self._thread and not in_backward() and self._looks():
             if not path:
@@ -285,19 +285,19 @@ class ModuleCalls(SdpaWatch):
                 got = arrived[..., : output.shape[-1]]
                 length = got.shape[1]
                 parts = (output[:, :length], output[:, -length:])
-                if any(one.shape == got.shape and misfit(one, got) <= 1 for one in parts):
+                if any(agrees(part, got) for part in parts):
                     del self.doubtful[name]
         for name, output in self.folded.items():
             images = len(arrived) if arrived.ndim == 3 else 1
-            if images > 1 and arrived.numel() == output.numel() and not len(output) % images:
-                read = merge_heads(output.unflatten(0, (images, -1)))
-                if read.shape == arrived.shape and misfit(read, arrived) <= 1:
-                    self.several.add(name)
+            if images < 2 or arrived.numel() != output.numel() or len(output) % images:
+                continue
+            if agrees(merge_heads(output.unflatten(0, (images, -1))), arrived):
+                self.several.add(name)
 
 
 def _shape(scores: Tensor, dim: int = -1) -> Shape:
     return scores.numel(), scores.shape[dim] if scores.ndim else 1
 
 
-def _zeros(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+def _zeros(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
     return query.new_zeros(*query.shape[:-1], value.shape[-1])

@@ -42,7 +42,7 @@ def is_encoder_layer(module: nn.Module) -> bool:
     return _runs_forward_of(nn.TransformerEncoderLayer, layer) and is_multi_head(layer.self_attn)
 
 
-def _runs_forward_of(kind: Any, module: nn.Module) -> bool:
+def _runs_forward_of(kind: type[nn.Module], module: nn.Module) -> bool:
     is_kinds = getattr(type(module), "forward", None) is kind.forward
     return is_kinds and "forward" not in vars(module)
 

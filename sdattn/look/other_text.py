@@ -46,7 +46,7 @@ def asked_layers(
     return lambda layer: layer.kind == kind and layer.place != "single"
 
 
-def _asked_kind(denoiser: Denoiser) -> tuple[str, Any]:
+def _asked_kind(denoiser: Denoiser) -> tuple[str, int | Sequence[int]]:
     """Return the kind of layers that can be asked about another text, and its states' width."""
     model = denoiser.model
     if is_unet(model):

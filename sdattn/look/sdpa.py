@@ -117,13 +117,13 @@ def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
     return (error / largest).amax() / rounding_error(rounded)
 
 
-def kernel_name(by: Any) -> str:
+def kernel_name(by: object) -> str:
     """Return the name of what answered in the place of torch's attention."""
-    named = by if hasattr(by, "__qualname__") else type(by)
-    return f"{named.__module__}.{named.__qualname__}"
+    name = getattr(by, "__qualname__", type(by).__qualname__)
+    return f"{by.__module__}.{name}"
 
 
-def no_softmax(by: Any) -> str:
+def no_softmax(by: object) -> str:
     """Return the message for a kernel that makes another attention, or cannot be seen."""
     return (
         f"torch's scaled_dot_product_attention is replaced by {kernel_name(by)}, whose output "

@@ -75,7 +75,7 @@ class TextStream:
         self.now = None
 
     def run_again(
-        self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _made: Any
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _made: object
     ) -> None:
         """Run a block again with the other text; the forward hook of that block."""
         if self.rows is None or running_stream() is not None or get_ident() != self.thread:

@@ -122,7 +122,14 @@ def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
     return error / rounding_error(predicted.dtype, arrived.dtype)
 
 
-def unknown_use(inner: Any) -> str:
+def agrees(predicted: Tensor, arrived: Tensor) -> bool:
+    """Check whether one is the other, of the same shape; reads from the device."""
+    if predicted.shape != arrived.shape or arrived.device.type == "meta":
+        return False
+    return bool(misfit(predicted, arrived) <= 1)
+
+
+def unknown_use(inner: object) -> str:
     """Return the message for a processor whose output came from no attention that was seen."""
     return (
         f"What reached the layer's to_out from the processor {type(inner).__name__} is not what "
