@@ -126,7 +126,7 @@ FAULTS = [
     ),
     Fault(
         "look/kernel_logsumexp.py",
-        "if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):",
+        "if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):",
         "if torch.is_grad_enabled() and call.query.requires_grad:",
         "a graph through the values alone is lost",
         ("look/test_kernel_logsumexp.py", "look/test_sdpa.py"),

@@ -46,7 +46,7 @@ class AttentionCall:
     causal: bool = False
 
     @property
-    def given(self) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.query, self.key, self.value
 
     @property
@@ -76,7 +76,7 @@ class AttentionCall:
         elif mask is not None and mask.ndim > 2:
             mask = spread(mask)
         logsumexp = None if self.logsumexp is None else self.logsumexp.reshape(*shape, -1)
-        query, key, value = (spread(part) for part in self.given)
+        query, key, value = (spread(part) for part in self.inputs)
         call = AttentionCall(query, key, value, mask, self.scale, logsumexp)
         call.output = spread(self.output)
         return call

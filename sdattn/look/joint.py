@@ -109,11 +109,11 @@ class JointLook:
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
         with observer.projected(attn, *names) as projected:
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
-        given = by_name(inner, args, kwargs)
+        arguments = by_name(inner, args, kwargs)
         name = type(inner).__name__
         if self.caches_text and calls:
             calls = [with_every_query(calls[-1])]
-        call = whole_call(as_one_call(calls, given), token_count(given), name)
+        call = whole_call(as_one_call(calls, arguments), token_count(arguments), name)
         rows = self.spans()
         if not self.checked and rows is not None and len(rows) == 1:
             self.checked = True
@@ -130,14 +130,14 @@ class JointLook:
         to_out = output_projection(attn)
         with observer.projections.during([(ARRIVED, to_out)]) as seen:
             output = observer.watched(calls, ProductWatch, attn, *args, **kwargs)
-        given = by_name(inner, args, kwargs)
+        arguments = by_name(inner, args, kwargs)
         if to_out is None:  # a layer of one stream leaves the output projection to its block
             arrived = [output[0] if isinstance(output, tuple) else output]
         else:
             # the single blocks of FLUX.2 project their feed-forward part with it
             more = getattr(attn, "mlp_hidden_dim", 0)
             arrived = [states[..., : states.shape[-1] - more] for states in seen.get(ARRIVED, [])]
-        call = made_by(as_one_call(calls, given), arrived, attn, given, inner)
+        call = made_by(as_one_call(calls, arguments), arrived, attn, arguments, inner)
         rows = self.spans()
         if rows is not None:
             self._check_arrived(observer, inner, call, rows[0], arrived)

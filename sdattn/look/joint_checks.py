@@ -60,13 +60,13 @@ def check_ways(
         raise OptionError(name, value, text)
 
 
-def token_count(given: dict[str, Any]) -> int:
+def token_count(arguments: dict[str, Any]) -> int:
     """Count the tokens of a layer's call; some models pass a single stream's tokens twice, or the
     image's alone, and the others' keys in a cache."""
-    image = given["hidden_states"]
-    text = given.get("encoder_hidden_states")
-    if given.get("kv_cache_mode") == "cached":
-        text = getattr(given.get("layer_cache"), "k", text)
+    image = arguments["hidden_states"]
+    text = arguments.get("encoder_hidden_states")
+    if arguments.get("kv_cache_mode") == "cached":
+        text = getattr(arguments.get("layer_cache"), "k", text)
     return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
 
 
@@ -105,15 +105,16 @@ def made_by(
     calls: Sequence[AttentionCall],
     arrived: Sequence[Tensor],
     attn: Any,
-    given: dict[str, Any],
+    arguments: dict[str, Any],
     inner: object,
 ) -> AttentionCall:
     """Return the call for all tokens that may have made what reached the output projection,
-    ``arrived`` ``[B, N, heads*d]``; ``given`` are the processor's arguments by name."""
+    ``arrived`` ``[B, N, heads*d]``; ``arguments`` are the processor's, by name."""
     heads = head_count(attn)
     if arrived:
         features = arrived[-1].shape[-1] // heads
-        maker = maker_in(calls, len(given["hidden_states"]), heads, token_count(given), features)
+        batch = len(arguments["hidden_states"])
+        maker = maker_in(calls, batch, heads, cells=token_count(arguments), features=features)
         if maker is not None:
             return maker
     for call in calls:

@@ -50,19 +50,19 @@ def backend_with_logsumexp(call: AttentionCall) -> int:
     kernels take four axes, none of them empty.
     """
     device = call.query.device.type
-    given = call.given
-    if any(tensor.ndim != 4 or not tensor.numel() for tensor in given):
+    inputs = call.inputs
+    if any(tensor.ndim != 4 or not tensor.numel() for tensor in inputs):
         return 0
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
         return 0
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         return 0
     if device == "cuda" and call.query.dtype not in HALF_TYPES:
         return 0
-    backend = torch._fused_sdp_choice(*given, scale=call.scale)
+    backend = torch._fused_sdp_choice(*inputs, scale=call.scale)
     if device == "cpu":
         return backend if backend == FLASH else 0
-    padded = any(tensor.shape[-1] % 8 for tensor in given)  # by torch, before it runs flash
+    padded = any(tensor.shape[-1] % 8 for tensor in inputs)  # by torch, before it runs flash
     return 0 if backend not in CUDA_KERNELS or (backend == FLASH and padded) else backend
 
 
@@ -72,7 +72,7 @@ def attend_with_logsumexp(
     """Return the output of ``attend``'s kernel, and its logsumexp if that is exact enough."""
     if call.query.device.type == "cpu":
         output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *call.given, 0.0, False, scale=call.scale
+            *call.inputs, 0.0, False, scale=call.scale
         )
         return output, logsumexp if logsumexp.abs().max() <= EXACT else None
     return used_if_equal(CUDA_KERNELS[backend], attend, call)
@@ -120,7 +120,7 @@ def logsumexp_error(found: Tensor, call: AttentionCall) -> float:
 
 def _case(name: str, call: AttentionCall) -> str:
     """Return the name of a comparison; a kernel's plan depends on all of its layout."""
-    layouts = [f"{list(t.shape)} by {list(t.stride())}" for t in call.given]
+    layouts = [f"{list(t.shape)} by {list(t.stride())}" for t in call.inputs]
     dtype = str(call.query.dtype).removeprefix("torch.")
     scale = "" if call.scale is None else f", scale {call.scale:g}"
     device = call.query.device
@@ -130,21 +130,21 @@ def _case(name: str, call: AttentionCall) -> str:
 
 def flash(call: AttentionCall) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        *call.given, 0.0, False, False, scale=call.scale
+        *call.inputs, 0.0, False, False, scale=call.scale
     )
     return output, logsumexp
 
 
 def efficient(call: AttentionCall) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        *call.given, None, True, 0.0, False, scale=call.scale
+        *call.inputs, None, True, 0.0, False, scale=call.scale
     )
     return output, logsumexp[..., : call.query.shape[2]]
 
 
 def cudnn(call: AttentionCall) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *call.given, None, True, 0.0, False, False, scale=call.scale
+        *call.inputs, None, True, 0.0, False, False, scale=call.scale
     )
     return output, logsumexp.reshape(call.query.shape[:3])
 

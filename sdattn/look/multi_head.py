@@ -52,20 +52,20 @@ def call_of_module(
 ) -> AttentionCall | None:
     """Return what ``module(*args, **kwargs)`` attends to; None if it adds keys of its own, or for
     nested tensors."""
-    given = _OF_MODULE.bind(module, *args, **kwargs).arguments
-    if given["query"].is_nested or given["key"].is_nested:
+    arguments = _OF_MODULE.bind(module, *args, **kwargs).arguments
+    if arguments["query"].is_nested or arguments["key"].is_nested:
         return None
     if module.bias_k is not None or module.add_zero_attn:
         return None
     call = _projected(
-        given["query"],
-        given["key"],
+        arguments["query"],
+        arguments["key"],
         batch_first=module.batch_first,
         heads=module.num_heads,
         joined=module.in_proj_weight,
         apart=(module.q_proj_weight, module.k_proj_weight),
         bias=module.in_proj_bias,
-        masks=(given.get("attn_mask"), given.get("key_padding_mask")),
+        masks=(arguments.get("attn_mask"), arguments.get("key_padding_mask")),
     )
     call.dropout = module.training and module.dropout > 0
     return call
@@ -75,15 +75,15 @@ def call_of_encoder_layer(
     layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> AttentionCall | None:
     """Return what ``layer(*args, **kwargs)`` attends to, fused or not; None for nested tensors."""
-    given = _OF_LAYER.bind(layer, *args, **kwargs).arguments
-    states = given["src"]
+    arguments = _OF_LAYER.bind(layer, *args, **kwargs).arguments
+    states = arguments["src"]
     if states.is_nested:
         return None
     if layer.norm_first:
         states = layer.norm1.forward(states)  # not a call, which would run hooks
     masks = {
-        "attn_mask": given.get("src_mask"),
-        "key_padding_mask": given.get("src_key_padding_mask"),
+        "attn_mask": arguments.get("src_mask"),
+        "key_padding_mask": arguments.get("src_key_padding_mask"),
     }
     return call_of_module(layer.self_attn, (states, states, states), masks)
 
@@ -92,21 +92,21 @@ def call_of_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Attent
     """Return what a call of :data:`FUNCTION` attends to; None if it adds keys of its own."""
     bound = _OF_FUNCTION.bind(*args, **kwargs)
     bound.apply_defaults()
-    given = bound.arguments
+    arguments = bound.arguments
     adds = ("bias_k", "bias_v", "static_k", "static_v")
-    if given["add_zero_attn"] or any(given[name] is not None for name in adds):
+    if arguments["add_zero_attn"] or any(arguments[name] is not None for name in adds):
         return None
     call = _projected(
-        given["query"],
-        given["key"],
+        arguments["query"],
+        arguments["key"],
         batch_first=False,
-        heads=given["num_heads"],
-        joined=None if given["use_separate_proj_weight"] else given["in_proj_weight"],
-        apart=(given["q_proj_weight"], given["k_proj_weight"]),
-        bias=given["in_proj_bias"],
-        masks=(given["attn_mask"], given["key_padding_mask"]),
+        heads=arguments["num_heads"],
+        joined=None if arguments["use_separate_proj_weight"] else arguments["in_proj_weight"],
+        apart=(arguments["q_proj_weight"], arguments["k_proj_weight"]),
+        bias=arguments["in_proj_bias"],
+        masks=(arguments["attn_mask"], arguments["key_padding_mask"]),
     )
-    call.dropout = given["training"] and given["dropout_p"] > 0
+    call.dropout = arguments["training"] and arguments["dropout_p"] > 0
     return call
 
 

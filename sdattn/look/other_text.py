@@ -70,15 +70,15 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
             f"A {type(pipe).__name__} has no encode_prompt, so another text cannot be asked about. "
             "Encode it yourself and use capture(text_states=...)."
         )
-    given = options or {}
+    run_options = options or {}
     known = inspect.signature(pipe.encode_prompt).parameters
-    length = given.get("max_sequence_length")
+    length = run_options.get("max_sequence_length")
     # its own default may be more columns than the pipeline asks for
     if length is None and {"max_sequence_length"} <= call_options(pipe).keys() & known.keys():
-        length = option_of(pipe, given, "max_sequence_length")
+        length = option_of(pipe, run_options, "max_sequence_length")
     chosen = {
-        "clip_skip": given.get("clip_skip"),
-        "lora_scale": (given.get("cross_attention_kwargs") or {}).get("scale"),
+        "clip_skip": run_options.get("clip_skip"),
+        "lora_scale": (run_options.get("cross_attention_kwargs") or {}).get("scale"),
         "max_sequence_length": length,
     }
     every: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}

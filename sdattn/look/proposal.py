@@ -89,22 +89,23 @@ class Proposal:
 
 
 def propose(
-    calls: Sequence[InspectedCall], given: Mapping[str, Any], name: str | None, was_marked: bool
+    calls: Sequence[InspectedCall], arguments: Mapping[str, Any], name: str | None, was_marked: bool
 ) -> Proposal:
-    """Propose what to tell of a model whose arguments were ``given``, the text under ``name``."""
+    """Propose what to tell of a model that got these ``arguments``, the text under ``name``."""
     unsure: list[str] = []
     if name is None:
-        unsure.append(f"no argument has a usual name of a text: pass text= ({', '.join(given)})")
+        names = ", ".join(arguments)
+        unsure.append(f"no argument has a usual name of a text: pass text= ({names})")
     elif not was_marked:
         unsure.append(f"that {name} holds the text is told by its name alone")
     of_text = [call for call in calls if call.kind in ("cross", "joint") and call.text]
     if not of_text:
         unsure.append("no attention call was seen whose keys are the text's")
         return Proposal(None, None, None, tuple(unsure))
-    text = _text(of_text, given.get(name or ""), name, unsure)
+    text = _text(of_text, arguments.get(name or ""), name, unsure)
     if isinstance(text, slice):
         of_text = [call for call in of_text if _relative(call) == text]
-    grid = _grid(max(of_text, key=lambda call: call.cells), given, unsure)
+    grid = _grid(max(of_text, key=lambda call: call.cells), arguments, unsure)
     if grid is None:
         return Proposal(text, None, None, tuple(unsure))
     at_levels = {math.prod(size) for size in level_grids(grid, LEVELS)}
@@ -112,7 +113,7 @@ def propose(
     left_out = [call.name for call in of_text if call not in chosen]
     if left_out:
         unsure.append(f"the queries of {', '.join(left_out)} fit no level of the grid")
-    family = told_family(None, text if isinstance(text, slice) else given[text], grid)
+    family = told_family(None, text if isinstance(text, slice) else arguments[text], grid)
     is_told = all(_is_told(family, call, grid, call in chosen) for call in calls)
     layers = None if is_told else tuple(dict.fromkeys(folded(call.name) for call in chosen))
     return Proposal(text, grid, layers, tuple(unsure))
@@ -163,10 +164,10 @@ def _is_told(family: ToldFamily, call: InspectedCall, grid: Size, is_chosen: boo
     return is_text == is_chosen or frames > 1
 
 
-def _grid(call: InspectedCall, given: Mapping[str, Any], unsure: list[str]) -> Size | None:
+def _grid(call: InspectedCall, arguments: Mapping[str, Any], unsure: list[str]) -> Size | None:
     """Return the grid of a call's cells that the arguments give, or else a square."""
     cells = call.cells
-    every = Counter(_grids_in(call, given))
+    every = Counter(_grids_in(call, arguments))
     by_rows = Counter({grid: count for grid, count in every.items() if grid[0] == call.rows > 1})
     grids = by_rows or every
     if grids:
@@ -185,22 +186,23 @@ def _grid(call: InspectedCall, given: Mapping[str, Any], unsure: list[str]) -> S
     return None
 
 
-def _grids_in(call: InspectedCall, given: Mapping[str, Any]) -> Iterator[Size]:
+def _grids_in(call: InspectedCall, arguments: Mapping[str, Any]) -> Iterator[Size]:
     """Yield the grids that shapes, ids or sizes among the arguments give for a call's cells."""
     cells = call.cells
-    for value in given.values():
+    for value in arguments.values():
         if isinstance(value, Tensor):
             yield from _grids_of_ids(call, value)
             yield from dict.fromkeys(_grids_of_shape(cells, value))
     numbers = {
         name: int(value)
-        for name, value in given.items()
+        for name, value in arguments.items()
         if isinstance(value, int) and not isinstance(value, bool)
     }
     sides = [numbers.get(name) for name in ("num_frames", "height", "width")]
     if all(sides[1:]):
         yield from _patched(cells, [side for side in sides if side])
-    for sizes in _leaves([value for value in given.values() if isinstance(value, (list, tuple))]):
+    lists = [value for value in arguments.values() if isinstance(value, (list, tuple))]
+    for sizes in _leaves(lists):
         if math.prod(sizes) == cells:
             yield tuple(sizes[1:] if len(sizes) == 3 and sizes[0] == 1 else sizes)
 

@@ -80,14 +80,14 @@ class TextStream:
         """Run a block again with the other text; the forward hook of that block."""
         if self.rows is None or running_stream() is not None or get_ident() != self.thread:
             return
-        given = arguments(block, args, kwargs)
+        inputs = arguments(block, args, kwargs)
         with torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
-            text = self._entered(given[TEXT]) if self.now is None else self.now
+            text = self._entered(inputs[TEXT]) if self.now is None else self.now
             token = _running.set(self)
             try:
                 # the columns of the prompt, which a controller edits, are another text's here
                 with unasked(_processors(block)):
-                    made = block.forward(**{**given, TEXT: text})
+                    made = block.forward(**{**inputs, TEXT: text})
             finally:
                 _running.reset(token)
         if not isinstance(made, tuple) or len(made) != 2:
@@ -119,5 +119,5 @@ class TextStream:
 
 
 def _processors(block: nn.Module) -> list[Any]:
-    processors = (getattr(part, "processor", None) for part in block.modules())
+    processors = (getattr(module, "processor", None) for module in block.modules())
     return [innermost(processor) for processor in processors if processor is not None]

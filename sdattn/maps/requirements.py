@@ -180,5 +180,5 @@ def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> li
 def columns_around(*prompts: Prompt) -> list[int]:
     """Return the columns of words and special tokens, without those that are padding in all
     prompts."""
-    found = {i for one in prompts for i, token in enumerate(one.tokens) if token.special != PAD}
-    return sorted(found)
+    columns = {i for one in prompts for i, token in enumerate(one.tokens) if token.special != PAD}
+    return sorted(columns)

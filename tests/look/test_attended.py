@@ -17,10 +17,10 @@ from sdattn.look import attended as module
 from sdattn.look import sources
 from sdattn.look.attended import (
     AmongKeys,
-    Attended,
     FramesTogether,
     GivenProbs,
     SideBySide,
+    Softmax,
     softmax_of,
 )
 from sdattn.look.projections import projected_call
@@ -121,30 +121,16 @@ def test_rows_in_a_row_are_a_view():
     assert row_index((2, 1)) == (2, 1)
 
 
-class Kernel(Attended):
-    """One that knows the sum over heads and no head."""
-
-    def __init__(self, probs):
-        super().__init__(*probs.shape)
-        self.whole = probs
-
-    def of_rows(self, rows):
-        return Kernel(self.whole[rows])
-
-    def probs(self, heads, columns):
-        raise AssertionError("the heads were made")
-
-    def head_sums(self, columns):
-        yield self.whole.sum(1).float()[..., slice(None) if columns is None else columns]
-
-
-def test_a_kernel_need_not_make_the_heads_for_their_mean():
+def test_heads_are_not_made_for_their_mean(monkeypatch):
+    monkeypatch.setattr(Softmax, "probs", lambda *_: pytest.fail("the heads were made"))
     rows = running_pass(B, rows=(1, 2), size=(2, 3))
     held = running_sum(running=rows, tokens=[0, 4])
     for key in (KEY, OTHER):
-        held.take(Kernel(softmax(key)))
+        held.take(query_key(key))
     expected = (softmax(KEY) + softmax(OTHER))[1:, ..., [0, 4]].mean(1) / 2
-    torch.testing.assert_close(held.map().double(), expected.unflatten(1, (2, 3)))
+    torch.testing.assert_close(
+        held.map().double(), expected.unflatten(1, (2, 3)), atol=1e-6, rtol=0
+    )
 
 
 @pytest.mark.parametrize("lists", [[[0, 1, 4]], [[0, 1, 4], [2, 76]]], ids=str)

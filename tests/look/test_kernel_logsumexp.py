@@ -41,7 +41,7 @@ class Kernel:
     def __call__(self, call):
         self.ran += 1
         flash = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-        return self.fault(*flash(*call.given, 0.0, False))
+        return self.fault(*flash(*call.inputs, 0.0, False))
 
 
 @pytest.fixture(autouse=True)

@@ -96,16 +96,6 @@ def test_another_text_gets_the_softmax_of_its_own_keys(texts, norm_cross):
                 )
 
 
-def test_the_keys_are_those_of_a_lora_too():
-    plain, adapted = make_pipeline(), lora("loaded")()
-    found = []
-    for pipe in (plain, adapted):
-        with capture(pipe, text_states=encode_text(plain, "a dog"), layers="down") as store:
-            run(pipe, num_inference_steps=1)
-        found.append(store.maps["down_blocks.0.attentions.0.transformer_blocks.0.attn2"])
-    assert (found[0] - found[1]).abs().max() > 1e-3
-
-
 def test_of_a_guided_batch_the_prompts_rows_are_asked():
     """As without the capture's knowledge of guidance: rows 2 and 3 of a bare model.
 
