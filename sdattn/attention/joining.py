@@ -133,7 +133,7 @@ def _cat(first: Three, second: Three) -> Three:
     return query, key, value
 
 
-def _are_complex(rotary: Any) -> bool:
+def _are_complex(rotary: object) -> bool:
     return isinstance(rotary, tuple) and all(
         isinstance(part, Tensor) and part.is_complex() for part in rotary
     )

@@ -112,10 +112,10 @@ class TorchJointProcessor(ControlledProcessor):
         image_rotary_emb: Any = None,
         encoder_hidden_states_mask: Tensor | None = None,
         # Named so that diffusers passes them and they can be refused.
-        ip_hidden_states: Any = None,
-        kv_cache_mode: Any = None,
-        freqs_cis: Any = None,
-        **_: Any,
+        ip_hidden_states: object = None,
+        kv_cache_mode: object = None,
+        freqs_cis: object = None,
+        **_: object,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend; return the shape of ``hidden_states`` and, if given, of the text states."""
         refused = {
@@ -247,10 +247,12 @@ def _split(attn: Any, parts: Joined, output: Tensor) -> Tensor | tuple[Tensor, T
         whole = torch.cat([output, attn.mlp_act_fn(parts.mlp)], dim=-1)
         return projected_out(attn.to_out, whole)
     text = parts.text
-    to_out = getattr(attn, "to_out", None)
     if text is None:
+        to_out = getattr(attn, "to_out", None)
         return output if to_out is None else projected_out(to_out, output)
     words = output[:, text]
     cells = output[:, text.stop :] if text.start == 0 else output[:, : text.start]
     to_add_out = getattr(attn, "to_add_out", None)  # the last block has no use for its text
-    return projected_out(to_out, cells), words if to_add_out is None else to_add_out(words)
+    if to_add_out is not None:
+        words = to_add_out(words)
+    return projected_out(attn.to_out, cells), words

@@ -49,7 +49,7 @@ class TorchAttnProcessor(ControlledProcessor):
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
         temb: Tensor | None = None,
-        **_: Any,
+        **_: object,
     ) -> Tensor:
         """Attend; return the shape of ``hidden_states``."""
         if getattr(attn, "add_k_proj", None) is not None:

@@ -278,7 +278,7 @@ def capture(
     return _EnteredOnce(watching)
 
 
-def _refuse_for_unknown(**options: Any) -> None:
+def _refuse_for_unknown(**options: object) -> None:
     """Raise ValueError for options that need a model of a known family."""
     for name, value in options.items():
         if value is not None:
