@@ -105,7 +105,6 @@ def test_a_video_of_one_frame_has_the_values_of_its_image():
         torch.testing.assert_close(video.maps[layer][:, :, 0], maps, atol=1e-6, rtol=0)
 
 
-@pytest.mark.slow
 def test_each_video_may_be_asked_about_a_text_of_its_own():
     _, model = make_motion_model()
     own, asked = called(model), called(model, text_states=TEXT)
