@@ -171,7 +171,7 @@ FAULTS = [
         "level = min(few) if few else max(la.level for la in found)",
         "level = max(few) if few else max(la.level for la in found)",
         "maps are refined along the coarsest self-attention",
-        ("maps/test_aggregation.py", "maps/test_requirements.py"),
+        ("maps/test_aggregation.py",),
     ),
     Fault(
         "maps/masks.py",
@@ -244,7 +244,7 @@ FAULTS = [
         ("maps/test_videos.py", "maps/test_heatmap.py"),
     ),
     Fault(
-        "maps/spots.py",
+        "maps/layermaps.py",
         "layers.append(maps.movedim(-1, 1) * (maps.shape[-3] * maps.shape[-2]))",
         "layers.append(maps.movedim(-1, 1))",
         "layers on coarse grids outweigh those on fine ones",

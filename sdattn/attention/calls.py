@@ -46,7 +46,7 @@ class AttentionCall:
     causal: bool = False
 
     @property
-    def given(self) -> tuple[Tensor, Tensor, Tensor]:
+    def inputs(self) -> tuple[Tensor, Tensor, Tensor]:
         return self.query, self.key, self.value
 
     @property
@@ -70,14 +70,13 @@ class AttentionCall:
                 part = part.repeat_interleave(leading[-1] // part.shape[-3], dim=-3)
             return part.expand(*leading, -1, -1).reshape(*shape, *part.shape[-2:])
 
-        mask, logsumexp = self.mask, self.logsumexp
+        mask = self.mask
         if self.causal:
             mask = causal_mask(self.query.shape[-2], self.key.shape[-2], self.query.device)
         elif mask is not None and mask.ndim > 2:
             mask = spread(mask)
-        if logsumexp is not None:
-            logsumexp = logsumexp.reshape(*shape, -1)
-        query, key, value = (spread(part) for part in self.given)
+        logsumexp = None if self.logsumexp is None else self.logsumexp.reshape(*shape, -1)
+        query, key, value = (spread(part) for part in self.inputs)
         call = AttentionCall(query, key, value, mask, self.scale, logsumexp)
         call.output = spread(self.output)
         return call
@@ -92,7 +91,8 @@ class AttentionCall:
             mask = chosen_rows(mask, rows)
         if logsumexp is not None:
             logsumexp = chosen_rows(logsumexp, rows)
-        query, key = chosen_rows(self.query, rows), chosen_rows(self.key, rows)
+        query = chosen_rows(self.query, rows)
+        key = chosen_rows(self.key, rows)
         return AttentionCall(query, key, mask=mask, scale=self.scale, logsumexp=logsumexp)
 
     def between(self, queries: Rows, keys: slice = ALL) -> AttentionCall:
@@ -119,8 +119,8 @@ def four_axes(mask: Tensor | None) -> Tensor | None:
 
 def row_index(rows: tuple[int, ...]) -> Rows:
     """Return rows of a batch, as a slice (which gives a view) if they follow each other."""
-    first, last = rows[0], rows[-1]
-    return slice(first, last + 1) if rows == tuple(range(first, last + 1)) else rows
+    span = range(rows[0], rows[-1] + 1)
+    return slice(span.start, span.stop) if rows == tuple(span) else rows
 
 
 def chosen_rows(tensor: Tensor, rows: Rows, dim: int = 0) -> Tensor:

@@ -84,7 +84,7 @@ class ControlledProcessor:
         return edited.to(probs.dtype).view_as(probs)
 
 
-def check_controller(controller: Any) -> None:
+def check_controller(controller: object) -> None:
     """Raise TypeError unless it can be called as ``controller(probs, is_cross, place)``."""
     if controller is None:
         return
@@ -112,17 +112,16 @@ def check_controller(controller: Any) -> None:
 
 
 @contextmanager
-def unasked(processors: Iterable[Any]) -> Iterator[None]:
+def unasked(processors: Iterable[object]) -> Iterator[None]:
     """Do not ask these processors' controllers inside the block."""
-    open_ones = [one for one in processors if isinstance(one, ControlledProcessor)]
-    before = [one.asks for one in open_ones]
-    for one in open_ones:
-        one.asks = False
+    asking = [one for one in processors if isinstance(one, ControlledProcessor) and one.asks]
+    for processor in asking:
+        processor.asks = False
     try:
         yield
     finally:
-        for one, asks in zip(open_ones, before, strict=True):
-            one.asks = asks
+        for processor in asking:
+            processor.asks = True
 
 
 def mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
@@ -139,7 +138,7 @@ def mask_by_head(mask: Tensor, batch: int, heads: int, n_keys: int) -> Tensor:
     return mask
 
 
-def projected_out(to_out: Any, hidden_states: Tensor) -> Tensor:
+def projected_out(to_out: nn.Module, hidden_states: Tensor) -> Tensor:
     layers = to_out if isinstance(to_out, nn.ModuleList) else [to_out]
     for layer in layers:  # a linear projection and, in diffusers, a dropout
         hidden_states = layer(hidden_states)

@@ -12,6 +12,11 @@ from ..errors import InvalidTypeError, InvalidValueError
 HALF_TYPES = (torch.float16, torch.bfloat16)
 
 
+def rounding_error(*dtypes: torch.dtype) -> float:
+    """Return the error, relative to the largest value, that rounding in these dtypes explains."""
+    return 2e-2 if any(dtype in HALF_TYPES for dtype in dtypes) else 1e-3
+
+
 def split_heads(x: Tensor, heads: int) -> Tensor:
     """Separate the heads that share the last axis: ``[B, N, heads*d]`` to ``[B, heads, N, d]``.
 
@@ -125,7 +130,8 @@ def attention_probs(
     scale = 1 / math.sqrt(query.shape[-1]) if scale is None else scale
     dtype = query.dtype
     if dtype in HALF_TYPES:
-        query, key = query.float(), key.float()
+        query = query.float()
+        key = key.float()
     # The keys are scaled, not the scores: T*d products instead of N*T.
     scores = query @ (key * scale).transpose(-1, -2)  # [..., N, T]
     if is_causal:

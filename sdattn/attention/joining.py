@@ -105,9 +105,8 @@ Three = tuple[Tensor, Tensor, Tensor]  # query, key and value, [B, heads, S, d] 
 def _parallel(attn: Any, hidden_states: Tensor, rotary: Any) -> Joined:
     made = getattr(attn, FUSED_WITH_MLP)(hidden_states)
     width = 3 * attn.inner_dim
-    qkv, mlp = made[..., :width], made[..., width:]
-    three = _by_head(attn, qkv.chunk(3, dim=-1), IMAGE)
-    return Joined(*_rotated_by(attn, three, rotary), text=None, mlp=mlp)
+    three = _by_head(attn, made[..., :width].chunk(3, dim=-1), IMAGE)
+    return Joined(*_rotated_by(attn, three, rotary), text=None, mlp=made[..., width:])
 
 
 def _projected(attn: Any, states: Tensor, names: tuple[str, ...]) -> Three:
@@ -124,7 +123,8 @@ def _projected(attn: Any, states: Tensor, names: tuple[str, ...]) -> Three:
 def _by_head(attn: Any, parts: tuple[Tensor, ...], names: tuple[str, ...]) -> Three:
     query, key, value = parts  # [B, S, heads*d] each
     norm_q, norm_k = (getattr(attn, name, None) for name in names[4:])
-    query, key = heads_of(query, attn.heads, norm_q), heads_of(key, attn.heads, norm_k)
+    query = heads_of(query, attn.heads, norm_q)
+    key = heads_of(key, attn.heads, norm_k)
     return query, key, split_heads(value, attn.heads)
 
 
@@ -133,7 +133,7 @@ def _cat(first: Three, second: Three) -> Three:
     return query, key, value
 
 
-def _are_complex(rotary: Any) -> bool:
+def _are_complex(rotary: object) -> bool:
     return isinstance(rotary, tuple) and all(
         isinstance(part, Tensor) and part.is_complex() for part in rotary
     )

@@ -92,7 +92,9 @@ class TorchJointProcessor(ControlledProcessor):
         super().__init__(controller, place)
         if queries not in ("image", "all"):
             raise refuse("queries", queries, ("image", "all"))
-        self.spans, self.image, self.queries = spans, image, queries
+        self.spans = spans
+        self.image = image
+        self.queries = queries
 
     @property
     def shows_image(self) -> bool:
@@ -110,10 +112,10 @@ class TorchJointProcessor(ControlledProcessor):
         image_rotary_emb: Any = None,
         encoder_hidden_states_mask: Tensor | None = None,
         # Named so that diffusers passes them and they can be refused.
-        ip_hidden_states: Any = None,
-        kv_cache_mode: Any = None,
-        freqs_cis: Any = None,
-        **_: Any,
+        ip_hidden_states: object = None,
+        kv_cache_mode: object = None,
+        freqs_cis: object = None,
+        **_: object,
     ) -> Tensor | tuple[Tensor, Tensor]:
         """Attend; return the shape of ``hidden_states`` and, if given, of the text states."""
         refused = {
@@ -121,19 +123,27 @@ class TorchJointProcessor(ControlledProcessor):
             "a cache of keys": kv_cache_mode,
             "freqs_cis": freqs_cis,
         }
-        if found := [name for name, value in refused.items() if value is not None]:
-            raise unknown_layer(attn, f"is given {found[0]}")
-        text_states, mask, rotary = encoder_hidden_states, attention_mask, image_rotary_emb
+        for name, value in refused.items():
+            if value is not None:
+                raise unknown_layer(attn, f"is given {name}")
+        text_states = encoder_hidden_states
+        mask = attention_mask
+        rotary = image_rotary_emb
         if hasattr(attn, FUSED_WITH_MLP):  # it passes (mask, rotary) where others pass (text, mask)
-            text_states, mask, rotary = _of_parallel(text_states, mask, rotary)
+            given = (text_states, mask, rotary)
+            text_states = None
+            mask = next((part for part in given if isinstance(part, Tensor)), None)
+            rotary = next((part for part in given if isinstance(part, tuple)), None)
         parts = joined(attn, hidden_states, text_states, rotary)
         mask = _joint_mask(attn, parts, mask, encoder_hidden_states_mask, rotary)
 
         probs = attention_probs(parts.query, parts.key, mask)  # [B, heads, S, S]
         probs = self._open(attn, probs, parts.text)
         output = probs @ parts.value  # [B, heads, S, d]
-        given = parts.query, parts.key, parts.value, mask
-        self._show(attn, AttentionCall(*given, probs=probs, output=output, text=parts.text))
+        call = AttentionCall(parts.query, parts.key, parts.value, mask, text=parts.text)
+        call.probs = probs
+        call.output = output
+        self._show(attn, call)
         return _split(attn, parts, merge_heads(output))
 
     def _open(self, attn: Any, probs: Tensor, own: slice | None) -> Tensor:
@@ -210,11 +220,6 @@ class TorchJointProcessor(ControlledProcessor):
         return None if edited is not shown or edited.requires_grad else shown
 
 
-def _of_parallel(*given: Any) -> tuple[None, Tensor | None, Any]:
-    mask = next((part for part in given if isinstance(part, Tensor)), None)
-    return None, mask, next((part for part in given if isinstance(part, tuple)), None)
-
-
 def _joint_mask(
     attn: Any, parts: Joined, mask: Tensor | None, text_mask: Tensor | None, rotary: Any
 ) -> Tensor | None:
@@ -242,10 +247,12 @@ def _split(attn: Any, parts: Joined, output: Tensor) -> Tensor | tuple[Tensor, T
         whole = torch.cat([output, attn.mlp_act_fn(parts.mlp)], dim=-1)
         return projected_out(attn.to_out, whole)
     text = parts.text
-    to_out = getattr(attn, "to_out", None)
     if text is None:
+        to_out = getattr(attn, "to_out", None)
         return output if to_out is None else projected_out(to_out, output)
     words = output[:, text]
     cells = output[:, text.stop :] if text.start == 0 else output[:, : text.start]
     to_add_out = getattr(attn, "to_add_out", None)  # the last block has no use for its text
-    return projected_out(to_out, cells), words if to_add_out is None else to_add_out(words)
+    if to_add_out is not None:
+        words = to_add_out(words)
+    return projected_out(attn.to_out, cells), words

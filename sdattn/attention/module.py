@@ -1,3 +1,4 @@
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -74,7 +75,9 @@ class MultiHeadAttention(nn.Module):
         self.to_v = nn.Linear(states, inner, bias=bias)
         self.to_out = nn.ModuleList([nn.Linear(inner, query_dim, out_bias), nn.Dropout(dropout)])
         self.processor: Any = TorchAttnProcessor()
-        self.watchers: list[Any] = []  # as those of a ControlledProcessor
+        self.watchers: list[
+            Callable[[AttentionCall], object]
+        ] = []  # as those of a ControlledProcessor
 
     def set_processor(self, processor: Any) -> None:
         if isinstance(self.processor, nn.Module) and not isinstance(processor, nn.Module):
@@ -129,7 +132,7 @@ class MultiHeadAttention(nn.Module):
         return output, shown[0].probs if shown else None
 
     def prepare_attention_mask(
-        self, attention_mask: Tensor, _target_length: int, batch_size: int, **_: Any
+        self, attention_mask: Tensor, _target_length: int, batch_size: int, **_: object
     ) -> Tensor:
         """Return the mask as diffusers' processors ask for it, ``[B, heads, N or 1, T]``."""
         return attention_mask.expand(batch_size, self.heads, -1, -1)

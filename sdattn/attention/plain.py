@@ -50,7 +50,8 @@ def add_share(
     of_rows = logsumexp.to(total.dtype).unsqueeze(-1)  # [B, heads, N, 1]
     of_rows = of_rows.masked_fill(of_rows == -math.inf, 0.0)  # rows whose keys are all excluded
     step = _row_step(query, key)
-    totals, logsumexps = total.split(step), of_rows.split(step)
+    totals = total.split(step)
+    logsumexps = of_rows.split(step)
     for scores, part, heads in _parts(query, key, mask, scale, total.dtype):
         totals[part].add_(scores.sub_(logsumexps[part][:, heads]).exp_().sum(1))
 

@@ -49,7 +49,7 @@ class TorchAttnProcessor(ControlledProcessor):
         encoder_hidden_states: Tensor | None = None,
         attention_mask: Tensor | None = None,
         temb: Tensor | None = None,
-        **_: Any,
+        **_: object,
     ) -> Tensor:
         """Attend; return the shape of ``hidden_states``."""
         if getattr(attn, "add_k_proj", None) is not None:
@@ -93,7 +93,6 @@ class TorchAttnProcessor(ControlledProcessor):
             text_states = hidden_states
         elif getattr(attn, "norm_cross", None):
             text_states = attn.norm_encoder_hidden_states(text_states)
-        norm_q, norm_k = getattr(attn, "norm_q", None), getattr(attn, "norm_k", None)
-        query = heads_of(attn.to_q(hidden_states), attn.heads, norm_q)
-        key = heads_of(attn.to_k(text_states), attn.heads, norm_k)
+        query = heads_of(attn.to_q(hidden_states), attn.heads, getattr(attn, "norm_q", None))
+        key = heads_of(attn.to_k(text_states), attn.heads, getattr(attn, "norm_k", None))
         return query, key, split_heads(attn.to_v(text_states), attn.heads)

@@ -27,5 +27,5 @@ class TextOnly(RunningSum):
         running = cast(Pass, self.running)
         self._check_call(attended.cells, running)
         columns = self._columns(attended)
-        self.spreading.add_text(attended.add_to(None, columns) / attended.heads)
+        self.spreading.text.add(attended.add_to(None, columns) / attended.heads)
         self.seen.append(running)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from ..attention.device_copies import DeviceCopies
@@ -21,7 +22,7 @@ from ..follow.pass_reader import PassReader
 from ..follow.passes import CaptureError, CaptureWarning, Pass
 from ..look.joint import JointLook
 from ..look.joint_checks import check_backends
-from ..look.other_text import OtherTextLook
+from ..look.other_text import see_other_text
 from ..look.refined import Spreading
 from ..look.sources import see
 from ..look.text_stream import TextStream
@@ -101,7 +102,7 @@ class Watch(Subscriber):
                 caches_text=passes.caches_text,
             )
         elif self.text_states is not None:
-            look = OtherTextLook(self.text_states, self.passes.frame_rows)
+            look = partial(see_other_text, self.text_states, self.passes.frame_rows)
         observer = observing(inner, layer_sum.take, look, layer_sum.wanted)
         observer.stream = self.stream
         observer.is_self = layer.kind == "self"

@@ -16,10 +16,11 @@ from typing import Any
 
 from torch import Tensor
 
-from .sdpa import spied_entry
+from .sdpa import SdpaWatch, spied, spied_entry
 
 DISPATCH = "diffusers.models.attention_dispatch"
 # Its backends that call torch's scaled_dot_product_attention, so that they can be seen.
+OPTIONS = ("attn_mask", "dropout_p", "is_causal", "scale", "enable_gqa")  # as torch names them
 SEEN_BACKENDS = ("native", "_native_cudnn", "_native_efficient", "_native_flash", "_native_math")
 
 
@@ -55,6 +56,14 @@ def dispatched(backends: Iterable[str], see: Callable[..., Tensor]) -> Iterator[
         yield
 
 
+@contextmanager
+def watching(watch: SdpaWatch, backends: Iterable[str]) -> Iterator[None]:
+    """Let a watch see this thread's calls of torch's attention, of what replaces it, and of some
+    backends' kernels."""
+    with watch, spied(watch.attend), dispatched(backends, watch.attend):
+        yield
+
+
 def _by_head(see: Callable[..., Tensor]) -> Callable[..., Any]:
     """Return what gets a kernel's call with the axes ``[B, N, heads, d]``, and hands it on."""
 
@@ -64,29 +73,18 @@ def _by_head(see: Callable[..., Tensor]) -> Callable[..., Any]:
         query: Tensor,
         key: Tensor,
         value: Tensor,
-        attn_mask: Any = None,
-        dropout_p: float = 0.0,
-        is_causal: bool = False,
-        scale: float | None = None,
-        enable_gqa: bool = False,
-        **_own: Any,
+        **given: Any,
     ) -> Any:
         made: list[Any] = []
 
-        def attend(*_: Any, **__: Any) -> Tensor:
+        def attend(*_: object, **__: object) -> Tensor:
             made.append(call())
             output = made[0][0] if isinstance(made[0], tuple) else made[0]  # with a logsumexp
             transposed: Tensor = output.transpose(1, 2)
             return transposed
 
-        by_head = [given.transpose(1, 2) for given in (query, key, value)]
-        options = {
-            "attn_mask": attn_mask,
-            "dropout_p": dropout_p,
-            "is_causal": is_causal,
-            "scale": scale,
-            "enable_gqa": enable_gqa,
-        }
+        by_head = [tensor.transpose(1, 2) for tensor in (query, key, value)]
+        options = {name: given[name] for name in OPTIONS if name in given}
         see(partial(attend, *by_head, **options), by, *by_head, **options)
         return made[0]
 

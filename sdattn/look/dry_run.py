@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -46,10 +46,10 @@ class Tokens:
     """One attention call, with a few numbers for each of its queries and keys, ``[tokens, 4]``."""
 
     seen: SeenCall
-    shape: tuple[int, ...]
-    has_mask: bool
-    queries: Tensor | None
-    keys: Tensor | None
+    shape: tuple[int, ...] = ()
+    has_mask: bool = False
+    queries: Tensor | None = None
+    keys: Tensor | None = None
 
 
 @torch.no_grad()
@@ -77,16 +77,21 @@ def _tokens(seen: SeenCall) -> Tokens:
     """Return what is compared of a call: numbers for each token, of all its rows and features."""
     call = seen.call
     if call is None:
-        return Tokens(seen, (), False, None, None)
+        return Tokens(seen)
     if call.probs is not None:
         shape = tuple(call.probs.shape)
         axis = -2 if call.value.shape[-2] == shape[-1] else 1
-        query = call.query
-        of_queries = None if query is None or query.shape[-2] != shape[-2] else _number_each(query)
-        return Tokens(seen, shape, False, of_queries, _number_each(call.value, axis))
-    shape = (*call.query.shape[:-1], call.key.shape[-2])
-    has_mask = call.mask is not None or call.causal
-    return Tokens(seen, shape, has_mask, _number_each(call.query), _number_each(call.key))
+        tokens = Tokens(seen, shape, keys=_number_each(call.value, axis))
+        if call.query is not None and call.query.shape[-2] == shape[-2]:
+            return replace(tokens, queries=_number_each(call.query))
+        return tokens
+    return Tokens(
+        seen,
+        shape=(*call.query.shape[:-1], call.key.shape[-2]),
+        has_mask=call.mask is not None or call.causal,
+        queries=_number_each(call.query),
+        keys=_number_each(call.key),
+    )
 
 
 def _number_each(tokens: Tensor, axis: int = -2) -> Tensor:

@@ -116,55 +116,55 @@ def inspect_attention(
             "The model is on torch's meta device, and which tokens are the text is told by values. "
             "Build a small one of its class, with values."
         )
-    given = arguments_by_name(inner, args, kwargs)
-    name = _text_name(inner, given, text)
-    image = next((n for n, value in given.items() if n != name and _is_states(value)), None)
+    arguments = arguments_by_name(inner, args, kwargs)
+    name = _text_name(inner, arguments, text)
+    images = [value for other, value in arguments.items() if other != name and _is_states(value)]
     first = tokens_seen(inner, args, kwargs)
     second: Sequence[Tokens] = ()
     if name is not None:
-        second = tokens_seen(inner, *with_other(args, kwargs, given[name]))
+        second = tokens_seen(inner, *with_other(args, kwargs, arguments[name]))
     third: Sequence[Tokens] = ()
-    if image is not None:
+    if images:
         call: tuple[Any, Any] = args, kwargs
-        for other, state in given.items():
-            if other != name and _is_states(state):
-                call = with_other(*call, state)
+        for image in images:
+            call = with_other(*call, image)
         third = tokens_seen(inner, *call)
-    batch = 1 if image is None else len(given[image])
+    batch = len(images[0]) if images else 1
     calls = tuple(_classified(first, second, third, batch))
-    proposal = propose(calls, given, name, was_marked=text is not None)
+    proposal = propose(calls, arguments, name, was_marked=text is not None)
     if proposal.grid is not None:
         calls = tuple(_temporal(call, proposal.grid) for call in calls)
     return AttentionTable(calls, proposal)
 
 
-def _text_name(model: nn.Module, given: Mapping[str, Any], text: Tensor | str | None) -> str | None:
+def _text_name(
+    model: nn.Module, arguments: Mapping[str, Any], text: Tensor | str | None
+) -> str | None:
     """Return the name of the argument with the text; None if none has a usual name."""
     if text is None:
         alike = [
-            n for n in given if re.search("text|txt|prompt|caption", n) and _is_states(given[n])
+            name
+            for name, value in arguments.items()
+            if re.search("text|txt|prompt|caption", name) and _is_states(value)
         ]
-        longest = max(alike, key=lambda name: int(given[name].shape[-2]), default=None)
-        usual = (name for name in TEXT_NAMES if _may_be_text(given.get(name)))
+        longest = max(alike, key=lambda name: int(arguments[name].shape[-2]), default=None)
+        usual = (name for name in TEXT_NAMES if _may_be_text(arguments.get(name)))
         return next(usual, longest)
-    if isinstance(text, str):
-        found = text if _may_be_text(given.get(text)) else None
-    else:
-        found = next((name for name, value in given.items() if value is text), None)
-    if found is None:
-        what = repr(text) if isinstance(text, str) else f"a tensor {list(text.shape)}"
-        raise InvalidValueError(
-            f"text={what}: the call of the {type(model).__name__} has no such argument with a "
-            f"tensor or a list of some. Its arguments: {', '.join(given)}."
-        )
-    return found
+    for name, value in arguments.items():
+        if value is text or (name == text and _may_be_text(value)):
+            return name
+    what = repr(text) if isinstance(text, str) else f"a tensor {list(text.shape)}"
+    raise InvalidValueError(
+        f"text={what}: the call of the {type(model).__name__} has no such argument with a "
+        f"tensor or a list of some. Its arguments: {', '.join(arguments)}."
+    )
 
 
-def _is_states(value: Any) -> bool:
+def _is_states(value: object) -> bool:
     return isinstance(value, Tensor) and value.ndim > 2 and value.is_floating_point()
 
 
-def _may_be_text(value: Any) -> bool:
+def _may_be_text(value: object) -> bool:
     if isinstance(value, (list, tuple)):
         return any(isinstance(one, Tensor) for one in value)
     return isinstance(value, Tensor)
@@ -186,7 +186,7 @@ def _classified(
             of_queries = of_keys if queries == keys else [False] * queries
         kind, text = _kind_of(of_queries, of_keys)
         if kind == "cross" and by_image[0] and not any(by_image[0]):
-            kind, text = None, None  # queries that learn nothing of the image
+            kind = text = None  # queries that learn nothing of the image
         yield InspectedCall(
             name=tokens.seen.name(kind),
             made_by=tokens.seen.made_by,

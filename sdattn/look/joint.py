@@ -18,7 +18,6 @@ from ..errors import RunError
 from .attended import Attended, Softmax, softmax_of, without_padding
 from .joint_checks import (
     check_order,
-    fits,
     is_diffusers_own,
     made_by,
     otherwise_joined,
@@ -33,6 +32,7 @@ from .refined import Refined, Spreading
 from .row_orders import RowCalls, RowOrder, as_one_call, with_every_query
 from .sdpa import ProductWatch, SdpaWatch
 from .sources import shown
+from .unknown_processors import agrees
 
 if TYPE_CHECKING:
     from .observers import ObservingProcessor
@@ -109,16 +109,17 @@ class JointLook:
         names = () if self.checked else ("add_v_proj", "to_added_qkv")
         with observer.projected(attn, *names) as projected:
             output = observer.watched(calls, SdpaWatch, attn, *args, **kwargs)
-        given = by_name(inner, args, kwargs)
+        arguments = by_name(inner, args, kwargs)
         name = type(inner).__name__
         if self.caches_text and calls:
             calls = [with_every_query(calls[-1])]
-        call = whole_call(as_one_call(calls, given), token_count(given), name)
+        call = whole_call(as_one_call(calls, arguments), token_count(arguments), name)
         rows = self.spans()
         if not self.checked and rows is not None and len(rows) == 1:
             self.checked = True
             # Once per layer: the text's values must be where its keys are said to be.
-            check_order(call, *rows[0], attn, projected, name)
+            image, text = rows[0]
+            check_order(call, image, text, attn=attn, projected=projected, name=name)
         return output, call
 
     def _see_unknown(
@@ -129,40 +130,42 @@ class JointLook:
         to_out = output_projection(attn)
         with observer.projections.during([(ARRIVED, to_out)]) as seen:
             output = observer.watched(calls, ProductWatch, attn, *args, **kwargs)
-        given = by_name(inner, args, kwargs)
-        # a layer of one stream leaves the output projection to its block
-        whole = output[0] if isinstance(output, tuple) else output
-        arrived = seen.get(ARRIVED, []) if to_out is not None else [whole]
-        # the single blocks of FLUX.2 project their feed-forward part with it
-        more = getattr(attn, "mlp_hidden_dim", 0) if to_out is not None else 0
-        arrived = [one[..., : one.shape[-1] - more] for one in arrived]
-        call = made_by(as_one_call(calls, given), arrived, attn, given, inner)
-        if (rows := self.spans()) is not None:
+        arguments = by_name(inner, args, kwargs)
+        if to_out is None:  # a layer of one stream leaves the output projection to its block
+            arrived = [output[0] if isinstance(output, tuple) else output]
+        else:
+            # the single blocks of FLUX.2 project their feed-forward part with it
+            more = getattr(attn, "mlp_hidden_dim", 0)
+            arrived = [states[..., : states.shape[-1] - more] for states in seen.get(ARRIVED, [])]
+        call = made_by(as_one_call(calls, arguments), arrived, attn, arguments, inner)
+        rows = self.spans()
+        if rows is not None:
             self._check_arrived(observer, inner, call, rows[0], arrived)
         return output, call
 
     def _check_arrived(
         self,
         observer: ObservingProcessor,
-        inner: Any,
+        inner: object,
         call: AttentionCall,
         spans: Spans,
         arrived: Sequence[Tensor],
     ) -> None:
         """Refuse a call that did not make the output projection's input, in this order."""
-        predicted, first = merge_heads(call.output), spans[0].start  # [B, S, heads*d]
+        predicted = merge_heads(call.output)  # [B, S, heads*d]
         cells = arrived[-1].shape[1]
-        length = predicted.shape[1]
-        # Reference images follow the generated one and reach the projection with it.
-        own = predicted[:, first : first + cells]
-        if not self.checked and cells < length:
-            self.checked = True
+        if cells < predicted.shape[1]:  # the image's alone
+            first = spans[0].start
             other = predicted[:, :cells] if first else predicted[:, -cells:]
-            if fits(other, arrived[-1]) and not fits(own, arrived[-1]):
-                raise RunError(otherwise_joined(type(inner).__name__, spans[1]))
-        observer.check(own if cells < length else predicted, *arrived)
+            # Reference images follow the generated one and reach the projection with it.
+            predicted = predicted[:, first : first + cells]
+            if not self.checked:
+                self.checked = True
+                if agrees(other, arrived[-1]) and not agrees(predicted, arrived[-1]):
+                    raise RunError(otherwise_joined(type(inner).__name__, spans[1]))
+        observer.check(predicted, *arrived)
 
-    def _shown(self, call: AttentionCall, rows: Sequence[Spans], inner: Any) -> Attended:
+    def _shown(self, call: AttentionCall, rows: Sequence[Spans], inner: object) -> Attended:
         """Return what is shown of one call for text and image, and where each of them is."""
         image, text = rows[0]
         kept = None
@@ -178,16 +181,16 @@ class JointLook:
             kept = order.tokens
         elif isinstance(call, RowCalls):
             kept = DeviceCopies(call.taken[:, None, None, text])
+        place = {"image": image, "text": text}
+        keys = place[self.queries.keys]
+        attended: Attended
         if self.space == "output":
-            made = call.output
-            attended: Attended = OutputSpace(made[:, :, image], made[:, :, text])
+            attended = OutputSpace(call.output[:, :, image], call.output[:, :, text])
+        elif kept is not None and self.queries.side == "text":
+            call = without_padding(call, text, kept)
+            attended = Softmax(call, keys)
         else:
-            place = {"image": image, "text": text}
-            if kept is not None and self.queries.side == "text":
-                call = without_padding(call, text, kept)
-                attended = Softmax(call, place[self.queries.keys])
-            else:
-                attended = softmax_of(call, place[self.queries.side], place[self.queries.keys])
+            attended = softmax_of(call, place[self.queries.side], keys)
         if self.spreading is None:
             return attended
         return Refined(attended, self.spreading, call.between(image, image))

@@ -17,7 +17,7 @@ from ..models.layers import AttentionLayer, Denoiser, joint_spans
 from .dispatched import DISPATCH, backend_of
 from .output_space import Space
 from .row_orders import RowCalls
-from .unknown_processors import maker_in, misfit, unknown_use
+from .unknown_processors import maker_in, unknown_use
 
 
 def check_backends(layers: Sequence[AttentionLayer]) -> None:
@@ -60,17 +60,17 @@ def check_ways(
         raise OptionError(name, value, text)
 
 
-def token_count(given: dict[str, Any]) -> int:
+def token_count(arguments: dict[str, Any]) -> int:
     """Count the tokens of a layer's call; some models pass a single stream's tokens twice, or the
     image's alone, and the others' keys in a cache."""
-    image = given["hidden_states"]
-    text = given.get("encoder_hidden_states")
-    if given.get("kv_cache_mode") == "cached":
-        text = getattr(given.get("layer_cache"), "k", text)
+    image = arguments["hidden_states"]
+    text = arguments.get("encoder_hidden_states")
+    if arguments.get("kv_cache_mode") == "cached":
+        text = getattr(arguments.get("layer_cache"), "k", text)
     return int(image.shape[1] + (0 if text is None or text is image else text.shape[1]))
 
 
-def own_lengths(processor: Any) -> str:
+def own_lengths(processor: object) -> str:
     return (
         f"The rows of this model's batch have texts of their own lengths, and of a "
         f"{type(processor).__name__}, which multiplies by its own probabilities, they cannot be "
@@ -105,25 +105,21 @@ def made_by(
     calls: Sequence[AttentionCall],
     arrived: Sequence[Tensor],
     attn: Any,
-    given: dict[str, Any],
-    inner: Any,
+    arguments: dict[str, Any],
+    inner: object,
 ) -> AttentionCall:
     """Return the call for all tokens that may have made what reached the output projection,
-    ``arrived`` ``[B, N, heads*d]``; ``given`` are the processor's arguments by name."""
+    ``arrived`` ``[B, N, heads*d]``; ``arguments`` are the processor's, by name."""
     heads = head_count(attn)
     if arrived:
         features = arrived[-1].shape[-1] // heads
-        maker = maker_in(calls, len(given["hidden_states"]), heads, token_count(given), features)
+        batch = len(arguments["hidden_states"])
+        maker = maker_in(calls, batch, heads, cells=token_count(arguments), features=features)
         if maker is not None:
             return maker
     for call in calls:
         check_exact(call)
     raise RunError(unknown_use(inner))
-
-
-def fits(predicted: Tensor, arrived: Tensor) -> bool:
-    """Check whether one is the other; reads from the device."""
-    return arrived.device.type != "meta" and bool(misfit(predicted, arrived) <= 1)
 
 
 def check_order(

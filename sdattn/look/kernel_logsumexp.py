@@ -26,7 +26,10 @@ from torch import Tensor
 from ..attention import HALF_TYPES, plain
 from ..attention.calls import AttentionCall
 
-FLASH, EFFICIENT, CUDNN = 1, 2, 3  # in SDPBackend, as torch._fused_sdp_choice answers
+# As torch._fused_sdp_choice answers, by torch.nn.attention.SDPBackend
+FLASH = 1
+EFFICIENT = 2
+CUDNN = 3
 EXACT = 16  # beyond this float32 has too few digits for probabilities within 1e-5
 ALLOWED = 5e-3  # error of a logsumexp in half types: half a percent of a probability
 DIGITS = 1e-6  # relative error of a logsumexp in float32
@@ -46,19 +49,20 @@ def backend_with_logsumexp(call: AttentionCall) -> int:
     Under autocast it would not run without casting; with a graph the logsumexp has no gradient. The
     kernels take four axes, none of them empty.
     """
-    device, given = call.query.device.type, call.given
-    if any(tensor.ndim != 4 or not tensor.numel() for tensor in given):
+    device = call.query.device.type
+    inputs = call.inputs
+    if any(tensor.ndim != 4 or not tensor.numel() for tensor in inputs):
         return 0
     if device not in ("cpu", "cuda") or torch.is_autocast_enabled(device):
         return 0
-    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in given):
+    if torch.is_grad_enabled() and any(tensor.requires_grad for tensor in inputs):
         return 0
     if device == "cuda" and call.query.dtype not in HALF_TYPES:
         return 0
-    backend = torch._fused_sdp_choice(*given, scale=call.scale)
+    backend = torch._fused_sdp_choice(*inputs, scale=call.scale)
     if device == "cpu":
         return backend if backend == FLASH else 0
-    padded = any(tensor.shape[-1] % 8 for tensor in given)  # by torch, before it runs flash
+    padded = any(tensor.shape[-1] % 8 for tensor in inputs)  # by torch, before it runs flash
     return 0 if backend not in CUDA_KERNELS or (backend == FLASH and padded) else backend
 
 
@@ -68,16 +72,14 @@ def attend_with_logsumexp(
     """Return the output of ``attend``'s kernel, and its logsumexp if that is exact enough."""
     if call.query.device.type == "cpu":
         output, logsumexp = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
-            *call.given, 0.0, False, scale=call.scale
+            *call.inputs, 0.0, False, scale=call.scale
         )
         return output, logsumexp if logsumexp.abs().max() <= EXACT else None
     return used_if_equal(CUDA_KERNELS[backend], attend, call)
 
 
 def used_if_equal(
-    kernel: Kernel,
-    attend: Callable[[], Tensor],
-    call: AttentionCall,
+    kernel: Kernel, attend: Callable[[], Tensor], call: AttentionCall
 ) -> WithLogsumexp:
     """Return the results of ``kernel`` if its output equals ``attend``'s bit by bit and its
     logsumexp is exact; else the output of ``attend`` alone. Each layout is checked once, which
@@ -118,7 +120,7 @@ def logsumexp_error(found: Tensor, call: AttentionCall) -> float:
 
 def _case(name: str, call: AttentionCall) -> str:
     """Return the name of a comparison; a kernel's plan depends on all of its layout."""
-    layouts = [f"{list(t.shape)} by {list(t.stride())}" for t in call.given]
+    layouts = [f"{list(t.shape)} by {list(t.stride())}" for t in call.inputs]
     dtype = str(call.query.dtype).removeprefix("torch.")
     scale = "" if call.scale is None else f", scale {call.scale:g}"
     device = call.query.device
@@ -128,27 +130,23 @@ def _case(name: str, call: AttentionCall) -> str:
 
 def flash(call: AttentionCall) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_flash_attention(
-        *call.given, 0.0, False, False, scale=call.scale
+        *call.inputs, 0.0, False, False, scale=call.scale
     )
     return output, logsumexp
 
 
 def efficient(call: AttentionCall) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_efficient_attention(
-        *call.given, None, True, 0.0, False, scale=call.scale
+        *call.inputs, None, True, 0.0, False, scale=call.scale
     )
     return output, logsumexp[..., : call.query.shape[2]]
 
 
 def cudnn(call: AttentionCall) -> WithLogsumexp:
     output, logsumexp, *_ = torch.ops.aten._scaled_dot_product_cudnn_attention(
-        *call.given, None, True, 0.0, False, False, scale=call.scale
+        *call.inputs, None, True, 0.0, False, False, scale=call.scale
     )
     return output, logsumexp.reshape(call.query.shape[:3])
 
 
-CUDA_KERNELS: dict[int, Kernel] = {
-    FLASH: flash,
-    EFFICIENT: efficient,
-    CUDNN: cudnn,
-}
+CUDA_KERNELS: dict[int, Kernel] = {FLASH: flash, EFFICIENT: efficient, CUDNN: cudnn}

@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..attention import HALF_TYPES, split_heads
+from ..attention import split_heads
 from ..attention.calls import AttentionCall
+from ..attention.core import rounding_error
 
 # What is used, and each row's own
 Pairs = Mapping[str, tuple[Tensor | None, Tensor | None]]
@@ -24,16 +25,16 @@ KEYS = "keys"  # may be rotated, so that only a likeness to another row's tells 
 def rows_apart(pairs: Pairs) -> dict[str, Tensor]:
     """Return how far each row of what is used is from every row's own, ``[B, B]``, as a multiple of
     what rounding explains; tensors of different sizes are left out."""
-    found = {}
+    multiples = {}
     for name, (used, own) in pairs.items():
         if used is None or own is None or used.numel() != own.numel():
             continue
-        tolerance = 2e-2 if own.dtype in HALF_TYPES else 1e-3
-        wide, rows = own.reshape(len(own), -1).float(), used.reshape(len(own), -1).float()
-        largest = wide.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
-        apart = torch.stack([(rows - one).abs().amax(1) for one in wide], dim=1)
-        found[name] = apart / largest / tolerance
-    return found
+        own_rows = own.reshape(len(own), -1).float()
+        used_rows = used.reshape(len(own), -1).float()
+        largest = own_rows.abs().max().clamp_min(torch.finfo(torch.float32).tiny)
+        apart = torch.stack([(used_rows - row).abs().amax(1) for row in own_rows], dim=1)
+        multiples[name] = apart / largest / rounding_error(own.dtype)
+    return multiples
 
 
 def pairs_of_call(
@@ -47,9 +48,10 @@ def pairs_of_call(
     fitting = [call for call in calls if call.output.shape[-1] == own_value.shape[-1]]
     if not fitting:
         return {}
-    value, key = fitting[-1].value, fitting[-1].key
-    is_by_head = value is not None and value.shape[-2:] == own_value.shape[-2:]
-    return {"values": (value if is_by_head else None, own_value), KEYS: (key, own_key)}
+    value: Tensor | None = fitting[-1].value
+    if value is not None and value.shape[-2:] != own_value.shape[-2:]:  # not by head
+        value = None
+    return {"values": (value, own_value), KEYS: (fitting[-1].key, own_key)}
 
 
 def other_owners(name: str, apart: Mapping[str, Tensor]) -> str:

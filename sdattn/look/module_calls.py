@@ -11,7 +11,7 @@ from __future__ import annotations
 import weakref
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import partial
 from threading import get_ident
@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from ..attention import merge_heads
 from ..attention.calls import UNKNOWN, AttentionCall
 from ..follow.installer import Installation, in_backward
-from .dispatched import dispatched, hidden_backend
+from .dispatched import hidden_backend, watching
 from .multi_head import (
     FUNCTION,
     call_of_encoder_layer,
@@ -33,9 +33,9 @@ from .multi_head import (
     is_multi_head,
     may_fuse,
 )
-from .sdpa import PRODUCTS, TORCHS, SdpaWatch, factors_of, spied
+from .sdpa import PRODUCTS, TORCHS, SdpaWatch, factors_of
 from .sources import LARGE
-from .unknown_processors import misfit
+from .unknown_processors import agrees
 
 SOFTMAX = (torch.softmax, Tensor.softmax, nn.functional.softmax)
 LINEAR: Any = nn.functional.linear
@@ -142,7 +142,7 @@ class ModuleCalls(SdpaWatch):
         self._is_blind = is_blind
         self._thread = get_ident()
         self._running: list[_Running] = []
-        self._entered: ExitStack | None = None  # while the mode is at work
+        self._entered: AbstractContextManager[None] | None = None  # while the mode is at work
         self._parts: set[nn.Module] = set()  # torch's encoder layers, and what is inside
         self._hidden: set[str] = set()  # kernels that do not call torch's attention
         self._inside = 0  # what answers in the place of torch's attention, and may call that
@@ -161,7 +161,8 @@ class ModuleCalls(SdpaWatch):
         for path, module in modules.items():
             if module in self._parts or isinstance(module, torch.jit.ScriptModule):
                 continue
-            if hidden := hidden_backend(getattr(module, "processor", None)):
+            hidden = hidden_backend(getattr(module, "processor", None))
+            if hidden is not None:
                 self._hidden.add(hidden)
             installed.around(module, partial(self._begin, path), self._end)
 
@@ -228,13 +229,14 @@ class ModuleCalls(SdpaWatch):
         self._note_around(running.path)
         is_part = call is not None and running.had(call.value)
         with torch._C.DisableTorchFunction():  # what looks makes softmaxes of its own
-            self._see(SeenCall(running.path, made_by, call, running.calls, is_part))
+            seen = SeenCall(running.path, made_by, call, before=running.calls, is_part=is_part)
+            self._see(seen)
         return torch.zeros_like(output) if self._is_blind else output
 
     def _note_around(self, path: str) -> None:
         self.around.setdefault(path, set()).update(one.path for one in self._running)
 
-    def _begin(self, path: str, module: nn.Module, *_: Any) -> None:
+    def _begin(self, path: str, module: nn.Module, *_: object) -> None:
         is_followed = self.only is None or path in self.only
         if is_followed and get_ident() == self._thread and not in_backward() and self._looks():
             if not path:
@@ -267,16 +269,14 @@ class ModuleCalls(SdpaWatch):
     def _switch(self) -> None:
         """Enter the mode or leave it, as the modules that run now need it."""
         is_left_alone = not self._is_blind and any(may_fuse(one.module) for one in self._running)
-        wanted = bool(self._running) and not is_left_alone
-        if wanted and self._entered is None:
-            self._entered = ExitStack()
-            self._entered.enter_context(self)
-            self._entered.enter_context(spied(self.attend))
-            self._entered.enter_context(dispatched(self._hidden, self.attend))
-        elif not wanted and self._entered is not None:
+        is_needed = bool(self._running) and not is_left_alone
+        if is_needed and self._entered is None:
+            self._entered = watching(self, self._hidden)
+            self._entered.__enter__()
+        elif not is_needed and self._entered is not None:
             entered = self._entered
             self._entered = None
-            entered.close()
+            entered.__exit__(None, None, None)
 
     def _compare(self, arrived: Tensor) -> None:
         """Strike out each doubtful output that a linear layer gets, or a part of it."""
@@ -285,19 +285,19 @@ class ModuleCalls(SdpaWatch):
                 got = arrived[..., : output.shape[-1]]
                 length = got.shape[1]
                 parts = (output[:, :length], output[:, -length:])
-                if any(one.shape == got.shape and misfit(one, got) <= 1 for one in parts):
+                if any(agrees(part, got) for part in parts):
                     del self.doubtful[name]
         for name, output in self.folded.items():
             images = len(arrived) if arrived.ndim == 3 else 1
-            if images > 1 and arrived.numel() == output.numel() and not len(output) % images:
-                read = merge_heads(output.unflatten(0, (images, -1)))
-                if read.shape == arrived.shape and misfit(read, arrived) <= 1:
-                    self.several.add(name)
+            if images < 2 or arrived.numel() != output.numel() or len(output) % images:
+                continue
+            if agrees(merge_heads(output.unflatten(0, (images, -1))), arrived):
+                self.several.add(name)
 
 
 def _shape(scores: Tensor, dim: int = -1) -> Shape:
     return scores.numel(), scores.shape[dim] if scores.ndim else 1
 
 
-def _zeros(query: Tensor, key: Tensor, value: Tensor, *_: Any, **__: Any) -> Tensor:
+def _zeros(query: Tensor, key: Tensor, value: Tensor, *_: object, **__: object) -> Tensor:
     return query.new_zeros(*query.shape[:-1], value.shape[-1])

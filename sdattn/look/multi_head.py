@@ -42,7 +42,7 @@ def is_encoder_layer(module: nn.Module) -> bool:
     return _runs_forward_of(nn.TransformerEncoderLayer, layer) and is_multi_head(layer.self_attn)
 
 
-def _runs_forward_of(kind: Any, module: nn.Module) -> bool:
+def _runs_forward_of(kind: type[nn.Module], module: nn.Module) -> bool:
     is_kinds = getattr(type(module), "forward", None) is kind.forward
     return is_kinds and "forward" not in vars(module)
 
@@ -52,22 +52,20 @@ def call_of_module(
 ) -> AttentionCall | None:
     """Return what ``module(*args, **kwargs)`` attends to; None if it adds keys of its own, or for
     nested tensors."""
-    given = _OF_MODULE.bind(module, *args, **kwargs).arguments
-    query, key = given["query"], given["key"]
-    if query.is_nested or key.is_nested:
+    arguments = _OF_MODULE.bind(module, *args, **kwargs).arguments
+    if arguments["query"].is_nested or arguments["key"].is_nested:
         return None
-    if not module.batch_first and query.ndim == 3:
-        query, key = query.transpose(0, 1), key.transpose(0, 1)
     if module.bias_k is not None or module.add_zero_attn:
         return None
     call = _projected(
-        query,
-        key,
+        arguments["query"],
+        arguments["key"],
+        batch_first=module.batch_first,
         heads=module.num_heads,
         joined=module.in_proj_weight,
         apart=(module.q_proj_weight, module.k_proj_weight),
         bias=module.in_proj_bias,
-        masks=(given.get("attn_mask"), given.get("key_padding_mask")),
+        masks=(arguments.get("attn_mask"), arguments.get("key_padding_mask")),
     )
     call.dropout = module.training and module.dropout > 0
     return call
@@ -77,15 +75,15 @@ def call_of_encoder_layer(
     layer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> AttentionCall | None:
     """Return what ``layer(*args, **kwargs)`` attends to, fused or not; None for nested tensors."""
-    given = _OF_LAYER.bind(layer, *args, **kwargs).arguments
-    states = given["src"]
+    arguments = _OF_LAYER.bind(layer, *args, **kwargs).arguments
+    states = arguments["src"]
     if states.is_nested:
         return None
     if layer.norm_first:
         states = layer.norm1.forward(states)  # not a call, which would run hooks
     masks = {
-        "attn_mask": given.get("src_mask"),
-        "key_padding_mask": given.get("src_key_padding_mask"),
+        "attn_mask": arguments.get("src_mask"),
+        "key_padding_mask": arguments.get("src_key_padding_mask"),
     }
     return call_of_module(layer.self_attn, (states, states, states), masks)
 
@@ -94,23 +92,21 @@ def call_of_function(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Attent
     """Return what a call of :data:`FUNCTION` attends to; None if it adds keys of its own."""
     bound = _OF_FUNCTION.bind(*args, **kwargs)
     bound.apply_defaults()
-    given = bound.arguments
+    arguments = bound.arguments
     adds = ("bias_k", "bias_v", "static_k", "static_v")
-    if given["add_zero_attn"] or any(given[name] is not None for name in adds):
+    if arguments["add_zero_attn"] or any(arguments[name] is not None for name in adds):
         return None
-    query, key = given["query"], given["key"]
-    if query.ndim == 3:
-        query, key = query.transpose(0, 1), key.transpose(0, 1)
     call = _projected(
-        query,
-        key,
-        heads=given["num_heads"],
-        joined=None if given["use_separate_proj_weight"] else given["in_proj_weight"],
-        apart=(given["q_proj_weight"], given["k_proj_weight"]),
-        bias=given["in_proj_bias"],
-        masks=(given["attn_mask"], given["key_padding_mask"]),
+        arguments["query"],
+        arguments["key"],
+        batch_first=False,
+        heads=arguments["num_heads"],
+        joined=None if arguments["use_separate_proj_weight"] else arguments["in_proj_weight"],
+        apart=(arguments["q_proj_weight"], arguments["k_proj_weight"]),
+        bias=arguments["in_proj_bias"],
+        masks=(arguments["attn_mask"], arguments["key_padding_mask"]),
     )
-    call.dropout = given["training"] and given["dropout_p"] > 0
+    call.dropout = arguments["training"] and arguments["dropout_p"] > 0
     return call
 
 
@@ -118,19 +114,25 @@ def _projected(
     query: Tensor,
     key: Tensor,
     *,
+    batch_first: bool,
     heads: int,
     joined: Tensor | None,
     apart: tuple[Tensor | None, Tensor | None],
     bias: Tensor | None,
     masks: tuple[Tensor | None, Tensor | None],
 ) -> AttentionCall:
-    """Return the call of a query and key ``[B, N or T, width]``, before their projections."""
-    if query.ndim == 2:  # without a batch
-        query, key = query[None], key[None]
+    """Return the call of a query and key, before their projections: ``[B, N or T, width]`` with
+    ``batch_first``, else ``[N or T, B, width]``; or without a batch."""
     weights: Sequence[Any] = apart if joined is None else joined.chunk(3)
     biases: Sequence[Tensor | None] = (None, None) if bias is None else bias.chunk(3)
-    query = split_heads(nn.functional.linear(query, weights[0], biases[0]), heads)
-    key = split_heads(nn.functional.linear(key, weights[1], biases[1]), heads)
+    by_head = []
+    for states, weight, its_bias in zip((query, key), weights, biases, strict=False):
+        if states.ndim == 2:  # without a batch
+            states = states[None]
+        elif not batch_first:
+            states = states.transpose(0, 1)
+        by_head.append(split_heads(nn.functional.linear(states, weight, its_bias), heads))
+    query, key = by_head
     return AttentionCall(query, key, mask=_added(query, *masks))
 
 

@@ -20,9 +20,9 @@ from ..attention.calls import AttentionCall
 from ..errors import RunError
 from ..models.denoiser_call import innermost
 from .attended import Attended
-from .dispatched import dispatched, hidden_backend
+from .dispatched import hidden_backend, watching
 from .projections import Projections, named
-from .sdpa import SdpaWatch, kernel_name, no_softmax, spied
+from .sdpa import SdpaWatch, kernel_name, no_softmax
 from .text_stream import RUNNING, TextStream
 from .unknown_processors import misfit, unknown_use
 
@@ -86,7 +86,7 @@ class ObservingProcessor:
         self.inner = inner
         self.observe = observe
         self.look = look
-        self.wanted = wanted or _always
+        self.wanted = wanted or (lambda: True)
         self.thread = get_ident()
         self.projections = Projections()
         self.listeners: list[Callable[[Calls], object]] = []
@@ -109,8 +109,8 @@ class ObservingProcessor:
     def __class__(self) -> type:
         """The watched processor's class, by which diffusers finds processors to skip in perturbed
         guidance; ``type()`` gives the observer's own."""
-        held = {**vars(self), **vars(self).get("_modules", {})}
-        return type(innermost(self)) if "inner" in held else type(self)
+        attributes = {**vars(self), **vars(self).get("_modules", {})}
+        return type(innermost(self)) if "inner" in attributes else type(self)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Any:
         """Return a copy of the processor itself: the copy of a model is not watched."""
@@ -141,25 +141,23 @@ class ObservingProcessor:
 
     def end(self) -> None:
         """Stop watching, and let go of every callback."""
-        self.observe = _nothing
-        self.wanted = _never
+        self.observe = self.wanted = _nothing
         self.projections.remove()
 
     def check(self, predicted: Tensor, *arrived: Tensor) -> None:
         """Refuse what did not make the output, see :meth:`note`."""
         # The attention is right if it turns the values into the output projection's input.
-        fits = len(arrived) == 1 and arrived[0].shape == predicted.shape
         problem = unknown_use(innermost(self))
-        if not fits:
+        if len(arrived) != 1 or arrived[0].shape != predicted.shape:
             raise RunError(problem)
         self.note(problem, misfit(predicted, arrived[0]))
 
-    def note(self, problem: str, found: Tensor) -> None:
-        """Refuse what is wrong, ``found`` above 1: in the first call at once, later ones at the
-        end, so that the device need not wait."""
+    def note(self, problem: str, error: Tensor) -> None:
+        """Refuse an ``error`` above 1: in the first call at once, later ones at the end, so that
+        the device need not wait."""
         before = self.noted.get(problem)
-        self.noted[problem] = found if before is None else before.fmax(found)
-        if self.is_first and found.device.type != "meta" and found > 1:
+        self.noted[problem] = error if before is None else before.fmax(error)
+        if self.is_first and error.device.type != "meta" and error > 1:
             raise RunError(problem)
 
     @contextmanager
@@ -184,7 +182,7 @@ class ObservingProcessor:
                 return self.inner(*args, **kwargs)
             watch = kind()
             hidden = filter(None, [hidden_backend(innermost(self))])
-            with watch, spied(watch.attend), dispatched(hidden, watch.attend):
+            with watching(watch, hidden):
                 output = self.inner(*args, **kwargs)
             for listener in self.listeners:
                 listener(watch.calls)
@@ -203,18 +201,10 @@ class ObservingProcessor:
 class ObservingModule(ObservingProcessor, nn.Module):
     """An observer of a processor with weights (IP-Adapter)."""
 
-    def __init__(self, inner: Any, *given: Any):
+    def __init__(self, *args: Any):
         nn.Module.__init__(self)
-        ObservingProcessor.__init__(self, inner, *given)
+        ObservingProcessor.__init__(self, *args)
 
 
-def _always() -> bool:
-    return True
-
-
-def _never() -> bool:
-    return False
-
-
-def _nothing(_attended: Attended) -> None:
-    """Do nothing: the capture has ended."""
+def _nothing(*_: object) -> Any:
+    """Do nothing, and want nothing: the capture has ended."""

@@ -1,6 +1,6 @@
 """Attention of the image to another text than its prompt.
 
-In cross-attention a layer's own projection makes keys of it (`OtherTextLook`); for joint attention
+In cross-attention a layer's own projection makes keys of it (`see_other_text`); for joint attention
 see `text_stream`.
 
 Source: Marcos-Manchón et al. 2024, "Open-Vocabulary Attention Maps with Token Optimization for
@@ -46,7 +46,7 @@ def asked_layers(
     return lambda layer: layer.kind == kind and layer.place != "single"
 
 
-def _asked_kind(denoiser: Denoiser) -> tuple[str, Any]:
+def _asked_kind(denoiser: Denoiser) -> tuple[str, int | Sequence[int]]:
     """Return the kind of layers that can be asked about another text, and its states' width."""
     model = denoiser.model
     if is_unet(model):
@@ -70,49 +70,50 @@ def encode_text(pipe: Any, text: str, options: Mapping[str, Any] | None = None) 
             f"A {type(pipe).__name__} has no encode_prompt, so another text cannot be asked about. "
             "Encode it yourself and use capture(text_states=...)."
         )
-    given = options or {}
-    scale = (given.get("cross_attention_kwargs") or {}).get("scale")
+    run_options = options or {}
     known = inspect.signature(pipe.encode_prompt).parameters
-    length = "max_sequence_length"
+    length = run_options.get("max_sequence_length")
     # its own default may be more columns than the pipeline asks for
-    if length in known and length in call_options(pipe):
-        given = {length: option_of(pipe, given, length), **given}
-    named = {**given, "lora_scale": scale}
-    chosen = ("clip_skip", "lora_scale", length)
-    fixed: dict[str, Any] = {name: named[name] for name in chosen if named.get(name) is not None}
-    fixed |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False}
-    fixed |= {"prompt_2": None, "prompt_3": None}  # the same text for every encoder
-    fixed = {name: value for name, value in fixed.items() if name in known}
+    if length is None and {"max_sequence_length"} <= call_options(pipe).keys() & known.keys():
+        length = option_of(pipe, run_options, "max_sequence_length")
+    chosen = {
+        "clip_skip": run_options.get("clip_skip"),
+        "lora_scale": (run_options.get("cross_attention_kwargs") or {}).get("scale"),
+        "max_sequence_length": length,
+    }
+    every: dict[str, Any] = {name: value for name, value in chosen.items() if value is not None}
+    every |= {"num_images_per_prompt": 1, "do_classifier_free_guidance": False}
+    every |= {"prompt_2": None, "prompt_3": None}  # the same text for every encoder
+    every = {name: value for name, value in every.items() if name in known}
     with torch.no_grad():
-        states: Tensor = pipe.encode_prompt(prompt=text, device=pipe._execution_device, **fixed)[0]
+        states: Tensor = pipe.encode_prompt(prompt=text, device=pipe._execution_device, **every)[0]
     return states
 
 
-class OtherTextLook:
+def see_other_text(
+    text_states: DeviceCopies,
+    frame_rows: Callable[[], int],
+    observer: Observer,
+    inner: Any,
+    attn: Any,
+    *args: Any,
+    **kwargs: Any,
+) -> tuple[Any, Attended]:
     """See what the queries of a processor would attend to in another text, ``[1 or images, T,
-    width]``.
+    width]``; a video has ``frame_rows()`` rows of the batch.
 
     The keys are the layer's own projection, so LoRA and whatever else acts on it count. The image
-    does not depend on them. Raise RuntimeError, when called, if the processor did not call
-    ``to_q``.
+    does not depend on them. Raise RuntimeError if the processor did not call ``to_q``.
     """
-
-    def __init__(self, text_states: DeviceCopies, frame_rows: Callable[[], int] = lambda: 1):
-        self.text_states = text_states
-        self.frame_rows = frame_rows
-
-    def __call__(
-        self, observer: Observer, inner: Any, attn: Any, *args: Any, **kwargs: Any
-    ) -> tuple[Any, Attended]:
-        with observer.projected(attn, "to_q") as seen:
-            output = observer.inner(attn, *args, **kwargs)
-        if "to_q" not in seen:
-            raise RunError(
-                f"The processor {type(inner).__name__} did not call the layer's own to_q, "
-                "so what it would attend to cannot be known. Set another processor before capture, "
-                "sdattn.TorchAttnProcessor() for example."
-            )
-        return output, _OtherText(attn, seen["to_q"], self.text_states, self.frame_rows())
+    with observer.projected(attn, "to_q") as seen:
+        output = observer.inner(attn, *args, **kwargs)
+    if "to_q" not in seen:
+        raise RunError(
+            f"The processor {type(inner).__name__} did not call the layer's own to_q, "
+            "so what it would attend to cannot be known. Set another processor before capture, "
+            "sdattn.TorchAttnProcessor() for example."
+        )
+    return output, _OtherText(attn, seen["to_q"], text_states, frame_rows())
 
 
 class _OtherText(Attended):

@@ -27,7 +27,8 @@ class OutputSpace(Attended):
     def __init__(self, image: Tensor, text: Tensor):
         batch, heads, cells, _ = image.shape
         super().__init__(batch, heads, cells, text.shape[2])
-        self.image, self.text = image, text
+        self.image = image
+        self.text = text
 
     def of_rows(self, rows: Rows) -> Attended:
         return OutputSpace(chosen_rows(self.image, rows), chosen_rows(self.text, rows))
@@ -39,7 +40,8 @@ class OutputSpace(Attended):
     def add_to(self, total: Tensor | None, columns: Columns) -> Tensor:
         text = chosen_columns(self.text, columns, dim=2)
         # all heads in one product
-        cells, tokens = (part.transpose(1, 2).flatten(2).float() for part in (self.image, text))
+        cells = self.image.transpose(1, 2).flatten(2).float()
+        tokens = text.transpose(1, 2).flatten(2).float()
         scale = 1 / text.shape[-1]
         if total is None:
             return cells @ tokens.mT * scale

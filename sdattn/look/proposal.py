@@ -81,7 +81,7 @@ class Proposal:
         return {"text": self.text, "grid": self.grid, **named}
 
     def __str__(self) -> str:
-        text = "..." if self.text is None else _as_code(self.text)
+        text = "..." if self.text is None else repr(self.text).replace(", None)", ")")
         grid = "..." if self.grid is None else repr(self.grid)
         layers = "" if self.layers is None else f", layers={list(self.layers)!r}"
         line = f"sdattn.capture(model, text={text}, grid={grid}{layers})"
@@ -89,21 +89,23 @@ class Proposal:
 
 
 def propose(
-    calls: Sequence[InspectedCall], given: Mapping[str, Any], name: str | None, was_marked: bool
+    calls: Sequence[InspectedCall], arguments: Mapping[str, Any], name: str | None, was_marked: bool
 ) -> Proposal:
-    """Propose what to tell of a model whose arguments were ``given``, the text under ``name``."""
+    """Propose what to tell of a model that got these ``arguments``, the text under ``name``."""
     unsure: list[str] = []
     if name is None:
-        unsure.append(f"no argument has a usual name of a text: pass text= ({', '.join(given)})")
+        names = ", ".join(arguments)
+        unsure.append(f"no argument has a usual name of a text: pass text= ({names})")
     elif not was_marked:
         unsure.append(f"that {name} holds the text is told by its name alone")
     of_text = [call for call in calls if call.kind in ("cross", "joint") and call.text]
     if not of_text:
         unsure.append("no attention call was seen whose keys are the text's")
         return Proposal(None, None, None, tuple(unsure))
-    text = _text(of_text, given.get(name or ""), name, unsure)
-    of_text = [call for call in of_text if _fits_text(call, text)]
-    grid = _grid(max(of_text, key=lambda call: call.cells), given, unsure)
+    text = _text(of_text, arguments.get(name or ""), name, unsure)
+    if isinstance(text, slice):
+        of_text = [call for call in of_text if _relative(call) == text]
+    grid = _grid(max(of_text, key=lambda call: call.cells), arguments, unsure)
     if grid is None:
         return Proposal(text, None, None, tuple(unsure))
     at_levels = {math.prod(size) for size in level_grids(grid, LEVELS)}
@@ -111,7 +113,7 @@ def propose(
     left_out = [call.name for call in of_text if call not in chosen]
     if left_out:
         unsure.append(f"the queries of {', '.join(left_out)} fit no level of the grid")
-    family = told_family(None, _length(text, given), grid)
+    family = told_family(None, text if isinstance(text, slice) else arguments[text], grid)
     is_told = all(_is_told(family, call, grid, call in chosen) for call in calls)
     layers = None if is_told else tuple(dict.fromkeys(folded(call.name) for call in chosen))
     return Proposal(text, grid, layers, tuple(unsure))
@@ -126,13 +128,6 @@ def folded(name: str) -> str:
     return re.sub(r"(?<=\.)\d+(?=\.|$)|^\d+(?=\.|$)", "*", name)
 
 
-def _as_code(text: slice | str) -> str:
-    if isinstance(text, str):
-        return repr(text)
-    parts = (text.start, text.stop) if text.step is None else (text.start, text.stop, text.step)
-    return f"slice({', '.join(map(repr, parts))})"
-
-
 def _text(
     calls: Sequence[InspectedCall], value: Any, name: str | None, unsure: list[str]
 ) -> slice | str:
@@ -142,27 +137,19 @@ def _text(
         length = value.shape[-2] if value.is_floating_point() else value.shape[-1]
         if all(call.keys == length for call in calls):
             return name
-    slices = Counter(_relative(call) for call in calls)
-    (start, stop), _ = slices.most_common(1)[0]
-    if len(slices) > 1:
-        unsure.append(f"the text is at {len(slices)} places, and this is the one of most layers")
-    return slice(start, stop)
+    slices = [_relative(call) for call in calls]
+    places = {str(one) for one in slices}
+    if len(places) > 1:
+        unsure.append(f"the text is at {len(places)} places, and this is the one of most layers")
+    return max(slices, key=slices.count)
 
 
-def _relative(call: InspectedCall) -> tuple[int, int | None]:
-    """Return the ends of the text's slice, from the end of the keys if the text comes last."""
+def _relative(call: InspectedCall) -> slice:
+    """Return the text's slice, from the end of the keys if the text comes last."""
     assert call.text is not None
-    start, stop = call.text.start, call.text.stop
-    is_last = stop == call.keys and start > 0
-    return (start - stop, None) if is_last else (start, stop)
-
-
-def _fits_text(call: InspectedCall, text: slice | str) -> bool:
-    return isinstance(text, str) or _relative(call) == (text.start, text.stop)
-
-
-def _length(text: slice | str, given: Mapping[str, Any]) -> slice | Tensor:
-    return text if isinstance(text, slice) else given[text]
+    if call.text.stop == call.keys and call.text.start > 0:
+        return slice(call.text.start - call.text.stop, None)
+    return slice(call.text.start, call.text.stop)
 
 
 def _is_told(family: ToldFamily, call: InspectedCall, grid: Size, is_chosen: bool) -> bool:
@@ -177,16 +164,16 @@ def _is_told(family: ToldFamily, call: InspectedCall, grid: Size, is_chosen: boo
     return is_text == is_chosen or frames > 1
 
 
-def _grid(call: InspectedCall, given: Mapping[str, Any], unsure: list[str]) -> Size | None:
+def _grid(call: InspectedCall, arguments: Mapping[str, Any], unsure: list[str]) -> Size | None:
     """Return the grid of a call's cells that the arguments give, or else a square."""
     cells = call.cells
-    found = Counter(_grids_in(call, given))
-    by_rows = {grid: count for grid, count in found.items() if grid[0] == call.rows > 1}
-    found = Counter(by_rows) or found
-    if found:
-        grid, _ = found.most_common(1)[0]
-        if len(found) > 1:
-            others = ", ".join(grid_text(one) for one in found if one != grid)
+    every = Counter(_grids_in(call, arguments))
+    by_rows = Counter({grid: count for grid, count in every.items() if grid[0] == call.rows > 1})
+    grids = by_rows or every
+    if grids:
+        grid, _ = grids.most_common(1)[0]
+        if len(grids) > 1:
+            others = ", ".join(grid_text(other) for other in grids if other != grid)
             unsure.append(f"the grid of {cells} cells may also be {others}")
         return grid
     side = math.isqrt(cells)
@@ -199,22 +186,23 @@ def _grid(call: InspectedCall, given: Mapping[str, Any], unsure: list[str]) -> S
     return None
 
 
-def _grids_in(call: InspectedCall, given: Mapping[str, Any]) -> Iterator[Size]:
+def _grids_in(call: InspectedCall, arguments: Mapping[str, Any]) -> Iterator[Size]:
     """Yield the grids that shapes, ids or sizes among the arguments give for a call's cells."""
     cells = call.cells
-    for value in given.values():
+    for value in arguments.values():
         if isinstance(value, Tensor):
             yield from _grids_of_ids(call, value)
             yield from dict.fromkeys(_grids_of_shape(cells, value))
     numbers = {
         name: int(value)
-        for name, value in given.items()
+        for name, value in arguments.items()
         if isinstance(value, int) and not isinstance(value, bool)
     }
     sides = [numbers.get(name) for name in ("num_frames", "height", "width")]
     if all(sides[1:]):
         yield from _patched(cells, [side for side in sides if side])
-    for sizes in _leaves([value for value in given.values() if isinstance(value, (list, tuple))]):
+    lists = [value for value in arguments.values() if isinstance(value, (list, tuple))]
+    for sizes in _leaves(lists):
         if math.prod(sizes) == cells:
             yield tuple(sizes[1:] if len(sizes) == 3 and sizes[0] == 1 else sizes)
 

@@ -46,49 +46,45 @@ class Spreading:
     def __init__(self, is_part: bool = False) -> None:
         self.is_part = is_part
         self.before: tuple[Tensor, Tensor] | None = None  # (m, s) of a pass, [images, N, T] each
-        self._text, self._spread = _Mean(), _Mean()  # of the pass that runs, over its layers
+        self._begin()
+
+    def _begin(self) -> None:
+        # of the pass that runs: what each layer pays to the text, and what it made of a map
+        self.text = Mean()
+        self.spread = Mean()
 
     def begin_pass(self) -> None:
         """Make the pass that ends now the previous one, if any of it was kept."""
-        if self._text.total is not None and self._spread.total is not None:
-            self.before = self._text.value(), self._spread.value()
-        self._text = _Mean()
-        self._spread = _Mean()
-
-    def add_text(self, text: Tensor) -> None:
-        """Take in what one layer of the pass that runs pays to the text, ``[images, N, T]``."""
-        self._text.add(text)
-
-    def add_spread(self, spread: Tensor) -> None:
-        """Take in what one layer of the pass that runs made of a map, ``[images, N, T]``."""
-        self._spread.add(spread)
+        if self.text.total is not None and self.spread.total is not None:
+            self.before = self.text.value(), self.spread.value()
+        self._begin()
 
     def first(self, own: Tensor) -> Tensor:
         """Return the map that a layer spreads in the first pass, which pays ``own`` itself."""
-        return self._text.value_with(own) if self.is_part else own
+        return self.text.value_with(own) if self.is_part else own
 
 
-class _Mean:
-    """Mean over the layers of a pass."""
+class Mean:
+    """Mean over the layers of a pass, of ``[images, N, T]`` each."""
 
     def __init__(self) -> None:
         self.total: Tensor | None = None
         self.number = 0
 
-    def add(self, one: Tensor) -> None:
-        self.total = self._with(one.detach())
-        self.number = self.number + 1
+    def add(self, of_layer: Tensor) -> None:
+        self.total = self._with(of_layer.detach())
+        self.number += 1
 
     def value(self) -> Tensor:
         assert self.total is not None
         return self.total / self.number
 
-    def value_with(self, one: Tensor) -> Tensor:
-        return self._with(one) / (self.number + 1)
+    def value_with(self, of_layer: Tensor) -> Tensor:
+        return self._with(of_layer) / (self.number + 1)
 
-    def _with(self, one: Tensor) -> Tensor:
+    def _with(self, of_layer: Tensor) -> Tensor:
         # layers of one model may lie on several devices
-        return one if self.total is None else self.total.to(one.device) + one
+        return of_layer if self.total is None else self.total.to(of_layer.device) + of_layer
 
 
 def spreading_layers(
@@ -146,8 +142,8 @@ class Refined(Attended):
         else:
             both = torch.cat(self.spreading.before, dim=-1).to(own.device)
             once, twice = self._spread(both).split(own.shape[-1], dim=-1)
-        self.spreading.add_text(own)
-        self.spreading.add_spread(once.mean(1))
+        self.spreading.text.add(own)
+        self.spreading.spread.add(once.mean(1))
         yield twice
 
     def _spread(self, maps: Tensor) -> Tensor:
@@ -162,9 +158,9 @@ class Refined(Attended):
         scale = self.image.scale
         # Kernels that make no matrix want values as wide as keys, so columns go in such groups.
         width = query.shape[-1]
-        found = []
+        spread = []
         for some in maps.split(width, dim=-1):
             values = pad(some, (0, width - some.shape[-1]))[:, None].expand_as(key)
-            spread = TORCHS(query, key, values, mask, scale=scale)
-            found.append(spread[..., : some.shape[-1]])
-        return torch.cat(found, dim=-1)
+            padded = TORCHS(query, key, values, mask, scale=scale)
+            spread.append(padded[..., : some.shape[-1]])
+        return torch.cat(spread, dim=-1)

@@ -62,7 +62,7 @@ class RowOrder:
         """Return a call in this order, ``[B, heads, S', d]``."""
         index = self._index.on(call.query.device)
         is_token = self._is_token.on(call.query.device)[:, None]  # [B, 1, S']
-        query, key = (_taken(part, index, 2) for part in (call.query, call.key))
+        query, key = (_taken(tensor, index, 2) for tensor in (call.query, call.key))
         logsumexp = None if call.logsumexp is None else _taken(call.logsumexp, index, 2)
         mask = self._masked(call.mask, index, is_token[:, None])
         ordered = replace(call, query=query, key=key, mask=mask, logsumexp=logsumexp)
@@ -80,13 +80,13 @@ class RowOrder:
         return mask.masked_fill(~is_token, -torch.inf)
 
 
-def _taken(part: Tensor, index: Tensor, dim: int) -> Tensor:
+def _taken(tensor: Tensor, index: Tensor, dim: int) -> Tensor:
     """Return entries ``[B, S']`` of each row along one axis of ``[B, ...]``."""
-    shape = [1] * part.ndim
+    shape = [1] * tensor.ndim
     shape[0], shape[dim] = index.shape
-    sizes = list(part.shape)
+    sizes = list(tensor.shape)
     sizes[dim] = index.shape[1]
-    return part.gather(dim, index.reshape(shape).expand(sizes))
+    return tensor.gather(dim, index.reshape(shape).expand(sizes))
 
 
 class RowCalls(AttentionCall):
@@ -130,14 +130,16 @@ class RowCalls(AttentionCall):
     def _all(self, name: str) -> Tensor:
         parts = [getattr(call, name) for call in self._calls]
         rows = zip(parts, self._index, strict=True)
-        return torch.cat([part.index_select(2, index) for part, index in rows])
+        return torch.cat([tensor.index_select(2, index) for tensor, index in rows])
 
 
-def as_one_call(calls: Sequence[AttentionCall], given: dict[str, Any]) -> Sequence[AttentionCall]:
+def as_one_call(
+    calls: Sequence[AttentionCall], arguments: dict[str, Any]
+) -> Sequence[AttentionCall]:
     """Return a processor's calls as one call if it attended to one row at a time."""
-    image = given["hidden_states"]
-    text = given.get("encoder_hidden_states")
-    mask = given.get("attention_mask")
+    image = arguments["hidden_states"]
+    text = arguments.get("encoder_hidden_states")
+    mask = arguments.get("attention_mask")
     if text is None or text is image or mask is None or mask.shape != text.shape[:2]:
         return calls
     cells = image.shape[1]

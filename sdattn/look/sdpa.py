@@ -20,8 +20,8 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 from torch.utils._device import DeviceContext
 
-from ..attention import HALF_TYPES
 from ..attention.calls import AttentionCall
+from ..attention.core import rounding_error
 from .kernel_logsumexp import attend_with_logsumexp, backend_with_logsumexp
 
 PRODUCTS = (torch.bmm, torch.matmul, Tensor.bmm, Tensor.matmul, Tensor.__matmul__, torch.einsum)
@@ -31,8 +31,8 @@ _LOCK = Lock()
 
 def replacement() -> Any | None:
     """Return what answers in the place of torch's attention; None for torch's own."""
-    found = nn.functional.scaled_dot_product_attention
-    return outer_mode() if found is TORCHS else found
+    now = nn.functional.scaled_dot_product_attention
+    return outer_mode() if now is TORCHS else now
 
 
 def outer_mode() -> Any | None:
@@ -108,21 +108,24 @@ def unlike_torchs(output: Tensor, args: Sequence[Any], kwargs: Mapping[str, Any]
             exact = TORCHS(*map(wide, args), **{name: wide(one) for name, one in kwargs.items()})
     except TypeError:  # it got arguments that torch's does not take
         return torch.tensor(torch.inf)
-    if output.shape != exact.shape or not exact.numel():
-        return torch.tensor(torch.inf if output.shape != exact.shape else 0.0)
+    if output.shape != exact.shape:
+        return torch.tensor(torch.inf)
+    if not exact.numel():
+        return torch.tensor(0.0)
     exact = exact.nan_to_num()
     error = (output.float().nan_to_num() - exact).abs().amax((-2, -1))
     largest = exact.abs().amax((-2, -1)).clamp_min(torch.finfo(torch.float32).tiny)
-    return (error / largest).amax() / (2e-2 if cast or output.dtype in HALF_TYPES else 1e-3)
+    rounded = torch.bfloat16 if cast else output.dtype
+    return (error / largest).amax() / rounding_error(rounded)
 
 
-def kernel_name(by: Any) -> str:
+def kernel_name(by: object) -> str:
     """Return the name of what answered in the place of torch's attention."""
-    named = by if hasattr(by, "__qualname__") else type(by)
-    return f"{named.__module__}.{named.__qualname__}"
+    name = getattr(by, "__qualname__", type(by).__qualname__)
+    return f"{by.__module__}.{name}"
 
 
-def no_softmax(by: Any) -> str:
+def no_softmax(by: object) -> str:
     """Return the message for a kernel that makes another attention, or cannot be seen."""
     return (
         f"torch's scaled_dot_product_attention is replaced by {kernel_name(by)}, whose output "

@@ -201,7 +201,8 @@ def _used_in(attn: Any, calls: Sequence[AttentionCall], arrived: Tensor, seen: S
     unless they are two calls of torch's attention, the text's last. ``arrived`` is ``[B, N,
     heads*d]``.
     """
-    (batch, cells, width), heads = arrived.shape, head_count(attn)
+    batch, cells, width = arrived.shape
+    heads = head_count(attn)
     shape = batch, heads, cells, width // heads
     if not attends_to_image(attn):
         maker = maker_in(calls, *shape)

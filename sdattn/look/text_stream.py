@@ -56,10 +56,11 @@ class TextStream:
         diffusers that keep state in a block."""
         for layer in layers:
             block = self.model.get_submodule(layer.name.rpartition(".")[0])
-            if held := getattr(getattr(block, "_diffusers_hook", None), "hooks", None):
+            hooks = getattr(getattr(block, "_diffusers_hook", None), "hooks", None)
+            if hooks:
                 raise RunError(
                     f"Asked about another text, for which each block runs twice, and {layer.name} "
-                    f"has hooks of diffusers that would count both ({', '.join(held)}). Take out "
+                    f"has hooks of diffusers that would count both ({', '.join(hooks)}). Take out "
                     "caching and group offloading first, model.disable_cache()."
                 )
             installed.follow(block, self.run_again)
@@ -70,19 +71,19 @@ class TextStream:
         self.now = None
 
     def run_again(
-        self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _made: Any
+        self, block: nn.Module, args: tuple[Any, ...], kwargs: Mapping[str, Any], _made: object
     ) -> None:
         """Run a block again with the other text; the forward hook of that block."""
         if self.rows is None or RUNNING.get() is not None or get_ident() != self.thread:
             return
-        given = arguments(block, args, kwargs)
+        inputs = arguments(block, args, kwargs)
         with torch.set_grad_enabled(self.grad and torch.is_grad_enabled()):
-            text = self._entered(given[TEXT]) if self.now is None else self.now
+            text = self._entered(inputs[TEXT]) if self.now is None else self.now
             token = RUNNING.set(self)
             try:
                 # the columns of the prompt, which a controller edits, are another text's here
                 with unasked(_processors(block)):
-                    made = block.forward(**{**given, TEXT: text})
+                    made = block.forward(**{**inputs, TEXT: text})
             finally:
                 RUNNING.reset(token)
         if not isinstance(made, tuple) or len(made) != 2:
@@ -114,5 +115,5 @@ class TextStream:
 
 
 def _processors(block: nn.Module) -> list[Any]:
-    held = (getattr(part, "processor", None) for part in block.modules())
-    return [innermost(one) for one in held if one is not None]
+    processors = (getattr(module, "processor", None) for module in block.modules())
+    return [innermost(processor) for processor in processors if processor is not None]

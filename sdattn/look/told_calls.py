@@ -16,13 +16,13 @@ def by_head(call: AttentionCall, batch: int, size: Size) -> AttentionCall | str:
     """Return a call with the axes ``[B, heads, ...]`` for a model's call of ``batch`` rows and a
     grid of ``size``; with ``B*frames`` rows if a video's frames are rows. Or why it has other axes.
     """
-    given = call.query if call.probs is None else call.probs
-    *leading, queries, _ = given.shape
+    tensor = call.query if call.probs is None else call.probs
+    *leading, queries, _ = tensor.shape
     rows = batch * _frames_in_rows(queries, size)
     if len(leading) == 1 and leading[0] % rows == 0:
         leading = [rows, leading[0] // rows]
     if len(leading) != 2 or leading[0] != rows:
-        return f"axes {list(given.shape)}, of {rows} rows"
+        return f"axes {list(tensor.shape)}, of {rows} rows"
     if rows > batch > 1:
         return "frames of several videos are rows of its batch"
     if call.probs is not None:
@@ -35,9 +35,9 @@ def attended_by(call: AttentionCall, place: Placed) -> Attended:
     end, see :mod:`sdattn.keep.queue`."""
     is_whole = call.shape[2:] == (place.image.stop, place.keys.stop) and place.keys.start == 0
     known = (call.probs, call.mask, call.logsumexp, call.scale)
-    if is_whole and all(one is None for one in known):
-        query, key = merge_heads(call.query), merge_heads(call.key)
-        return Projected(query, key, call.query.shape[1])
+    if is_whole and all(value is None for value in known):
+        heads = call.query.shape[1]
+        return Projected(merge_heads(call.query), merge_heads(call.key), heads)
     return softmax_of(call, place.image, place.keys)
 
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..attention import HALF_TYPES
 from ..attention.calls import AttentionCall
+from ..attention.core import rounding_error
 
 # Processors of diffusers whose formula is known.
 PLAIN = frozenset(
@@ -83,13 +84,16 @@ def maker_in(
     that were computed in slices are joined."""
     # Only products of the values' shape can have made the output; the last of them did.
     fitting = [call for call in calls if call.output.shape[-2:] == (cells, features)]
-    if fitting and (call := fitting[-1]).probs is None:
+    if fitting and fitting[-1].probs is None:
+        call = fitting[-1]
         if call.query.dtype in HALF_TYPES:
             call.logsumexp = None  # less precise than a softmax here
         return call.by_head(batch, heads)
     # Heads in slices: from the last product back until there are all of them, and no more.
     parts: list[AttentionCall] = []
-    while fitting and (product := fitting.pop()).probs is not None:
+    for product in reversed(fitting):
+        if product.probs is None:
+            break
         parts.insert(0, product)
         rows = sum(part.output.shape[:-2].numel() for part in parts)
         if rows >= batch * heads:
@@ -99,8 +103,9 @@ def maker_in(
 
 def _joined(parts: Sequence[AttentionCall], batch: int, heads: int) -> AttentionCall | None:
     """Return products of some rows each, ``[rows, N, T]`` of ``B*heads``, as one call."""
-    given = [part.probs for part in parts if part.probs is not None]
-    probs = [one.reshape(-1, *one.shape[-2:]) for one in given]
+    probs = [
+        part.probs.reshape(-1, *part.probs.shape[-2:]) for part in parts if part.probs is not None
+    ]
     output = torch.cat([part.output.flatten(0, -3) for part in parts]).unflatten(0, (batch, heads))
     if len({part.shape[1:] for part in probs}) > 1 or sum(map(len, probs)) != batch * heads:
         return None
@@ -112,13 +117,19 @@ def _joined(parts: Sequence[AttentionCall], batch: int, heads: int) -> Attention
 def misfit(predicted: Tensor, arrived: Tensor) -> Tensor:
     """Return the error of a prediction as a multiple of what rounding explains, float32, 0-d, on
     its device: above 1 if it is wrong."""
-    halves = {predicted.dtype, arrived.dtype}.intersection(HALF_TYPES)
     largest = predicted.float().abs().max().clamp_min(torch.finfo(torch.float32).tiny)
     error = (predicted.float() - arrived.float()).abs().max() / largest
-    return error / (2e-2 if halves else 1e-3)
+    return error / rounding_error(predicted.dtype, arrived.dtype)
 
 
-def unknown_use(inner: Any) -> str:
+def agrees(predicted: Tensor, arrived: Tensor) -> bool:
+    """Check whether one is the other, of the same shape; reads from the device."""
+    if predicted.shape != arrived.shape or arrived.device.type == "meta":
+        return False
+    return bool(misfit(predicted, arrived) <= 1)
+
+
+def unknown_use(inner: object) -> str:
     """Return the message for a processor whose output came from no attention that was seen."""
     return (
         f"What reached the layer's to_out from the processor {type(inner).__name__} is not what "

@@ -118,7 +118,8 @@ def sharpened(maps: Tensor, power: float) -> Tensor:
     """Return each map ``[(frames,) rows, cols, T]`` as ``b ((m - a) / (b - a))^power``, with its
     lowest value ``a`` and highest ``b`` over all frames; 0 for a flat map."""
     cells = maps.flatten(0, -2)
-    low, high = cells.amin(0), cells.amax(0)
+    low = cells.amin(0)
+    high = cells.amax(0)
     apart = (high - low).clamp(min=torch.finfo(maps.dtype).tiny)
     return high * ((maps - low) / apart) ** power
 

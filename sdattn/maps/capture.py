@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 import torch
 
-from ..errors import OptionError, known_options
+from ..errors import InvalidValueError, OptionError, known_options
 from ..follow.pass_options import Guidance
 from ..follow.passes import CaptureError
 from ..keep.budget import Budget
@@ -22,9 +22,8 @@ from ..models.told import Grid
 from .from_stores import heatmaps
 from .heatmap import Heatmap
 from .heatmaps import Heatmaps
-from .layermaps import LayerMaps, layer_maps, read_passes
+from .layermaps import LayerMaps, layer_maps, read_passes, spot_maps
 from .presets import Preset, preset_of
-from .spots import spots
 
 
 class MapStore(CapturedMaps):
@@ -86,7 +85,17 @@ class MapStore(CapturedMaps):
             ValueError: the store was captured without cells.
             CaptureError: no layer has run.
         """
-        return spots(self)
+        cells = self.keep.queries.cells
+        if cells is None:
+            text = "This store has no cells of its own. Capture with queries=[(row, col), ...]."
+            raise InvalidValueError(text)
+        return [
+            [
+                Heatmap(str(cell), values, (i,), frames=self.frames)
+                for i, (cell, values) in enumerate(zip(cells, image, strict=True))
+            ]
+            for image in spot_maps(self)
+        ]
 
     def layer_maps(
         self, preset: str | Preset = "default", self_attention: CapturedMaps | None = None
@@ -269,7 +278,7 @@ def capture(
     return _EnteredOnce(watching)
 
 
-def _refuse_for_unknown(**options: Any) -> None:
+def _refuse_for_unknown(**options: object) -> None:
     """Raise ValueError for options that need a model of a known family."""
     for name, value in options.items():
         if value is not None:
@@ -281,18 +290,17 @@ class _EnteredOnce(AbstractContextManager[MapStore]):
     """A context manager that refuses a second entry by name."""
 
     def __init__(self, watching: AbstractContextManager[MapStore]):
-        self._watching: AbstractContextManager[MapStore] | None = watching
-        self._exit = watching.__exit__
+        self._watching = watching
+        self._was_entered = False
 
     def __enter__(self) -> MapStore:
-        if self._watching is None:
+        if self._was_entered:
             raise CaptureError(
                 "This capture() was entered before, and one holds one run. Call capture() again "
                 "for each `with`, also for nested ones."
             )
-        watching = self._watching
-        self._watching = None
-        return watching.__enter__()
+        self._was_entered = True
+        return self._watching.__enter__()
 
     def __exit__(self, *error: Any) -> bool | None:
-        return self._exit(*error)
+        return self._watching.__exit__(*error)

@@ -9,7 +9,7 @@ from torch import Tensor
 from ..keep.map_store import CapturedMaps
 from ..models.layers import TEXT_KINDS
 from .heatmaps import Heatmaps
-from .layermaps import LayerMap, LayerMaps, over_steps
+from .layermaps import LayerMap, LayerMaps, kept_passes, over_steps
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,7 +34,8 @@ class Details:
     spots: Tensor | None = None
 
     def frame(self, number: int) -> Details:
-        steps, heads = (held and held.frame(number) for held in (self.steps, self.heads))
+        steps = self.steps and self.steps.frame(number)
+        heads = self.heads and self.heads.frame(number)
         return replace(self, steps=steps, heads=heads)
 
 
@@ -53,12 +54,13 @@ def details_of(store: CapturedMaps, number: int, heatmaps: Heatmaps) -> Details:
             if layer.kind in TEXT_KINDS and layer.name in store.maps:
                 maps = maps_of(layer.name, store.maps[layer.name][number : number + 1].detach())
                 maps = maps[..., positions].float().cpu()
-                about = layer.place, layer.level, layer.heads
-                found[layer.name] = LayerMap(*about, maps, store.is_video)
+                found[layer.name] = LayerMap(
+                    layer.place, layer.level, layer.heads, maps=maps, is_video=store.is_video
+                )
         return LayerMaps(found, tuple(columns), passes=1)
 
     steps = heads = None
-    calls = tuple(i for i in range(len(store.passes)) if store.keeps(i))
+    calls = tuple(kept_passes(store))
     if store.keep.steps.each:
         steps = kept(lambda _, maps: (maps.mean(2) if store.keep.heads.each else maps)[0])
         whole = {n: layer for n, layer in steps.layers.items() if len(layer.maps) == len(calls)}

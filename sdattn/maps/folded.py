@@ -1,8 +1,9 @@
-"""Maps as prompt-to-prompt code holds them, heads folded into the rows, read for heatmaps."""
+"""`Source`: what heatmaps are made from; and maps as prompt-to-prompt code holds them, heads folded
+into the rows, as one."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
@@ -19,6 +20,29 @@ from .presets import Preset
 
 Maps = dict[str, list[Tensor]]  # by place and kind: {"down_cross": [[images*heads, N, T], ...]}
 StepChoice = str | int | tuple[float, float]
+
+
+class Source(Protocol):
+    """Maps of a run and their texts: a :class:`sdattn.MapStore`, or an attached store's."""
+
+    @property
+    def drawn(self) -> DrawnPrompts | None: ...
+    @property
+    def texts(self) -> TextsOfRun: ...
+    @property
+    def images(self) -> int | None: ...
+    @property
+    def branches(self) -> tuple[Branch, ...]: ...
+    @property
+    def n_text(self) -> int | None: ...
+    @property
+    def n_keys(self) -> int | None: ...
+    @property
+    def tokens(self) -> tuple[int, ...] | None: ...
+    @property
+    def frames(self) -> tuple[int, ...] | None: ...
+    def layer_maps(self, preset: Preset) -> LayerMaps: ...
+    def read_passes(self, preset: Preset) -> Sequence[int]: ...
 
 
 class MeanMaps(NamedTuple):
@@ -61,11 +85,11 @@ class FoldedMaps:
 
     cross: list[tuple[str, Tensor]]
     self_attention: list[tuple[str, Tensor]]
-    images: int | None
     latent_size: tuple[int, int]
-    levels: int
-    passes: int | None
     name: str
+    images: int | None = None
+    levels: int = 4
+    passes: int | None = None
     drawn: DrawnPrompts | None = None
     texts: TextsOfRun = field(default_factory=TextsOfRun)
     steps: Sequence[int] = ()
@@ -98,8 +122,11 @@ class FoldedMaps:
             for i, (place, maps) in enumerate(self.cross)
         }
         columns = tuple(range(self.n_keys))
-        affinity, grid = self._affinity() if preset.refine else (None, None)
-        return LayerMaps(found, columns, self.passes or 1, affinity, grid)
+        layers = LayerMaps(found, columns, self.passes or 1)
+        if not preset.refine:
+            return layers
+        affinity, grid = self._affinity()
+        return replace(layers, affinity=affinity, affinity_grid=grid)
 
     def _check(self, preset: Preset) -> None:
         missing = ""
@@ -172,7 +199,7 @@ def folded_maps(
         raise OptionError("steps", steps, f"{name} has no steps to choose from. Leave it out.")
     else:
         by_place = _by_place(x)
-    cross, self_attention = _of_kind(by_place, "cross"), _of_kind(by_place, "self")
+    cross = _of_kind(by_place, "cross")
     if not cross:
         raise InvalidValueError(
             f"There are no maps of cross-attention in {name}. Run the pipeline with the store "
@@ -184,29 +211,19 @@ def folded_maps(
             "Pass latent_size=(rows, cols), the image's height and width divided by the VAE's "
             "scale factor (64, 64 for 512x512), or call store.attach(pipe) before the run."
         )
-    if not isinstance(x, StepStore):
-        _refuse_sums(cross[0][1], name)
-        return FoldedMaps(
-            cross,
-            self_attention,
-            images=None,
-            latent_size=latent_size,
-            levels=4,
-            passes=None,
-            name=name,
+    maps = FoldedMaps(cross, _of_kind(by_place, "self"), latent_size=latent_size, name=name)
+    if isinstance(x, StepStore):
+        return replace(
+            maps,
+            images=x.images,
+            levels=x.levels or 4,
+            passes=passes,
+            drawn=x.drawn,
+            texts=x.texts,
+            steps=numbers,
         )
-    return FoldedMaps(
-        cross,
-        self_attention,
-        images=x.images,
-        latent_size=latent_size,
-        levels=x.levels or 4,
-        passes=passes,
-        name=name,
-        drawn=x.drawn,
-        texts=x.texts,
-        steps=numbers,
-    )
+    _refuse_sums(cross[0][1], name)
+    return maps
 
 
 def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:
@@ -224,12 +241,8 @@ def _by_place(x: Any) -> Mapping[str, Sequence[Tensor]]:
 
 
 def _of_kind(by_place: Mapping[str, Sequence[Tensor]], kind: str) -> list[tuple[str, Tensor]]:
-    places = [
-        key
-        for place in (*PLACES, "double", "single", "block")
-        if (key := f"{place}_{kind}") in by_place
-    ]
-    return [(key.removesuffix(f"_{kind}"), maps) for key in places for maps in by_place[key]]
+    places = (*PLACES, "double", "single", "block")
+    return [(place, maps) for place in places for maps in by_place.get(f"{place}_{kind}", ())]
 
 
 def _refuse_sums(maps: Tensor, name: str) -> None:

@@ -13,11 +13,10 @@ from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, read_prompt
 from ..prompts.weights import refuse_weights
 from .aggregation import aggregate, finish
-from .folded import Folded, FoldedMaps, StepChoice, folded_maps
+from .folded import Folded, FoldedMaps, Source, StepChoice, folded_maps
 from .heatmaps import Heatmaps
 from .layermaps import LayerMaps
 from .presets import Preset, preset_of
-from .sources import Source
 
 
 def heatmaps(
@@ -77,13 +76,20 @@ def heatmaps(
             columns, another prompt than was drawn, or none where it is not known.
     """
     # What was refined while the model ran stays so.
-    is_refined = isinstance(store, CapturedMaps) and store.keep.refine
-    chosen = preset_of(preset, *(("self", "joint") if is_refined else (refine,)))
+    if isinstance(store, CapturedMaps) and store.keep.refine:
+        chosen = preset_of(preset, "self", default="joint")
+    else:
+        chosen = preset_of(preset, refine)
     source: Source
     if isinstance(store, CapturedMaps):
         if store.has_no_guidance and not store.passes:
             return []
-        _refuse_for_captured(latent_size=latent_size, steps=steps)
+        chosen_there = {"latent_size": latent_size, "steps": steps}
+        if given := [name for name, value in chosen_there.items() if value is not None]:
+            raise InvalidValueError(
+                f"{' and '.join(given)}: maps from capture() have their own size and steps. Choose "
+                "them there, capture(steps=...), and leave them out here."
+            )
         source = store
     else:  # heads are folded into the rows
         source = folded_maps(cast(Folded, store), chosen, latent_size, steps)
@@ -140,14 +146,6 @@ def _when(store: Source) -> str:
     numbers = ", ".join(map(str, steps[:5])) + ", …" * (len(steps) > 5)
     several = "s" * (len(steps) > 1)
     return f"before step{several} {numbers}, counted from 0 (a callback set others?)"
-
-
-def _refuse_for_captured(**options: Any) -> None:
-    if given := [name for name, value in options.items() if value is not None]:
-        raise InvalidValueError(
-            f"{' and '.join(given)}: maps from capture() have their own size and steps. Choose "
-            "them there, capture(steps=...), and leave them out here."
-        )
 
 
 @dataclass
@@ -266,7 +264,7 @@ def heatmaps_of(
             )
     shown = [_with_images(prompt, (store.n_keys or 0) - len(prompt.tokens)) for prompt in prompts]
     return [
-        finish(maps.detach(), shown[i // each], preset, store.tokens, store.frames)
+        finish(maps.detach(), shown[i // each], preset, columns=store.tokens, frames=store.frames)
         for i, maps in enumerate(aggregate(layers, preset))
     ]
 
@@ -274,5 +272,5 @@ def heatmaps_of(
 def _with_images(prompt: Prompt, columns: int) -> Prompt:
     """The prompt, its columns followed by image prompts'."""
     names = [f"<image {number}>" for number in range(1, columns + 1)]
-    images = tuple(Token(-1, name, 0, 0, name) for name in names)
+    images = tuple(Token(-1, name, start=0, end=0, special=name) for name in names)
     return replace(prompt, tokens=prompt.tokens + images)

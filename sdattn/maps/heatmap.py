@@ -85,8 +85,9 @@ class Heatmap:
         """Return the (height, width) that a size or an image is; raise ValueError for anything
         else, and for an image that is no such map's."""
         if isinstance(size, (tuple, list)):
-            height, width = (*map(whole, size), None, None)[:2]
-            if len(size) == 2 and height and width and min(height, width) > 0:
+            sides = [side for side in map(whole, size) if side is not None and side > 0]
+            if len(sides) == len(size) == 2:
+                height, width = sides
                 self._refuse_swapped(height, width)
                 return height, width
         elif size is not None and not isinstance(size, (int, float)):

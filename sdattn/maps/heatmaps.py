@@ -160,19 +160,21 @@ class Heatmaps(Mapping[str, Heatmap]):
     def frame(self, number: int) -> Heatmaps:
         """Return the heatmaps of one frame, as :meth:`Heatmap.frame` does."""
         check_frame(len(self.maps) if self.maps.ndim == 4 else 0, number, repr(self))
-        held = self.prompt, self.maps[number], self.columns
-        return Heatmaps(*held, preset=self.preset, top=self.top)
+        maps = self.maps[number]
+        return Heatmaps(self.prompt, maps, self.columns, preset=self.preset, top=self.top)
 
     def keep(self, columns: Sequence[int]) -> Heatmaps:
         """Return the heatmaps of some token columns; raise KeyError for one that there is no map
         of."""
-        if missing := [column for column in columns if not self._holds((column,))]:
+        missing = [column for column in columns if column not in self._place]
+        if missing:
             raise NotFoundError(
                 f"There are no maps of token columns {missing}. There are: {self.columns}."
             )
         maps = self.maps[..., [self._place[column] for column in columns]]
-        about = {"preset": self.preset, "frames": self.frames, "top": self._top}
-        return Heatmaps(self.prompt, maps, columns, **about)  # type: ignore[arg-type]
+        kept = Heatmaps(self.prompt, maps, columns, preset=self.preset, frames=self.frames)
+        kept._top = self._top
+        return kept
 
     def segment(
         self,
@@ -258,7 +260,8 @@ class Heatmaps(Mapping[str, Heatmap]):
         return all(column in self._place for column in columns)
 
     def _of(self, label: str, columns: tuple[int, ...]) -> Heatmap:
-        return Heatmap(label, self._values(columns), columns, self.top, self.frames)
+        values = self._values(columns)
+        return Heatmap(label, values, columns, top=self.top, frames=self.frames)
 
     def _values(self, columns: tuple[int, ...]) -> Tensor:
         maps = self.maps[..., [self._place[column] for column in columns]]

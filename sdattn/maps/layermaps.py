@@ -125,13 +125,14 @@ def layer_maps(
     passes = len(read_steps(store, preset))
     if preset.refine is None or store.keep.refine:
         return LayerMaps(found, columns, passes)
-    affinity = _affinity(self_attention or store, preset)
-    return LayerMaps(found, columns, passes, *affinity)
+    affinity, grid = _affinity(self_attention or store, preset)
+    return LayerMaps(found, columns, passes, affinity=affinity, affinity_grid=grid)
 
 
 def _check_kept(store: CapturedMaps, preset: Preset) -> None:
     missing = []
-    if (looks := store.keep.queries).cells is not None or looks.in_text:
+    queries = store.keep.queries
+    if queries.cells is not None or queries.in_text:
         raise CaptureError(
             "This store's maps have no columns of words: it was captured with queries= of its own. "
             "Read store.spots() for cells, store.maps for the text's attention to itself."
@@ -146,7 +147,8 @@ def _check_kept(store: CapturedMaps, preset: Preset) -> None:
         missing.append("tokens=None")
     if preset.space != store.keep.space:
         missing.append(f"space={preset.space!r}")
-    if preset.steps == "sum" and (uneven := store.uneven()):
+    uneven = store.uneven() if preset.steps == "sum" else []
+    if uneven:
         raise CaptureError(
             f"The preset {preset.name!r} adds up steps, but {len(uneven)} layers did not "
             f"run in all of them, for example {uneven[0]}. Disable the cache that skips it."
@@ -163,14 +165,23 @@ def _of_layer(store: CapturedMaps, layer: AttentionLayer, preset: Preset) -> Lay
     heads = store.keep.heads
     if heads.each and not preset.each_head:
         maps = maps.mean(1)
-    used = heads.used(layer.heads)
-    is_video = store.is_video
-    return LayerMap(layer.place, layer.level, used, maps.float().cpu(), is_video)
+    return LayerMap(
+        layer.place,
+        layer.level,
+        heads=heads.used(layer.heads),
+        maps=maps.float().cpu(),
+        is_video=store.is_video,
+    )
+
+
+def kept_passes(store: CapturedMaps) -> list[int]:
+    """Return the passes of the run, counted from 0, of which maps are kept."""
+    return [number for number in range(len(store.passes)) if store.keeps(number)]
 
 
 def read_steps(store: CapturedMaps, preset: Preset) -> list[int]:
     """Return the positions on the steps axis (or the passes) that a preset reads."""
-    kept = [i for i in range(len(store.passes)) if store.keeps(i)]
+    kept = kept_passes(store)
     if store.keep.steps.last or preset.steps == "last":
         return [len(kept) - 1]
     part = preset.part
@@ -183,25 +194,25 @@ def read_steps(store: CapturedMaps, preset: Preset) -> list[int]:
 
 def read_passes(store: CapturedMaps, preset: Preset) -> list[int]:
     """Return the passes of the run, counted from 0, that the preset reads."""
-    kept = [i for i in range(len(store.passes)) if store.keeps(i)]
-    read = read_steps(store, preset) if store.keep.steps.each or store.keep.steps.last else None
-    return kept if read is None else [kept[i] for i in read]
+    kept = kept_passes(store)
+    if store.keep.steps.each or store.keep.steps.last:
+        return [kept[i] for i in read_steps(store, preset)]
+    return kept
 
 
 def over_steps(store: CapturedMaps, name: str, maps: Tensor, preset: Preset) -> Tensor:
     """Average maps ``[images, steps, ...]`` over steps; raise CaptureError if none ran."""
     if not store.keep.steps.each:
         return maps
-    kept = [i for i in range(len(store.passes)) if store.keeps(i)]
-    read = {kept[place] for place in read_steps(store, preset)}
+    read = read_passes(store, preset)
     # A cache may have skipped the layer in some of them.
-    held = [place for place, call in enumerate(store.seen[name]) if call in read]
-    if not held:
+    places = [place for place, call in enumerate(store.seen[name]) if call in read]
+    if not places:
         raise CaptureError(
             f"The preset {preset.name!r} reads steps in which {name} did not run. Disable the "
             "cache that skipped it, or leave it out (layers=…)."
         )
-    return maps[:, held].mean(1)
+    return maps[:, places].mean(1)
 
 
 def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
@@ -241,6 +252,22 @@ def _affinity(store: CapturedMaps, preset: Preset) -> tuple[Tensor, Size]:
     return mean.flatten(2, 3), grid[-2:]  # each frame attends to itself alone
 
 
+def spot_maps(store: CapturedMaps) -> Tensor:
+    """Return the mean over layers, heads and steps, ``[images, cells, (frames,) rows, cols]``."""
+    several = store.keep.steps.each + store.keep.heads.each
+    layers = []
+    for name in store.maps:
+        maps = store.maps[name].detach().float().cpu()
+        maps = maps.flatten(1, several).mean(1) if several else maps
+        # a share of a coarser grid's cell is spread over several cells of a finer one
+        layers.append(maps.movedim(-1, 1) * (maps.shape[-3] * maps.shape[-2]))
+    if not layers:
+        raise CaptureError("The store holds no maps. Run the pipeline inside the with block.")
+    size = max(((m.shape[-2], m.shape[-1]) for m in layers), key=lambda size: size[0] * size[1])
+    mean = torch.stack([resize_maps(maps, size) for maps in layers]).mean(0)
+    return mean / (size[0] * size[1])
+
+
 def resize_maps(maps: Tensor, size: tuple[int, int], mode: str = "bilinear") -> Tensor:
     """Resize ``[..., rows, cols]`` to ``size`` = (rows, cols), cell centres aligned."""
     batched = maps.reshape(-1, 1, *maps.shape[-2:])
@@ -250,5 +277,6 @@ def resize_maps(maps: Tensor, size: tuple[int, int], mode: str = "bilinear") -> 
 
 def fits(size: tuple[int, int], grid: tuple[int, ...]) -> bool:
     """Check whether a map of (rows, cols) can belong to an image of (height, width) pixels."""
-    (height, width), (rows, cols) = size, grid
+    height, width = size
+    rows, cols = grid
     return abs(rows - cols * height / width) < 1 or abs(cols - rows * width / height) < 1

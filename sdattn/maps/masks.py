@@ -27,17 +27,13 @@ class MaskSettings:
     threshold: float | Literal["otsu"] | None = None
 
     def __post_init__(self) -> None:
-        words, share = self.words, self.threshold
+        words = self.words
         if isinstance(words, str) or any(len(word.split()) != 1 for word in words or ()):
             raise refuse("mask_words", words, "a tuple of single words, such as ('cat', 'sofa')")
-        if isinstance(share, str) or share is None:
-            known = share in ("otsu", None)
-        else:
-            known = 0 < share < 1
-        if not known:
-            raise refuse(
-                "mask_threshold", share, "a share of the range above 0 and below 1, or 'otsu'"
-            )
+        share = self.threshold
+        if share not in ("otsu", None) and (isinstance(share, str) or not 0 < share < 1):
+            known = "a share of the range above 0 and below 1, or 'otsu'"
+            raise refuse("mask_threshold", share, known)
 
     def selects(self, word: str) -> bool:
         """Check whether a word gets a mask."""
@@ -118,7 +114,8 @@ def threshold_level(values: Tensor, threshold: float | Literal["otsu"]) -> float
     if isinstance(threshold, str) or not 0 <= threshold <= 1:
         raise refuse("threshold", threshold, "'otsu' or a share of the range, from 0 to 1")
     _check_finite(values)
-    low, high = values.min(), values.max()
+    low = values.min()
+    high = values.max()
     level = min(low + threshold * (high - low), high)  # rounding might lift it above
     return float(level) if high > low else math.inf
 
@@ -228,9 +225,10 @@ def _roots(count: int, first: Index, second: Index) -> Index:
         while (hooks[hooks] != hooks).any():
             hooks = hooks[hooks]
         # Go on between the roots, with the links that still join two of them.
-        roots, first, second = hooks[roots], hooks[first], hooks[second]
-        apart = first != second
-        first, second = first[apart], second[apart]
+        roots = hooks[roots]
+        apart = hooks[first] != hooks[second]
+        first = hooks[first][apart]
+        second = hooks[second][apart]
     return roots
 
 

@@ -18,10 +18,10 @@ def stills(
 ) -> str:
     """Return maps, (label, values ``[rows, cols]``) each, in colour next to each other, from 0 to
     ``top``; an ``image`` comes first, and the maps lie over it."""
-    found: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
+    figures: list[tuple[Image.Image, str, str]] = [] if image is None else [(image, "", "")]
     for label, values in maps:
-        found.append((_in_colour(values, top, image), label, f"peak {values.max():.2g}"))
-    return figures_of(found)
+        figures.append((_in_colour(values, top, image), label, f"peak {values.max():.2g}"))
+    return figures_of(figures)
 
 
 def video_stills(
@@ -50,8 +50,8 @@ def _in_colour(values: np.ndarray, top: float, image: Image.Image | None) -> Ima
 
 def figures_of(parts: Iterable[tuple[Image.Image, str, str]]) -> str:
     """Return small images next to each other, each with an escaped label and note below."""
-    found = [_figure(_small(image), label, note) for image, label, note in parts]
-    return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(found)}</div>'
+    figures = [_figure(_small(image), label, note) for image, label, note in parts]
+    return f'<div style="display:flex;flex-wrap:wrap;gap:10px">{"".join(figures)}</div>'
 
 
 def whole(image: Image.Image, label: str) -> str:

@@ -15,7 +15,9 @@ COLORMAP = "inferno"  # perceptually uniform, readable to colour-blind people
 DIVERGING = "RdBu_r"  # blue below zero, red above: distinct to colour-blind people too
 SHORTEST_SIDE = 256  # pixels; a smaller image is enlarged so that its label can be read
 LONGEST_SIDE = 4096  # pixels; a long and thin image is not enlarged beyond this
-INK, FAINT, PAPER = (235, 235, 235), (170, 170, 170), (20, 20, 20)
+INK = (235, 235, 235)
+FAINT = (170, 170, 170)
+PAPER = (20, 20, 20)
 
 
 def colorize(
@@ -119,9 +121,10 @@ def overlay(
     values = np.asarray(values, dtype=np.float32)
     check_proportions(image, values.shape)
     base = image.convert("RGB") if own_size else enlarge(image)
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     # The map is resized before it is coloured: resizing would mix colours.
-    shades = _normalise(values, scale or ((low, high) if stretch else (0.0, high)))
+    shades = _normalise(values, scale or (low if stretch else 0.0, high))
     heat = np.asarray(Image.fromarray(shades).resize(base.size, Image.Resampling.BILINEAR))
     colours = Image.fromarray(colorize(heat, (0.0, 1.0), cmap))
     opaque = np.rint(255 * alpha * (np.ones_like(heat) if stretch else heat)).astype(np.uint8)

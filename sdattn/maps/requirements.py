@@ -79,7 +79,8 @@ def capture_settings(
     chosen = dict(chosen or {})
     # every step or head includes what any preset reads
     every = {name for name, option in chosen.items() if getattr(option, "every", False)}
-    if clash := sorted(needs.keys() & chosen.keys() - every):
+    clash = sorted(needs.keys() & chosen.keys() - every)
+    if clash:
         names = ", ".join("words (tokens)" if name == "tokens" else name for name in clash)
         raise InvalidValueError(
             f"The preset {preset.name!r} sets {names} of the capture itself. Leave that out, "
@@ -88,8 +89,9 @@ def capture_settings(
     if preset.part is not None and options.get("denoising_end") is None:
         # a run that ends early may have no such part
         needs["steps"] = _steps_of_part(facts, preset, preset.part, options)
-    if kept := kept_columns(preset, prompts, "refine" in needs):
-        needs["tokens"] = kept
+    columns = kept_columns(preset, prompts, "refine" in needs)
+    if columns:
+        needs["tokens"] = columns
     return {**needs, **chosen}
 
 
@@ -116,9 +118,9 @@ def _known_steps(facts: PipelineFacts, options: Mapping[str, Any]) -> int | None
     """Return how many steps a run will have; None if its options do not say."""
     if "num_inference_steps" not in facts.options or options.get("strength"):
         return None
-    for name in ("timesteps", "sigmas"):  # of the user's own
-        if own := options.get(name):
-            return len(own)
+    for name in ("timesteps", "sigmas"):
+        if options.get(name):
+            return len(options[name])
     return facts.option(options, "num_inference_steps")
 
 
@@ -178,5 +180,5 @@ def kept_columns(preset: Preset, prompts: Sequence[Prompt], refined: bool) -> li
 def columns_around(*prompts: Prompt) -> list[int]:
     """Return the columns of words and special tokens, without those that are padding in all
     prompts."""
-    found = {i for one in prompts for i, token in enumerate(one.tokens) if token.special != PAD}
-    return sorted(found)
+    columns = {i for one in prompts for i, token in enumerate(one.tokens) if token.special != PAD}
+    return sorted(columns)

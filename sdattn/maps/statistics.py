@@ -62,23 +62,24 @@ class WordStatistics(Record):
         """Return the statistics of a map ``[rows, cols]`` or ``[frames, rows, cols]``; raise
         ValueError for a value that is not finite, or below 0."""
         area = float(mask_of(values.detach()).double().mean())  # refuses what is not finite
-        held = np.ascontiguousarray(values.detach().cpu().double())
-        if (lowest := float(held.min())) < 0:
+        cells = np.ascontiguousarray(values.detach().cpu().double())
+        lowest = float(cells.min())
+        if lowest < 0:
             raise InvalidValueError(
                 f"The map of {word!r} has values below 0, down to {lowest:.3g}. Statistics need "
                 "maps of attention or of change, which have none."
             )
-        mass = float(held.sum())
+        mass = float(cells.sum())
         return cls(
             word,
             tuple(columns),
-            peak=float(held.max()),
-            mean=mass / held.size,
+            peak=float(cells.max()),
+            mean=mass / cells.size,
             mass=mass,
-            centre=(_centre(held, -2), _centre(held, -1)) if mass else None,
+            centre=(_centre(cells, -2), _centre(cells, -1)) if mass else None,
             area=area,
-            entropy=_entropy(held / mass) if mass else None,
-            frames=tuple(held.sum((1, 2)).tolist()) if held.ndim == 3 else None,
+            entropy=_entropy(cells / mass) if mass else None,
+            frames=tuple(cells.sum((1, 2)).tolist()) if cells.ndim == 3 else None,
         )
 
     def rounded(self) -> WordStatistics:

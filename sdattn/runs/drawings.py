@@ -14,7 +14,7 @@ from ..maps import sheets
 from ..maps.heatmap import Heatmap, latent_frames
 from ..maps.masks import MaskSettings
 from ..maps.render import caption, enlarge
-from ..maps.strips import strips
+from ..maps.sheets import strips
 from .imagerun import ImageRun
 from .parts import USUAL
 
@@ -49,7 +49,7 @@ def drawings(
 
     - ``overlays``: ``heatmaps/NN-word.png`` for each map; ``.mp4`` over a video.
     - ``grid``: ``grid.png``, all of them in one; for a video key frames, one row per word, and
-      ``strips.png``, see :func:`sdattn.maps.strips.strips`.
+      ``strips.png``, see :func:`sdattn.maps.sheets.strips`.
     - ``masks``: ``masks/NN-word.png`` for the words that ``masks`` selects, 255 where a map reaches
       its threshold (default: the upper half of its range); for a video a lossless animated
       ``.webp``. A word has the same number as in ``heatmaps``.

@@ -21,10 +21,9 @@ from ..maps.capture import MapStore, capture
 from ..maps.details import details_of
 from ..maps.from_stores import check_texts, heatmaps_of
 from ..maps.heatmaps import Heatmaps
-from ..maps.layermaps import LayerMaps
+from ..maps.layermaps import LayerMaps, spot_maps
 from ..maps.presets import PRESETS, Preset
 from ..maps.requirements import capture_settings, kept_columns
-from ..maps.spots import spot_maps
 from ..models.demos import model_name
 from ..models.facts import PipelineFacts, frame_rate
 from ..models.finite import check_maps

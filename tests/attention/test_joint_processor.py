@@ -5,7 +5,7 @@ import torch
 from diffusers import AuraFlowTransformer2DModel, SanaTransformer2DModel
 from diffusers.models.attention_processor import Attention
 from diffusers.models.transformers.transformer_flux import FluxAttention
-from helpers.joint_parity import NAMES, sharp_inputs, sharp_model, spans_of
+from helpers.joint_parity import NAMES, controlled, sharp_inputs, sharp_model, shown, spans_of
 from helpers.matrix_oracle import recorded
 from torch import nn
 
@@ -13,16 +13,6 @@ from sdattn import TorchJointProcessor
 from sdattn.models.layers import find_layers
 
 CELLS, N_TEXT = 15, 7
-
-
-def shown(model):
-    """layer name -> the probabilities that its processor showed."""
-    found = {}
-    for layer in find_layers(model):
-        processor = TorchJointProcessor()
-        processor.watchers.append(lambda call, name=layer.name: found.update({name: call.probs}))
-        layer.module.set_processor(processor)
-    return found
 
 
 @torch.no_grad()
@@ -111,18 +101,6 @@ def test_bfloat16(kind):
 # -- the controller --------------------------------------------------------------------------------
 
 
-def controlled(kind, controller, **options):
-    """(model, inputs) with a controller in every joint layer."""
-    model = sharp_model(kind)
-    for layer in find_layers(model):
-        spans = spans_of(kind)
-        if layer.kind == "self":
-            spans = spans[0], slice(0, 0)
-        made = TorchJointProcessor(controller, layer.place, spans=lambda s=spans: s, **options)
-        layer.module.set_processor(made)
-    return model, sharp_inputs(kind, model, batch=2)
-
-
 def plain_probs(kind):
     model = sharp_model(kind)
     found = shown(model)
@@ -131,51 +109,29 @@ def plain_probs(kind):
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("options", [{}, {"image": True}, {"queries": "all"}], ids=str)
 @pytest.mark.parametrize("kind", NAMES)
-def test_a_controller_sees_the_images_rows_and_the_texts_columns(kind):
-    seen = []
-    model, given = controlled(kind, lambda *call: seen.append(call))
+def test_a_controller_sees_the_blocks_that_it_asks_for(kind, options):
+    """The image's rows and the text's columns, the image's own block before them, or all rows in
+    the order in which the layer joins them."""
+    seen, expected = [], []
+    model, given = controlled(kind, lambda *call: seen.append(call), **options)
     output = model(**given).sample
     probs, plain = plain_probs(kind)
     assert torch.equal(output, plain)
     image, text = spans_of(kind)
-    layers = find_layers(model)
-    assert len(seen) == len(layers)
-    for (block, is_cross, place), layer in zip(seen, layers, strict=True):
+    for layer in find_layers(model):
         whole = probs[layer.name]
-        expected = whole if layer.kind == "self" else whole[:, :, image, text]
-        assert (is_cross, place) == (layer.kind == "joint", layer.place)
-        assert block.is_contiguous()
-        assert torch.equal(block, expected.flatten(0, 1))
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", NAMES)
-def test_the_images_own_block_comes_first_where_it_is_asked_for(kind):
-    seen = []
-    model, given = controlled(kind, lambda *call: seen.append(call), image=True)
-    model(**given)
-    probs, _ = plain_probs(kind)
-    image, _text = spans_of(kind)
-    joint = [layer for layer in find_layers(model) if layer.kind == "joint"]
-    kinds = [is_cross for block, is_cross, place in seen]
-    if kind != "SD3.5":
-        assert kinds == [False, True] * len(joint)
-        first = probs[joint[0].name][:, :, image, image].flatten(0, 1)
-        assert torch.equal(seen[0][0], first)
-    assert kinds.count(True) == len(joint)
-
-
-@torch.no_grad()
-@pytest.mark.parametrize("kind", ["SD3", "FLUX.1"])
-def test_all_queries_are_in_the_order_in_which_the_layer_joins_them(kind):
-    seen = []
-    model, given = controlled(kind, lambda *call: seen.append(call), queries="all")
-    model(**given)
-    probs, _ = plain_probs(kind)
-    _, text = spans_of(kind)
-    for (block, _cross, _place), whole in zip(seen, probs.values(), strict=True):
-        assert torch.equal(block, whole[..., text].flatten(0, 1))
+        if layer.kind == "self":
+            expected.append((whole, False, layer.place))
+            continue
+        if "image" in options:
+            expected.append((whole[:, :, image, image], False, layer.place))
+        rows = whole if "queries" in options else whole[:, :, image]
+        expected.append((rows[..., text], True, layer.place))
+    for (block, *about), (whole, *told) in zip(seen, expected, strict=True):
+        assert about == told and block.is_contiguous()
+        assert torch.equal(block, whole.flatten(0, 1))
 
 
 def first_layer_watched(kind, controller, **options):
@@ -334,71 +290,36 @@ def test_options_and_shapes_are_checked():
         model(**given)
 
 
-def cross_attention():
-    layer = Attention(16, cross_attention_dim=16, heads=2, dim_head=8)
-    return layer, {"encoder_hidden_states": torch.randn(1, 3, 16)}
+def flux_layer(**options):
+    return FluxAttention(16, heads=2, dim_head=8, **options)
 
 
-def no_text():
-    layer = FluxAttention(16, heads=2, dim_head=8, added_kv_proj_dim=16, context_pre_only=False)
-    return layer, {}
-
-
-def rotated_otherwise():
-    """The image's tokens alone, as HunyuanVideo does."""
-    layer = FluxAttention(16, heads=2, dim_head=8, added_kv_proj_dim=16, context_pre_only=False)
-    turns = torch.ones(4, 8), torch.zeros(4, 8)
-    return layer, {"encoder_hidden_states": torch.randn(1, 3, 16), "image_rotary_emb": turns}
-
-
-def grouped():
-    return Attention(16, heads=4, kv_heads=2, dim_head=4, cross_attention_dim=None), {}
-
-
-def with_images():
-    return FluxAttention(16, heads=2, dim_head=8, pre_only=True), {"ip_hidden_states": [1]}
-
-
-def cached():
-    return FluxAttention(16, heads=2, dim_head=8, pre_only=True), {"kv_cache_mode": "extract"}
-
-
-def complex_turns():
-    return FluxAttention(16, heads=2, dim_head=8, pre_only=True), {"freqs_cis": torch.ones(4, 4)}
-
-
-def residual():
-    return Attention(16, heads=2, dim_head=8, residual_connection=True), {}
-
-
-def mask_without_order():
-    layer = Attention(16, heads=2, dim_head=8, added_kv_proj_dim=16, context_pre_only=False)
-    mask = torch.ones(1, 7, dtype=torch.bool)
-    return layer, {"encoder_hidden_states": torch.randn(1, 3, 16), "attention_mask": mask}
-
-
-def linear():
-    return nn.Linear(16, 16), {}
-
-
+TEXT = {"encoder_hidden_states": torch.randn(1, 3, 16)}
+TURNS = torch.ones(4, 8), torch.zeros(4, 8)  # of the image's tokens alone, as in HunyuanVideo
+MASK = torch.ones(1, 7, dtype=torch.bool)
+TWO_STREAMS = {"added_kv_proj_dim": 16, "context_pre_only": False}
+SMALL = {"heads": 2, "dim_head": 8}
 REFUSED = {
-    cross_attention: "given text and has no projections for it",
-    no_text: "given no text and has projections for it",
-    rotated_otherwise: r"rotary embeddings \[\(4, 8\), \(4, 8\)\] for",
-    grouped: "keys and values of fewer heads",
-    with_images: "IP-Adapter",
-    cached: "a cache of keys",
-    complex_turns: "freqs_cis",
-    residual: "residual_connection",
-    mask_without_order: "unknown order",
-    linear: "has no heads",
+    "given text and has no projections": (Attention(16, cross_attention_dim=16, **SMALL), TEXT),
+    "given no text and has projections": (flux_layer(**TWO_STREAMS), {}),
+    r"rotary embeddings \[\(4, 8\), \(4, 8\)\] for": (
+        flux_layer(**TWO_STREAMS),
+        {**TEXT, "image_rotary_emb": TURNS},
+    ),
+    "keys and values of fewer heads": (Attention(16, heads=4, kv_heads=2, dim_head=4), {}),
+    "IP-Adapter": (flux_layer(pre_only=True), {"ip_hidden_states": [1]}),
+    "a cache of keys": (flux_layer(pre_only=True), {"kv_cache_mode": "extract"}),
+    "freqs_cis": (flux_layer(pre_only=True), {"freqs_cis": torch.ones(4, 4)}),
+    "residual_connection": (Attention(16, residual_connection=True, **SMALL), {}),
+    "unknown order": (Attention(16, **SMALL, **TWO_STREAMS), {**TEXT, "attention_mask": MASK}),
+    "has no heads": (nn.Linear(16, 16), {}),
 }
 
 
-@pytest.mark.parametrize("make", REFUSED)
-def test_other_layers_are_refused_by_name(make):
-    layer, given = make()
-    with pytest.raises(TypeError, match=rf"{type(layer).__name__}.*{REFUSED[make]}.*capture\(\)"):
+@pytest.mark.parametrize("problem", REFUSED)
+def test_other_layers_are_refused_by_name(problem):
+    layer, given = REFUSED[problem]
+    with pytest.raises(TypeError, match=rf"{type(layer).__name__}.*{problem}.*capture\(\)"):
         TorchJointProcessor()(layer, torch.randn(1, 4, 16), **given)
 
 

@@ -28,8 +28,14 @@ class Explicit:
         return attn.to_out[1](attn.to_out[0](attn.batch_to_head_dim(out)))
 
     def attend(self, attn, query, key, value, mask):
-        probs = self.edited(attn.get_attention_scores(query, key, mask))
+        probs = self.probabilities(attn, query, key, mask)
         self.used.append(probs.clone())
+        return self.product(attn, probs, value)
+
+    def probabilities(self, attn, query, key, mask):
+        return self.edited(attn.get_attention_scores(query, key, mask))
+
+    def product(self, attn, probs, value):
         return torch.bmm(probs, value)
 
     def edited(self, probs):

@@ -1,6 +1,8 @@
 """Tiny transformers of the families with joint attention, and what they are called with."""
 
 import torch
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 from helpers.transformer_rows import flux, klein, qwen_image, sd3
 from sdattn import capture
@@ -40,3 +42,26 @@ def first_map(model, given, **options):
     with capture(model, **options) as store:
         model(**given)
     return next(iter(store.maps.values()))[0]  # [rows, cols, tokens]
+
+
+class Attending(TorchFunctionMode):
+    """Another attention in the place of torch's."""
+
+    def __init__(self, attend):
+        super().__init__()
+        self.attend = attend
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        attends = func is scaled_dot_product_attention
+        return (self.attend if attends else func)(*args, **(kwargs or {}))
+
+
+def attending(kind, attend):
+    """A processor of diffusers with another attention, called ``Odd``."""
+
+    class Odd(kind):
+        def __call__(self, *args, **kwargs):
+            with Attending(attend):
+                return super().__call__(*args, **kwargs)
+
+    return Odd()

@@ -4,6 +4,7 @@ import torch
 
 from helpers.joint_models import MODELS, inputs
 from helpers.transformer_rows import own_norms, sd3
+from sdattn import TorchJointProcessor
 from sdattn.models.layers import find_layers
 
 NAMES = (*MODELS, "SD3.5")
@@ -42,3 +43,26 @@ def spans_of(kind, cells=15, n_text=7):
     if kind.startswith("SD3"):
         return slice(0, cells), slice(cells, cells + n_text)
     return slice(n_text, n_text + cells), slice(0, n_text)
+
+
+def controlled(kind, controller, batch=2, **options):
+    """(model, inputs) with a controller in each layer, SD3.5's self-attention included."""
+    model = sharp_model(kind)
+    for layer in find_layers(model):
+        spans = spans_of(kind)
+        if layer.kind == "self":
+            spans = spans[0], slice(0, 0)
+        made = TorchJointProcessor(controller, layer.place, spans=lambda s=spans: s, **options)
+        layer.module.set_processor(made)
+    return model, sharp_inputs(kind, model, batch=batch)
+
+
+def shown(model):
+    """layer name -> the probabilities that its processor shows; ours, if it has another."""
+    found = {}
+    for layer in find_layers(model):
+        if not isinstance(layer.module.processor, TorchJointProcessor):
+            layer.module.set_processor(TorchJointProcessor())
+        watchers = layer.module.processor.watchers
+        watchers.append(lambda call, name=layer.name: found.update({name: call.probs}))
+    return found

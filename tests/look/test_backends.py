@@ -1,5 +1,6 @@
 """Attention backends of diffusers' dispatcher, chosen before a capture or inside it."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
@@ -10,7 +11,7 @@ from helpers.joint_models import MODELS, inputs
 from helpers.transformer_rows import flux
 
 from sdattn import capture
-from sdattn.look.dispatched import _by_head
+from sdattn.look.dispatched import DISPATCH, _by_head
 from sdattn.look.observers import ObservingProcessor
 from sdattn.look.sources import see
 
@@ -50,14 +51,9 @@ def test_a_backend_that_is_set_inside_reaches_the_processors(nested, calls):
         model(**given)
     plain = dict(store.maps)
     calls.clear()
-    with capture(model) as store:
-        if nested:
-            with capture(model):
-                model.set_attention_backend("_native_math")
-                during = model(**given).sample
-        else:
-            model.set_attention_backend("_native_math")
-            during = model(**given).sample
+    with capture(model) as store, capture(model) if nested else nullcontext():
+        model.set_attention_backend("_native_math")
+        during = model(**given).sample
     assert len(calls) == len(store.maps) == 4
     _AttentionBackendRegistry.set_active_backend(AttentionBackendName.NATIVE)  # the layers keep it
     assert torch.equal(during, model(**given).sample)
@@ -81,15 +77,6 @@ def test_an_observer_answers_for_what_it_wraps_and_for_no_more():
     assert not hasattr(plain, "_parallel_config")
 
 
-@pytest.fixture
-def passes():
-    """A FLUX model, and how often one of its layers has run."""
-    model = flux().transformer
-    ran = []
-    model.transformer_blocks[0].attn.to_q.register_forward_hook(lambda *_: ran.append(1))
-    return model, ran
-
-
 def kernel(error):
     """A kernel that calls nothing of torch's attention, with an error of its own, relative."""
 
@@ -99,31 +86,26 @@ def kernel(error):
         scores = scores if attn_mask is None else scores + attn_mask
         return ((scores.softmax(-1) @ v) * (1 + error)).transpose(1, 2)
 
-    attend.__module__ = "diffusers.models.attention_dispatch"
+    attend.__module__ = DISPATCH
     return attend
 
 
 @pytest.mark.parametrize("when", ["before", "active", "inside"])
 @torch.no_grad()
-def test_a_kernel_of_the_dispatcher_is_seen_by_its_query_and_key(when, passes, monkeypatch):
-    model, _ = passes
-    monkeypatch.setitem(BACKENDS, AttentionBackendName.SAGE, attend := kernel(1e-5))
+def test_a_kernel_of_the_dispatcher_is_seen_by_its_query_and_key(when, monkeypatch):
+    model, attend = flux().transformer, kernel(1e-5)
+    monkeypatch.setitem(BACKENDS, AttentionBackendName.SAGE, attend)
+    monkeypatch.setattr(f"{DISPATCH}._check_attention_backend_requirements", print)
     model.set_attention_backend("native")
     with capture(model) as native:
         model(**inputs("FLUX.1", model))
     if when == "before":
-        monkeypatch.setattr(
-            "diffusers.models.attention_dispatch._check_attention_backend_requirements", print
-        )
         model.set_attention_backend("sage")
     elif when == "active":  # as by diffusers' attention_backend, or its environment variable
         model.reset_attention_backend()
         _AttentionBackendRegistry.set_active_backend(AttentionBackendName.SAGE)
     with capture(model) as store:
         if when == "inside":
-            monkeypatch.setattr(
-                "diffusers.models.attention_dispatch._check_attention_backend_requirements", print
-            )
             model.set_attention_backend("sage")
         watched = model(**inputs("FLUX.1", model)).sample
     assert BACKENDS[AttentionBackendName.SAGE] is attend
@@ -134,8 +116,8 @@ def test_a_kernel_of_the_dispatcher_is_seen_by_its_query_and_key(when, passes, m
     assert name.endswith("kernel.<locals>.attend") and 0 < difference < 0.1
 
 
-def test_a_kernel_that_makes_something_else_is_refused(passes, monkeypatch):
-    model, _ = passes
+def test_a_kernel_that_makes_something_else_is_refused(monkeypatch):
+    model = flux().transformer
     monkeypatch.setitem(BACKENDS, AttentionBackendName.SAGE, kernel(0.05))
     before = model.attn_processors
     _AttentionBackendRegistry.set_active_backend(AttentionBackendName.SAGE)
@@ -147,8 +129,8 @@ def test_a_kernel_that_makes_something_else_is_refused(passes, monkeypatch):
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @torch.no_grad()
-def test_flex_attention_is_seen(passes):
-    model, _ = passes
+def test_flex_attention_is_seen():
+    model = flux().transformer
     model.set_attention_backend("flex")
     plain = model(**inputs("FLUX.1", model)).sample
     with capture(model) as store:
@@ -159,8 +141,9 @@ def test_flex_attention_is_seen(passes):
     ]
 
 
-def test_attention_over_several_devices_is_refused_before_the_run(passes):
-    model, ran = passes
+def test_attention_over_several_devices_is_refused_before_the_run():
+    model, ran = flux().transformer, []
+    model.register_forward_pre_hook(lambda *_: ran.append(1))
     config = SimpleNamespace(context_parallel_config=object())
     model.single_transformer_blocks[1].attn.processor._parallel_config = config
     with pytest.raises(RuntimeError, match="single_.*1.attn"):

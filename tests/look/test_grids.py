@@ -3,6 +3,7 @@
 import pytest
 import torch
 from helpers.capture_runs import run
+from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_small_unet
 from helpers.transformer_rows import flux
 from torch import nn
@@ -39,17 +40,6 @@ def fewer_keys(attn, ratio):
     attn.forward = downsampled
 
 
-def in_tiles(attn, ratio):
-    """HyperTile: a layer gets four tiles as rows of the batch."""
-    forward = attn.forward
-
-    def tiled(hidden_states, *args, **kwargs):
-        tiles = hidden_states.unflatten(1, (4, -1)).flatten(0, 1)
-        return forward(tiles, *args, **kwargs).unflatten(0, (-1, 4)).flatten(1, 2)
-
-    attn.forward = tiled
-
-
 def patched(how, part, ratio=0.75, **options):
     """A pipeline with that done to the layer of this name in its first block."""
     pipe = make_pipeline(**options)
@@ -57,30 +47,28 @@ def patched(how, part, ratio=0.75, **options):
     return pipe
 
 
-@pytest.mark.parametrize("ratio", [0.75, 0.5, 0.9375])  # two of them as many as another level has
-@pytest.mark.parametrize("part", ["attn1", "attn2"])
-@pytest.mark.slow
-def test_merged_tokens_are_no_grid(part, ratio):
+ATTN1 = {"kinds": ("cross", "self")}
+
+
+@pytest.mark.parametrize(
+    ("part", "ratio", "options"),
+    tiered(  # two of the ratios leave as many as another level has
+        [
+            ("attn2", 0.75, {}),
+            ("attn1", 0.75, {"queries": [(4, 5)]}),
+            *[("attn1", ratio, ATTN1) for ratio in (0.5, 0.75, 0.9375)],
+        ],
+        quick=2,
+    ),
+)
+def test_merged_tokens_are_no_grid(part, ratio, options):
     pipe = patched(merge, part, ratio)
     problem = rf"{DOWN}{part} ran on \d+ queries, and its grid is 16x16 .* tomesd.remove_patch"
-    with pytest.raises(CaptureError, match=problem), capture(pipe, kinds=("cross", "self")):
+    with pytest.raises(CaptureError, match=problem), capture(pipe, **options):
         run(pipe)
-    with capture(pipe, kinds=("cross", "self"), layers=["mid", "up"]) as store:
+    with capture(pipe, layers=["mid", "up"], **options) as store:
         run(pipe)
     assert store.maps
-
-
-@pytest.mark.slow
-def test_merged_tokens_of_odd_sizes():
-    """9x13 cells, rounded up 5x7 at the next level."""
-    pipe = patched(merge, "attn2", 1 - 35 / 117)
-    with pytest.raises(CaptureError, match=r"ran on 35 queries, and its grid is 9x13 \(117 cells"):
-        with capture(pipe):
-            run(pipe, height=72, width=104)
-    plain = make_pipeline()
-    with capture(plain) as store:
-        run(plain, height=72, width=104)
-    assert [store.sums[n].grid for n in store.maps][:6:2] == [(9, 13), (5, 7), (3, 4)]
 
 
 @pytest.mark.parametrize("how", [merge, fewer_keys])
@@ -95,26 +83,6 @@ def test_maps_are_not_spread_along_merged_tokens(how):
     with pytest.raises(CaptureError, match=problem):
         sdattn.generate(pipe, "a red cat", refine="self", **options)
     assert len(sdattn.generate(pipe, "a red cat", **options)[0].heatmaps) == 3
-
-
-@pytest.mark.parametrize("how", [merge, fewer_keys, in_tiles])
-@pytest.mark.slow
-def test_what_is_done_to_self_attention_leaves_the_words_maps_alone(how):
-    """Against hooks of our own on the projections of the layer that follows."""
-    pipe = patched(how, "attn1")
-    attn, found = pipe.unet.get_submodule(DOWN + "attn2"), {"to_q": [], "to_k": []}
-    expected = run(pipe)
-    for name, seen in found.items():
-        attn.get_submodule(name).register_forward_hook(lambda *_, s=seen: s.append(_[-1][1:]))
-    with capture(pipe) as store:
-        assert (run(pipe) == expected).all()
-    each = []
-    for pair in zip(*found.values(), strict=True):
-        query, key = (x.unflatten(-1, (attn.heads, -1)).transpose(1, 2).double() for x in pair)
-        each.append((query @ key.mT * query.shape[-1] ** -0.5).softmax(-1).mean(1))
-    wanted = torch.stack(each).mean(0).unflatten(1, (16, 16))
-    found_maps = store.maps[DOWN + "attn2"].double()
-    torch.testing.assert_close(found_maps, wanted, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("passes", [{0}, {3}])

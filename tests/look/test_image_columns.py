@@ -10,7 +10,6 @@ from helpers.wan_rows import IMAGE, from_seen_image, seeing, wan_from_image
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdattn import TorchAttnProcessor, capture, heatmaps
-from sdattn.look.attended import GivenProbs, SideBySide
 from sdattn.models.denoiser_call import Timestep
 
 TEXT = 512
@@ -49,7 +48,7 @@ class Own(WanAttnProcessor):
         return states.unflatten(2, (attn.heads, -1)).transpose(1, 2)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture
 def model():
     torch.manual_seed(0)
     return seeing()
@@ -69,13 +68,11 @@ def ran(model, columns=TEXT, states=IMAGE, batch=1):
 @torch.no_grad()
 def test_the_images_columns_are_behind_those_of_the_text(model, processor):
     before = ran(model)
-    held = model.get_submodule(LAYER).processor
     model.get_submodule(LAYER).set_processor(processor)
     plain = ran(model)
     torch.testing.assert_close(plain, before, atol=1e-5, rtol=0)  # it is as diffusers' own
     with capture(model) as store:
         assert torch.equal(ran(model), plain)
-    model.get_submodule(LAYER).set_processor(held)
     own, text = processor.used
     expected = torch.cat([text, own], -1).mean(1)[0]
     found = store.maps[LAYER].flatten(0, 3).double()
@@ -84,39 +81,28 @@ def test_the_images_columns_are_behind_those_of_the_text(model, processor):
     assert store.nbytes == store.expected_nbytes
 
 
-@pytest.mark.parametrize("processor", [Own(shares=(1, 2)), Own(unseen, shares=(0, 1))])
+@pytest.mark.parametrize(
+    ("processor", "error", "said"),
+    [
+        (Own(shares=(1, 2)), RuntimeError, "processor Own"),
+        (Own(unseen, shares=(0, 1)), RuntimeError, "processor Own"),
+        (TorchAttnProcessor(), TypeError, "image as well"),
+    ],
+)
 @torch.no_grad()
-def test_what_else_a_processor_makes_of_both_is_refused(model, processor):
-    held = model.get_submodule(LAYER).processor
+def test_what_else_a_processor_makes_of_both_is_refused(model, processor, error, said):
     model.get_submodule(LAYER).set_processor(processor)
-    try:
-        with pytest.raises(RuntimeError, match="processor Own"), capture(model):
-            ran(model)
-    finally:
-        model.get_submodule(LAYER).set_processor(held)
-
-
-@torch.no_grad()
-def test_processors_of_ours_are_refused(model):
-    held = model.get_submodule(LAYER).processor
-    model.get_submodule(LAYER).set_processor(TorchAttnProcessor())
-    try:
-        with pytest.raises(TypeError, match="image as well"):
-            ran(model)
-    finally:
-        model.get_submodule(LAYER).set_processor(held)
+    with pytest.raises(error, match=said), capture(model):
+        ran(model)
 
 
 @torch.no_grad()
 def test_an_image_of_as_many_tokens_as_the_text_is_not_taken_for_it(model):
     """Which call is the text's is then told by the projections."""
-    held, processor = model.get_submodule(LAYER).processor, Own(order=(1, 0))
+    processor = Own(order=(1, 0))
     model.get_submodule(LAYER).set_processor(processor)
-    try:
-        with capture(model) as store:
-            ran(model, states=TEXT)
-    finally:
-        model.get_submodule(LAYER).set_processor(held)
+    with capture(model) as store:
+        ran(model, states=TEXT)
     expected = processor.used[1].mean(1)[0]
     found = store.maps[LAYER].flatten(0, 3).double()
     torch.testing.assert_close(found[..., :TEXT], expected, atol=1e-5, rtol=0)
@@ -133,15 +119,6 @@ def test_some_columns_are_those_of_all(model):
         for name, maps in some.maps.items():
             expected = every.maps[name][..., columns]
             torch.testing.assert_close(maps, expected, atol=1e-7, rtol=0)
-
-
-def test_nothing_is_paid_to_find_the_columns_of_the_first_alone():
-    """Others are not even asked."""
-    probs = torch.rand(2, 3, 4, 5)
-    others = GivenProbs(torch.rand(2, 3, 4, 2))
-    others.probs = lambda *_: pytest.fail("it was asked")
-    found = SideBySide(GivenProbs(probs), [others]).add_to(None, [4, 1])
-    torch.testing.assert_close(found, probs.sum(1)[..., [4, 1]])
 
 
 @torch.no_grad()

@@ -4,6 +4,7 @@ import diffusers
 import pytest
 import torch
 from helpers.foreign import WIDTH, CompVisUNet, Decoder, InContext, JointTransformer, softmax64
+from helpers.matrix_oracle import softmax_in_float64
 from helpers.newer import newer
 from helpers.unclaimed import UNCLAIMED
 from torch import nn
@@ -38,15 +39,9 @@ class Calls(TorchFunctionMode):
         return func(*args, **kwargs)
 
     def note(self, query, key, value, attn_mask=None, scale=None, enable_gqa=False, **_):
-        query, key = query.double(), key.double()
         key = key.repeat_interleave(query.shape[1] // key.shape[1], 1)
-        scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
-        if attn_mask is not None:
-            hidden = attn_mask.logical_not() if attn_mask.dtype == torch.bool else None
-            scores = (
-                scores + attn_mask if hidden is None else scores.masked_fill(hidden, -torch.inf)
-            )
-        self.probs.append(scores.softmax(-1).nan_to_num().mean(1))
+        probs = softmax_in_float64(query, key, attn_mask, scale)
+        self.probs.append(probs.nan_to_num().mean(1))
 
 
 def of_text(probs, text):

@@ -6,13 +6,14 @@ That its values are those of the whole softmax in float64 is tested in test_matr
 import pytest
 import torch
 from diffusers.models.transformers.transformer_flux import FluxAttnProcessor
-from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, first_map, inputs
+from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, attending, first_map, inputs
 from helpers.largest import Largest
 from helpers.transformer_rows import flux
 from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from sdattn import capture
+
+WAYS = ({"refine": "self"}, {"space": "output"})
 
 
 @pytest.mark.parametrize("kind", MODELS)
@@ -44,30 +45,49 @@ def test_a_column_belongs_to_its_token_and_a_cell_to_its_patch(kind):
     assert moved.max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["SD3", "FLUX.1", "Qwen-Image"])
-def test_the_gradient_is_that_of_the_whole_softmax(kind):
+@pytest.mark.parametrize("options", WAYS, ids=str)
+@pytest.mark.parametrize("kind", MODELS)
+@torch.no_grad()
+def test_looking_changes_no_bit(kind, options):
+    model = MODELS[kind]().transformer
+    given = inputs(kind, model)
+    plain = model(**given).sample
+    with capture(model, **options):
+        assert torch.equal(model(**given).sample, plain)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [("FLUX.1", {}), ("Qwen-Image", {}), *[("SD3", options) for options in ({}, *WAYS)]],
+    ids=str,
+)
+def test_the_gradient_is_that_of_the_formula(kind, options):
+    """Through the softmax, both products of refined maps, and both outputs."""
     model = MODELS[kind]().transformer.double()
     given = inputs(kind, model, torch.float64)
     given = {k: v.double() if torch.is_tensor(v) else v for k, v in given.items()}
     text = given["encoder_hidden_states"].requires_grad_()
 
     def loss(states):
-        found = first_map(
-            model, {**given, "encoder_hidden_states": states}, grad=True, dtype=torch.float64
-        )
+        kept = {"grad": True, "dtype": torch.float64, **options}
+        found = first_map(model, {**given, "encoder_hidden_states": states}, **kept)
         return found[..., 2].square().sum()
 
     (slope,) = torch.autograd.grad(loss(text), text)
     direction = torch.randn(text.shape, generator=torch.Generator().manual_seed(2)).double()
     with torch.no_grad():
-        step = 1e-3  # the probabilities are float32
+        step = 1e-3  # the maps are float32
         numeric = (loss(text + step * direction) - loss(text - step * direction)) / (2 * step)
     torch.testing.assert_close((slope * direction).sum(), numeric, rtol=2e-2, atol=1e-7)
 
 
-@pytest.mark.parametrize("told", [True, False], ids=["kernel's logsumexp", "in slices"])
+@pytest.mark.parametrize(
+    ("told", "options"),
+    [(True, {}), (False, {}), (True, {"refine": "self"})],
+    ids=["kernel's logsumexp", "in slices", "refined"],
+)
 @torch.no_grad()
-def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
+def test_no_matrix_of_all_by_all_is_made(told, options, monkeypatch):
     if not told:
         monkeypatch.setattr("sdattn.look.sdpa.backend_with_logsumexp", lambda *_: False)
         monkeypatch.setattr("sdattn.attention.plain.SLICE", 2**16)
@@ -75,11 +95,11 @@ def test_no_matrix_of_all_by_all_is_made(told, monkeypatch):
     rows = cols = 32
     with Largest() as plain:
         model(**inputs("FLUX.1", model, rows=rows, cols=cols))
-    with Largest() as watched, capture(model):
+    with Largest() as watched, capture(model, **options):
         model(**inputs("FLUX.1", model, rows=rows, cols=cols))
     heads = model.config.num_attention_heads
-    assert heads * (rows * cols + N_TEXT) ** 2 > 10 * watched.numel
-    assert watched.numel <= max(plain.numel, 2**16)
+    assert heads * (rows * cols) ** 2 > 10 * watched.numel
+    assert options or watched.numel <= max(plain.numel, 2**16)
 
 
 def test_a_gradient_keeps_no_matrix_of_all_by_all(monkeypatch):
@@ -122,33 +142,9 @@ def test_scaled_and_shifted_patches_are_the_same_grid():
 # -- processors and models of other orders and kinds ----------------------------------------------
 
 
-class Attending(TorchFunctionMode):
-    """Another torch attention, in a processor's own block."""
-
-    def __init__(self, attend):
-        super().__init__()
-        self.attend = attend
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        attends = func is scaled_dot_product_attention
-        return (self.attend if attends else func)(*args, **(kwargs or {}))
-
-
-class Odd(FluxAttnProcessor):
-    """FLUX's processor with another attention."""
-
-    def __init__(self, attend):
-        super().__init__()
-        self.attend = attend
-
-    def __call__(self, *args, **kwargs):
-        with Attending(self.attend):
-            return super().__call__(*args, **kwargs)
-
-
 def odd_flux(attend):
     model = flux().transformer
-    model.transformer_blocks[0].attn.set_processor(Odd(attend))
+    model.transformer_blocks[0].attn.set_processor(attending(FluxAttnProcessor, attend))
     return model
 
 

@@ -5,36 +5,23 @@ from dataclasses import replace
 import pytest
 import torch
 from helpers.joint_models import MODELS, first_map
-from helpers.joint_parity import NAMES, sharp_inputs, sharp_model, spans_of
+from helpers.joint_parity import NAMES, controlled, sharp_inputs, sharp_model, shown, spans_of
 
-from sdattn import TorchAttnProcessor, TorchJointProcessor, capture
+from sdattn import TorchJointProcessor, capture
 from sdattn.models import register, unregister
 from sdattn.models.families import registered
 from sdattn.models.layers import find_layers
 
 
-def edited(kind, seen):
-    """(model, inputs), the third token of the text edited out, and what each layer then used."""
-
+@pytest.mark.parametrize("kind", NAMES)
+@torch.no_grad()
+def test_what_a_controller_edited_is_what_is_shown(kind):
     def without_third(probs, is_cross, _place):
         if is_cross:
             probs[..., 2] = 0
 
-    model = sharp_model(kind)
-    for layer in find_layers(model):
-        made = TorchJointProcessor(without_third, layer.place, spans=lambda: spans_of(kind))
-        if layer.kind == "self":
-            made = TorchAttnProcessor()
-        made.watchers.append(lambda call, name=layer.name: seen.update({name: call.probs}))
-        layer.module.set_processor(made)
-    return model, sharp_inputs(kind, model)
-
-
-@pytest.mark.parametrize("kind", NAMES)
-@torch.no_grad()
-def test_what_a_controller_edited_is_what_is_shown(kind):
-    used = {}
-    model, given = edited(kind, used)
+    model, given = controlled(kind, without_third, batch=1)
+    used = shown(model)
     before, processors = model(**given).sample, dict(model.attn_processors)
     with capture(model, heads="all", kinds=("joint",)) as store, capture(model) as outer:
         after = model(**given).sample
@@ -60,16 +47,14 @@ def test_what_a_controller_edited_is_what_is_shown(kind):
 def test_without_a_controller_it_shows_what_others_do(kind, options):
     model = sharp_model(kind)
     given = sharp_inputs(kind, model, batch=2)
-    found = []
-    for processor in (None, TorchJointProcessor()):
-        if processor is not None:
-            model.set_attn_processor(processor)
-        with capture(model, **options) as store:
-            model(**given)
-        found.append(store.maps)
-    assert found[0].keys() == found[1].keys()
-    for name, theirs in found[0].items():
-        torch.testing.assert_close(found[1][name], theirs, atol=1e-5, rtol=0)
+    with capture(model, **options) as theirs:
+        model(**given)
+    model.set_attn_processor(TorchJointProcessor())
+    with capture(model, **options) as ours:
+        model(**given)
+    assert ours.maps.keys() == theirs.maps.keys()
+    for name, maps in theirs.maps.items():
+        torch.testing.assert_close(ours.maps[name], maps, atol=1e-5, rtol=0)
 
 
 @pytest.mark.parametrize("kind", ["SD3", "SD3.5", "FLUX.1", "FLUX.2"])
@@ -77,18 +62,10 @@ def test_without_a_controller_it_shows_what_others_do(kind, options):
 def test_another_text_is_asked_about_without_the_controller(kind):
     """Its columns are not the prompt's, and the controller counts the layers of the model."""
     calls = []
-    model = sharp_model(kind)
-    given = sharp_inputs(kind, model)
+    model, given = controlled(kind, lambda *call: calls.append(call), batch=1)
     other = torch.randn(given["encoder_hidden_states"].shape, generator=torch.manual_seed(3))
-    with capture(model, text_states=other) as plain:
-        model(**given)
-    for layer in find_layers(model):
-        controller = TorchJointProcessor(
-            lambda *call: calls.append(call), layer.place, spans=lambda: spans_of(kind)
-        )
-        if layer.kind == "self":
-            controller = TorchAttnProcessor(lambda *call: calls.append(call), layer.place)
-        layer.module.set_processor(controller)
+    with capture(plain_model := sharp_model(kind), text_states=other) as plain:
+        plain_model(**given)
     with capture(model, text_states=other) as store:
         model(**given)
     assert len(calls) == len(find_layers(model))
@@ -111,15 +88,3 @@ def test_an_order_that_is_not_the_familys_is_refused():
     finally:
         unregister(other)
         register(family)
-
-
-def test_a_subclass_that_computes_twice_is_refused():
-    class Twice(TorchJointProcessor):
-        def __call__(self, *args, **kwargs):
-            super().__call__(*args, **kwargs)
-            return super().__call__(*args, **kwargs)
-
-    model = sharp_model("SD3")
-    model.set_attn_processor(Twice())
-    with pytest.raises(RuntimeError, match="Twice.*2"):
-        first_map(model, sharp_inputs("SD3", model))

@@ -89,13 +89,9 @@ def test_an_edit_is_shown_as_it_was_used():
 def test_values_may_be_other_than_the_layers_own():
     model = sd3().transformer
     given = inputs("SD3", model)
-    with capture(model, layers=["transformer_blocks.0.attn"]) as store:
-        model(**given)
-    [wanted] = store.maps.values()
+    _, wanted = maps_of(model, given, layers=["transformer_blocks.0.attn"])
     model.set_attn_processor(Joint(louder))
-    with capture(model, layers=["transformer_blocks.0.attn"]) as store:
-        model(**given)
-    [found] = store.maps.values()
+    _, found = maps_of(model, given, layers=["transformer_blocks.0.attn"])
     torch.testing.assert_close(found, wanted, atol=1e-6, rtol=1e-5)
 
 
@@ -108,19 +104,11 @@ def unseen(q, k, v):
     return (scores.softmax(-1)[..., None] * v[..., None, :, :]).sum(-2)
 
 
-def replaced(q, k, v):
-    scaled_dot_product_attention(q, k, v)
-    return by_hand(q, k.flip(2), v) * 1.0
-
-
-@pytest.mark.parametrize("how", [doubled, unseen, replaced])
+@pytest.mark.parametrize("how", [doubled, unseen])
 @torch.no_grad()
 def test_what_made_no_output_is_refused(how):
     model = sd3().transformer
     model.set_attn_processor(Joint(how))
-    if how is replaced:  # the last product made it, whatever was called before
-        assert maps_of(model, inputs("SD3", model))[1].isfinite().all()
-        return
     with pytest.raises(RuntimeError, match="any attention"):
         maps_of(model, inputs("SD3", model))
 

@@ -17,33 +17,32 @@ def by_head(attn, tensor):
     return tensor.unflatten(-1, (attn.heads, -1)).transpose(1, 2)
 
 
-class Shared:
-    """Self-attention whose rows read the keys and values that ``chosen`` picks.
+class Changed:
+    """Self-attention whose keys and values are projected from ``states(hidden states)``, and then
+    changed by ``change(key, value)``; by torch's attention, or a product with probabilities."""
 
-    Args:
-        chosen: rows of the batch.
-        parts: "kv", "k" or "v".
-        before: whether the rows are chosen before the projections.
-        kernel: whether torch's attention is called, or probabilities are multiplied.
-    """
-
-    def __init__(self, chosen, parts="kv", before=False, kernel=True):
-        self.chosen, self.parts, self.before, self.kernel = chosen, parts, before, kernel
+    def __init__(self, change=lambda *both: both, states=lambda hidden: hidden, kernel=True):
+        self.change, self.states, self.kernel = change, states, kernel
 
     def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, **_):
-        query, made = attn.to_q(hidden_states), []
-        for part, project in (("k", attn.to_k), ("v", attn.to_v)):
-            rows = self.chosen if part in self.parts else [0, 1]
-            made.append(
-                project(hidden_states[rows]) if self.before else project(hidden_states)[rows]
-            )
-        query, key, value = (by_head(attn, part) for part in (query, *made))
+        states = self.states(hidden_states)
+        changed = self.change(attn.to_k(states), attn.to_v(states))
+        query, key, value = (by_head(attn, x) for x in (attn.to_q(hidden_states), *changed))
         if self.kernel:
             out = scaled_dot_product_attention(query, key, value)
         else:
             scores = query @ key.mT / query.shape[-1] ** 0.5
             out = torch.bmm(scores.softmax(-1).flatten(0, 1), value.flatten(0, 1)).view_as(query)
         return attn.to_out[1](attn.to_out[0](out.transpose(1, 2).flatten(2)))
+
+
+def shared(rows, parts="kv", **options):
+    """Projected keys and values, or some of both, of other rows than each row's own."""
+
+    def change(key, value):
+        return key[rows] if "k" in parts else key, value[rows] if "v" in parts else value
+
+    return Changed(change, **options)
 
 
 def with_self_attention(processor):
@@ -79,18 +78,21 @@ def spots(unet, **options):
 
 
 @pytest.mark.parametrize(
-    ("shared", "owner"),
+    ("processor", "owner"),
     [
-        (Shared([0, 0]), r"row 1 .* row 0's"),
-        (Shared([1, 0], kernel=False), r"row 0 .* row 1's"),
-        (Shared([0, 0], before=True), r"row 1 .* row 0's"),
-        (Shared([0, 0], before=True, kernel=False), r"row 1 .* row 0's"),
-        (Shared([1, 1], "k"), r"row 0 .* row 1's"),
-        (Shared([1, 1], "v"), r"row 0 .* row 1's"),
+        (shared([0, 0]), r"row 1 .* row 0's"),
+        (shared([1, 0], kernel=False), r"row 0 .* row 1's"),
+        (Changed(states=lambda hidden: hidden[[0, 0]]), r"row 1 .* row 0's"),
+        (Changed(states=lambda hidden: hidden[[0, 0]], kernel=False), r"row 1 .* row 0's"),
+        (shared([1, 1], "k"), r"row 0 .* row 1's"),
+        (shared([1, 1], "v"), r"row 0 .* row 1's"),
+        # values of another run have no owner, and keys of several images are told as keys
+        (Changed(lambda key, value: (key, value.flip(1) + 1)), "row 0 .* none of its batch"),
+        (Changed(states=lambda hidden: hidden.flatten(0, 1).expand(2, -1, -1)), "keys.*share keys"),
     ],
 )
-def test_another_row_s_keys_are_refused_by_name(shared, owner):
-    unet = with_self_attention(shared).unet
+def test_another_row_s_keys_are_refused_by_name(processor, owner):
+    unet = with_self_attention(processor).unet
     with pytest.raises(sdattn.CaptureError, match=owner):
         spots(unet)
 
@@ -98,68 +100,30 @@ def test_another_row_s_keys_are_refused_by_name(shared, owner):
 @pytest.mark.parametrize("order", [[[0, 0], [0, 1]], [[0, 1], [0, 0]]], ids=["first", "later"])
 def test_keys_that_are_shared_in_some_passes_alone_are_refused(order):
     """MasaCtrl begins in a later step, others end in one; over all passes the keys are nobody's."""
-    shared = Shared(order[0])
-    unet = with_self_attention(shared).unet
+    rows = []
+    unet = with_self_attention(Changed(lambda *both: (part[rows[-1]] for part in both))).unet
     with pytest.raises(sdattn.CaptureError, match=r"row 1 .* none of its batch"):
         with sdattn.capture(unet, queries=[(4, 5)]):
-            for shared.chosen in order:
+            for chosen in order:
+                rows.append(chosen)
                 unet(*INPUTS, TEXT)
 
 
 @pytest.mark.parametrize("kernel", [True, False])
 def test_rows_that_read_their_own_keys_are_shown(kernel):
-    own = spots(with_self_attention(Shared([0, 1], kernel=kernel)).unet)
+    own = spots(with_self_attention(Changed(kernel=kernel)).unet)
     plain = spots(with_self_attention(AttnProcessor2_0()).unet)
     for found, expected in zip(own, plain, strict=True):
         torch.testing.assert_close(found[0].map, expected[0].map)
 
 
-def test_values_of_another_run_are_refused_without_an_owner():
-    class Kept:
-        def __call__(self, attn, hidden_states, **_):
-            query, key, own = (part(hidden_states) for part in (attn.to_q, attn.to_k, attn.to_v))
-            parts = (by_head(attn, part) for part in (query, key, own.flip(1) + 1))
-            out = scaled_dot_product_attention(*parts).transpose(1, 2).flatten(2)
-            return attn.to_out[1](attn.to_out[0](out))
-
-    with pytest.raises(sdattn.CaptureError, match=r"row 0 .* none of its batch"):
-        spots(with_self_attention(Kept()).unet)
-
-
-def test_keys_of_several_images_are_told_as_keys():
-    class Joined:
-        def __call__(self, attn, hidden_states, encoder_hidden_states=None, **_):
-            query = by_head(attn, attn.to_q(hidden_states))
-            both = hidden_states.flatten(0, 1).expand(2, -1, -1)
-            key, value = by_head(attn, attn.to_k(both)), by_head(attn, attn.to_v(both))
-            out = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-            return attn.to_out[1](attn.to_out[0](out))
-
-    with pytest.raises(sdattn.CaptureError, match=r"keys.*share keys"):
-        spots(with_self_attention(Joined()).unet)
-
-
 def test_maps_are_not_refined_along_another_row_s_keys():
-    pipe = with_self_attention(Shared([0, 0]))
+    pipe = with_self_attention(shared([0, 0]))
     layers = sdattn.maps.aggregation.refining(pipe)
     with sdattn.capture(pipe.unet, kinds=("cross", "self"), layers=layers) as store:
         pipe.unet(*INPUTS, TEXT)
     with pytest.raises(sdattn.CaptureError, match=r"row 1 .* row 0's"):
         store.layer_maps(sdattn.maps.presets.preset_of("default", "self"))
-
-
-def test_merged_tokens_are_refused_before_a_cell_is_looked_for():
-    class Merged:
-        def __call__(self, attn, hidden_states, **_):
-            few = hidden_states[:, ::4]
-            query, key, value = (
-                by_head(attn, part(few)) for part in (attn.to_q, attn.to_k, attn.to_v)
-            )
-            out = scaled_dot_product_attention(query, key, value).transpose(1, 2).flatten(2)
-            return attn.to_out[1](attn.to_out[0](out)).repeat_interleave(4, 1)
-
-    with pytest.raises(sdattn.CaptureError, match=r"queries.*merges"):
-        spots(with_self_attention(Merged()).unet)
 
 
 def test_a_gradient_through_checkpointed_layers_is_refused_at_the_entry():

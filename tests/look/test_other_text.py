@@ -6,15 +6,12 @@ import pytest
 import torch
 from diffusers import PixArtSigmaPipeline
 from diffusers.models.attention_processor import AttnProcessor, FusedAttnProcessor2_0
-from helpers.presets import OF_UNETS
-from helpers.tiers import tiered
+from helpers.capture_runs import assert_untouched
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from helpers.transformer_rows import pixart
 from helpers.unet_rows import lora
 
-import sdattn
-from sdattn import TorchAttnProcessor, capture, generate, heatmaps, load_run
-from sdattn.keep.keep import Keep
+from sdattn import TorchAttnProcessor, capture, generate, heatmaps
 from sdattn.look.other_text import encode_text
 from sdattn.models.layers import find_layers
 
@@ -61,15 +58,6 @@ def test_the_runs_own_prompt_gives_the_runs_own_maps(name):
     assert (before == run(pipe)).all()
 
 
-def assert_untouched(unet, processors):
-    after = unet.attn_processors
-    assert all(after[name] is processors[name] for name in processors)
-    assert not unet._forward_pre_hooks
-    for layer in find_layers(unet):
-        for part in (layer.module.to_q, layer.module.to_k):
-            assert not part._forward_hooks
-
-
 @pytest.mark.parametrize("norm_cross", [False, True])
 @pytest.mark.parametrize("texts", [1, 2])
 @torch.no_grad()
@@ -88,6 +76,7 @@ def test_another_text_gets_the_softmax_of_its_own_keys(texts, norm_cross):
     with capture(unet, text_states=states, heads="all") as store:
         unet(*inputs)
     assert (store.n_text, store.n_keys, store.images) == (9, 9, 2)
+    assert store.nbytes == store.expected_nbytes
     for layer in cross:
         module, found = layer.module, store.maps[layer.name]
         assert found.shape == (2, layer.heads, *layer.grid((16, 24)), 9)
@@ -105,16 +94,6 @@ def test_another_text_gets_the_softmax_of_its_own_keys(texts, norm_cross):
                 torch.testing.assert_close(
                     found[image, head].flatten(0, 1).double(), expected, atol=1e-6, rtol=0
                 )
-
-
-def test_the_keys_are_those_of_a_lora_too():
-    plain, adapted = make_pipeline(), lora("loaded")()
-    found = []
-    for pipe in (plain, adapted):
-        with capture(pipe, text_states=encode_text(plain, "a dog"), layers="down") as store:
-            run(pipe, num_inference_steps=1)
-        found.append(store.maps["down_blocks.0.attentions.0.transformer_blocks.0.attn2"])
-    assert (found[0] - found[1]).abs().max() > 1e-3
 
 
 def test_of_a_guided_batch_the_prompts_rows_are_asked():
@@ -136,18 +115,6 @@ def test_of_a_guided_batch_the_prompts_rows_are_asked():
     assert (store.maps[MID] - every.maps[MID][:2]).abs().max() > 1e-4
 
 
-@pytest.mark.parametrize("steps", ["mean", (0.5, 1.0), "last", "all"])
-@pytest.mark.slow
-def test_memory_is_what_was_said_beforehand(steps):
-    pipe = make_pipeline()
-    states = encode_text(pipe, "a dog")[:, :5]
-    with capture(pipe, text_states=states, steps=steps) as store:
-        run(pipe, num_inference_steps=4, num_images_per_prompt=2)
-    layers = [layer for layer in find_layers(pipe.unet) if layer.kind == "cross"]
-    said = Keep.of(steps).nbytes(layers, (8, 12), 5, images=2, passes=4)
-    assert store.nbytes == store.expected_nbytes == said
-
-
 def test_clip_skip_is_heeded():
     pipe = make_sdxl_pipeline()
     states = [encode_text(pipe, PROMPT, options) for options in ({}, {"clip_skip": 1})]
@@ -162,22 +129,22 @@ def test_clip_skip_is_heeded():
 # -- what cannot be asked -------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("shape", [(1, 77, 33), (77, 32), (1, 1, 77, 32)])
-def test_states_of_another_width_are_refused(tiny_unet, shape):
-    before = tiny_unet.attn_processors
-    message = r"this model takes \[1 or images, tokens, 32\]. Encode the text with its own"
-    with (
-        pytest.raises(ValueError, match=message),
-        capture(tiny_unet, text_states=torch.rand(shape)),
-    ):
-        pass
-    assert_untouched(tiny_unet, before)
+TAKES = r"this model takes \[1 or images, tokens, 32\]. Encode the text with its own"
 
 
-def test_another_number_of_texts_than_images_is_refused(tiny_unet):
+@pytest.mark.parametrize(
+    ("shape", "message"),
+    [
+        ((1, 77, 33), TAKES),
+        ((77, 32), TAKES),
+        ((1, 1, 77, 32), TAKES),
+        ((3, 5, 32), "text_states.*3.*run"),
+    ],
+)
+def test_states_of_another_width_or_number_are_refused(tiny_unet, shape, message):
     before = tiny_unet.attn_processors
-    with pytest.raises(ValueError, match="text_states.*3.*run"):
-        with capture(tiny_unet, text_states=torch.rand(3, 5, 32)):
+    with pytest.raises(ValueError, match=message):
+        with capture(tiny_unet, text_states=torch.rand(shape)):
             tiny_unet(torch.randn(2, 4, 16, 16), 1, torch.randn(2, 77, 32))
     assert_untouched(tiny_unet, before)
 
@@ -257,23 +224,6 @@ def test_a_store_that_was_asked_is_read_like_any_other():
     torch.testing.assert_close(found["cat"].values, torch.stack(layers).mean(0)[..., 2])
 
 
-@pytest.mark.parametrize("name", tiered(OF_UNETS))
-@pytest.mark.slow
-def test_every_preset_and_refining_go_with_it(name, tmp_path):
-    pipe = make_pipeline()
-    one = generate(pipe, PROMPT, ask="dog cat", preset=name, refine="self", **SMALL)
-    plain = generate(pipe, PROMPT, preset=name, refine="self", **SMALL)
-    assert torch.equal(one.heatmaps[0].maps, plain.heatmaps[0].maps)
-    [asked] = one.asked_heatmaps
-    assert asked.words == ("dog", "cat")
-    assert asked["cat"].values.shape == one.heatmaps[0]["cat"].values.shape
-    assert asked.preset == one.heatmaps[0].preset
-    [folder] = one.save(tmp_path / "run")
-    drawn = sorted(path.name for path in (folder / "asked" / "heatmaps").iterdir())
-    assert drawn == ["01-dog.png", "02-cat.png"]
-    assert load_run(folder).info["asked"] == "dog cat"
-
-
 @pytest.mark.slow
 def test_asked_maps_are_refined_along_the_same_image():
     """On one grid: affinity @ maps."""
@@ -285,16 +235,6 @@ def test_asked_maps_are_refined_along_the_same_image():
     maps = plain.asked_heatmaps[0].maps.double()
     expected = (affinity @ maps.flatten(0, 1)).unflatten(0, size)
     torch.testing.assert_close(sharper.asked_heatmaps[0].maps.double(), expected, atol=1e-6, rtol=0)
-
-
-@pytest.mark.slow
-def test_asking_holds_no_more_than_the_words_and_what_is_around_them(monkeypatch):
-    stores = []
-    real = sdattn.MapStore.check
-    monkeypatch.setattr(sdattn.MapStore, "check", lambda s: stores.append(s) or real(s))
-    generate(make_pipeline(), PROMPT, ask="dog cat", **SMALL)
-    assert len(stores) == 2
-    assert 77 * stores[1].nbytes == 4 * stores[0].nbytes
 
 
 def test_an_empty_question_is_refused_before_the_model_runs():

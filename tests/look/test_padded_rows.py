@@ -1,5 +1,5 @@
 """Pipelines that fill up each text in a way of their own: rows of unlike lengths, guidance that
-ends early, what the device is read for, and what is refused."""
+ends early, and what is refused."""
 
 import math
 
@@ -12,12 +12,11 @@ from diffusers import (
     ZImageInpaintPipeline,
     ZImagePipeline,
 )
-from helpers.padded_rows import LONG, cogview4, hunyuan_dit, krea2, lumina2, z_image
-from helpers.reads import reads_by_call
+from helpers.padded_rows import LONG, lumina2, z_image
 from helpers.tiers import tiered
 
 import sdattn
-from sdattn import AttentionStore, CaptureError, CaptureWarning, capture
+from sdattn import CaptureError, CaptureWarning, capture
 
 SIZE = {"height": 64, "width": 80, "num_inference_steps": 2, "output_type": "latent"}
 UNGUIDED = {lumina2: {"guidance_scale": 1.0, "system_prompt": "Paint"}, z_image: {}}
@@ -55,35 +54,13 @@ def test_heatmaps_know_the_prompts_that_z_image_wrote_over():
     assert [one.prompt.text for one in store.heatmaps(preset="default")] == TWO
 
 
-@pytest.mark.parametrize("negative", ["dog", f"{LONG} {LONG}"], ids=["short", "long"])
-def test_guidance_of_z_image_may_end_in_the_middle(negative):
-    """Against the number of captions that the model got: the prompt's first."""
-    pipe, captions = z_image(), []
-    pipe.transformer.register_forward_pre_hook(lambda _model, args: captions.append(len(args[2])))
-    options = {**SIZE, "num_inference_steps": 4, "guidance_scale": 4.0, "cfg_truncation": 0.6}
-    for _ in range(2):  # the second run begins with guidance again
-        with (
-            capture(pipe, steps="all") as store,
-            capture(pipe, branch="unconditional", steps="all") as other,
-        ):
-            pipe("a red cat", negative_prompt=negative, **options)
-        guided = captions.count(2)
-        assert captions == [2] * guided + [1] * (4 - guided)
-        assert 0 < guided < 4
-        captions.clear()
-        assert [one.rows for one in store.passes] == [(0,)] * 4
-        assert store.n_text == 32
-        assert [one.rows for one in other.passes] == [(1,)] * guided
-        assert other.skipped == 4 - guided
-        assert other.n_text == (32 if negative == "dog" else 64)
-
-
 IMG2IMG = ZImageImg2ImgPipeline, {"image": torch.rand(2, 3, 64, 80), "strength": 0.5}
 INPAINT = ZImageInpaintPipeline, {**IMG2IMG[1], "mask_image": torch.ones(2, 1, 64, 80)}
 
 
 def rows_by_step(pipe, branch, **options):
-    """Rows of each call of the model, and what a capture kept of each call that it kept."""
+    """Rows of each call of the model, what a capture kept of each call that it kept, and its
+    store."""
     rows = []
     hook = pipe.transformer.register_forward_pre_hook(
         lambda _model, args: rows.append(len(args[0]))
@@ -94,7 +71,7 @@ def rows_by_step(pipe, branch, **options):
             pipe("a red cat", **{**SIZE, "num_inference_steps": 6, **given, **options})
     finally:
         hook.remove()
-    return rows, [one.rows for one in store.passes]
+    return rows, [one.rows for one in store.passes], store
 
 
 @pytest.mark.parametrize("kind", [(ZImagePipeline, {}), IMG2IMG, INPAINT], ids=lambda kind: kind[0])
@@ -102,16 +79,20 @@ def rows_by_step(pipe, branch, **options):
 def test_guidance_of_z_image_may_never_begin(kind, truncation):
     """Against the rows of each call: two images are four rows with guidance, and two without."""
     pipe, options = z_image(kind[0]), {**kind[1], "cfg_truncation": truncation}
-    for _ in range(2):
-        rows, kept = rows_by_step(pipe, "conditional", **options)
+    for _ in range(2):  # the second run begins with guidance again
+        rows, kept, store = rows_by_step(pipe, "conditional", **options)
         assert kept == [(0, 1)] * len(rows) and set(rows) <= {2, 4}
+        assert store.n_text == 32
     if 4 in rows:
-        rows, kept = rows_by_step(pipe, "unconditional", **options)
-        assert kept == [(2, 3)] * rows.count(4)
+        for negative, n_text in (("dog", 32), (f"{LONG} {LONG}", 64)):
+            options["negative_prompt"] = negative
+            rows, kept, store = rows_by_step(pipe, "unconditional", **options)
+            assert kept == [(2, 3)] * rows.count(4)
+            assert (store.skipped, store.n_text) == (rows.count(2), n_text)
         return
     assert truncation is not None and truncation < 1
     with pytest.warns(CaptureWarning, match="never for the unconditional branch"):
-        assert rows_by_step(pipe, "unconditional", **options) == (rows, [])
+        assert rows_by_step(pipe, "unconditional", **options)[:2] == (rows, [])
     with pytest.warns(CaptureWarning), capture(pipe, branch="unconditional") as store:
         given = {**SIZE, "num_inference_steps": 6, "num_images_per_prompt": 2, **options}
         pipe("a red cat", negative_prompt="dog", guidance_scale=4.0, **given)
@@ -135,7 +116,7 @@ def test_guidance_ends_in_the_very_step_in_which_the_pipeline_ends_it(kind, sche
     seen = set()
     for at in progress:
         for truncation in (at, math.nextafter(at, -1)):
-            rows, kept = rows_by_step(pipe, "conditional", **kind[1], cfg_truncation=truncation)
+            rows, kept, _ = rows_by_step(pipe, "conditional", **kind[1], cfg_truncation=truncation)
             assert kept == [(0, 1)] * len(rows)
             seen.add(rows.count(4))
     assert len(seen) == len(rows) + 1
@@ -152,24 +133,9 @@ def test_guidance_that_a_callback_switches_off_and_on(kind, changed):
         return {}
 
     for branch, expected in (("conditional", (0, 1)), ("unconditional", (2, 3))):
-        rows, kept = rows_by_step(pipe, branch, **kind[1], callback_on_step_end=switch)
+        rows, kept, _ = rows_by_step(pipe, branch, **kind[1], callback_on_step_end=switch)
         guided = [count for count in rows if count == 4 or branch == "conditional"]
         assert rows[:3] == [4, 2, 4] and kept == [expected] * len(guided)
-
-
-@pytest.mark.parametrize("make", [z_image, lumina2])
-@pytest.mark.slow
-def test_rows_of_unlike_lengths_are_read_in_the_first_pass_only(make, monkeypatch):
-    # the kernel of the CPU hands out its logsumexp, which is then looked at
-    monkeypatch.setattr("sdattn.look.sdpa.backend_with_logsumexp", lambda _call: 0)
-    pipe = make()
-    options = {**SIZE, "num_inference_steps": 3, "guidance_scale": 4.0}
-    with reads_by_call(pipe.transformer) as plain:
-        pipe(list(TWO), **options)
-    with reads_by_call(pipe.transformer) as watched, capture(pipe):
-        pipe(list(TWO), **options)
-    assert len(plain) == len(watched)
-    assert watched[1:] == plain[1:]
 
 
 def test_a_hand_written_processor_that_multiplies_itself_takes_rows_of_one_length():
@@ -196,30 +162,6 @@ class Multiplies:
         key, value = (part.expand_as(query) for part in (key, value))
         probs = torch.softmax(query @ key.mT / 4, dim=-1)
         return attn.to_out[0](torch.matmul(probs, value).transpose(1, 2).flatten(2))
-
-
-REFUSED = {
-    z_image: "text differently in each row",
-    lumina2: "text differently in each row",
-    cogview4: "two streams and no projections for the text",
-    krea2: "no heads with projections",
-    hunyuan_dit: "does more than a plain attention",
-}
-
-
-@pytest.mark.parametrize("make", REFUSED)
-def test_what_would_change_the_attention_is_refused_by_name(make):
-    pipe = make()
-    before = set(vars(pipe.transformer))
-    with pytest.raises(TypeError, match=REFUSED[make]):
-        sdattn.knockout(pipe, "a red cat", "cat", height=64, width=64, num_inference_steps=1)
-    with pytest.raises(TypeError, match="UNet of Stable Diffusion|no projections for the text"):
-        AttentionStore(pipeline=pipe)
-    with pytest.raises(TypeError, match="Asked about another text"):
-        sdattn.generate(pipe, "a red cat", ask="dog", height=64, width=64, num_inference_steps=1)
-    with pytest.raises(TypeError, match="This needs a .*found a"):
-        sdattn.edit.edit(pipe, "a red cat", "a red dog", height=64, width=64)
-    assert set(vars(pipe.transformer)) == before
 
 
 def test_z_image_omni_is_refused_by_name():

@@ -1,17 +1,18 @@
 """Joint attention that attends to one row of the batch at a time (Mochi): each row's calls against
 a softmax in float64, the whole pipeline against each row alone, layers without set_processor."""
 
+from contextlib import nullcontext
 from types import SimpleNamespace
 
 import pytest
 import torch
 from diffusers.models.attention_processor import MochiAttnProcessor2_0
+from helpers.joint_models import attending
 from helpers.joint_video_rows import mochi
 from helpers.matrix_oracle import softmax_in_float64
 from torch import nn
 from torch.nn.functional import scaled_dot_product_attention
 
-import sdattn
 from sdattn import CaptureWarning, capture
 from sdattn.attention.calls import AttentionCall
 from sdattn.look.attended import softmax_of
@@ -181,86 +182,54 @@ class Weighted(nn.Module):
         super().__init__()
         self.inner_processor = inner
 
-    def __call__(self, attn, hidden_states, encoder_hidden_states, attention_mask, **more):
-        return self.inner_processor(
-            attn, hidden_states, encoder_hidden_states, attention_mask, **more
-        )
+    def __call__(self, attn, *states, **more):
+        return self.inner_processor(attn, *states, **more)
 
 
 @pytest.mark.parametrize("inside", [False, True])
 def test_a_module_for_a_processor_is_watched_and_put_back(inside):
-    pipe = mochi()
-    with capture(pipe) as expected:
+    def drawn(pipe):
         pipe(TWO, generator=torch.Generator().manual_seed(0), **SIZE)
+
+    pipe, told = mochi(), nullcontext()
+    with capture(pipe) as expected:
+        drawn(pipe)
     layer = pipe.transformer.get_submodule(FIRST)
-    own = layer.processor
+    weighted = Weighted(layer.processor)
     if not inside:
         del layer.processor
-        layer.processor = Weighted(own)
+        layer.processor = weighted
     before = layer.processor
     with capture(pipe) as store:
         if inside:
-            layer.processor = Weighted(own)
-            with pytest.warns(CaptureWarning, match="1 attention processors were replaced"):
-                pipe(TWO, generator=torch.Generator().manual_seed(0), **SIZE)
-        else:
-            pipe(TWO, generator=torch.Generator().manual_seed(0), **SIZE)
+            layer.processor = weighted
+            told = pytest.warns(CaptureWarning, match="1 attention processors were replaced")
+        with told:
+            drawn(pipe)
     assert layer.processor is before
     assert ("processor" in layer._modules) == (not inside)
     for name, maps in expected.maps.items():
         torch.testing.assert_close(store.maps[name], maps, atol=1e-6, rtol=0)
 
 
-class TextFirst(MochiAttnProcessor2_0):
-    """Joins each row's text before its video."""
-
-    def __call__(self, attn, hidden_states, encoder_hidden_states, attention_mask, **_):
-        def heads(part, states):
-            return part(states).unflatten(2, (attn.heads, -1)).transpose(1, 2)
-
-        video = [heads(part, hidden_states) for part in (attn.to_q, attn.to_k, attn.to_v)]
-        text = (attn.add_q_proj, attn.add_k_proj, attn.add_v_proj)
-        text = [heads(part, encoder_hidden_states) for part in text]
-        made = []
-        for row, mask in enumerate(attention_mask.bool()):
-            words = [part[row : row + 1, :, mask] for part in text]
-            joined = [
-                torch.cat([two, one[row : row + 1]], 2)
-                for one, two in zip(video, words, strict=True)
-            ]
-            made.append(self.attend(*joined)[:, :, int(mask.sum()) :])
-        image = torch.cat(made).transpose(1, 2).flatten(2)
-        return attn.to_out[0](image), encoder_hidden_states * 0
-
-    def attend(self, query, key, value):
-        return scaled_dot_product_attention(query, key, value)
+def text_first(query, key, value, **options):
+    video = 2 * 4 * 6
+    turned = [part.roll(-video, dims=2) for part in (query, key, value)]
+    return scaled_dot_product_attention(*turned, **options).roll(video, dims=2)
 
 
-class Multiplies(TextFirst):
-    def attend(self, query, key, value):
-        return torch.softmax(query @ key.mT, dim=-1) @ value
+def multiplied(query, key, value, **options):
+    return torch.softmax(query @ key.mT, dim=-1) @ value
 
 
-@pytest.mark.parametrize("kind", [TextFirst, Multiplies])
-def test_rows_that_cannot_be_known_are_refused_by_name(kind):
+@pytest.mark.parametrize("attend", [text_first, multiplied])
+def test_rows_that_cannot_be_known_are_refused_by_name(attend):
     pipe = mochi()
-    pipe.transformer.transformer_blocks[0].attn1.processor = kind()
-    said = f"from the processor {kind.__name__} is not what any attention"
+    layer = pipe.transformer.transformer_blocks[0].attn1
+    layer.processor = attending(MochiAttnProcessor2_0, attend)
+    said = "from the processor Odd is not what any attention"
     with pytest.raises(RuntimeError, match=said), capture(pipe):
         pipe(TWO, **SIZE)
-
-
-def test_what_changes_videos_is_refused_before_the_model_runs(pipe, monkeypatch):
-    monkeypatch.setattr(type(pipe.transformer), "forward", lambda *_, **__: pytest.fail("it ran"))
-    small = {"height": 64, "width": 96, "num_inference_steps": 2}
-    for way in (
-        lambda: sdattn.AttentionStore(pipeline=pipe),
-        lambda: sdattn.knockout(pipe, TWO[0], "cat", **small),
-        lambda: sdattn.edit.edit(pipe, TWO[0], "a red dog", **small),
-        lambda: sdattn.generate(pipe, TWO[0], ask="dog", num_frames=7, **small),
-    ):
-        with pytest.raises(TypeError, match="makes videos|found a MochiPipeline|another text"):
-            way()
 
 
 def test_sizes_and_frames_are_those_of_the_pipeline(pipe):

@@ -7,21 +7,29 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 
 from sdattn.attention.calls import AttentionCall
-from sdattn.attention.plain import logsumexp
 from sdattn.look.attended import softmax_of
 from sdattn.look.sdpa import SdpaWatch
 
+QUERY, KEY = torch.randn(2, 1, 2, 300, 40, generator=torch.Generator().manual_seed(0))
+FAR = 2 + QUERY.abs()
+SCORES = {
+    "small": (QUERY, KEY),
+    "large": (5 * QUERY, KEY),
+    "larger": (20 * QUERY, KEY),
+    "far below 0": (FAR, -FAR),  # float32 holds no more digits of -50 than of 50
+}
 
-@pytest.mark.parametrize("scale", [1, 5, 20])
+
+@pytest.mark.parametrize("scores", SCORES)
 @torch.no_grad()
-def test_probabilities_of_large_scores(scale):
-    query, key = torch.randn(2, 1, 2, 300, 40, generator=torch.Generator().manual_seed(0))
+def test_probabilities_of_large_scores(scores):
+    query, key = SCORES[scores]
     with SdpaWatch() as watch:
-        scaled_dot_product_attention(scale * query, key, key)
+        scaled_dot_product_attention(query, key, key)
     [seen] = watch.calls
-    assert (seen.logsumexp is None) == (scale >= 5)
+    assert (seen.logsumexp is None) == (scores != "small")
     found = softmax_of(seen).every_head(None)
-    expected = (scale * query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
+    expected = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
     torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
 
 
@@ -37,38 +45,11 @@ def test_a_cast_by_autocast_is_left_to_it():
     assert torch.equal(found, expected)
 
 
-@torch.no_grad()
-def test_the_logsumexp_of_large_negative_scores_is_as_little_exact():
-    """float32 holds no more digits of -50 than of 50."""
-    query = 2 + 2 * torch.rand(1, 1, 300, 40, generator=torch.Generator().manual_seed(0))
-    key = -query
-    with SdpaWatch() as watch:
-        scaled_dot_product_attention(query, key, key)
-    [seen] = watch.calls
-    assert seen.logsumexp is None
-    found = softmax_of(seen).every_head(None)
-    expected = (query.double() @ key.double().mT / math.sqrt(40)).softmax(-1)
-    torch.testing.assert_close(found.double(), expected, atol=1e-5, rtol=0)
-
-
-@pytest.mark.parametrize("told", [True, False])
-@torch.no_grad()
-def test_the_scale_is_that_of_the_call(told, monkeypatch):
-    if not told:
-        monkeypatch.setattr("sdattn.look.sdpa.backend_with_logsumexp", lambda *_: False)
-    query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
-    with SdpaWatch() as watch:
-        scaled_dot_product_attention(query, key, key, scale=0.1)
-    [seen] = watch.calls
-    assert (seen.logsumexp is not None) == told
-    found = softmax_of(seen).every_head(None)
-    expected = (query.double() @ key.double().mT * 0.1).softmax(-1)
-    torch.testing.assert_close(found.double(), expected, atol=1e-6, rtol=0)
-
-
+@pytest.mark.parametrize("few", [1, 512], ids=["a logsumexp", "a softmax"])
 @pytest.mark.parametrize("slices", [1, 2**10, 2**30])
 @pytest.mark.parametrize("mask", ["none", "keys", "keys and queries", "added"])
-def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
+def test_probabilities_without_a_told_logsumexp(mask, slices, few, monkeypatch):
+    monkeypatch.setattr("sdattn.look.attended.FEW_KEYS", few)
     monkeypatch.setattr("sdattn.attention.plain.SLICE", slices)
     monkeypatch.setattr("sdattn.look.attended.PART", slices)  # a head at a time, or all
     generator = torch.Generator().manual_seed(0)
@@ -83,16 +64,13 @@ def test_probabilities_without_a_told_logsumexp(mask, slices, monkeypatch):
     expected = scores.softmax(-1)[[2, 0]][:, :, 4:, :4]
     attended = softmax_of(AttentionCall(query, key, mask=given), slice(4, 11), slice(0, 4))
     for columns in (None, [3, 1]):
-        found = attended.of_rows((2, 0)).every_head(columns)
+        rows = attended.of_rows((2, 0))
         wanted = expected if columns is None else expected[..., columns]
+        found = rows.every_head(columns)
         torch.testing.assert_close(found.double(), wanted, atol=1e-6, rtol=0)
-
-
-def test_the_logsumexp_in_slices(monkeypatch):
-    monkeypatch.setattr("sdattn.attention.plain.SLICE", 100)
-    query, key = torch.randn(2, 1, 2, 33, 8, generator=torch.Generator().manual_seed(0))
-    expected = (0.5 * query.double() @ key.double().mT).logsumexp(-1)
-    torch.testing.assert_close(logsumexp(query, key, None, 0.5).double(), expected)
+        total = rows.add_to(None, columns)
+        assert rows.add_to(total, columns) is total
+        torch.testing.assert_close(total.double(), 2 * wanted.sum(1), atol=2e-6, rtol=0)
 
 
 def normal(*shape):
@@ -130,6 +108,7 @@ CALLS = {
     "a mask of folded heads": (heads(4), {"attn_mask": normal(4, 1, 5)}),
     "a mask of folded rows": (heads(4), {"attn_mask": normal(1, 6, 5)}),
     "scale": (heads(4), {"scale": 0.3}),
+    "scale, four axes": (heads(2, 2), {"scale": 0.1}),
     "float64": (tuple(part.double() for part in heads(4)), {}),
 }
 

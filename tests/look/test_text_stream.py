@@ -2,16 +2,16 @@
 
 import pytest
 import torch
-from helpers.joint_models import COLS, MODELS, N_TEXT, ROWS, inputs
+from helpers.joint_models import MODELS, N_TEXT, inputs
+from helpers.joint_parity import spans_of
+from helpers.matrix_oracle import recorded
 from helpers.tiers import tiered
 from helpers.transformer_rows import flux, qwen_image, sd3
-from torch.nn.functional import scaled_dot_product_attention
-from torch.overrides import TorchFunctionMode
 
 from sdattn import capture, generate
 from sdattn.keep.capture import find_denoiser
 
-CELLS, STREAMS = ROWS * COLS, ("SD3", "FLUX.1", "FLUX.2")
+STREAMS = ("SD3", "FLUX.1", "FLUX.2")
 PROMPT = "a red cat on the sofa"
 STEPS = {"num_inference_steps": 2, "max_sequence_length": 16, "height": 128, "width": 128}
 
@@ -21,42 +21,23 @@ def other_states(model, texts=1):
     return torch.randn(texts, N_TEXT, model.config.joint_attention_dim, generator=generator)
 
 
-class Softmaxes(TorchFunctionMode):
-    """The mean over heads of each call of torch's attention, float64 ``[B, N, T]``."""
-
-    def __init__(self):
-        super().__init__()
-        self.of = []
-
-    def __torch_function__(self, func, types, args=(), kwargs=None):
-        if func is scaled_dot_product_attention:
-            named = kwargs or {}
-            query, key = args[:2] if args else (named["query"], named["key"])
-            scores = query.double() @ key.double().mT / query.shape[-1] ** 0.5
-            self.of.append(scores.softmax(-1).mean(1))
-        return func(*args, **(kwargs or {}))
-
-
 def by_hand(kind, model, given, states):
     """What the image would pay to the states, block by block, float64 ``[N, T]`` each: blocks are
     run one after the other on the image that came into each of them in the model's own run."""
     seen = []
     hooks = [
-        block.register_forward_pre_hook(lambda _, *got: seen.append(got), with_kwargs=True)
+        block.register_forward_pre_hook(lambda _, args, named: seen.append(named), with_kwargs=True)
         for block in model.transformer_blocks
     ]
     model(**given)
     for hook in hooks:
         hook.remove()
-    text, found = model.context_embedder(states), []
-    image = slice(CELLS) if kind == "SD3" else slice(N_TEXT, None)
-    columns = slice(CELLS, None) if kind == "SD3" else slice(N_TEXT)
-    for block, (args, named) in zip(model.transformer_blocks, seen, strict=True):
-        assert not args
-        with Softmaxes() as softmaxes:
+    text = model.context_embedder(states)
+    with recorded(model, ("joint",)) as record:
+        for block, named in zip(model.transformer_blocks, seen, strict=True):
             text, _ = block(**{**named, "encoder_hidden_states": text})
-        found.append(softmaxes.of[0][0, image, columns])
-    return found
+    image, columns = spans_of(kind)
+    return [probs[0, :, image, columns].mean(0) for [probs] in record.values()]
 
 
 @pytest.mark.parametrize("kind", STREAMS)

@@ -1,16 +1,10 @@
-"""Heatmaps against the formula in float64 and the law that a cell's attention sums to 1.
+"""Heatmaps of stores, and several words in one image; test_aggregation.py has the formulas."""
 
-The formulas of the other presets are in test_aggregation.py.
-"""
-
-import numpy as np
 import pytest
 import torch
-from helpers.bilinear import stretch
-from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline
 
-from sdattn import CaptureError, Heatmap, Heatmaps, capture, heatmaps, read_prompt
+from sdattn import CaptureError, Heatmap, Heatmaps, MapStore, capture, heatmaps, read_prompt
 from sdattn.maps.masks import smooth
 
 PROMPT = "a red cat and a turquoise dog"
@@ -23,143 +17,12 @@ def run(pipe, prompt=PROMPT, seed=0, **options):
     ).images
 
 
-LARGE = {"height": 256, "width": 384, "num_inference_steps": 4}  # 32x48, 16x24, 8x12, 4x6 cells
-
-
 @pytest.fixture(scope="module")
 def captured():
     pipe = make_pipeline()
-    with capture(pipe, steps="all", heads="all") as store:
-        run(pipe, **LARGE)
+    with capture(pipe) as store:
+        run(pipe)
     return pipe, store
-
-
-def way_up(store, columns, steps):
-    """The mean over the layers of the way up on 16 cells and more, written out in float64."""
-    layers = [name for name in store.maps if name.startswith("up_blocks")]
-    layers = [name for name in layers if min(store.maps[name].shape[3:5]) >= 16]
-    assert len(layers) == 6  # of two resolutions
-    expected = np.zeros((32, 48))
-    for name in layers:
-        kept = store.maps[name][0, steps].double().mean((0, 1))  # over steps and heads
-        expected += stretch(kept[..., list(columns)].sum(-1).numpy(), (32, 48)) / len(layers)
-    return expected
-
-
-@pytest.mark.slow
-def test_a_word_is_the_mean_over_the_way_up_of_its_columns(captured):
-    """Over the second half of the schedule, as far as the store tells its steps apart."""
-    pipe, store = captured
-    columns = read_prompt(pipe.tokenizer, PROMPT).find("turquoise")[0]
-    assert len(columns) == 9
-    [found] = heatmaps(store, pipe.tokenizer, PROMPT)
-    expected = way_up(store, columns, [2, 3])
-    np.testing.assert_allclose(found["turquoise"].values.double(), expected, atol=1e-6)
-
-
-@pytest.mark.parametrize(
-    ("kept", "steps"),
-    tiered(
-        [("mean", [0, 1, 2, 3]), ("last", [3]), ((0.5, 1.0), [2, 3]), ((0.0, 0.3), [0]),
-         ([0, 3], [0, 3]), ([0, 1], [0, 1])], quick=1),
-)  # fmt: skip
-@pytest.mark.slow
-def test_other_steps_than_the_second_half_are_read_as_they_were_kept(captured, kept, steps):
-    pipe, store = captured
-    with capture(pipe, steps=kept) as some:
-        run(pipe, **LARGE)
-    [found] = heatmaps(some, pipe.tokenizer, PROMPT)
-    expected = way_up(store, [3], steps)
-    np.testing.assert_allclose(found["cat"].values.double(), expected, atol=1e-6)
-    assert abs(expected - way_up(store, [3], [2, 3])).max() > 1e-5 or steps == [2, 3]
-
-
-def test_a_cells_attention_sums_to_1(captured):
-    pipe, store = captured
-    [found] = heatmaps(store, pipe.tokenizer, PROMPT)
-    torch.testing.assert_close(found.maps.sum(-1), torch.ones(32, 48))
-    total = sum(one.values for one in found.occurrences())
-    for special in ("<sos>", "<eos>", "<pad>"):
-        total = total + found[special].values
-    torch.testing.assert_close(total, torch.ones(32, 48))
-
-
-@pytest.mark.slow
-def test_the_running_mean_gives_the_same(captured):
-    pipe, store = captured
-    with capture(pipe, steps=(0.5, 1.0)) as mean:
-        run(pipe, **LARGE)
-    [full], [short] = (heatmaps(s, pipe.tokenizer, PROMPT) for s in (store, mean))
-    torch.testing.assert_close(full.maps, short.maps)
-
-
-def test_words_phrases_tokens_and_repeats(captured):
-    pipe, store = captured
-    [found] = heatmaps(store, pipe.tokenizer, PROMPT)
-    assert found.words == ("a", "red", "cat", "and", "a", "turquoise", "dog")
-    assert list(found) == ["a", "red", "cat", "and", "turquoise", "dog"]
-    assert len(found) == 6
-    assert "cat" in found
-    assert "cow" not in found
-    phrase = found["red cat"]
-    torch.testing.assert_close(phrase.values, found["red"].values + found["cat"].values)
-    first, second = found.find("a")
-    torch.testing.assert_close(found["a"].values, first.values + second.values)
-    assert not torch.equal(first.values, second.values)
-    torch.testing.assert_close(found[2].values, found["red"].values)
-    assert found[2].label == "red</w>"
-    assert repr(phrase).startswith("Heatmap('red cat', 32x48, ")
-
-
-@pytest.mark.parametrize(("key", "message"), [("cow", "Its words are: a, red"), (77, "0 to 76")])
-def test_what_is_not_there_is_told(captured, key, message):
-    pipe, store = captured
-    with pytest.raises(KeyError, match=message):
-        heatmaps(store, pipe.tokenizer, PROMPT)[0][key]
-
-
-@pytest.mark.slow
-def test_a_phrase_that_overlaps_itself_counts_each_of_its_columns_once():
-    pipe = make_pipeline()
-    with capture(pipe) as store:
-        run(pipe, "cat cat cat")
-    [found] = heatmaps(store, pipe.tokenizer, "cat cat cat")
-    assert [one.columns for one in found.find("cat cat")] == [(1, 2), (2, 3)]
-    expected = sum(found.token(column).values for column in (1, 2, 3))
-    torch.testing.assert_close(found["cat cat"].values, expected)
-
-
-@pytest.mark.slow
-def test_images_are_never_mixed():
-    """Two prompts, two images each: as four single runs, with the same noise."""
-    pipe = make_pipeline()
-    prompts = ["a red cat", "dog dog and more"]
-    latents = torch.randn(4, 4, 16, 24, generator=torch.Generator().manual_seed(3))
-    with capture(pipe) as store:
-        run(pipe, prompts, num_images_per_prompt=2, latents=latents)
-    together = heatmaps(store, pipe.tokenizer, prompts)
-    assert [one.prompt.text for one in together] == [prompts[0]] * 2 + [prompts[1]] * 2
-    for i, one in enumerate(together):
-        with capture(pipe) as store:
-            run(pipe, prompts[i // 2], latents=latents[i : i + 1])
-        [alone] = heatmaps(store, pipe.tokenizer, prompts[i // 2])
-        torch.testing.assert_close(one.maps, alone.maps, atol=1e-6, rtol=0)
-
-
-@pytest.mark.slow
-def test_chosen_columns_only():
-    pipe = make_pipeline()
-    columns = [c for one in read_prompt(pipe.tokenizer, PROMPT).find("cat") for c in one]
-    with capture(pipe, tokens=columns) as store:
-        run(pipe)
-    [some] = heatmaps(store, pipe.tokenizer, PROMPT)
-    with capture(pipe) as store:
-        run(pipe)
-    [every] = heatmaps(store, pipe.tokenizer, PROMPT)
-    assert some.words == ("cat",)
-    torch.testing.assert_close(some["cat"].values, every["cat"].values)
-    with pytest.raises(KeyError, match="were not captured"):
-        some["dog"]
 
 
 def test_sdxl_comes_at_its_finest_attention():
@@ -249,3 +112,18 @@ def test_a_word_that_is_not_in_the_prompt_has_no_segment(scattered):
 def test_maps_need_as_many_columns_as_the_prompt(tokenizer):
     with pytest.raises(ValueError, match="5.*prompt.*'a cat'"):
         Heatmaps(read_prompt(tokenizer, "a cat"), torch.zeros(2, 2, 5))
+
+
+@pytest.mark.slow
+def test_a_store_hands_prompt_and_options_on_to_heatmaps():
+    pipe = make_pipeline()
+    with capture(pipe, heads="all") as store:
+        run(pipe, "a red cat")
+    assert type(store) is MapStore
+    assert store.heatmaps()[0].words == ("a", "red", "cat")
+    (named,) = store.heatmaps(pipe, {"dog": [2]}, preset="daam")
+    (expected,) = heatmaps(store, pipe, {"dog": [2]}, preset="daam")
+    assert named.words == ("dog",)
+    assert torch.equal(named["dog"].map, expected["dog"].map)
+    with pytest.raises(ValueError, match="a blue dog"):  # another prompt than was drawn
+        store.heatmaps(pipe, "a blue dog")

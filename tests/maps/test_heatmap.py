@@ -1,14 +1,13 @@
 """One word's map as values, masks and in colour over its image."""
 
 import io
-import math
 
 import numpy as np
 import pytest
 import torch
 from helpers.bilinear import stretch
 from helpers.overlays import overlaid
-from helpers.tiny_pipelines import make_pipeline
+from helpers.smoothing import smooth_in_loops
 from helpers.tiny_tokenizers import tiny_tokenizer
 from matplotlib import pyplot
 from PIL import Image
@@ -118,38 +117,23 @@ def test_mask_is_where_the_map_reaches_its_share_of_the_range(blob):
     assert large.dtype == torch.bool
     assert (large.numpy() == (expected >= 0.5 * expected.max() - 1e-9)).all()
     assert not Heatmap("cat", torch.zeros(4, 6), (2,)).mask(threshold=0.0).any()
+    with pytest.raises(ValueError, match="size=.*height, width"):
+        blob.resize(None)
 
 
-@pytest.mark.parametrize("threshold", [-0.1, 1.1, float("nan")])
-def test_a_threshold_is_a_share(blob, threshold):
-    with pytest.raises(ValueError, match="from 0 to 1"):
-        blob.mask(threshold=threshold)
-
-
-def as_heatmap(rows):
-    return Heatmap("cat", torch.tensor(rows), (2,))
-
-
-def cells(mask):
-    return [tuple(place) for place in mask.nonzero().tolist()]
-
-
-def test_otsus_threshold_parts_the_two_classes():
-    one = as_heatmap([[0.1, 0.2, 0.1, 0.3], [0.2, 0.9, 1.0, 0.2]])
-    assert cells(one.mask(threshold="otsu")) == [(1, 1), (1, 2)]
-    assert (0, 3) in cells(one.mask(threshold=0.2))
-
-
-def test_a_quantile_leaves_out_its_part_of_the_cells():
-    one = as_heatmap(torch.arange(20.0).reshape(4, 5).tolist())
-    assert cells(one.mask(quantile=0.9)) == [(3, 3), (3, 4)]
-    assert one.mask(quantile=0.0).all()
-
-
-def test_only_the_largest_part_is_kept_where_that_is_asked():
-    one = as_heatmap([[1.0, 0.0, 0.0, 0.0], [0.0, 0.0, 0.8, 0.8]])
-    assert cells(one.mask()) == [(0, 0), (1, 2), (1, 3)]
-    assert cells(one.mask(largest=True)) == [(1, 2), (1, 3)]
+@pytest.mark.parametrize(
+    ("options", "inside"),
+    [
+        ({}, [(0, 0), (1, 2), (1, 3)]),
+        ({"threshold": 0.2}, [(0, 0), (0, 3), (1, 2), (1, 3)]),
+        ({"threshold": "otsu"}, [(0, 0), (1, 2), (1, 3)]),
+        ({"quantile": 0.9}, [(0, 0)]),
+        ({"largest": True}, [(1, 2), (1, 3)]),
+    ],
+)
+def test_a_mask_is_cut_as_was_asked(options, inside):
+    one = Heatmap("cat", torch.tensor([[1.0, 0.1, 0.0, 0.3], [0.1, 0.0, 0.8, 0.9]]), (2,))
+    assert [tuple(place) for place in one.mask(**options).nonzero().tolist()] == inside
 
 
 @pytest.mark.parametrize("size", [None, (7, 15)])
@@ -160,13 +144,7 @@ def test_the_map_is_blurred_in_its_own_cells_before_it_is_enlarged(size):
     one = Heatmap("cat", values, (2,))
     assert one.mask(size)[3, 2]
     mask = one.mask(size, sigma=1.0)
-    blurred = np.zeros((7, 15))
-    weights = {(dy, dx): math.exp(-(dy**2 + dx**2) / 2) for dy in R3 for dx in R3}
-    for y in range(7):
-        for x in range(15):
-            for (dy, dx), weight in weights.items():
-                at = mirrored(y + dy, 7), mirrored(x + dx, 15)
-                blurred[y, x] += weight * values[at].item() / sum(weights.values())
+    blurred = smooth_in_loops(values.numpy(), 1.0, 3)
     np.testing.assert_array_equal(mask.numpy(), blurred >= (blurred.min() + blurred.max()) / 2)
     assert not mask[3, 2]
     large = one.mask((70, 150), sigma=1.0)
@@ -174,33 +152,24 @@ def test_the_map_is_blurred_in_its_own_cells_before_it_is_enlarged(size):
     np.testing.assert_array_equal(large.numpy(), expected >= (expected.min() + expected.max()) / 2)
 
 
-R3 = range(-3, 4)
-
-
-def mirrored(place, count):
-    """The border cell is the mirror: c b | a b c."""
-    place = abs(place)
-    return place if place < count else 2 * (count - 1) - place
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"threshold": 0.4, "quantile": 0.5}, "two ways.*level"),
         ({"threshold": "auto"}, "threshold='auto'"),
+        ({"threshold": -0.1}, "from 0 to 1"),
+        ({"threshold": float("nan")}, "from 0 to 1"),
         ({"quantile": 1.0}, "from 0 to below 1"),
         ({"sigma": -1.0}, "sigma=-1.0"),
-        ({"size": (0, 4)}, "pass \\(height, width\\)"),
+        *(
+            ({"size": size}, "size=.*height, width")
+            for size in (64, (64,), (2, 3, 4), (1.5, 2), (0, 4))
+        ),
     ],
 )
 def test_masks_that_cannot_be_are_refused(blob, options, message):
     with pytest.raises(ValueError, match=message):
         blob.mask(**options)
-
-
-def test_sizes_below_one_pixel_are_refused(blob):
-    with pytest.raises(ValueError, match="pass \\(height, width\\)"):
-        blob.resize((0, 5))
 
 
 def test_an_image_stands_for_its_size(blob, tmp_path):
@@ -221,12 +190,6 @@ def test_a_size_as_pil_says_it_is_refused(blob):
         assert ask((32, 32)).shape == (32, 32)  # that fits neither way is meant so
 
 
-@pytest.mark.parametrize("size", [64, (64,), (2, 3, 4), (1.5, 2), None])
-def test_what_is_no_size_says_what_one_is(blob, size):
-    with pytest.raises(ValueError, match="size=.*height, width"):
-        blob.resize(size)
-
-
 def test_overlay_is_the_size_of_the_image_enlarged(blob):
     image = blob.overlay(Image.new("RGB", (96, 64)))
     assert image.width == 96 * 4
@@ -234,17 +197,6 @@ def test_overlay_is_the_size_of_the_image_enlarged(blob):
     with pytest.raises(ValueError, match="4x6.*belong.*64x64"):
         blob.overlay(Image.new("RGB", (64, 64)))
     assert sdattn.Heatmap is Heatmap
-
-
-@pytest.mark.slow
-def test_the_range_of_summed_shares_is_called_no_probability():
-    pipe = make_pipeline()
-    found = sdattn.generate(pipe, PROMPT, preset="sum", num_inference_steps=1).heatmaps[0]
-    low, high = found["<sos>"].range
-    assert (low, high) == (found["<sos>"].values.min(), found["<sos>"].values.max())
-    assert float(found.maps.sum(-1).max()) > 1.5
-    assert "summed" in sdattn.PRESETS["sum"].unit
-    assert "probability" not in Heatmap.range.__doc__
 
 
 def of_peaks(prompt, **peaks):

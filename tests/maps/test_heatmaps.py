@@ -30,11 +30,31 @@ def test_it_says_in_a_line_what_it_is_of(hm):
     assert repr(long).endswith("…', 4x6, preset daam)") and len(repr(long)) < 120
 
 
-def test_a_word_is_all_its_occurrences_and_a_phrase_its_own(hm):
+def test_words_phrases_tokens_and_repeats(hm):
+    assert hm.words == ("a", "red", "cat", "and", "a", "dog")
+    assert list(hm) == ["a", "red", "cat", "and", "dog"] and len(hm) == 5
+    assert "cat" in hm and "cow" not in hm
     first, second = hm.find("a")
     assert hm["a"].columns == (*first.columns, *second.columns)
     torch.testing.assert_close(hm["a"].values, first.values + second.values)
-    assert hm["a dog"].columns == (*second.columns, *hm["dog"].columns)
+    phrase = hm["a dog"]
+    assert phrase.columns == (*second.columns, *hm["dog"].columns)
+    torch.testing.assert_close(phrase.values, second.values + hm["dog"].values)
+    assert repr(phrase).startswith("Heatmap('a dog', 4x6, ")
+    assert torch.equal(hm[2].values, hm["red"].values) and hm[2].label == "red</w>"
+
+
+def test_a_phrase_that_overlaps_itself_counts_each_of_its_columns_once(hm):
+    found = Heatmaps(read_prompt(tiny_tokenizer(), "cat cat cat"), hm.maps)
+    assert [one.columns for one in found.find("cat cat")] == [(1, 2), (2, 3)]
+    torch.testing.assert_close(found["cat cat"].values, hm.maps[..., 1:4].sum(-1))
+
+
+def test_what_is_not_there_is_told(hm):
+    with pytest.raises(KeyError, match="Its words are: a, red"):
+        hm["cow"]
+    with pytest.raises(KeyError, match="were not captured"):
+        hm.keep(hm["cat"].columns)["dog"]
 
 
 def test_a_table_has_a_row_a_word(hm):
@@ -123,9 +143,10 @@ def test_what_is_no_column_is_refused_by_name(hm, column):
 
 def test_some_columns_are_put_together_as_all_of_them_are(hm):
     """Of a word in several columns a preset takes the sum, or the mean."""
-    for name in ("default", "daam"):
+    for name, together in (("default", torch.sum), ("daam", torch.mean)):
         whole = Heatmaps(hm.prompt, hm.maps, preset=PRESETS[name])
         columns = [column for found in whole.find("a") for column in found.columns]
         assert len(columns) == 2
+        torch.testing.assert_close(whole["a"].values, together(hm.maps[..., columns], dim=-1))
         some = whole.keep(columns)
         assert some.preset == whole.preset and some["a"].values.equal(whole["a"].values)

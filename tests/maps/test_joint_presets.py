@@ -8,7 +8,7 @@ from helpers.presets import JOINT, OF_OUTPUTS
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux, sd3
 
-from sdattn import PRESETS, capture, generate, heatmaps, load_run
+from sdattn import PRESETS, capture, generate, heatmaps
 from sdattn.maps.aggregation import read_by, rescaled, sharpened
 from sdattn.maps.layermaps import LayerMap, LayerMaps
 from sdattn.prompts.tokens import Prompt
@@ -49,7 +49,7 @@ def test_a_depth_is_a_part_of_the_way_through_the_blocks(depth, name):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("make", "sink"), [(sd3, "<sos>"), (flux, "<eos>")])
-def test_rescaled_is_a_multiple_of_what_the_start_or_end_token_gets(make, sink, tmp_path):
+def test_rescaled_is_a_multiple_of_what_the_start_or_end_token_gets(make, sink):
     pipe = make()
     mean = torch.stack(every_step(pipe)).mean((0, 1))
     run = generate(pipe, PROMPT, seed=1, preset="rescaled", **STEPS)
@@ -63,9 +63,6 @@ def test_rescaled_is_a_multiple_of_what_the_start_or_end_token_gets(make, sink, 
             found[word].values.double(), wanted[..., columns].sum(-1), atol=1e-6, rtol=1e-4
         )
     assert found.preset.unit == "attention as a multiple of the start token's"
-    [folder] = run.save(tmp_path / "run")
-    back = load_run(folder).heatmaps["cat"].values
-    torch.testing.assert_close(back, found["cat"].values, atol=0, rtol=4e-3)
 
 
 def test_a_text_without_start_and_end_cannot_be_rescaled():
@@ -119,9 +116,6 @@ def test_a_flat_map_is_sharpened_to_nothing_and_a_power_of_one_changes_nothing()
     assert torch.equal(sharpened(flat, 5.0), torch.zeros(3, 4, 1))
     power = sharpened(maps, 2.0)
     assert torch.equal(power.amax((0, 1)), maps.amax((0, 1))) and bool((power >= 0).all())
-    for wrong in (0.0, -1.0, float("inf"), float("nan")):
-        with pytest.raises(ValueError, match=f"sharpen={wrong}.*0"):
-            replace(PRESETS["joint"], sharpen=wrong)
 
 
 @pytest.mark.slow
@@ -164,12 +158,6 @@ def test_a_run_that_is_too_short_for_the_default_has_the_maps_of_its_last_step(o
 def test_asking_reads_the_same_part_of_the_blocks_with_a_stream_for_text():
     run = generate(flux(), PROMPT, seed=1, ask="dog", **STEPS)
     assert bool(run[0].texts["asked"]["dog"].values.max() > 0)
-
-
-def test_a_depth_that_is_none_is_refused():
-    for depth in (1.0, -0.1, (0.5, 0.5), (0.5, 1.5)):
-        with pytest.raises(ValueError, match="depth"):
-            replace(PRESETS["seg4diff"], depth=depth)
 
 
 def test_too_few_steps_for_a_preset_are_refused_before_the_model_runs():

@@ -1,5 +1,7 @@
 """What presets read of a store, and what is told where the store does not hold it."""
 
+from dataclasses import replace
+
 import pytest
 import torch
 from helpers.presets import OF_UNETS
@@ -8,9 +10,10 @@ from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import sd3
 
 from sdattn import CaptureError, capture, generate, heatmaps
+from sdattn.maps.details import details_of
 from sdattn.maps.layermaps import LayerMap, LayerMaps, layer_maps, resize_maps
 from sdattn.maps.presets import PRESETS, preset_of
-from sdattn.models.layers import find_layers
+from sdattn.models.layers import find_denoiser, find_layers
 
 PROMPT = "a red cat"
 SMALL = {"num_inference_steps": 4, "height": 64, "width": 96}
@@ -45,8 +48,6 @@ def test_every_layer_that_sees_the_text_is_there_in_order(everything):
         one = found.layers[layer.name]
         assert (one.place, one.level, one.heads) == (layer.place, layer.level, layer.heads)
         assert one.grid == layer.grid((8, 12))
-        expected = everything.maps[layer.name][:, 2:].mean((1, 2))
-        torch.testing.assert_close(one.maps, expected)
     assert found.columns == tuple(range(77))
     assert found.affinity is None
 
@@ -65,20 +66,25 @@ def test_the_heads_are_there_for_a_preset_that_reads_each(everything, name):
             assert one.maps.shape[1] == one.heads
 
 
-@pytest.mark.slow
-def test_a_step_in_the_very_middle_is_of_the_second_half():
-    """Of 5 steps the third is at 0.5."""
-    pipe = make_pipeline()
-    found = []
-    for steps in ("all", (0.5, 1.0), [2, 3, 4]):
-        with capture(pipe, steps=steps) as store:
-            pipe(PROMPT, **{**SMALL, "num_inference_steps": 5}, output_type="np",
-                 generator=torch.Generator().manual_seed(0))  # fmt: skip
-        found.append(layer_maps(store, PRESETS["default"]).layers)
-    assert store.passes[2].position == 0.5
-    for one in found[:2]:
-        for name, expected in found[2].items():
-            torch.testing.assert_close(one[name].maps, expected.maps)
+@pytest.mark.parametrize(
+    ("preset", "steps", "passes"),
+    tiered(
+        [("default", "all", [2, 3]), ("p2p", [0, 3, 1], [0, 1, 3]), ("p2p", (0.0, 0.5), [0, 1]),
+         ("attend-and-excite", "all", [3]), ("p2p", "last", [3]), ("p2p", "mean", [0, 1, 2, 3]),
+         ("p2p", "all", [0, 1, 2, 3]), ("default", (0.5, 1.0), [2, 3]), ("default", [0, 1], [0, 1]),
+         ("daam", "last", [3])], quick=5),
+)  # fmt: skip
+def test_the_maps_are_the_mean_of_the_calls_that_are_kept_and_read(
+    everything, preset, steps, passes
+):
+    preset = replace(PRESETS[preset], each_head=False)
+    _, store = captured(steps=steps)
+    assert list(store.read_passes(preset)) == passes
+    found = layer_maps(store, preset)
+    assert found.passes == len(passes)
+    for name, one in found.layers.items():
+        expected = everything.maps[name][:, passes].mean((1, 2))
+        torch.testing.assert_close(one.maps, expected, atol=1e-6, rtol=0)
 
 
 def test_the_affinity_is_the_mean_of_the_finest_self_attention(everything):
@@ -99,27 +105,6 @@ def test_the_graph_is_kept_where_the_store_has_one():
     found = layer_maps(store, PRESETS["p2p"])
     sum(one.maps[..., 2].sum() for one in found.layers.values()).backward()
     assert latents.grad.abs().sum() > 0
-
-
-@pytest.mark.parametrize(
-    ("preset", "steps", "passes"),
-    tiered(
-        [("p2p", "mean", 4), ("p2p", [0, 3, 1], 3), ("default", "all", 2), ("p2p", "all", 4),
-         ("p2p", (0.5, 1.0), 2), ("p2p", "last", 1), ("attend-and-excite", "last", 1),
-         ("attend-and-excite", "all", 1), ("default", (0.5, 1.0), 2)], quick=3),
-)  # fmt: skip
-@pytest.mark.slow
-def test_it_is_known_how_many_calls_the_maps_are_the_mean_of(preset, steps, passes):
-    _, store = captured(steps=steps)
-    assert layer_maps(store, PRESETS[preset]).passes == passes
-
-
-@pytest.mark.slow
-def test_a_sum_over_the_last_step_alone_is_that_step():
-    pipe, store = captured(steps="last", heads="all")
-    _, whole = captured(steps=[3], heads="all")
-    [found], [expected] = (heatmaps(one, pipe, PROMPT, preset="daam") for one in (store, whole))
-    torch.testing.assert_close(found.maps, expected.maps)
 
 
 def test_one_image_and_some_columns_by_themselves():
@@ -145,6 +130,24 @@ def test_resizing_keeps_means_and_leading_axes():
     assert torch.equal(resize_maps(maps, (4, 6)), maps)
     flat = torch.full((1, 2, 2), 0.25)
     assert resize_maps(flat, (5, 3), "bicubic").sub(0.25).abs().max() < 1e-6
+
+
+@pytest.mark.slow
+def test_details_are_of_the_words_in_the_layers_that_see_the_text(everything):
+    store = everything
+    (found,) = heatmaps(store, make_pipeline(), PROMPT)
+    details = details_of(store, 0, found)
+    cross = [layer.name for layer in store.layers if layer.kind == "cross"]
+    words = [column for word in found.held for column in word.columns]
+    for held in (details.steps, details.heads):
+        assert [*held.layers] == cross and sorted(held.columns) == sorted(words)
+    assert details.calls == (0, 1, 2, 3) and details.head_numbers == "all"
+    name = cross[0]
+    own = store.maps[name][0].float()  # [steps, heads, rows, cols, tokens]
+    columns = list(details.steps.columns)
+    torch.testing.assert_close(details.steps.layers[name].maps, own.mean(1)[..., columns])
+    second = own[2:].mean(0)[..., columns]  # the half of the run that the default preset reads
+    torch.testing.assert_close(details.heads.layers[name].maps[0], second)
 
 
 # -- what the store does not hold -----------------------------------------------------------------
@@ -175,24 +178,31 @@ def test_no_self_attention_is_told():
         heatmaps(store, pipe, PROMPT, refine="self")
 
 
+MID = {"layers": "mid"}
+NO_PLACE = "reads layers of the places .* there are only: double"
+
+
 @pytest.mark.parametrize(
-    ("preset", "message"),
+    ("make", "name", "layers", "message"),
     [
-        ("p2p", "down, up.*only: mid"),
-        ("daam", "down, up.*level 2.*mid at level 3"),
+        (make_pipeline, "p2p", MID, "down, up.*only: mid"),
+        (make_pipeline, "daam", MID, "down, up.*level 2.*mid at level 3"),
+        *[(sd3, name, {}, NO_PLACE) for name in ("daam", "p2p", "attend-and-excite", "ovam")],
     ],
 )
-def test_no_layer_of_the_presets_places_is_told(preset, message):
+def test_no_layer_of_the_presets_places_is_told(make, name, layers, message):
     """After a capture; before the run where that captures for the preset."""
-    message = f"'{preset}'.*{message}"
-    pipe, store = captured(layers="mid", heads="all")
-    with pytest.raises(CaptureError, match=message):
-        heatmaps(store, pipe, PROMPT, preset=preset)
-    ran = []
-    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
+    pipe, ran, message = make(), [], f"'{name}'.*{message}"
+    model = find_denoiser(pipe).model
+    hook = model.register_forward_pre_hook(lambda *_: ran.append(1))
     with pytest.raises(ValueError, match=message):
-        generate(pipe, PROMPT, preset=preset, capture_options={"layers": "mid"}, **SMALL)
+        generate(pipe, PROMPT, preset=name, capture_options=layers, **SMALL)
     assert not ran
+    hook.remove()
+    with capture(pipe, heads="all", steps="all", among=[[0, 1]], **layers) as store:
+        run(pipe)
+    with pytest.raises(CaptureError, match=message):
+        heatmaps(store, pipe, PROMPT, preset=name)
 
 
 @pytest.mark.parametrize("layers", ["down", "mid"])
@@ -204,23 +214,6 @@ def test_without_a_way_up_the_default_reads_all_there_is(layers):
     kept = [one[0] for one in store.maps.values() if one.shape[1] == finest]
     assert len(kept) == (2 if layers == "down" else 1)
     torch.testing.assert_close(found.maps, torch.stack(kept).mean(0))
-
-
-@pytest.mark.parametrize("name", ["daam", "p2p", "attend-and-excite", "ovam"])
-def test_presets_of_unets_are_refused_for_a_transformer(name):
-    pipe, ran = sd3(), []
-    options = {"max_sequence_length": 16, **SMALL}
-    message = f"'{name}' reads layers of the places .* there are only: double"
-    hook = pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
-    with pytest.raises(ValueError, match=message):
-        generate(pipe, PROMPT, preset=name, **options)
-    assert not ran
-    hook.remove()
-    among = [[0, 1]]
-    with capture(pipe, heads="all", steps="all", among=among) as store:
-        pipe(PROMPT, output_type="np", **options)
-    with pytest.raises(CaptureError, match=message):
-        heatmaps(store, pipe, PROMPT, preset=name, max_sequence_length=16)
 
 
 @pytest.mark.parametrize("name", ["columns", "sum"])

@@ -6,6 +6,7 @@ from collections import deque
 import numpy as np
 import pytest
 import torch
+from helpers.smoothing import smooth_in_loops
 
 from sdattn.maps.masks import (
     MaskSettings,
@@ -30,32 +31,6 @@ def drawn(*lines):
 
 
 # -- smoothing ------------------------------------------------------------------------------------
-
-
-def mirrored(place, n_cells):
-    """The cell that a place beyond the border shows; walks there one step at a time."""
-    cell, step = 0, 1 if place > 0 else -1
-    heading = step
-    for _ in range(abs(place)):
-        if n_cells == 1:
-            return 0
-        if not 0 <= cell + heading < n_cells:
-            heading = -heading
-        cell += heading
-    return cell
-
-
-def smooth_in_loops(values, sigma, radius):
-    rows, cols = values.shape
-    window = range(-radius, radius + 1)
-    bell = {(i, j): math.exp(-(i * i + j * j) / (2 * sigma**2)) for i in window for j in window}
-    total = sum(bell.values())
-    out = np.zeros((rows, cols))
-    for r in range(rows):
-        for c in range(cols):
-            for (i, j), weight in bell.items():
-                out[r, c] += weight / total * values[mirrored(r + i, rows), mirrored(c + j, cols)]
-    return out
 
 
 @pytest.mark.parametrize(("sigma", "radius"), [(0.8, None), (1.5, 2), (2.0, None), (3.0, 0)])
@@ -300,11 +275,6 @@ def test_an_empty_mask_has_no_part(size):
     empty = torch.zeros(size, dtype=torch.bool)
     assert components(empty).tolist() == torch.zeros(size, dtype=torch.int64).tolist()
     assert torch.equal(largest_component(empty), empty)
-
-
-def test_of_parts_of_one_size_the_first_is_the_largest():
-    mask = drawn("..##.", "#....", "#..##")
-    assert torch.equal(largest_component(mask), drawn("..##.", ".....", "....."))
 
 
 def test_a_mask_can_be_cut_down_to_its_largest_part():

@@ -1,6 +1,8 @@
-"""The table of presets: what is in it, by what name, and that it survives a saved run."""
+"""The table of presets: what is in it, by what name, that it survives a saved run, and what a run
+captures for it."""
 
 import json
+import math
 from dataclasses import replace
 
 import pytest
@@ -15,6 +17,8 @@ from sdattn.maps.presets import PRESETS, Preset, preset_of
 def test_the_presets_are_those_of_the_field():
     assert list(PRESETS) == ["default", "daam", "p2p", "attend-and-excite", "ovam", "sum", *JOINT]
     assert all(preset.name == name for name, preset in PRESETS.items())
+    assert PRESETS["sum"].unit == "attention, summed over heads"
+    assert PRESETS["default"].part.holds(0.5)  # a step in the very middle of the run
 
 
 @pytest.mark.parametrize("preset", PRESETS.values(), ids=list(PRESETS))
@@ -72,6 +76,8 @@ def test_unknown_names_are_refused_before_the_model_runs(options, message):
         ({"refine": "cross"}, "refine='cross'"),
         ({"places": ()}, "places=\\(\\)"),
         ({"places": "up"}, "places='up'"),
+        *[({"sharpen": bad}, f"sharpen={bad}.*0") for bad in (0.0, -1.0, math.inf, math.nan)],
+        *[({"depth": bad}, "depth") for bad in (1.0, -0.1, (0.5, 0.5), (0.5, 1.5))],
     ],
 )
 def test_a_preset_of_ones_own_is_checked(change, message):
@@ -81,3 +87,24 @@ def test_a_preset_of_ones_own_is_checked(change, message):
 
 def test_its_title_says_whether_maps_are_refined():
     assert PRESETS["daam"].title == "daam" and preset_of("daam", "self").title == "daam, refined"
+
+
+SMALL = {"num_inference_steps": 4, "height": 64, "width": 96}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"preset": "daam", "capture_options": {"heads": [0]}}, "'daam'.*heads"),
+        ({"preset": "attend-and-excite", "capture_options": {"steps": [0]}}, "sets steps"),
+        ({"preset": "attend-and-excite", "words": ["cat"]}, "sets words"),
+        ({"capture_options": {"among": [[0, 1]]}}, "words of the prompt"),
+        ({"capture_options": {"refine": "self"}}, "words of the prompt"),
+    ],
+)
+def test_captures_that_a_preset_cannot_do_with_are_refused_before_the_run(options, message):
+    pipe, ran = make_pipeline(), []
+    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
+    with pytest.raises(ValueError, match=message):
+        generate(pipe, "a red cat", **SMALL, **options)
+    assert not ran

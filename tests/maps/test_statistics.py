@@ -45,11 +45,6 @@ def test_numbers_of_any_map_are_those_of_numpy_in_float64(shape):
     assert found.area == (values >= middle).mean()
 
 
-def test_the_area_is_that_of_the_mask():
-    heatmap = Heatmap("cat", torch.rand(9, 13, generator=torch.Generator().manual_seed(2)), (2,))
-    assert heatmap.statistics().area == float(heatmap.mask().double().mean())
-
-
 def test_centre_and_area_do_not_depend_on_the_grid():
     values = torch.rand(4, 6, generator=torch.Generator().manual_seed(3))
     coarse = Heatmap("cat", values, (2,)).statistics()

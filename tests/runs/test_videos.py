@@ -28,7 +28,7 @@ from sdattn.edit import edit
 from sdattn.figures import figure
 from sdattn.files.videos import read_video
 from sdattn.maps.heatmap import latent_frames
-from sdattn.maps.strips import frame_means, strips
+from sdattn.maps.sheets import frame_means, strips
 from sdattn.models.facts import frame_rate
 from sdattn.runs.drawings import drawings
 from sdattn.runs.imagerun import group_heatmaps, step_heatmaps

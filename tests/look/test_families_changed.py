@@ -1,9 +1,12 @@
-"""Of further families of images: what may change their attention, and what refuses to."""
+"""Of further families: what may change their attention, and what refuses to."""
 
 import numpy as np
 import pytest
 import torch
 from helpers.joint_rows import auraflow, bria, chroma, ernie, hidream, hunyuan_image, longcat, ovis
+from helpers.joint_video_rows import mochi
+from helpers.matrix_oracle import processors
+from helpers.padded_rows import cogview4, hunyuan_dit, krea2, lumina2, z_image
 
 import sdattn
 from sdattn import AttentionStore, TorchJointProcessor
@@ -12,11 +15,20 @@ from sdattn.models.layers import find_layers
 SIZE = {"height": 64, "width": 96, "num_inference_steps": 1}
 LONGCAT = {"enable_prompt_rewrite": False}
 KNOWN = {chroma: {}, bria: {}, longcat: LONGCAT, ovis: {}}
-REFUSED = {
-    auraflow: "extra tokens",
-    hidream: "extra tokens",
-    ernie: "TorchJointProcessor computes",
-    hunyuan_image: "TorchJointProcessor computes",
+UNLIKE_ROWS = "text differently in each row"
+OTHER_PLACES = "in places that"
+UNKNOWN_LAYER = "TorchJointProcessor computes"
+REFUSED = {  # knockouts, and stores: but ERNIE's layers may be watched by one
+    auraflow: ("extra tokens", "extra tokens"),
+    hidream: ("extra tokens", "extra tokens"),
+    ernie: (f"{UNKNOWN_LAYER}.*no projections", None),
+    hunyuan_image: (f"{UNKNOWN_LAYER}.*rotary", OTHER_PLACES),
+    z_image: (UNLIKE_ROWS, OTHER_PLACES),
+    lumina2: (UNLIKE_ROWS, OTHER_PLACES),
+    cogview4: (f"{UNKNOWN_LAYER}.*two streams", f"{UNKNOWN_LAYER}.*two streams"),
+    krea2: ("no heads with projections", OTHER_PLACES),
+    hunyuan_dit: ("does more than a plain attention", OTHER_PLACES),
+    mochi: ("makes videos", "makes videos"),
 }
 
 
@@ -42,18 +54,18 @@ def test_a_word_can_be_knocked_out(make):
 
 @pytest.mark.parametrize("make", REFUSED)
 def test_what_would_change_the_attention_is_refused_by_name(make):
-    pipe = make()
-    processors = [one.processor for one in pipe.transformer.modules() if hasattr(one, "processor")]
-    with pytest.raises(TypeError, match=REFUSED[make]):
+    pipe, (knockout, store) = make(), REFUSED[make]
+    pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
+    ran, before, attributes = [], processors(pipe.transformer), set(vars(pipe.transformer))
+    with pytest.raises(TypeError, match=knockout) as refused:
         sdattn.knockout(pipe, "a red cat", "cat", **SIZE)
-    after = [one.processor for one in pipe.transformer.modules() if hasattr(one, "processor")]
-    assert all(one is other for one, other in zip(processors, after, strict=True))
+    assert not ran or UNKNOWN_LAYER in str(refused.value)
+    if store is not None:
+        with pytest.raises(TypeError, match=store):
+            AttentionStore(pipeline=pipe)
     with pytest.raises(TypeError, match="Asked about another text"):
         sdattn.generate(pipe, "a red cat", ask="dog", **SIZE)
     with pytest.raises(TypeError, match="This needs a .*found a"):
         sdattn.edit.edit(pipe, "a red cat", "a red dog", height=64, width=64)
-
-
-def test_controllers_know_no_registers():
-    with pytest.raises(TypeError, match="extra tokens"):
-        AttentionStore(pipeline=auraflow())
+    assert processors(pipe.transformer) == before
+    assert set(vars(pipe.transformer)) - attributes <= {"_diffusers_hook"}  # a guider's
