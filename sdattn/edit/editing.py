@@ -20,7 +20,6 @@ from ..files.records import plain
 from ..follow.run_part import Span
 from ..inversion.invert import Inversion, psnr
 from ..keep.budget import Budget
-from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
 from ..models.facts import PipelineFacts, is_guided, latent_size, model_passes
 from ..models.families import edits_of
@@ -30,7 +29,7 @@ from ..models.reading import read_prompts
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.matching import blended_words, edited_words, is_swap
 from ..prompts.tokens import Prompt
-from ..runs.calls import check_call
+from ..runs.calls import check_call, facts_of
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample
 from ..runs.settings import Edited

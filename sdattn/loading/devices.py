@@ -36,12 +36,6 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     return None if dtype is None else DTYPES[name]
 
 
-def device_of(pipe: Pipeline) -> torch.device:
-    """Return the device that a pipeline computes on; its weights may be elsewhere (offload)."""
-    found: torch.device = pipe._execution_device
-    return found
-
-
 def place(pipe: Pipeline, device: torch.device, offload: str | None) -> Pipeline:
     """Move the pipeline to a device; with ``offload`` its weights stay on the CPU and move when
     needed: ``"model"`` one model at a time, ``"sequential"`` and ``"group"`` one layer."""

@@ -140,15 +140,14 @@ class EditRun(Run):
 
 def _links(source: Heatmaps, target: Heatmaps, in_place: bool) -> list[Link]:
     """Return the words that have a map, as their numbers in both prompts."""
-    ours, theirs = _numbers(source), _numbers(target)
-    found = [
-        (None if a is None else ours.get(a), None if b is None else theirs.get(b))
-        for a, b in linked(source.prompt, target.prompt, in_place=in_place)
-    ]
-    return [link for link in found if link != (None, None)]
+    ours = _numbers(source)
+    theirs = _numbers(target)
+    pairs = linked(source.prompt, target.prompt, in_place=in_place)
+    links = [(ours.get(a), theirs.get(b)) for a, b in pairs]
+    return [link for link in links if link != (None, None)]
 
 
-def _numbers(heatmaps: Heatmaps) -> dict[int, int]:
+def _numbers(heatmaps: Heatmaps) -> dict[int | None, int]:
     """Map each word of the prompt that has a map to its number in :meth:`Heatmaps.occurrences`."""
     words = heatmaps.prompt.words
     return {words.index(word): number for number, word in enumerate(heatmaps.held)}
@@ -156,8 +155,8 @@ def _numbers(heatmaps: Heatmaps) -> dict[int, int]:
 
 def _facts(settings: Mapping[str, object]) -> dict[str, str]:
     """Return the settings of an edit for the page, name to text."""
-    found = {name: settings.get(key) for key, name in _TOLD.items()}
-    return {name: _text(value) for name, value in found.items() if value not in (None, {}, [])}
+    told = {name: settings.get(key) for key, name in _TOLD.items()}
+    return {name: _text(value) for name, value in told.items() if value not in (None, {}, [])}
 
 
 def _text(value: object) -> str:

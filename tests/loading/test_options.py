@@ -14,11 +14,10 @@ from safetensors.torch import load_file, save_file
 
 import sdattn
 from sdattn import load_pipeline
-from sdattn.loading.devices import device_of
 from sdattn.loading.digests import digest_model
 from sdattn.loading.folder import PipelineFolder, _large, fitting_scheduler, quantized
 from sdattn.loading.locating import is_hub_id
-from sdattn.loading.options import LoadingOptions, options_of
+from sdattn.loading.options import LoadingOptions, device_of, options_of
 from sdattn.loading.outline import outline
 from sdattn.models.families import registered
 from sdattn.runs.settings import RunSettings

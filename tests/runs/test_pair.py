@@ -54,7 +54,7 @@ def test_two_seeds_open_with_the_strongest_thing():
 def test_the_runs_are_a_and_b_and_no_setting_is_code():
     """As in the terminal; the settings of a mapping are told one by one."""
     runs = [small_run(i, "a red cat") for i in (1, 2)]
-    kept = None, Captured(steps="all", heads=None)
+    kept = None, Captured(steps="all", heads="mean")
     runs = [
         replace(run, settings=replace(run.settings, captured=one))
         for run, one in zip(runs, kept, strict=True)
@@ -64,7 +64,7 @@ def test_the_runs_are_a_and_b_and_no_setting_is_code():
     page = found.page().decode()
     assert [side["name"] for side in data_of(found.page())["sides"]] == ["A", "B"]
     assert page.count("capture/d") == 1  # in the table of what differs
-    assert found.told_settings()["captured"] == ("-", "steps all")
+    assert found.told_settings()["captured"] == ("-", "steps all, heads mean")
     assert "{'" not in page.split('id="data"')[0].split("<body>")[1]
     assert "&#39;steps&#39;" not in page
 

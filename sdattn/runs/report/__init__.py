@@ -17,11 +17,10 @@ from ...prompts.words import is_content_word, name_things
 from ..imagerun import ImageRun, plain, step_names
 from ..parts import FURTHER
 from ..settings import command_for
-from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
+from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables, video_data
 from .maps import PageMaps, page_maps
 from .pages import page
 from .text import MOST_CUT_OFF, pieces
-from .videos import video_data
 
 _TITLES = {
     **{name: kind.title for name, kind in FURTHER.items()},
