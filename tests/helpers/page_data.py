@@ -25,3 +25,15 @@ def maps_of(data):
         found.append(low + differences.cumsum(-1) % 256 / 255 * (high - low))
     assert not cells
     return found
+
+
+def values_of(heatmaps):
+    return [one.values.double().numpy() for one in heatmaps.occurrences()]
+
+
+def assert_close(shown, wanted):
+    """Check that maps of a page are these, to half of one of 255 shades."""
+    assert len(shown) == len(wanted)
+    for one, other in zip(shown, wanted, strict=True):
+        assert one.shape == other.shape
+        np.testing.assert_allclose(one, other, atol=0.51 / 255 * np.ptp(other) + 5e-5 * other.max())

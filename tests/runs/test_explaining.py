@@ -163,14 +163,18 @@ def test_a_safety_checker_blanks_no_image_of_the_users_own():
     assert "reconstruction_psnr" not in run.info[0]["explained"]
 
 
-def test_words_presets_and_other_texts(pipe):
-    run = explain(pipe, new_image(), PROMPT, words=["cat"], refine="self", ask="a dog")
+@pytest.mark.parametrize(("name", "preset"), [("UNet", "sum"), ("SD3", "seg4diff")])
+def test_words_presets_and_other_texts(pipe, name, preset):
+    used, options = (pipe, {}) if name == "UNet" else flow_pipeline(name)
+    run = explain(used, new_image(), PROMPT, words=["cat"], refine="self", ask="a dog", **options)
     assert run.heatmaps[0].words == ("cat",)
     assert run.asked_heatmaps[0].words == ("a", "dog")
-    # the default preset is the second half of a run, but all of the timesteps that were chosen
+    # the default preset is a part of a run, but all of the timesteps that were chosen
     assert run.store.kept_passes == 3
-    run = explain(pipe, new_image(), PROMPT, capture_options={"layers": "mid"}, preset="sum")
-    assert list(run.store.maps) == ["mid_block.attentions.0.transformer_blocks.0.attn2"]
+    chosen = find_denoiser(used).layers[-1].name if name == "SD3" else "mid"
+    layers = {"capture_options": {"layers": chosen}}
+    run = explain(used, new_image(), PROMPT, preset=preset, **layers, **options)
+    assert len(run.store.maps) == 1 and run.store.kept_passes == 3
 
 
 # -- the way back from the noise ------------------------------------------------------------------

@@ -16,7 +16,6 @@ from sdattn.files.writing import whole_folder
 from sdattn.loading.devices import checked_dtype
 from sdattn.maps.heatmap import Heatmap
 from sdattn.models.demos import HOME
-from sdattn.models.values import check_side
 
 PROMPT = "a red cat"
 QUICK = {"num_inference_steps": 2}
@@ -57,13 +56,8 @@ def test_what_is_no_pipeline_is_refused_as_capture_refuses(call, pipe):
             call(wrong)
     with pytest.raises(TypeError, match="prompt"):
         call(pipe, None) if call is not CALLS["edit_image"] else edit_image(pipe, PROMPT, None)
-
-
-def test_swapped_arguments_are_refused(pipe):
     with pytest.raises(TypeError, match="pipeline first"):
-        generate(PROMPT, pipe)
-    with pytest.raises(TypeError, match="prompt"):
-        explain(pipe, PROMPT, PHOTO)
+        call(PROMPT, pipe)
 
 
 @each_call
@@ -121,12 +115,6 @@ def test_the_list_of_options_has_only_those_that_can_be_passed(pipe):
     with pytest.raises(ValueError, match="guidance_scale") as refused:
         generate(pipe, PROMPT, xyz=1)
     assert not {"generator,", "output_type,", "return_dict,"} & set(str(refused.value).split())
-
-
-@pytest.mark.parametrize(("name", "near"), [("demoo", "'demo'"), ("demo-mmdt", "'demo-mmdit'")])
-def test_the_nearest_model_is_named(name, near):
-    with pytest.raises(FileNotFoundError, match=f"Did you mean {near}"):
-        load_pipeline(name)
 
 
 def test_dtypes_have_short_names():
@@ -228,9 +216,3 @@ def test_an_error_of_the_system_names_the_file_and_what_to_do(tmp_path):
     assert "a.png" in str(missing)
     other = OSError(errno.EIO, "Input/output error", "a.png")
     assert access_error(other) is other
-
-
-def test_a_side_beyond_all_models_is_refused():
-    check_side("width", 16_384, 8)
-    with pytest.raises(ValueError, match="16,384"):
-        check_side("width", 16_392, 8)

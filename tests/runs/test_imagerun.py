@@ -52,12 +52,6 @@ def test_the_steps_that_a_preset_reads_average_to_its_heatmap(runs, refine):
     assert not torch.allclose(values(steps[0]), values(run.heatmaps), atol=1e-6)
 
 
-@pytest.mark.slow
-def test_the_last_step_is_what_attend_and_excite_reads(runs):
-    run = runs("attend-and-excite").image_run(0)
-    torch.testing.assert_close(values(step_heatmaps(run)[-1]), values(run.heatmaps))
-
-
 @pytest.mark.parametrize("preset", tiered(["default", "daam", "p2p", "sum"], quick=2))
 @pytest.mark.slow
 def test_a_step_alone_is_the_heatmap_of_a_run_that_kept_it_alone(pipe, runs, preset):

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.demo_words import PROMPT, THING, THIRD
-from helpers.page_data import data_of, maps_of
+from helpers.page_data import assert_close, data_of, maps_of, values_of
 from helpers.small_runs import edited, small_run
 from helpers.tiers import tiered
 from helpers.tiny_tokenizers import tiny_tokenizer
@@ -34,30 +34,18 @@ def run(demo):
     )  # fmt: skip
 
 
-def values(heatmaps):
-    return [one.values.double().numpy() for one in heatmaps.occurrences()]
-
-
-def close(shown, wanted):
-    assert len(shown) == len(wanted)
-    for one, other in zip(shown, wanted, strict=True):
-        assert one.shape == other.shape
-        spread = other.max() - other.min()
-        np.testing.assert_allclose(one, other, atol=0.51 / 255 * spread + 5e-5 * other.max())
-
-
 @pytest.mark.slow
 def test_the_page_holds_the_values_of_the_run(run):
     one = run.image_run(0)
     data = data_of(report(one))
     groups, steps, by_step = group_heatmaps(one), step_heatmaps(one), step_groups(one)
-    wanted = values(one.heatmaps) + [m for g in groups.values() for m in values(g)]
+    wanted = values_of(one.heatmaps) + [m for g in groups.values() for m in values_of(g)]
     for i, step in enumerate(steps):
-        wanted += values(step) + [m for g in groups for m in values(by_step[g][i])]
+        wanted += values_of(step) + [m for g in groups for m in values_of(by_step[g][i])]
     for name in ("negative", "asked"):
         wanted += [m.values.double().numpy() for m in one.more[name][1]]
     wanted += [one.heatmaps[name].values.double().numpy() for name in ("<sos>", "<eos>", "<pad>")]
-    close(maps_of(data), wanted)
+    assert_close(maps_of(data), wanted)
     assert data["words"] == PROMPT.split()
     assert data["groups"] == list(groups)
     times = run.info[0]["timesteps"]

@@ -285,6 +285,9 @@ def test_drawings_of_some_words(run):
         (wan, {"num_frames": 10**8 + 1}, "frame.s. of 96x64 pixels need"),
         (wan, {"capture_options": {"frames": [0]}}, "all frames"),
         (wan, {"output_type": "np"}, "output_type"),
+        (wan_from_image, {**FROM_IMAGE, "max_sequence_length": 226}, "226.*WanTransformer3D.*512"),
+        (wan_from_image, {**FROM_IMAGE, "num_videos_per_prompt": 2}, "=2.*WanImageToVideoPipeline"),
+        (wan22_small_from_image, {**FROM_IMAGE, "num_frames": 1}, "=1.*WanImageToVideo.*5"),
     ],
 )
 def test_what_cannot_be_is_refused_before_the_model_runs(make, options, message, monkeypatch):
