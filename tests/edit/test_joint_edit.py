@@ -3,9 +3,15 @@
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchHeunDiscreteScheduler, FluxImg2ImgPipeline, PixArtSigmaPipeline
+from diffusers import (
+    FlowMatchHeunDiscreteScheduler,
+    FluxImg2ImgPipeline,
+    PixArtSigmaPipeline,
+    StableDiffusionImg2ImgPipeline,
+)
 from helpers.flow_pipelines import flow_pipeline
 from helpers.tiers import tiered
+from helpers.tiny_pipelines import small_pipeline
 from helpers.transformer_rows import flux, own_norms, pixart
 from PIL import Image
 
@@ -17,7 +23,7 @@ from sdattn.models import Edits
 from sdattn.models.denoiser_call import innermost
 from sdattn.models.facts import is_guided, model_passes
 from sdattn.models.families import edits_of
-from sdattn.models.layers import AttentionLayer, find_layers
+from sdattn.models.layers import AttentionLayer, find_denoiser, find_layers
 from sdattn.runs.folder import load_run
 
 SOURCE, TARGET = "a red cat", "a red dog"
@@ -205,11 +211,16 @@ def test_everything_is_put_back_when_the_run_fails():
 
 
 @pytest.mark.parametrize(
-    "make", [lambda: flux(FluxImg2ImgPipeline), lambda: pixart(PixArtSigmaPipeline)]
+    "make",
+    [
+        lambda: flux(FluxImg2ImgPipeline),
+        lambda: pixart(PixArtSigmaPipeline),
+        lambda: small_pipeline(StableDiffusionImg2ImgPipeline),
+    ],
 )
-def test_families_without_a_record_are_refused_by_name(make):
+def test_pipelines_without_a_record_are_refused_by_name(make):
     pipe, ran = make(), []
-    pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
+    find_denoiser(pipe).model.register_forward_pre_hook(lambda *_: ran.append(1))
     message = f"needs a .*StableDiffusion3Pipeline.*; found a {type(pipe).__name__}"
     with pytest.raises(TypeError, match=message):
         edit(pipe, SOURCE, TARGET)

@@ -12,7 +12,6 @@ from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import load_file, save_file
 
 from sdattn import generate, load_pipeline
-from sdattn.loading.index import read_index
 from sdattn.loading.outline import outline
 
 CODE = """
@@ -55,11 +54,6 @@ def refuse(folder, message):
     for attempt in (lambda: load_pipeline(folder, device="cpu"), lambda: outline(folder)):
         with pytest.raises(ValueError, match=message):
             attempt()
-
-
-@pytest.mark.slow
-def test_what_diffusers_saved_is_let_in(folder):
-    assert read_index(folder)["unet"] == ["diffusers", "UNet2DConditionModel"]
 
 
 HOSTILE = {
@@ -160,14 +154,6 @@ def test_pickled_shards_of_a_safetensors_index_are_refused(folder):
     index = part / "diffusion_pytorch_model.safetensors.index.json"
     index.write_text('{"metadata": {}, "weight_map": {"conv_in.weight": "shard.bin"}}')
     refuse(folder, "names 'shard.bin', which is not a .safetensors file")
-
-
-def test_a_checkpoint_is_read_by_its_name_as_diffusers_does(saved, tmp_path):
-    """A file that is whole as safetensors and as a pickle is a pickle to diffusers, by its name."""
-    file = tmp_path / "model.ckpt"
-    file.symlink_to(saved / "unet/diffusion_pytorch_model.safetensors")
-    with pytest.raises(ValueError, match=r"its name does not end in \.safetensors"):
-        load_pipeline(file)
 
 
 @pytest.mark.parametrize("part", ["tokenizer", "scheduler", "unet"])

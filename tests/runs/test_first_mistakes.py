@@ -13,7 +13,6 @@ from sdattn import capture, edit_image, explain, generate, load_pipeline
 from sdattn.errors import AccessError, SdattnWarning, access_error
 from sdattn.files.images import as_image
 from sdattn.files.writing import whole_folder
-from sdattn.loading.devices import checked_dtype
 from sdattn.maps.heatmap import Heatmap
 from sdattn.models.demos import HOME
 
@@ -115,14 +114,6 @@ def test_the_list_of_options_has_only_those_that_can_be_passed(pipe):
     with pytest.raises(ValueError, match="guidance_scale") as refused:
         generate(pipe, PROMPT, xyz=1)
     assert not {"generator,", "output_type,", "return_dict,"} & set(str(refused.value).split())
-
-
-def test_dtypes_have_short_names():
-    assert checked_dtype("fp16") == checked_dtype("float16") == torch.float16
-    assert checked_dtype(torch.bfloat16) == checked_dtype("bf16")
-    for wrong in ("float15", torch.int8):
-        with pytest.raises(ValueError, match="fp32"):
-            checked_dtype(wrong)
 
 
 @pytest.mark.slow
