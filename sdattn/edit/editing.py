@@ -105,7 +105,8 @@ def edit(
             own=_OWN,
         ),
     )
-    pipe, chosen = facts.pipe, preset_for(facts.denoiser, preset, refine)
+    pipe = facts.pipe
+    chosen = preset_for(facts.denoiser, preset, refine)
     options = {**options, **_of_inversion(source, inversion, options)}
     asked = EditOptions(
         mode, cross_replace_steps, self_replace_steps, blend, weights, max_self_queries
@@ -113,7 +114,8 @@ def edit(
     # Inside the replay: the scheduler there decides how many passes the controller counts.
     with inversion.replay(pipe) if inversion else nullcontext():
         plan = prepare(facts, source, target, asked, options)
-        read, options = plan.prompts, plan.options
+        read = plan.prompts
+        options = plan.options
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
         budget = Budget.of(max_bytes)
@@ -172,18 +174,19 @@ def prepare(
 ) -> EditPlan:
     """Check everything that :func:`edit` refuses, before anything runs."""
     facts = PipelineFacts.of(pipe)
-    known, texts = edits_of(facts.pipe), [source, *checked_prompts(target)]
+    known = edits_of(facts.pipe)
+    texts = [source, *checked_prompts(target)]
     checked = checked_options(facts, _own_options(options), prompts=len(texts), own=_OWN)
     read = read_prompts(facts.pipe, texts, **checked)
     warn_of_unlearnt(facts, read)
-    mode, blend = _mode(read, asked.mode, asked.weights), blended_words(read, asked.blend)
-    cross, self_ = asked.cross_replace_steps, asked.self_replace_steps
+    cross = asked.cross_replace_steps
+    self_ = asked.self_replace_steps
     asked = replace(
         asked,
-        mode=mode,
+        mode=_mode(read, asked.mode, asked.weights),
         cross_replace_steps=known.cross if cross is None else cross,
         self_replace_steps=known.self_ if self_ is None else self_,
-        blend=blend,
+        blend=blended_words(read, asked.blend),
         weights=asked.weights or {},
     )
     control = _controller(facts, read, asked, checked)
@@ -204,7 +207,8 @@ def _of_inversion(source: str, inversion: Inversion | None, options: Options) ->
             "Pass that prompt as the source, or invert again with this one."
         )
     fixed = inversion.options()
-    if refused := sorted({*fixed, "negative_prompt", "eta"} & set(options)):
+    refused = sorted({*fixed, "negative_prompt", "eta"} & set(options))
+    if refused:
         raise InvalidValueError(
             f"The inversion sets {option_names(refused)}. Invert again with other settings."
         )
@@ -218,7 +222,8 @@ def _own_options(options: Options) -> Options:
         raise OptionError("num_images_per_prompt", options["num_images_per_prompt"], text)
     ours = {"callback_on_step_end", "callback_on_step_end_tensor_inputs", "latents"}
     schedule = {"timesteps", "sigmas", "denoising_end"}
-    if refused := sorted((ours | schedule) & set(options)):
+    refused = sorted((ours | schedule) & set(options))
+    if refused:
         raise InvalidValueError(
             f"`edit_image()` sets {option_names(refused)} itself. Use register_attention_control()."
         )
@@ -248,7 +253,8 @@ def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | N
 def _controller(
     facts: PipelineFacts, prompts: list[Prompt], asked: EditOptions, options: Options
 ) -> AttentionControlEdit:
-    passes, most = model_passes(facts, options), asked.max_self_queries
+    passes = model_passes(facts, options)
+    most = asked.max_self_queries
     if most is None:  # a transformer has one level
         levels = min(facts.denoiser.levels, 3)
         most = math.prod(level_grids(latent_size(facts, options), levels)[-1])

@@ -36,13 +36,16 @@ def checked_run(facts: PipelineFacts, prompt: object, options: dict[str, Any]) -
             "Call it once for each prompt."
         )
     ours = {*SET_HERE, "timesteps", "sigmas", "denoising_end"}
-    if refused := sorted(ours & set(options)):
+    refused = sorted(ours & set(options))
+    if refused:
         raise InvalidValueError(f"`guide()` sets {option_names(refused)} itself. Leave it out.")
     options = checked_options(facts, options, own=OWN)
-    if (images := images_a_prompt(facts, options)) != 1:
+    images = images_a_prompt(facts, options)
+    if images != 1:
         text = "one image is guided at a time. Call `guide()` once for each seed."
         raise OptionError("num_images_per_prompt", images, text)
-    model, scheduler = facts.denoiser.model, facts.pipe.scheduler
+    model = facts.denoiser.model
+    scheduler = facts.pipe.scheduler
     if is_compiled(model):
         raise InvalidTypeError(
             f"The {type(model).__name__} is compiled, and a graph that records attention with its "

@@ -204,7 +204,8 @@ class _Descent:
 
     def heatmaps(self, latents: Tensor, timestep: Tensor) -> Heatmaps:
         """Return the heatmaps of the prompt for latents at a timestep, with their graph."""
-        model, family = self.facts.denoiser.model, self.facts.denoiser.family
+        model = self.facts.denoiser.model
+        family = self.facts.denoiser.family
         name = next(name for name in family.names.timestep if self.given.get(name) is not None)
         at = (float(timestep) - family.timestep_start) / family.timestep_unit
         given = {

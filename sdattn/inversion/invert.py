@@ -211,7 +211,8 @@ def _check(pipe: Pipeline, guidance: float, null_text: bool, inner: int) -> None
 def _checked_call(pipe: Pipeline, options: Kwargs) -> Kwargs:
     """Return the checked arguments of the pipeline's call, with a demo model's own."""
     decided = {"latents", "height", "width", "sigmas", "num_images_per_prompt"}
-    if taken := sorted(name for name in options if name in decided or name.startswith("negative_")):
+    taken = sorted(name for name in options if name in decided or name.startswith("negative_"))
+    if taken:
         raise InvalidValueError(f"The inversion sets {option_names(taken)} itself. Leave it out.")
     # A demo model's own options are among these, also those that the inversion was asked for.
     own = ("num_inference_steps", "guidance_scale")

@@ -50,7 +50,8 @@ class DDIM:
         """Return a and b of the step from a timestep, see
         :class:`sdattn.inversion.stand_ins.Upwards`."""
         # The step is linear, so two steps of numbers show both.
-        unit, zero = torch.ones(()), torch.zeros(())
+        unit = torch.ones(())
+        zero = torch.zeros(())
         a = down.step(zero, timestep, unit).prev_sample
         return a, down.step(unit, timestep, zero).prev_sample
 
@@ -140,13 +141,13 @@ def _own_timesteps(scheduler: Any, shifted: bool) -> list[tuple[int, float]]:
 def _own_shares(scheduler: Any, number: int, shifted: bool) -> tuple[float, float]:
     """Return what the model is shown of latents and of noise at a place of a run."""
     shares = []
-    for latents, noise in ((1.0, 0.0), (0.0, 1.0)):
+    one = torch.ones(1, 1, 1, 1)
+    for latents, noise in ((one, 0 * one), (0 * one, one)):
         own = _in_steps(scheduler, shifted)
         at = own.timesteps[number : number + 1]
-        given = torch.full((1, 1, 1, 1), latents), torch.full((1, 1, 1, 1), noise)
         if hasattr(own, "scale_noise"):
-            shown = own.scale_noise(given[0], at, given[1])
+            shown = own.scale_noise(latents, at, noise)
         else:
-            shown = own.scale_model_input(own.add_noise(*given, at), at[0])
+            shown = own.scale_model_input(own.add_noise(latents, noise, at), at[0])
         shares.append(float(shown))
     return shares[0], shares[1]

@@ -58,8 +58,8 @@ def check_variant(folder: Path, variant: str | None) -> None:
     """Raise ValueError for a variant of the weights that no part of a folder has."""
     if variant is None:
         return
-    files = [path.name for path in folder.glob("*/*.safetensors")]
-    known = {found[1] for name in files if (found := _VARIANT.search(name))}
+    matches = (_VARIANT.search(path.name) for path in folder.glob("*/*.safetensors"))
+    known = {match[1] for match in matches if match}
     if variant not in known:
         there = f"It has {', '.join(sorted(known))}." if known else "Leave it out."
         raise OptionError("variant", variant, f"no part of {folder} has files of it. {there}")
@@ -74,7 +74,8 @@ def as_dtype(dtype: object) -> dict[str, object]:
 def check_whole(folder: Path, models: "Mapping[str, Module]") -> None:
     """Raise ValueError, naming the first weight, for models that have no values for some."""
     for name, model in models.items():
-        if lost := [key for key, value in model.state_dict().items() if value.is_meta]:
+        lost = [key for key, value in model.state_dict().items() if value.is_meta]
+        if lost:
             raise InvalidValueError(
                 f"The files of {folder / name} lack {len(lost)} of its weights, e.g. {lost[0]}. "
                 f"{_ANEW}"

@@ -21,8 +21,6 @@ from .lora_files import checked_file
 from .options import LoadingOptions
 from .weight_files import loading_errors
 
-_TEXT_MODEL = ".text_model.", "."  # in files, and in CLIP's names before transformers 5
-
 
 @dataclass(frozen=True)
 class Lora:
@@ -80,7 +78,8 @@ def _check_reached(pipe: Pipeline, lora: Lora, name: str) -> None:
     its alpha, and each layer of the adapter has values."""
     held = _held(pipe, name)
     tensors = _Tracked.read(lora.file)
-    used, wrong = set[str](), set[str]()
+    used = set[str]()
+    wrong = set[str]()
     for key, value in _converted(pipe, tensors).items():
         if key not in held or not _starts_with(held.pop(key), value.as_subclass(torch.Tensor)):
             continue
@@ -99,9 +98,17 @@ def _check_reached(pipe: Pipeline, lora: Lora, name: str) -> None:
     lost = [key for key in lost if ".diff" not in key or tensors[key].any()]
     lost = lost or [key for key, value in held.items() if value.is_meta]
     if lost:
-        found = f"{len(lost)} of its {len(tensors)} tensors are missing, not finite, or without a "
-        found += f"place in a {type(pipe).__name__}: {shorter(', '.join(lost), 800)}"
-        raise OptionError("lora", lora.path, f"{found}. Pass a LoRA of this model.")
+        text = (
+            f"{len(lost)} of its {len(tensors)} tensors are missing, not finite, or without a "
+            f"place in a {type(pipe).__name__}: {shorter(', '.join(lost), 800)}. Pass a LoRA of "
+            "this model."
+        )
+        raise OptionError("lora", lora.path, text)
+
+
+def _plain(key: str) -> str:
+    """Return a key without a name that files have, and CLIP before transformers 5."""
+    return key.replace(".text_model.", ".")
 
 
 def _starts_with(held: torch.Tensor, value: torch.Tensor) -> bool:
@@ -155,7 +162,7 @@ def _converted(pipe: Pipeline, tensors: Mapping[str, _Tracked]) -> dict[str, _Tr
             values = state_dict_utils.convert_state_dict_to_peft(values)
         elif "lora_A" not in next(iter(values)):
             values = state_dict_utils.convert_unet_state_dict_to_peft(values)
-        converted |= {f"{part}.{name}".replace(*_TEXT_MODEL): v for name, v in values.items()}
+        converted |= {_plain(f"{part}.{name}"): value for name, value in values.items()}
     return converted
 
 
@@ -168,9 +175,9 @@ def _held(pipe: Pipeline, adapter: str) -> dict[str, torch.Tensor]:
         if not hasattr(model, "peft_config"):
             continue
         for key, value in model.state_dict().items():
-            held[its_name.sub("", f"{part}.{key}").replace(*_TEXT_MODEL)] = value
+            held[_plain(its_name.sub("", f"{part}.{key}"))] = value
         for key, layer in model.named_modules():
             if adapter in getattr(layer, "scaling", ()):
                 alpha = layer.scaling[adapter] * layer.r[adapter]
-                held[f"{part}.{key}.alpha".replace(*_TEXT_MODEL)] = torch.as_tensor(float(alpha))
+                held[_plain(f"{part}.{key}.alpha")] = torch.as_tensor(float(alpha))
     return held

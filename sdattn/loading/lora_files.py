@@ -40,7 +40,8 @@ def checked_file(path: str) -> Path:
         for mark, kind in _OTHER_KINDS.items():
             if mark in name:
                 _refuse(file, f"the {kind} tensor {shown(name, 200)}")
-    if text := weights.metadata.get(_METADATA):
+    text = weights.metadata.get(_METADATA)
+    if text:
         _check_metadata(file, text, len(weights.entries))
     return file
 

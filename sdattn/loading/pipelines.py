@@ -131,13 +131,12 @@ def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) 
 LENT = {"demo-video": {part: f"demo/{part}" for part in ("vae", "text_encoder", "unet")}}
 
 
-def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
+def lent_parts(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
     """Return the parts of a demo whose weights another demo has, on the CPU; no parts for any
     other folder."""
-    import torch
     from safetensors.torch import load_file
 
-    found = {}
+    lent: dict[str, object] = {}
     for part, source in LENT.get(folder_name(folder.path) or "", {}).items():
         library, kind = folder.index[part]
         model: Any = without_weights(getattr(home_of(library), kind), folder.path / part, "cpu")
@@ -145,7 +144,7 @@ def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
         weights = load_file(file)
         names = {name: name for name in model.state_dict()}
         # the files have a text encoder's prefix; transformers 5 dropped it for some
-        names |= {name: before for name in names if (before := f"text_model.{name}") in weights}
+        names |= {n: f"text_model.{n}" for n in names if f"text_model.{n}" in weights}
         model.load_state_dict({name: weights[saved] for name, saved in names.items()})
-        found[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own method warns
-    return found
+        lent[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own method warns
+    return lent

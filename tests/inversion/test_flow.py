@@ -111,21 +111,20 @@ def test_under_guidance_the_way_up_has_none(pipe):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({"null_text": True}, ValueError, "null_text=True.*StableDiffusion3Pipeline"),
-        ({"num_inference_steps": 0}, ValueError, "pass 1 to 1000"),
-        ({"negative_prompt": "dog"}, ValueError, "negative_prompt"),
-        ({"height": 64}, ValueError, "height"),
-        ({"max_length": 8}, ValueError, "'max_length'.*max_sequence_length"),
+        ({"null_text": True}, "null_text=True.*StableDiffusion3Pipeline"),
+        ({"negative_prompt": "dog"}, "negative_prompt"),
+        ({"height": 64}, "height"),
+        ({"max_length": 8}, "'max_length'.*max_sequence_length"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, message):
+def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, message):
     def never(*_):
         raise AssertionError("the transformer was called")
 
     pipe.transformer.register_forward_pre_hook(never)
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         invert(pipe, new_image(), PROMPT, **changes)
 
 

@@ -99,16 +99,9 @@ def test_an_image_in_a_batch_is_shown_as_alone(pipe, name):
 @pytest.mark.parametrize("name", ["UNet", "FLUX.1"])
 def test_what_is_seen_at_a_timestep_depends_on_no_other(pipe, name):
     used, options = (pipe, {}) if name == "UNet" else flow_pipeline(name)
+    options = {"preset": "default" if name == "UNet" else "columns", **options}
     low, high, both = (
-        explain(
-            used,
-            new_image(),
-            PROMPT,
-            timesteps=t,
-            preset="default" if name == "UNet" else "columns",
-            **options,
-        )
-        for t in ([90], [10], [10, 90])
+        explain(used, new_image(), PROMPT, timesteps=t, **options) for t in ([90], [10], [10, 90])
     )
     expected = {name: (maps + high.store.maps[name]) / 2 for name, maps in low.store.maps.items()}
     assert_same_maps(both.store, expected)

@@ -103,17 +103,15 @@ def test_words_point_at_their_own_objects_in_drawn_images(mmdit):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "error", "message"),
+    ("name", "changes", "message"),
     [
-        ("FLUX.1", {"true_cfg_scale": 4.0}, ValueError, "true_cfg_scale"),
-        ("FLUX.1", {"guidance_scale": 4.0}, ValueError, "guidance_scale"),
-        ("SD3", {"mu": 1.0}, ValueError, "`mu`"),
-        ("SD3", {"timesteps": [1000]}, ValueError, "1 to 999"),
-        ("SD3", {"invert": True}, ValueError, "invert=True"),
-        ("FLUX.1", {"invert": True}, ValueError, "invert=True"),
+        ("FLUX.1", {"true_cfg_scale": 4.0}, "true_cfg_scale"),
+        ("FLUX.1", {"guidance_scale": 4.0}, "guidance_scale"),
+        ("SD3", {"mu": 1.0}, "`mu`"),
+        ("SD3", {"invert": True}, "invert=True"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_runs(name, changes, error, message):
+def test_what_cannot_be_is_refused_before_anything_runs(name, changes, message):
     pipe, options = flow_pipeline(name)
 
     def never(*_):
@@ -121,5 +119,5 @@ def test_what_cannot_be_is_refused_before_anything_runs(name, changes, error, me
 
     for one in (pipe.transformer, pipe.vae.encoder):
         one.register_forward_pre_hook(never)
-    with pytest.raises(error, match=message):
+    with pytest.raises(ValueError, match=message):
         explain(pipe, new_image(), PROMPT, **options, **changes)
