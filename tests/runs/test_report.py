@@ -195,21 +195,23 @@ def test_the_command_makes_the_run_again(demo, invoke, options):
     torch.testing.assert_close(again.heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2)
 
 
-def test_no_command_is_told_that_would_make_another_run(demo):
-    one = generate(demo, PROMPT, num_inference_steps=2).image_run(0)
-    own = replace(one.heatmaps.preset, name="mine")
-    made = Heatmaps(one.heatmaps.prompt, one.heatmaps.maps, preset=own)
-    for changed, why in (
-        (replace(one, heatmaps=made), "preset 'mine' was made in Python"),
-        (replace(one, settings=replace(one.settings, model="")), "no name of a model"),
-        (
-            replace(one, settings=replace(one.settings, options_left_out=["image"])),
-            "only Python can: image",
-        ),
+def test_no_command_is_told_that_would_make_another_run():
+    options = {"num_inference_steps": 2, "guidance_scale": 3.0}
+    asked = edited(prompt="a red cat", targets=["a red dog"]).to_json()
+    own = small_run()
+    own.heatmaps.preset = replace(own.heatmaps.preset, name="mine")
+    assert command_for(small_run().settings, small_run().heatmaps.preset) == "generate"
+    edit = small_run(edited=asked, options=options)
+    assert command_for(edit.settings, edit.heatmaps.preset) == "edit"
+    for run, why in (
+        (own, "preset 'mine' was made in Python"),
+        (small_run(model=""), "no name of a model"),
+        (small_run(options_left_out=["image"]), "only Python can: image"),
+        (small_run(edited=asked, options={**options, "eta": 1.0}), "only Python can: eta"),
     ):
         with pytest.raises(ValueError, match=why):
-            command_for(changed.settings, changed.heatmaps.preset)
-        assert why.split(":")[-1].strip("'") in report(changed).decode().replace("&#39;", "'")
+            command_for(run.settings, run.heatmaps.preset)
+        assert why.split(":")[-1].strip("'") in report(run).decode().replace("&#39;", "'")
 
 
 @pytest.mark.parametrize(
@@ -228,17 +230,6 @@ def test_options_of_ours_that_only_python_has_are_named(demo, options, why):
         return
     with pytest.raises(ValueError, match=f"only Python can: {why}"):
         command_for(run.settings, run.heatmaps.preset)
-
-
-def test_an_edit_with_an_option_that_its_command_has_not_is_no_command():
-    asked = edited(prompt="a red cat", targets=["a red dog"])
-    options = {"num_inference_steps": 2, "guidance_scale": 3.0}
-    one = small_run(edited=asked.to_json(), options=options)
-    preset = one.heatmaps.preset
-    assert command_for(one.settings, preset) == "edit"
-    other = replace(one.settings, options={**options, "eta": 1.0})
-    with pytest.raises(ValueError, match="eta"):
-        command_for(other, preset)
 
 
 @pytest.mark.parametrize(
