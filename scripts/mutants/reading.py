@@ -267,8 +267,8 @@ FAULTS = [
     ),
     Fault(
         "inversion/nulltext.py",
-        "if (loss := float(squares.detach().mean())) < least:",
-        "if (loss := float(squares.detach().mean())) < math.inf:",
+        "if loss < least:",
+        "if loss < math.inf:",
         "the last of the states is taken for the best",
         ("inversion/test_nulltext.py",),
     ),

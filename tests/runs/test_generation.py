@@ -56,7 +56,9 @@ def test_chosen_words_only(tmp_path):
     )
     assert some.store.nbytes * 77 == every.store.nbytes * 2
     back = load_run(some.save(tmp_path / "run")[0])
-    assert back.heatmaps.words == ("red", "cat")
+    assert back.heatmaps.words == ("red", "cat") and back.info["columns"] == [2, 3]
+    with pytest.raises(KeyError, match="were not captured"):
+        back.heatmaps["dog"]
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.small_runs import packed, saved
+from helpers.small_runs import packed, saved, small_run
 from helpers.tiers import tiered
 from PIL import Image
 from safetensors.torch import load, save
@@ -252,6 +252,7 @@ def test_a_whole_run_comes_back(whole, tmp_path):
     run = use(whole)
     assert run.details.calls == (0, 1) and run.more["asked"][0] == "red cat"
     back = load_run(saved(tmp_path / "run"))
-    assert back.info == info_of(whole)
+    assert back.info == info_of(whole) and back.settings.captured.spots
+    assert torch.equal(back.details.spots, small_run().details.spots.half().float())
     assert diff(back, back).settings == {}
     figure(back, "steps")

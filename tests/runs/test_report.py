@@ -53,10 +53,6 @@ def test_the_page_holds_the_values_of_the_run(run):
     assert [text["name"] for text in data["texts"]] == ["negative", "asked", "special"]
 
 
-def test_the_same_run_gives_the_same_page(run):
-    assert report(run.image_run(0)) == report(run.image_run(0))
-
-
 class Page(HTMLParser):
     """What a browser finds in a page: tags with their attributes, and the text inside of some."""
 

@@ -44,14 +44,6 @@ def test_an_even_grid_of_spots_is_kept_and_changes_nothing(make):
 
 
 @pytest.mark.slow
-def test_they_are_saved_and_read_back(tmp_path):
-    run = generate(small_pipeline(), PROMPT, spots=True, **SIZE)
-    again = load_run(*run.save(tmp_path / "run"))
-    assert torch.equal(again.details.spots, run[0].details.spots.half().float())
-    assert again.settings.captured.spots
-
-
-@pytest.mark.slow
 def test_the_page_has_them_last():
     run = generate(small_pipeline(), PROMPT, spots=True, ask="hat", **SIZE)[0]
     data, spots = data_of(report(run)), run.details.spots
