@@ -190,7 +190,7 @@ def prepare(
         weights=asked.weights or {},
     )
     control = _controller(facts, read, asked, checked)
-    settings = {name: held for name, held in vars(asked).items() if name != "max_self_queries"}
+    settings = {name: value for name, value in vars(asked).items() if name != "max_self_queries"}
     targets = [prompt.text for prompt in read[1:]]
     checked["callback_on_step_end"] = step_end(control)
     edited = Edited(prompt=source, targets=targets, **plain(settings))

@@ -85,14 +85,14 @@ def tried_losses(losses: Any, prompt: Prompt, grid: tuple[int, int]) -> list[Los
 
 def chosen_steps(steps: Span, passes: int) -> frozenset[int]:
     """Return the numbers of the steps before which the latents are moved; refuse none."""
-    found = frozenset(RunPart.of(steps, passes).passes(passes)) - {0}
-    if not found:
+    steps_in_part = frozenset(RunPart.of(steps, passes).passes(passes)) - {0}
+    if not steps_in_part:
         text = (
             f"none of this run's {passes} steps after the first has its middle in that part. Pass "
             "0.7, for example, or draw more steps."
         )
         raise OptionError("steps", steps, text)
-    return found
+    return steps_in_part
 
 
 def checked_number(name: str, value: object) -> float:

@@ -168,15 +168,28 @@ def invert(
     seen = fit(pipe, image)
     read_prompts(pipe, prompt, **call)
     start = encode(pipe, [seen]).to(find_denoiser(pipe).model.dtype)
-    found = Inversion(prompt, seen, start, None, float(guidance_scale), num_inference_steps, call)
+    inversion = Inversion(
+        prompt=prompt,
+        image=seen,
+        trajectory=start,
+        null_states=None,
+        guidance_scale=float(guidance_scale),
+        num_inference_steps=num_inference_steps,
+        call=call,
+    )
     if refinements is None:
         refinements = schedule.refinements
-    found.trajectory = _climb(pipe, found, refinements)
+    inversion.trajectory = _climb(pipe, inversion, refinements)
     if null_text:
-        found.null_states = optimise(
-            pipe, found.prompt, found.trajectory, found.options(), inner_steps, learning_rate
+        inversion.null_states = optimise(
+            pipe,
+            inversion.prompt,
+            inversion.trajectory,
+            inversion.options(),
+            inner_steps,
+            learning_rate,
         )
-    return found
+    return inversion
 
 
 def psnr(image: Image.Image, other: Image.Image) -> float:

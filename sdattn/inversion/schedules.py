@@ -125,10 +125,10 @@ def check_scheduler(pipe: Pipeline) -> None:
 
 
 def _in_steps(scheduler: Any, shifted: bool) -> Any:
-    own = type(scheduler).from_config(scheduler.config)
-    is_dynamic = shifted and own.config.get("use_dynamic_shifting")
-    own.set_timesteps(_STEPS, **({"mu": 1.0} if is_dynamic else {}))
-    return own
+    fresh = type(scheduler).from_config(scheduler.config)
+    is_dynamic = shifted and fresh.config.get("use_dynamic_shifting")
+    fresh.set_timesteps(_STEPS, **({"mu": 1.0} if is_dynamic else {}))
+    return fresh
 
 
 def _own_timesteps(scheduler: Any, shifted: bool) -> list[tuple[int, float]]:
@@ -143,11 +143,11 @@ def _own_shares(scheduler: Any, number: int, shifted: bool) -> tuple[float, floa
     shares = []
     one = torch.ones(1, 1, 1, 1)
     for latents, noise in ((one, 0 * one), (0 * one, one)):
-        own = _in_steps(scheduler, shifted)
-        at = own.timesteps[number : number + 1]
-        if hasattr(own, "scale_noise"):
-            shown = own.scale_noise(latents, at, noise)
+        fresh = _in_steps(scheduler, shifted)
+        at = fresh.timesteps[number : number + 1]
+        if hasattr(fresh, "scale_noise"):
+            shown = fresh.scale_noise(latents, at, noise)
         else:
-            shown = own.scale_model_input(own.add_noise(latents, noise, at), at[0])
+            shown = fresh.scale_model_input(fresh.add_noise(latents, noise, at), at[0])
         shares.append(float(shown))
     return shares[0], shares[1]

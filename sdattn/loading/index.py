@@ -100,12 +100,12 @@ def without_weights(cls: Any, folder: Path, device: str = "meta") -> Any | None:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise InvalidValueError(f"{path} is not JSON ({error}). {_ANEW}") from None
-    if not isinstance(found, dict):
-        raise InvalidValueError(f"{path} holds a {type(found).__name__}, not an object. {_ANEW}")
-    return found
+    if not isinstance(document, dict):
+        raise InvalidValueError(f"{path} holds a {type(document).__name__}, not an object. {_ANEW}")
+    return document
 
 
 _ANEW = "Get the model's folder again, or save it again with pipe.save_pretrained(folder)."
@@ -165,9 +165,9 @@ def home_of(library: str) -> Any:
 
     if library in _LIBRARIES:
         return import_module(library)
-    found = getattr(pipelines, library, None)  # for example the safety checker's stable_diffusion
-    is_its_own = getattr(found, "__name__", "") == f"{pipelines.__name__}.{library}"
-    return found if is_its_own and isinstance(found, ModuleType) else None
+    module = getattr(pipelines, library, None)  # for example the safety checker's stable_diffusion
+    is_its_own = getattr(module, "__name__", "") == f"{pipelines.__name__}.{library}"
+    return module if is_its_own and isinstance(module, ModuleType) else None
 
 
 def _check_configs(part: Path) -> None:

@@ -50,8 +50,10 @@ def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
     for lora, name in zip(loras, names, strict=True):
         warned = _load(pipe, lora, name)
         _check_reached(pipe, lora, name)
-        for one in warned:  # with a refusal they would only be noise
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        for warning in warned:  # with a refusal they would only be noise
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
     if loras:
         pipe.set_adapters(names, [lora.scale for lora in loras])
         for model in pipe.components.values():
@@ -62,14 +64,14 @@ def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
 def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage]:
     """Load a LoRA, and return the warnings raised meanwhile."""
     folder = str(lora.file.parent)
-    given = {"weight_name": lora.file.name, "adapter_name": name}
+    options = {"weight_name": lora.file.name, "adapter_name": name}
     what = f"the LoRA of a {type(pipe).__name__}"
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         # peft warns of a second adapter
         warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
         with loading_errors(lora.path, what, "Pass a LoRA of this model."):
-            pipe.load_lora_weights(folder, use_safetensors=True, **given)
+            pipe.load_lora_weights(folder, use_safetensors=True, **options)
     return warned
 
 
@@ -136,11 +138,11 @@ class _Tracked(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, cls)]
+        inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, cls)]
         made = super().__torch_function__(func, types, args, kwargs)
         for value in tree_leaves(made):
             if isinstance(value, cls):
-                value.sources = frozenset[str]().union(*(one.sources for one in given))
+                value.sources = frozenset[str]().union(*(value.sources for value in inputs))
         return made
 
 
@@ -152,8 +154,8 @@ def _converted(pipe: Pipeline, tensors: Mapping[str, _Tracked]) -> dict[str, _Tr
     is_xl = isinstance(pipe, StableDiffusionXLLoraLoaderMixin)
     options = {"unet_config": pipe.unet.config} if is_xl else {}
     copies = {key: value.clone() for key, value in tensors.items()}  # some change them in place
-    found = pipe.lora_state_dict(copies, **options)
-    state = found[0] if isinstance(found, tuple) else found
+    converted_state = pipe.lora_state_dict(copies, **options)
+    state = converted_state[0] if isinstance(converted_state, tuple) else converted_state
     converted: dict[str, Any] = {}
     for part in {key.partition(".")[0] for key in state}:
         values = {key[len(part) + 1 :]: state[key] for key in state if key.startswith(f"{part}.")}

@@ -66,7 +66,7 @@ def read_weights(path: Path) -> WeightFile:
                 name: Entry(part.get_dtype(), tuple(part.get_shape()))
                 for name, part in parts.items()
             }
-            found = WeightFile(path, entries, file.metadata() or {})
+            weights = WeightFile(path, entries, file.metadata() or {})
     except OSError as error:
         raise AccessError(f"{path} cannot be read: {visible(str(error))}") from error
     except SafetensorError as error:
@@ -75,8 +75,8 @@ def read_weights(path: Path) -> WeightFile:
             f"({shorter(visible(str(error)), 200)}). Get it again. Pickled "
             "checkpoints are not read, since they can run code; convert them to safetensors first."
         ) from error
-    _check_kinds(found)
-    return found
+    _check_kinds(weights)
+    return weights
 
 
 @contextmanager

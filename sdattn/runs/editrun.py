@@ -54,7 +54,7 @@ class EditRun(Run):
         """The edit's settings as in ``run.json``. ``"reconstruction_psnr"`` is how well the first
         image matches a real image, in decibels."""
         document = self._document().to_json()
-        return {name: held for name, held in document.items() if name not in ("format", "runs")}
+        return {name: value for name, value in document.items() if name not in ("format", "runs")}
 
     def _document(self) -> EditInfo:
         said = {**vars(self[0].settings.alone()), **vars(self.edited), "edited": None}
@@ -162,7 +162,7 @@ def _facts(settings: Mapping[str, object]) -> dict[str, str]:
 def _text(value: object) -> str:
     """Format a setting: "cat 2.0", "0.2 to 0.8"."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(held)}" for name, held in value.items())
+        return ", ".join(f"{name} {_text(entry)}" for name, entry in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(dict.fromkeys(_text(held) for held in value))
+        return ", ".join(dict.fromkeys(_text(entry) for entry in value))
     return f"{value:.3g}" if isinstance(value, float) else str(value)

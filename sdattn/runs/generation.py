@@ -21,7 +21,7 @@ from .calls import checked_facts
 from .imagerun import Further, ImageRun
 from .run import Run
 from .sampling import sample
-from .watched import has_callback, read_negative, warn_of_unlearnt
+from .watched import CALLBACKS, read_negative, warn_of_unlearnt
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
@@ -124,7 +124,7 @@ def generate(
         settings,
         preset=chosen,
         ask=ask,
-        early=has_callback(options),
+        early=any(options.get(name) for name in CALLBACKS),
         budget=Budget.of(max_bytes),
         spots=spots,
         python=_of_python(words, watch),

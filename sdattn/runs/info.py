@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidValueError, MissingFileError
-from ..files.records import Record, read_document, read_sealed, sealed, shortened
+from ..files.records import Record, read_document, read_sealed, shortened
 from ..maps.presets import Preset
 from ..maps.statistics import WordStatistics
 from ..prompts.tokenizing import Token
@@ -103,28 +103,17 @@ def read_info(files: Mapping[str, bytes], where: str) -> RunInfo:
     """Read and check ``run.json`` among a run's files; raise FileNotFoundError if it is missing,
     ValueError if it is no run of this version, was changed or lacks an entry, which is named."""
     path = f"{where}/run.json"
-    info: RunInfo = read_document(RunInfo, _document(files, where), path, _DO)
+    if "run.json" not in files:
+        raise missing(where, "run.json")
+    document = read_sealed(files["run.json"], path, FORMAT, _DO, "checksum")
+    info: RunInfo = read_document(RunInfo, document, path, _DO)
     for problem in _problems(info):
         raise InvalidValueError(f"{path}: {problem}. {_DO}")
     return info
 
 
-def with_files(files: Mapping[str, bytes], where: str, sums: Mapping[str, str]) -> bytes:
-    """Return ``run.json`` with the checksums of further files."""
-    read_info(files, where)
-    document = _document(files, where)
-    document["files"] = {**document["files"], **sums}
-    return sealed(document)
-
-
-def _document(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
-    if "run.json" not in files:
-        raise missing(where, "run.json")
-    return read_sealed(files["run.json"], f"{where}/run.json", FORMAT, _DO, "checksum")
-
-
-def missing(where: str, part: str) -> FileNotFoundError:
-    text = f"{where} has no {part}, so it is no run's folder. Runs are made by `generate()`."
+def missing(where: str, name: str) -> FileNotFoundError:
+    text = f"{where} has no {name}, so it is no run's folder. Runs are made by `generate()`."
     return MissingFileError(text)
 
 

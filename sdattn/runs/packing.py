@@ -105,7 +105,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
     layers = run.layers
     details = run.details
     prompt = run.heatmaps.prompt
-    kept = details.steps or details.heads
+    each = details.steps or details.heads
     preset = run.heatmaps.preset
     words = heatmaps_from(layers, prompt, preset).statistics()
     return RunInfo(
@@ -126,7 +126,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
         details=DetailsEntry(
             None if details.steps is None else details.calls,
             None if details.heads is None else details.head_numbers,
-            kept.columns if kept else (),
+            each.columns if each else (),
             None if details.spots is None else tuple(details.spots.shape),
         ),
         more={

@@ -107,8 +107,8 @@ def _draw(
 
         def begun(settings: Mapping[str, Options]) -> dict[str, MapStore]:
             stores = {}
-            for name, kept in settings.items():
-                watching = capture(facts.denoiser, max_bytes=budget, **kept)
+            for name, options in settings.items():
+                watching = capture(facts.denoiser, max_bytes=budget, **options)
                 stores[name] = captures.enter_context(watching)
                 stores[name].checks_itself = False
             return stores

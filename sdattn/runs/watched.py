@@ -27,7 +27,7 @@ from ..prompts.tokens import Prompt
 from ..prompts.words import split_words
 
 SPOTS = 16  # along the longer side
-_CALLBACKS = ("callback_on_step_end", "callback")  # by which a run is stopped
+CALLBACKS = ("callback_on_step_end", "callback")  # options by which a run may be stopped
 
 
 @dataclass(frozen=True)
@@ -166,11 +166,6 @@ class StoppedError(CaptureError):
     def __init__(self, message: str, images: Sequence[object] = ()):
         super().__init__(message)
         self.images = list(images)
-
-
-def has_callback(options: Options) -> bool:
-    """Check whether a run with these options of the pipeline may be stopped by a callback."""
-    return any(options.get(name) for name in _CALLBACKS)
 
 
 def early_steps(watched: Mapping[str, Options]) -> dict[str, dict[str, Any]]:

@@ -66,8 +66,8 @@ class Comparison:
         maps: tuple[list[Heatmap], list[Heatmap]] = [], []
         links = [(_add(maps[0], word.a), _add(maps[1], word.b)) for word in self.words]
         a, b = (
-            Side(name, image, heatmaps.prompt, held)
-            for name, image, heatmaps, held in zip(
+            Side(name, image, heatmaps.prompt, maps_of)
+            for name, image, heatmaps, maps_of in zip(
                 "AB", (self.image_a, self.image_b), self.heatmaps, maps, strict=True
             )
         )
@@ -188,7 +188,7 @@ def _add(maps: list[Heatmap], heatmap: Heatmap | None) -> int | None:
 def _short(value: object) -> str:
     """Format a setting: a long list as its ends, None as a dash, a mapping as "steps all"."""
     if isinstance(value, Mapping):
-        value = [f"{name} {_short(held)}" for name, held in value.items() if held is not None]
+        value = [f"{name} {_short(entry)}" for name, entry in value.items() if entry is not None]
     elif isinstance(value, list) and len(value) > 4:
         return f"{value[0]} … {value[-1]} ({len(value)})"
     if isinstance(value, list):

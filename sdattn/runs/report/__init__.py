@@ -116,12 +116,12 @@ def _data(
     }
 
 
-def _text(name: str, held: Sequence[Heatmap]) -> dict[str, object]:
+def _text(name: str, maps: Sequence[Heatmap]) -> dict[str, object]:
     """Return a further text for the page's script. In maps of changes every word counts as a
     content word: removing "of" may change as much as removing "cat"."""
     is_change = name in FURTHER and FURTHER[name].changes
-    content = [is_change or is_content_word(heatmap.label) for heatmap in held]
-    return {"name": name, "words": [heatmap.label for heatmap in held], "content": content}
+    content = [is_change or is_content_word(heatmap.label) for heatmap in maps]
+    return {"name": name, "words": [heatmap.label for heatmap in maps], "content": content}
 
 
 def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
@@ -131,15 +131,17 @@ def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     content word, their maps are noise: return the strongest content word alone. ``strange`` words
     mean nothing."""
     maps = heatmaps.occurrences()
-    peaks = [-1.0 if one.label in strange else one.range[1] for one in maps]
-    things = [i for i in name_things([one.label for one in maps]) if peaks[i] >= 0]
-    content = [i for i, one in enumerate(maps) if is_content_word(one.label) and peaks[i] >= 0]
+    peaks = [-1.0 if heatmap.label in strange else heatmap.range[1] for heatmap in maps]
+    things = [i for i in name_things([heatmap.label for heatmap in maps]) if peaks[i] >= 0]
+    content = [
+        i for i, heatmap in enumerate(maps) if is_content_word(heatmap.label) and peaks[i] >= 0
+    ]
     if content and max((peaks[i] for i in things), default=0) < _NOISE * heatmaps.top:
         return [max(content, key=lambda i: peaks[i])]
     pins: list[int] = []
     for i in sorted(things, key=lambda i: -peaks[i]):
         alike = (correlation(maps[i].values, maps[pin].values) or 0.0 for pin in pins)
-        apart = all(part < _SAME_PLACE for part in alike)
+        apart = all(similarity < _SAME_PLACE for similarity in alike)
         strong = not pins or maps[i].range[1] >= 0.5 * maps[pins[0]].range[1]
         if apart and strong and len(pins) < MOST_PINS:
             pins.append(i)
@@ -170,24 +172,24 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
     """Return name, text and maps of each text next to the prompt."""
     heatmaps = run.heatmaps
     names = dict.fromkeys(token.special for token in heatmaps.prompt.tokens if token.special)
-    held = set(heatmaps.columns)
+    columns_held = set(heatmaps.columns)
     special = []
     for name in list(names)[:_MOST_SPECIAL]:
         columns = heatmaps.prompt.find(name)[0]
-        if held.issuperset(columns):
+        if columns_held.issuperset(columns):
             special.append(heatmaps[name])
     more = [(name, text, list(maps)) for name, (text, maps) in run.more.items()]
     apart = [(f"Through {n}", "", hm.occurrences()) for n, hm in heatmaps.encoders.items()]
-    found = [("phrases", "", list(phrases)), *apart, *more, ("special", "", special)]
-    return [group for group in found if group[2]]
+    groups = [("phrases", "", list(phrases)), *apart, *more, ("special", "", special)]
+    return [group for group in groups if group[2]]
 
 
-def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
+def _token_rows(prompt: Prompt, captured_columns: Sequence[int]) -> list[dict[str, object]]:
     """Return a row for each token column; runs of padding share one."""
     rows: list[dict[str, object]] = []
     words = {column: word.text for word in prompt.words for column in word.columns}
     encoders = [name for name, number in prompt.encoders for _ in range(number)]
-    captured = set(held)
+    captured = set(captured_columns)
     for column, token in enumerate(prompt.tokens):
         last = rows[-1] if rows else None
         encoder = encoders[column] if encoders else ""
@@ -214,7 +216,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
     """Return how the run was made, name to text."""
     settings = run.settings
     preset = run.heatmaps.preset
-    found = {
+    told = {
         "seed": settings.seed,
         "model": settings.model,
         "pipeline": settings.pipeline,
@@ -229,7 +231,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
         "device": ", ".join(filter(None, (settings.device, settings.dtype))) or None,
         "item": settings.id,
     }
-    return {name: str(value) for name, value in found.items() if value is not None}
+    return {name: str(value) for name, value in told.items() if value is not None}
 
 
 def _means(run: ImageRun) -> dict[str, str]:

@@ -142,8 +142,8 @@ def _most(looks: Sequence[Sequence[Tensor]]) -> int:
     return max(least, int(_BUDGETS["steps"] / max(cells, 1)))
 
 
-def _has_room(maps: Sequence[Tensor], part: str) -> bool:
-    return sum(values.numel() for values in maps) <= _BUDGETS[part] * _COARSEST**2
+def _has_room(maps: Sequence[Tensor], kind: str) -> bool:
+    return sum(values.numel() for values in maps) <= _BUDGETS[kind] * _COARSEST**2
 
 
 def _evenly(items: Sequence[_Item], most: int) -> list[_Item]:
