@@ -123,13 +123,16 @@ def edit(
         with register_attention_control(pipe, plan.control, layers=plan.layers):
             run = sample(facts, read, seeds, options, preset=chosen, budget=budget)
     edited = plan.edited
-    own: dict[str, Any] = {}
     if inversion:
         # How close the first image came to the user's says how far the edits can be trusted.
         near = min(psnr(inversion.image, run.images[0]), 99.0)
         edited = replace(edited, reconstruction_psnr=near)
-        own = {"seed": None}  # the noise is the image's own
-    image_runs = [replace(r, settings=replace(r.settings, edited=edited, **own)) for r in run]
+    image_runs = []
+    for image_run in run:
+        # with an inversion the noise is the image's own
+        seed = None if inversion else image_run.settings.seed
+        settings = replace(image_run.settings, edited=edited, seed=seed)
+        image_runs.append(replace(image_run, settings=settings))
     words = [edited_words(read, i, list(weights or ())) for i in range(len(read))]
     return EditRun(image_runs, run.store, run.layers, words, edited)
 

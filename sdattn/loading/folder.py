@@ -1,5 +1,4 @@
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,7 +112,7 @@ def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
     return {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)}
 
 
-def _large(index: Mapping[str, Any]) -> list[str]:
+def _large(index: Given) -> list[str]:
     """Return the denoiser, or both (Wan 2.2), and text encoders that are larger than CLIP."""
     denoisers = "unet", "transformer", "transformer_2"
     large = [name for name in denoisers if index.get(name, [None])[0] is not None]

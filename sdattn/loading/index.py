@@ -183,7 +183,7 @@ def _check_configs(part: Path) -> None:
                 _refuse_code(part / "config.json", f"{name}={shown(value)}")
 
 
-def _pairs(config: Any) -> Iterator[tuple[str, Any]]:
+def _pairs(config: object) -> Iterator[tuple[str, object]]:
     if isinstance(config, dict):
         for name, value in config.items():
             yield name, value

@@ -156,7 +156,7 @@ def _converted(pipe: Pipeline, tensors: Mapping[str, _Tracked]) -> dict[str, _Tr
     copies = {key: value.clone() for key, value in tensors.items()}  # some change them in place
     converted_state = pipe.lora_state_dict(copies, **options)
     state = converted_state[0] if isinstance(converted_state, tuple) else converted_state
-    converted: dict[str, Any] = {}
+    converted: dict[str, _Tracked] = {}
     for part in {key.partition(".")[0] for key in state}:
         values = {key[len(part) + 1 :]: state[key] for key in state if key.startswith(f"{part}.")}
         if part.startswith("text_encoder"):

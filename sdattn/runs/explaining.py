@@ -185,7 +185,7 @@ def is_decided(name: str) -> bool:
 @contextmanager
 def _noised(
     pipe: Pipeline, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Options]:
     """Make a run of the pipeline, with the yielded options, one call at each timestep."""
     schedule = schedule_of(pipe)
     shown = Noised(schedule.config, schedule.mix, schedule.timesteps(list(timesteps)), seeds)
@@ -197,7 +197,7 @@ def _noised(
 @contextmanager
 def _replayed(
     pipe: Pipeline, images: Sequence[Image.Image], read: Sequence[Prompt], options: Options
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Options]:
     """Make a run of the pipeline, with the yielded options, the way back to all images."""
     steps = options.get("num_inference_steps", inversion.STEPS)
     inversions = [

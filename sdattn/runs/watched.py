@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from functools import cached_property
-from typing import Any
 
 from ..errors import CaptureError, SdattnWarning, warn
 from ..follow.capture_warnings import Stopped
@@ -53,7 +52,7 @@ class Order:
         return prompt
 
 
-def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
+def watch(order: Order, settings: Options) -> dict[str, Options]:
     """Return the options of each capture, each with a store of its own.
 
     Keys: ``"prompt"``, and if asked for ``"self"`` (the self-attention that refines),
@@ -63,7 +62,7 @@ def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
     settings = dict(settings)
     branch = settings.pop("branch", "conditional")
     shared = {k: v for k, v in settings.items() if k in ("steps", "dtype", "device")}
-    watched = {"prompt": settings}
+    watched: dict[str, Options] = {"prompt": settings}
     # The columns of self-attention are the image's own cells: a word's do not apply.
     if order.preset.refine and "refine" not in settings:
         layers = refining(order.facts.denoiser)
@@ -168,9 +167,9 @@ class StoppedError(CaptureError):
         self.images = list(images)
 
 
-def early_steps(watched: Mapping[str, Options]) -> dict[str, dict[str, Any]]:
+def early_steps(watched: Mapping[str, Options]) -> dict[str, Options]:
     """Return what to capture, of a run that may be stopped, of the steps before those to keep."""
-    early = {}
+    early: dict[str, Options] = {}
     for name, options in watched.items():
         part = Steps.of(options.get("steps", "mean")).part
         if part is not None and part.first > 0:

@@ -337,18 +337,6 @@ def test_the_command_line_writes_and_tells(invoke, folders):
 
 
 @pytest.mark.slow
-def test_the_command_line_takes_words_and_a_place(invoke, folders):
-    code, _, _ = invoke("diff", *folders, f"blue {OTHER}", "star", "--out", "here")
-    assert code == 0
-    words = json.loads(Path("here/run.json").read_text())["words"]
-    assert [one["word"] for one in words] == [f"blue {OTHER}", "star"]
-    code, _, err = invoke("diff", *folders, "--out", "here")
-    assert (code, err.count("\n")) == (2, 1)
-    assert "here exists already" in err
-    assert invoke("diff", *folders, "--out", "here", "--force")[0] == 0
-
-
-@pytest.mark.slow
 def test_items_of_batch_runs(invoke):
     Path("prompts.txt").write_text(f"a red {THING}\na red {OTHER}\n")
     options = ("--steps", "1", "--device", "cpu", "--batch-size", "2", "--save", "image,maps")
@@ -359,8 +347,9 @@ def test_items_of_batch_runs(invoke):
     saved = json.loads(Path("outputs/one-000001-vs-two-000001/run.json").read_text())
     assert saved["settings"] == {"seed": [0, 5]}
     items = ("--item", "000001", "--item", "000002")
-    assert invoke("diff", "one", "one", *items, "--out", "here")[0] == 0
+    assert invoke("diff", "one", "one", "red", *items, "--out", "here")[0] == 0
     saved = json.loads(Path("here/run.json").read_text())
+    assert [one["word"] for one in saved["words"]] == ["red"]
     assert [one["name"] for one in saved["runs"]] == ["one/000001", "one/000002"]
     assert [one["prompt"] for one in saved["runs"]] == [f"a red {THING}", f"a red {OTHER}"]
 

@@ -233,20 +233,6 @@ def test_an_image_that_is_no_png_is_not_opened(whole, tmp_path, write):
         unpack_run(replaced(whole, "image.png", (tmp_path / "x").read_bytes()), "RUN")
 
 
-def test_a_damaged_run_is_named_by_every_command(invoke):
-    saved("a")
-    saved("b", 1)
-    info = json.loads(Path("b/run.json").read_bytes())
-    del info["words"]
-    Path("b/run.json").write_bytes(sealed(info))
-    for arguments in (("show", "b"), ("diff", "a", "b"),
-                      ("show", "b", "--figure", "words", "-o", "x.svg"),
-                      ("show", "b", "--animate", "-o", "x.gif")):  # fmt: skip
-        code, _, err = invoke(*arguments)
-        assert (code, err.count("\n")) == (2, 1)
-        assert re.match("sdattn: b/run.json: 'words' is missing. Restore it or generate", err)
-
-
 @pytest.mark.slow
 def test_a_whole_run_comes_back(whole, tmp_path):
     run = use(whole)

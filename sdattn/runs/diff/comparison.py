@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -152,7 +151,7 @@ class Comparison:
         image = Image.fromarray(apart.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
         return render.caption(image, label, f"mean {apart.mean():.3g} of 255")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the numbers, as :meth:`save` writes them to ``run.json``. ``size`` is an image's
         (width, height)."""
         runs = zip(self.names, self.prompts, (self.image_a, self.image_b), strict=True)

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ...attention.core import grid_text
 from ...errors import InvalidValueError
@@ -58,7 +57,6 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     texts = _texts(run, phrases)
     prompt = run.heatmaps.prompt
     demo = demo_named(run.settings.model)
-    said = [word.text for word in prompt.words]
     maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
     data = _data(run, texts, maps)
     image = "" if run.video else as_uri(run.image)
@@ -73,22 +71,19 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         image=image,
         parts=pieces(prompt, {(w.start, w.end): n for n, w in enumerate(run.heatmaps.held)}),
         texts=[(n, _TITLES.get(n, n), text, [m.label for m in held]) for n, text, held in texts],
-        unlearnt=demo.unlearnt(said) if demo else "",
+        unlearnt=demo.unlearnt(word.text for word in prompt.words) if demo else "",
         cut_off=[word.text for word in prompt.truncated],
         most_cut_off=MOST_CUT_OFF,
         tokens=_token_rows(prompt, run.heatmaps.columns),
         settings=_settings(run),
-        versions=run.settings.versions or {},
         again=_again(run),
         maps=maps,
-        words_held=len(data["words"]),
-        sharpened=run.heatmaps.preset.sharpen != 1,
     )
 
 
 def _data(
     run: ImageRun, texts: Sequence[tuple[str, str, list[Heatmap]]], maps: PageMaps
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the data for the page's script."""
     words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
     demo = demo_named(run.settings.model)
