@@ -3,19 +3,12 @@
 import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler
-from helpers.inversion_runs import strong_text
+from helpers.inversion_runs import PROMPT, strong_pipe  # noqa: F401
 from helpers.small_images import new_image
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
-
-PROMPT = "a red cat"
-
-
-@pytest.fixture(scope="module")
-def pipe():
-    return strong_text(make_pipeline())
 
 
 @pytest.mark.slow

@@ -3,20 +3,13 @@
 import numpy as np
 import pytest
 import torch
-from helpers.inversion_runs import descend, strong_text
+from helpers.inversion_runs import PROMPT, descend, strong_pipe  # noqa: F401
 from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline
 from PIL import Image
 
 from sdattn.inversion.images import at_own_size, encode, fit
 from sdattn.inversion.invert import invert
-
-PROMPT = "a red cat"
-
-
-@pytest.fixture(scope="module")
-def pipe():
-    return strong_text(make_pipeline())
 
 
 @pytest.mark.parametrize(

@@ -5,26 +5,20 @@ import math
 import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
-from helpers.inversion_runs import descend, strong_text, without_null_text
+from helpers.inversion_runs import (  # noqa: F401
+    PROMPT,
+    descend,
+    inverted_image,
+    strong_pipe,
+    strong_text,
+    without_null_text,
+)
 from helpers.small_images import new_image
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
 from PIL import Image
 
 from sdattn.inversion.invert import invert, psnr
-
-PROMPT = "a red cat"
-
-
-@pytest.fixture(scope="module")
-def pipe():
-    return strong_text(make_pipeline())
-
-
-@pytest.fixture(scope="module")
-def found(pipe):
-    return invert(pipe, new_image(), PROMPT, num_inference_steps=4)
-
 
 # -- down: null-text optimisation -----------------------------------------------------------------
 

@@ -8,7 +8,6 @@ import sys
 import pytest
 import torch
 import transformers
-from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import load_file, save_file
 
 from sdattn import generate, load_pipeline
@@ -23,20 +22,13 @@ class OwnUnet(UNet2DConditionModel): pass
 """
 
 
-@pytest.fixture(scope="module")
-def saved(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model")
-    make_pipeline().save_pretrained(path)
-    return path
-
-
 @pytest.fixture
-def folder(saved, tmp_path):
+def folder(whole_model, tmp_path):
     """A copy that may be spoilt; the weights are links."""
     made = tmp_path / "model"
-    for file in saved.rglob("*"):
+    for file in whole_model.rglob("*"):
         if file.is_file():
-            copy = made / file.relative_to(saved)
+            copy = made / file.relative_to(whole_model)
             copy.parent.mkdir(parents=True, exist_ok=True)
             if file.suffix == ".safetensors":
                 copy.symlink_to(file)

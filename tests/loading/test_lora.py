@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 from helpers.tiers import tiered
-from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
 import sdattn
@@ -18,21 +17,16 @@ KOHYA = f"lora_unet_{LAYER.replace('.', '_')}"
 TEXT = "text_encoder.text_model.encoder.layers.{}.self_attn.q_proj"  # 32 wide, of 2 layers
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "tiny"
-    make_pipeline().save_pretrained(path)
-    return path
-
-
 @pytest.fixture
-def load(folder, tmp_path):
+def load(whole_model, tmp_path):
     """Load the tiny pipeline with a LoRA of these tensors and metadata."""
 
     def load(tensors, metadata=None, scale=1):
         said = metadata if isinstance(metadata, (str, type(None))) else json.dumps(metadata)
         save_file(tensors, tmp_path / "style.safetensors", {"lora_adapter_metadata": said or ""})
-        return load_pipeline(folder, device="cpu", lora=f"{tmp_path / 'style.safetensors'}:{scale}")
+        return load_pipeline(
+            whole_model, device="cpu", lora=f"{tmp_path / 'style.safetensors'}:{scale}"
+        )
 
     return load
 
@@ -81,17 +75,19 @@ def test_what_peft_writes_of_its_own_configuration_is_let_in(load):
 
 
 @pytest.mark.slow
-def test_a_folder_has_one_file_or_the_standard_one(folder, tmp_path, load):
+def test_a_folder_has_one_file_or_the_standard_one(whole_model, tmp_path, load):
     load(pair())
-    with_one = load_pipeline(folder, device="cpu", lora=tmp_path)
+    with_one = load_pipeline(whole_model, device="cpu", lora=tmp_path)
     save_file(pair(rank=1), tmp_path / "other.safetensors")
     with pytest.raises(sdattn.SdattnError, match=r"other.safetensors, style.safetensors"):
-        load_pipeline(folder, device="cpu", lora=tmp_path)
+        load_pipeline(whole_model, device="cpu", lora=tmp_path)
     (tmp_path / "style.safetensors").rename(tmp_path / "pytorch_lora_weights.safetensors")
-    assert torch.equal(draw(load_pipeline(folder, device="cpu", lora=tmp_path)), draw(with_one))
+    assert torch.equal(
+        draw(load_pipeline(whole_model, device="cpu", lora=tmp_path)), draw(with_one)
+    )
     (tmp_path / "empty").mkdir()
     with pytest.raises(sdattn.SdattnError, match="none"):
-        load_pipeline(folder, device="cpu", lora=tmp_path / "empty")
+        load_pipeline(whole_model, device="cpu", lora=tmp_path / "empty")
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -196,12 +192,12 @@ def test_metadata_that_are_not_a_plain_loras_are_refused(load, case):
 
 
 @pytest.mark.parametrize("cut", tiered([1, 40, 200, 10_000], quick=2))
-def test_a_file_that_is_cut_off_is_refused(folder, tmp_path, load, cut):
+def test_a_file_that_is_cut_off_is_refused(whole_model, tmp_path, load, cut):
     load(pair())
     path = tmp_path / "style.safetensors"
     path.write_bytes(path.read_bytes()[:-cut])
     with pytest.raises(sdattn.SdattnError, match=r"style.safetensors is not"):
-        load_pipeline(folder, device="cpu", lora=path)
+        load_pipeline(whole_model, device="cpu", lora=path)
 
 
 def test_a_file_of_other_things_is_refused_before_the_model_is_read(tmp_path):

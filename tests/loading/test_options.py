@@ -32,13 +32,6 @@ def draw(pipe):
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "tiny"
-    make_pipeline().save_pretrained(path)
-    return path
-
-
-@pytest.fixture(scope="module")
 def lora(tmp_path_factory):
     pipe, targets = make_pipeline(), ("to_q", "to_k", "to_v")
     return save_lora(tmp_path_factory.mktemp("lora"), pipe, pipe.unet, targets)
@@ -48,7 +41,7 @@ def lora(tmp_path_factory):
 
 
 @pytest.mark.slow
-def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(folder, lora):
+def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(whole_model, lora):
     """W + scale B A, computed here: a file without alphas has that of its rank."""
     weights, merged = load_file(lora), make_pipeline()
     modules = dict(merged.unet.named_modules())
@@ -57,7 +50,7 @@ def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(fol
         up, down = weights[name.replace("lora_A", "lora_B")].double(), weights[name].double()
         weight = modules[path].weight
         weight.data = (weight.double() + 0.5 * up @ down).float()
-    pipe = load_pipeline(folder, device="cpu", lora=f"{lora}:0.5")
+    pipe = load_pipeline(whole_model, device="cpu", lora=f"{lora}:0.5")
     found = draw(pipe)
     assert torch.allclose(found, draw(merged), atol=2e-4)
     assert not torch.allclose(found, draw(make_pipeline()), atol=1e-2)
@@ -67,12 +60,12 @@ def test_a_lora_adds_its_product_to_the_weights_and_capture_leaves_the_image(fol
 
 
 @pytest.mark.slow
-def test_several_loras_act_together_each_with_its_scale(folder, lora):
-    halves = load_pipeline(folder, device="cpu", lora=[f"{lora.parent}:0.25", f"{lora}:0.25"])
-    one = load_pipeline(folder, device="cpu", lora=f"{lora}:0.5")
+def test_several_loras_act_together_each_with_its_scale(whole_model, lora):
+    halves = load_pipeline(whole_model, device="cpu", lora=[f"{lora.parent}:0.25", f"{lora}:0.25"])
+    one = load_pipeline(whole_model, device="cpu", lora=f"{lora}:0.5")
     assert torch.allclose(draw(halves), draw(one), atol=2e-4)
     # a batch that goes on knows them by the model's checksum, the scale among it
-    other = load_pipeline(folder, device="cpu", lora=f"{lora}:0.6")
+    other = load_pipeline(whole_model, device="cpu", lora=f"{lora}:0.6")
     assert len({digest_model(pipe) for pipe in (halves, one, other, make_pipeline())}) == 4
 
 
@@ -141,13 +134,13 @@ def test_a_gguf_file_takes_the_denoisers_place(make, tmp_path):
     assert digest_model(pipe) != digest_model(plain)
 
 
-def test_a_gguf_file_of_another_model_is_told(folder, tmp_path):
+def test_a_gguf_file_of_another_model_is_told(whole_model, tmp_path):
     write_gguf(sd3().transformer, tmp_path / "sd3.gguf")
     with pytest.raises(ValueError, match="sd3.gguf cannot be loaded as the weights of a UNet2D"):
-        load_pipeline(folder, device="cpu", quantization=f"gguf:{tmp_path / 'sd3.gguf'}")
+        load_pipeline(whole_model, device="cpu", quantization=f"gguf:{tmp_path / 'sd3.gguf'}")
 
 
-def test_bits_are_for_the_denoiser_and_large_text_encoders(folder):
+def test_bits_are_for_the_denoiser_and_large_text_encoders(whole_model):
     """As far as it can be seen without a GPU: what diffusers is asked for."""
     index = {
         "transformer": ["diffusers", "FluxTransformer2DModel"],
@@ -156,12 +149,12 @@ def test_bits_are_for_the_denoiser_and_large_text_encoders(folder):
         "vae": ["diffusers", "AutoencoderKL"],
     }
     eight = LoadingOptions(quantization="8bit")
-    asked = quantized(PipelineFolder(folder, index, eight), torch.bfloat16)
+    asked = quantized(PipelineFolder(whole_model, index, eight), torch.bfloat16)
     mapping = asked["quantization_config"].quant_mapping
     homes = {name: type(one).__module__.partition(".")[0] for name, one in mapping.items()}
     assert homes == {"transformer": "diffusers", "text_encoder_2": "transformers"}
     assert all(one.load_in_8bit and not one.load_in_4bit for one in mapping.values())
-    assert quantized(PipelineFolder(folder, index, LoadingOptions()), torch.bfloat16) == {}
+    assert quantized(PipelineFolder(whole_model, index, LoadingOptions()), torch.bfloat16) == {}
 
 
 @pytest.mark.parametrize("second", [None, "WanTransformer3DModel"])
@@ -179,15 +172,15 @@ def test_both_denoisers_of_wan_2_2_are_quantized(second):
 
 
 @pytest.mark.slow
-def test_group_offload_leaves_images_and_the_record_as_they_are(folder):
-    pipe = load_pipeline(folder, device="cpu", offload="group")
+def test_group_offload_leaves_images_and_the_record_as_they_are(whole_model):
+    pipe = load_pipeline(whole_model, device="cpu", offload="group")
     plain = make_pipeline()
     assert device_of(pipe).type == "cpu"
     found = draw(pipe)
     assert torch.allclose(found, draw(plain), atol=1e-3)
     with sdattn.capture(pipe):
         assert torch.equal(draw(pipe), found)
-    assert digest_model(pipe) == digest_model(load_pipeline(folder, device="cpu"))
+    assert digest_model(pipe) == digest_model(load_pipeline(whole_model, device="cpu"))
     run = sdattn.generate(pipe, "a red cat", num_inference_steps=2, height=64, width=64)
     assert run.info[0]["device"] == "cpu" and run.info[0]["loading"] == {"offload": "group"}
 
@@ -196,13 +189,13 @@ def test_group_offload_leaves_images_and_the_record_as_they_are(folder):
 
 
 @pytest.mark.slow
-def test_a_scheduler_takes_the_settings_of_the_own_one(folder):
+def test_a_scheduler_takes_the_settings_of_the_own_one(whole_model):
     name = "EulerDiscreteScheduler"
-    pipe = load_pipeline(folder, device="cpu", scheduler=name)
-    own = json.loads((folder / "scheduler" / "scheduler_config.json").read_text())
+    pipe = load_pipeline(whole_model, device="cpu", scheduler=name)
+    own = json.loads((whole_model / "scheduler" / "scheduler_config.json").read_text())
     assert type(pipe.scheduler).__name__ == name
     assert own["beta_start"] == pipe.scheduler.config.beta_start
-    assert type(outline(folder, LoadingOptions(scheduler=name)).scheduler).__name__ == name
+    assert type(outline(whole_model, LoadingOptions(scheduler=name)).scheduler).__name__ == name
 
 
 @pytest.mark.parametrize(
@@ -226,7 +219,7 @@ def test_which_schedulers_go_with_a_model(name, own, fits):
 
 
 @pytest.mark.slow
-def test_a_variant_is_that_of_its_files(folder, tmp_path):
+def test_a_variant_is_that_of_its_files(whole_model, tmp_path):
     make_pipeline().to(torch.float16).save_pretrained(tmp_path, variant="fp16")
     pipe = load_pipeline(tmp_path, device="cpu", variant="fp16")
     half = make_pipeline().unet.half().float().state_dict()
@@ -234,7 +227,7 @@ def test_a_variant_is_that_of_its_files(folder, tmp_path):
     with pytest.raises(ValueError, match="variant='bf16'.*fp16"):
         load_pipeline(tmp_path, device="cpu", variant="bf16")
     with pytest.raises(ValueError, match="Leave it out"):
-        outline(folder, LoadingOptions(variant="fp16"))
+        outline(whole_model, LoadingOptions(variant="fp16"))
 
 
 @pytest.mark.slow
@@ -265,9 +258,9 @@ def test_the_half_type_is_that_of_the_models_authors(monkeypatch, tmp_path):
 
 
 @pytest.fixture
-def broken(folder, tmp_path):
+def broken(whole_model, tmp_path):
     """A folder whose weights cannot be read."""
-    shutil.copytree(folder, tmp_path / "broken")
+    shutil.copytree(whole_model, tmp_path / "broken")
     for weights in (tmp_path / "broken").rglob("*.safetensors"):
         weights.write_bytes(b"broken")
     (tmp_path / "lora.bin").write_bytes(b"\x80\x02}q\x00.")
@@ -333,10 +326,10 @@ def test_a_missing_package_is_told(broken, monkeypatch, package, options, extra)
 
 
 @pytest.mark.slow
-def test_a_record_is_read_as_it_was_written(folder, lora):
+def test_a_record_is_read_as_it_was_written(whole_model, lora):
     asked = {"lora": (f"{lora}:0.5",), "scheduler": "EulerDiscreteScheduler", "offload": "group"}
     for given in (asked, {}):
-        pipe = load_pipeline(folder, device="cpu", **given)
+        pipe = load_pipeline(whole_model, device="cpu", **given)
         expected = LoadingOptions(**given) if given else None
         assert options_of(pipe) == expected
         run = sdattn.generate(pipe, "a red cat", num_inference_steps=2, height=64, width=64)[0]

@@ -14,21 +14,16 @@ from sdattn import load_pipeline
 from sdattn.models.facts import cell_size, latent_size, size_unit
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "tiny"
-    make_pipeline().save_pretrained(path)
-    return path
-
-
 @pytest.mark.slow
-def test_a_folder_loads_as_the_pipeline_that_it_is(folder):
-    pipe = load_pipeline(folder, device="cpu")
+def test_a_folder_loads_as_the_pipeline_that_it_is(whole_model):
+    pipe = load_pipeline(whole_model, device="cpu")
     assert type(pipe).__name__ == "StableDiffusionPipeline"
     assert pipe.unet.dtype == torch.float32
     expected = make_pipeline().unet.state_dict()
     assert all(torch.equal(one, expected[name]) for name, one in pipe.unet.state_dict().items())
-    assert load_pipeline(folder, device="cpu", dtype=torch.bfloat16).unet.dtype == torch.bfloat16
+    assert (
+        load_pipeline(whole_model, device="cpu", dtype=torch.bfloat16).unet.dtype == torch.bfloat16
+    )
 
 
 @pytest.mark.slow

@@ -276,15 +276,6 @@ def test_the_sheet_shows_all_maps_on_one_scale():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("words", [1, 60])
-def test_a_sheet_has_room_for_any_number_of_words(words):
-    prompt = " ".join(["red"] * words)
-    sheet = diff(run(prompt, 1), run(prompt, 2, grid=(8, 12), size=(192, 128))).sheet()
-    assert sheet.width < 4000
-    assert sheet.height < 3 * sheet.width
-
-
-@pytest.mark.slow
 def test_a_comparison_is_saved_whole_and_once(tmp_path):
     found = diff(run("red cat", 1), run("red dog", 2), names=("one", "two"))
     folder = found.save(tmp_path / "diff")

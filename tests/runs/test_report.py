@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.demo_words import PROMPT, THING, THIRD
-from helpers.page_data import assert_close, data_of, maps_of, values_of
+from helpers.page_data import assert_close, data_of, expected_maps, maps_of
 from helpers.small_runs import edited, small_run
 from helpers.tiers import tiered
 from helpers.tiny_tokenizers import tiny_tokenizer
@@ -19,7 +19,7 @@ from helpers.tiny_tokenizers import tiny_tokenizer
 from scripts.benchmarks.random_run import random_run
 from sdattn import Heatmaps, generate, load_run, read_prompt
 from sdattn.prompts.tokens import Word
-from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
+from sdattn.runs.imagerun import group_heatmaps
 from sdattn.runs.report import _first_pins, report
 from sdattn.runs.settings import command_for
 
@@ -38,16 +38,13 @@ def run(demo):
 def test_the_page_holds_the_values_of_the_run(run):
     one = run.image_run(0)
     data = data_of(report(one))
-    groups, steps, by_step = group_heatmaps(one), step_heatmaps(one), step_groups(one)
-    wanted = values_of(one.heatmaps) + [m for g in groups.values() for m in values_of(g)]
-    for i, step in enumerate(steps):
-        wanted += values_of(step) + [m for g in groups for m in values_of(by_step[g][i])]
+    wanted = expected_maps(one)
     for name in ("negative", "asked"):
         wanted += [m.values.double().numpy() for m in one.more[name][1]]
     wanted += [one.heatmaps[name].values.double().numpy() for name in ("<sos>", "<eos>", "<pad>")]
     assert_close(maps_of(data), wanted)
     assert data["words"] == PROMPT.split()
-    assert data["groups"] == list(groups)
+    assert data["groups"] == list(group_heatmaps(one))
     times = run.info[0]["timesteps"]
     assert data["steps"] == [f"step {i + 1}, t = {t:g}" for i, t in enumerate(times)]
     assert [text["name"] for text in data["texts"]] == ["negative", "asked", "special"]

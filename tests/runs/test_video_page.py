@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 import pytest
-from helpers.page_data import assert_close, data_of, maps_of, values_of
+from helpers.page_data import assert_close, data_of, expected_maps, maps_of, values_of
 from helpers.small_runs import small_run
 from helpers.video_rows import wan
 from helpers.video_runs import disc_run
@@ -13,7 +13,7 @@ from PIL import Image
 
 from sdattn import generate
 from sdattn.maps.notebook import framed
-from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
+from sdattn.runs.imagerun import group_heatmaps
 from sdattn.runs.report import maps, report
 from sdattn.runs.run import Run
 
@@ -36,13 +36,10 @@ def test_the_page_holds_each_frame_and_each_map_of_it():
     run = disc_run(steps=2, groups=2)
     page = report(run)
     data = data_of(page)
-    groups, by_step = group_heatmaps(run), step_groups(run)
-    wanted = values_of(run.heatmaps) + [m for name in groups for m in values_of(groups[name])]
-    for i, step in enumerate(step_heatmaps(run)):
-        wanted += values_of(step) + [m for name in groups for m in values_of(by_step[name][i])]
+    wanted = expected_maps(run)
     wanted += [run.heatmaps[name].values.double().numpy() for name in ("<sos>", "<eos>", "<pad>")]
     assert_close(maps_of(data), wanted)
-    assert data["groups"] == list(groups) and len(groups) == 2
+    assert data["groups"] == list(group_heatmaps(run)) and len(data["groups"]) == 2
     # a VAE that cuts time by four: the first frame alone, then four and four
     assert data["video"]["latent"] == [0, 1, 1, 1, 1, 2, 2, 2, 2]
     assert data["video"]["rate"] == 8.0 and data["video"]["middle"] == 4
