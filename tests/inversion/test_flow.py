@@ -5,6 +5,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from helpers.flow_pipelines import flow_pipeline
+from helpers.refusals import refused_unrun
 from helpers.small_images import new_image
 from PIL import Image
 
@@ -120,11 +121,7 @@ def test_under_guidance_the_way_up_has_none(pipe):
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, message):
-    def never(*_):
-        raise AssertionError("the transformer was called")
-
-    pipe.transformer.register_forward_pre_hook(never)
-    with pytest.raises(ValueError, match=message):
+    with refused_unrun(pipe, message):
         invert(pipe, new_image(), PROMPT, **changes)
 
 

@@ -13,6 +13,7 @@ from helpers.inversion_runs import (  # noqa: F401
     strong_text,
     without_null_text,
 )
+from helpers.refusals import refused_unrun
 from helpers.small_images import new_image
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline, make_sdxl_pipeline, make_unet
@@ -170,15 +171,8 @@ def test_psnr():
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, message):
-    def never(*_):
-        raise AssertionError("the UNet was called")
-
-    hook = pipe.unet.register_forward_pre_hook(never)
-    try:
-        with pytest.raises(error, match=message):
-            invert(pipe, **{"image": new_image(), "prompt": PROMPT, **changes})
-    finally:
-        hook.remove()
+    with refused_unrun(pipe, message, error):
+        invert(pipe, **{"image": new_image(), "prompt": PROMPT, **changes})
 
 
 def test_other_pipelines_are_refused():

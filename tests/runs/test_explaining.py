@@ -6,6 +6,7 @@ import torch
 from diffusers import EulerDiscreteScheduler, StableDiffusionImg2ImgPipeline
 from helpers.demo_words import needs_sprites
 from helpers.flow_pipelines import FLOWS, flow_pipeline
+from helpers.refusals import refused_unrun
 from helpers.small_images import new_image
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
@@ -308,16 +309,8 @@ def test_explaining_restores_the_pipeline(failing, name):
     ],
 )
 def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, message):
-    def never(*_):
-        raise AssertionError("the model ran")
-
-    hooks = [one.register_forward_pre_hook(never) for one in (pipe.unet, pipe.vae.encoder)]
-    try:
-        with pytest.raises(error, match=message):
-            explain(pipe, **{"image": new_image(), "prompt": PROMPT, **changes})
-    finally:
-        for hook in hooks:
-            hook.remove()
+    with refused_unrun(pipe, message, error):
+        explain(pipe, **{"image": new_image(), "prompt": PROMPT, **changes})
 
 
 def test_clip_skip_is_refused_where_diffusers_fails_on_it(pipe):

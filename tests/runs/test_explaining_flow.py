@@ -5,6 +5,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
 from helpers.flow_pipelines import FLOWS, Seen, flow_pipeline
+from helpers.refusals import refused_unrun
 from helpers.small_images import new_image
 from helpers.tiers import tiered
 from PIL import Image
@@ -113,11 +114,5 @@ def test_words_point_at_their_own_objects_in_drawn_images(mmdit):
 )
 def test_what_cannot_be_is_refused_before_anything_runs(name, changes, message):
     pipe, options = flow_pipeline(name)
-
-    def never(*_):
-        raise AssertionError("the model ran")
-
-    for one in (pipe.transformer, pipe.vae.encoder):
-        one.register_forward_pre_hook(never)
-    with pytest.raises(ValueError, match=message):
+    with refused_unrun(pipe, message):
         explain(pipe, new_image(), PROMPT, **options, **changes)
