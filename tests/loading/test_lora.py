@@ -5,6 +5,7 @@ import math
 
 import pytest
 import torch
+from helpers.loras import draw
 from helpers.tiers import tiered
 from safetensors.torch import save_file
 
@@ -44,12 +45,6 @@ def refused(load, noun, *arguments):
         load(*arguments)
     assert "style.safetensors" in str(told.value)
     return str(told.value)
-
-
-def draw(pipe):
-    generator = torch.Generator().manual_seed(0)
-    options = {"num_inference_steps": 2, "height": 64, "width": 64, "output_type": "latent"}
-    return pipe("a cat", generator=generator, **options).images
 
 
 # -- what loads ------------------------------------------------------------------------------------

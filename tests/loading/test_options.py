@@ -7,7 +7,7 @@ import shutil
 
 import pytest
 import torch
-from helpers.loras import save_lora
+from helpers.loras import draw, save_lora
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 from helpers.transformer_rows import flux, pixart, sd3
@@ -22,13 +22,6 @@ from sdattn.loading.options import LoadingOptions, device_of, options_of
 from sdattn.loading.outline import outline
 from sdattn.models.families import registered
 from sdattn.runs.settings import RunSettings
-
-DRAW = {"num_inference_steps": 2, "height": 64, "width": 64, "output_type": "latent"}
-
-
-def draw(pipe):
-    pipe.set_progress_bar_config(disable=True)
-    return pipe("a red cat", generator=torch.Generator().manual_seed(0), **DRAW).images
 
 
 @pytest.fixture(scope="module")
