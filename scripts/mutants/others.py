@@ -161,8 +161,8 @@ FAULTS = [
     ),
     Fault(
         "loading/devices.py",
-        "if number is not None and number <= (found.index or 0):",
-        "if number is not None and number < (found.index or 0):",
+        "if number is not None and number <= (chosen.index or 0):",
+        "if number is not None and number < (chosen.index or 0):",
         "a GPU that is not there is taken",
         ("loading/test_devices.py",),
     ),

@@ -281,15 +281,15 @@ FAULTS = [
     ),
     Fault(
         "inversion/schedules.py",
-        'is_dynamic = shifted and own.config.get("use_dynamic_shifting")',
+        'is_dynamic = shifted and fresh.config.get("use_dynamic_shifting")',
         "is_dynamic = False",
         "a flow whose shift depends on the image's size is refused",
         ("inversion/test_schedulers.py", "runs/test_explaining_flow.py"),
     ),
     Fault(
         "inversion/images.py",
-        "scale = max(1.0, min(held, LONGEST_SIDE / max(fitted.size)))",
-        "scale = min(held, LONGEST_SIDE / max(fitted.size))",
+        "scale = max(1.0, min(scale, LONGEST_SIDE / max(fitted.size)))",
+        "scale = min(scale, LONGEST_SIDE / max(fitted.size))",
         "a small photo is shown smaller than the model saw it",
         ("inversion/test_images.py", "runs/test_explaining.py"),
     ),
