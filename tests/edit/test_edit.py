@@ -221,7 +221,6 @@ def test_a_second_order_scheduler_is_counted_in_passes():
         ({"self_replace_steps": (1, 2, 3)}, ValueError, "part of the run"),
         ({"self_replace_steps": "0.5"}, ValueError, "part of the run"),
         ({"latents": 0}, ValueError, "edit.*latents"),
-        ({"max_bytes": 10}, ValueError, "max_bytes.*smaller images"),
     ],
 )
 def test_bad_input_is_refused_before_any_step(changes, error, message):

@@ -136,6 +136,12 @@ def test_a_keyword_that_is_none_names_the_nearest(call, said):
         call()
 
 
+def test_an_edit_is_refused_beyond_its_memory(pipe, monkeypatch):
+    monkeypatch.setattr(type(pipe.scheduler), "step", lambda *_, **__: pytest.fail("it stepped"))
+    with pytest.raises(ValueError, match="max_bytes.*smaller images"):
+        edit_image(pipe, PROMPT, "a red dog", max_bytes=10, **QUICK)
+
+
 @each_call
 def test_what_no_model_could_take_is_refused_before_one_is_loaded(call, tmp_path):
     """Of the demo only its index is there, so that to load it fails in other words."""
