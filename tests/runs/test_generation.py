@@ -9,7 +9,7 @@ from helpers.refusals import refused_unrun
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 
-from sdattn import TruncationWarning, capture, generate, heatmaps, load_run
+from sdattn import NotFiniteError, TruncationWarning, capture, generate, heatmaps, load_run
 
 PROMPT = "a red cat and a dog"
 QUICK = {"num_inference_steps": 2, "height": 128, "width": 128}
@@ -108,6 +108,13 @@ def test_a_negative_prompt_is_that_of_every_prompt(make):
 def test_a_word_that_is_not_in_the_prompt_is_refused():
     with pytest.raises(KeyError, match="'cow'.*prompt.*a, red, cat"):
         generate(small_pipeline(), PROMPT, words=["cow"], **QUICK)
+
+
+def test_maps_that_are_not_finite_are_named_by_their_text(monkeypatch):
+    states = torch.full((1, 77, 32), torch.nan)
+    monkeypatch.setattr("sdattn.runs.watched.encode_text", lambda *_: states)
+    with pytest.raises(NotFiniteError, match="maps of ask"):
+        generate(small_pipeline(), PROMPT, ask="dog", **QUICK)
 
 
 def test_words_that_were_cut_off_are_told_once():
