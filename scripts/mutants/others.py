@@ -161,8 +161,8 @@ FAULTS = [
     ),
     Fault(
         "loading/devices.py",
-        "if number is not None and number <= (found.index or 0):",
-        "if number is not None and number < (found.index or 0):",
+        "if number is not None and number <= (chosen.index or 0):",
+        "if number is not None and number < (chosen.index or 0):",
         "a GPU that is not there is taken",
         ("loading/test_devices.py",),
     ),
@@ -176,8 +176,8 @@ FAULTS = [
     ),
     Fault(
         "runs/sampling.py",
-        "prompt=prompts[i // a_prompt].text,",
-        "prompt=prompts[i % len(prompts)].text,",
+        "prompt=order.prompts[i // a_prompt].text,",
+        "prompt=order.prompts[i % len(order.prompts)].text,",
         "images of one prompt carry the next one's text",
         ("runs/test_generation.py",),
     ),

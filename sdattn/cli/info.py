@@ -27,8 +27,7 @@ def info(
       sdattn info
       sdattn info owner/name --json
     """
-    from ..loading.devices import device_of
-    from ..loading.options import options_of
+    from ..loading.options import device_of, options_of
     from ..models.facts import latent_size
     from ..models.layers import find_denoiser
     from ..models.shortcomings import shortcomings

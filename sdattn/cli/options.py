@@ -205,8 +205,7 @@ def load(
     finally:
         gc.freeze()
         gc.enable()
-    from ..loading.devices import device_of
-    from ..loading.options import options_of
+    from ..loading.options import device_of, options_of
     from ..models.threads import limit_threads
 
     name = str(pipe.dtype).removeprefix("torch.")

@@ -20,7 +20,6 @@ from ..files.records import plain
 from ..follow.run_part import Span
 from ..inversion.invert import Inversion, psnr
 from ..keep.budget import Budget
-from ..loading.pipelines import facts_of
 from ..maps.presets import Preset, preset_for
 from ..models.facts import PipelineFacts, is_guided, latent_size, model_passes
 from ..models.families import edits_of
@@ -30,7 +29,7 @@ from ..models.reading import read_prompts
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.matching import blended_words, edited_words, is_swap
 from ..prompts.tokens import Prompt
-from ..runs.calls import check_call
+from ..runs.calls import check_call, facts_of
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample
 from ..runs.settings import Edited
@@ -106,7 +105,8 @@ def edit(
             own=_OWN,
         ),
     )
-    pipe, chosen = facts.pipe, preset_for(facts.denoiser, preset, refine)
+    pipe = facts.pipe
+    chosen = preset_for(facts.denoiser, preset, refine)
     options = {**options, **_of_inversion(source, inversion, options)}
     asked = EditOptions(
         mode, cross_replace_steps, self_replace_steps, blend, weights, max_self_queries
@@ -114,7 +114,8 @@ def edit(
     # Inside the replay: the scheduler there decides how many passes the controller counts.
     with inversion.replay(pipe) if inversion else nullcontext():
         plan = prepare(facts, source, target, asked, options)
-        read, options = plan.prompts, plan.options
+        read = plan.prompts
+        options = plan.options
         if inversion:
             options["latents"] = inversion.noise.repeat(len(read), 1, 1, 1)
         budget = Budget.of(max_bytes)
@@ -122,13 +123,16 @@ def edit(
         with register_attention_control(pipe, plan.control, layers=plan.layers):
             run = sample(facts, read, seeds, options, preset=chosen, budget=budget)
     edited = plan.edited
-    own: dict[str, Any] = {}
     if inversion:
         # How close the first image came to the user's says how far the edits can be trusted.
         near = min(psnr(inversion.image, run.images[0]), 99.0)
         edited = replace(edited, reconstruction_psnr=near)
-        own = {"seed": None}  # the noise is the image's own
-    image_runs = [replace(r, settings=replace(r.settings, edited=edited, **own)) for r in run]
+    image_runs = []
+    for image_run in run:
+        # with an inversion the noise is the image's own
+        seed = None if inversion else image_run.settings.seed
+        settings = replace(image_run.settings, edited=edited, seed=seed)
+        image_runs.append(replace(image_run, settings=settings))
     words = [edited_words(read, i, list(weights or ())) for i in range(len(read))]
     return EditRun(image_runs, run.store, run.layers, words, edited)
 
@@ -173,22 +177,23 @@ def prepare(
 ) -> EditPlan:
     """Check everything that :func:`edit` refuses, before anything runs."""
     facts = PipelineFacts.of(pipe)
-    known, texts = edits_of(facts.pipe), [source, *checked_prompts(target)]
+    known = edits_of(facts.pipe)
+    texts = [source, *checked_prompts(target)]
     checked = checked_options(facts, _own_options(options), prompts=len(texts), own=_OWN)
     read = read_prompts(facts.pipe, texts, **checked)
     warn_of_unlearnt(facts, read)
-    mode, blend = _mode(read, asked.mode, asked.weights), blended_words(read, asked.blend)
-    cross, self_ = asked.cross_replace_steps, asked.self_replace_steps
+    cross = asked.cross_replace_steps
+    self_ = asked.self_replace_steps
     asked = replace(
         asked,
-        mode=mode,
+        mode=_mode(read, asked.mode, asked.weights),
         cross_replace_steps=known.cross if cross is None else cross,
         self_replace_steps=known.self_ if self_ is None else self_,
-        blend=blend,
+        blend=blended_words(read, asked.blend),
         weights=asked.weights or {},
     )
     control = _controller(facts, read, asked, checked)
-    settings = {name: held for name, held in vars(asked).items() if name != "max_self_queries"}
+    settings = {name: value for name, value in vars(asked).items() if name != "max_self_queries"}
     targets = [prompt.text for prompt in read[1:]]
     checked["callback_on_step_end"] = step_end(control)
     edited = Edited(prompt=source, targets=targets, **plain(settings))
@@ -205,7 +210,8 @@ def _of_inversion(source: str, inversion: Inversion | None, options: Options) ->
             "Pass that prompt as the source, or invert again with this one."
         )
     fixed = inversion.options()
-    if refused := sorted({*fixed, "negative_prompt", "eta"} & set(options)):
+    refused = sorted({*fixed, "negative_prompt", "eta"} & set(options))
+    if refused:
         raise InvalidValueError(
             f"The inversion sets {option_names(refused)}. Invert again with other settings."
         )
@@ -219,7 +225,8 @@ def _own_options(options: Options) -> Options:
         raise OptionError("num_images_per_prompt", options["num_images_per_prompt"], text)
     ours = {"callback_on_step_end", "callback_on_step_end_tensor_inputs", "latents"}
     schedule = {"timesteps", "sigmas", "denoising_end"}
-    if refused := sorted((ours | schedule) & set(options)):
+    refused = sorted((ours | schedule) & set(options))
+    if refused:
         raise InvalidValueError(
             f"`edit_image()` sets {option_names(refused)} itself. Use register_attention_control()."
         )
@@ -249,7 +256,8 @@ def _mode(prompts: Sequence[Prompt], mode: str, weights: Mapping[str, float] | N
 def _controller(
     facts: PipelineFacts, prompts: list[Prompt], asked: EditOptions, options: Options
 ) -> AttentionControlEdit:
-    passes, most = model_passes(facts, options), asked.max_self_queries
+    passes = model_passes(facts, options)
+    most = asked.max_self_queries
     if most is None:  # a transformer has one level
         levels = min(facts.denoiser.levels, 3)
         most = math.prod(level_grids(latent_size(facts, options), levels)[-1])

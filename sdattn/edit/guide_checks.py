@@ -36,13 +36,16 @@ def checked_run(facts: PipelineFacts, prompt: object, options: dict[str, Any]) -
             "Call it once for each prompt."
         )
     ours = {*SET_HERE, "timesteps", "sigmas", "denoising_end"}
-    if refused := sorted(ours & set(options)):
+    refused = sorted(ours & set(options))
+    if refused:
         raise InvalidValueError(f"`guide()` sets {option_names(refused)} itself. Leave it out.")
     options = checked_options(facts, options, own=OWN)
-    if (images := images_a_prompt(facts, options)) != 1:
+    images = images_a_prompt(facts, options)
+    if images != 1:
         text = "one image is guided at a time. Call `guide()` once for each seed."
         raise OptionError("num_images_per_prompt", images, text)
-    model, scheduler = facts.denoiser.model, facts.pipe.scheduler
+    model = facts.denoiser.model
+    scheduler = facts.pipe.scheduler
     if is_compiled(model):
         raise InvalidTypeError(
             f"The {type(model).__name__} is compiled, and a graph that records attention with its "
@@ -82,14 +85,14 @@ def tried_losses(losses: Any, prompt: Prompt, grid: tuple[int, int]) -> list[Los
 
 def chosen_steps(steps: Span, passes: int) -> frozenset[int]:
     """Return the numbers of the steps before which the latents are moved; refuse none."""
-    found = frozenset(RunPart.of(steps, passes).passes(passes)) - {0}
-    if not found:
+    steps_in_part = frozenset(RunPart.of(steps, passes).passes(passes)) - {0}
+    if not steps_in_part:
         text = (
             f"none of this run's {passes} steps after the first has its middle in that part. Pass "
             "0.7, for example, or draw more steps."
         )
         raise OptionError("steps", steps, text)
-    return found
+    return steps_in_part
 
 
 def checked_number(name: str, value: object) -> float:

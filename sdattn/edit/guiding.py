@@ -204,10 +204,11 @@ class _Descent:
 
     def heatmaps(self, latents: Tensor, timestep: Tensor) -> Heatmaps:
         """Return the heatmaps of the prompt for latents at a timestep, with their graph."""
-        model, family = self.facts.denoiser.model, self.facts.denoiser.family
+        model = self.facts.denoiser.model
+        family = self.facts.denoiser.family
         name = next(name for name in family.names.timestep if self.given.get(name) is not None)
         at = (float(timestep) - family.timestep_start) / family.timestep_unit
-        given = {
+        arguments_now = {
             **self.given,
             family.names.latents: self.scaled(latents, timestep),
             name: torch.full_like(torch.as_tensor(self.given[name]), at),
@@ -216,7 +217,7 @@ class _Descent:
         if self.preset.part is not None:  # the coming step need not lie in it
             settings.pop("steps")
         with capture(model, grad=True, **settings) as store:
-            model(**given)
+            model(**arguments_now)
         averaged = aggregate(store.layer_maps(self.preset), self.preset)[0]
         return finish(averaged, self.prompt, self.preset, store.tokens)
 

@@ -157,7 +157,8 @@ def _corners(values: Tensor, cells: Tensor) -> Tensor:
     for axis in (0, 1):
         wanted = cells.amax(axis)
         within = wanted.nonzero().flatten()
-        first, last = int(within[0]), int(within[-1]) + 1
+        first = int(within[0])
+        last = int(within[-1]) + 1
         near = torch.zeros_like(wanted)
         near[max(first - 1, 0) : first + 2] = 1
         near[max(last - 1, 0) : last + 2] = 1

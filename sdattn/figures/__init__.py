@@ -117,7 +117,7 @@ def figure(
     if own_scale is None:
         own_scale = kind == "layers"
     style = Style(cmap, width, show_axes, own_scale, colorbar)
-    runs = [_still(one) if kind != "frames" else one for one in (run, *others)]
+    runs = [_still(shown) if kind != "frames" else shown for shown in (run, *others)]
     rows, preset = _compared(runs, words) if others else _KINDS[kind](runs[0], words)
     page = _page(runs[0], rows, preset, style)
     if axes is not None:
@@ -141,10 +141,10 @@ def save_figure(figure: Figure, path: str | Path, *, dpi: float = DPI) -> None:
     kind = format_of(path, FORMATS)
     if not 20 <= dpi <= 2400:
         raise refuse("dpi", dpi, "pixels per inch, from 20 to 2400")
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     with settings():
-        figure.savefig(held, format=kind, dpi=dpi, metadata=_UNDATED.get(kind))
-    save_file(path, held.getvalue())
+        figure.savefig(buffer, format=kind, dpi=dpi, metadata=_UNDATED.get(kind))
+    save_file(path, buffer.getvalue())
 
 
 def _words(run: ImageRun, words: Sequence[str] | None, *label: str) -> Shown:
@@ -163,8 +163,8 @@ def _compared(runs: Sequence[ImageRun], words: Sequence[str] | None) -> Shown:
         check_proportions(run.image, first.image.size[::-1])
     rows = []
     for run, label in zip(runs, _told_apart(runs), strict=True):
-        own = words if words is None else [word for word in words if word in run.heatmaps]
-        rows += _words(run, own, label)[0] if own or words is None else []
+        its_words = words if words is None else [word for word in words if word in run.heatmaps]
+        rows += _words(run, its_words, label)[0] if its_words or words is None else []
     for word in words or ():
         if not any(word in run.heatmaps for run in runs):
             first.heatmaps.find(word)  # says that it is not there

@@ -82,11 +82,11 @@ def save_animation(
     unit = 10 if kind == "gif" else 1
     each = round(milliseconds / unit) * unit
     times = [each] * len(rest) + [max(each, HOLD)]
-    held = io.BytesIO()
+    buffer = io.BytesIO()
     first.save(
-        held, kind.upper(), save_all=True, append_images=rest, duration=times, loop=0, **options
+        buffer, kind.upper(), save_all=True, append_images=rest, duration=times, loop=0, **options
     )
-    save_file(path, held.getvalue())
+    save_file(path, buffer.getvalue())
 
 
 def _in_few_colours(frames: Sequence[Image.Image]) -> list[Image.Image]:

@@ -78,7 +78,8 @@ def fonts_for(text: str) -> list[str]:
     usual = [font for font in fonts if font.style == "normal" and font.weight == 400]
     usual = [font for font in usual if not font.name.startswith("Last Resort")]  # has boxes only
     for font in sorted(usual, key=lambda f: (not f.name.startswith("Noto Sans"), f.name, f.fname)):
-        if missing and len(lacks := _lacks(font.fname, missing)) < len(missing):
+        lacks = _lacks(font.fname, missing) if missing else missing
+        if len(lacks) < len(missing):
             families.append(font.name)
             missing = lacks
     return list(dict.fromkeys(families))

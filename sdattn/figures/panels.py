@@ -27,15 +27,23 @@ if TYPE_CHECKING:
 
 Lines = tuple[str, ...]
 
-WIDTH, HEIGHT = 7.0, 9.5  # text area of a page, in inches
-LARGEST, SMALLEST = 1.6, 0.12  # maximum width of a panel; minimum of each of its sides
-_ENOUGH, _HIGH = 0.5, 7.0  # rows wrap into blocks until panels are this wide on a page this high
-_GAP, _LINE = 0.05, 0.16  # between panels; from line to line
+# In inches
+WIDTH = 7.0  # text area of a page
+HEIGHT = 9.5
+LARGEST = 1.6  # maximum width of a panel
+SMALLEST = 0.12  # minimum of each of its sides
+_ENOUGH = 0.5  # rows wrap into blocks until panels are this wide
+_HIGH = 7.0  # on a page this high
+_GAP = 0.05  # between panels
+_LINE = 0.16  # from line to line
 _TICKED = 0.45  # minimum side with room for numbers
 _LABEL = 1.1  # maximum width of a row's label
 _SURE = 0.95  # share of a panel's expected width that it certainly gets
-_BESIDE, _BELOW = 1.2, 0.5  # space for the colour bar, names and numbers, roughly
-_SHORTEST, _LONGEST, _THICK = 0.9, 3.0, 0.1  # the colour bar
+_BESIDE = 1.2  # space for the colour bar, names and numbers, roughly
+_BELOW = 0.5
+_SHORTEST = 0.9  # the colour bar
+_LONGEST = 3.0
+_THICK = 0.1
 
 
 @dataclass(frozen=True)
@@ -100,7 +108,8 @@ class Page:
 def scale_of(drawn: Sequence[np.ndarray]) -> tuple[float, float]:
     """Return the smallest and the largest of all values, apart even if they are equal; raise
     ValueError for values that are not finite."""
-    low, high = float(min(map(np.min, drawn))), float(max(map(np.max, drawn)))
+    low = float(min(map(np.min, drawn)))
+    high = float(max(map(np.max, drawn)))
     if not np.isfinite([low, high]).all():
         raise InvalidValueError("The maps hold values that are not finite; they cannot be drawn.")
     if low == high:  # a scale has two ends
@@ -150,8 +159,8 @@ def fill(axes: Sequence[Axes] | np.ndarray, rows: Sequence[Sequence[Panel]], pag
             f"Got {len(drawn)} axes for {len(cells)} panels. Pass one per panel."
         )
     sheet = _Sheet(rows, page, len(rows), math.inf, "panels")
-    for panel, cell in zip(drawn, cells, strict=True):
-        sheet.show(panel, *cell)
+    for panel, (row, column) in zip(drawn, cells, strict=True):
+        sheet.show(panel, row, column)
         panel.set_aspect("equal")
     if page.style.colorbar:
         sheet.bar(drawn, page.note)

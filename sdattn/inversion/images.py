@@ -56,8 +56,8 @@ def at_own_size(image: Image.Image, fitted: Image.Image) -> Image.Image:
     """Return the part of an image that :func:`fit` used, at its original resolution: at least the
     size of ``fitted`` and at most ``LONGEST_SIDE`` pixels long."""
     image = upright(image)
-    held = min(image.width / fitted.width, image.height / fitted.height)
-    scale = max(1.0, min(held, LONGEST_SIDE / max(fitted.size)))
+    scale = min(image.width / fitted.width, image.height / fitted.height)
+    scale = max(1.0, min(scale, LONGEST_SIDE / max(fitted.size)))
     size = round(fitted.width * scale), round(fitted.height * scale)
     return ImageOps.fit(image, size, Image.Resampling.LANCZOS)
 

@@ -168,15 +168,28 @@ def invert(
     seen = fit(pipe, image)
     read_prompts(pipe, prompt, **call)
     start = encode(pipe, [seen]).to(find_denoiser(pipe).model.dtype)
-    found = Inversion(prompt, seen, start, None, float(guidance_scale), num_inference_steps, call)
+    inversion = Inversion(
+        prompt=prompt,
+        image=seen,
+        trajectory=start,
+        null_states=None,
+        guidance_scale=float(guidance_scale),
+        num_inference_steps=num_inference_steps,
+        call=call,
+    )
     if refinements is None:
         refinements = schedule.refinements
-    found.trajectory = _climb(pipe, found, refinements)
+    inversion.trajectory = _climb(pipe, inversion, refinements)
     if null_text:
-        found.null_states = optimise(
-            pipe, found.prompt, found.trajectory, found.options(), inner_steps, learning_rate
+        inversion.null_states = optimise(
+            pipe,
+            inversion.prompt,
+            inversion.trajectory,
+            inversion.options(),
+            inner_steps,
+            learning_rate,
         )
-    return found
+    return inversion
 
 
 def psnr(image: Image.Image, other: Image.Image) -> float:
@@ -211,7 +224,8 @@ def _check(pipe: Pipeline, guidance: float, null_text: bool, inner: int) -> None
 def _checked_call(pipe: Pipeline, options: Kwargs) -> Kwargs:
     """Return the checked arguments of the pipeline's call, with a demo model's own."""
     decided = {"latents", "height", "width", "sigmas", "num_images_per_prompt"}
-    if taken := sorted(name for name in options if name in decided or name.startswith("negative_")):
+    taken = sorted(name for name in options if name in decided or name.startswith("negative_"))
+    if taken:
         raise InvalidValueError(f"The inversion sets {option_names(taken)} itself. Leave it out.")
     # A demo model's own options are among these, also those that the inversion was asked for.
     own = ("num_inference_steps", "guidance_scale")

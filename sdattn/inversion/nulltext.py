@@ -91,7 +91,8 @@ def _descend(landing: Landing, target: Tensor, state: Tensor, steps: int, rate: 
     least = math.inf
     for step in range(steps + 1):
         squares = (landing(state) - target) ** 2
-        if (loss := float(squares.detach().mean())) < least:
+        loss = float(squares.detach().mean())
+        if loss < least:
             best = state.detach().clone()
             least = loss
         if loss < ENOUGH or step == steps:

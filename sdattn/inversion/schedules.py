@@ -50,7 +50,8 @@ class DDIM:
         """Return a and b of the step from a timestep, see
         :class:`sdattn.inversion.stand_ins.Upwards`."""
         # The step is linear, so two steps of numbers show both.
-        unit, zero = torch.ones(()), torch.zeros(())
+        unit = torch.ones(())
+        zero = torch.zeros(())
         a = down.step(zero, timestep, unit).prev_sample
         return a, down.step(unit, timestep, zero).prev_sample
 
@@ -124,10 +125,10 @@ def check_scheduler(pipe: Pipeline) -> None:
 
 
 def _in_steps(scheduler: Any, shifted: bool) -> Any:
-    own = type(scheduler).from_config(scheduler.config)
-    is_dynamic = shifted and own.config.get("use_dynamic_shifting")
-    own.set_timesteps(_STEPS, **({"mu": 1.0} if is_dynamic else {}))
-    return own
+    fresh = type(scheduler).from_config(scheduler.config)
+    is_dynamic = shifted and fresh.config.get("use_dynamic_shifting")
+    fresh.set_timesteps(_STEPS, **({"mu": 1.0} if is_dynamic else {}))
+    return fresh
 
 
 def _own_timesteps(scheduler: Any, shifted: bool) -> list[tuple[int, float]]:
@@ -140,13 +141,13 @@ def _own_timesteps(scheduler: Any, shifted: bool) -> list[tuple[int, float]]:
 def _own_shares(scheduler: Any, number: int, shifted: bool) -> tuple[float, float]:
     """Return what the model is shown of latents and of noise at a place of a run."""
     shares = []
-    for latents, noise in ((1.0, 0.0), (0.0, 1.0)):
-        own = _in_steps(scheduler, shifted)
-        at = own.timesteps[number : number + 1]
-        given = torch.full((1, 1, 1, 1), latents), torch.full((1, 1, 1, 1), noise)
-        if hasattr(own, "scale_noise"):
-            shown = own.scale_noise(given[0], at, given[1])
+    one = torch.ones(1, 1, 1, 1)
+    for latents, noise in ((one, 0 * one), (0 * one, one)):
+        fresh = _in_steps(scheduler, shifted)
+        at = fresh.timesteps[number : number + 1]
+        if hasattr(fresh, "scale_noise"):
+            shown = fresh.scale_noise(latents, at, noise)
         else:
-            shown = own.scale_model_input(own.add_noise(*given, at), at[0])
+            shown = fresh.scale_model_input(fresh.add_noise(latents, noise, at), at[0])
         shares.append(float(shown))
     return shares[0], shares[1]

@@ -33,7 +33,8 @@ def in_place(
 class StandIn:
     """A scheduler that any pipeline can call, configured as the one that it replaces."""
 
-    order, init_noise_sigma = 1, 1.0
+    order = 1
+    init_noise_sigma = 1.0
     timesteps: Tensor
 
     def __init__(self, config: Any):
@@ -64,7 +65,9 @@ class Noised(StandIn):
         seeds: Sequence[int],
     ):
         super().__init__(config)
-        self.timesteps, self.seeds, self.mix = timesteps, seeds, mix
+        self.timesteps = timesteps
+        self.seeds = seeds
+        self.mix = mix
         self.shown = [int(t) for t in timesteps]
         self.step_index = 0  # captures tell steps apart by it
 
@@ -121,7 +124,8 @@ class Upwards(StandIn):
 
     def __init__(self, down: Any, factors: Callable[[Any, Tensor], tuple[Tensor | float, Tensor]]):
         super().__init__(down.config)
-        self.down, self.factors = down, factors
+        self.down = down
+        self.factors = factors
 
     def set_timesteps(
         self, num_inference_steps: object, device: object = None, **shift: object

@@ -19,13 +19,13 @@ def best_device() -> str:
 def checked_device(device: str | torch.device | None) -> torch.device:
     """Return the requested or the best device; raise ValueError if torch here cannot use it."""
     try:
-        found = torch.device(device or best_device())
+        chosen = torch.device(device or best_device())
     except RuntimeError:
         raise _refusal(device, "torch knows no device of that name") from None
-    number = _gpus().get(found.type)
-    if number is not None and number <= (found.index or 0):
-        raise _refusal(device, _why_not(found.type, number))
-    return found
+    number = _gpus().get(chosen.type)
+    if number is not None and number <= (chosen.index or 0):
+        raise _refusal(device, _why_not(chosen.type, number))
+    return chosen
 
 
 def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
@@ -34,12 +34,6 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype | None:
     if dtype is not None and name not in DTYPES:
         raise refuse("dtype", name, DTYPES)
     return None if dtype is None else DTYPES[name]
-
-
-def device_of(pipe: Pipeline) -> torch.device:
-    """Return the device that a pipeline computes on; its weights may be elsewhere (offload)."""
-    found: torch.device = pipe._execution_device
-    return found
 
 
 def place(pipe: Pipeline, device: torch.device, offload: str | None) -> Pipeline:

@@ -30,28 +30,32 @@ def digest_model(pipe: Pipeline) -> str:
         if isinstance(part, torch.nn.Module):
             parts[name].append({key: _sum(weight) for key, weight in _weights(part).items()})
             # A LoRA's scale is not one of its weights.
-            own = [(n, m) for n, m in part.named_modules() if hasattr(m, "base_layer")]
-            scales = [[n, m.scaling] for n, m in own if isinstance(getattr(m, "scaling", 0), dict)]
+            adapted = [(n, m) for n, m in part.named_modules() if hasattr(m, "base_layer")]
+            scales = [
+                [n, m.scaling] for n, m in adapted if isinstance(getattr(m, "scaling", 0), dict)
+            ]
             parts[name] += [scales] if scales else []
     return digest(parts)
 
 
 def _weights(model: torch.nn.Module) -> Mapping[str, torch.Tensor]:
     """Return a model's weights, even if they are elsewhere, with hooks of accelerate."""
-    found = model.state_dict()
-    if any(weight.is_meta for weight in found.values()):
+    weights = model.state_dict()
+    if any(weight.is_meta for weight in weights.values()):
         from accelerate.utils.modeling import get_state_dict_offloaded_model
 
-        found = get_state_dict_offloaded_model(model)
-    return found
+        weights = get_state_dict_offloaded_model(model)
+    return weights
 
 
 def _config(part: object) -> dict[str, object]:
-    config = getattr(part, "config", {})
-    found = config.to_diff_dict() if hasattr(config, "to_diff_dict") else dict(config)
+    held_config = getattr(part, "config", {})
+    config = (
+        held_config.to_diff_dict() if hasattr(held_config, "to_diff_dict") else dict(held_config)
+    )
     apart = ("transformers_version", "dtype", "torch_dtype")
-    kept = {k: value for k, value in found.items() if not k.startswith("_") and k not in apart}
-    return json.loads(json.dumps(kept, default=str))
+    settings = {k: value for k, value in config.items() if not k.startswith("_") and k not in apart}
+    return json.loads(json.dumps(settings, default=str))
 
 
 def _sum(tensor: torch.Tensor) -> list[object]:

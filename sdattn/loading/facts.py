@@ -5,10 +5,9 @@ import inspect
 import math
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ..files.records import read_object
-from ..models.pipeline import Options
+from ..models.pipeline import Given, Options
 from ..models.values import OURS, check_side, no_videos
 from .locating import find_model, hub_index
 
@@ -68,7 +67,7 @@ def check_names(
             raise unknown_option(kind, name, known, *([own] if own else []))
 
 
-def _index_of(model: str, revision: str | None, config: str | None) -> dict[str, Any]:
+def _index_of(model: str, revision: str | None, config: str | None) -> Given:
     """Return the index of a folder, a hub model, or the settings of a single file."""
     path = find_model(model)
     if path is None:
@@ -81,17 +80,17 @@ def _index_of(model: str, revision: str | None, config: str | None) -> dict[str,
     return _index_of(config or settings_name(read_weights(path)), None, None)
 
 
-def _opened(model: str) -> tuple[Path, dict[str, Any]]:
+def _opened(model: str) -> tuple[Path, Given]:
     """Return a model's folder and its index, {} for a single file and a hub id."""
     folder = find_model(model)
     return (folder, read_object(folder / "model_index.json")) if folder else (Path(), {})
 
 
-def _size_unit(folder: Path, index: dict[str, Any]) -> int | None:
+def _size_unit(folder: Path, index: Given) -> int | None:
     """Return the pixels that sides must be a multiple of, or None if the files do not tell."""
     match index:  # a cell is a latent cell, or a patch of them
         case {"unet": [_, "UNet2DConditionModel"]}:
-            patch: Any = 1
+            patch: object = 1
         case {"transformer": [_, "SD3Transformer2DModel"]}:
             patch = read_object(folder / "transformer" / "config.json").get("patch_size")
         case _:

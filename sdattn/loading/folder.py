@@ -1,5 +1,4 @@
 import inspect
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,10 +28,10 @@ class PipelineFolder:
     def judged(cls, path: Path, options: LoadingOptions) -> "PipelineFolder":
         """Read a folder's index and check it first, since diffusers would run code that it names;
         raise ValueError also for a missing variant, or if the pipeline takes no LoRA."""
-        found = cls(path, read_index(path), options)
+        folder = cls(path, read_index(path), options)
         check_variant(path, options.variant)
-        check_takes_lora(found.kind, options)
-        return found
+        check_takes_lora(folder.kind, options)
+        return folder
 
     @property
     def kind(self) -> Any:
@@ -44,11 +43,11 @@ class PipelineFolder:
         """Return the parts to pass to ``from_pretrained``: another scheduler (ValueError if it does
         not fit), and None for parts that the pipeline was saved without (SD 3's T5)."""
         taken = inspect.signature(self.kind).parameters
-        found: dict[str, Any] = {n: None for n in taken if self.index.get(n) == [None, None]}
-        if (name := self.options.scheduler) is not None:
-            kind = fitting_scheduler(name, self.index["scheduler"][1])
-            found["scheduler"] = kind.from_pretrained(self.path, subfolder="scheduler")
-        return found
+        parts: dict[str, Any] = {n: None for n in taken if self.index.get(n) == [None, None]}
+        if self.options.scheduler is not None:
+            kind = fitting_scheduler(self.options.scheduler, self.index["scheduler"][1])
+            parts["scheduler"] = kind.from_pretrained(self.path, subfolder="scheduler")
+        return parts
 
     def dtype(self, asked: torch.dtype | None, half: bool) -> torch.dtype:
         """Return the dtype to load: the requested one, else float32, or with ``half`` the family's
@@ -97,30 +96,31 @@ def fitting_scheduler(name: str, own: str) -> Any:
 def quantized(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
     """Return arguments for ``from_pretrained``: a loaded denoiser, or how to load parts; raise
     ValueError for a GGUF file that is broken or of another model."""
-    options, index = folder.options, folder.index
+    options = folder.options
+    index = folder.index
     if options.gguf is not None:
         return _from_gguf(options.gguf, folder, dtype)
-    if options.quantization not in BITS:
+    bits = options.quantization
+    if bits not in BITS:
         return {}
     from diffusers.quantizers.pipe_quant_config import PipelineQuantizationConfig
 
-    bits = options.quantization
-    given: dict[str, object] = {f"load_in_{bits}": True}
+    settings: dict[str, object] = {f"load_in_{bits}": True}
     if bits == "4bit":
-        given |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
-    mapping = {name: home_of(index[name][0]).BitsAndBytesConfig(**given) for name in _large(index)}
+        settings |= {"bnb_4bit_quant_type": "nf4", "bnb_4bit_compute_dtype": dtype}
+    mapping = {n: home_of(index[n][0]).BitsAndBytesConfig(**settings) for n in _large(index)}
     return {"quantization_config": PipelineQuantizationConfig(quant_mapping=mapping)}
 
 
-def _large(index: Mapping[str, Any]) -> list[str]:
+def _large(index: Given) -> list[str]:
     """Return the denoiser, or both (Wan 2.2), and text encoders that are larger than CLIP."""
     denoisers = "unet", "transformer", "transformer_2"
-    found = [name for name in denoisers if index.get(name, [None])[0] is not None]
+    large = [name for name in denoisers if index.get(name, [None])[0] is not None]
     for name, entry in index.items():
         match entry:
             case ["transformers", str(kind)] if name.startswith("text_encoder"):
-                found += [] if kind.startswith("CLIP") else [name]
-    return found
+                large += [] if kind.startswith("CLIP") else [name]
+    return large
 
 
 def _from_gguf(file: Path, folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:

@@ -58,8 +58,8 @@ def check_variant(folder: Path, variant: str | None) -> None:
     """Raise ValueError for a variant of the weights that no part of a folder has."""
     if variant is None:
         return
-    files = [path.name for path in folder.glob("*/*.safetensors")]
-    known = {found[1] for name in files if (found := _VARIANT.search(name))}
+    matches = (_VARIANT.search(path.name) for path in folder.glob("*/*.safetensors"))
+    known = {match[1] for match in matches if match}
     if variant not in known:
         there = f"It has {', '.join(sorted(known))}." if known else "Leave it out."
         raise OptionError("variant", variant, f"no part of {folder} has files of it. {there}")
@@ -74,7 +74,8 @@ def as_dtype(dtype: object) -> dict[str, object]:
 def check_whole(folder: Path, models: "Mapping[str, Module]") -> None:
     """Raise ValueError, naming the first weight, for models that have no values for some."""
     for name, model in models.items():
-        if lost := [key for key, value in model.state_dict().items() if value.is_meta]:
+        lost = [key for key, value in model.state_dict().items() if value.is_meta]
+        if lost:
             raise InvalidValueError(
                 f"The files of {folder / name} lack {len(lost)} of its weights, e.g. {lost[0]}. "
                 f"{_ANEW}"
@@ -99,12 +100,12 @@ def without_weights(cls: Any, folder: Path, device: str = "meta") -> Any | None:
 
 def _object(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_bytes())
+        document = json.loads(path.read_bytes())
     except (ValueError, RecursionError) as error:
         raise InvalidValueError(f"{path} is not JSON ({error}). {_ANEW}") from None
-    if not isinstance(found, dict):
-        raise InvalidValueError(f"{path} holds a {type(found).__name__}, not an object. {_ANEW}")
-    return found
+    if not isinstance(document, dict):
+        raise InvalidValueError(f"{path} holds a {type(document).__name__}, not an object. {_ANEW}")
+    return document
 
 
 _ANEW = "Get the model's folder again, or save it again with pipe.save_pretrained(folder)."
@@ -164,9 +165,9 @@ def home_of(library: str) -> Any:
 
     if library in _LIBRARIES:
         return import_module(library)
-    found = getattr(pipelines, library, None)  # for example the safety checker's stable_diffusion
-    is_its_own = getattr(found, "__name__", "") == f"{pipelines.__name__}.{library}"
-    return found if is_its_own and isinstance(found, ModuleType) else None
+    module = getattr(pipelines, library, None)  # for example the safety checker's stable_diffusion
+    is_its_own = getattr(module, "__name__", "") == f"{pipelines.__name__}.{library}"
+    return module if is_its_own and isinstance(module, ModuleType) else None
 
 
 def _check_configs(part: Path) -> None:
@@ -182,7 +183,7 @@ def _check_configs(part: Path) -> None:
                 _refuse_code(part / "config.json", f"{name}={shown(value)}")
 
 
-def _pairs(config: Any) -> Iterator[tuple[str, Any]]:
+def _pairs(config: object) -> Iterator[tuple[str, object]]:
     if isinstance(config, dict):
         for name, value in config.items():
             yield name, value

@@ -114,7 +114,7 @@ def download(name: str, *, variant: str | None = None, revision: str | None = No
 
     which = {"variant": variant, "revision": revision}
     with needs_the_hub(f"{name!r}, which is not a local folder,"):
-        found = DiffusionPipeline.download(
+        folder = DiffusionPipeline.download(
             name, use_safetensors=True, trust_remote_code=False, **which
         )
-    return Path(found)
+    return Path(folder)

@@ -21,8 +21,6 @@ from .lora_files import checked_file
 from .options import LoadingOptions
 from .weight_files import loading_errors
 
-_TEXT_MODEL = ".text_model.", "."  # in files, and in CLIP's names before transformers 5
-
 
 @dataclass(frozen=True)
 class Lora:
@@ -52,8 +50,10 @@ def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
     for lora, name in zip(loras, names, strict=True):
         warned = _load(pipe, lora, name)
         _check_reached(pipe, lora, name)
-        for one in warned:  # with a refusal they would only be noise
-            warnings.warn_explicit(one.message, one.category, one.filename, one.lineno)
+        for warning in warned:  # with a refusal they would only be noise
+            warnings.warn_explicit(
+                warning.message, warning.category, warning.filename, warning.lineno
+            )
     if loras:
         pipe.set_adapters(names, [lora.scale for lora in loras])
         for model in pipe.components.values():
@@ -64,14 +64,14 @@ def load_loras(pipe: Pipeline, loras: Sequence[Lora]) -> None:
 def _load(pipe: Pipeline, lora: Lora, name: str) -> list[warnings.WarningMessage]:
     """Load a LoRA, and return the warnings raised meanwhile."""
     folder = str(lora.file.parent)
-    given = {"weight_name": lora.file.name, "adapter_name": name}
+    options = {"weight_name": lora.file.name, "adapter_name": name}
     what = f"the LoRA of a {type(pipe).__name__}"
     with warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("always")
         # peft warns of a second adapter
         warnings.filterwarnings("ignore", "Already found a `peft_config`", UserWarning)
         with loading_errors(lora.path, what, "Pass a LoRA of this model."):
-            pipe.load_lora_weights(folder, use_safetensors=True, **given)
+            pipe.load_lora_weights(folder, use_safetensors=True, **options)
     return warned
 
 
@@ -80,7 +80,8 @@ def _check_reached(pipe: Pipeline, lora: Lora, name: str) -> None:
     its alpha, and each layer of the adapter has values."""
     held = _held(pipe, name)
     tensors = _Tracked.read(lora.file)
-    used, wrong = set[str](), set[str]()
+    used = set[str]()
+    wrong = set[str]()
     for key, value in _converted(pipe, tensors).items():
         if key not in held or not _starts_with(held.pop(key), value.as_subclass(torch.Tensor)):
             continue
@@ -99,9 +100,17 @@ def _check_reached(pipe: Pipeline, lora: Lora, name: str) -> None:
     lost = [key for key in lost if ".diff" not in key or tensors[key].any()]
     lost = lost or [key for key, value in held.items() if value.is_meta]
     if lost:
-        found = f"{len(lost)} of its {len(tensors)} tensors are missing, not finite, or without a "
-        found += f"place in a {type(pipe).__name__}: {shorter(', '.join(lost), 800)}"
-        raise OptionError("lora", lora.path, f"{found}. Pass a LoRA of this model.")
+        text = (
+            f"{len(lost)} of its {len(tensors)} tensors are missing, not finite, or without a "
+            f"place in a {type(pipe).__name__}: {shorter(', '.join(lost), 800)}. Pass a LoRA of "
+            "this model."
+        )
+        raise OptionError("lora", lora.path, text)
+
+
+def _plain(key: str) -> str:
+    """Return a key without a name that files have, and CLIP before transformers 5."""
+    return key.replace(".text_model.", ".")
 
 
 def _starts_with(held: torch.Tensor, value: torch.Tensor) -> bool:
@@ -129,11 +138,11 @@ class _Tracked(torch.Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        given = [value for value in tree_leaves((args, kwargs)) if isinstance(value, cls)]
+        inputs = [value for value in tree_leaves((args, kwargs)) if isinstance(value, cls)]
         made = super().__torch_function__(func, types, args, kwargs)
         for value in tree_leaves(made):
             if isinstance(value, cls):
-                value.sources = frozenset[str]().union(*(one.sources for one in given))
+                value.sources = frozenset[str]().union(*(value.sources for value in inputs))
         return made
 
 
@@ -145,9 +154,9 @@ def _converted(pipe: Pipeline, tensors: Mapping[str, _Tracked]) -> dict[str, _Tr
     is_xl = isinstance(pipe, StableDiffusionXLLoraLoaderMixin)
     options = {"unet_config": pipe.unet.config} if is_xl else {}
     copies = {key: value.clone() for key, value in tensors.items()}  # some change them in place
-    found = pipe.lora_state_dict(copies, **options)
-    state = found[0] if isinstance(found, tuple) else found
-    converted: dict[str, Any] = {}
+    converted_state = pipe.lora_state_dict(copies, **options)
+    state = converted_state[0] if isinstance(converted_state, tuple) else converted_state
+    converted: dict[str, _Tracked] = {}
     for part in {key.partition(".")[0] for key in state}:
         values = {key[len(part) + 1 :]: state[key] for key in state if key.startswith(f"{part}.")}
         if part.startswith("text_encoder"):
@@ -155,7 +164,7 @@ def _converted(pipe: Pipeline, tensors: Mapping[str, _Tracked]) -> dict[str, _Tr
             values = state_dict_utils.convert_state_dict_to_peft(values)
         elif "lora_A" not in next(iter(values)):
             values = state_dict_utils.convert_unet_state_dict_to_peft(values)
-        converted |= {f"{part}.{name}".replace(*_TEXT_MODEL): v for name, v in values.items()}
+        converted |= {_plain(f"{part}.{name}"): value for name, value in values.items()}
     return converted
 
 
@@ -168,9 +177,9 @@ def _held(pipe: Pipeline, adapter: str) -> dict[str, torch.Tensor]:
         if not hasattr(model, "peft_config"):
             continue
         for key, value in model.state_dict().items():
-            held[its_name.sub("", f"{part}.{key}").replace(*_TEXT_MODEL)] = value
+            held[_plain(its_name.sub("", f"{part}.{key}"))] = value
         for key, layer in model.named_modules():
             if adapter in getattr(layer, "scaling", ()):
                 alpha = layer.scaling[adapter] * layer.r[adapter]
-                held[f"{part}.{key}.alpha".replace(*_TEXT_MODEL)] = torch.as_tensor(float(alpha))
+                held[_plain(f"{part}.{key}.alpha")] = torch.as_tensor(float(alpha))
     return held

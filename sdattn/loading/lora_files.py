@@ -40,7 +40,8 @@ def checked_file(path: str) -> Path:
         for mark, kind in _OTHER_KINDS.items():
             if mark in name:
                 _refuse(file, f"the {kind} tensor {shown(name, 200)}")
-    if text := weights.metadata.get(_METADATA):
+    text = weights.metadata.get(_METADATA)
+    if text:
         _check_metadata(file, text, len(weights.entries))
     return file
 
@@ -59,9 +60,9 @@ def _file(path: str) -> Path:
             names = huggingface_hub.list_repo_files(path)
     files = sorted(name for name in names if name.endswith(".safetensors"))
     if _STANDARD not in files and len(files) != 1:
-        found = f"several .safetensors files ({', '.join(files[:3])}…)" if files else "none"
+        content = f"several .safetensors files ({', '.join(files[:3])}…)" if files else "none"
         raise InvalidValueError(
-            f"The LoRA {path} should be one .safetensors file, and it has {found}. Pass the file."
+            f"The LoRA {path} should be one .safetensors file, and it has {content}. Pass the file."
         )
     name = _STANDARD if _STANDARD in files else files[0]
     if here.is_dir():
@@ -74,13 +75,13 @@ def _check_metadata(file: Path, text: str, n_tensors: int) -> None:
     from peft import LoraConfig
 
     try:
-        found = json.loads(text)
+        metadata = json.loads(text)
     except (ValueError, RecursionError) as error:
         _refuse(file, f"metadata that are not JSON ({type(error).__name__})", error)
-    if not isinstance(found, dict):
-        _refuse(file, f"metadata that are a {type(found).__name__}, not an object")
+    if not isinstance(metadata, dict):
+        _refuse(file, f"metadata that are a {type(metadata).__name__}, not an object")
     usual = {**LoraConfig().to_dict(), "init_lora_weights": "gaussian"}
-    for name, value in found.items():
+    for name, value in metadata.items():
         field = name.rpartition(".")[2]
         is_harmless = field in _HARMLESS or isinstance(value, bool) or not value
         many = [*value, *value.values()] if isinstance(value, dict) else value
@@ -97,8 +98,8 @@ def _is_small(value: object) -> bool:
     return not isinstance(value, (int, float)) or abs(value) <= _LARGEST  # NaN is not
 
 
-def _refuse(file: Path, found: str, error: Exception | None = None) -> NoReturn:
+def _refuse(file: Path, content: str, error: Exception | None = None) -> NoReturn:
     raise InvalidValueError(
-        f"{file} is not a LoRA that can be loaded: it has {found}. Get the file again, or pass "
+        f"{file} is not a LoRA that can be loaded: it has {content}. Get the file again, or pass "
         "another one."
     ) from error

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -45,11 +45,10 @@ class LoadingOptions(Record):
 
     def __post_init__(self) -> None:
         lora = self.lora or ()
-        given = [lora] if isinstance(lora, (str, Path)) else lora
-        object.__setattr__(self, "lora", tuple(map(str, given)) or None)
-        for name in ("tokenizer", "config"):
-            if (value := getattr(self, name)) is not None:
-                object.__setattr__(self, name, str(value))
+        loras = [lora] if isinstance(lora, (str, Path)) else lora
+        object.__setattr__(self, "lora", tuple(map(str, loras)) or None)
+        for name in {"tokenizer", "config"} & self.arguments().keys():
+            object.__setattr__(self, name, str(getattr(self, name)))
         list(self.adapters())  # or refuse
         if self.offload not in (None, *OFFLOADS):
             raise refuse("offload", self.offload, OFFLOADS)
@@ -68,7 +67,7 @@ class LoadingOptions(Record):
         return ", ".join(parts)
 
     def arguments(self) -> dict[str, Any]:
-        return {e.name: value for e in fields(self) if (value := getattr(self, e.name)) is not None}
+        return {name: value for name, value in vars(self).items() if value is not None}
 
     @property
     def gguf(self) -> Path | None:
@@ -96,13 +95,14 @@ class LoadingOptions(Record):
         if self.revision is not None and path is not None:
             text = f"only models of the hub have revisions, and {model} is on this machine."
             raise OptionError("revision", self.revision, text)
-        for name in ("variant", "quantization"):
-            if single and (value := getattr(self, name)) is not None:
-                text = f"{model} is a single file. Pass a diffusers folder, or a hub id."
-                raise OptionError(name, value, text)
-        for name in ("tokenizer", "config"):
-            if not single and (value := getattr(self, name)) is not None:
-                text = f"only a single .safetensors file needs one; {model} has its own."
+        if single:
+            foreign = ("variant", "quantization")
+            text = f"{model} is a single file. Pass a diffusers folder, or a hub id."
+        else:
+            foreign = ("tokenizer", "config")
+            text = f"only a single .safetensors file needs one; {model} has its own."
+        for name, value in self.arguments().items():
+            if name in foreign:
                 raise OptionError(name, value, text)
         self._check_files()
 
@@ -152,6 +152,12 @@ class LoadingOptions(Record):
 def options_of(pipe: Pipeline) -> LoadingOptions | None:
     """Return the options that :func:`sdattn.load_pipeline` loaded a pipeline with, or None."""
     return getattr(pipe, "sdattn_loading", None)
+
+
+def device_of(pipe: Pipeline) -> torch.device:
+    """Return the device that a pipeline computes on; its weights may be elsewhere (offload)."""
+    device: torch.device = pipe._execution_device
+    return device
 
 
 def note_options(pipe: Pipeline, options: LoadingOptions) -> None:

@@ -2,12 +2,11 @@
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import torch
 
 from ..models.layers import find_denoiser
-from ..models.pipeline import Pipeline
+from ..models.pipeline import Given, Pipeline
 from .folder import PipelineFolder
 from .index import home_of, named_errors, without_weights
 from .locating import download, find_model
@@ -52,23 +51,24 @@ def _build(path: Path, name: str | Path, options: LoadingOptions) -> Pipeline | 
     return pipe
 
 
-def _models(folder: Path, index: Mapping[str, Any]) -> dict[str, Any]:
+def _models(folder: Path, index: Given) -> dict[str, object]:
     """Build the parts of a ``model_index.json`` that have weights, without them."""
-    found: dict[str, Any] = {}
+    models: dict[str, object] = {}
     for name, entry in index.items():
         match entry:
             case [str(library), str(kind)]:
                 cls = getattr(home_of(library), kind, None)  # None: diffusers refuses it itself
                 if isinstance(cls, type) and issubclass(cls, torch.nn.Module):
-                    found[name] = without_weights(cls, folder / name)
-    return {**found, **_with_motion(found)}
+                    models[name] = without_weights(cls, folder / name)
+    return {**models, **_with_motion(models)}
 
 
 def _with_motion(parts: Mapping[str, object]) -> dict[str, object]:
     """Build AnimateDiff's UNet from an image UNet and motion modules, off the CPU."""
     from diffusers import UNet2DConditionModel, UNetMotionModel
 
-    unet, adapter = parts.get("unet"), parts.get("motion_adapter")
+    unet = parts.get("unet")
+    adapter = parts.get("motion_adapter")
     if adapter is None or not isinstance(unet, UNet2DConditionModel):
         return {}
     with torch.device("meta"):

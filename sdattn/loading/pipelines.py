@@ -1,4 +1,4 @@
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -6,8 +6,7 @@ import torch
 
 from ..errors import InvalidTypeError, known_options
 from ..models.demos import HOME, folder_name
-from ..models.facts import PipelineFacts
-from ..models.layers import find_denoiser, held_model
+from ..models.layers import find_denoiser
 from ..models.pipeline import Pipeline
 from .devices import checked_device, checked_dtype, place
 from .folder import PipelineFolder, quantized
@@ -85,7 +84,8 @@ def load_pipeline(
         tokenizer=tokenizer,  # type: ignore[arg-type]
         config=config,  # type: ignore[arg-type]
     )
-    device, dtype = checked_device(device), checked_dtype(dtype)
+    device = checked_device(device)
+    dtype = checked_dtype(dtype)
     options.check(model, device)
     path = find_model(model)
     loras = read_loras(options)  # before the model's weights, which take long
@@ -103,25 +103,6 @@ def load_pipeline(
     load_loras(pipe, loras)
     note_options(pipe, options)
     return place(pipe, device, offload)
-
-
-def facts_of(
-    pipe: Any, *others: object, before: Callable[[str | Path], None] = lambda model: None
-) -> PipelineFacts:
-    """Return the facts of a pipeline, which is loaded, after ``before(pipe)``, if it is a name that
-    :func:`load_pipeline` takes; raise TypeError for anything else, also where one of ``others``,
-    the further arguments, is the pipeline."""
-    is_swapped = any(held_model(other) is not None for other in others)
-    if isinstance(pipe, (str, Path)) and not is_swapped:
-        before(pipe)
-        pipe = load_pipeline(pipe)
-    facts = PipelineFacts.of(pipe)
-    if facts.denoiser.pipeline is None:
-        raise InvalidTypeError(
-            f"A {type(pipe).__name__} is a pipeline's model alone, which draws nothing by itself. "
-            "Pass the pipeline; `capture()` takes a model too."
-        )
-    return facts
 
 
 def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) -> Pipeline:
@@ -150,13 +131,12 @@ def _load_folder(folder: PipelineFolder, dtype: torch.dtype | None, half: bool) 
 LENT = {"demo-video": {part: f"demo/{part}" for part in ("vae", "text_encoder", "unet")}}
 
 
-def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
+def lent_parts(folder: PipelineFolder, dtype: torch.dtype) -> dict[str, object]:
     """Return the parts of a demo whose weights another demo has, on the CPU; no parts for any
     other folder."""
-    import torch
     from safetensors.torch import load_file
 
-    found = {}
+    lent: dict[str, object] = {}
     for part, source in LENT.get(folder_name(folder.path) or "", {}).items():
         library, kind = folder.index[part]
         model: Any = without_weights(getattr(home_of(library), kind), folder.path / part, "cpu")
@@ -164,7 +144,7 @@ def lent_parts(folder: PipelineFolder, dtype: Any) -> dict[str, object]:
         weights = load_file(file)
         names = {name: name for name in model.state_dict()}
         # the files have a text encoder's prefix; transformers 5 dropped it for some
-        names |= {name: before for name in names if (before := f"text_model.{name}") in weights}
+        names |= {n: f"text_model.{n}" for n in names if f"text_model.{n}" in weights}
         model.load_state_dict({name: weights[saved] for name, saved in names.items()})
-        found[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own method warns
-    return found
+        lent[part] = torch.nn.Module.to(model.eval(), dtype)  # diffusers' own method warns
+    return lent

@@ -57,9 +57,9 @@ def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtyp
             "the model."
         )
         raise OptionError("config", str(folder.path), text)
-    given = folder.parts()
+    parts = folder.parts()
     if "requires_safety_checker" in inspect.signature(kind).parameters:
-        given["requires_safety_checker"] = False  # the file has none
+        parts["requires_safety_checker"] = False  # the file has none
     what = f"a {kind.__name__} with the settings of {folder.path}"
     with loading_errors(file.path, what, _ADVICE):
         try:
@@ -67,7 +67,7 @@ def load_single_file(file: WeightFile, folder: PipelineFolder, dtype: torch.dtyp
                 str(file.path),
                 config=str(folder.path),
                 local_files_only=True,
-                **given,
+                **parts,
                 **as_dtype(dtype),
             )
         except NotImplementedError as error:  # weights that stay on torch's meta device
@@ -119,10 +119,10 @@ def _fetched(name: str) -> Path:
     from huggingface_hub import snapshot_download
 
     with needs_the_hub(f"the settings {name!r}"):
-        found = Path(snapshot_download(name, allow_patterns=_SETTINGS))
-    if not (found / "model_index.json").is_file():
+        folder = Path(snapshot_download(name, allow_patterns=_SETTINGS))
+    if not (folder / "model_index.json").is_file():
         raise AccessError(f"{name!r} on the hub has no model_index.json: it is not a pipeline.")
-    return found
+    return folder
 
 
 def _check_finite(path: Path, models: Mapping[str, nn.Module], dtype: torch.dtype) -> None:
@@ -145,17 +145,17 @@ def _exchange_tokenizers(pipe: Pipeline, folder: str) -> None:
     path = path / "tokenizer" if (path / "tokenizer").is_dir() else path
     if not any((path / name).is_file() for name in _VOCABULARIES):
         raise OptionError("tokenizer", folder, f"there is no {' or '.join(_VOCABULARIES)} in it.")
-    for name, own in pipe.components.items():
-        if not type(own).__name__.startswith("CLIPTokenizer"):
+    for name, tokenizer in pipe.components.items():
+        if not type(tokenizer).__name__.startswith("CLIPTokenizer"):
             continue
         encoder = name.replace("tokenizer", "text_encoder")
-        given = {"model_max_length": own.model_max_length, "pad_token": own.pad_token}
-        found = type(own).from_pretrained(path, **given)
+        options = {"model_max_length": tokenizer.model_max_length, "pad_token": tokenizer.pad_token}
+        replacement = type(tokenizer).from_pretrained(path, **options)
         tokens = getattr(pipe, encoder).get_input_embeddings().num_embeddings
-        if len(found) != tokens:
+        if len(replacement) != tokens:
             text = (
-                f"its vocabulary has {len(found)} tokens, and the checkpoint's {encoder} was "
+                f"its vocabulary has {len(replacement)} tokens, and the checkpoint's {encoder} was "
                 f"trained with {tokens}."
             )
             raise OptionError("tokenizer", str(path), text)
-        pipe.register_modules(**{name: found})
+        pipe.register_modules(**{name: replacement})

@@ -10,7 +10,8 @@ from ..errors import AccessError, InvalidValueError, SdattnError, is_out_of_memo
 from ..files.terminal import shorter, shown, visible
 
 # diffusers compares each block's name with every name: far above any model, less than a minute
-_MOST, _MOST_BLOCKS = 20_000, 2_000
+_MOST = 20_000
+_MOST_BLOCKS = 2_000
 _FLOATS = {"F64", "F32", "F16", "BF16", "F8_E4M3", "F8_E5M2"}
 _WHOLE = {"BOOL", "U8", "I8", "U16", "I16", "U32", "I32", "U64", "I64"}
 _WEIGHTS = ("weight", "bias", "embedding", "projection")  # others may be integers: position_ids
@@ -54,7 +55,8 @@ def read_weights(path: Path) -> WeightFile:
         if path.suffix != ".safetensors":  # diffusers decides by it how to read the file
             raise SafetensorError("its name does not end in .safetensors")
         with safe_open(path, framework="pt") as file:
-            if not 0 < (number := len(file.keys())) <= _MOST:
+            number = len(file.keys())
+            if not 0 < number <= _MOST:
                 text = f"{number:,} tensors, more than any model has" if number else "no tensor"
                 raise InvalidValueError(
                     f"{path} holds {text}. Get the file again, or pass another one."
@@ -64,7 +66,7 @@ def read_weights(path: Path) -> WeightFile:
                 name: Entry(part.get_dtype(), tuple(part.get_shape()))
                 for name, part in parts.items()
             }
-            found = WeightFile(path, entries, file.metadata() or {})
+            weights = WeightFile(path, entries, file.metadata() or {})
     except OSError as error:
         raise AccessError(f"{path} cannot be read: {visible(str(error))}") from error
     except SafetensorError as error:
@@ -73,8 +75,8 @@ def read_weights(path: Path) -> WeightFile:
             f"({shorter(visible(str(error)), 200)}). Get it again. Pickled "
             "checkpoints are not read, since they can run code; convert them to safetensors first."
         ) from error
-    _check_kinds(found)
-    return found
+    _check_kinds(weights)
+    return weights
 
 
 @contextmanager

@@ -1,28 +1,49 @@
-"""Checks of a call, before its model is loaded if it has a name."""
+"""Facts of the pipeline that a run is called with, and checks of the call, before a model is loaded
+if the pipeline is a name."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ..errors import InvalidTypeError
 from ..keep.budget import Budget
 from ..loading.facts import check_names
-from ..loading.pipelines import facts_of
+from ..loading.pipelines import load_pipeline
 from ..maps.presets import Preset, preset_of
 from ..models.facts import PipelineFacts
+from ..models.layers import held_model
 from ..models.pipeline import Options
-from ..models.values import check_text, check_values, checked_prompts, checked_seeds, whole
+from ..models.values import check_text, check_values, checked_prompts, checked_seeds
 from ..prompts.words import empty_prompt
 
 
 def checked_facts(
     pipe: object, prompts: object, options: Options, *, image: object = None, **checked: Any
 ) -> PipelineFacts:
-    """Return the facts of a pipeline, which is loaded, after :func:`check_call`, if it is a name;
-    see :func:`sdattn.loading.pipelines.facts_of`. ``checked`` are further arguments of the
-    check."""
+    """Return :func:`facts_of` a pipeline, which is loaded after :func:`check_call` if it is a name.
+    ``checked`` are further arguments of the check."""
     return facts_of(
         pipe, image, prompts, before=lambda model: check_call(model, prompts, options, **checked)
     )
+
+
+def facts_of(
+    pipe: Any, *others: object, before: Callable[[str | Path], None] = lambda model: None
+) -> PipelineFacts:
+    """Return the facts of a pipeline, which is loaded, after ``before(pipe)``, if it is a name that
+    :func:`sdattn.load_pipeline` takes; raise TypeError for anything else, also where one of
+    ``others``, the further arguments, is the pipeline."""
+    is_swapped = any(held_model(other) is not None for other in others)
+    if isinstance(pipe, (str, Path)) and not is_swapped:
+        before(pipe)
+        pipe = load_pipeline(pipe)
+    facts = PipelineFacts.of(pipe)
+    if facts.denoiser.pipeline is None:
+        raise InvalidTypeError(
+            f"A {type(pipe).__name__} is a pipeline's model alone, which draws nothing by itself. "
+            "Pass the pipeline; `capture()` takes a model too."
+        )
+    return facts
 
 
 def check_call(
@@ -44,9 +65,8 @@ def check_call(
             if not text.strip():
                 raise empty_prompt(text)
     if seed is not None:
-        several = whole(seed) is None and isinstance(seed, (list, tuple))
-        for one in seed if several else [seed]:  # type: ignore[union-attr]
-            checked_seeds(one)
+        for image_seed in seed if isinstance(seed, (list, tuple)) else [seed]:
+            checked_seeds(image_seed)
     preset_of(preset, refine)
     Budget.of(max_bytes)
     check_values(options)

@@ -54,7 +54,7 @@ class EditRun(Run):
         """The edit's settings as in ``run.json``. ``"reconstruction_psnr"`` is how well the first
         image matches a real image, in decibels."""
         document = self._document().to_json()
-        return {name: held for name, held in document.items() if name not in ("format", "runs")}
+        return {name: value for name, value in document.items() if name not in ("format", "runs")}
 
     def _document(self) -> EditInfo:
         said = {**vars(self[0].settings.alone()), **vars(self.edited), "edited": None}
@@ -140,15 +140,14 @@ class EditRun(Run):
 
 def _links(source: Heatmaps, target: Heatmaps, in_place: bool) -> list[Link]:
     """Return the words that have a map, as their numbers in both prompts."""
-    ours, theirs = _numbers(source), _numbers(target)
-    found = [
-        (None if a is None else ours.get(a), None if b is None else theirs.get(b))
-        for a, b in linked(source.prompt, target.prompt, in_place=in_place)
-    ]
-    return [link for link in found if link != (None, None)]
+    ours = _numbers(source)
+    theirs = _numbers(target)
+    pairs = linked(source.prompt, target.prompt, in_place=in_place)
+    links = [(ours.get(a), theirs.get(b)) for a, b in pairs]
+    return [link for link in links if link != (None, None)]
 
 
-def _numbers(heatmaps: Heatmaps) -> dict[int, int]:
+def _numbers(heatmaps: Heatmaps) -> dict[int | None, int]:
     """Map each word of the prompt that has a map to its number in :meth:`Heatmaps.occurrences`."""
     words = heatmaps.prompt.words
     return {words.index(word): number for number, word in enumerate(heatmaps.held)}
@@ -156,14 +155,14 @@ def _numbers(heatmaps: Heatmaps) -> dict[int, int]:
 
 def _facts(settings: Mapping[str, object]) -> dict[str, str]:
     """Return the settings of an edit for the page, name to text."""
-    found = {name: settings.get(key) for key, name in _TOLD.items()}
-    return {name: _text(value) for name, value in found.items() if value not in (None, {}, [])}
+    told = {name: settings.get(key) for key, name in _TOLD.items()}
+    return {name: _text(value) for name, value in told.items() if value not in (None, {}, [])}
 
 
 def _text(value: object) -> str:
     """Format a setting: "cat 2.0", "0.2 to 0.8"."""
     if isinstance(value, Mapping):
-        return ", ".join(f"{name} {_text(held)}" for name, held in value.items())
+        return ", ".join(f"{name} {_text(entry)}" for name, entry in value.items())
     if isinstance(value, (list, tuple)):
-        return ", ".join(dict.fromkeys(_text(held) for held in value))
+        return ", ".join(dict.fromkeys(_text(entry) for entry in value))
     return f"{value:.3g}" if isinstance(value, float) else str(value)

@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
-from numbers import Integral
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,13 +34,13 @@ from ..models.pipeline import Options, Pipeline
 from ..models.pipeline_call import checked_options, named_bar, one_at_a_time
 from ..models.reading import read_prompts
 from ..models.threads import few_threads
-from ..models.values import checked_prompts, seeds_of
+from ..models.values import checked_prompts, seeds_of, whole
 from ..prompts.tokens import Prompt
 from .calls import checked_facts
 from .run import Run
 from .sampling import sample
 from .settings import Explained
-from .watched import Asked, Order, check_images, warn_of_unlearnt
+from .watched import Order, check_images, warn_of_unlearnt
 
 # Of the training schedule: where the model looks by default. With flow matching none points better
 # than these either, see scripts/evaluation/evaluate_explained.py.
@@ -130,8 +129,8 @@ def explain(
     chosen_timesteps = _checked_timesteps(pipe, timesteps, invert)
     prompts = checked_prompts(prompt)
     several: Sequence[Any] = image if isinstance(image, (list, tuple)) else [image]
-    given = [as_image(one) for one in several]
-    images = _fitted(pipe, given, prompts)
+    originals = [as_image(one) for one in several]
+    images = _fitted(pipe, originals, prompts)
     options = _checked_options(facts, options, chosen_timesteps, images[0].size)
     read = read_prompts(pipe, prompts, **options)
     chosen = preset_for(facts.denoiser, preset, refine)
@@ -142,10 +141,8 @@ def explain(
     warn_of_unlearnt(facts, read, ask)
     seeds = seeds_of(seed, len(read))
     budget = Budget.of(max_bytes)
-    python = {"words": words, "capture_options": capture_options}
     if budget and invert:  # which takes longer than the run
-        asked = None if ask is None else Asked(facts, ask, chosen, options)
-        order = Order(facts, read, seeds, options, chosen, asked)
+        order = Order(facts, read, seeds, options, preset=chosen, ask=ask)
         check_images(budget, order, settings, options.get("num_inference_steps", inversion.STEPS))
     way = (
         _replayed(pipe, images, read, options)
@@ -153,6 +150,8 @@ def explain(
         else _noised(pipe, images, seeds, chosen_timesteps)
     )
     phase = "drawing" if invert else "looking"
+    of_python = {"words": words, "capture_options": capture_options}
+    python = [name for name, value in of_python.items() if value]
     # Either way is an ordinary run of the pipeline, from other latents and under another scheduler.
     with few_threads(pipe), way as start, named_bar(pipe, phase):
         run = sample(
@@ -164,9 +163,9 @@ def explain(
             preset=chosen,
             ask=ask,
             budget=budget,
-            python=[name for name, given in python.items() if given],
+            python=python,
         )
-    return _told(run, pipe, given, images, invert)
+    return _told(run, pipe, originals, images, invert)
 
 
 def check_explained(
@@ -186,7 +185,7 @@ def is_decided(name: str) -> bool:
 @contextmanager
 def _noised(
     pipe: Pipeline, images: Sequence[Image.Image], seeds: Sequence[int], timesteps: Sequence[int]
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Options]:
     """Make a run of the pipeline, with the yielded options, one call at each timestep."""
     schedule = schedule_of(pipe)
     shown = Noised(schedule.config, schedule.mix, schedule.timesteps(list(timesteps)), seeds)
@@ -198,29 +197,36 @@ def _noised(
 @contextmanager
 def _replayed(
     pipe: Pipeline, images: Sequence[Image.Image], read: Sequence[Prompt], options: Options
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Options]:
     """Make a run of the pipeline, with the yielded options, the way back to all images."""
-    steps = {name: options[name] for name in ("num_inference_steps",) if name in options}
-    found = [
-        inversion.invert(pipe, image, prompt.text, guidance_scale=1.0, null_text=False, **steps)
+    steps = options.get("num_inference_steps", inversion.STEPS)
+    inversions = [
+        inversion.invert(
+            pipe,
+            image,
+            prompt.text,
+            num_inference_steps=steps,
+            guidance_scale=1.0,
+            null_text=False,
+        )
         for image, prompt in zip(images, read, strict=True)
     ]
-    with found[0].replay(pipe):
-        yield {**found[0].options(), "latents": torch.cat([inverted.noise for inverted in found])}
+    with inversions[0].replay(pipe):
+        yield {**inversions[0].options(), "latents": torch.cat([one.noise for one in inversions])}
 
 
 def _told(
     run: Run,
     pipe: Pipeline,
-    given: Sequence[Image.Image],
+    originals: Sequence[Image.Image],
     images: Sequence[Image.Image],
     inverted: bool,
 ) -> Run:
-    """Return the run with the given images in place of the reconstructed ones, and with how it was
-    made; ``images`` are the given ones as the pipeline saw them."""
+    """Return the run with the original images in place of the reconstructed ones, and with how it
+    was made; ``images`` are the originals as the pipeline saw them."""
     timesteps = [round(t) for t in run.store.timesteps]
     image_runs = []
-    for image_run, original, image in zip(run, given, images, strict=True):
+    for image_run, original, image in zip(run, originals, images, strict=True):
         settings = image_run.settings
         near = None
         # How near the pipeline came to the image says how far its maps are of that.
@@ -281,13 +287,13 @@ def _checked_timesteps(pipe: Pipeline, timesteps: Any, invert: bool) -> list[int
         return []
     if timesteps is None:
         return sorted({round(part * most) for part in TIMESTEPS}, reverse=True)
-    given = list(timesteps) if hasattr(timesteps, "__iter__") else []
-    whole = all(isinstance(t, Integral) and not isinstance(t, bool) for t in given)
-    if not given or not whole or not all(0 < t < most for t in given):
+    numbers = [whole(t) for t in timesteps] if hasattr(timesteps, "__iter__") else []
+    valid = [number for number in numbers if number is not None and 0 < number < most]
+    if not numbers or len(valid) < len(numbers):
         raise refuse("timesteps", timesteps, f"a list of whole numbers, 1 to {most - 1}")
-    if len(set(given)) < len(given):
+    if len(set(valid)) < len(valid):
         raise refuse("timesteps", timesteps, "each once")
-    return sorted(map(int, given), reverse=True)
+    return sorted(valid, reverse=True)
 
 
 def _checked_options(

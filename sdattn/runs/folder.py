@@ -1,18 +1,19 @@
 """Run folders: written whole or not at all, and checked when read; `targets` says where."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ..errors import InvalidValueError, MissingFileError, did_you_mean
 from ..files.addresses import AnyPath, path_of
 from ..files.paths import inside
+from ..files.records import sealed
 from ..files.terminal import shorter
 from ..files.writing import sha256, write_files, write_whole
 from ..maps.masks import MaskSettings
 from .drawings import EVERY_MASK
 from .imagerun import ImageRun, described
-from .info import with_files
+from .info import read_info
 from .packing import Packed, pack_run
 from .parts import READ, USUAL
 from .report import report
@@ -66,11 +67,11 @@ def save_run(
 
 def add_files(folder: Path, files: Mapping[str, bytes]) -> None:
     """Write files into a run's folder and name them in its ``run.json``."""
-    document = {"run.json": inside(folder, "run.json").read_bytes()}
+    info = read_info({"run.json": inside(folder, "run.json").read_bytes()}, str(folder))
     sums = {name: sha256(data) for name, data in files.items()}
-    changed = with_files(document, str(folder), sums)
+    changed = replace(info, files={**info.files, **sums})
     write_files(folder, files)
-    write_whole(folder / "run.json", changed)
+    write_whole(folder / "run.json", sealed(changed.to_json()))
 
 
 def load_run(folder: str | Path) -> SavedRun:

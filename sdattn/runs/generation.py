@@ -21,7 +21,7 @@ from .calls import checked_facts
 from .imagerun import Further, ImageRun
 from .run import Run
 from .sampling import sample
-from .watched import has_callback, read_negative, warn_of_unlearnt
+from .watched import CALLBACKS, read_negative, warn_of_unlearnt
 
 CAUSAL_STEPS = (0.5, 1.0)  # the layout stays, so what changes is what the word does in its place
 
@@ -100,11 +100,11 @@ def generate(
     facts = checked_facts(
         pipe, prompt, options, seed=seed, preset=preset, refine=refine, max_bytes=max_bytes
     )
-    number = len(checked_prompts(prompt))
     # All that can be refused is, before anything runs.
     if spots and facts.makes_videos:
         text = "a video's are not kept. Leave it out, or capture some cells by `queries`."
         raise OptionError("spots", spots, text)
+    number = len(checked_prompts(prompt))
     options = checked_options(facts, options, prompts=number, videos=not causal)
     read = read_prompts(facts.pipe, prompt, **options)
     if not read:
@@ -112,7 +112,7 @@ def generate(
     seeds = seeds_of(seed, len(read) * images_a_prompt(facts, options))
     chosen = preset_for(facts.denoiser, preset, refine)
     watch = checked_capture(capture_options or {}, words, read)
-    _check_branches(facts, watch, options, len(read))
+    _check_capture(facts, watch, options, len(read))
     settings = capture_settings(facts, chosen, read, options, watch)
     warn_of_unlearnt(facts, read, ask)
     plans = _causal_plans(facts.pipe, read, seeds, options) if causal else []
@@ -124,7 +124,7 @@ def generate(
         settings,
         preset=chosen,
         ask=ask,
-        early=has_callback(options),
+        early=any(options.get(name) for name in CALLBACKS),
         budget=Budget.of(max_bytes),
         spots=spots,
         python=_of_python(words, watch),
@@ -132,7 +132,7 @@ def generate(
     return _with_all_causes(run, plans, words)
 
 
-def _check_branches(facts: PipelineFacts, watch: Options, options: Options, prompts: int) -> None:
+def _check_capture(facts: PipelineFacts, watch: Options, options: Options, prompts: int) -> None:
     """Refuse frames of a video, all of which are kept, and maps of no negative prompt."""
     if watch.get("frames") is not None:
         text = "A run keeps all frames of a video. Choose `frames` with `capture()`."
@@ -146,10 +146,13 @@ def _check_branches(facts: PipelineFacts, watch: Options, options: Options, prom
 
 def _of_python(words: Sequence[str] | None, watch: Options) -> list[str]:
     """Return the options that a command does not have, by which the run is not made again."""
-    has = {name for name in ("steps", "heads") if getattr(watch.get(name), "every", False)}
-    asked = watch.keys() - {"branch", *has, "tokens" if words else ""}
-    named = {"words": words is not None, "capture_options": bool(asked)}
-    return [name for name, is_given in named.items() if is_given]
+    # a command has --keep steps and --keep heads, which keep all
+    of_command = {name for name in ("steps", "heads") if getattr(watch.get(name), "every", False)}
+    of_words = set() if words is None else {"tokens"}
+    python = [] if words is None else ["words"]
+    if watch.keys() - {"branch"} - of_command - of_words:
+        python.append("capture_options")
+    return python
 
 
 def _with_all_causes(run: Run, plans: Sequence[KnockoutPlan], words: Sequence[str] | None) -> Run:
@@ -159,7 +162,10 @@ def _with_all_causes(run: Run, plans: Sequence[KnockoutPlan], words: Sequence[st
         warn(text, SdattnWarning)
     elif plans:
         try:
-            run.image_runs = [_with_causes(*pair, words) for pair in zip(run, plans, strict=True)]
+            run.image_runs = [
+                _with_causes(image_run, plan, words)
+                for image_run, plan in zip(run, plans, strict=True)
+            ]
         except Exception as error:  # the images and their maps are there
             warn(f"There are no causal maps: {error}", SdattnWarning)
     return run
@@ -172,9 +178,9 @@ def _causal_plans(
     images = len(seeds)
     plans = []
     for i, seed in enumerate(seeds):
-        own = options_of_image(options, i, images=images, prompts=len(prompts))
+        of_image = options_of_image(options, i, images=images, prompts=len(prompts))
         text = prompts[i // (images // len(prompts))].text
-        plans.append(knockouts.prepare(pipe, text, seed, steps=CAUSAL_STEPS, options=own))
+        plans.append(knockouts.prepare(pipe, text, seed, steps=CAUSAL_STEPS, options=of_image))
     return plans
 
 

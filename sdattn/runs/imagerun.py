@@ -150,10 +150,10 @@ class ImageRun:
         times = self.settings.timesteps or ()
         if not maps:
             raise not_kept(each)
-        found = along((of_step.to_xarray() for of_step in maps), "step", calls)
+        array = along((step.to_xarray() for step in maps), "step", calls)
         if max(calls) < len(times):
-            found = found.assign_coords(timestep=("step", [times[call] for call in calls]))
-        return found
+            array = array.assign_coords(timestep=("step", [times[call] for call in calls]))
+        return array
 
 
 def not_kept(what: str) -> ValueError:
@@ -222,37 +222,39 @@ def step_groups(run: ImageRun) -> dict[str, list[Heatmaps]]:
 def step_heatmaps(run: ImageRun) -> list[Heatmaps]:
     """Return the heatmaps of each kept step, as the run's preset makes them, except that heads are
     averaged before a grid is resized, and a sum over steps covers this step alone."""
-    steps, preset = run.details.steps, run.heatmaps.preset
+    steps = run.details.steps
     if steps is None:
         return []
-    number = len(run.details.calls)
-    if run.layers.affinity is not None:
-        shared = run.layers.affinity.expand(number, *run.layers.affinity.shape[1:])
+    affinity = run.layers.affinity
+    if affinity is not None:
+        shared = affinity.expand(len(run.details.calls), *affinity.shape[1:])
         steps = replace(steps, affinity=shared, affinity_grid=run.layers.affinity_grid)
-    averaged = replace(preset, steps="mean", each_head=False)
+    preset = replace(run.heatmaps.preset, steps="mean", each_head=False)
     prompt = run.heatmaps.prompt
-    return [finish(maps, prompt, averaged, steps.columns) for maps in aggregate(steps, averaged)]
+    return [finish(maps, prompt, preset, steps.columns) for maps in aggregate(steps, preset)]
 
 
 def head_heatmaps(run: ImageRun) -> dict[str, dict[int, Heatmaps]]:
     """Return the heatmaps of each head, by layer and number, for the layers on the finest grid that
     the preset reads: each a share of the head's attention. Empty without single heads."""
-    preset, prompt = run.heatmaps.preset, run.heatmaps.prompt
+    preset = run.heatmaps.preset
     maps = run.layers if preset.each_head else run.details.heads
     if maps is None:
         return {}
     read = read_by(maps, preset)
     # Heads of coarse layers say little on a fine grid: those of the finest are shown.
     finest = max(layer.size for layer in read.values())
-    chosen = "all" if maps is run.layers else run.details.head_numbers
-    heads = {name: layer.maps[0] for name, layer in read.items() if layer.size == finest}
-    return {
-        name: {
-            number: finish(head, prompt, plain(preset), maps.columns)
-            for number, head in zip(range(len(of)) if chosen == "all" else chosen, of, strict=True)
-        }
-        for name, of in heads.items()
-    }
+    heads_of: dict[str, dict[int, Heatmaps]] = {}
+    for name, layer in read.items():
+        if layer.size == finest:
+            heads = [
+                finish(head, run.heatmaps.prompt, plain(preset), maps.columns)
+                for head in layer.maps[0]
+            ]
+            chosen = "all" if preset.each_head else run.details.head_numbers
+            numbers = range(len(heads)) if chosen == "all" else chosen
+            heads_of[name] = dict(zip(numbers, heads, strict=True))
+    return heads_of
 
 
 def short_name(run: ImageRun, layer: str) -> str:

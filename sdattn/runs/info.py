@@ -7,13 +7,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..errors import InvalidValueError, MissingFileError
-from ..files.records import Record, read_document, read_sealed, sealed, shortened
+from ..files.records import Record, read_document, read_sealed, shortened
 from ..maps.presets import Preset
 from ..maps.statistics import WordStatistics
 from ..prompts.tokenizing import Token
 from ..prompts.tokens import Prompt, Word
 from .parts import FURTHER, MAPS, SPOTS, STEPS
-from .settings import Captured, RunSettings
+from .settings import RunSettings
 
 FORMAT = "sdattn-run-4"
 
@@ -103,28 +103,17 @@ def read_info(files: Mapping[str, bytes], where: str) -> RunInfo:
     """Read and check ``run.json`` among a run's files; raise FileNotFoundError if it is missing,
     ValueError if it is no run of this version, was changed or lacks an entry, which is named."""
     path = f"{where}/run.json"
-    info: RunInfo = read_document(RunInfo, _document(files, where), path, _DO)
-    for found in _problems(info):
-        raise InvalidValueError(f"{path}: {found}. {_DO}")
+    if "run.json" not in files:
+        raise missing(where, "run.json")
+    document = read_sealed(files["run.json"], path, FORMAT, _DO, "checksum")
+    info: RunInfo = read_document(RunInfo, document, path, _DO)
+    for problem in _problems(info):
+        raise InvalidValueError(f"{path}: {problem}. {_DO}")
     return info
 
 
-def with_files(files: Mapping[str, bytes], where: str, sums: Mapping[str, str]) -> bytes:
-    """Return ``run.json`` with the checksums of further files."""
-    read_info(files, where)
-    document = _document(files, where)
-    document["files"] = {**document["files"], **sums}
-    return sealed(document)
-
-
-def _document(files: Mapping[str, bytes], where: str) -> dict[str, Any]:
-    if "run.json" not in files:
-        raise missing(where, "run.json")
-    return read_sealed(files["run.json"], f"{where}/run.json", FORMAT, _DO, "checksum")
-
-
-def missing(where: str, part: str) -> FileNotFoundError:
-    text = f"{where} has no {part}, so it is no run's folder. Runs are made by `generate()`."
+def missing(where: str, name: str) -> FileNotFoundError:
+    text = f"{where} has no {name}, so it is no run's folder. Runs are made by `generate()`."
     return MissingFileError(text)
 
 
@@ -133,15 +122,11 @@ def _problems(info: RunInfo) -> Iterator[str]:
     if info.passes < 1:
         yield f"'passes' is {info.passes}, where 1 or more is expected"
     yield from _misplaced(info)
-    choices: dict[str, tuple[Any, tuple[str, ...]]]
-    choices = {"details.heads": (info.details.heads, ("all",))}
-    for name, held in vars(info.captured or Captured(steps=None, heads=None)).items():
-        choices[f"captured.{name}"] = held, ("mean", "last", "all")
-    for at, (chosen, known) in choices.items():
-        if isinstance(chosen, str) and chosen not in known:
-            yield f"{at!r} is {shortened(chosen)}, where one of {shortened(known)} is expected"
-    if foreign := info.more.keys() - {*FURTHER}:
-        yield f"'more' has {min(foreign)!r}, which no run of this version has"
+    heads = info.details.heads
+    if isinstance(heads, str) and heads != "all":
+        yield f"'details.heads' is {shortened(heads)}, where 'all' or a list is expected"
+    for folder in info.more.keys() - FURTHER.keys():
+        yield f"'more' has {folder!r}, which no run of this version has"
     needed = [f"{name}/{MAPS}" for name in info.more]
     needed += [STEPS] if info.details.steps is not None else []
     needed += [SPOTS] if info.details.spots is not None else []
@@ -154,14 +139,14 @@ def _misplaced(info: RunInfo) -> Iterator[str]:
     tokens = range(len(info.tokens))
     letters = len(info.prompt)
     for i, word in enumerate(info.words):
-        start, end = word.start, word.end
-        if not 0 <= start <= end <= letters:
-            yield f"'words[{i}]' is at {start} to {end}, and the prompt has {letters} letters"
+        if not 0 <= word.start <= word.end <= letters:
+            where = f"{word.start} to {word.end}"
+            yield f"'words[{i}]' is at {where}, and the prompt has {letters} letters"
         if not set(word.columns).issubset(tokens):
             yield f"'words[{i}].columns' are {shortened(word.columns)} of {len(tokens)} columns"
     of_encoders = sum(number for _, number in info.encoders or ())
     if info.encoders and of_encoders != len(tokens):
         yield f"'encoders' have {of_encoders} columns of {len(tokens)}"
-    held = info.columns
-    if len(set(held)) < len(held) or not set(held).issubset(tokens):
-        yield f"'columns' are {shortened(held)} of {len(tokens)}, where each is there once"
+    columns = info.columns
+    if len(set(columns)) < len(columns) or not set(columns).issubset(tokens):
+        yield f"'columns' are {shortened(columns)} of {len(tokens)}, where each is there once"

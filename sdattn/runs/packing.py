@@ -18,7 +18,7 @@ from ..maps.masks import MaskSettings
 from ..maps.presets import Preset
 from ..prompts.tokens import Prompt
 from .drawings import EVERY_MASK, drawings, image_files, named
-from .imagerun import ImageRun
+from .imagerun import Further, ImageRun
 from .info import FORMAT, DetailsEntry, FurtherEntry, LayerEntry, RunInfo
 from .parts import FURTHER, HEADS, MAPS, SPOTS, STEPS, USUAL
 
@@ -47,40 +47,14 @@ def pack_run(
     """
     # As a reader will get them: float16, so that statistics and drawings are those of the file.
     run = replace(run, layers=run.layers.as_saved())
-    # The tensors of each file, checked before any byte is made.
-    tensors = {MAPS: {name: layer.maps[0] for name, layer in run.layers.layers.items()}}
-    if run.layers.affinity is not None:
-        tensors[MAPS][AFFINITY] = run.layers.affinity[0]
-    for name, kept in ((STEPS, run.details.steps), (HEADS, run.details.heads)):
-        if kept is not None:
-            # steps stand in the place of images, heads behind one image
-            tensors[name] = {
-                layer: held.maps[0] if name == HEADS else held.maps
-                for layer, held in kept.layers.items()
-            }
-    if run.details.spots is not None:
-        tensors[SPOTS] = {"spots": run.details.spots}
-    for layers in tensors.values():
-        if broken := [name for name, values in layers.items() if not values.isfinite().all()]:
-            raise InvalidValueError(
-                f"The maps of {broken[0]} hold values that are not finite. If the model runs in "
-                "float16, try bfloat16 or float32."
-            )
-    # The files of the prompt.
+    tensors = _tensors(run)  # checked before any byte is made
     files = image_files(run, parts)
     if "maps" in parts:
-        files |= {name: pack_maps(held) for name, held in tensors.items()}
+        files |= {name: pack_maps(maps) for name, maps in tensors.items()}
     heatmaps = run.heatmaps
     files |= drawings(run, heatmaps.occurrences(), heatmaps.prompt.text, parts, masks=masks)
-    # The same of every further text, in a folder of its own.
-    for folder, (text, maps) in run.more.items():
-        # a knockout that changed nothing is not to glow
-        is_change = FURTHER[folder].changes
-        scale = (0.0, max(heatmap.range[1] for heatmap in maps)) if is_change else None
-        drawn = drawings(run, maps, text, parts, scale, masks)
-        if "maps" in parts:
-            names = named(heatmap.label for heatmap in maps)
-            drawn[MAPS] = pack_maps({n: m.values for n, m in zip(names, maps, strict=True)})
+    for folder, further in run.more.items():
+        drawn = _pack_further(run, folder, further, parts, masks)
         files |= {f"{folder}/{name}": data for name, data in drawn.items()}
     files |= beside or {}
     # Last what names and seals all of them.
@@ -88,12 +62,50 @@ def pack_run(
     return Packed(info, {**files, "run.json": sealed(info.to_json())})
 
 
+def _tensors(run: ImageRun) -> dict[str, dict[str, Tensor]]:
+    """Return the tensors of each file of the prompt's maps, by layer; raise ValueError if one holds
+    values that are not finite."""
+    layers = run.layers
+    details = run.details
+    tensors = {MAPS: {name: layer.maps[0] for name, layer in layers.layers.items()}}
+    if layers.affinity is not None:
+        tensors[MAPS][AFFINITY] = layers.affinity[0]
+    if details.steps is not None:  # steps stand in the place of images
+        tensors[STEPS] = {name: layer.maps for name, layer in details.steps.layers.items()}
+    if details.heads is not None:
+        tensors[HEADS] = {name: layer.maps[0] for name, layer in details.heads.layers.items()}
+    if details.spots is not None:
+        tensors[SPOTS] = {"spots": details.spots}
+    for maps in tensors.values():
+        for name, values in maps.items():
+            if not values.isfinite().all():
+                raise InvalidValueError(
+                    f"The maps of {name} hold values that are not finite. If the model runs in "
+                    "float16, try bfloat16 or float32."
+                )
+    return tensors
+
+
+def _pack_further(
+    run: ImageRun, kind: str, further: Further, parts: Collection[str], masks: MaskSettings
+) -> dict[str, bytes]:
+    """Return the files of a further text's maps, for a folder of its own."""
+    text, maps = further
+    # a knockout that changed nothing is not to glow
+    scale = (0.0, max(heatmap.range[1] for heatmap in maps)) if FURTHER[kind].changes else None
+    files = drawings(run, maps, text, parts, scale, masks)
+    if "maps" in parts:
+        names = named(heatmap.label for heatmap in maps)
+        files[MAPS] = pack_maps({n: m.values for n, m in zip(names, maps, strict=True)})
+    return files
+
+
 def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
     """Return ``run.json`` for a run with these files."""
     layers = run.layers
     details = run.details
     prompt = run.heatmaps.prompt
-    kept = details.steps or details.heads
+    each = details.steps or details.heads
     preset = run.heatmaps.preset
     words = heatmaps_from(layers, prompt, preset).statistics()
     return RunInfo(
@@ -114,7 +126,7 @@ def _info(run: ImageRun, files: Mapping[str, bytes]) -> RunInfo:
         details=DetailsEntry(
             None if details.steps is None else details.calls,
             None if details.heads is None else details.head_numbers,
-            kept.columns if kept else (),
+            each.columns if each else (),
             None if details.spots is None else tuple(details.spots.shape),
         ),
         more={

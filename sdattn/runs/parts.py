@@ -39,9 +39,10 @@ class RunFile(NamedTuple):
     is_further: bool = False
 
 
-MAPS, STEPS, HEADS = "maps.safetensors", "steps.safetensors", "heads.safetensors"
+MAPS = "maps.safetensors"
+STEPS = "steps.safetensors"
+HEADS = "heads.safetensors"
 SPOTS = "spots.safetensors"
-NEEDED = ("run.json", "image.png", MAPS)  # to read a run
 VIDEOS: dict[str, Literal["mp4", "webp"]] = {"video.mp4": "mp4", "video.webp": "webp"}
 FILES = (
     RunFile("run.json", is_read=True),

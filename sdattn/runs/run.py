@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, SupportsIndex, TypeVar, overload
+from typing import TYPE_CHECKING, Any, SupportsIndex, overload
 
 from ..errors import InvalidTypeError, InvalidValueError
 from ..files.videos import Video
@@ -21,15 +21,6 @@ if TYPE_CHECKING:
     from PIL import Image
 
 _MOST_PAGES = 4  # in a notebook, which keeps them
-_One = TypeVar("_One")
-_IMAGE = (
-    "run.image is for a run of one image, and this one has {0}. Take one of run.images, or of the "
-    "images' runs, run[0].image."
-)
-_WORD = (
-    "A word alone, [{1!r}], is for a run of one image, and these are the heatmaps of {0}. Name the "
-    "image first, run.heatmaps[0][{1!r}]."
-)
 
 
 class EachHeatmaps(list[Heatmaps]):
@@ -46,14 +37,18 @@ class EachHeatmaps(list[Heatmaps]):
     @overload
     def __getitem__(self, key: str) -> Heatmap: ...
     def __getitem__(self, key: Any) -> Any:
-        if isinstance(key, str):
-            return _only(self, _WORD, key)[key]
-        return super().__getitem__(key)
+        return self._only(key)[key] if isinstance(key, str) else super().__getitem__(key)
 
     def __contains__(self, key: object) -> bool:
-        if isinstance(key, str):
-            return key in _only(self, _WORD, key)
-        return super().__contains__(key)
+        return key in self._only(key) if isinstance(key, str) else super().__contains__(key)
+
+    def _only(self, word: str) -> Heatmaps:
+        if len(self) != 1:
+            raise InvalidValueError(
+                f"A word alone, [{word!r}], is for a run of one image, and these are the heatmaps "
+                f"of {len(self)}. Name the image first, run.heatmaps[0][{word!r}]."
+            )
+        return self[0]
 
 
 @dataclass
@@ -92,7 +87,12 @@ class Run:
     @property
     def image(self) -> Image.Image:
         """The image of a run of one; raises ValueError with several."""
-        return _only(self.image_runs, _IMAGE).image
+        if len(self) != 1:
+            raise InvalidValueError(
+                f"run.image is for a run of one image, and this one has {len(self)}. Take one of "
+                "run.images, or of the images' runs, run[0].image."
+            )
+        return self[0].image
 
     @property
     def images(self) -> list[Image.Image]:
@@ -134,8 +134,8 @@ class Run:
     def causal_heatmaps(self) -> list[list[Heatmap]]:
         """For each image, where it changes without each word of the prompt, see
         :func:`sdattn.knockout`, or empty if that was not asked for."""
-        found = [list(run.more["causal"].maps) if "causal" in run.more else [] for run in self]
-        return found if any(found) else []
+        maps = [list(run.more["causal"].maps) if "causal" in run.more else [] for run in self]
+        return maps if any(maps) else []
 
     def _further(self, name: str) -> EachHeatmaps:
         return EachHeatmaps(run.texts[name] for run in self if name in run.texts)
@@ -164,12 +164,6 @@ class Run:
             more = len(self) - _MOST_PAGES
             parts.append(f"<p>{more} more images: save() writes a page of each.</p>")
         return "".join(parts)
-
-
-def _only(held: Sequence[_One], text: str, *about: object) -> _One:
-    if len(held) != 1:
-        raise InvalidValueError(text.format(len(held), *about))
-    return held[0]
 
 
 def _stills(run: ImageRun) -> str:

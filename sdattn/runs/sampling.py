@@ -7,7 +7,7 @@ import platform
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from torch import Tensor
 
@@ -15,8 +15,7 @@ from ..errors import SdattnWarning, warn
 from ..files.version import versions
 from ..files.videos import Video
 from ..keep.budget import Budget
-from ..loading.devices import device_of
-from ..loading.options import options_of
+from ..loading.options import device_of, options_of
 from ..maps.capture import MapStore, capture
 from ..maps.details import details_of
 from ..maps.from_stores import check_texts, heatmaps_of
@@ -33,7 +32,7 @@ from ..prompts.tokens import Prompt
 from .imagerun import Further, ImageRun
 from .run import Run
 from .settings import Captured, RunSettings
-from .watched import Asked, Order, read_negative, settled, spots_grid, stop_of, watch, with_early
+from .watched import Order, early_steps, read_negative, settled, spots_grid, stop_of, watch
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -67,20 +66,22 @@ def sample(
     """
     facts = PipelineFacts.of(pipe)
     settings = capture_options or capture_settings(facts, preset, prompts, options)
-    asked = None if ask is None else Asked(facts, ask, preset, options)
-    order = Order(facts, prompts, seeds, options, preset, asked, spots, python)
+    order = Order(
+        facts, prompts, seeds, options, preset=preset, ask=ask, spots=spots, python=python
+    )
     watched = watch(order, settings)
-    drawn = _draw(order, with_early(watched) if early else watched, budget)
-    return _describe(order, drawn, _make_maps(order, drawn.stores))
+    drawn = _draw(order, watched, early_steps(watched) if early else {}, budget)
+    maps = _make_maps(order, drawn.stores)
+    return Run(_image_runs(order, drawn, maps), drawn.stores["prompt"], maps.layers)
 
 
 class _Drawn(NamedTuple):
-    """The result of the pipeline under its captures, with an image for each video."""
+    """The result of the pipeline under its captures."""
 
     stores: Mapping[str, MapStore]  # by text, checked
-    images: Sequence[Image.Image]
-    videos: Sequence[Video] | None
-    result: Any  # of the pipeline's call
+    images: Sequence[Image.Image]  # the middle frames of videos
+    videos: Sequence[Video]  # empty for images
+    blanked: Sequence[int]  # the images that the safety checker blanked
 
 
 class _Maps(NamedTuple):
@@ -90,122 +91,38 @@ class _Maps(NamedTuple):
     layers: LayerMaps
     heatmaps: list[Heatmaps]
     texts: dict[str, list[Heatmaps]]
-    spots: Tensor | None = None
+    spots: Tensor | None
 
 
-def _draw(order: Order, watched: Mapping[str, Options], budget: Budget | None) -> _Drawn:
+def _draw(
+    order: Order,
+    watched: Mapping[str, Options],
+    early: Mapping[str, Options],
+    budget: Budget | None,
+) -> _Drawn:
     """Run the pipeline once, under all captures."""
-    facts, options = order.facts, order.options
+    facts = order.facts
     with ExitStack() as captures:
-        stores = {}
-        for of, kept in watched.items():
-            stores[of] = captures.enter_context(capture(facts.denoiser, max_bytes=budget, **kept))
-            stores[of].checks_itself = False
+
+        def begun(settings: Mapping[str, Options]) -> dict[str, MapStore]:
+            stores = {}
+            for name, options in settings.items():
+                watching = capture(facts.denoiser, max_bytes=budget, **options)
+                stores[name] = captures.enter_context(watching)
+                stores[name].checks_itself = False
+            return stores
+
+        stores = begun(watched)
+        early_stores = begun(early)
         texts = [prompt.text for prompt in order.prompts]
-        result = call_pipeline(facts, texts, order.seeds, options)
+        result = call_pipeline(facts, texts, order.seeds, order.options)
     made = images_of(result)
-    stores = settled(stores, made)
-    if not stores["prompt"].is_video:
-        return _Drawn(stores, made, None, result)
-    videos = [Video(frames, frame_rate(facts, options)) for frames in made]
-    return _Drawn(stores, [video[video.middle] for video in videos], videos, result)
-
-
-def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
-    """Make the heatmaps of the prompt and of further texts.
-
-    NaN is refused here, where its origin is still known.
-    """
-    pipe = order.facts.pipe
-    options = order.options
-    preset = order.preset
-    for of in {"prompt", "negative"} & set(stores):
-        check_texts(stores[of], preset)
-    layers = stores["prompt"].layer_maps(preset, stores.get("self"))
-    named = {name: layer.maps for name, layer in layers.layers.items()}
-    own = {} if layers.affinity is None else {"self-attention": layers.affinity}
-    check_maps(named | own, pipe, options)
-    texts: dict[str, list[Heatmaps]] = {}
-    if "negative" in stores:
-        read = read_negative(order.facts, options, len(order.prompts), stores["negative"].n_text)
-        texts["negative"] = _beside(stores["negative"], layers, preset, read)
-    if order.asked is not None:
-        texts["asked"] = _beside(stores["asked"], layers, preset, [order.asked.prompt])
-    for name, what in (("negative", "negative prompt"), ("asked", "ask")):
-        for heatmaps in texts.get(name, ()):
-            check_maps({what: heatmaps.maps}, pipe, options)
-    spots = _spots_of(order, stores["spots"]) if "spots" in stores else None
-    return _Maps(layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts, spots)
-
-
-def _spots_of(order: Order, store: MapStore) -> Tensor:
-    """Return where the spots of each image looked, checked."""
-    found = spot_maps(store)
-    check_maps({"spots": found}, order.facts.pipe, order.options)
-    return found.unflatten(1, spots_grid(order))
-
-
-def _describe(order: Order, drawn: _Drawn, maps: _Maps) -> Run:
-    """Collect what ``run.json`` says, and give each image a run of its own, with views into the
-    tensors of the whole batch."""
-    store = drawn.stores["prompt"]
-    preset = order.preset
-    videos = drawn.videos
-    blanked = _blanked(drawn.result)
-    stopped = stop_of(store, preset)
-    if stopped is not None:
-        stopped.tell()
-    asked = None if order.asked is None else order.asked.prompt.text
-    common = replace(_described(order, store), asked=asked, stopped=stopped)
-    columns = kept_columns(preset, order.prompts, store.keep.refine)
-    has_no_padding = columns and store.tokens == tuple(columns)
-    image_runs = []
-    for i, settings in enumerate(_each_own(common, order, drawn)):
-        heatmaps = maps.heatmaps[i]
-        video = None if videos is None else videos[i]
-        own = {name: found[i] for name, found in maps.texts.items()}
-        more = {name: Further(one.prompt.text, one.occurrences()) for name, one in own.items()}
-        how = replace(settings, blanked=i in blanked or None)
-        layers = maps.layers.image(i)
-        details = details_of(store, i, heatmaps)
-        details = details if maps.spots is None else replace(details, spots=maps.spots[i])
-        one = ImageRun(drawn.images[i], heatmaps, layers, how, details, more, own, video)
-        if has_no_padding:  # its own columns, whatever is drawn with it
-            one = one.keep(kept_columns(preset, [heatmaps.prompt], store.keep.refine) or ())
-        image_runs.append(one)
-    return Run(image_runs, store, maps.layers)
-
-
-def _each_own(common: RunSettings, order: Order, drawn: _Drawn) -> list[RunSettings]:
-    """Return the settings of each image's run."""
-    images, videos, prompts = drawn.images, drawn.videos, order.prompts
-    a_prompt, a_seed = len(images) // len(prompts), len(images) // len(order.seeds)
-    negatives = order.options.get("negative_prompt")
-    texts = None if negatives is None else one_each(negatives, len(prompts))
-    own = []
-    for i, image in enumerate(images):
-        negative = {} if texts is None else {"negative_prompt": texts[i // a_prompt]}
-        settings = replace(
-            common,
-            prompt=prompts[i // a_prompt].text,
-            seed=order.seeds[i // a_seed],
-            size=image.size,
-            frames=None if videos is None else len(videos[i]),
-            frame_rate=None if videos is None else videos[i].rate,
-            options={**(common.options or {}), **negative},
-        )
-        own.append(settings)
-    return own
-
-
-def _beside(
-    store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
-) -> list[Heatmaps]:
-    """Return the heatmaps of a further text, refined if asked along the same images."""
-    own = store.layer_maps(replace(preset, refine=None, among_words=False))
-    # Every text is smoothed along the image's self-attention, which was captured once.
-    own = replace(own, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
-    return heatmaps_of(store, own, preset, prompts)
+    checked = settled(stores, early_stores, made)
+    videos = []
+    if checked["prompt"].is_video:
+        videos = [Video(frames, frame_rate(facts, order.options)) for frames in made]
+    images = [video[video.middle] for video in videos] or made
+    return _Drawn(checked, images, videos, _blanked(result))
 
 
 def _blanked(result: object) -> list[int]:
@@ -221,11 +138,117 @@ def _blanked(result: object) -> list[int]:
     return blanked
 
 
-def _described(order: Order, store: MapStore) -> RunSettings:
-    """Return the settings that all images of a call share."""
+def _make_maps(order: Order, stores: Mapping[str, MapStore]) -> _Maps:
+    """Make the heatmaps of the prompt and of further texts, and the maps of spots.
+
+    NaN is refused here, where its origin is still known.
+    """
+    preset = order.preset
+
+    def check(name: str, values: Tensor) -> None:
+        check_maps({name: values}, order.facts.pipe, order.options)
+
+    for name in {"prompt", "negative"} & set(stores):
+        check_texts(stores[name], preset)
+    layers = stores["prompt"].layer_maps(preset, stores.get("self"))
+    for name, layer in layers.layers.items():
+        check(name, layer.maps)
+    if layers.affinity is not None:
+        check("self-attention", layers.affinity)
+    texts: dict[str, list[Heatmaps]] = {}
+    if "negative" in stores:
+        store = stores["negative"]
+        read = read_negative(order.facts, order.options, len(order.prompts), store.n_text)
+        texts["negative"] = _further_heatmaps(store, layers, preset, read)
+    if order.asked is not None:
+        texts["asked"] = _further_heatmaps(stores["asked"], layers, preset, [order.asked])
+    for text, each_image in texts.items():
+        for heatmaps in each_image:
+            check({"negative": "negative prompt", "asked": "ask"}[text], heatmaps.maps)
+    spots = None
+    if "spots" in stores:
+        looked = spot_maps(stores["spots"])
+        check("spots", looked)
+        spots = looked.unflatten(1, spots_grid(order))
+    return _Maps(layers, heatmaps_of(stores["prompt"], layers, preset, order.prompts), texts, spots)
+
+
+def _further_heatmaps(
+    store: MapStore, layers: LayerMaps, preset: Preset, prompts: Sequence[Prompt]
+) -> list[Heatmaps]:
+    """Return the heatmaps of a further text, refined if asked along the same images."""
+    maps = store.layer_maps(replace(preset, refine=None, among_words=False))
+    # Every text is smoothed along the image's self-attention, which was captured once.
+    maps = replace(maps, affinity=layers.affinity, affinity_grid=layers.affinity_grid)
+    return heatmaps_of(store, maps, preset, prompts)
+
+
+def _image_runs(order: Order, drawn: _Drawn, maps: _Maps) -> list[ImageRun]:
+    """Collect what ``run.json`` says, and give each image a run of its own, with views into the
+    tensors of the whole batch."""
+    store = drawn.stores["prompt"]
+    columns = kept_columns(order.preset, order.prompts, store.keep.refine)
+    has_no_padding = columns and store.tokens == tuple(columns)
+    image_runs = []
+    for i, settings in enumerate(_settings_of_each(order, drawn)):
+        heatmaps = maps.heatmaps[i]
+        texts = {name: of_images[i] for name, of_images in maps.texts.items()}
+        image_run = ImageRun(
+            image=drawn.images[i],
+            heatmaps=heatmaps,
+            layers=maps.layers.image(i),
+            settings=settings,
+            details=replace(
+                details_of(store, i, heatmaps), spots=None if maps.spots is None else maps.spots[i]
+            ),
+            more={name: Further(t.prompt.text, t.occurrences()) for name, t in texts.items()},
+            texts=texts,
+            video=drawn.videos[i] if drawn.videos else None,
+        )
+        if has_no_padding:  # its own columns, whatever is drawn with it
+            own_columns = kept_columns(order.preset, [heatmaps.prompt], store.keep.refine)
+            image_run = image_run.keep(own_columns or ())
+        image_runs.append(image_run)
+    return image_runs
+
+
+def _settings_of_each(order: Order, drawn: _Drawn) -> list[RunSettings]:
+    """Return the settings of each image's run."""
+    common = _common_settings(order, drawn.stores["prompt"])
+    number = len(drawn.images)
+    a_prompt = number // len(order.prompts)
+    a_seed = number // len(order.seeds)
+    negatives = order.options.get("negative_prompt")
+    if negatives is not None:
+        negatives = one_each(negatives, len(order.prompts))
+    each = []
+    for i, image in enumerate(drawn.images):
+        settings = replace(
+            common,
+            prompt=order.prompts[i // a_prompt].text,
+            seed=order.seeds[i // a_seed],
+            size=image.size,
+            blanked=i in drawn.blanked or None,
+        )
+        if drawn.videos:
+            video = drawn.videos[i]
+            settings = replace(settings, frames=len(video), frame_rate=video.rate)
+        if negatives is not None:
+            options = {**(common.options or {}), "negative_prompt": negatives[i // a_prompt]}
+            settings = replace(settings, options=options)
+        each.append(settings)
+    return each
+
+
+def _common_settings(order: Order, store: MapStore) -> RunSettings:
+    """Return the settings that all images of a call share; warn if the run was stopped."""
     pipe = order.facts.pipe
-    options = order.options
+    stopped = stop_of(store, order.preset)
+    if stopped is not None:
+        stopped.tell()
     plain = (str, int, float, bool, type(None))
+    in_json = {name: value for name, value in order.options.items() if isinstance(value, plain)}
+    each_has = {"negative_prompt"}
     return RunSettings(
         prompt="",
         seed=None,
@@ -233,15 +256,13 @@ def _described(order: Order, store: MapStore) -> RunSettings:
         pipeline=type(pipe).__name__,
         scheduler=type(pipe.scheduler).__name__,
         loading=options_of(pipe),
-        options={key: value for key, value in options.items() if isinstance(value, plain)},
-        options_left_out=sorted(
-            name
-            for name in {*options, *order.python} - {"negative_prompt"}  # which each image has
-            if not isinstance(options.get(name, order), plain)
-        ),
+        options=in_json,
+        options_left_out=sorted({*order.options, *order.python} - in_json.keys() - each_has),
         device=device_of(pipe).type,
         dtype=str(pipe.dtype).removeprefix("torch."),
         timesteps=store.timesteps,
         captured=Captured(steps=store.steps, heads=store.heads, spots=order.spots or None),
+        stopped=stopped,
         versions={"python": platform.python_version(), **versions()},
+        asked=None if order.asked is None else order.asked.text,
     )

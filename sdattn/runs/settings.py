@@ -4,13 +4,14 @@ the command that makes it again from these. For the contents of its files see
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
 from ..errors import InvalidValueError
 from ..files.records import Record
 from ..follow.capture_warnings import Stopped
+from ..follow.run_part import Span
+from ..keep.keep import Heads, Selection, Steps
 from ..loading.options import LoadingOptions
 from ..maps.presets import PRESETS, Preset
 
@@ -19,18 +20,20 @@ OPTIONS_OF_EDITS = (  # options of the pipeline that the command for edits has
     *("num_inference_steps", "guidance_scale", "negative_prompt", "width", "height"),
     "num_images_per_prompt",  # 1
 )
-Kept = str | Sequence[int] | tuple[float, ...] | None
-Span = float | list[float]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Captured(Record):
     """The steps and heads that a run kept, as passed to :func:`sdattn.capture`, and whether it kept
-    where spots looked."""
+    where spots looked. Raise ValueError for an invalid choice of steps or heads."""
 
-    steps: Kept
-    heads: Kept
+    steps: list[int] | Selection
+    heads: list[int] | Selection
     spots: bool | None = None
+
+    def __post_init__(self) -> None:
+        Steps.of(self.steps)
+        Heads.of(self.heads)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,33 +143,36 @@ def command_for(settings: RunSettings, preset: Preset) -> str:
     Raises:
         ValueError: the run needs something that only Python can give; says what.
     """
-    edited, explained = settings.edited, settings.explained
+    edited = settings.edited
     if not settings.model:
         raise InvalidValueError("The pipeline was built in Python, so no name of a model is known.")
     if settings.stopped:
         raise InvalidValueError("It was stopped before its end.")
     if edited and edited.reconstruction_psnr is not None:
         raise InvalidValueError("The image was edited from one that the run does not hold.")
-    if python := _of_python(settings):
+    python = _of_python(settings)
+    if python:
         text = f"Options were given that only Python can: {', '.join(sorted(python))}."
         raise InvalidValueError(text)
     known = PRESETS.get(preset.name)
-    if known and explained:  # it reads the chosen timesteps
+    if known and settings.explained:  # it reads the chosen timesteps
         known = replace(known, steps=preset.steps)
     if known is None or replace(known, refine=None) != replace(preset, refine=None):
         raise InvalidValueError(f"The preset {preset.name!r} was made in Python.")
-    return "edit" if edited else "explain" if explained else "generate"
+    if edited:
+        return "edit"
+    return "explain" if settings.explained else "generate"
 
 
 def _of_python(settings: RunSettings) -> set[str]:
     """Return the options that the run's command does not have."""
-    found = set(settings.options_left_out or ())
+    python = set(settings.options_left_out or ())
     if settings.explained:
-        return found - {"latents"}  # the image's
+        return python - {"latents"}  # the image's
     if settings.edited:
-        found -= {"callback_on_step_end"}  # the edit's own
-        found |= set(settings.options or {}) - {*OPTIONS_OF_EDITS}
+        python -= {"callback_on_step_end"}  # the edit's own
+        python |= set(settings.options or {}) - {*OPTIONS_OF_EDITS}
         for name in ("cross_replace_steps", "self_replace_steps"):
             if not isinstance(getattr(settings.edited, name), (int, float)):
-                found.add(name)
-    return found
+                python.add(name)
+    return python

@@ -59,8 +59,8 @@ def run_around(path: Path) -> Path | None:
 
 def _document(path: Path) -> dict[str, Any]:
     """Read a JSON file of ours; {} if it is none."""
-    found = read_object(path)
-    return found if str(found.get("format")).startswith("sdattn-") else {}
+    document = read_object(path)
+    return document if str(document.get("format")).startswith("sdattn-") else {}
 
 
 def _check_ours(folder: Path, kind: Kind) -> None:
@@ -74,12 +74,13 @@ def _check_ours(folder: Path, kind: Kind) -> None:
         raise ExistsError(
             f"{folder} exists and is {item}, so it is not replaced. Choose another `folder`."
         )
-    found = {name for name in files_below(folder) if Path(name).name not in _OF_THE_SYSTEM}
-    if foreign := sorted(found - _own_files(folder, document, kind)):
-        there = ", ".join(foreign[:3])
+    ours = _own_files(folder, document, kind)
+    files = [name for name in files_below(folder) if Path(name).name not in _OF_THE_SYSTEM]
+    foreign = sorted(name for name in files if name not in ours)
+    if foreign:
         raise ExistsError(
-            f"{folder} holds what the run did not write, so it is not replaced: {there}. Move that "
-            "elsewhere, or choose another `folder`."
+            f"{folder} holds what the run did not write, so it is not replaced: "
+            f"{', '.join(foreign[:3])}. Move that elsewhere, or choose another `folder`."
         )
 
 
@@ -88,12 +89,12 @@ def _own_files(folder: Path, document: Mapping[str, Any], kind: Kind) -> set[str
     if kind == "diff":
         return {"run.json", "diff.png", "diff.html"}
     if kind == "run":
-        files = document.get("files")
-        named = files if isinstance(files, dict) else {}
+        named = document.get("files")
+        named = named if isinstance(named, dict) else {}
         return {"run.json", *(name for name in named if RUN_FILE.fullmatch(name))}
-    found = {"run.json", "edit.png", "edit.html"}
-    for part in document.get("runs") or ():
-        if re.fullmatch(r"source|target(-\d+)?", str(part)):
-            own = _own_files(folder / part, _document(folder / part / "run.json"), "run")
-            found |= {f"{part}/{name}" for name in own}
-    return found
+    files = {"run.json", "edit.png", "edit.html"}
+    for name in document.get("runs") or ():
+        if re.fullmatch(r"source|target(-\d+)?", str(name)):
+            of_run = _own_files(folder / name, _document(folder / name / "run.json"), "run")
+            files |= {f"{name}/{file}" for file in of_run}
+    return files

@@ -20,7 +20,7 @@ from .drawings import named
 from .imagerun import Further, ImageRun
 from .info import LayerEntry, RunInfo, missing, read_info
 from .packing import AFFINITY, heatmaps_from
-from .parts import HEADS, MAPS, NEEDED, READ, SPOTS, STEPS, VIDEOS
+from .parts import HEADS, MAPS, READ, SPOTS, STEPS, VIDEOS
 
 
 def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
@@ -38,12 +38,12 @@ def unpack_run(files: Mapping[str, bytes], where: str) -> ImageRun:
     try:
         layers = _unpack_layers(files[MAPS], info)
         return ImageRun(
-            image,
-            heatmaps_from(layers, info.read_prompt, info.preset),
-            layers,
-            info,
-            _unpack_details(files, info),
-            {name: _unpack_further(files[f"{name}/{MAPS}"], info, name) for name in info.more},
+            image=image,
+            heatmaps=heatmaps_from(layers, info.read_prompt, info.preset),
+            layers=layers,
+            settings=info,
+            details=_unpack_details(files, info),
+            more={n: _unpack_further(files[f"{n}/{MAPS}"], info, n) for n in info.more},
             video=_unpack_video(files, info, where),
         )
     except Exception as error:  # any error from a document that someone else made
@@ -68,11 +68,12 @@ def _unpack_video(files: Mapping[str, bytes], info: RunInfo, where: str) -> Vide
     if info.frames is None:
         return None
     rate = info.frame_rate or 1.0
-    number = info.frames
-    for name in VIDEOS.keys() & files.keys():  # one of them
-        read = partial(read_video, files[name], VIDEOS[name], f"{where}/{name}", number, rate)
-        return Video(read, rate, number)
-    return Video(partial(_refuse_video, where), rate, number)
+    name = next((name for name in VIDEOS if name in files), None)
+    if name is None:
+        return Video(partial(_refuse_video, where), rate, info.frames)
+    file = f"{where}/{name}"
+    read = partial(read_video, files[name], VIDEOS[name], file, info.frames, rate)
+    return Video(read, rate, info.frames)
 
 
 def _refuse_video(where: str) -> NoReturn:
@@ -82,18 +83,16 @@ def _refuse_video(where: str) -> NoReturn:
 
 
 def _check(files: Mapping[str, bytes], info: RunInfo, where: str) -> None:
-    for part in NEEDED[1:]:
-        if part not in info.files:
-            raise MissingFileError(f"{where} was saved without {part}, so it cannot be shown.")
+    for name in ("image.png", MAPS):
+        if name not in info.files:
+            raise MissingFileError(f"{where} was saved without {name}, so it cannot be shown.")
     # A file that run.json names must be there, and be the one that was written.
-    for part in READ[1:]:
-        if part not in info.files:
-            continue
-        if part not in files:
-            raise missing(where, part)
-        if sha256(files[part]) != info.files[part]:
+    for name in [name for name in READ if name in info.files]:
+        if name not in files:
+            raise missing(where, name)
+        if sha256(files[name]) != info.files[name]:
             raise InvalidValueError(
-                f"{where}/{part} is not what this run wrote: its checksum differs from run.json. "
+                f"{where}/{name} is not what this run wrote: its checksum differs from run.json. "
                 "Restore it or generate the run again."
             )
 
@@ -103,15 +102,14 @@ def _unpack_layers(data: bytes, info: RunInfo) -> LayerMaps:
     shapes = map_shapes(info)
     for name, shape in shapes.items():
         _check_shape(tensors, name, shape)
-    if foreign := tensors.keys() - shapes.keys():
+    foreign = tensors.keys() - shapes.keys()
+    if foreign:
         raise InvalidValueError(f"{min(foreign)} is no layer of the run")
     layers = {
         name: _layer_map(layer, tensors[name].float()[None]) for name, layer in info.layers.items()
     }
-    if info.self_attention is None:
-        return LayerMaps(layers, info.columns, info.passes)
-    affinity = tensors[AFFINITY].float()[None], info.self_attention
-    return LayerMaps(layers, info.columns, info.passes, *affinity)
+    affinity = tensors[AFFINITY].float()[None] if AFFINITY in tensors else None
+    return LayerMaps(layers, info.columns, info.passes, affinity, info.self_attention)
 
 
 def _layer_map(entry: LayerEntry, maps: Tensor) -> LayerMap:
@@ -119,35 +117,41 @@ def _layer_map(entry: LayerEntry, maps: Tensor) -> LayerMap:
 
 
 def _unpack_details(files: Mapping[str, bytes], info: RunInfo) -> Details:
-    kept = info.details
-
-    def layers(name: str) -> LayerMaps | None:
-        if name not in files:
-            return None
-        tensors = load(files[name])
-        found = {}
-        for layer, entry in info.layers.items():
-            if layer in tensors:
-                maps = tensors[layer].float()  # [steps or heads, rows, cols, columns]
-                _check_shape(tensors, layer, (len(maps), *entry.grid, len(kept.columns)))
-                if name == STEPS:
-                    _check_shape(tensors, layer, (len(kept.steps or ()), *maps.shape[1:]))
-                elif isinstance(kept.heads, tuple):
-                    _check_shape(tensors, layer, (len(kept.heads), *maps.shape[1:]))
-                maps = maps[None] if name == HEADS else maps
-                found[layer] = _layer_map(entry, maps)
-        if not found:
-            raise InvalidValueError(f"{name} holds no layer of the run")
-        return LayerMaps(found, kept.columns, passes=1)
-
-    numbers = kept.heads if isinstance(kept.heads, tuple) else "all"
+    entry = info.details
+    head_numbers = entry.heads if isinstance(entry.heads, tuple) else None
     spots = None
-    if kept.spots is not None:
-        held = load(files[SPOTS])
-        _check_shape(held, "spots", kept.spots)
-        spots = held["spots"].float()
-    found = layers(STEPS), kept.steps or (), layers(HEADS), numbers, spots
-    return Details(*found)  # type: ignore[arg-type]
+    if entry.spots is not None:
+        tensors = load(files[SPOTS])
+        _check_shape(tensors, "spots", entry.spots)
+        spots = tensors["spots"].float()
+    return Details(
+        steps=_unpack_each(files, info, STEPS, len(entry.steps or ())),
+        calls=entry.steps or (),
+        heads=_unpack_each(files, info, HEADS, None if head_numbers is None else len(head_numbers)),
+        head_numbers=head_numbers or "all",
+        spots=spots,
+    )
+
+
+def _unpack_each(
+    files: Mapping[str, bytes], info: RunInfo, name: str, number: int | None
+) -> LayerMaps | None:
+    """Return the maps of single steps or heads, ``number`` of them if it is known, in a file; None
+    if there is no such file."""
+    if name not in files:
+        return None
+    columns = info.details.columns
+    tensors = load(files[name])
+    layers = {}
+    for layer, entry in info.layers.items():
+        if layer in tensors:
+            maps = tensors[layer].float()  # [steps or heads, (frames,) rows, cols, columns]
+            count = len(maps) if number is None else number
+            _check_shape(tensors, layer, (count, *entry.grid, len(columns)))
+            layers[layer] = _layer_map(entry, maps[None] if name == HEADS else maps)
+    if not layers:
+        raise InvalidValueError(f"{name} holds no layer of the run")
+    return LayerMaps(layers, columns, passes=1)
 
 
 def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
@@ -164,9 +168,9 @@ def _unpack_further(data: bytes, info: RunInfo, name: str) -> Further:
 
 
 def _check_shape(tensors: Mapping[str, Tensor], name: str, shape: tuple[int, ...]) -> None:
-    found = tuple(tensors[name].shape) if name in tensors else None
-    if found != shape:
-        raise InvalidValueError(f"{name} has the shape {found}, where {shape} is expected")
+    actual = tuple(tensors[name].shape) if name in tensors else None
+    if actual != shape:
+        raise InvalidValueError(f"{name} has the shape {actual}, where {shape} is expected")
 
 
 def map_shapes(info: RunInfo) -> dict[str, tuple[int, ...]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from functools import cached_property
 
 from ..errors import CaptureError, SdattnWarning, warn
 from ..follow.capture_warnings import Stopped
@@ -26,8 +26,7 @@ from ..prompts.tokens import Prompt
 from ..prompts.words import split_words
 
 SPOTS = 16  # along the longer side
-_CALLBACKS = ("callback_on_step_end", "callback")  # by which a run is stopped
-_EARLY = "early "
+CALLBACKS = ("callback_on_step_end", "callback")  # options by which a run may be stopped
 
 
 @dataclass(frozen=True)
@@ -39,12 +38,21 @@ class Order:
     seeds: Sequence[int]
     options: Options
     preset: Preset
-    asked: Asked | None
+    ask: str | None = None
     spots: bool = False
     python: Sequence[str] = ()  # options that only Python has
 
+    @cached_property
+    def asked(self) -> Prompt | None:
+        """The text that is asked about, as the model reads it."""
+        if self.ask is None:
+            return None
+        text = " ".join(self.ask.replace(",", " ").split())  # a comma would join the softmax
+        [prompt] = read_prompts(self.facts.pipe, text, **self.options)
+        return prompt
 
-def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
+
+def watch(order: Order, settings: Options) -> dict[str, Options]:
     """Return the options of each capture, each with a store of its own.
 
     Keys: ``"prompt"``, and if asked for ``"self"`` (the self-attention that refines),
@@ -52,33 +60,50 @@ def watch(order: Order, settings: Options) -> dict[str, dict[str, Any]]:
     before anything runs.
     """
     settings = dict(settings)
-    preset = order.preset
-    kept = ("steps", "dtype", "device")
-    alike: dict[str, Any] = {name: settings[name] for name in kept if name in settings}
-    both = settings.pop("branch", "conditional") == "both"
-    found = {"prompt": settings}
+    branch = settings.pop("branch", "conditional")
+    shared = {k: v for k, v in settings.items() if k in ("steps", "dtype", "device")}
+    watched: dict[str, Options] = {"prompt": settings}
     # The columns of self-attention are the image's own cells: a word's do not apply.
-    if preset.refine and "refine" not in settings:
-        found["self"] = {**alike, "kinds": ("self",), "layers": refining(order.facts.denoiser)}
-    if both:  # a capture of its own, since some pipelines run the two in turn
-        own: dict[str, object] = {"branch": "unconditional", "tokens": None, "among": None}
-        if preset.among_words:
-            read = read_negative(order.facts, order.options, len(order.prompts))
-            images = images_a_prompt(order.facts, order.options)
-            own["among"] = [columns_around(one) for one in read for _ in range(images)]
-        found["negative"] = {**settings, **own}
+    if order.preset.refine and "refine" not in settings:
+        layers = refining(order.facts.denoiser)
+        watched["self"] = {**shared, "kinds": ("self",), "layers": layers}
+    if branch == "both":  # a capture of its own, since some pipelines run the two in turn
+        watched["negative"] = {**settings, "branch": "unconditional", **_negative(order)}
     if order.asked is not None:
-        found["asked"] = {**settings, **order.asked.settings}
+        watched["asked"] = {**settings, **_asked(order, order.asked)}
     if order.spots:
-        found["spots"] = {**alike, **_spots(order)}
-    return found
+        watched["spots"] = {**shared, **_spots(order)}
+    return watched
+
+
+def _negative(order: Order) -> dict[str, object]:
+    """Return the columns to capture of negative prompts."""
+    among = None
+    if order.preset.among_words:
+        read = read_negative(order.facts, order.options, len(order.prompts))
+        images = images_a_prompt(order.facts, order.options)
+        among = [columns_around(prompt) for prompt in read for _ in range(images)]
+    return {"tokens": None, "among": among}
+
+
+def _asked(order: Order, prompt: Prompt) -> dict[str, object]:
+    """Return what to capture of the text that is asked about."""
+    columns = columns_around(prompt)
+    settings: dict[str, object] = {
+        "text_states": encode_text(order.facts.pipe, prompt.text, order.options),
+        "tokens": None if order.preset.needs_all_columns else columns,
+    }
+    # in joint attention the image's own columns compete with the words already
+    if not order.facts.is_joint:
+        settings["among"] = [columns]
+    return settings
 
 
 def _spots(order: Order) -> dict[str, object]:
     """Return what to capture of an even grid of spots: of a UNet its way up."""
     rows, cols = spots_grid(order)
-    layers = order.facts.denoiser.layers
     kinds = ("self", "joint")
+    layers = order.facts.denoiser.layers
     has_up = any(layer.place == PLACE for layer in layers if layer.kind in kinds)
     cells = [((r + 0.5) / rows, (c + 0.5) / cols) for r in range(rows) for c in range(cols)]
     return {"queries": cells, "layers": PLACE if has_up else None, "kinds": kinds}
@@ -86,25 +111,9 @@ def _spots(order: Order) -> dict[str, object]:
 
 def spots_grid(order: Order) -> tuple[int, int]:
     """Return the rows and columns of the spots, at most one for each of the finest cells."""
-    size = latent_size(order.facts, order.options)
-    part = min(1.0, SPOTS / max(size))
-    return max(1, round(size[0] * part)), max(1, round(size[1] * part))
-
-
-class Asked:
-    """A text that is asked about: as the model reads it, and how its maps are captured."""
-
-    def __init__(self, facts: PipelineFacts, text: str, preset: Preset, options: Options):
-        text = " ".join(text.replace(",", " ").split())  # a comma would take part in the softmax
-        [self.prompt] = read_prompts(facts.pipe, text, **options)
-        columns = columns_around(self.prompt)
-        self.settings: dict[str, object] = {
-            "text_states": encode_text(facts.pipe, text, options),
-            "tokens": None if preset.needs_all_columns else columns,
-        }
-        # in joint attention the image's own columns compete with the words already
-        if not facts.is_joint:
-            self.settings["among"] = [columns]
+    rows, cols = latent_size(order.facts, order.options)
+    share = min(1.0, SPOTS / max(rows, cols))
+    return max(1, round(rows * share)), max(1, round(cols * share))
 
 
 def warn_of_unlearnt(
@@ -114,8 +123,8 @@ def warn_of_unlearnt(
     learnt."""
     texts = [word.text for prompt in prompts for word in prompt.words]
     texts += [word for word, _, _ in split_words(ask or "")]
-    demo = facts.demo
-    if demo and (warning := demo.unlearnt(texts)):
+    warning = facts.demo.unlearnt(texts) if facts.demo else ""
+    if warning:
         warn(warning, SdattnWarning)
 
 
@@ -130,15 +139,13 @@ def read_negative(
 def check_images(budget: Budget, order: Order, settings: Options, passes: int) -> None:
     """Refuse a run of an image model that would hold too much, before anything else runs."""
     size = latent_size(order.facts, order.options)
-    every = order.facts.denoiser.layers
     names = {field.name for field in fields(Keep)}
     expected = []
-    for kept in watch(order, settings).values():
-        keep = Keep.of(**{name: value for name, value in kept.items() if name in names})
-        layers = select_layers(every, kept.get("layers"), kept.get("kinds", TEXT_KINDS), size)
+    for options in watch(order, settings).values():
+        kinds = options.get("kinds", TEXT_KINDS)
         store = Expected(
-            keep=keep,
-            layers=layers,
+            keep=Keep.of(**{name: value for name, value in options.items() if name in names}),
+            layers=select_layers(order.facts.denoiser.layers, options.get("layers"), kinds, size),
             latent_size=size,
             columns=len(order.prompts[0].tokens),
             rows=len(order.prompts),
@@ -160,45 +167,40 @@ class StoppedError(CaptureError):
         self.images = list(images)
 
 
-def has_callback(options: Options) -> bool:
-    """Check whether a run with these options of the pipeline may be stopped by a callback."""
-    return any(options.get(name) for name in _CALLBACKS)
-
-
-def with_early(watched: Mapping[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """Return what to capture of a run that may be stopped: also the steps before the part to keep,
-    in stores of their own."""
-    found = dict(watched)
-    for name, kept in watched.items():
-        part = Steps.of(kept.get("steps", "mean")).part
+def early_steps(watched: Mapping[str, Options]) -> dict[str, Options]:
+    """Return what to capture, of a run that may be stopped, of the steps before those to keep."""
+    early: dict[str, Options] = {}
+    for name, options in watched.items():
+        part = Steps.of(options.get("steps", "mean")).part
         if part is not None and part.first > 0:
-            found[_EARLY + name] = {**kept, "steps": (0.0, part.first)}
-    return found
+            early[name] = {**options, "steps": (0.0, part.first)}
+    return early
 
 
-def settled(stores: Mapping[str, MapStore], images: Sequence[object]) -> dict[str, MapStore]:
-    """Return the stores to read after a run, checked; raise StoppedError if it was stopped too
-    early for any of them."""
-    own = {name: store for name, store in stores.items() if not name.startswith(_EARLY)}
-    stopped = own["prompt"].stopped
-    if stopped is not None and not own["prompt"].maps:
-        own = {name: stores.get(_EARLY + name, store) for name, store in own.items()}
-        if not own["prompt"].maps:
-            said = (
+def settled(
+    stores: Mapping[str, MapStore], early: Mapping[str, MapStore], images: Sequence[object]
+) -> Mapping[str, MapStore]:
+    """Return the stores to read after a run, checked: the ``early`` ones, by the same names, if it
+    was stopped before the others' steps. Raise StoppedError if these are empty too."""
+    stopped = stores["prompt"].stopped
+    if stopped is not None and not stores["prompt"].maps:
+        stores = {**stores, **early}
+        if not stores["prompt"].maps:
+            text = (
                 f"The run was stopped after {stopped.after} of {stopped.steps} steps, before those "
                 "that its preset reads, so there are no maps. What was drawn is in `images` of "
                 "this error. To have maps of a run that may be stopped, keep each step: "
                 "`capture_options={'steps': 'all'}`."
             )
-            raise StoppedError(said, images)
-    for store in own.values():
+            raise StoppedError(text, images)
+    for store in stores.values():
         store.check()
-    return own
+    return stores
 
 
 def stop_of(store: MapStore, preset: Preset) -> Stopped | None:
     """Return where the run was stopped, with the steps that a preset's maps are of."""
     if store.stopped is None:
         return None
-    kept = [number for number in range(len(store.passes)) if store.keeps(number)]
-    return replace(store.stopped, kept=tuple(kept[place] for place in read_steps(store, preset)))
+    steps = [number for number in range(len(store.passes)) if store.keeps(number)]
+    return replace(store.stopped, kept=tuple(steps[place] for place in read_steps(store, preset)))

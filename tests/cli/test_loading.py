@@ -135,7 +135,7 @@ def files(tmp_path_factory):
     """A folder with settings, a checkpoint for them and files that are broken."""
     folder = tmp_path_factory.mktemp("files")
     save_settings("sd1", folder / "settings")
-    good = filled(sd1(tiny=True))
+    good = filled(sd1())
     save_file(good, folder / "good.safetensors")
     first = "model.diffusion_model.input_blocks.0.0.weight"
     save_file({**good, first: torch.tensor(1.0)}, folder / "scalar.safetensors")

@@ -3,16 +3,23 @@
 import numpy as np
 import pytest
 import torch
-from diffusers import FlowMatchHeunDiscreteScheduler, FluxImg2ImgPipeline, PixArtSigmaPipeline
-from helpers.flow_pipelines import flow_pipeline
+from diffusers import (
+    FlowMatchHeunDiscreteScheduler,
+    FluxImg2ImgPipeline,
+    PixArtSigmaPipeline,
+    StableDiffusionImg2ImgPipeline,
+)
+from helpers.edit_rows import IN_TURN, JOINT, SOURCE, TARGET, drawn, layers_of, made, same
+from helpers.refusals import refused_unrun
 from helpers.tiers import tiered
-from helpers.transformer_rows import flux, own_norms, pixart
+from helpers.tiny_pipelines import small_pipeline
+from helpers.transformer_rows import flux, pixart
 from PIL import Image
 
 import sdattn
 from sdattn import TorchJointProcessor
 from sdattn.control.registration import register_attention_control
-from sdattn.edit import AttentionReplace, LocalBlend, edit, step_end
+from sdattn.edit import edit
 from sdattn.models import Edits
 from sdattn.models.denoiser_call import innermost
 from sdattn.models.facts import is_guided, model_passes
@@ -20,60 +27,7 @@ from sdattn.models.families import edits_of
 from sdattn.models.layers import AttentionLayer, find_layers
 from sdattn.runs.folder import load_run
 
-SOURCE, TARGET = "a red cat", "a red dog"
-OFF = {"cross_replace_steps": 0.0, "self_replace_steps": 0.0}
 WHOLE = {"cross_replace_steps": 1.0, "self_replace_steps": 1.0}
-FAST = {"num_inference_steps": 3, "height": 64, "width": 96}
-# By name: the pipeline and what decides on its guidance.
-GUIDED = {
-    "SD3": ("SD3", {"guidance_scale": 4.0}),
-    "SD3 without guidance": ("SD3", {"guidance_scale": 1.0}),
-    "FLUX, distilled": ("FLUX.1", {"guidance_scale": 3.5}),
-    "FLUX, true CFG": ("FLUX.1", {"true_cfg_scale": 4.0, "negative_prompt": "o"}),
-    "FLUX.2": ("FLUX.2", {}),
-    "FLUX.2 klein, in turn": ("FLUX.2 klein", {"guidance_scale": 4.0}),
-    "Qwen-Image, in turn": ("Qwen-Image", {"true_cfg_scale": 4.0, "negative_prompt": "o"}),
-}
-IN_TURN = ("FLUX, true CFG", "FLUX.2 klein, in turn", "Qwen-Image, in turn")
-
-
-def made(name, **schedule):
-    """A pipeline whose attention is uneven, and the options of its calls."""
-    kind, guidance = GUIDED[name]
-    pipe, options = flow_pipeline(kind, **schedule)
-    own_norms(pipe.transformer)
-    if kind == "SD3":
-        for layer in find_layers(pipe.transformer):
-            layer.module.to_q.weight.data *= 4
-    return pipe, {**options, **guidance, **FAST}
-
-
-def layers_of(pipe):
-    return edits_of(pipe).layers(find_layers(pipe.transformer))
-
-
-def drawn(pipe, prompts, options):
-    generators = [torch.Generator().manual_seed(0) for _ in prompts]
-    negative = options.get("negative_prompt")
-    more = {} if negative is None else {"negative_prompt": [negative] * len(prompts)}
-    return pipe(prompt=prompts, generator=generators, **{**options, **more}).images
-
-
-def same(images, others):
-    return [a.tobytes() == b.tobytes() for a, b in zip(images, others, strict=True)]
-
-
-@pytest.mark.parametrize("name", tiered(GUIDED, quick=2))
-def test_an_edit_of_nothing_is_the_open_processors_image_in_bits(name):
-    pipe, options = made(name)
-    with register_attention_control(pipe, None, layers=layers_of(pipe)):
-        opened = drawn(pipe, [SOURCE, TARGET], options)
-    off = edit(pipe, SOURCE, TARGET, **OFF, **options)
-    assert same(off.images, opened) == [True, True]
-    exact = {**options, "output_type": "np"}
-    with register_attention_control(pipe, None, layers=layers_of(pipe)):
-        opened = drawn(pipe, [SOURCE, TARGET], exact)
-    assert abs(opened - drawn(pipe, [SOURCE, TARGET], exact)).max() < 1e-4
 
 
 @pytest.mark.parametrize("name", ["SD3", "FLUX, true CFG"])
@@ -90,21 +44,7 @@ def test_a_capture_around_an_edit_leaves_its_bits(name):
     assert all(after[key] is before[key] for key in before)
 
 
-@pytest.mark.parametrize("name", tiered(GUIDED, quick=2))
-def test_the_source_is_left_alone_and_the_target_is_not(name):
-    pipe, options = made(name)
-    before = dict(pipe.transformer.attn_processors)
-    with register_attention_control(pipe, None, layers=layers_of(pipe)):
-        opened = drawn(pipe, [SOURCE, TARGET], options)
-    run = edit(pipe, SOURCE, TARGET, **WHOLE, **options)
-    assert same(run.images, opened) == [True, False]
-    assert run.words == [["cat"], ["dog"]]
-    after = pipe.transformer.attn_processors
-    assert all(after[key] is before[key] for key in before)
-    assert not pipe.transformer._forward_pre_hooks
-
-
-@pytest.mark.parametrize("name", tiered(GUIDED, quick=2))
+@pytest.mark.parametrize("name", tiered(JOINT, quick=2))
 def test_layers_of_the_familys_depth_take_the_sources_attention_and_no_others(name):
     """The image's rows of both prompts, in each call but a layer's first."""
     pipe, options = made(name)
@@ -148,72 +88,19 @@ def test_a_shift_that_depends_on_the_size_and_second_order_steps_are_counted():
     edit(pipe, SOURCE, TARGET, **options)
 
 
-@pytest.mark.parametrize("name", ["SD3", "FLUX, distilled"])
-@pytest.mark.slow
-def test_blending_keeps_the_source_outside_of_the_mask(name):
-    """A threshold of 1 is passed nowhere, one of 0 everywhere; also of packed latents."""
-    pipe, options = made(name)
-    images = {}
-    some = {"SD3": 0.97}.get(name, 0.6)  # which some cells pass
-    for threshold in (None, 0.0, some, 1.0):
-        prompts = sdattn.read_prompts(pipe, [SOURCE, TARGET], max_sequence_length=24)
-        words = ["cat", "dog"]
-        blend = None
-        if threshold is not None:
-            blend = LocalBlend(prompts, words, 3, start=0.0, threshold=threshold)
-        control = AttentionReplace(prompts, 3, local_blend=blend, max_self_queries=24)
-        with register_attention_control(pipe, control):
-            images[threshold] = drawn(
-                pipe,
-                [SOURCE, TARGET],
-                {
-                    **options,
-                    "callback_on_step_end": step_end(control),
-                    "output_type": "latent",
-                },
-            )
-    assert torch.equal(images[1.0][1], images[1.0][0])
-    assert torch.equal(images[0.0], images[None])
-    source, target = images[some]
-    kept = (source == target).all(-1 if source.ndim == 2 else 0)
-    assert kept.any() and not kept.all()
-    run = edit(pipe, SOURCE, TARGET, blend="cat", weights={"dog": 2.0}, **options)
-    assert run.settings["blend"] == [["cat"], ["dog"]]
-    assert run.settings["weights"] == {"dog": 2.0}
-
-
-def test_everything_is_put_back_when_the_run_fails():
-    pipe, options = made("FLUX, true CFG")
-    before = dict(pipe.transformer.attn_processors)
-
-    def boom(*_):
-        if len(calls) == 3:
-            raise KeyError("boom")
-        calls.append(1)
-
-    calls = []
-    hook = pipe.transformer.register_forward_hook(boom)
-    with pytest.raises(KeyError, match="boom"):
-        edit(pipe, SOURCE, TARGET, **options)
-    hook.remove()
-    after = pipe.transformer.attn_processors
-    assert all(after[key] is before[key] for key in before)
-    assert not pipe.transformer._forward_pre_hooks
-    assert same(
-        edit(pipe, SOURCE, TARGET, **options).images, edit(pipe, SOURCE, TARGET, **options).images
-    )
-
-
 @pytest.mark.parametrize(
-    "make", [lambda: flux(FluxImg2ImgPipeline), lambda: pixart(PixArtSigmaPipeline)]
+    "make",
+    [
+        lambda: flux(FluxImg2ImgPipeline),
+        lambda: pixart(PixArtSigmaPipeline),
+        lambda: small_pipeline(StableDiffusionImg2ImgPipeline),
+    ],
 )
-def test_families_without_a_record_are_refused_by_name(make):
-    pipe, ran = make(), []
-    pipe.transformer.register_forward_pre_hook(lambda *_: ran.append(1))
+def test_pipelines_without_a_record_are_refused_by_name(make):
+    pipe = make()
     message = f"needs a .*StableDiffusion3Pipeline.*; found a {type(pipe).__name__}"
-    with pytest.raises(TypeError, match=message):
+    with refused_unrun(pipe, message, TypeError):
         edit(pipe, SOURCE, TARGET)
-    assert not ran
 
 
 @pytest.mark.slow

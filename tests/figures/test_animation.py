@@ -1,6 +1,5 @@
 """The maps over the steps as a moving image: its colours, its files, and what cannot be drawn."""
 
-import errno
 import os
 from pathlib import Path
 
@@ -184,21 +183,6 @@ def test_the_same_frames_give_the_same_bytes(frames, tmp_path):
         for name in ("one", "two"):
             save_animation(frames, tmp_path / f"{name}.{kind}")
         assert (tmp_path / f"one.{kind}").read_bytes() == (tmp_path / f"two.{kind}").read_bytes()
-
-
-@pytest.mark.parametrize("at", ["save", "fsync", "replace"])
-def test_a_failure_leaves_the_old_file(frames, tmp_path, monkeypatch, at):
-    path = tmp_path / "x.webp"
-    path.write_bytes(b"old")
-
-    def fail(*_, **__):
-        raise OSError(errno.ENOSPC, "No space left")
-
-    monkeypatch.setattr(Image.Image if at == "save" else os, at, fail)
-    with pytest.raises(OSError, match="No space left"):
-        save_animation(frames, path)
-    assert path.read_bytes() == b"old"
-    assert os.listdir(tmp_path) == ["x.webp"]
 
 
 # What cannot be drawn

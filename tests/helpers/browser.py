@@ -10,9 +10,12 @@ def test_a_page(open_page):
 import importlib.resources
 import shutil
 import time
+from io import BytesIO
 from pathlib import Path
 
+import numpy as np
 import pytest
+from PIL import Image
 
 NAMES = ("chromium", "google-chrome", "chromium-browser")
 FLAGS = (
@@ -68,6 +71,33 @@ def page_opener(browser, troubles):
     yield opened
     for one in contexts:
         one.close()
+
+
+@pytest.fixture(name="open_bytes")
+def bytes_opener(open_page, tmp_path):
+    """Open the bytes of a page of a run, or of two, once it is ready."""
+
+    def opened(content, **options):
+        (tmp_path / "page.html").write_bytes(content)
+        page = open_page(tmp_path / "page.html", **options)
+        wait_for(page, "'ready' in document.documentElement.dataset")
+        return page
+
+    return opened
+
+
+def colour(page, place, x, y):
+    """RGB of what is seen at a part of an element."""
+    shot = Image.open(BytesIO(page.locator(place).screenshot())).convert("RGB")
+    return np.array(shot.getpixel((int(x * shot.width), int(y * shot.height))), dtype=int)
+
+
+def glows(page, place, values):
+    """Check that heat lies over the grey image at the highest value and hardly at the lowest."""
+    spots = [np.unravel_index(at, values.shape) for at in (values.argmax(), values.argmin())]
+    rows, cols = values.shape
+    hot, cold = (np.ptp(colour(page, place, (c + 0.5) / cols, (r + 0.5) / rows)) for r, c in spots)
+    return hot > cold + 15
 
 
 def wait_for(page, expression, seconds=60):

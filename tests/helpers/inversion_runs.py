@@ -1,10 +1,26 @@
-"""Inversions on a tiny pipeline, and their way back down."""
+"""Inversions on a tiny pipeline, and their way back down.
 
+from helpers.inversion_runs import inverted_image, strong_pipe  # noqa: F401  (the fixtures)
+"""
+
+import pytest
 import torch
 
-from sdattn.inversion.invert import Inversion
+from helpers.small_images import new_image
+from helpers.tiny_pipelines import make_pipeline
+from sdattn.inversion.invert import Inversion, invert
 
 PROMPT = "a red cat"
+
+
+@pytest.fixture(name="pipe", scope="module")
+def strong_pipe():
+    return strong_text(make_pipeline())
+
+
+@pytest.fixture(name="found", scope="module")
+def inverted_image(pipe):
+    return invert(pipe, new_image(), PROMPT, num_inference_steps=4)
 
 
 def strong_text(pipe):

@@ -1,14 +1,14 @@
-"""Checkpoints in the layout of CompVis' latent diffusion: the names and shapes of their tensors,
-written out from the structure of its models (``openaimodel.UNetModel``, ``model.Encoder`` and
-``Decoder``, CLIP and OpenCLIP) and the published configurations."""
+"""Small checkpoints in the layout of CompVis' latent diffusion: the names and shapes of their
+tensors, written out from the structure of its models (``openaimodel.UNetModel``, ``model.Encoder``
+and ``Decoder``, CLIP and OpenCLIP), whose published configurations are larger."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 
-# How wide the levels are, times the first: published, or small
-MULT = ((1, 2, 4, 4), (1, 1, 2, 2))
+MULT = (1, 1, 2, 2)  # how wide the levels are, times the first
+WORDS = 520  # of the tests' tokenizer
 Entry = tuple[str, tuple[int, ...]]
 
 
@@ -102,49 +102,39 @@ class Unet:
         yield from layer(f"{name}.proj_out", *square)
 
 
-def vae(width: int, mult: Sequence[int] = (1, 2, 4, 4), blocks: int = 2) -> Iterator[Entry]:
-    now, last = width, len(mult) - 1
-    yield from conv("encoder.conv_in", now, 3)
-    for level, times in enumerate(mult):
+def vae(width: int = 32, levels: int = 4, blocks: int = 2) -> Iterator[Entry]:
+    """An autoencoder of a few levels, all equally wide."""
+    yield from conv("encoder.conv_in", width, 3)
+    for level in range(levels):
         for i in range(blocks):
-            yield from vae_residual(f"encoder.down.{level}.block.{i}", now, width * times)
-            now = width * times
-        yield from conv(f"encoder.down.{level}.downsample.conv", now, now) if level < last else ()
-    yield from vae_middle("encoder", now)
-    yield from conv("encoder.conv_out", 8, now)
-    yield from conv("decoder.conv_in", now, 4)
-    yield from vae_middle("decoder", now)
-    for level in reversed(range(len(mult))):
+            yield from vae_residual(f"encoder.down.{level}.block.{i}", width)
+        if level + 1 < levels:
+            yield from conv(f"encoder.down.{level}.downsample.conv", width, width)
         for i in range(blocks + 1):
-            yield from vae_residual(f"decoder.up.{level}.block.{i}", now, width * mult[level])
-            now = width * mult[level]
-        yield from conv(f"decoder.up.{level}.upsample.conv", now, now) if level else ()
-    yield from layer("encoder.norm_out", width * mult[-1])
-    yield from layer("decoder.norm_out", now)
-    yield from conv("decoder.conv_out", 3, now)
+            yield from vae_residual(f"decoder.up.{level}.block.{i}", width)
+        if level:
+            yield from conv(f"decoder.up.{level}.upsample.conv", width, width)
+    for part, out in (("encoder", 8), ("decoder", 3)):
+        yield from vae_residual(f"{part}.mid.block_1", width)
+        yield from layer(f"{part}.mid.attn_1.norm", width)
+        for name in ("q", "k", "v", "proj_out"):
+            yield from conv(f"{part}.mid.attn_1.{name}", width, width, 1)
+        yield from vae_residual(f"{part}.mid.block_2", width)
+        yield from layer(f"{part}.norm_out", width)
+        yield from conv(f"{part}.conv_out", out, width)
+    yield from conv("decoder.conv_in", width, 4)
     yield from conv("quant_conv", 8, 8, 1)
     yield from conv("post_quant_conv", 4, 4, 1)
 
 
-def vae_residual(name: str, given: int, out: int) -> Iterator[Entry]:
-    yield from layer(f"{name}.norm1", given)
-    yield from conv(f"{name}.conv1", out, given)
-    yield from layer(f"{name}.norm2", out)
-    yield from conv(f"{name}.conv2", out, out)
-    if given != out:
-        yield from conv(f"{name}.nin_shortcut", out, given, 1)
+def vae_residual(name: str, width: int) -> Iterator[Entry]:
+    for number in (1, 2):
+        yield from layer(f"{name}.norm{number}", width)
+        yield from conv(f"{name}.conv{number}", width, width)
 
 
-def vae_middle(name: str, now: int) -> Iterator[Entry]:
-    yield from vae_residual(f"{name}.mid.block_1", now, now)
-    yield from layer(f"{name}.mid.attn_1.norm", now)
-    for part in ("q", "k", "v", "proj_out"):
-        yield from conv(f"{name}.mid.attn_1.{part}", now, now, 1)
-    yield from vae_residual(f"{name}.mid.block_2", now, now)
-
-
-def clip(width: int, layers: int, vocabulary: int) -> Iterator[Entry]:
-    yield "embeddings.token_embedding.weight", (vocabulary, width)
+def clip(width: int, layers: int) -> Iterator[Entry]:
+    yield "embeddings.token_embedding.weight", (WORDS, width)
     yield "embeddings.position_embedding.weight", (77, width)
     for i in range(layers):
         name = f"encoder.layers.{i}"
@@ -157,7 +147,7 @@ def clip(width: int, layers: int, vocabulary: int) -> Iterator[Entry]:
     yield from layer("final_layer_norm", width)
 
 
-def open_clip(width: int, layers: int, vocabulary: int) -> Iterator[Entry]:
+def open_clip(width: int, layers: int) -> Iterator[Entry]:
     yield "positional_embedding", (77, width)
     yield "text_projection", (width, width)
     yield "logit_scale", ()
@@ -170,55 +160,44 @@ def open_clip(width: int, layers: int, vocabulary: int) -> Iterator[Entry]:
         yield from layer(f"{name}.ln_2", width)
         yield from layer(f"{name}.mlp.c_fc", 4 * width, width)
         yield from layer(f"{name}.mlp.c_proj", width, 4 * width)
-    yield "token_embedding.weight", (vocabulary, width)
+    yield "token_embedding.weight", (WORDS, width)
     yield from layer("ln_final", width)
 
 
-def checkpoint(unet: Unet, vae_width: int, **encoders: Iterator[Entry]) -> dict[str, tuple]:
+def checkpoint(unet: Unet, **encoders: Iterator[Entry]) -> dict[str, tuple]:
     """Shapes by name; encoders by the beginnings of their names, dots as ``__``."""
-    levels = (1, 2, 4, 4) if vae_width > 32 else (1, 1, 1, 1)
-    parts = {"model.diffusion_model": unet.entries(), "first_stage_model": vae(vae_width, levels)}
+    parts = {"model.diffusion_model": unet.entries(), "first_stage_model": vae()}
     parts |= {name.replace("__", "."): entries for name, entries in encoders.items()}
     return {f"{part}.{name}": shape for part, held in parts.items() for name, shape in held}
 
 
-def sd1(channels: int = 4, *, tiny: bool = False) -> dict[str, tuple]:
-    """v1-inference.yaml."""
-    width, text, layers, words = (32, 64, 2, 520) if tiny else (320, 768, 12, 49408)
-    unet = Unet(channels, width, MULT[tiny], (1, 1, 1, 0), 1, text, linear=False)
-    encoder = clip(text, layers, words)
-    return checkpoint(unet, 32 if tiny else 128, cond_stage_model__transformer__text_model=encoder)
+def sd1(channels: int = 4) -> dict[str, tuple]:
+    """As of v1-inference.yaml."""
+    unet = Unet(channels, 32, MULT, (1, 1, 1, 0), 1, 64, linear=False)
+    return checkpoint(unet, cond_stage_model__transformer__text_model=clip(64, 2))
 
 
-def sd2(channels: int = 4, *, tiny: bool = False) -> dict[str, tuple]:
-    """v2-inference.yaml, v2-inference-v.yaml."""
-    width, text, layers, words = (64, 64, 24, 520) if tiny else (320, 1024, 24, 49408)
-    unet = Unet(channels, width, MULT[tiny], (1, 1, 1, 0), 1, text, linear=True)
-    encoder = open_clip(text, layers, words)
-    return checkpoint(unet, 32 if tiny else 128, cond_stage_model__model=encoder)
+def sd2() -> dict[str, tuple]:
+    """As of v2-inference.yaml and v2-inference-v.yaml."""
+    unet = Unet(4, 64, MULT, (1, 1, 1, 0), 1, 64, linear=True)
+    return checkpoint(unet, cond_stage_model__model=open_clip(64, 24))
 
 
-def sdxl(channels: int = 4, *, tiny: bool = False) -> dict[str, tuple]:
-    """sd_xl_base.yaml; ``adm``: the pooled text and six numbers of 256 each."""
-    width, first, second, words = (64, 64, 128, 520) if tiny else (320, 768, 1280, 49408)
-    depth, middle = ((0, 1, 2), 2) if tiny else ((0, 2, 10), 10)
-    adm, text = second + 6 * 256, first + second
-    unet = Unet(channels, width, MULT[tiny][:3], depth, middle, text, linear=True, adm=adm)
-    clips = {
-        "conditioner__embedders__0__transformer__text_model": clip(first, 2 if tiny else 12, words),
-        "conditioner__embedders__1__model": open_clip(second, 2 if tiny else 32, words),
-    }
-    return checkpoint(unet, 32 if tiny else 128, **clips)
+def sdxl() -> dict[str, tuple]:
+    """As of sd_xl_base.yaml; ``adm``: the pooled text and six numbers of 256 each."""
+    unet = Unet(4, 64, MULT[:3], (0, 1, 2), 2, 192, linear=True, adm=128 + 6 * 256)
+    first, second = clip(64, 2), open_clip(128, 2)
+    return checkpoint(
+        unet,
+        conditioner__embedders__0__transformer__text_model=first,
+        conditioner__embedders__1__model=second,
+    )
 
 
-def refiner(*, tiny: bool = False) -> dict[str, tuple]:
-    """sd_xl_refiner.yaml; ``adm``: the pooled text and five numbers of 256 each."""
-    width, text, words = (64, 128, 520) if tiny else (384, 1280, 49408)
-    depth, middle = ((0, 1, 1, 0), 1) if tiny else ((0, 4, 4, 0), 4)
-    adm = text + 5 * 256
-    unet = Unet(4, width, MULT[tiny], depth, middle, text, linear=True, adm=adm)
-    encoder = open_clip(text, 2 if tiny else 32, words)
-    return checkpoint(unet, 32 if tiny else 128, conditioner__embedders__0__model=encoder)
+def refiner() -> dict[str, tuple]:
+    """As of sd_xl_refiner.yaml; ``adm``: the pooled text and five numbers of 256 each."""
+    unet = Unet(4, 64, MULT, (0, 1, 1, 0), 1, 128, linear=True, adm=128 + 5 * 256)
+    return checkpoint(unet, conditioner__embedders__0__model=open_clip(128, 2))
 
 
 def filled(shapes: dict[str, tuple]) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Files of small LoRAs, as peft makes and diffusers saves them."""
+"""Files of small LoRAs, as peft makes and diffusers saves them, and what a pipeline draws."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,3 +26,12 @@ def save_lora(
     model.add_adapter(config)
     pipeline.save_lora_weights(folder, get_peft_model_state_dict(model))
     return folder / "pytorch_lora_weights.safetensors"
+
+
+def draw(pipe: Any) -> torch.Tensor:
+    """Return the latents that a pipeline draws in two steps."""
+    pipe.set_progress_bar_config(disable=True)
+    generator = torch.Generator().manual_seed(0)
+    options = {"num_inference_steps": 2, "height": 64, "width": 64, "output_type": "latent"}
+    images: torch.Tensor = pipe("a red cat", generator=generator, **options).images
+    return images

@@ -3,19 +3,12 @@
 import pytest
 import torch
 from diffusers import DDIMScheduler, EulerDiscreteScheduler
-from helpers.inversion_runs import strong_text
+from helpers.inversion_runs import PROMPT, strong_pipe  # noqa: F401
 from helpers.small_images import new_image
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
-
-PROMPT = "a red cat"
-
-
-@pytest.fixture(scope="module")
-def pipe():
-    return strong_text(make_pipeline())
 
 
 @pytest.mark.slow
@@ -94,22 +87,13 @@ def test_refined_inversion_is_undone_by_diffusers_own_steps(prediction, spacing)
 
 
 @pytest.mark.slow
-def test_any_scheduler_is_inverted_with_ddim_steps(pipe):
-    mine = make_pipeline(scheduler=EulerDiscreteScheduler.from_config(pipe.scheduler.config))
-    mine.unet.load_state_dict(pipe.unet.state_dict())
-    one, other = (
-        invert(p, new_image(), PROMPT, num_inference_steps=2, null_text=False) for p in (pipe, mine)
-    )
-    assert torch.equal(one.trajectory, other.trajectory)
-
-
-@pytest.mark.slow
-def test_what_the_scheduler_clips_is_inverted_without_clipping(pipe):
+@pytest.mark.parametrize("kind", [EulerDiscreteScheduler, DDIMScheduler])
+def test_any_scheduler_is_inverted_with_ddim_steps_without_clipping(pipe, kind):
     """DDIM's formula has no clipping, which has no inverse."""
-    clipping = DDIMScheduler.from_config(pipe.scheduler.config, clip_sample=True)
-    clipping.register_to_config(clip_sample_range=1e-3)  # of all that there is
+    clipping = {"clip_sample": True, "clip_sample_range": 1e-3}  # of all that there is
+    changes = clipping if kind is DDIMScheduler else {}
     mine = make_pipeline()
-    mine.scheduler = clipping
+    mine.scheduler = kind.from_config(pipe.scheduler.config, **changes)
     mine.unet.load_state_dict(pipe.unet.state_dict())
     one, other = (
         invert(p, new_image(), PROMPT, num_inference_steps=2, null_text=False) for p in (pipe, mine)

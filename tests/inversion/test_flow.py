@@ -5,6 +5,7 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler
 from helpers.flow_pipelines import flow_pipeline
+from helpers.refusals import refused_unrun
 from helpers.small_images import new_image
 from PIL import Image
 
@@ -111,21 +112,16 @@ def test_under_guidance_the_way_up_has_none(pipe):
 
 
 @pytest.mark.parametrize(
-    ("changes", "error", "message"),
+    ("changes", "message"),
     [
-        ({"null_text": True}, ValueError, "null_text=True.*StableDiffusion3Pipeline"),
-        ({"num_inference_steps": 0}, ValueError, "pass 1 to 1000"),
-        ({"negative_prompt": "dog"}, ValueError, "negative_prompt"),
-        ({"height": 64}, ValueError, "height"),
-        ({"max_length": 8}, ValueError, "'max_length'.*max_sequence_length"),
+        ({"null_text": True}, "null_text=True.*StableDiffusion3Pipeline"),
+        ({"negative_prompt": "dog"}, "negative_prompt"),
+        ({"height": 64}, "height"),
+        ({"max_length": 8}, "'max_length'.*max_sequence_length"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, error, message):
-    def never(*_):
-        raise AssertionError("the transformer was called")
-
-    pipe.transformer.register_forward_pre_hook(never)
-    with pytest.raises(error, match=message):
+def test_what_cannot_be_is_refused_before_anything_runs(pipe, changes, message):
+    with refused_unrun(pipe, message):
         invert(pipe, new_image(), PROMPT, **changes)
 
 

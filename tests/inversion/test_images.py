@@ -1,20 +1,15 @@
 """Images of one's own, made what a pipeline can take."""
 
+import numpy as np
 import pytest
 import torch
-from helpers.inversion_runs import descend, strong_text
+from helpers.inversion_runs import PROMPT, descend, strong_pipe  # noqa: F401
 from helpers.small_images import new_image
 from helpers.tiny_pipelines import make_pipeline
+from PIL import Image
 
 from sdattn.inversion.images import at_own_size, encode, fit
 from sdattn.inversion.invert import invert
-
-PROMPT = "a red cat"
-
-
-@pytest.fixture(scope="module")
-def pipe():
-    return strong_text(make_pipeline())
 
 
 @pytest.mark.parametrize(
@@ -34,12 +29,20 @@ def test_images_keep_their_proportions(pipe, given, made):
     assert latents.shape == (2, 1, 4, made[1] // 8, made[0] // 8)
 
 
-def test_images_are_made_upright_and_rgb(pipe):
-    image = new_image((64, 128)).convert("RGBA")
+@pytest.mark.parametrize("mode", ["RGBA", "L", "LA", "P", "1", "CMYK"])
+def test_images_are_made_upright_and_rgb(pipe, mode):
+    image = new_image((64, 128)).convert(mode)
     image.getexif()[0x0112] = 6  # to be turned by 90 degrees
-    upright = invert(pipe, image, PROMPT, num_inference_steps=1, null_text=False).image
+    upright = fit(pipe, image)
     assert upright.mode == "RGB"
     assert upright.width > upright.height
+
+
+def test_grey_of_16_bits_is_the_grey_of_8(pipe):
+    grey = new_image().convert("L")
+    image = Image.fromarray(np.asarray(grey).astype(np.uint16) * 257)
+    assert image.mode == "I;16"
+    assert fit(pipe, image).tobytes() == fit(pipe, grey).tobytes()
 
 
 @pytest.mark.parametrize(

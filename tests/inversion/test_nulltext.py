@@ -4,24 +4,17 @@ import copy
 
 import pytest
 import torch
-from helpers.inversion_runs import descend, strong_text, without_null_text
+from helpers.inversion_runs import (  # noqa: F401
+    PROMPT,
+    descend,
+    inverted_image,
+    strong_pipe,
+    without_null_text,
+)
 from helpers.small_images import new_image
-from helpers.tiny_pipelines import make_pipeline
 
 from sdattn.inversion.invert import invert
 from sdattn.inversion.nulltext import _descend
-
-PROMPT = "a red cat"
-
-
-@pytest.fixture(scope="module")
-def pipe():
-    return strong_text(make_pipeline())
-
-
-@pytest.fixture(scope="module")
-def found(pipe):
-    return invert(pipe, new_image(), PROMPT, num_inference_steps=4)
 
 
 def algorithm_1(pipe, inversion, inner_steps, learning_rate):

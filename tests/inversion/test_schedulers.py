@@ -5,7 +5,6 @@ import pytest
 import torch
 from helpers.newer import newer
 from helpers.tiers import tiered
-from helpers.tiny_pipelines import make_scheduler
 
 import sdattn
 from sdattn.inversion.schedules import check_scheduler, schedule_of
@@ -79,9 +78,3 @@ def test_continuous_timesteps_are_refused():
     config = {"timestep_type": "continuous", "prediction_type": "v_prediction"}
     with pytest.raises(TypeError, match="EulerDiscreteScheduler"):
         check_scheduler(pipeline("EulerDiscreteScheduler", **config))
-
-
-def test_the_tiny_pipelines_scheduler_is_known():
-    pipe = pipeline("DDIMScheduler")
-    pipe.scheduler = make_scheduler()
-    check_scheduler(pipe)

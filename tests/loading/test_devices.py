@@ -4,22 +4,14 @@ import pytest
 import torch
 
 import sdattn
-from sdattn.loading.devices import best_device, checked_device
+from sdattn.loading.devices import best_device, checked_device, checked_dtype
 
 
 def test_the_best_device_exists():
     assert torch.zeros(1, device=best_device()).item() == 0
     assert checked_device(None).type == best_device()
-
-
-@pytest.mark.parametrize("device", ["cpu", torch.device("cpu"), "meta"])
-def test_devices_that_are_here_are_taken(device):
-    assert checked_device(device) == torch.device(device)
-
-
-def test_a_device_of_no_kind_names_those_that_are_here():
-    with pytest.raises(ValueError, match="device='gpu'.*cpu"):
-        checked_device("gpu")
+    for device in ("cpu", torch.device("cpu"), "meta"):
+        assert checked_device(device) == torch.device(device)
 
 
 def machine(monkeypatch, *, built=True, gpus=0):
@@ -34,6 +26,7 @@ def machine(monkeypatch, *, built=True, gpus=0):
 @pytest.mark.parametrize(
     ("here", "device", "message"),
     [
+        ({}, "gpu", "device='gpu'.* has: cpu"),
         ({"built": False}, "cuda", r"built without CUDA.* has: cpu"),
         ({}, "cuda", r"torch finds no such GPU and its driver"),
         ({"gpus": 2}, "cuda:7", r"there is none of that number.* cuda:0, cuda:1, cpu\."),
@@ -57,3 +50,11 @@ def test_the_device_is_checked_before_the_model_is_looked_for(monkeypatch):
     machine(monkeypatch)
     with pytest.raises(ValueError, match="device='cuda'"):
         sdattn.load_pipeline("nobody/nothing", device="cuda")
+
+
+def test_dtypes_have_short_names():
+    assert checked_dtype("fp16") == checked_dtype("float16") == torch.float16
+    assert checked_dtype(torch.bfloat16) == checked_dtype("bf16")
+    for wrong in ("float15", torch.int8):
+        with pytest.raises(ValueError, match="fp32"):
+            checked_dtype(wrong)

@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
+from helpers.loras import draw
 from helpers.tiers import tiered
-from helpers.tiny_pipelines import make_pipeline
 from safetensors.torch import save_file
 
 import sdattn
@@ -18,21 +18,16 @@ KOHYA = f"lora_unet_{LAYER.replace('.', '_')}"
 TEXT = "text_encoder.text_model.encoder.layers.{}.self_attn.q_proj"  # 32 wide, of 2 layers
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    path = tmp_path_factory.mktemp("model") / "tiny"
-    make_pipeline().save_pretrained(path)
-    return path
-
-
 @pytest.fixture
-def load(folder, tmp_path):
+def load(whole_model, tmp_path):
     """Load the tiny pipeline with a LoRA of these tensors and metadata."""
 
     def load(tensors, metadata=None, scale=1):
         said = metadata if isinstance(metadata, (str, type(None))) else json.dumps(metadata)
         save_file(tensors, tmp_path / "style.safetensors", {"lora_adapter_metadata": said or ""})
-        return load_pipeline(folder, device="cpu", lora=f"{tmp_path / 'style.safetensors'}:{scale}")
+        return load_pipeline(
+            whole_model, device="cpu", lora=f"{tmp_path / 'style.safetensors'}:{scale}"
+        )
 
     return load
 
@@ -52,36 +47,7 @@ def refused(load, noun, *arguments):
     return str(told.value)
 
 
-def draw(pipe):
-    generator = torch.Generator().manual_seed(0)
-    options = {"num_inference_steps": 2, "height": 64, "width": 64, "output_type": "latent"}
-    return pipe("a cat", generator=generator, **options).images
-
-
 # -- what loads ------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("form", tiered(["peft", "diffusers", "kohya", "metadata"], quick=2))
-@pytest.mark.slow
-def test_each_form_adds_its_product_to_the_weight(load, form):
-    """W + alpha / rank B A, computed here."""
-    held, metadata, scale = pair(), None, 1.0
-    product = held[UP].double() @ held[DOWN].double()
-    if form == "diffusers":
-        start = f"unet.{LAYER.rpartition('.')[0]}.processor.to_q_lora"
-        held = {f"{start}.down.weight": held[DOWN], f"{start}.up.weight": held[UP]}
-    elif form == "kohya":
-        names = {DOWN: f"{KOHYA}.lora_down.weight", UP: f"{KOHYA}.lora_up.weight"}
-        held = {names[name]: value for name, value in held.items()}
-        held[f"{KOHYA}.alpha"], scale = torch.tensor(1.0), 0.5
-    elif form == "metadata":
-        metadata = {"unet.r": 2, "unet.lora_alpha": 6, "unet.target_modules": [LAYER]}
-        scale = 3.0
-    pipe = load(held, metadata)
-    layer = pipe.unet.get_submodule(LAYER)
-    given = torch.randn(3, 8)
-    expected = given.double() @ (layer.base_layer.weight.double() + scale * product).T
-    assert torch.allclose(layer(given).double(), expected, atol=1e-4)
 
 
 def test_a_text_encoder_s_lora_loads_beside_the_unet_s(load):
@@ -94,27 +60,29 @@ def test_a_text_encoder_s_lora_loads_beside_the_unet_s(load):
 def test_what_peft_writes_of_its_own_configuration_is_let_in(load):
     from peft import LoraConfig
 
-    config = LoraConfig(r=2, lora_alpha=2, lora_dropout=0.9).to_dict()
+    config = LoraConfig(r=2, lora_alpha=6, lora_dropout=0.9).to_dict()
     metadata = {f"unet.{name}": value for name, value in config.items()}
     metadata["unet.target_modules"] = [LAYER]
     pipe = load(pair(), metadata)
     assert not any(part.training for part in pipe.unet.modules())
     assert torch.equal(draw(pipe), draw(pipe))  # no dropout
-    assert torch.equal(draw(pipe), draw(load(pair())))
+    assert torch.equal(draw(pipe), draw(load(pair(), scale=3)))  # alpha / rank
 
 
 @pytest.mark.slow
-def test_a_folder_has_one_file_or_the_standard_one(folder, tmp_path, load):
+def test_a_folder_has_one_file_or_the_standard_one(whole_model, tmp_path, load):
     load(pair())
-    with_one = load_pipeline(folder, device="cpu", lora=tmp_path)
+    with_one = load_pipeline(whole_model, device="cpu", lora=tmp_path)
     save_file(pair(rank=1), tmp_path / "other.safetensors")
     with pytest.raises(sdattn.SdattnError, match=r"other.safetensors, style.safetensors"):
-        load_pipeline(folder, device="cpu", lora=tmp_path)
+        load_pipeline(whole_model, device="cpu", lora=tmp_path)
     (tmp_path / "style.safetensors").rename(tmp_path / "pytorch_lora_weights.safetensors")
-    assert torch.equal(draw(load_pipeline(folder, device="cpu", lora=tmp_path)), draw(with_one))
+    assert torch.equal(
+        draw(load_pipeline(whole_model, device="cpu", lora=tmp_path)), draw(with_one)
+    )
     (tmp_path / "empty").mkdir()
     with pytest.raises(sdattn.SdattnError, match="none"):
-        load_pipeline(folder, device="cpu", lora=tmp_path / "empty")
+        load_pipeline(whole_model, device="cpu", lora=tmp_path / "empty")
 
 
 # -- what is refused -------------------------------------------------------------------------------
@@ -144,17 +112,13 @@ TENSORS = {
         r"2 of its 2 tensors.*lora_A.default",
     ),
     "no second matrix": ({DOWN: torch.ones(2, 8)}, "cannot be loaded"),
-    "no first matrix": ({UP: torch.ones(8, 2)}, "lora_A"),
     "kohya's down alone": ({f"{KOHYA}.lora_down.weight": torch.ones(2, 8)}, "up"),
     "ranks that differ": ({DOWN: torch.ones(2, 8), UP: torch.ones(8, 3)}, "size mismatch"),
     "another width": (pair(width=9), "size mismatch"),
-    "one axis": ({DOWN: torch.ones(8), UP: torch.ones(8)}, "cannot be loaded"),
     "scalars": ({DOWN: torch.tensor(1.0), UP: torch.tensor(1.0)}, "cannot be loaded"),
     "rank 0": ({DOWN: torch.ones(0, 8), UP: torch.ones(8, 0)}, "positive"),
     "whole numbers": ({n: w.to(torch.int8) for n, w in pair().items()}, "I8"),
-    "complex numbers": ({n: w.to(torch.complex64) for n, w in pair().items()}, "C64"),
     "NaN": ({**pair(), UP: torch.full((8, 2), math.nan)}, "not finite.*lora_B"),
-    "infinity": ({**pair(), UP: torch.full((8, 2), math.inf)}, "not finite.*lora_B"),
     "infinite alpha": (
         {
             **pair(f"{KOHYA}.lora_down.weight", f"{KOHYA}.lora_up.weight"),
@@ -185,12 +149,7 @@ TENSORS = {
         pair("blocks.300000000.q.lora_A.weight", "blocks.300000000.q.lora_B.weight"),
         "300000000",
     ),
-    "5000 digits": (
-        pair(f"unet.{'9' * 5000}.lora_A.weight", f"unet.{'9' * 5000}.lora_B.weight"),
-        "999",
-    ),
     "NUL": ({**pair(), "a\0b": torch.ones(1)}, r"x00"),
-    "emoji": ({**pair(), "🙂": torch.ones(1)}, "no layer"),
 }  # fmt: skip
 
 
@@ -203,21 +162,17 @@ def test_tensors_that_are_not_loaded_as_they_are_are_refused_with_their_keys(loa
 METADATA = {
     "no JSON": ("{", "JSON"),
     "deep": ("[" * 100_000, "JSON"),
-    "a list": ("[1]", "list"),
     "rank": ({"r": "2"}, "LoRA"),
-    "rank 0": ({"r": 0}, "LoRA"),
     "a huge rank": ({"r": 10**12}, "LoRA"),
     "a rank that is not the file's": ({"r": 3}, "size mismatch"),
     "an infinite alpha": ('{"unet.r": 2, "unet.lora_alpha": 1e999}', "lora_alpha"),
     "targets that are numbers": ({"r": 2, "target_modules": [3]}, "LoRA"),
     "a pattern that takes years": ({"r": 2, "target_modules": "([a-z0-9_.]+)+X"}, "target_modules"),
-    "no pattern": ({"r": 2, "target_modules": "("}, "LoRA"),
     "ranks of a slow pattern": ({"r": 2, "rank_pattern": {"(a+)+b": 2}}, "rank_pattern"),
     "thousands of ranks": ({"r": 2, "rank_pattern": {f"a{i}": 2 for i in range(999)}}, "rank_p"),
     "a module to import": ({"r": 2, "megatron_config": {}, "megatron_core": "os"}, "megatron"),
     "layers to repeat": ({"r": 2, "layer_replication": [[0, 10**9]]}, "layer_replication"),
     "another beginning": ({"r": 2, "init_lora_weights": "pissa"}, "init_lora_weights"),
-    "a name that is none": ({"r": 2, "nonsense": 3}, "nonsense"),
     "DoRA without its magnitudes": ({"r": 2, "use_dora": True}, "magnitude"),
 }  # fmt: skip
 
@@ -232,12 +187,12 @@ def test_metadata_that_are_not_a_plain_loras_are_refused(load, case):
 
 
 @pytest.mark.parametrize("cut", tiered([1, 40, 200, 10_000], quick=2))
-def test_a_file_that_is_cut_off_is_refused(folder, tmp_path, load, cut):
+def test_a_file_that_is_cut_off_is_refused(whole_model, tmp_path, load, cut):
     load(pair())
     path = tmp_path / "style.safetensors"
     path.write_bytes(path.read_bytes()[:-cut])
     with pytest.raises(sdattn.SdattnError, match=r"style.safetensors is not"):
-        load_pipeline(folder, device="cpu", lora=path)
+        load_pipeline(whole_model, device="cpu", lora=path)
 
 
 def test_a_file_of_other_things_is_refused_before_the_model_is_read(tmp_path):

@@ -60,6 +60,7 @@ WAN = "transformer.blocks.0.attn1.to_q"
 Z = "transformer.layers.0.attention.to_q"
 COMFY = "transformer", "diffusion_model", 1
 QKV = "lora_unet_double_blocks_0_img_attn_qkv"
+PROCESSOR = f"{UNET.rpartition('.')[0]}.processor.to_q_lora"  # of old versions of diffusers
 LAYOUTS = {
     "kohya, fused": layout(flux, QKV, FLUX, KOHYA, 4),
     "kohya, text encoder": layout(
@@ -82,6 +83,8 @@ LAYOUTS = {
     "z, kohya": layout(z_image, kohya(Z), Z, KOHYA, 1),
     "bfl, fused": layout(flux2, "diffusion_model.double_blocks.0.img_attn.qkv", FLUX),
     "SD3": layout(sd3, FLUX, FLUX),
+    "UNet": layout(small_pipeline, UNET, UNET),
+    "diffusers, processor": layout(small_pipeline, PROCESSOR, UNET, XLABS),
 }  # fmt: skip
 
 

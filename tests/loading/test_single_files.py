@@ -58,7 +58,7 @@ def save(tmp_path):
 
 def tiny(name, **changes):
     """The tensors of a checkpoint, some of them others; None takes one out."""
-    weights = {**filled(MADE[name](tiny=True)), **changes}
+    weights = {**filled(MADE[name]()), **changes}
     return {key: value for key, value in weights.items() if value is not None}
 
 
@@ -106,8 +106,12 @@ def test_weights_are_those_of_the_file(save, settings):
 
 @pytest.mark.slow
 def test_settings_are_those_of_the_folder(save, settings):
-    pipe = load_pipeline(save(tiny("sd2")), device="cpu", config=settings["sd2"])
-    assert pipe.scheduler.config.prediction_type == "v_prediction"
+    path, options = save(tiny("sd2")), {"device": "cpu", "config": settings["sd2"]}
+    pipe = load_pipeline(path, **options)
+    other = load_pipeline(path, **options, scheduler="EulerDiscreteScheduler")
+    assert type(other.scheduler).__name__ == "EulerDiscreteScheduler"
+    for scheduler in (pipe.scheduler, other.scheduler):
+        assert scheduler.config.prediction_type == "v_prediction"
     assert pipe.text_encoder.config.num_hidden_layers == 23  # the file has 24
     assert pipe.tokenizer.pad_token == "!"
     pipe = load_pipeline(save(tiny("sdxl")), device="cpu", config=settings["sdxl"])
@@ -115,28 +119,12 @@ def test_settings_are_those_of_the_folder(save, settings):
 
 
 @pytest.mark.slow
-def test_the_settings_need_no_weights(save, settings, tmp_path):
-    ignore = shutil.ignore_patterns("*.safetensors")
-    bare = shutil.copytree(settings["sd1"], tmp_path / "bare", ignore=ignore)
-    pipe = load_pipeline(save(tiny("sd1")), device="cpu", config=bare)
-    assert torch.equal(pipe.unet.conv_in.weight, tiny("sd1")[FIRST])
-
-
-@pytest.mark.slow
 def test_the_refiner_and_inpainting_load(save, settings, tmp_path):
     pipe = load_pipeline(save(tiny("refiner")), device="cpu", config=settings["refiner"])
     assert pipe.text_encoder is None and pipe.config.requires_aesthetics_score
     folder = save_settings("sd1", tmp_path / "inpaint", channels=9)
-    pipe = load_pipeline(save(filled(sd1(9, tiny=True))), device="cpu", config=folder)
+    pipe = load_pipeline(save(filled(sd1(9))), device="cpu", config=folder)
     assert type(pipe).__name__ == "StableDiffusionInpaintPipeline"
-
-
-@pytest.mark.slow
-def test_another_scheduler_keeps_what_the_model_predicts(save, settings):
-    options = {"config": settings["sd2"], "scheduler": "EulerDiscreteScheduler"}
-    pipe = load_pipeline(save(tiny("sd2")), device="cpu", **options)
-    assert type(pipe.scheduler).__name__ == "EulerDiscreteScheduler"
-    assert pipe.scheduler.config.prediction_type == "v_prediction"
 
 
 @pytest.mark.slow
@@ -228,13 +216,9 @@ def test_another_tokenizer_keeps_padding_and_length(save, settings, tokenizer, t
             f"{UNET}output_blocks.{'9' * 5000}.x",
             "a\0b",
             f"{UNET}input_blocks.300000000.x",
-            f"{UNET}middle_block.-1.x",
-            f"{UNET}input_blocks..x",
             "conditioner.embedders.0.transformer.resblocks.99999999.x",
             "first_stage_model.encoder.down.99999999999.block.0.x",
-            "\x1b[2J",
             "🙂" * 500,
-            " ",
         ],
         quick=2,
     ),
@@ -250,18 +234,8 @@ def test_odd_names_beside_a_whole_model_change_nothing(save, settings, name):
 HOSTILE = {
     "a scalar for a convolution": ({FIRST: torch.tensor(1.0)}, "conv_in"),
     "one axis for a matrix": ({KEYS: torch.zeros(64)}, "shape"),
-    "a scalar for a matrix": ({KEYS: torch.tensor(0.0)}, "shape"),
-    "a scalar in the VAE": (
-        {"first_stage_model.encoder.mid.attn_1.q.weight": torch.tensor(0.0)},
-        "shape",
-    ),
-    "one axis for the vocabulary": (
-        {f"{CLIP}embeddings.token_embedding.weight": torch.zeros(8)},
-        "shape",
-    ),
     "no elements": ({KEYS: torch.zeros(64, 0)}, "shape"),
     "whole numbers": ({KEYS: torch.zeros(64, 64, dtype=torch.int64)}, "I64"),
-    "complex numbers": ({KEYS: torch.zeros(64, 64, dtype=torch.complex64)}, "C64"),
     "a state within": ({"state_dict": torch.zeros(3)}, "cannot be loaded"),
     "NaN alone": ({KEYS: torch.full((64, 64), math.nan)}, "not finite"),
     "one infinity": ({f"{CLIP}final_layer_norm.bias": torch.full((64,), math.inf)}, "not finite"),

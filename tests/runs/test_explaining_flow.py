@@ -5,12 +5,12 @@ import pytest
 import torch
 from diffusers import FlowMatchEulerDiscreteScheduler, FlowMatchHeunDiscreteScheduler
 from helpers.flow_pipelines import FLOWS, Seen, flow_pipeline
+from helpers.refusals import refused_unrun
 from helpers.small_images import new_image
 from helpers.tiers import tiered
 from PIL import Image
 
 from scripts.scenes.shapes import random_scene
-from sdattn import capture, load_run
 from sdattn.inversion.images import encode
 from sdattn.runs.explaining import explain
 
@@ -47,25 +47,6 @@ def test_the_model_is_shown_the_noised_latents(name):
     assert run.heatmaps[0]["cat"].values.shape == (6, 10)
 
 
-@torch.no_grad()
-def test_the_maps_are_those_of_the_model_called_by_hand():
-    pipe, options = flow_pipeline("SD3")
-    run = explain(pipe, new_image(), PROMPT, timesteps=[100, 500], preset="columns", **options)
-    text, _, pooled, _ = pipe.encode_prompt(
-        PROMPT, PROMPT, PROMPT, do_classifier_free_guidance=False, **options
-    )
-    total = {}
-    for timestep in (100, 500):
-        shown = expected_latents(pipe, new_image(), 0, timestep)
-        with capture(pipe.transformer) as store:
-            pipe.transformer(shown, text, pooled, torch.tensor([float(timestep)]))
-        for layer, maps in store.maps.items():
-            total[layer] = total.get(layer, 0) + maps / 2
-    assert set(total) == set(run.store.maps)
-    for layer, maps in total.items():
-        torch.testing.assert_close(run.store.maps[layer], maps, atol=1e-5, rtol=0)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["SD3", "FLUX.1"])
 def test_neither_scheduler_nor_shift_matter(name):
@@ -98,27 +79,6 @@ def test_bfloat16():
         torch.testing.assert_close(run.store.maps[layer], maps, atol=2e-3, rtol=0)
 
 
-@pytest.mark.slow
-def test_other_ways_to_read_an_image():
-    pipe, options = flow_pipeline("SD3")
-    run = explain(pipe, new_image(), PROMPT, words=["cat"], refine="self", ask="a dog", **options)
-    assert run.heatmaps[0].words == ("cat",)
-    assert run.asked_heatmaps[0].words == ("a", "dog")
-    for preset in ("seg4diff", "rescaled"):
-        run = explain(pipe, new_image(), PROMPT, preset=preset, **options)
-        assert run.store.kept_passes == 3  # all the timesteps that were chosen
-
-
-@pytest.mark.slow
-def test_a_run_is_saved_and_read(tmp_path):
-    pipe, options = flow_pipeline("Qwen-Image")
-    run = explain(pipe, new_image(), PROMPT, seed=5, **options)
-    run.save(tmp_path / "run")
-    saved = load_run(tmp_path / "run")
-    assert saved.info["explained"] == run.info[0]["explained"]
-    assert saved.info["scheduler"] == "FlowMatchEulerDiscreteScheduler"
-
-
 # -- what the maps are good for -------------------------------------------------------------------
 
 
@@ -144,23 +104,15 @@ def test_words_point_at_their_own_objects_in_drawn_images(mmdit):
 
 
 @pytest.mark.parametrize(
-    ("name", "changes", "error", "message"),
+    ("name", "changes", "message"),
     [
-        ("FLUX.1", {"true_cfg_scale": 4.0}, ValueError, "true_cfg_scale"),
-        ("FLUX.1", {"guidance_scale": 4.0}, ValueError, "guidance_scale"),
-        ("SD3", {"mu": 1.0}, ValueError, "`mu`"),
-        ("SD3", {"timesteps": [1000]}, ValueError, "1 to 999"),
-        ("SD3", {"invert": True}, ValueError, "invert=True"),
-        ("FLUX.1", {"invert": True}, ValueError, "invert=True"),
+        ("FLUX.1", {"true_cfg_scale": 4.0}, "true_cfg_scale"),
+        ("FLUX.1", {"guidance_scale": 4.0}, "guidance_scale"),
+        ("SD3", {"mu": 1.0}, "`mu`"),
+        ("SD3", {"invert": True}, "invert=True"),
     ],
 )
-def test_what_cannot_be_is_refused_before_anything_runs(name, changes, error, message):
+def test_what_cannot_be_is_refused_before_anything_runs(name, changes, message):
     pipe, options = flow_pipeline(name)
-
-    def never(*_):
-        raise AssertionError("the model ran")
-
-    for one in (pipe.transformer, pipe.vae.encoder):
-        one.register_forward_pre_hook(never)
-    with pytest.raises(error, match=message):
+    with refused_unrun(pipe, message):
         explain(pipe, new_image(), PROMPT, **options, **changes)

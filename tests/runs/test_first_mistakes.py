@@ -13,10 +13,8 @@ from sdattn import capture, edit_image, explain, generate, load_pipeline
 from sdattn.errors import AccessError, SdattnWarning, access_error
 from sdattn.files.images import as_image
 from sdattn.files.writing import whole_folder
-from sdattn.loading.devices import checked_dtype
 from sdattn.maps.heatmap import Heatmap
 from sdattn.models.demos import HOME
-from sdattn.models.values import check_side
 
 PROMPT = "a red cat"
 QUICK = {"num_inference_steps": 2}
@@ -57,13 +55,8 @@ def test_what_is_no_pipeline_is_refused_as_capture_refuses(call, pipe):
             call(wrong)
     with pytest.raises(TypeError, match="prompt"):
         call(pipe, None) if call is not CALLS["edit_image"] else edit_image(pipe, PROMPT, None)
-
-
-def test_swapped_arguments_are_refused(pipe):
     with pytest.raises(TypeError, match="pipeline first"):
-        generate(PROMPT, pipe)
-    with pytest.raises(TypeError, match="prompt"):
-        explain(pipe, PROMPT, PHOTO)
+        call(PROMPT, pipe)
 
 
 @each_call
@@ -72,14 +65,10 @@ def test_a_random_seed_is_recorded(call, pipe, tmp_path):
     options = {} if call is CALLS["explain"] else QUICK
     run = call(pipe, seed=None, **options)
     assert isinstance(run.seeds[0], int)
-    folder, *_ = [run.save(tmp_path / "run")] if len(run) > 1 else run.save(tmp_path / "run")
-    folder = folder if len(run) == 1 else tmp_path / "run"
+    [folder] = run.save(tmp_path / "run")
     assert json.loads((folder / "run.json").read_text("utf-8"))["seed"] == run.seeds[0]
-    assert (
-        call(pipe, seed=run.seeds[0], **options)[0]
-        .heatmaps["red"]
-        .map.equal(run[0].heatmaps["red"].map)
-    )
+    again = call(pipe, seed=run.seeds[0], **options)
+    assert again[0].heatmaps["red"].map.equal(run[0].heatmaps["red"].map)
 
 
 @pytest.mark.slow
@@ -123,20 +112,6 @@ def test_the_list_of_options_has_only_those_that_can_be_passed(pipe):
     assert not {"generator,", "output_type,", "return_dict,"} & set(str(refused.value).split())
 
 
-@pytest.mark.parametrize(("name", "near"), [("demoo", "'demo'"), ("demo-mmdt", "'demo-mmdit'")])
-def test_the_nearest_model_is_named(name, near):
-    with pytest.raises(FileNotFoundError, match=f"Did you mean {near}"):
-        load_pipeline(name)
-
-
-def test_dtypes_have_short_names():
-    assert checked_dtype("fp16") == checked_dtype("float16") == torch.float16
-    assert checked_dtype(torch.bfloat16) == checked_dtype("bf16")
-    for wrong in ("float15", torch.int8):
-        with pytest.raises(ValueError, match="fp32"):
-            checked_dtype(wrong)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("call", [generate, explain], ids=["generate", "explain"])
 def test_a_word_that_is_asked_about_warns_as_a_prompt_does(call, demo):
@@ -162,11 +137,9 @@ def test_a_keyword_that_is_none_names_the_nearest(call, said):
 
 
 def test_an_edit_is_refused_beyond_its_memory(pipe, monkeypatch):
-    ran = []
-    monkeypatch.setattr(type(pipe.scheduler), "step", lambda *_, **__: ran.append(1))
+    monkeypatch.setattr(type(pipe.scheduler), "step", lambda *_, **__: pytest.fail("it stepped"))
     with pytest.raises(ValueError, match="max_bytes.*smaller images"):
         edit_image(pipe, PROMPT, "a red dog", max_bytes=10, **QUICK)
-    assert not ran
 
 
 @each_call
@@ -228,9 +201,3 @@ def test_an_error_of_the_system_names_the_file_and_what_to_do(tmp_path):
     assert "a.png" in str(missing)
     other = OSError(errno.EIO, "Input/output error", "a.png")
     assert access_error(other) is other
-
-
-def test_a_side_beyond_all_models_is_refused():
-    check_side("width", 16_384, 8)
-    with pytest.raises(ValueError, match="16,384"):
-        check_side("width", 16_392, 8)

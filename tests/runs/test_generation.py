@@ -5,10 +5,11 @@ import warnings
 import numpy as np
 import pytest
 import torch
+from helpers.refusals import refused_unrun
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_sdxl_pipeline, small_pipeline
 
-from sdattn import TruncationWarning, capture, generate, heatmaps, load_run
+from sdattn import NotFiniteError, TruncationWarning, capture, generate, heatmaps, load_run
 
 PROMPT = "a red cat and a dog"
 QUICK = {"num_inference_steps": 2, "height": 128, "width": 128}
@@ -56,7 +57,9 @@ def test_chosen_words_only(tmp_path):
     )
     assert some.store.nbytes * 77 == every.store.nbytes * 2
     back = load_run(some.save(tmp_path / "run")[0])
-    assert back.heatmaps.words == ("red", "cat")
+    assert back.heatmaps.words == ("red", "cat") and back.info["columns"] == [2, 3]
+    with pytest.raises(KeyError, match="were not captured"):
+        back.heatmaps["dog"]
 
 
 @pytest.mark.parametrize(
@@ -80,11 +83,8 @@ def test_chosen_words_only(tmp_path):
 )
 def test_settings_that_cannot_be_are_refused_before_the_model_runs(options, message):
     pipe = small_pipeline()
-    ran = []
-    pipe.unet.register_forward_pre_hook(lambda *_: ran.append(1))
-    with pytest.raises(ValueError, match=message):
+    with refused_unrun(pipe, message):
         generate(pipe, **{"prompt": PROMPT, **options})
-    assert not ran
 
 
 @pytest.mark.parametrize("make", [small_pipeline, make_sdxl_pipeline])
@@ -108,6 +108,13 @@ def test_a_negative_prompt_is_that_of_every_prompt(make):
 def test_a_word_that_is_not_in_the_prompt_is_refused():
     with pytest.raises(KeyError, match="'cow'.*prompt.*a, red, cat"):
         generate(small_pipeline(), PROMPT, words=["cow"], **QUICK)
+
+
+def test_maps_that_are_not_finite_are_named_by_their_text(monkeypatch):
+    states = torch.full((1, 77, 32), torch.nan)
+    monkeypatch.setattr("sdattn.runs.watched.encode_text", lambda *_: states)
+    with pytest.raises(NotFiniteError, match="maps of ask"):
+        generate(small_pipeline(), PROMPT, ask="dog", **QUICK)
 
 
 def test_words_that_were_cut_off_are_told_once():

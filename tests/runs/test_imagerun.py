@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers.small_runs import saved, small_run
+from helpers.small_runs import small_run
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
 
@@ -50,12 +50,6 @@ def test_the_steps_that_a_preset_reads_average_to_its_heatmap(runs, refine):
     read = torch.stack([values(one) for one in steps[2:]]).double().mean(0)  # the second half
     torch.testing.assert_close(read.float(), values(run.heatmaps), atol=1e-6, rtol=1e-5)
     assert not torch.allclose(values(steps[0]), values(run.heatmaps), atol=1e-6)
-
-
-@pytest.mark.slow
-def test_the_last_step_is_what_attend_and_excite_reads(runs):
-    run = runs("attend-and-excite").image_run(0)
-    torch.testing.assert_close(values(step_heatmaps(run)[-1]), values(run.heatmaps))
 
 
 @pytest.mark.parametrize("preset", tiered(["default", "daam", "p2p", "sum"], quick=2))
@@ -176,16 +170,6 @@ def test_numbers_of_steps_and_heads_are_the_models_own():
     assert [*chosen.to_xarray("heads")["head"].values] == [3, 5]
     steps = chosen.to_xarray("steps")
     assert [*steps.step.values] == [1, 4] and "timestep" not in steps.coords  # of the fifth call
-
-
-def test_arrays_of_a_folder_are_those_of_its_run(tmp_path):
-    run, back = small_run(), load_run(saved(tmp_path / "run"))
-    for each in (None, "steps", "heads"):
-        here, there = run.to_xarray(each), back.to_xarray(each)
-        assert here.dims == there.dims and here.attrs == there.attrs
-        torch.testing.assert_close(
-            *map(torch.tensor, (here.values, there.values)), atol=1e-3, rtol=0
-        )
 
 
 def test_what_was_not_kept_is_refused_by_name():

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.small_runs import packed, saved
+from helpers.small_runs import packed, saved, small_run
 from helpers.tiers import tiered
 from PIL import Image
 from safetensors.torch import load, save
@@ -138,6 +138,10 @@ def test_nothing_of_the_wrong_kind_is_a_traceback(whole, junk):
         (lambda i: i["files"].pop("steps.safetensors"), "does not name steps.safetensors"),
         (lambda i: i["details"].update(steps=[0]), "RUN: .* the shape .2, 4, 6, 77., where .1, 4"),
         (lambda i: i.update(options=[]), r"'options' is \[\], where an object is expected"),
+        (lambda i: i["captured"].update(steps="some"), "'captured' cannot be read: steps='some'"),
+        (lambda i: i["captured"].update(heads="last"), "'captured' cannot be read: heads='last'"),
+        (lambda i: i["captured"].update(heads=[1, 1]), r"'captured' cannot be read: heads=\[1, 1"),
+        (lambda i: i["details"].update(heads="some"), "'details.heads' is \"some\", where 'all'"),
         (lambda i: i.update(asked=3), "'asked' is 3, where a text is expected"),
         (lambda i: i["statistics"][1].pop("mass"), r"'statistics\[1\].mass' is missing"),
         (lambda i: i["statistics"][0].update(centre=[0.5]), r"'statistics\[0\].centre' is \[0.5\]"),
@@ -233,25 +237,12 @@ def test_an_image_that_is_no_png_is_not_opened(whole, tmp_path, write):
         unpack_run(replaced(whole, "image.png", (tmp_path / "x").read_bytes()), "RUN")
 
 
-def test_a_damaged_run_is_named_by_every_command(invoke):
-    saved("a")
-    saved("b", 1)
-    info = json.loads(Path("b/run.json").read_bytes())
-    del info["words"]
-    Path("b/run.json").write_bytes(sealed(info))
-    for arguments in (("show", "b"), ("diff", "a", "b"),
-                      ("show", "b", "--figure", "words", "-o", "x.svg"),
-                      ("show", "b", "--animate", "-o", "x.gif")):  # fmt: skip
-        code, _, err = invoke(*arguments)
-        assert (code, err.count("\n")) == (2, 1)
-        assert re.match("sdattn: b/run.json: 'words' is missing. Restore it or generate", err)
-
-
 @pytest.mark.slow
 def test_a_whole_run_comes_back(whole, tmp_path):
     run = use(whole)
     assert run.details.calls == (0, 1) and run.more["asked"][0] == "red cat"
     back = load_run(saved(tmp_path / "run"))
-    assert back.info == info_of(whole)
+    assert back.info == info_of(whole) and back.settings.captured.spots
+    assert torch.equal(back.details.spots, small_run().details.spots.half().float())
     assert diff(back, back).settings == {}
     figure(back, "steps")

@@ -97,21 +97,6 @@ def test_run_json_tells_what_the_maps_are_of(run_of):
     assert up == {"place": "up", "level": 1, "heads": 4, "grid": [8, 12]}
 
 
-def test_of_some_words_only_their_columns_are_packed():
-    pipe = make_pipeline()
-    run = generate(pipe, PROMPTS[0], words=["cat", "dog"], preset="p2p", refine="self", **OPTIONS)
-    files = packed(run, 0)
-    read = unpack_run(files, "run")
-    back = read.heatmaps
-    assert read.info["columns"] == [3, 17]
-    assert back.words == ("cat", "dog")
-    torch.testing.assert_close(
-        back["dog"].values, run.heatmaps[0]["dog"].values, atol=1e-5, rtol=1e-3
-    )
-    with pytest.raises(KeyError, match="were not captured"):
-        back["red"]
-
-
 def test_further_maps_have_folders_of_their_own(run_of):
     run = run_of(PRESETS["default"], None)
     maps = run.heatmaps[0].occurrences()[2:4]

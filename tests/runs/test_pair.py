@@ -6,7 +6,7 @@ from html import unescape
 
 import numpy as np
 import pytest
-from helpers.page_data import data_of, maps_of
+from helpers.page_data import assert_close, data_of, maps_of, values_of
 from helpers.small_runs import edited, small_run
 
 from sdattn import diff
@@ -34,12 +34,10 @@ def test_the_page_holds_the_maps_of_both_runs_and_their_links():
     assert linked(data) == [("a", "a"), ("red", "red"), ("cat", None), (None, "dog")]
     shown = maps_of(data)
     for half, side in enumerate(data["sides"]):
-        own = found.heatmaps[half].occurrences()
-        assert side["words"] == [heatmap.label for heatmap in own]
-        for number, heatmap in enumerate(own, start=side["start"]):
-            values = heatmap.values.double().numpy()
-            close = {"atol": 0.51 / 255 * np.ptp(values) + 1e-5 * values.max()}
-            np.testing.assert_allclose(shown[number], values, **close)
+        own = found.heatmaps[half]
+        words = [heatmap.label for heatmap in own.occurrences()]
+        assert side["words"] == words
+        assert_close(shown[side["start"] :][: len(words)], values_of(own))
     assert data["top"] == max(heatmaps.top for heatmaps in found.heatmaps)
     assert data["unit"] == "share of attention"
     assert sorted(data["first"][0]) == [2, 3]  # what only one of them has
@@ -54,7 +52,7 @@ def test_two_seeds_open_with_the_strongest_thing():
 def test_the_runs_are_a_and_b_and_no_setting_is_code():
     """As in the terminal; the settings of a mapping are told one by one."""
     runs = [small_run(i, "a red cat") for i in (1, 2)]
-    kept = None, Captured(steps="all", heads=None)
+    kept = None, Captured(steps="all", heads="mean")
     runs = [
         replace(run, settings=replace(run.settings, captured=one))
         for run, one in zip(runs, kept, strict=True)
@@ -64,7 +62,7 @@ def test_the_runs_are_a_and_b_and_no_setting_is_code():
     page = found.page().decode()
     assert [side["name"] for side in data_of(found.page())["sides"]] == ["A", "B"]
     assert page.count("capture/d") == 1  # in the table of what differs
-    assert found.told_settings()["captured"] == ("-", "steps all")
+    assert found.told_settings()["captured"] == ("-", "steps all, heads mean")
     assert "{'" not in page.split('id="data"')[0].split("<body>")[1]
     assert "&#39;steps&#39;" not in page
 

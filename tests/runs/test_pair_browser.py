@@ -1,17 +1,18 @@
 """The page of two images in a real browser: what is seen in both, and what can be done."""
 
 from dataclasses import replace
-from io import BytesIO
 
 import numpy as np
 import pytest
 from helpers import small_runs
 from helpers.browser import (  # noqa: F401
+    bytes_opener,
+    colour,
     faults_in_every_look,
+    glows,
     list_troubles,
     page_opener,
     start_browser,
-    wait_for,
 )
 from helpers.small_runs import small_run
 from helpers.tiers import tiered
@@ -38,19 +39,6 @@ def image_runs(*texts):
     return [replace(run, image=image) for run, image in zip(runs, plain, strict=False)]
 
 
-@pytest.fixture
-def page_of(tmp_path, open_page):
-    """Open a page of two images, ready."""
-
-    def opened(of, **options):
-        (tmp_path / "pair.html").write_bytes(of.page())
-        page = open_page(tmp_path / "pair.html", **{**WIDE, **options})
-        wait_for(page, "'ready' in document.documentElement.dataset")
-        return page
-
-    return opened
-
-
 def edited(*texts, words=(("cat",), ("dog",), ("big",))):
     runs = image_runs(*texts)
     return EditRun(runs, None, None, [list(w) for w in words[: len(runs)]], small_runs.edited())
@@ -70,32 +58,15 @@ def clear(page):
     page.mouse.move(1, 1)
 
 
-def colour(page, place, x, y):
-    """What is seen at a part of an element."""
-    box = page.locator(place).bounding_box()
-    clip = {"x": box["x"] + x * box["width"] - 2, "y": box["y"] + y * box["height"] - 2}
-    shot = page.screenshot(clip={**clip, "width": 4, "height": 4})
-    return np.asarray(Image.open(BytesIO(shot)).convert("RGB"), dtype=int)[2, 2]
-
-
-def check_heat(page, part, heatmap):
-    """Check that heat lies over the grey image at the highest value and hardly at the lowest."""
-    values = heatmap.values.numpy()
-    spots = [np.unravel_index(at, values.shape) for at in (values.argmax(), values.argmin())]
-    rows, cols = values.shape
-    hot, cold = (np.ptp(colour(page, part, (c + 0.5) / cols, (r + 0.5) / rows)) for r, c in spots)
-    assert hot > cold + 15, (part, hot, cold)
-
-
-def test_pointing_at_a_word_shows_it_in_one_image_and_the_linked_word_in_the_other(page_of):
+def test_pointing_at_a_word_shows_it_in_one_image_and_the_linked_word_in_the_other(open_bytes):
     run = edited(*TEXTS[:2])
-    page = page_of(run)
+    page = open_bytes(run.page(), **WIDE)
     clear(page)
     top = max(heatmaps.top for heatmaps in run.heatmaps)
     for side, number in ((0, 2), (1, 2)):  # cat, dog: either shows both
         word(page, side, number).hover()
-        check_heat(page, "#a", run.heatmaps[0]["cat"])
-        check_heat(page, "#b", run.heatmaps[1]["dog"])
+        assert glows(page, "#a", run.heatmaps[0]["cat"].values.numpy())
+        assert glows(page, "#b", run.heatmaps[1]["dog"].values.numpy())
         both = [page.locator(".word.shown").nth(i).inner_text() for i in (0, 1)]
         assert both == ["cat", "dog"]
     peaks = [float(f"{run.heatmaps[i][w].values.max():.2g}") for i, w in ((0, "cat"), (1, "dog"))]
@@ -103,12 +74,12 @@ def test_pointing_at_a_word_shows_it_in_one_image_and_the_linked_word_in_the_oth
     assert caption == f"“cat” peak {peaks[0]:g} in source · “dog” peak {peaks[1]:g} in target"
     assert page.locator("#high").inner_text() == f"{float(f'{top:.2g}'):g} share of attention"
     word(page, 0, 1).hover()
-    check_heat(page, "#b", run.heatmaps[1]["red"])
+    assert glows(page, "#b", run.heatmaps[1]["red"].values.numpy())
 
 
-def test_left_of_the_slider_is_one_image_and_right_of_it_the_other(page_of):
+def test_left_of_the_slider_is_one_image_and_right_of_it_the_other(open_bytes):
     run = edited(*TEXTS[:2])
-    page = page_of(run)
+    page = open_bytes(run.page(), **WIDE)
     clear(page)
     left, right = (page.locator(f"#{name}").bounding_box() for name in "ab")
     assert left["x"] + left["width"] <= right["x"] and left["y"] == right["y"]
@@ -142,8 +113,8 @@ def test_left_of_the_slider_is_one_image_and_right_of_it_the_other(page_of):
     assert page.locator("#b").bounding_box() == right
 
 
-def test_it_can_be_done_from_the_keyboard(page_of):
-    page = page_of(edited(*TEXTS[:2]))
+def test_it_can_be_done_from_the_keyboard(open_bytes):
+    page = open_bytes(edited(*TEXTS[:2]).page(), **WIDE)
     page.locator("#unpin").focus()
     page.keyboard.press("Enter")
     assert page.evaluate("document.activeElement.textContent") == "a"
@@ -156,8 +127,8 @@ def test_it_can_be_done_from_the_keyboard(page_of):
     assert page.locator("[aria-pressed='true']").count() == 0
 
 
-def test_axe_finds_no_fault(page_of):
-    page = page_of(edited(*TEXTS))
+def test_axe_finds_no_fault(open_bytes):
+    page = open_bytes(edited(*TEXTS).page(), **WIDE)
     assert faults_in_every_look(page) == []
     page.locator("#over").check()
     assert faults_in_every_look(page) == []
@@ -165,9 +136,9 @@ def test_axe_finds_no_fault(page_of):
 
 @pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
 @pytest.mark.parametrize("theme", tiered(["dark", "light"], quick=0))
-def test_prompts_and_names_are_text(page_of, theme):
+def test_prompts_and_names_are_text(open_bytes, theme):
     found = compared(TEXTS[0], HOSTILE, names=("<script>alert(2)</script>", "b"))
-    page = page_of(found, color_scheme=theme)
+    page = open_bytes(found.page(), color_scheme=theme, **WIDE)
     assert page.locator(".prompt").nth(1).evaluate("e => e.textContent") == HOSTILE
     assert "<script>alert(2)</script>" in page.get_by_label("Table of what differs").inner_text()
     assert page.evaluate("document.images.length") == 4  # each image, large and small

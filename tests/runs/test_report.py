@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.demo_words import PROMPT, THING, THIRD
-from helpers.page_data import data_of, maps_of
+from helpers.page_data import assert_close, data_of, expected_maps, maps_of
 from helpers.small_runs import edited, small_run
 from helpers.tiers import tiered
 from helpers.tiny_tokenizers import tiny_tokenizer
@@ -19,7 +19,7 @@ from helpers.tiny_tokenizers import tiny_tokenizer
 from scripts.benchmarks.random_run import random_run
 from sdattn import Heatmaps, generate, load_run, read_prompt
 from sdattn.prompts.tokens import Word
-from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
+from sdattn.runs.imagerun import group_heatmaps
 from sdattn.runs.report import _first_pins, report
 from sdattn.runs.settings import command_for
 
@@ -34,39 +34,20 @@ def run(demo):
     )  # fmt: skip
 
 
-def values(heatmaps):
-    return [one.values.double().numpy() for one in heatmaps.occurrences()]
-
-
-def close(shown, wanted):
-    assert len(shown) == len(wanted)
-    for one, other in zip(shown, wanted, strict=True):
-        assert one.shape == other.shape
-        spread = other.max() - other.min()
-        np.testing.assert_allclose(one, other, atol=0.51 / 255 * spread + 5e-5 * other.max())
-
-
 @pytest.mark.slow
 def test_the_page_holds_the_values_of_the_run(run):
     one = run.image_run(0)
     data = data_of(report(one))
-    groups, steps, by_step = group_heatmaps(one), step_heatmaps(one), step_groups(one)
-    wanted = values(one.heatmaps) + [m for g in groups.values() for m in values(g)]
-    for i, step in enumerate(steps):
-        wanted += values(step) + [m for g in groups for m in values(by_step[g][i])]
+    wanted = expected_maps(one)
     for name in ("negative", "asked"):
         wanted += [m.values.double().numpy() for m in one.more[name][1]]
     wanted += [one.heatmaps[name].values.double().numpy() for name in ("<sos>", "<eos>", "<pad>")]
-    close(maps_of(data), wanted)
+    assert_close(maps_of(data), wanted)
     assert data["words"] == PROMPT.split()
-    assert data["groups"] == list(groups)
+    assert data["groups"] == list(group_heatmaps(one))
     times = run.info[0]["timesteps"]
     assert data["steps"] == [f"step {i + 1}, t = {t:g}" for i, t in enumerate(times)]
     assert [text["name"] for text in data["texts"]] == ["negative", "asked", "special"]
-
-
-def test_the_same_run_gives_the_same_page(run):
-    assert report(run.image_run(0)) == report(run.image_run(0))
 
 
 class Page(HTMLParser):
@@ -207,21 +188,23 @@ def test_the_command_makes_the_run_again(demo, invoke, options):
     torch.testing.assert_close(again.heatmaps.maps, made.heatmaps.maps, atol=1e-3, rtol=1e-2)
 
 
-def test_no_command_is_told_that_would_make_another_run(demo):
-    one = generate(demo, PROMPT, num_inference_steps=2).image_run(0)
-    own = replace(one.heatmaps.preset, name="mine")
-    made = Heatmaps(one.heatmaps.prompt, one.heatmaps.maps, preset=own)
-    for changed, why in (
-        (replace(one, heatmaps=made), "preset 'mine' was made in Python"),
-        (replace(one, settings=replace(one.settings, model="")), "no name of a model"),
-        (
-            replace(one, settings=replace(one.settings, options_left_out=["image"])),
-            "only Python can: image",
-        ),
+def test_no_command_is_told_that_would_make_another_run():
+    options = {"num_inference_steps": 2, "guidance_scale": 3.0}
+    asked = edited(prompt="a red cat", targets=["a red dog"]).to_json()
+    own = small_run()
+    own.heatmaps.preset = replace(own.heatmaps.preset, name="mine")
+    assert command_for(small_run().settings, small_run().heatmaps.preset) == "generate"
+    edit = small_run(edited=asked, options=options)
+    assert command_for(edit.settings, edit.heatmaps.preset) == "edit"
+    for run, why in (
+        (own, "preset 'mine' was made in Python"),
+        (small_run(model=""), "no name of a model"),
+        (small_run(options_left_out=["image"]), "only Python can: image"),
+        (small_run(edited=asked, options={**options, "eta": 1.0}), "only Python can: eta"),
     ):
         with pytest.raises(ValueError, match=why):
-            command_for(changed.settings, changed.heatmaps.preset)
-        assert why.split(":")[-1].strip("'") in report(changed).decode().replace("&#39;", "'")
+            command_for(run.settings, run.heatmaps.preset)
+        assert why.split(":")[-1].strip("'") in report(run).decode().replace("&#39;", "'")
 
 
 @pytest.mark.parametrize(
@@ -240,17 +223,6 @@ def test_options_of_ours_that_only_python_has_are_named(demo, options, why):
         return
     with pytest.raises(ValueError, match=f"only Python can: {why}"):
         command_for(run.settings, run.heatmaps.preset)
-
-
-def test_an_edit_with_an_option_that_its_command_has_not_is_no_command():
-    asked = edited(prompt="a red cat", targets=["a red dog"])
-    options = {"num_inference_steps": 2, "guidance_scale": 3.0}
-    one = small_run(edited=asked.to_json(), options=options)
-    preset = one.heatmaps.preset
-    assert command_for(one.settings, preset) == "edit"
-    other = replace(one.settings, options={**options, "eta": 1.0})
-    with pytest.raises(ValueError, match="eta"):
-        command_for(other, preset)
 
 
 @pytest.mark.parametrize(

@@ -1,22 +1,23 @@
 """The page of a run in a real browser: what is seen, what can be done, and what never happens."""
 
 import re
-from io import BytesIO
 
 import matplotlib
 import numpy as np
 import pytest
 from helpers.browser import (  # noqa: F401
+    bytes_opener,
+    colour,
     faults_in_every_look,
+    glows,
     list_troubles,
     page_opener,
     start_browser,
-    wait_for,
 )
 from helpers.demo_words import PROMPT, THING, THIRD
+from helpers.page_data import values_of
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
-from PIL import Image
 
 from sdattn import generate
 from sdattn.runs.imagerun import group_heatmaps, step_groups
@@ -59,80 +60,21 @@ def run(demo):
     )  # fmt: skip
 
 
-@pytest.fixture
-def page_of(tmp_path, open_page):
-    """Open the page of a run, ready."""
-
-    def opened(of, phrases=(), **options):
-        path = tmp_path / "report.html"
-        path.write_bytes(report(of, phrases))
-        page = open_page(path, **options)
-        wait_for(page, "'ready' in document.documentElement.dataset")
-        return page
-
-    return opened
-
-
-def values(heatmaps):
-    return [one.values.double().numpy() for one in heatmaps.occurrences()]
-
-
-def colour(page, x, y):
-    """What is to be seen at a part of the image, after whatever was asked for is drawn."""
-    box = page.locator("#heated").bounding_box()
-    size = {"width": box["width"], "height": box["height"]}
-    shot = page.screenshot(clip={"x": box["x"], "y": box["y"], **size})
-    image = Image.open(BytesIO(shot)).convert("RGB")
-    return np.array(image.getpixel((int(x * image.width), int(y * image.height))), dtype=int)
-
-
-def glows(page, values):
-    """Check that heat lies over the grey image at the highest value and hardly at the lowest."""
-    spots = [np.unravel_index(at, values.shape) for at in (values.argmax(), values.argmin())]
-    rows, cols = values.shape
-    hot, cold = (np.ptp(colour(page, (c + 0.5) / cols, (r + 0.5) / rows)) for r, c in spots)
-    return hot > cold + 15
-
-
-def set_slider(page, name, value):
-    page.locator(f"#{name}").fill(str(value))
-
-
 def word(page, number):
     return page.locator(f".word[data-word='{number}']")
 
 
-def test_pointing_at_a_word_shows_its_heat_where_the_object_is(run, page_of):
+def test_pointing_at_a_word_shows_its_heat_where_the_object_is(run, open_bytes):
     one = run.image_run(0)
-    page = page_of(one, viewport={"width": 1280, "height": 900})
+    page = open_bytes(report(one), viewport={"width": 1280, "height": 900})
     page.keyboard.press("Escape")
-    plain = colour(page, 0.3, 0.5)
-    set_slider(page, "opacity", 100)
+    plain = colour(page, "#heated", 0.3, 0.5)
+    page.locator("#opacity").fill("100")
     for number in (2, 7):
         word(page, number).hover()
-        assert glows(page, values(one.heatmaps)[number]), number
+        assert glows(page, "#heated", values_of(one.heatmaps)[number]), number
     page.mouse.move(1, 1)
-    assert np.abs(colour(page, 0.3, 0.5) - plain).max() <= 2
-
-
-def save(page):
-    """The name and the pixels, ``[rows, cols, 3]``, of the view that is saved."""
-    page.mouse.move(1, 1)
-    with page.expect_download() as waiting:
-        page.locator("#save").click()
-    image = Image.open(waiting.value.path()).convert("RGB")
-    return waiting.value.suggested_filename, np.array(image, dtype=int)
-
-
-def test_the_view_is_saved_as_it_is_seen(run, page_of):
-    page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
-    page.keyboard.press("Escape")
-    word(page, 2).click()
-    name, saved = save(page)
-    assert name == f"heatmap-{THING}-in_{PROMPT.replace(' ', '_')}.png"
-    assert saved.shape == (512 + 6 + 24, 512, 3)  # below it is the word
-    for x, y in ((0.25, 0.5), (0.7, 0.4), (0.5, 0.9), (0.05, 0.05)):
-        assert np.abs(saved[int(y * 512), int(x * 512)] - colour(page, x, y)).max() <= 8
+    assert np.abs(colour(page, "#heated", 0.3, 0.5) - plain).max() <= 2
 
 
 RAMP = """() => {
@@ -141,42 +83,27 @@ RAMP = """() => {
 }"""
 
 
-def test_the_colour_bar_is_drawn_as_the_map_is(run, page_of):
-    """By a formula of our own: colour over grey, opaque by value; each pinned word has a row."""
+def test_the_colour_bar_is_drawn_as_the_map_is(run, open_bytes):
+    """By a formula of our own: colour over grey, opaque by value."""
     one = run.image_run(0)
-    page = page_of(one, viewport={"width": 1280, "height": 900})
-    image = np.asarray(one.image.convert("RGB"), dtype=float)
-    grey = 66 + 0.6325 * (image @ (0.2126, 0.7152, 0.0722)).mean()
-    place = np.arange(256)[:, None] / 255
-
-    def bar():
-        rows, *pixels = page.evaluate(RAMP)
-        return np.array(pixels, dtype=float).reshape(rows, 256, 4)
-
-    tints = page.locator("#pins i").evaluate_all(
-        "all => all.map((e) => getComputedStyle(e).backgroundColor.match(/\\d+/g).map(Number))"
-    )
-    opaque = 0.85 * place**1.5
-    rows = bar()
-    assert len(rows) == len(tints) == 2
-    for row, tint in zip(rows, tints, strict=True):
-        wanted = opaque * np.array(tint) + (1 - opaque) * grey
-        assert np.abs(row[:, :3] - wanted).max() <= 4
+    page = open_bytes(report(one), viewport={"width": 1280, "height": 900})
+    grey = 66 + 0.6325 * (np.asarray(one.image, dtype=float) @ (0.2126, 0.7152, 0.0722)).mean()
+    assert page.evaluate(RAMP)[0] == page.locator("#pins i").count() == 2  # a row for each
     page.keyboard.press("Escape")
     word(page, 2).click()
     page.mouse.move(1, 1)
+    place = np.arange(256)[:, None] / 255
     heat = matplotlib.colormaps["inferno"](np.arange(256))[:, :3] * 255
-    wanted = 0.85 * place * heat + (1 - 0.85 * place) * grey
-    assert np.abs(bar()[0, :, :3] - wanted).max() <= 4
-    assert (bar()[..., 3] == 255).all()
+    shown = np.array(page.evaluate(RAMP)[1:]).reshape(256, 4)
+    assert np.abs(shown[:, :3] - (0.85 * place * heat + (1 - 0.85 * place) * grey)).max() <= 4
     page.locator("#stretch").check()
-    lowest = values(one.heatmaps)[2].ravel().argmin()
+    lowest = values_of(one.heatmaps)[2].ravel().argmin()
     alpha = page.evaluate(ALPHA)
     assert alpha[lowest] / max(alpha) < 0.03  # transparent, never black
 
 
-def test_a_click_shows_where_a_spot_looked(run, page_of):
-    page, spots = page_of(run[0]), run[0].details.spots
+def test_a_click_shows_where_a_spot_looked(run, open_bytes):
+    page, spots = open_bytes(report(run[0])), run[0].details.spots
     page.keyboard.press("Escape")
     image = page.locator("#image").bounding_box()
 
@@ -210,18 +137,18 @@ def test_a_click_shows_where_a_spot_looked(run, page_of):
     assert page.locator("#caption").inner_text() == "" and heat()[1] == 0
 
 
-def test_sliders_choose_layers_and_steps(run, page_of):
+def test_sliders_choose_layers_and_steps(run, open_bytes):
     one = run.image_run(0)
-    page = page_of(one, viewport={"width": 1280, "height": 900})
-    set_slider(page, "opacity", 100)
+    page = open_bytes(report(one), viewport={"width": 1280, "height": 900})
+    page.locator("#opacity").fill("100")
     groups = list(group_heatmaps(one))
     group, step = groups.index("up 8x8"), 4
-    set_slider(page, "group", group + 1)
-    set_slider(page, "step", step + 1)
+    page.locator("#group").fill(str(group + 1))
+    page.locator("#step").fill(str(step + 1))
     assert page.locator("#group-name").inner_text() == "up 8\u00d78"
     assert page.locator("#step-name").inner_text().startswith("step 5, t = ")
     word(page, 2).hover()
-    assert glows(page, values(step_groups(one)["up 8x8"][step])[2])
+    assert glows(page, "#heated", values_of(step_groups(one)["up 8x8"][step])[2])
     assert "up 8\u00d78 · step 5" in page.locator("#caption").inner_text()
     slider = page.locator("#group")
     assert slider.get_attribute("aria-valuetext") == "up 8\u00d78"
@@ -230,8 +157,8 @@ def test_sliders_choose_layers_and_steps(run, page_of):
     assert page.locator("#group-name").inner_text() == "preset default: up 16\u00d716"
 
 
-def test_everything_can_be_done_from_the_keyboard(run, page_of):
-    page = page_of(run.image_run(0), viewport={"width": 1280, "height": 900})
+def test_everything_can_be_done_from_the_keyboard(run, open_bytes):
+    page = open_bytes(report(run.image_run(0)), viewport={"width": 1280, "height": 900})
     page.locator("#unpin").click()
     page.locator("#theme").focus()
     for _ in range(3):  # a, red, circle
@@ -252,8 +179,8 @@ def test_everything_can_be_done_from_the_keyboard(run, page_of):
     assert page.locator("#spot-words li").count() == 0
 
 
-def test_axe_finds_no_fault(run, page_of):
-    page = page_of(run.image_run(0))
+def test_axe_finds_no_fault(run, open_bytes):
+    page = open_bytes(report(run.image_run(0)))
     page.locator("#heated").click(position={"x": 80, "y": 100})
     for summary in page.locator("summary").all():
         summary.click()
@@ -267,10 +194,10 @@ def tiny():
 
 @pytest.mark.filterwarnings("ignore::sdattn.TruncationWarning")
 @pytest.mark.parametrize("prompt", tiered(HOSTILE, quick=0), ids=range(len(HOSTILE)))
-def test_prompts_are_text_and_nothing_else(tiny, page_of, tmp_path, prompt):
+def test_prompts_are_text_and_nothing_else(tiny, open_bytes, tmp_path, prompt):
     made = generate(tiny, prompt, seed=1, **SMALL)
     one = made.image_run(0)
-    page = page_of(one)
+    page = open_bytes(report(one))
     shown = page.locator("#prompt").evaluate("e => e.textContent")
     assert shown == prompt
     cats = [i for i, label in enumerate(one.heatmaps.words) if label == "cat"]

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 import torch
 from helpers.page_data import data_of, maps_of
+from helpers.refusals import refused_unrun
 from helpers.tiny_pipelines import small_pipeline
 from helpers.transformer_rows import sd3
 
@@ -44,14 +45,6 @@ def test_an_even_grid_of_spots_is_kept_and_changes_nothing(make):
 
 
 @pytest.mark.slow
-def test_they_are_saved_and_read_back(tmp_path):
-    run = generate(small_pipeline(), PROMPT, spots=True, **SIZE)
-    again = load_run(*run.save(tmp_path / "run"))
-    assert torch.equal(again.details.spots, run[0].details.spots.half().float())
-    assert again.settings.captured.spots
-
-
-@pytest.mark.slow
 def test_the_page_has_them_last():
     run = generate(small_pipeline(), PROMPT, spots=True, ask="hat", **SIZE)[0]
     data, spots = data_of(report(run)), run.details.spots
@@ -84,6 +77,5 @@ def test_each_text_encoder_is_told_apart(tmp_path):
 def test_a_run_shows_the_prompts_words_and_no_other_queries(asked):
     """Refused before anything is drawn: run.json would call such maps those of words."""
     pipe = sd3()
-    pipe.transformer.register_forward_pre_hook(lambda *_: pytest.fail("the model ran"))
-    with pytest.raises(ValueError, match="capture_options"):
+    with refused_unrun(pipe, "capture_options"):
         generate(pipe, PROMPT, capture_options=asked, **SIZE)

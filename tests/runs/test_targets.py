@@ -13,10 +13,8 @@ from helpers.trees import tree
 
 from sdattn import diff, load_run
 from sdattn.batch.records import FORMAT as BATCH_FORMAT
-from sdattn.files.records import sealed
 from sdattn.files.writing import write_files
 from sdattn.runs.info import FORMAT
-from sdattn.runs.parts import FURTHER, RUN_FILE
 from sdattn.runs.targets import check_target, new_folder, run_around
 
 
@@ -54,6 +52,9 @@ def test_force_replaces_what_such_a_run_wrote(tmp_path, kind):
     with new_folder(folder, force=True, kind=kind) as made:
         (made / "new").write_bytes(b"")
     assert tree(tmp_path) == {"x/new": b""}
+    (tmp_path / "link").symlink_to(tmp_path / "x")
+    with pytest.raises(FileExistsError, match="is a link"):
+        check_target(tmp_path / "link", force=True, kind=kind)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -73,36 +74,19 @@ def test_what_is_not_ours_is_named_and_stays(tmp_path, kind, foreign):
     assert tree(folder) == before
 
 
-def not_json(folder):
-    (folder / "run.json").write_text("{")
-
-
-def no_format(folder):
-    (folder / "run.json").write_text("{}")
-
-
-def a_list(folder):
-    (folder / "run.json").write_text("[]")
-
-
-def anothers_format(folder):
-    (folder / "run.json").write_text('{"format": "their-run-1"}')
-
-
-def names_what_no_run_writes(folder):
-    found = {"format": FORMAT, "files": {"precious.txt": "", "../precious.txt": ""}}
-    (folder / "run.json").write_text(json.dumps(found))
-
-
-def an_item_of_a_batch(folder):
-    (folder / "run.json").write_text(json.dumps({"format": FORMAT, "fingerprint": "f"}))
-
-
-def batch_beside_it(folder):
-    (folder / "run.json").write_text(json.dumps({"format": FORMAT, "files": {}}))
-    (folder / "batch.json").write_text("{}")
-
-
+OTHERS = {  # the files of folders that no run of ours wrote
+    "no JSON": {"run.json": "{"},
+    "no format": {"run.json": "{}"},
+    "a list": {"run.json": "[]"},
+    "another's format": {"run.json": '{"format": "their-run-1"}'},
+    "a run that names what none writes": {"run.json": json.dumps(
+        {"format": FORMAT, "files": {"precious.txt": "", "../precious.txt": ""}}
+    )},
+    "an item of a batch": {"run.json": json.dumps({"format": FORMAT, "fingerprint": "f"})},
+    "a batch beside it": {
+        "run.json": json.dumps({"format": FORMAT, "files": {}}), "batch.json": "{}"
+    },
+}  # fmt: skip
 COMMANDS = {
     "generate": ("a cat", "--model", "nowhere"),
     "edit": ("a cat", "a dog", "--model", "nowhere"),
@@ -112,29 +96,19 @@ COMMANDS = {
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-@pytest.mark.parametrize(
-    "make",
-    [not_json, no_format, a_list, anothers_format, names_what_no_run_writes, an_item_of_a_batch,
-     batch_beside_it],
-)  # fmt: skip
-def test_no_command_replaces_a_folder_for_its_run_json(invoke, command, make):
+@pytest.mark.parametrize("files", OTHERS.values(), ids=OTHERS)
+def test_no_command_replaces_a_folder_for_its_run_json(invoke, command, files):
     small_run().image.save("image.png")
     Path("mine").mkdir()
     Path("mine/precious.txt").write_text("years of work")
-    make(Path("mine"))
+    for name, text in files.items():
+        Path("mine", name).write_text(text)
     before = tree("mine")
     code, _, err = invoke(command, *COMMANDS[command], "--out", "mine", "--force")
     assert code == 2
     assert re.search(r"no (run|edit|comparison)'s folder|item of a batch|precious\.txt", err)
     assert "not replaced" in err and "mine" in err
     assert tree("mine") == before
-
-
-def test_a_link_is_not_replaced(tmp_path):
-    folder = saved(tmp_path / "run")
-    (tmp_path / "link").symlink_to(folder)
-    with pytest.raises(FileExistsError, match="replaced"):
-        check_target(tmp_path / "link", force=True)
 
 
 def test_a_folder_that_another_made_meanwhile_stays(tmp_path):
@@ -243,21 +217,3 @@ def test_what_show_draws_is_the_runs_own(invoke, tmp_path):
         check_target("run", force=True)
     Path("run/note.txt").unlink()
     check_target("run", force=True)
-
-
-# Killed
-
-
-def test_a_foreign_document_may_not_name_files_for_force(tmp_path):
-    folder = saved(tmp_path / "run")
-    info = json.loads((folder / "run.json").read_bytes())
-    info["files"]["notes/mine.txt"] = "0" * 64
-    (folder / "run.json").write_bytes(sealed(info))
-    (folder / "notes").mkdir()
-    (folder / "notes" / "mine.txt").write_text("mine")
-    with pytest.raises(FileExistsError, match="notes/mine.txt"):
-        check_target(folder, force=True)
-
-
-def test_every_folder_of_further_maps_is_a_runs_own():
-    assert all(RUN_FILE.fullmatch(f"{name}/grid.png") for name in FURTHER)

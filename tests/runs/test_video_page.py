@@ -5,7 +5,7 @@ import io
 
 import numpy as np
 import pytest
-from helpers.page_data import data_of, maps_of
+from helpers.page_data import assert_close, data_of, expected_maps, maps_of, values_of
 from helpers.small_runs import small_run
 from helpers.video_rows import wan
 from helpers.video_runs import disc_run
@@ -13,23 +13,12 @@ from PIL import Image
 
 from sdattn import generate
 from sdattn.maps.notebook import framed
-from sdattn.runs.imagerun import group_heatmaps, step_groups, step_heatmaps
+from sdattn.runs.imagerun import group_heatmaps
 from sdattn.runs.report import maps, report
 from sdattn.runs.run import Run
 
 LONG = "red circle on blue square in a white room by day"  # words enough with the next
 NOISY = {"frames": 81, "latent": 21, "size": (832, 480), "grid": (30, 52), "noise": 12.0}
-
-
-def values(heatmaps):
-    return [one.values.double().numpy() for one in heatmaps.occurrences()]
-
-
-def close(shown, wanted):
-    assert len(shown) == len(wanted)
-    for one, other in zip(shown, wanted, strict=True):
-        assert one.shape == other.shape
-        np.testing.assert_allclose(one, other, atol=0.51 / 255 * np.ptp(other) + 5e-5 * other.max())
 
 
 def frames_of(page):
@@ -47,13 +36,10 @@ def test_the_page_holds_each_frame_and_each_map_of_it():
     run = disc_run(steps=2, groups=2)
     page = report(run)
     data = data_of(page)
-    groups, by_step = group_heatmaps(run), step_groups(run)
-    wanted = values(run.heatmaps) + [m for name in groups for m in values(groups[name])]
-    for i, step in enumerate(step_heatmaps(run)):
-        wanted += values(step) + [m for name in groups for m in values(by_step[name][i])]
+    wanted = expected_maps(run)
     wanted += [run.heatmaps[name].values.double().numpy() for name in ("<sos>", "<eos>", "<pad>")]
-    close(maps_of(data), wanted)
-    assert data["groups"] == list(groups) and len(groups) == 2
+    assert_close(maps_of(data), wanted)
+    assert data["groups"] == list(group_heatmaps(run)) and len(data["groups"]) == 2
     # a VAE that cuts time by four: the first frame alone, then four and four
     assert data["video"]["latent"] == [0, 1, 1, 1, 1, 2, 2, 2, 2]
     assert data["video"]["rate"] == 8.0 and data["video"]["middle"] == 4
@@ -66,7 +52,7 @@ def test_a_video_that_a_model_made_has_a_page():
     size = {"height": 64, "width": 96, "num_frames": 5, "max_sequence_length": 12}
     run = generate(wan(), "a red cat", num_inference_steps=1, guidance_scale=1.0, **size)[0]
     data = data_of(report(run))
-    close(maps_of(data)[:3], values(run.heatmaps))
+    assert_close(maps_of(data)[:3], values_of(run.heatmaps))
     assert len(data["video"]["frames"]) == len(run.video)
 
 
@@ -87,14 +73,14 @@ def test_a_page_of_81_noisy_frames_is_under_8_mb():
     assert 4_000_000 < len(page) < 8_000_000
     data = data_of(page)
     shown = maps_of(data)
-    close(shown[:12], values(run.heatmaps))  # at their own 30x52
+    assert_close(shown[:12], values_of(run.heatmaps))  # at their own 30x52
     frames = frames_of(page)
     assert len({frame.size for frame in frames}) == 1 and frames[0].width >= 384
     of_disc = [np.asarray(frame.resize((26, 15)), int) for frame in frames]
     wanted = [np.asarray(frame.convert("RGB").resize((26, 15)), int) for frame in run.video]
     assert all(np.abs(a - b).mean() < 6 for a, b in zip(of_disc, wanted, strict=True))
     group = group_heatmaps(run)[data["groups"][0]]
-    fine, coarse = values(group)[0], shown[12]
+    fine, coarse = values_of(group)[0], shown[12]
     by = 30 // coarse.shape[1]
     assert by == 2 and coarse.shape == (21, 15, 26)  # rows and columns, and never frames
     means = fine.reshape(21, 15, by, 26, by).mean((2, 4))
@@ -111,7 +97,7 @@ def test_what_a_page_has_no_room_for_is_left_out_and_said(monkeypatch):
     data = data_of(page)
     assert data["groups"] == [] and len(data["steps"]) == 2
     assert told.format("layers") in page.decode()
-    close(maps_of(data)[:3], values(run.heatmaps))
+    assert_close(maps_of(data)[:3], values_of(run.heatmaps))
     monkeypatch.setitem(maps._BUDGETS, "steps", 2 * cells // 64 - 1)
     page = report(run)
     assert data_of(page)["steps"] == []

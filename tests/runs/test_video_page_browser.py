@@ -1,20 +1,18 @@
 """The page of a video in a real browser: it plays, its slider goes to a frame, and the words at a
 spot are those of that frame."""
 
-from io import BytesIO
-
 import numpy as np
 import pytest
 from helpers.browser import (  # noqa: F401
+    bytes_opener,
+    colour,
     faults_in_every_look,
     list_troubles,
     page_opener,
     start_browser,
-    wait_for,
 )
 from helpers.tiers import tiered
 from helpers.video_runs import disc_run
-from PIL import Image
 
 from sdattn.runs.report import report
 
@@ -29,18 +27,6 @@ FRAMES = 9
 @pytest.fixture(scope="module")
 def run():
     return disc_run(frames=FRAMES, size=(192, 128), prompt="a red cat", steps=2, groups=2)
-
-
-@pytest.fixture
-def page_of(tmp_path, open_page):
-    def opened(of, **options):
-        path = tmp_path / "report.html"
-        path.write_bytes(report(of))
-        page = open_page(path, **options)
-        wait_for(page, "'ready' in document.documentElement.dataset")
-        return page
-
-    return opened
 
 
 def told(page):
@@ -77,18 +63,13 @@ def point(page, spot=SPOT, touch=False):
     (page.touchscreen.tap if touch else page.mouse.click)(*at)
 
 
-def colour(page, x, y, name="#image"):
-    shot = Image.open(BytesIO(page.locator(name).screenshot())).convert("RGB")
-    return np.array(shot.getpixel((int(x * shot.width), int(y * shot.height))), int)
-
-
 def no_scroll(page):
     return page.evaluate("document.documentElement.scrollWidth <= innerWidth")
 
 
 @pytest.mark.parametrize("options", tiered([PHONE, SCREEN], quick=0), ids=["390", "1280"])
-def test_the_keyboard_goes_through_the_video_and_the_words_follow(run, page_of, options):
-    page = page_of(run, **options)
+def test_the_keyboard_goes_through_the_video_and_the_words_follow(run, open_bytes, options):
+    page = open_bytes(report(run), **options)
     assert no_scroll(page)
     assert page.locator("#play").get_attribute("aria-label") == "Play"  # it never starts by itself
     point(page)
@@ -108,8 +89,8 @@ def test_the_keyboard_goes_through_the_video_and_the_words_follow(run, page_of, 
     assert where.startswith("Frame 8 ·") and "cat" in where
 
 
-def test_each_frame_is_shown_in_its_colours_with_its_own_heat(run, page_of):
-    page = page_of(run, **SCREEN)
+def test_each_frame_is_shown_in_its_colours_with_its_own_heat(run, open_bytes):
+    page = open_bytes(report(run), **SCREEN)
     page.keyboard.press("Escape")
     page.mouse.move(1, 1)
     spots = [(0.15, 0.5), (0.5, 0.7), (0.85, 0.5), (0.3, 0.9)]
@@ -118,17 +99,17 @@ def test_each_frame_is_shown_in_its_colours_with_its_own_heat(run, page_of):
         image = run.video[frame - 1]
         for x, y in spots:
             wanted = image.getpixel((int(x * image.width), int(y * image.height)))
-            assert np.abs(colour(page, x, y, "canvas.original") - wanted).max() <= 12, (frame, x, y)
+            assert np.abs(colour(page, "canvas.original", x, y) - wanted).max() <= 12, (frame, x, y)
     page.locator(".word[data-word='2']").click()
     page.mouse.move(1, 1)
     for frame, hot in ((1, (0.15, 0.5)), (9, (0.85, 0.53))):
         page.locator("#frame").fill(str(frame - 1))
-        assert np.ptp(colour(page, *hot)) > 60  # heat
-        assert np.ptp(colour(page, 1 - hot[0], 0.5)) < 40  # grey, where the disc is not
+        assert np.ptp(colour(page, "#image", *hot)) > 60  # heat
+        assert np.ptp(colour(page, "#image", 1 - hot[0], 0.5)) < 40  # grey, where the disc is not
 
 
-def test_it_can_be_used_by_everyone(run, page_of):
-    page = page_of(run, **SCREEN)
+def test_it_can_be_used_by_everyone(run, open_bytes):
+    page = open_bytes(report(run), **SCREEN)
     page.locator(".word[data-word='1']").click()
     point(page)
     assert faults_in_every_look(page) == []

@@ -14,6 +14,7 @@ from helpers.joint_video_rows import (
     mochi,
 )
 from helpers.ltx2_rows import ltx2
+from helpers.refusals import refused_unrun
 from helpers.small_images import new_image
 from helpers.tiers import tiered
 from helpers.tiny_pipelines import make_pipeline
@@ -285,13 +286,14 @@ def test_drawings_of_some_words(run):
         (wan, {"num_frames": 10**8 + 1}, "frame.s. of 96x64 pixels need"),
         (wan, {"capture_options": {"frames": [0]}}, "all frames"),
         (wan, {"output_type": "np"}, "output_type"),
+        (wan_from_image, {**FROM_IMAGE, "max_sequence_length": 226}, "226.*WanTransformer3D.*512"),
+        (wan_from_image, {**FROM_IMAGE, "num_videos_per_prompt": 2}, "=2.*WanImageToVideoPipeline"),
+        (wan22_small_from_image, {**FROM_IMAGE, "num_frames": 1}, "=1.*WanImageToVideo.*5"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_model_runs(make, options, message, monkeypatch):
+def test_what_cannot_be_is_refused_before_the_model_runs(make, options, message):
     pipe = make()
-    model = getattr(pipe, "transformer", None) or pipe.unet
-    monkeypatch.setattr(type(model), "forward", lambda *_, **__: pytest.fail("the model ran"))
-    with pytest.raises(ValueError, match=message):
+    with refused_unrun(pipe, message):
         generate(pipe, PROMPT, **{**SMALL, **options})
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import torch
 
 from ...errors import InvalidTypeError, InvalidValueError, SdattnWarning, refuse, warn
+from ...maps.presets import Preset
 from ..folder import SavedRun, load_run
 from ..imagerun import ImageRun
 from ..run import Run
@@ -51,28 +52,29 @@ def diff(
     """
     if isinstance(words, str):
         raise refuse("words", words, "a list of words and phrases, or None for all")
-    first, second = _side(a), _side(b)
+    first = _side(a)
+    second = _side(b)
     _check(first, second)
-    maps = first.heatmaps, second.heatmaps
-    found = (
-        match_words(*maps)
-        if words is None
-        else [w for phrase in words for w in choose_words(*maps, phrase)]
-    )
-    of_a, of_b = _settings(first.settings), _settings(second.settings)
+    if words is None:
+        compared = match_words(first.heatmaps, second.heatmaps)
+    else:
+        chosen = (choose_words(first.heatmaps, second.heatmaps, phrase) for phrase in words)
+        compared = [word for occurrences in chosen for word in occurrences]
+    of_a = _settings(first.settings)
+    of_b = _settings(second.settings)
     differing = {
         name: (of_a.get(name), of_b.get(name))
-        for name in {**of_a, **of_b}
+        for name in of_a | of_b
         if of_a.get(name) != of_b.get(name)
     }
     return Comparison(
-        names or _names(first, second),
-        (first.heatmaps.prompt.text, second.heatmaps.prompt.text),
-        first.image,
-        second.image,
-        found,
-        differing,
-        maps,
+        names=names or _names(first, second),
+        prompts=(first.heatmaps.prompt.text, second.heatmaps.prompt.text),
+        image_a=first.image,
+        image_b=second.image,
+        words=compared,
+        settings=differing,
+        heatmaps=(first.heatmaps, second.heatmaps),
     )
 
 
@@ -105,15 +107,15 @@ def _check(a: ImageRun, b: ImageRun) -> None:
         )
     # Values are compared, so they must be values of one thing: one preset, as many steps where
     # these are summed, images of one shape.
-    presets = [side.heatmaps.preset for side in (a, b)]
-    # Means over any steps are comparable.
-    presets = [one if one.part is None else replace(one, steps="mean") for one in presets]
-    told = [preset.to_json() for preset in presets]
-    if differ := [name for name in told[0] if told[0][name] != told[1][name]]:
-        unlike = (", ".join(f"{name}={preset[name]!r}" for name in differ) for preset in told)
+    preset_a = _comparable(a.heatmaps.preset).to_json()
+    preset_b = _comparable(b.heatmaps.preset).to_json()
+    differing = [name for name in preset_a if preset_a[name] != preset_b[name]]
+    if differing:
+        with_a = ", ".join(f"{name}={preset_a[name]!r}" for name in differing)
+        with_b = ", ".join(f"{name}={preset_b[name]!r}" for name in differing)
         raise InvalidValueError(
-            "The maps were made by different presets: A with {}, B with {}. Their values cannot be "
-            "compared; make both runs with one preset.".format(*unlike)
+            f"The maps were made by different presets: A with {with_a}, B with {with_b}. Their "
+            "values cannot be compared; make both runs with one preset."
         )
     if a.heatmaps.preset.steps == "sum" and a.layers.passes != b.layers.passes:
         passes = f"{a.layers.passes} and {b.layers.passes}"
@@ -122,9 +124,9 @@ def _check(a: ImageRun, b: ImageRun) -> None:
         )
     ratios = [side.image.width / side.image.height for side in (a, b)]
     if max(ratios) > 1.01 * min(ratios):
-        sizes = [f"{side.image.width}x{side.image.height}" for side in (a, b)]
+        size_a, size_b = (f"{side.image.width}x{side.image.height}" for side in (a, b))
         raise InvalidValueError(
-            f"A's image has {sizes[0]} pixels and B's {sizes[1]}. Make both runs with one size."
+            f"A's image has {size_a} pixels and B's {size_b}. Make both runs with one size."
         )
     for name, side in (("A", a), ("B", b)):
         if not torch.isfinite(side.heatmaps.maps).all():
@@ -132,16 +134,20 @@ def _check(a: ImageRun, b: ImageRun) -> None:
                 f"The maps of {name} hold values that are not finite. If the model runs in "
                 "float16, try bfloat16 or float32."
             )
-    of_a, of_b = (
-        sorted({*x.layers.layers}.difference(y.layers.layers)) for x, y in ((a, b), (b, a))
-    )
-    if of_a or of_b:
+    only_a = sorted(a.layers.layers.keys() - b.layers.layers.keys())
+    only_b = sorted(b.layers.layers.keys() - a.layers.layers.keys())
+    if only_a or only_b:
         warn(
-            f"The maps come from different layers: {len(of_a)} that only A has, {len(of_b)} that "
-            f"only B has, {(of_a or of_b)[0]} for one. Compare their values with care, or make "
-            "both runs with the same layers.",
+            f"The maps come from different layers: {len(only_a)} that only A has, {len(only_b)} "
+            f"that only B has, {[*only_a, *only_b][0]} for one. Compare their values with care, or "
+            "make both runs with the same layers.",
             SdattnWarning,
         )
+
+
+def _comparable(preset: Preset) -> Preset:
+    """Return the preset as it is compared: means over any steps are comparable."""
+    return preset if preset.part is None else replace(preset, steps="mean")
 
 
 def _names(a: ImageRun, b: ImageRun) -> tuple[str, str]:

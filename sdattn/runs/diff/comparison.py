@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -66,8 +65,8 @@ class Comparison:
         maps: tuple[list[Heatmap], list[Heatmap]] = [], []
         links = [(_add(maps[0], word.a), _add(maps[1], word.b)) for word in self.words]
         a, b = (
-            Side(name, image, heatmaps.prompt, held)
-            for name, image, heatmaps, held in zip(
+            Side(name, image, heatmaps.prompt, maps_of)
+            for name, image, heatmaps, maps_of in zip(
                 "AB", (self.image_a, self.image_b), self.heatmaps, maps, strict=True
             )
         )
@@ -152,7 +151,7 @@ class Comparison:
         image = Image.fromarray(apart.astype(np.uint8)).resize(size, Image.Resampling.BICUBIC)
         return render.caption(image, label, f"mean {apart.mean():.3g} of 255")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the numbers, as :meth:`save` writes them to ``run.json``. ``size`` is an image's
         (width, height)."""
         runs = zip(self.names, self.prompts, (self.image_a, self.image_b), strict=True)
@@ -188,7 +187,7 @@ def _add(maps: list[Heatmap], heatmap: Heatmap | None) -> int | None:
 def _short(value: object) -> str:
     """Format a setting: a long list as its ends, None as a dash, a mapping as "steps all"."""
     if isinstance(value, Mapping):
-        value = [f"{name} {_short(held)}" for name, held in value.items() if held is not None]
+        value = [f"{name} {_short(entry)}" for name, entry in value.items() if entry is not None]
     elif isinstance(value, list) and len(value) > 4:
         return f"{value[0]} … {value[-1]} ({len(value)})"
     if isinstance(value, list):

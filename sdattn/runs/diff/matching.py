@@ -73,20 +73,24 @@ class WordDifference:
     def to_json(self) -> dict[str, object]:
         """Return the means in A and B and how far the maps are apart, as ``run.json`` has them:
         ``largest`` is the value of B - A furthest from 0, at (row, col) of the common ``grid``."""
-        means = self.mean_a, self.mean_b
-        told: dict[str, object] = {"word": self.label, "mean": means}
-        told |= {"correlation": self.correlation, "largest": None}
-        if self.difference is None or self.largest is None:
-            return told
-        largest = dict(zip(("value", "cell"), self.largest, strict=True))
-        return {**told, "largest": largest, "grid": tuple(self.difference.shape)}
+        numbers: dict[str, object] = {
+            "word": self.label,
+            "mean": (self.mean_a, self.mean_b),
+            "correlation": self.correlation,
+            "largest": None,
+        }
+        if self.difference is not None and self.largest is not None:
+            value, cell = self.largest
+            numbers["largest"] = {"value": value, "cell": cell}
+            numbers["grid"] = tuple(self.difference.shape)
+        return numbers
 
 
 def match_words(a: Heatmaps, b: Heatmaps) -> list[WordDifference]:
     """Return all words: A's in order, then words that only B has."""
     of_a, of_b = (_numbered(maps.occurrences()) for maps in (a, b))
-    pairs = [(of_a.get(key), of_b.get(key)) for key in {**of_a, **of_b}]
-    return [WordDifference(heatmap.label, x, y) for x, y in pairs if (heatmap := x or y)]
+    labels = {key: heatmap.label for maps in (of_b, of_a) for key, heatmap in maps.items()}
+    return [WordDifference(labels[key], of_a.get(key), of_b.get(key)) for key in of_a | of_b]
 
 
 def _numbered(maps: Sequence[Heatmap]) -> dict[tuple[tuple[str, ...], int], Heatmap]:
@@ -103,14 +107,14 @@ def _numbered(maps: Sequence[Heatmap]) -> dict[tuple[tuple[str, ...], int], Heat
 def choose_words(a: Heatmaps, b: Heatmaps, phrase: str) -> list[WordDifference]:
     """Return each occurrence of a word or phrase, the n-th of A with the n-th of B; raise KeyError
     if it is in neither run."""
-    found: list[tuple[Heatmap, ...]] = []
+    occurrences: list[tuple[Heatmap, ...]] = []
     reasons = []
     for maps in (a, b):
         try:
-            found.append(maps.find(phrase))
+            occurrences.append(maps.find(phrase))
         except KeyError as error:
-            found.append(())
+            occurrences.append(())
             reasons.append(error.args[0])
     if len(reasons) == 2:
         raise NotFoundError(f"{phrase!r} is in neither run. A: {reasons[0]} B: {reasons[1]}")
-    return [WordDifference(phrase, x, y) for x, y in zip_longest(*found)]
+    return [WordDifference(phrase, x, y) for x, y in zip_longest(*occurrences)]

@@ -2,7 +2,6 @@
 
 from collections.abc import Collection, Sequence
 from dataclasses import replace
-from typing import Any
 
 from ...attention.core import grid_text
 from ...errors import InvalidValueError
@@ -17,11 +16,10 @@ from ...prompts.words import is_content_word, name_things
 from ..imagerun import ImageRun, plain, step_names
 from ..parts import FURTHER
 from ..settings import command_for
-from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables
+from .images import MOST_PINS, PIN_COLORS, as_uri, colour_tables, video_data
 from .maps import PageMaps, page_maps
 from .pages import page
 from .text import MOST_CUT_OFF, pieces
-from .videos import video_data
 
 _TITLES = {
     **{name: kind.title for name, kind in FURTHER.items()},
@@ -59,7 +57,6 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
     texts = _texts(run, phrases)
     prompt = run.heatmaps.prompt
     demo = demo_named(run.settings.model)
-    said = [word.text for word in prompt.words]
     maps = page_maps(run, [heatmap for _, _, held in texts for heatmap in held])
     data = _data(run, texts, maps)
     image = "" if run.video else as_uri(run.image)
@@ -74,22 +71,19 @@ def report(run: ImageRun, phrases: Sequence[Heatmap] = ()) -> bytes:
         image=image,
         parts=pieces(prompt, {(w.start, w.end): n for n, w in enumerate(run.heatmaps.held)}),
         texts=[(n, _TITLES.get(n, n), text, [m.label for m in held]) for n, text, held in texts],
-        unlearnt=demo.unlearnt(said) if demo else "",
+        unlearnt=demo.unlearnt(word.text for word in prompt.words) if demo else "",
         cut_off=[word.text for word in prompt.truncated],
         most_cut_off=MOST_CUT_OFF,
         tokens=_token_rows(prompt, run.heatmaps.columns),
         settings=_settings(run),
-        versions=run.settings.versions or {},
         again=_again(run),
         maps=maps,
-        words_held=len(data["words"]),
-        sharpened=run.heatmaps.preset.sharpen != 1,
     )
 
 
 def _data(
     run: ImageRun, texts: Sequence[tuple[str, str, list[Heatmap]]], maps: PageMaps
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return the data for the page's script."""
     words = [heatmap.label for heatmap in run.heatmaps.occurrences()]
     demo = demo_named(run.settings.model)
@@ -117,12 +111,12 @@ def _data(
     }
 
 
-def _text(name: str, held: Sequence[Heatmap]) -> dict[str, object]:
+def _text(name: str, maps: Sequence[Heatmap]) -> dict[str, object]:
     """Return a further text for the page's script. In maps of changes every word counts as a
     content word: removing "of" may change as much as removing "cat"."""
     is_change = name in FURTHER and FURTHER[name].changes
-    content = [is_change or is_content_word(heatmap.label) for heatmap in held]
-    return {"name": name, "words": [heatmap.label for heatmap in held], "content": content}
+    content = [is_change or is_content_word(heatmap.label) for heatmap in maps]
+    return {"name": name, "words": [heatmap.label for heatmap in maps], "content": content}
 
 
 def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
@@ -132,15 +126,17 @@ def _first_pins(heatmaps: Heatmaps, strange: Collection[str]) -> list[int]:
     content word, their maps are noise: return the strongest content word alone. ``strange`` words
     mean nothing."""
     maps = heatmaps.occurrences()
-    peaks = [-1.0 if one.label in strange else one.range[1] for one in maps]
-    things = [i for i in name_things([one.label for one in maps]) if peaks[i] >= 0]
-    content = [i for i, one in enumerate(maps) if is_content_word(one.label) and peaks[i] >= 0]
+    peaks = [-1.0 if heatmap.label in strange else heatmap.range[1] for heatmap in maps]
+    things = [i for i in name_things([heatmap.label for heatmap in maps]) if peaks[i] >= 0]
+    content = [
+        i for i, heatmap in enumerate(maps) if is_content_word(heatmap.label) and peaks[i] >= 0
+    ]
     if content and max((peaks[i] for i in things), default=0) < _NOISE * heatmaps.top:
         return [max(content, key=lambda i: peaks[i])]
     pins: list[int] = []
     for i in sorted(things, key=lambda i: -peaks[i]):
         alike = (correlation(maps[i].values, maps[pin].values) or 0.0 for pin in pins)
-        apart = all(part < _SAME_PLACE for part in alike)
+        apart = all(similarity < _SAME_PLACE for similarity in alike)
         strong = not pins or maps[i].range[1] >= 0.5 * maps[pins[0]].range[1]
         if apart and strong and len(pins) < MOST_PINS:
             pins.append(i)
@@ -171,24 +167,24 @@ def _texts(run: ImageRun, phrases: Sequence[Heatmap]) -> list[tuple[str, str, li
     """Return name, text and maps of each text next to the prompt."""
     heatmaps = run.heatmaps
     names = dict.fromkeys(token.special for token in heatmaps.prompt.tokens if token.special)
-    held = set(heatmaps.columns)
+    columns_held = set(heatmaps.columns)
     special = []
     for name in list(names)[:_MOST_SPECIAL]:
         columns = heatmaps.prompt.find(name)[0]
-        if held.issuperset(columns):
+        if columns_held.issuperset(columns):
             special.append(heatmaps[name])
     more = [(name, text, list(maps)) for name, (text, maps) in run.more.items()]
     apart = [(f"Through {n}", "", hm.occurrences()) for n, hm in heatmaps.encoders.items()]
-    found = [("phrases", "", list(phrases)), *apart, *more, ("special", "", special)]
-    return [group for group in found if group[2]]
+    groups = [("phrases", "", list(phrases)), *apart, *more, ("special", "", special)]
+    return [group for group in groups if group[2]]
 
 
-def _token_rows(prompt: Prompt, held: Sequence[int]) -> list[dict[str, object]]:
+def _token_rows(prompt: Prompt, captured_columns: Sequence[int]) -> list[dict[str, object]]:
     """Return a row for each token column; runs of padding share one."""
     rows: list[dict[str, object]] = []
     words = {column: word.text for word in prompt.words for column in word.columns}
     encoders = [name for name, number in prompt.encoders for _ in range(number)]
-    captured = set(held)
+    captured = set(captured_columns)
     for column, token in enumerate(prompt.tokens):
         last = rows[-1] if rows else None
         encoder = encoders[column] if encoders else ""
@@ -215,7 +211,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
     """Return how the run was made, name to text."""
     settings = run.settings
     preset = run.heatmaps.preset
-    found = {
+    told = {
         "seed": settings.seed,
         "model": settings.model,
         "pipeline": settings.pipeline,
@@ -230,7 +226,7 @@ def _settings(run: ImageRun) -> dict[str, str]:
         "device": ", ".join(filter(None, (settings.device, settings.dtype))) or None,
         "item": settings.id,
     }
-    return {name: str(value) for name, value in found.items() if value is not None}
+    return {name: str(value) for name, value in told.items() if value is not None}
 
 
 def _means(run: ImageRun) -> dict[str, str]:

@@ -73,7 +73,9 @@ def page_maps(run: ImageRun, further: Sequence[Heatmap]) -> PageMaps:
     Maps that do not fit are made coarser by averaging neighbours, and of very many steps some are
     left out, evenly. A long video may lose groups of layers, heads and all steps.
     """
-    groups, of_steps, steps = group_heatmaps(run), step_groups(run), step_heatmaps(run)
+    groups = group_heatmaps(run)
+    of_steps = step_groups(run)
+    steps = step_heatmaps(run)
     names = [name for name in groups if len(groups) > 1 and (not steps or name in of_steps)]
     left_out = []
     if run.video and not _has_room([m for name in names for m in _values(groups[name])], "groups"):
@@ -140,8 +142,8 @@ def _most(looks: Sequence[Sequence[Tensor]]) -> int:
     return max(least, int(_BUDGETS["steps"] / max(cells, 1)))
 
 
-def _has_room(maps: Sequence[Tensor], part: str) -> bool:
-    return sum(values.numel() for values in maps) <= _BUDGETS[part] * _COARSEST**2
+def _has_room(maps: Sequence[Tensor], kind: str) -> bool:
+    return sum(values.numel() for values in maps) <= _BUDGETS[kind] * _COARSEST**2
 
 
 def _evenly(items: Sequence[_Item], most: int) -> list[_Item]:
@@ -160,16 +162,17 @@ def _coarse_enough(maps: Sequence[Tensor], most: int) -> list[Tensor]:
         return list(maps)
     coarse = []
     for values in maps:
-        frames, (rows, cols) = values.shape[:-2], values.shape[-2:]
+        rows, cols = values.shape[-2:]
         size = math.ceil(rows / factor), math.ceil(cols / factor)
         # frames are in place of channels, which torch's layer does not mix
         pooled = adaptive_avg_pool2d(values.reshape(-1, rows, cols), size)
-        coarse.append(pooled.reshape(*frames, *size))
+        coarse.append(pooled.reshape(*values.shape[:-2], *size))
     return coarse
 
 
 def _in_shades(values: np.ndarray) -> tuple[np.ndarray, float, float]:
     """Return uint8 ``[(frames,) rows, cols]`` with the values of 0 and 255."""
-    low, high = float(values.min()), float(values.max())
+    low = float(values.min())
+    high = float(values.max())
     scale = 255 / (high - low) if high > low else 0.0
     return np.rint((values - low) * scale).astype(np.uint8), low, high

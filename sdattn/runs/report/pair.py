@@ -144,7 +144,7 @@ def _first_pins(first: Side, other: Counterpart) -> list[int]:
         both = zip(sides, link, strict=True)
         maps = [side.maps[at] for side, at in both if at is not None]
         if any(is_content_word(heatmap.label) for heatmap in maps):
-            is_thing = any(at in held for at, held in zip(link, things, strict=True))
+            is_thing = any(at in numbers for at, numbers in zip(link, things, strict=True))
             peaks[number] = is_thing, max(heatmap.range[1] for heatmap in maps)
     ordered = sorted(peaks, key=lambda number: peaks[number], reverse=True)
     return [number for number in ordered if number in other.about][:MOST_PINS] or ordered[:1]
