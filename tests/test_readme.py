@@ -9,14 +9,17 @@ import importlib
 import json
 import re
 import runpy
+import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
+import typer
 
 import sdattn
+from sdattn import cli
 from sdattn.models.demos import DEMOS, demo_named
 
 ROOT = Path(__file__).parent.parent
@@ -48,6 +51,17 @@ def test_the_readme_stays_short():
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 110
     assert len(text.split()) <= 1000
+
+
+def test_its_commands_have_the_options_that_are_typed():
+    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
+    lines = [shlex.split(line, comments=True) for line in "".join(blocks).splitlines()]
+    typed = [line[1:] for line in lines if line[:1] == ["sdattn"]]
+    assert {"generate", "show", "explain", "edit", "batch"} == {command for command, *_ in typed}
+    commands = typer.main.get_command(cli.commands).commands
+    for command, *arguments in typed:
+        known = {name for param in commands[command].params for name in param.opts}
+        assert {word for word in arguments if word.startswith("-")} <= known
 
 
 def test_an_index_gets_absolute_links(monkeypatch):

@@ -50,8 +50,7 @@ class _Command(_Literal, TyperCommand):
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            said = error.message.removeprefix("Value error, ")  # pydantic's, in new typers
-            error.message = _with_nearest(said)
+            error.message = _with_nearest(_with_value(error))
             raise
         except Exception as error:
             _advise(error, ctx)
@@ -73,6 +72,14 @@ def _advise(error: Any, ctx: Any) -> None:
         error.possibilities = None
         named = ", ".join(f"`sdattn {name}`" for name in owners)
         error.message += f" ({named} {'has' if len(owners) == 1 else 'have'} {asked})"
+
+
+def _with_value(error: Any) -> str:
+    """Return typer's message; new typers pass on pydantic's, which lacks the value."""
+    said = str(error.message).removeprefix("Value error, ")
+    for problem in getattr(error.__cause__, "errors", list)():
+        said = said.replace("Input", repr(problem["input"]), 1).partition(", unable")[0]
+    return said
 
 
 def _with_nearest(message: str) -> str:

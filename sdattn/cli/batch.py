@@ -49,7 +49,7 @@ def batch(
         ),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="The run's folder, or s3://BUCKET/RUN.")
+        Path | None, typer.Option("--out", "-o", help="The run's folder, or s3://BUCKET/RUN.")
     ] = None,
     model: options.Model = "demo",
     seed: Annotated[

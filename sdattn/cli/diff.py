@@ -9,6 +9,7 @@ from . import options
 from .checks import Checks
 from .common_options import LOADING
 from .output import Output
+from .show import load_item
 
 
 def diff(
@@ -78,7 +79,6 @@ def _of_runs(
     force: bool,
 ) -> tuple[Any, Path]:
     """Return the comparison of two runs, and the folder for it."""
-    from ..batch.reading import open_batch
     from ..files.paths import check_apart, file_name
     from ..runs.diff import diff
     from ..runs.targets import check_target
@@ -89,7 +89,7 @@ def _of_runs(
         check_apart(out, run_a, run_b)
         check_target(out, force=force, kind="diff")
     if item:
-        a, b = open_batch(run_a)[item[0]], open_batch(run_b)[item[-1]]
+        a, b = load_item(run_a, item[0]), load_item(run_b, item[-1])
         names = f"{run_a.resolve().name}/{item[0]}", f"{run_b.resolve().name}/{item[-1]}"
         found = diff(a, b, words=words, names=names)
     else:

@@ -125,7 +125,7 @@ Force = Annotated[bool, typer.Option(help="Replace earlier output of this comman
 
 def folder_named(name: str) -> Any:
     """Return the option --out for a command that writes ``outputs/NAME`` by default."""
-    return typer.Option("--out", help=f"Output folder (default: outputs/{name}).")
+    return typer.Option("--out", "-o", help=f"Output folder (default: outputs/{name}).")
 
 
 _WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()

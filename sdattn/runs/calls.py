@@ -20,14 +20,15 @@ def checked_facts(
     """Return the facts of a pipeline, which is loaded, after :func:`check_call`, if it is a name;
     see :func:`sdattn.loading.pipelines.facts_of`. ``checked`` are further arguments of the
     check."""
+    texts = prompts if isinstance(prompts, list) else [prompts]
     return facts_of(
-        pipe, image, prompts, before=lambda model: check_call(model, prompts, options, **checked)
+        pipe, image, *texts, before=lambda model: check_call(model, texts, options, **checked)
     )
 
 
 def check_call(
     model: str | Path,
-    prompts: object,
+    prompts: list[object],
     options: Options,
     *,
     seed: int | Sequence[int] | None = 0,
@@ -36,13 +37,13 @@ def check_call(
     max_bytes: int | Budget | None = None,
     own: Sequence[str] = (),
 ) -> None:
-    """Raise as the run would for what no model could take. ``own`` are the caller's own options,
-    which a misspelt name may mean."""
-    for text in checked_prompts(prompts):
-        if isinstance(text, str):
-            check_text(text, "prompt")
-            if not text.strip():
-                raise empty_prompt(text)
+    """Raise as the run would for what no model could take. Each of ``prompts`` is one or several;
+    ``own`` are the caller's own options, which a misspelt name may mean."""
+    texts = [text for several in prompts for text in checked_prompts(several)]
+    for text in (text for text in texts if isinstance(text, str)):
+        check_text(text, "prompt")
+        if not text.strip():
+            raise empty_prompt(text)
     if seed is not None:
         several = whole(seed) is None and isinstance(seed, (list, tuple))
         for one in seed if several else [seed]:  # type: ignore[union-attr]

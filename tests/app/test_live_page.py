@@ -102,13 +102,18 @@ def open_app(browser, address):
         page.asked = []
         page.on("request", lambda one: page.asked.append(one.url))
         page.goto(address)
-        page.get_by_role("button", name="Draw").wait_for()
-        page.get_by_text("Loading...").wait_for(state="hidden")  # gradio's own, while it begins
+        wait_until_alive(page)
         return page
 
     yield opened
     for one in contexts:
         one.close()
+
+
+def wait_until_alive(page):
+    """Wait until gradio, which says that it is loading, has begun."""
+    page.get_by_role("button", name="Draw").wait_for()
+    page.get_by_text("Loading...").wait_for(state="hidden")
 
 
 def say(page, prompt, **settings):
@@ -350,6 +355,8 @@ def test_words_that_the_demo_never_learnt_are_told_next_to_the_image_each_time(o
         page.get_by_role("button", name="Draw", exact=True).click()
         warning.wait_for(state="hidden")  # what the run before said is gone
         warning.wait_for()
+        red, green, _ = warning.evaluate("(p) => getComputedStyle(p).color.match(/\\d+/g)")
+        assert int(green) > int(red) / 2  # it is no error, which is red
     shown(page, "a zebra")
     page.get_by_label("Prompt", exact=True).fill("a cat")
     page.get_by_role("button", name="Draw", exact=True).click()
@@ -413,10 +420,16 @@ def test_further_texts_are_mapped_as_by_the_command(open_app):
     assert titles <= {*frame.locator(".further h3").all_inner_texts()}
 
 
+# Measured at once: the page scrolls to what it says.
+BELOW = """(field) => document.getElementById("error").getBoundingClientRect().top
+  - field.getBoundingClientRect().bottom"""
+
+
 def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_folder):
     page, before = open_app(1280), len(trouble(served_folder))
     page.evaluate("localStorage.setItem('sdattn-runs', 'of another server')")
     page.reload()
+    wait_until_alive(page)
     say(page, "a cat", Width="64", Height="64")
     draw = page.get_by_role("button", name="Draw")
     wrong = [("Prompt", " ", "is empty"), ("Width", "250", "multiple of")]
@@ -429,8 +442,7 @@ def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_fol
         page.get_by_role("alert").filter(has_text=text).wait_for()
         assert field.get_attribute("aria-describedby") == "error"  # it stands below its field
         assert field.get_attribute("aria-invalid") == "true"
-        above, below = field.bounding_box(), page.locator("#error").bounding_box()
-        assert 0 <= below["y"] - above["y"] - above["height"] < 40
+        assert 0 <= field.evaluate(BELOW) < 40
         for button in ("Draw", "Stop"):
             page.get_by_role("button", name=button).click(trial=True, force=button == "Stop")
         field.fill("64" if name == "Width" else "a cat" if name == "Prompt" else "1")

@@ -61,6 +61,8 @@ def test_wrong_usage_is_exit_code_2(invoke, arguments):
         (("explain", "a cat", "my photo.jpg"), "explain 'my photo.jpg' 'a cat'"),
         (("show", "run", "--steps", "4"), "`sdattn generate`"),
         (("generate", "an", "owl"), "quotes"),
+        (("generate", "owl", "--steps", "three"), "'--steps': 'three' "),
+        (("edit", "owl", "cat", "--null-text"), "--null-text needs --image"),
         (("generate", "owl", "--num_inference_steps", "4"), "--steps"),
     ],
 )

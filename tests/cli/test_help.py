@@ -44,6 +44,11 @@ def test_a_short_h_is_help_everywhere(invoke, command):
     assert invoke(*command, "-h") == invoke(*command, "--help")
 
 
+def test_wherever_out_is_o_is_too():
+    names = [param.opts for command in COMMANDS.values() for param in command.params]
+    assert [own for own in names if "--out" in own] == 6 * [["--out", "-o"]]
+
+
 def test_the_help_of_generate_is_in_panels(invoke):
     _, out, _ = invoke("generate", "-h")
     panels = re.findall(r"^╭─ (\w+) ─", out, re.M)

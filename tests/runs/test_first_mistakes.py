@@ -62,6 +62,9 @@ def test_what_is_no_pipeline_is_refused_as_capture_refuses(call, pipe):
 def test_swapped_arguments_are_refused(pipe):
     with pytest.raises(TypeError, match="pipeline first"):
         generate(PROMPT, pipe)
+    for swapped in ((pipe, "a dog"), ("a dog", pipe)):
+        with pytest.raises(TypeError, match="pipeline first"):
+            edit_image(PROMPT, *swapped)
     with pytest.raises(TypeError, match="prompt"):
         explain(pipe, PROMPT, PHOTO)
 
