@@ -5,21 +5,17 @@ scripts/docs checks the rest: it runs the notebooks and builds the site strictly
 """
 
 import gc
-import importlib
 import json
 import re
 import runpy
-import shlex
 import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
 import pytest
-import typer
 
 import sdattn
-from sdattn import cli
 from sdattn.models.demos import DEMOS, demo_named
 
 ROOT = Path(__file__).parent.parent
@@ -53,15 +49,10 @@ def test_the_readme_stays_short():
     assert len(text.split()) <= 1000
 
 
-def test_its_commands_have_the_options_that_are_typed():
-    blocks = re.findall(r"```sh\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL)
-    lines = [shlex.split(line, comments=True) for line in "".join(blocks).splitlines()]
-    typed = [line[1:] for line in lines if line[:1] == ["sdattn"]]
-    assert {"generate", "show", "explain", "edit", "batch"} == {command for command, *_ in typed}
-    commands = typer.main.get_command(cli.commands).commands
-    for command, *arguments in typed:
-        known = {name for param in commands[command].params for name in param.opts}
-        assert {word for word in arguments if word.startswith("-")} <= known
+def test_the_readme_has_each_command_that_makes_maps():
+    """Their options are checked with those of all pages, in tests/cli/test_clusters.py."""
+    typed = re.findall(r"^sdattn (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"generate", "show", "explain", "edit", "batch"} <= {*typed}
 
 
 def test_an_index_gets_absolute_links(monkeypatch):
@@ -133,22 +124,6 @@ def test_notebooks_are_kept_without_outputs(notebook):
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert code
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
-
-
-@pytest.mark.parametrize("module", ["", ".attention", ".edit", ".batch", ".models"])
-def test_the_api_has_every_public_name(module):
-    entries = set()
-    for page in (ROOT / "docs" / "api").glob("*.md"):
-        entries |= set(re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
-    public = {
-        f"sdattn{module}.{name}" for name in importlib.import_module(f"sdattn{module}").__all__
-    }
-    pages = {
-        f"sdattn.{room}" for room in ("attention", "batch", "edit", "errors", "figures", "models")
-    }
-    # at the top of sdattn as well
-    again = {f"sdattn.attention.Torch{kind}Processor" for kind in ("Attn", "Joint")}
-    assert public - entries <= pages | again
 
 
 def test_the_citation_names_this_version():

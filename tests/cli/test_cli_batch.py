@@ -9,6 +9,7 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from helpers.command_lines import said
 from helpers.demo_words import THING
 from helpers.tiers import tiered
 
@@ -209,7 +210,7 @@ def test_batches_that_cannot_be(invoke, arguments, code, message):
     Path("prompts.txt").write_text("a red cat\n")
     found, _, err = invoke(*arguments)
     assert found == code
-    assert message in " ".join(err.replace("│", " ").split())
+    assert message in said(err)
     assert os.listdir() == ["prompts.txt"]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.command_lines import said
 from helpers.demo_words import OTHER, PROMPT, THING
 from helpers.tiers import tiered
 from PIL import Image
@@ -30,11 +31,6 @@ def folders(demo, tmp_path_factory):
         run = generate(demo, PROMPT, num_inference_steps=2, capture_options=options)
         run.save(folder / name)
     return folder
-
-
-def said(text):
-    """What was printed, without the frame around it and the lines it was broken into."""
-    return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
 
 
 def assert_is(path, kind):

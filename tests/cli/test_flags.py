@@ -6,10 +6,9 @@ from importlib.metadata import version
 
 import pytest
 import torch
-import typer
+from helpers.command_lines import COMMANDS
 from PIL import Image
 
-from sdattn import cli
 from sdattn.cli.failures import exit_code, reason
 from sdattn.cli.flags import spelled
 from sdattn.errors import (
@@ -21,8 +20,6 @@ from sdattn.errors import (
     OptionError,
     RunError,
 )
-
-COMMANDS = typer.main.get_command(cli.commands).commands
 
 
 @pytest.mark.parametrize(
@@ -152,13 +149,3 @@ def test_raw_errors_of_the_system_and_of_allocators_say_what_to_do():
     text = reason(full, COMMANDS["generate"])
     assert "another 4.1 GB" in text and "--width" in text
     assert "21.5 GB" in reason(RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."))
-
-
-def test_maps_of_a_negative_prompt_need_one(invoke):
-    code, _, err = invoke("generate", "a cat", "--negative-maps")
-    assert code == 2 and "--negative-maps needs --negative." in err
-
-
-def test_an_option_by_its_name_in_python_is_told_by_its_own(invoke):
-    code, _, err = invoke("generate", "a cat", "--num-inference-steps", "3")
-    assert code == 2 and "--steps" in err
