@@ -3,7 +3,7 @@
 Commands import torch and diffusers only when they run, so that help, the version and completion
 come at once. `options` holds options of several commands, `common_options` options of all commands
 and of all that load a model, `checks` refuses what needs no model, and `config` their defaults from
-a file. `panels` has the order of their help. `output` and `printing` print results, `failures`
+a file. `output` and `printing` print results, `failures`
 errors; `flags` spells the options in the library's messages as a command has them. To add a
 command, add a module and name it here. Its parameters have the library's names, so that errors
 about them name the flags that were typed.
@@ -22,7 +22,35 @@ from ..errors import did_you_mean
 from . import app, batch, diff, edit, explain, generate, info, show
 from .common_options import with_common_options
 from .failures import exit_code, failure
-from .panels import put_in_panels
+
+# Panels of a command's help, in order. An option in none is the command's own and comes first.
+_PANELS = {
+    "Image": (
+        "seed",
+        "num_inference_steps",
+        "guidance_scale",
+        "negative_prompt",
+        "width",
+        "height",
+        "num_frames",
+    ),
+    "Heatmaps": ("preset", "refine", "ask", "causal", "keep", "negative_maps"),
+    "Output": ("folder", "force", "json_", "quiet"),
+    "Model": ("model", "device", "dtype", "lora", "scheduler"),
+    "Advanced": (
+        "set_",
+        "max_bytes",
+        "variant",
+        "revision",
+        "quantization",
+        "offload",
+        "tokenizer",
+        "config",
+        "config_file",
+        "help",
+    ),
+}
+_PLACES = {name: panel for panel, names in _PANELS.items() for name in names}
 
 
 class _Literal:
@@ -44,7 +72,12 @@ def _literal(text: str) -> str:
 
 class _Command(_Literal, TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return put_in_panels(super().get_params(ctx))
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if param.param_type_name == "option":
+                param.rich_help_panel = _PLACES.get(param.name)
+        order = [None, *_PANELS]
+        return sorted(params, key=lambda param: order.index(_PLACES.get(param.name)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:

@@ -13,7 +13,11 @@ _Found = TypeVar("_Found")
 
 
 _FLAGS = {  # the pipeline's options that commands have flags for
-    *("num_inference_steps", "guidance_scale", "negative_prompt", "width", "height"),
+    "num_inference_steps",
+    "guidance_scale",
+    "negative_prompt",
+    "width",
+    "height",
     "num_frames",
 }
 
@@ -64,7 +68,8 @@ class Checks:
         further = set(given) - _FLAGS
         if further and not self._failed:  # it takes seconds
             where = loading or {}
-            revision, config = where.get("revision"), where.get("config")
+            revision = where.get("revision")
+            config = where.get("config")
             self.run(check_names, model, sorted(further), revision=revision, config=config)
         if (how := self.run(lambda: LoadingOptions(**(loading or {})))) is not None:
             self.run(how.check_files, model)

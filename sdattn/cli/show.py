@@ -98,8 +98,13 @@ def show(
     """
     if words_ is not None:
         words = [*(words or ()), *names_of(words_)]
-    style: dict[str, Any] = {"cmap": cmap, "show_axes": show_axes, "own_scale": own_scale}
-    style |= {"colorbar": colorbar, "width": _width(width)}
+    style: dict[str, Any] = {
+        "cmap": cmap,
+        "show_axes": show_axes,
+        "own_scale": own_scale,
+        "colorbar": colorbar,
+        "width": _width(width),
+    }
     is_styled = bool(dpi) or style != _USUAL
     for is_wrong, text in (
         (figure and animate, "Pass --figure or --animate, each has a file of its own."),
@@ -148,7 +153,10 @@ def _free_file(out: Path | None, formats: Collection[str], force: bool) -> Path:
 
 
 _USUAL = {
-    **{"cmap": "inferno", "show_axes": True, "own_scale": None, "colorbar": True},
+    "cmap": "inferno",
+    "show_axes": True,
+    "own_scale": None,
+    "colorbar": True,
     "width": None,
 }
 
