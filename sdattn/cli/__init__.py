@@ -22,18 +22,11 @@ from ..errors import did_you_mean
 from . import app, batch, diff, edit, explain, generate, info, show
 from .common_options import with_common_options
 from .failures import exit_code, failure
+from .options import OF_PIPELINES
 
 # Panels of a command's help, in order. An option in none is the command's own and comes first.
 _PANELS = {
-    "Image": (
-        "seed",
-        "num_inference_steps",
-        "guidance_scale",
-        "negative_prompt",
-        "width",
-        "height",
-        "num_frames",
-    ),
+    "Image": ("seed", *OF_PIPELINES),
     "Heatmaps": ("preset", "refine", "ask", "causal", "keep", "negative_maps"),
     "Output": ("folder", "force", "json_", "quiet"),
     "Model": ("model", "device", "dtype", "lora", "scheduler"),

@@ -46,7 +46,7 @@ def exit_code(error: Exception) -> int:
     return 2 if isinstance(error, (*wrong, *paths, MissingPackageError)) or is_hosts else 1
 
 
-def failure(error: Exception, command: Any | None = None) -> str:
+def failure(error: Exception, command: Any = None) -> str:
     """Return the text printed for an error that ends a command: one line with the reason, or for a
     bug the traceback and how to report it."""
     if not is_bug(error):
@@ -55,7 +55,7 @@ def failure(error: Exception, command: Any | None = None) -> str:
     return f"{lines}{_versions()}\nsdattn: {_REPORT}"
 
 
-def reason(error: Exception, command: Any | None = None) -> str:
+def reason(error: Exception, command: Any = None) -> str:
     """Return an error's message in one line, with a command's flags if one is running, and with the
     type if it was not written for users."""
     if isinstance(error, OSError):

@@ -128,10 +128,18 @@ def folder_named(name: str) -> Any:
     return typer.Option("--out", "-o", help=f"Output folder (default: outputs/{name}).")
 
 
+OF_PIPELINES = (  # options of the pipeline's call that have a flag
+    "num_inference_steps",
+    "guidance_scale",
+    "negative_prompt",
+    "width",
+    "height",
+    "num_frames",
+)
 _WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
-    *("spots", "max_bytes", "num_inference_steps", "guidance_scale", "negative_prompt"),
-    *("width", "height", "num_frames"),
+    *("spots", "max_bytes"),
+    *OF_PIPELINES,
 }
 
 
@@ -207,10 +215,8 @@ def load(
         gc.enable()
     from ..loading.devices import device_of
     from ..loading.options import options_of
-    from ..models.threads import limit_threads
 
     name = str(pipe.dtype).removeprefix("torch.")
-    limit_threads(pipe)
     how = options_of(pipe)
     output.note(
         f"{type(pipe).__name__} {model} on {device_of(pipe)} in {name}{f', {how}' if how else ''}"

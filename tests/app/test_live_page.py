@@ -480,6 +480,12 @@ def until(messages, kind):
     return next(one for one in messages if one["msg"] == kind)
 
 
+def completed(port, session):
+    """What a session's job ended with."""
+    with listening(port, session) as messages:
+        return until(messages, "process_completed")
+
+
 def test_nobody_passes_the_queue_by(port):
     for path in ("/gradio_api/run/draw", "/gradio_api/api/draw"):
         body = json.dumps({"data": ["a red cat", 0, *FOLDED[:2], 1, *FOLDED[2:]]})
@@ -508,8 +514,7 @@ def upload(port, data):
 def explained(port, session, path):
     photo = {"path": path, "orig_name": "a.png", "meta": {"_type": "gradio.FileData"}}
     call(port, session, "explain", [photo, "a cat", "", "default", False])
-    with listening(port, session) as messages:
-        return json.dumps(until(messages, "process_completed")["output"])
+    return json.dumps(completed(port, session)["output"])
 
 
 def test_only_what_was_uploaded_is_explained_and_no_address_is_fetched(port, tmp_path):
@@ -538,21 +543,14 @@ def test_an_image_that_was_stopped_or_whose_page_was_closed_is_given_up(port, se
     with listening(port, "closed") as messages:
         until(messages, "progress")
     join(port, "second", steps=1)
-    with listening(port, "second") as messages:
-        done = until(messages, "process_completed")
-    assert done["success"]
+    assert completed(port, "second")["success"]
     call(port, "second", "keep", [None, []])
-    with listening(port, "second") as messages:
-        done = until(messages, "process_completed")
+    done = completed(port, "second")
     assert done["success"] and "iframe" in done["output"]["data"][3]
     call(port, "second", "keep", [None, []])  # it is held no longer
-    with listening(port, "second") as messages:
-        kept = until(messages, "process_completed")["output"]["data"]
-    assert "iframe" not in json.dumps(kept)
+    assert "iframe" not in json.dumps(completed(port, "second")["output"]["data"])
     join(port, "third", steps=1, seed=None)  # draws nothing
-    with listening(port, "third") as messages:
-        done = until(messages, "process_completed")
-    assert "seed is empty" in json.dumps(done["output"]["data"])
+    assert "seed is empty" in json.dumps(completed(port, "third")["output"]["data"])
     calls = lines_of(served_folder)[before:]
     assert 3 <= len(calls) < 100  # of 201
     assert {*calls} == {"pass 2"}  # capture's hook, and one of the progress

@@ -9,17 +9,7 @@ from helpers.demo_words import THING
 from PIL import Image, ImageChops
 
 from sdattn import load_run
-from sdattn.batch import Outcome
 from sdattn.cli.repeating import options_of_run
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The requests that `sdattn batch` makes."""
-    seen = []
-    nothing = Outcome(0, 0, 0, 0, 0, None, seconds=1.0)
-    monkeypatch.setattr("sdattn.batch.run.run_batch", lambda asked: seen.append(asked) or nothing)
-    return seen
 
 
 def test_a_toml_file_has_the_defaults_and_what_is_typed_wins(invoke, asked):

@@ -1,7 +1,6 @@
 """The options of loading, on every command that loads a model."""
 
 import json
-import os
 from dataclasses import fields
 from pathlib import Path
 from typing import get_args
@@ -15,29 +14,12 @@ from helpers.loras import save_lora
 from helpers.tiny_pipelines import small_pipeline
 from safetensors.torch import save_file
 
-from sdattn.cli import common_options, options
+from sdattn.cli import common_options
 from sdattn.cli.common_options import LOADING
 from sdattn.loading.options import OFFLOADS, LoadingOptions
 
 LOADING_COMMANDS = ("generate", "explain", "edit", "diff", "batch", "info", "app")
 SMALL = ("--steps", "2", "--width", "64", "--height", "64", "--device", "cpu")
-
-
-@pytest.mark.parametrize(
-    ("size", "own", "chosen"),
-    [(10**9, {}, [1]), (1, {}, []), (10**9, {"OMP_NUM_THREADS": "2"}, [])],
-)
-@pytest.mark.slow
-def test_a_small_model_on_a_cpu_runs_in_one_thread(model, monkeypatch, size, own, chosen):
-    told = []
-    monkeypatch.setattr("torch.get_num_threads", os.cpu_count)
-    monkeypatch.setattr("torch.set_num_threads", told.append)
-    monkeypatch.setattr("sdattn.models.threads.SMALL", size)
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    for name, value in own.items():
-        monkeypatch.setenv(name, value)
-    options.load(model, "cpu", None)
-    assert told == chosen
 
 
 @pytest.fixture(scope="module")
