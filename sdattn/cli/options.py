@@ -163,7 +163,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 def names_of(text: str) -> tuple[str, ...]:
     """Read names with commas between."""
-    return tuple(filter(None, (name.strip() for name in text.split(","))))
+    return tuple(filter(None, map(str.strip, text.split(","))))
 
 
 def threshold_of(text: str | None) -> float | str | None:
@@ -209,7 +209,11 @@ def load(
     # through again, neither while the command runs nor when Python ends.
     gc.disable()
     try:
-        pipe = _loaded(model, device, dtype, loading)
+        from ..loading.pipelines import load_pipeline
+        from ..loading.quiet import quiet_libraries
+
+        quiet_libraries()
+        pipe = load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
     finally:
         gc.freeze()
         gc.enable()
@@ -224,11 +228,3 @@ def load(
     if output.quiet:
         pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def _loaded(model: str, device: str | None, dtype: str | None, loading: Loading) -> Any:
-    from ..loading.pipelines import load_pipeline
-    from ..loading.quiet import quiet_libraries
-
-    quiet_libraries()
-    return load_pipeline(model, device=device, dtype=dtype, **(loading or {}))

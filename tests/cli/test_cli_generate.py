@@ -101,7 +101,7 @@ def test_maps_beyond_max_memory_are_refused_in_the_words_that_are_typed(invoke, 
 def test_folders_that_cannot_be_written_are_refused_before_the_model_is_loaded(
     invoke, model, monkeypatch, each
 ):
-    monkeypatch.setattr("sdattn.cli.options._loaded", lambda *_: pytest.fail("loaded"))
+    monkeypatch.setattr("sdattn.cli.options.load", lambda *_: pytest.fail("loaded"))
     os.makedirs("run-1")
     with open("run-1/thesis.txt", "w", encoding="utf-8") as file:
         file.write("mine")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from itertools import product
 
 import numpy as np
 import pytest
@@ -14,12 +13,9 @@ from PIL import Image, ImageFilter
 from scripts.scene_checker import find_objects, match
 from scripts.scenes import emoji
 from scripts.scenes.shapes import (
-    BACKGROUNDS,
-    COLOURS,
     SHAPES,
     Scene,
     SceneObject,
-    cell_centres,
     random_scene,
 )
 from sdattn.models.demos import DEMOS, demo_named
@@ -58,20 +54,6 @@ AREAS = {
 def test_a_mask_has_the_area_that_geometry_gives_the_shape(shape):
     mask = alone(shape).masks(800)[0]
     assert mask.mean() == pytest.approx(AREAS[shape] * RADIUS**2, rel=0.01)
-
-
-def test_an_image_is_the_mean_of_points_of_the_whole_square():
-    rng = np.random.default_rng(8)
-    beyond = SceneObject("pink", "star", (0.95, 0.02), 0.2)
-    outside = SceneObject("blue", "ring", (2.0, -1.0), 0.2)
-    scenes = [random_scene(rng) for _ in range(6)] + [Scene((beyond, outside), "and", "white")]
-    for scene, (size, fine) in product(scenes, [(64, 4), (37, 3)]):
-        wanted = np.full((size, size, 3), BACKGROUNDS[scene.background], dtype=float)
-        for thing in scene.objects:
-            points = thing.covers(*cell_centres(size * fine)).astype(float)
-            cover = points.reshape(size, fine, size, fine).mean((1, 3))[..., None]
-            wanted = wanted * (1 - cover) + np.array(COLOURS[thing.colour]) * cover
-        assert abs(scene.draw(size, fine) - wanted).max() <= 0.5 + 1e-9
 
 
 @pytest.mark.parametrize("name", DEMOS)
