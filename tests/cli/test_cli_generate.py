@@ -108,3 +108,9 @@ def test_folders_that_cannot_be_written_are_refused_before_the_model_is_loaded(
     asked = ("--set", f"{each}=2", "--out", "run", "--model", model)
     code, _, err = invoke("generate", "a cat", *asked)
     assert code == 2 and "run-1 exists already. Choose another --out" in err
+
+
+def test_a_misspelt_argument_of_the_pipeline_is_told_before_the_load(invoke, model, monkeypatch):
+    monkeypatch.setattr("sdattn.cli.options.load", lambda *_: pytest.fail("loaded"))
+    code, _, err = invoke("generate", "a cat", "--model", model, "--set", "guidance_rscale=0.1")
+    assert code == 2 and "Did you mean 'guidance_rescale'?" in err
