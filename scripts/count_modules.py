@@ -46,10 +46,8 @@ class Count:
 
     def _note(self, frame: FrameType, event: str, _: object) -> None:
         module, caller = _module(frame), frame.f_back
-        if event != "call" or module.partition(".")[0] != "sdattn":
+        if event != "call" or not _is_ours(frame) or _is_import(frame):
             return
-        if _is_body(frame) or (caller is not None and _is_body(caller)):
-            return  # an import
         self.calls[module, frame.f_code.co_name] += 1
         self.between += caller is not None and _module(caller) != module
 
@@ -58,9 +56,17 @@ def _module(frame: FrameType) -> str:
     return str(frame.f_globals.get("__name__"))
 
 
-def _is_body(frame: FrameType) -> bool:
-    """Check whether a frame runs the body of a module or a class."""
-    return not frame.f_code.co_flags & inspect.CO_OPTIMIZED
+def _is_ours(frame: FrameType) -> bool:
+    return _module(frame).partition(".")[0] == "sdattn"
+
+
+def _is_import(frame: FrameType | None) -> bool:
+    """Check whether a frame runs the body of a module or a class of ours, or what one called."""
+    while frame is not None:
+        if _is_ours(frame) and not frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+            return True
+        frame = frame.f_back
+    return False
 
 
 def of_generate(pipe: Any) -> Count:

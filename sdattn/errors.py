@@ -46,7 +46,9 @@ class OptionError(InvalidValueError):
 
     def __init__(self, option: str, value: object, advice: str):
         super().__init__(f"`{option}={value!r}`: {advice}")
-        self.option, self.value, self.advice = option, value, advice
+        self.option = option
+        self.value = value
+        self.advice = advice
 
     def __reduce__(self) -> tuple[Any, ...]:
         held = dict(vars(self))

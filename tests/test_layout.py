@@ -166,7 +166,7 @@ def test_every_public_name_is_in_the_table_and_in_what_type_checkers_read():
     assert all(getattr(sdattn, name) is not None for name in sdattn.__all__)
 
 
-@pytest.mark.parametrize("module", ["", "attention", "batch", "edit", "figures"])
+@pytest.mark.parametrize("module", ["", "attention", "batch", "edit", "figures", "models"])
 def test_every_public_name_has_an_entry_in_the_api_pages(module):
     pages = (TESTS.parent / "docs" / "api").glob("*.md")
     entries = {

@@ -5,7 +5,6 @@ scripts/docs checks the rest: it runs the notebooks and builds the site strictly
 """
 
 import gc
-import importlib
 import json
 import re
 import runpy
@@ -48,6 +47,12 @@ def test_the_readme_stays_short():
     text = README.read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 110
     assert len(text.split()) <= 1000
+
+
+def test_the_readme_has_each_command_that_makes_maps():
+    """Their options are checked with those of all pages, in tests/cli/test_clusters.py."""
+    typed = re.findall(r"^sdattn (\w+)", README.read_text(encoding="utf-8"), re.MULTILINE)
+    assert {"generate", "show", "explain", "edit", "batch"} <= {*typed}
 
 
 def test_an_index_gets_absolute_links(monkeypatch):
@@ -119,22 +124,6 @@ def test_notebooks_are_kept_without_outputs(notebook):
     code = [cell for cell in cells if cell["cell_type"] == "code"]
     assert code
     assert all(not cell["outputs"] and cell["execution_count"] is None for cell in code)
-
-
-@pytest.mark.parametrize("module", ["", ".attention", ".edit", ".batch", ".models"])
-def test_the_api_has_every_public_name(module):
-    entries = set()
-    for page in (ROOT / "docs" / "api").glob("*.md"):
-        entries |= set(re.findall(r"^::: (\S+)$", page.read_text(encoding="utf-8"), re.MULTILINE))
-    public = {
-        f"sdattn{module}.{name}" for name in importlib.import_module(f"sdattn{module}").__all__
-    }
-    pages = {
-        f"sdattn.{room}" for room in ("attention", "batch", "edit", "errors", "figures", "models")
-    }
-    # at the top of sdattn as well
-    again = {f"sdattn.attention.Torch{kind}Processor" for kind in ("Attn", "Joint")}
-    assert public - entries <= pages | again
 
 
 def test_the_citation_names_this_version():

@@ -263,7 +263,7 @@ FAULTS = [
     # cli
     Fault(
         "cli/flags.py",
-        "return off[0] if off else named[0]",
+        "return option.secondary_opts[0] if option.secondary_opts else None",
         "return on",
         "the advice is the flag for the opposite",
         ("cli/test_flags.py",),

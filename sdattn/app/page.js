@@ -28,6 +28,7 @@ function tellError(told) {
   if (!told?.text) return [];
   const field = document.getElementById(`${told.form}-${told.field}`) ?? document.getElementById(`${told.form}-`);
   const said = Object.assign(document.createElement("p"), { id: "error", role: "alert", textContent: told.text });
+  said.classList.toggle("warning", told.is_warning === true);
   const input = field.querySelector("input, textarea");
   input?.setAttribute("aria-describedby", "error");
   input?.setAttribute("aria-invalid", "true");

@@ -65,7 +65,8 @@ def build_app(pipe: Any, kept: RecentRuns, example: RecentRun) -> Any:
                 )
             with gradio.Column(scale=3, min_width=320):
                 view, stop = _view(example)
-        live, seen = Live(pipe, kept, app), gradio.BrowserState([], storage_key=_STORED)
+        live = Live(pipe, kept, app)
+        seen = gradio.BrowserState([], storage_key=_STORED)
         drawn = gradio.State()  # a run, until it is kept
         told = gradio.JSON(visible=False)  # an error with its field, or warnings, see page.js
         jobs = []

@@ -39,7 +39,8 @@ def _image(pipe: Any, noisy: torch.Tensor, timestep: Any, output: torch.Tensor) 
     kind = pipe.scheduler.config.prediction_type
     signal = pipe.scheduler.alphas_cumprod.to(noisy.device)[timestep.long().flatten()[-1]]
     output = output[-1:]  # with guidance the last row is the prompt's
-    noisy, noise = noisy[-1:, : output.shape[1]], 1 - signal
+    noisy = noisy[-1:, : output.shape[1]]
+    noise = 1 - signal
     clean = {
         "epsilon": (noisy - noise.sqrt() * output) / signal.sqrt(),
         "v_prediction": signal.sqrt() * noisy - noise.sqrt() * output,

@@ -24,7 +24,6 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
     gradio = import_gradio()
     from starlette.middleware import Middleware
 
-    sans, mono = ["system-ui", "sans-serif"], ["ui-monospace", "monospace"]
     return {
         "server_name": host,
         "server_port": port,
@@ -39,7 +38,9 @@ def launch_settings(host: str, port: int | None) -> dict[str, Any]:
         "footer_links": [],
         "head": f"<script>{(_HERE / 'page.js').read_text()}</script>",
         "css": (_HERE / "page.css").read_text(),
-        "theme": gradio.themes.Default(font=sans, font_mono=mono).set(  # default fonts are online
+        "theme": gradio.themes.Default(  # whose own fonts are online
+            font=["system-ui", "sans-serif"], font_mono=["ui-monospace", "monospace"]
+        ).set(
             **{f"button_primary_background_fill{mode}": "*primary_700" for mode in ("", "_dark")},
             **{f"button_primary_background_fill_hover{m}": "*primary_800" for m in ("", "_dark")},
             block_info_text_color="*neutral_600",
@@ -80,7 +81,8 @@ class OwnPages:
 
     def __init__(self, app: Any, host: str):
         name = socket.gethostname().lower()
-        self.app, self.names = app, {"localhost", host.lower(), name, f"{name}.local"}
+        self.app = app
+        self.names = {"localhost", host.lower(), name, f"{name}.local"}
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         headers = {name: value.decode("latin-1") for name, value in scope.get("headers", ())}
@@ -92,7 +94,8 @@ class OwnPages:
         await send({"type": "http.response.body", "body": refusal.encode()})
 
     def _refusal(self, headers: dict[bytes, str]) -> str:
-        host, origin = headers.get(b"host", ""), headers.get(b"origin")
+        host = headers.get(b"host", "")
+        origin = headers.get(b"origin")
         try:  # any IP address passes, since another site's page has its own name
             name = urlsplit(f"//{host}").hostname or ""
             is_here = name in self.names or bool(ip_address(name))

@@ -3,7 +3,7 @@
 Commands import torch and diffusers only when they run, so that help, the version and completion
 come at once. `options` holds options of several commands, `common_options` options of all commands
 and of all that load a model, `checks` refuses what needs no model, and `config` their defaults from
-a file. `panels` has the order of their help. `output` and `printing` print results, `failures`
+a file. `output` and `printing` print results, `failures`
 errors; `flags` spells the options in the library's messages as a command has them. To add a
 command, add a module and name it here. Its parameters have the library's names, so that errors
 about them name the flags that were typed.
@@ -22,7 +22,28 @@ from ..errors import did_you_mean
 from . import app, batch, diff, edit, explain, generate, info, show
 from .common_options import with_common_options
 from .failures import exit_code, failure
-from .panels import put_in_panels
+from .options import OF_PIPELINES
+
+# Panels of a command's help, in order. An option in none is the command's own and comes first.
+_PANELS = {
+    "Image": ("seed", *OF_PIPELINES),
+    "Heatmaps": ("preset", "refine", "ask", "causal", "keep", "negative_maps"),
+    "Output": ("folder", "force", "json_", "quiet"),
+    "Model": ("model", "device", "dtype", "lora", "scheduler"),
+    "Advanced": (
+        "set_",
+        "max_bytes",
+        "variant",
+        "revision",
+        "quantization",
+        "offload",
+        "tokenizer",
+        "config",
+        "config_file",
+        "help",
+    ),
+}
+_PLACES = {name: panel for panel, names in _PANELS.items() for name in names}
 
 
 class _Literal:
@@ -44,14 +65,18 @@ def _literal(text: str) -> str:
 
 class _Command(_Literal, TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
-        return put_in_panels(super().get_params(ctx))
+        params: list[Any] = super().get_params(ctx)
+        for param in params:
+            if param.param_type_name == "option":
+                param.rich_help_panel = _PLACES.get(param.name)
+        order = [None, *_PANELS]
+        return sorted(params, key=lambda param: order.index(_PLACES.get(param.name)))
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         try:
             return super().parse_args(ctx, args)
         except typer.BadParameter as error:
-            said = error.message.removeprefix("Value error, ")  # pydantic's, in new typers
-            error.message = _with_nearest(said)
+            error.message = _with_nearest(_with_value(error))
             raise
         except Exception as error:
             _advise(error, ctx)
@@ -73,6 +98,14 @@ def _advise(error: Any, ctx: Any) -> None:
         error.possibilities = None
         named = ", ".join(f"`sdattn {name}`" for name in owners)
         error.message += f" ({named} {'has' if len(owners) == 1 else 'have'} {asked})"
+
+
+def _with_value(error: Any) -> str:
+    """Return typer's message; new typers pass on pydantic's, which lacks the value."""
+    said = str(error.message).removeprefix("Value error, ")
+    for problem in getattr(error.__cause__, "errors", list)():
+        said = said.replace("Input", repr(problem["input"]), 1).partition(", unable")[0]
+    return said
 
 
 def _with_nearest(message: str) -> str:

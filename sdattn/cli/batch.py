@@ -6,7 +6,7 @@ from contextlib import suppress
 from datetime import datetime, timedelta
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -22,6 +22,10 @@ from ..files.terminal import counted, say
 from . import options
 from .checks import Checks
 from .output import Output
+
+if TYPE_CHECKING:
+    from ..batch.request import Outcome, Request
+    from ..files.addresses import AnyPath
 
 _LAUNCHED = {  # what launchers set: torchrun and accelerate launch, and Ray for its jobs
     "TORCHELASTIC_RUN_ID",
@@ -49,7 +53,7 @@ def batch(
         ),
     ] = None,
     folder: Annotated[
-        Path | None, typer.Option("--out", help="The run's folder, or s3://BUCKET/RUN.")
+        Path | None, typer.Option("--out", "-o", help="The run's folder, or s3://BUCKET/RUN.")
     ] = None,
     model: options.Model = "demo",
     seed: Annotated[
@@ -244,7 +248,7 @@ def batch(
     _run(output, request)
 
 
-def _run(output: Output, request: Any) -> None:
+def _run(output: Output, request: "Request") -> None:
     from ..batch.run import run_batch
     from ..files.addresses import path_of
 
@@ -263,7 +267,7 @@ def _run(output: Output, request: Any) -> None:
     raise typer.Exit(0 if is_all and is_launched else outcome.exit_code)
 
 
-def _is_begun(out: Any) -> bool:
+def _is_begun(out: "AnyPath") -> bool:
     with suppress(OSError):
         return bool((out / "batch.json").exists())
     return False
@@ -277,7 +281,7 @@ def _part(text: str) -> tuple[int, int]:
     raise typer.BadParameter(why, param_hint="--part")
 
 
-def _print_forecast(output: Output, request: Any) -> None:
+def _print_forecast(output: Output, request: "Request") -> None:
     from ..batch.run import forecast
 
     found = forecast(request)
@@ -294,11 +298,11 @@ def _print_forecast(output: Output, request: Any) -> None:
     output.answer(found._asdict())
 
 
-def _noun(request: Any) -> str:
+def _noun(request: "Request") -> str:
     return "line" if request.photos is None else "photo"
 
 
-def _print_outcome(output: Output, outcome: Any, out: Any, noun: str) -> None:
+def _print_outcome(output: Output, outcome: "Outcome", out: "AnyPath", noun: str) -> None:
     from .printing import print_rows
 
     text = f"{out}/: {outcome.whole:,} of {counted(outcome.items, 'item')}"
@@ -327,7 +331,8 @@ def _print_status(output: Output, run: Path) -> None:
     from ..batch.reading import status
     from ..files.addresses import path_of
 
-    now, run_at = status(run), path_of(run)
+    now = status(run)
+    run_at = path_of(run)
     whole = f"{counted(now.whole, 'item')} {'is' if now.whole == 1 else 'are'} whole"
     lines = [
         f"{run_at}/: {whole}, the input has {now.items:,}",
@@ -350,7 +355,8 @@ def _verify(output: Output, run: Path) -> None:
     from ..batch.checking import verify
     from ..files.addresses import path_of
 
-    (number, problems), run_at = verify(run), path_of(run)
+    number, problems = verify(run)
+    run_at = path_of(run)
     for problem in problems:
         say(problem)
     line = f"{run_at}/: {counted(number, 'item')} read, {counted(len(problems), 'problem')}"

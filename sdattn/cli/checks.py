@@ -6,16 +6,10 @@ from typing import Any, ParamSpec, TypeVar
 import typer
 
 from ..errors import InvalidValueError, SdattnError
-from .options import setting
+from .options import OF_PIPELINES, setting
 
 _Given = ParamSpec("_Given")
 _Found = TypeVar("_Found")
-
-
-_FLAGS = {  # the pipeline's options that commands have flags for
-    *("num_inference_steps", "guidance_scale", "negative_prompt", "width", "height"),
-    "num_frames",
-}
 
 
 class Checks:
@@ -61,10 +55,11 @@ class Checks:
             self.run(check_values, {name: value})
         self.run(check_size, model, given)
         self.run(check_frames, model, given)
-        further = set(given) - _FLAGS
+        further = set(given) - {*OF_PIPELINES}
         if further and not self._failed:  # it takes seconds
             where = loading or {}
-            revision, config = where.get("revision"), where.get("config")
+            revision = where.get("revision")
+            config = where.get("config")
             self.run(check_names, model, sorted(further), revision=revision, config=config)
         if (how := self.run(lambda: LoadingOptions(**(loading or {})))) is not None:
             self.run(how.check_files, model)

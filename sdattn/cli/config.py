@@ -72,13 +72,14 @@ def _flag(param: Any) -> str:
 def _typed(param: Any, value: Any) -> Any:
     """Return a value as it would be typed, so that it is parsed and refused in the same way."""
     many = getattr(param, "multiple", False) or param.nargs == -1
-    flag = hasattr(param, "is_flag")
-    flag = flag and param.is_flag
+    flag = getattr(param, "is_flag", False)
     if many and isinstance(value, dict):
         value = [f"{name}={json.dumps(held)}" for name, held in value.items()]
     values = list(value) if many and isinstance(value, (list, tuple)) else [value]
     if any(isinstance(v, (list, dict)) or isinstance(v, bool) is not flag for v in values):
-        kind = "true or false" if flag else "texts or numbers" if many else "a text or number"
+        kind = "texts or numbers" if many else "a text or number"
+        if flag:
+            kind = "true or false"
         raise _refused(f"{_flag(param)!r} is {json.dumps(value, default=str)}; give it {kind}.")
     texts = values if flag else list(map(str, values))
     return texts if many else texts[0]

@@ -1,7 +1,7 @@
 """``sdattn diff``: two runs side by side, or one prompt with and without a LoRA."""
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -9,6 +9,10 @@ from . import options
 from .checks import Checks
 from .common_options import LOADING
 from .output import Output
+from .show import load_item
+
+if TYPE_CHECKING:
+    from ..runs.diff.comparison import Comparison
 
 
 def diff(
@@ -52,9 +56,17 @@ def diff(
       sdattn diff "a cat left of a pizza" --lora my-style.safetensors
       sdattn diff "a cat on a sofa" --model owner/name --lora style.safetensors:0.8
     """
-    how: dict[str, Any] = {"model": model, "seed": seed, "num_inference_steps": num_inference_steps}
-    how |= {"guidance_scale": guidance_scale, "set_": set_, "device": device, "dtype": dtype}
-    asked = {name: value for name, value in how.items() if value is not None} | (loading or {})
+    how = {
+        "model": model,
+        "seed": seed,
+        "num_inference_steps": num_inference_steps,
+        "guidance_scale": guidance_scale,
+        "set_": set_,
+        "device": device,
+        "dtype": dtype,
+        **(loading or {}),
+    }
+    asked = {name: value for name, value in how.items() if value is not None}
     if loading and "lora" in loading:
         chosen = [word for word in (run_b, *(words or ())) if word is not None]
         found, folder = _with_and_without(output, run_a, asked, chosen or None, folder, force)
@@ -76,9 +88,8 @@ def _of_runs(
     item: list[str] | None,
     out: Path | None,
     force: bool,
-) -> tuple[Any, Path]:
+) -> "tuple[Comparison, Path]":
     """Return the comparison of two runs, and the folder for it."""
-    from ..batch.reading import open_batch
     from ..files.paths import check_apart, file_name
     from ..runs.diff import diff
     from ..runs.targets import check_target
@@ -89,7 +100,8 @@ def _of_runs(
         check_apart(out, run_a, run_b)
         check_target(out, force=force, kind="diff")
     if item:
-        a, b = open_batch(run_a)[item[0]], open_batch(run_b)[item[-1]]
+        a = load_item(run_a, item[0])
+        b = load_item(run_b, item[-1])
         names = f"{run_a.resolve().name}/{item[0]}", f"{run_b.resolve().name}/{item[-1]}"
         found = diff(a, b, words=words, names=names)
     else:
@@ -107,7 +119,7 @@ def _with_and_without(
     words: list[str] | None,
     out: Path | None,
     force: bool,
-) -> tuple[Any, Path]:
+) -> "tuple[Comparison, Path]":
     """Return the comparison of a prompt's images without a LoRA (A) and with it (B), and its
     folder."""
     from ..files.paths import file_name
@@ -141,7 +153,7 @@ def _with_and_without(
     return diff(runs[1], runs[0], words=words, names=names), out
 
 
-def _print(output: Output, found: Any, out: Path) -> None:
+def _print(output: Output, found: "Comparison", out: Path) -> None:
     from ..runs.diff.comparison import NUMBERS
     from .printing import print_folder, table
 

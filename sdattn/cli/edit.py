@@ -22,13 +22,15 @@ def edit(
         float | None,
         typer.Option(
             "--cross",
+            min=0,
+            max=1,
             help="Part of the run that takes the source's cross-attention (default: best measured "
             "for the model's family).",
         ),
     ] = None,
     self_replace_steps: Annotated[
         float | None,
-        typer.Option("--self", help="The same for self-attention."),
+        typer.Option("--self", min=0, max=1, help="The same for self-attention."),
     ] = None,
     blend: Annotated[
         list[str] | None, typer.Option(help="Change the image only where this WORD is.")
@@ -70,6 +72,8 @@ def edit(
     from ..files.paths import check_apart, file_name
     from ..runs.targets import check_target
 
+    if null_text is not None and image is None:
+        raise typer.BadParameter("`null_text` needs `image`, whose inversion it is about.")
     checks = Checks()
     factors = dict(filter(None, (checks.run(_parsed_weight, text) for text in weights or ())))
     folder = folder or Path("outputs") / f"{file_name(source)}-edit-{seed}"

@@ -1,13 +1,17 @@
 """``sdattn info``: a model's attention layers, and the features that do not work with it."""
 
 from itertools import groupby
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ..errors import SdattnError
 from .options import DEVICES, Dtype, Loading, load, one_of
 from .output import Output
+
+if TYPE_CHECKING:
+    from ..models.attention_layer import AttentionLayer
+    from ..models.pipeline import Pipeline
 
 
 def info(
@@ -36,7 +40,8 @@ def info(
     pipe = load(model, device, dtype, loading, output)
     found = find_denoiser(pipe).layers
     latent = latent_size(pipe)
-    columns, lacks = _columns(pipe), shortcomings(pipe)
+    columns = _columns(pipe)
+    lacks = shortcomings(pipe)
     held = _held(found, latent, columns or 1)
     kind = type(pipe).__name__
     scheduler = type(pipe.scheduler).__name__
@@ -61,26 +66,30 @@ def info(
     dtype_name = str(pipe.dtype).removeprefix("torch.")
     layers = [
         {
-            **{"name": layer.name, "kind": layer.kind},
+            "name": layer.name,
+            "kind": layer.kind,
             **LayerEntry(layer.place, layer.level, layer.heads, layer.grid(latent)).to_json(),
         }
         for layer in found
     ]
     output.answer(
         {
-            **{"model": model, "pipeline": kind, "device": str(device_of(pipe))},
-            **{
-                "dtype": dtype_name,
-                "scheduler": scheduler,
-                "loading": how.to_json() if how else {},
-            },
-            **{"layers": layers, "tokenizers": parts, "token_columns": columns},
-            **{"bytes_held": held, "shortcomings": lacks},
+            "model": model,
+            "pipeline": kind,
+            "device": str(device_of(pipe)),
+            "dtype": dtype_name,
+            "scheduler": scheduler,
+            "loading": how.to_json() if how else {},
+            "layers": layers,
+            "tokenizers": parts,
+            "token_columns": columns,
+            "bytes_held": held,
+            "shortcomings": lacks,
         }
     )
 
 
-def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> None:
+def _print_layers(output: Output, layers: "list[AttentionLayer]", latent: tuple[int, int]) -> None:
     """Print one line per layer below its place, so that names stay whole, to be copied."""
     from rich.table import Table
 
@@ -88,25 +97,25 @@ def _print_layers(output: Output, found: list[Any], latent: tuple[int, int]) -> 
     table.add_column("layer", overflow="fold")
     for name in ("kind", "grid", "heads"):
         table.add_column(name)
-    for place, layers in groupby(found, key=lambda layer: layer.place):
+    for place, in_place in groupby(layers, key=lambda layer: layer.place):
         table.add_row(place, style="bold cyan")
-        for layer in layers:
+        for layer in in_place:
             rows, cols = layer.grid(latent)
             table.add_row(layer.name, layer.kind, f"{rows}x{cols}", str(layer.heads))
     output.print(table)
 
 
-def _held(found: list[Any], latent: tuple[int, int], columns: int) -> dict[str, int]:
+def _held(layers: "list[AttentionLayer]", latent: tuple[int, int], columns: int) -> dict[str, int]:
     """Return the bytes that a capture of one image holds."""
     from ..keep.keep import Keep
     from ..models.layers import TEXT_KINDS
 
-    texts = [layer for layer in found if layer.kind in TEXT_KINDS]
+    texts = [layer for layer in layers if layer.kind in TEXT_KINDS]
     full = Keep.of(steps="all", heads="all").nbytes(texts, latent, columns, passes=50)
     return {"default": Keep.of().nbytes(texts, latent, columns), "all_of_50_steps": full}
 
 
-def _columns(pipe: Any) -> int | None:
+def _columns(pipe: "Pipeline") -> int | None:
     """Return the number of token columns for a prompt, or None if not known."""
     from ..models.demos import demo_settings
     from ..models.reading import read_prompts

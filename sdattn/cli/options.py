@@ -125,13 +125,21 @@ Force = Annotated[bool, typer.Option(help="Replace earlier output of this comman
 
 def folder_named(name: str) -> Any:
     """Return the option --out for a command that writes ``outputs/NAME`` by default."""
-    return typer.Option("--out", help=f"Output folder (default: outputs/{name}).")
+    return typer.Option("--out", "-o", help=f"Output folder (default: outputs/{name}).")
 
 
+OF_PIPELINES = (  # options of the pipeline's call that have a flag
+    "num_inference_steps",
+    "guidance_scale",
+    "negative_prompt",
+    "width",
+    "height",
+    "num_frames",
+)
 _WITH_OPTION = {  # names that --set refuses: options of the commands and of generate()
     *("prompt", "pipe", "seed", "words", "capture_options", "preset", "refine", "ask", "causal"),
-    *("spots", "max_bytes", "num_inference_steps", "guidance_scale", "negative_prompt"),
-    *("width", "height", "num_frames"),
+    *("spots", "max_bytes"),
+    *OF_PIPELINES,
 }
 
 
@@ -155,7 +163,7 @@ def setting(text: str) -> tuple[str, Any]:
 
 def names_of(text: str) -> tuple[str, ...]:
     """Read names with commas between."""
-    return tuple(filter(None, (name.strip() for name in text.split(","))))
+    return tuple(filter(None, map(str.strip, text.split(","))))
 
 
 def threshold_of(text: str | None) -> float | str | None:
@@ -201,15 +209,17 @@ def load(
     # through again, neither while the command runs nor when Python ends.
     gc.disable()
     try:
-        pipe = _loaded(model, device, dtype, loading)
+        from ..loading.pipelines import load_pipeline
+        from ..loading.quiet import quiet_libraries
+
+        quiet_libraries()
+        pipe = load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
     finally:
         gc.freeze()
         gc.enable()
     from ..loading.options import device_of, options_of
-    from ..models.threads import limit_threads
 
     name = str(pipe.dtype).removeprefix("torch.")
-    limit_threads(pipe)
     how = options_of(pipe)
     output.note(
         f"{type(pipe).__name__} {model} on {device_of(pipe)} in {name}{f', {how}' if how else ''}"
@@ -217,11 +227,3 @@ def load(
     if output.quiet:
         pipe.set_progress_bar_config(disable=True)
     return pipe
-
-
-def _loaded(model: str, device: str | None, dtype: str | None, loading: Loading) -> Any:
-    from ..loading.pipelines import load_pipeline
-    from ..loading.quiet import quiet_libraries
-
-    quiet_libraries()
-    return load_pipeline(model, device=device, dtype=dtype, **(loading or {}))

@@ -24,7 +24,8 @@ class Output:
     """
 
     def __init__(self, *, as_json: bool = False, quiet: bool = False):
-        self.as_json, self.quiet = as_json, quiet
+        self.as_json = as_json
+        self.quiet = quiet
         self._document: dict[str, Any] = {}
 
     def answer(self, document: dict[str, Any]) -> None:

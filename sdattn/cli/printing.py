@@ -3,12 +3,16 @@
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
 from ..files.terminal import two_digits
 from .output import Output
+
+if TYPE_CHECKING:
+    from ..maps.heatmap import Heatmap
+    from ..runs.run import Run
 
 _OPENED = ("report.html", "index.html", "edit.html", "diff.html")  # the first that is there
 
@@ -25,7 +29,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], title: str | No
     return made
 
 
-def print_run(output: Output, run: Any, folders: list[Path]) -> None:
+def print_run(output: Output, run: "Run", folders: list[Path]) -> None:
     """Print the words of each image, from its prompt and from any other requested text."""
     answers = []
     for image_run, folder in zip(run, folders, strict=True):
@@ -37,7 +41,7 @@ def print_run(output: Output, run: Any, folders: list[Path]) -> None:
 
 
 def print_words(
-    output: Output, words: Mapping[str, Sequence[Any]]
+    output: Output, words: "Mapping[str, Sequence[Heatmap]]"
 ) -> dict[str, list[dict[str, Any]]]:
     """Print a table of each text's maps, titled with the text's name; return it for --json."""
     told: dict[str, list[dict[str, Any]]] = {name: [] for name in words}

@@ -98,8 +98,13 @@ def show(
     """
     if words_ is not None:
         words = [*(words or ()), *names_of(words_)]
-    style: dict[str, Any] = {"cmap": cmap, "show_axes": show_axes, "own_scale": own_scale}
-    style |= {"colorbar": colorbar, "width": _width(width)}
+    style: dict[str, Any] = {
+        "cmap": cmap,
+        "show_axes": show_axes,
+        "own_scale": own_scale,
+        "colorbar": colorbar,
+        "width": _width(width),
+    }
     is_styled = bool(dpi) or style != _USUAL
     for is_wrong, text in (
         (figure and animate, "Pass --figure or --animate, each has a file of its own."),
@@ -148,7 +153,10 @@ def _free_file(out: Path | None, formats: Collection[str], force: bool) -> Path:
 
 
 _USUAL = {
-    **{"cmap": "inferno", "show_axes": True, "own_scale": None, "colorbar": True},
+    "cmap": "inferno",
+    "show_axes": True,
+    "own_scale": None,
+    "colorbar": True,
     "width": None,
 }
 
@@ -183,12 +191,12 @@ def _drawings(
     from ..runs.report import report
     from .printing import print_folder, print_words
 
-    if item is not None and out is None:
-        raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
     if out is None and is_address(run):
         raise typer.BadParameter("A run in a storage is not changed. Pass --out FOLDER.")
     cut = MaskSettings(threshold=threshold_of(threshold))  # type: ignore[arg-type]  # it checks it
     saved = _load(run, item)
+    if item is not None and out is None:
+        raise typer.BadParameter(f"Say where to draw item {item}: --out FOLDER.")
     at_home = out is None or (item is None and out.resolve() == run.resolve())
     if at_home and saved.settings.fingerprint is not None:  # they stay as their checksums say
         raise typer.BadParameter(f"{run} is an item of a batch run. Say where: --out FOLDER.")
@@ -232,16 +240,26 @@ def _check_free(folder: Path, names: Collection[str], force: bool) -> None:
 
 
 def _load(run: Path, item: str | None, frame: int | None = None) -> Any:
-    from ..batch.reading import open_batch
     from ..files.addresses import path_of
     from ..runs.folder import load_run
 
     run_path = path_of(run)
     if item is None and (run_path / "batch.json").is_file():
         raise typer.BadParameter(f"{run_path} is a batch run. Name one of its items: --item ID.")
-    loaded = load_run(run) if item is None else open_batch(run)[item]
+    loaded = load_run(run) if item is None else load_item(run, item)
     there = len(loaded.video or ())
     if frame is not None and frame > there:
         found = f"has {there} frames, 1 to {there}" if there else "is of an image, without frames"
         raise typer.BadParameter(f"{run_path} {found}.", param_hint="--frame")
     return loaded if frame is None else loaded.frame(frame - 1)
+
+
+def load_item(run: Path, item: str) -> Any:
+    """Read an item of a batch run; refuse --item for a run that has none."""
+    from ..batch.reading import open_batch
+    from ..files.addresses import path_of
+
+    if (path_of(run) / "run.json").is_file():
+        text = f"{run} is a single run, which has no items. Leave --item {item} out."
+        raise typer.BadParameter(text)
+    return open_batch(run)[item]

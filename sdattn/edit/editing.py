@@ -29,7 +29,7 @@ from ..models.reading import read_prompts
 from ..models.values import checked_prompts, seeds_of
 from ..prompts.matching import blended_words, edited_words, is_swap
 from ..prompts.tokens import Prompt
-from ..runs.calls import check_call, facts_of
+from ..runs.calls import checked_facts
 from ..runs.editrun import EditRun
 from ..runs.sampling import sample
 from ..runs.settings import Edited
@@ -90,20 +90,15 @@ def edit(
             ``max_bytes``.
         KeyError: a word that is in none of the prompts. All are raised before the first step.
     """
-    facts = facts_of(
+    facts = checked_facts(
         pipe,
-        source,
-        target,
-        before=lambda model: check_call(
-            model,
-            [source, *checked_prompts(target)],
-            options,
-            seed=seed,
-            preset=preset,
-            refine=refine,
-            max_bytes=max_bytes,
-            own=_OWN,
-        ),
+        [source, target],
+        options,
+        seed=seed,
+        preset=preset,
+        refine=refine,
+        max_bytes=max_bytes,
+        own=_OWN,
     )
     pipe = facts.pipe
     chosen = preset_for(facts.denoiser, preset, refine)

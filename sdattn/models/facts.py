@@ -149,7 +149,7 @@ def check_makes_images(pipe: Pipeline | PipelineFacts) -> None:
     facts = PipelineFacts.of(pipe)
     if facts.makes_videos:
         raise InvalidTypeError(
-            f"{facts.name} makes videos, but edits, knockouts, comparisons and explain() "
+            f"{facts.name} makes videos, but edits, knockouts, comparisons and explanations "
             "need single images. Use `generate()` for a video's heatmaps."
         )
 

@@ -91,6 +91,11 @@ class Prompt:
             raise NotFoundError(f"Asked for {phrase!r}, which contains no word.")
         found = self._occurrences(wanted)
         if not found:
+            if all(self._occurrences([word]) for word in wanted):
+                raise NotFoundError(
+                    f"The words of {phrase!r} are in the prompt, but not next to each other in "
+                    f"this order. Ask for each alone: {', '.join(map(repr, wanted))}."
+                )
             known = dict.fromkeys(word.text for word in self.words)
             raise NotFoundError(
                 f"{phrase!r} is not in the prompt. Its words are: "

@@ -1,7 +1,7 @@
 """Facts of the pipeline that a run is called with, and checks of the call, before a model is loaded
 if the pipeline is a name."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,24 +18,15 @@ from ..prompts.words import empty_prompt
 
 
 def checked_facts(
-    pipe: object, prompts: object, options: Options, *, image: object = None, **checked: Any
+    pipe: Any, prompts: object, options: Options, *, image: object = None, **checked: Any
 ) -> PipelineFacts:
-    """Return :func:`facts_of` a pipeline, which is loaded after :func:`check_call` if it is a name.
-    ``checked`` are further arguments of the check."""
-    return facts_of(
-        pipe, image, prompts, before=lambda model: check_call(model, prompts, options, **checked)
-    )
-
-
-def facts_of(
-    pipe: Any, *others: object, before: Callable[[str | Path], None] = lambda model: None
-) -> PipelineFacts:
-    """Return the facts of a pipeline, which is loaded, after ``before(pipe)``, if it is a name that
-    :func:`sdattn.load_pipeline` takes; raise TypeError for anything else, also where one of
-    ``others``, the further arguments, is the pipeline."""
-    is_swapped = any(held_model(other) is not None for other in others)
+    """Return the facts of a pipeline, which is loaded, after :func:`check_call` with ``checked``
+    as further arguments, if it is a name that :func:`sdattn.load_pipeline` takes; raise TypeError
+    for anything else, also where a prompt or the image is the pipeline."""
+    texts = prompts if isinstance(prompts, list) else [prompts]
+    is_swapped = any(held_model(other) is not None for other in (image, *texts))
     if isinstance(pipe, (str, Path)) and not is_swapped:
-        before(pipe)
+        check_call(pipe, texts, options, **checked)
         pipe = load_pipeline(pipe)
     facts = PipelineFacts.of(pipe)
     if facts.denoiser.pipeline is None:
@@ -48,7 +39,7 @@ def facts_of(
 
 def check_call(
     model: str | Path,
-    prompts: object,
+    prompts: list[object],
     options: Options,
     *,
     seed: int | Sequence[int] | None = 0,
@@ -57,13 +48,13 @@ def check_call(
     max_bytes: int | Budget | None = None,
     own: Sequence[str] = (),
 ) -> None:
-    """Raise as the run would for what no model could take. ``own`` are the caller's own options,
-    which a misspelt name may mean."""
-    for text in checked_prompts(prompts):
-        if isinstance(text, str):
-            check_text(text, "prompt")
-            if not text.strip():
-                raise empty_prompt(text)
+    """Raise as the run would for what no model could take. Each of ``prompts`` is one or several;
+    ``own`` are the caller's own options, which a misspelt name may mean."""
+    texts = [text for several in prompts for text in checked_prompts(several)]
+    for text in (text for text in texts if isinstance(text, str)):
+        check_text(text, "prompt")
+        if not text.strip():
+            raise empty_prompt(text)
     if seed is not None:
         for image_seed in seed if isinstance(seed, (list, tuple)) else [seed]:
             checked_seeds(image_seed)

@@ -102,13 +102,18 @@ def open_app(browser, address):
         page.asked = []
         page.on("request", lambda one: page.asked.append(one.url))
         page.goto(address)
-        page.get_by_role("button", name="Draw").wait_for()
-        page.get_by_text("Loading...").wait_for(state="hidden")  # gradio's own, while it begins
+        wait_until_alive(page)
         return page
 
     yield opened
     for one in contexts:
         one.close()
+
+
+def wait_until_alive(page):
+    """Wait until gradio, which says that it is loading, has begun."""
+    page.get_by_role("button", name="Draw").wait_for()
+    page.get_by_text("Loading...").wait_for(state="hidden")
 
 
 def say(page, prompt, **settings):
@@ -139,17 +144,6 @@ def facts(frame):
 
 
 EXAMPLE = "a cat left of a pizza"
-
-
-def test_it_opens_with_a_finished_example(open_app):
-    page = open_app(1280)
-    frame = shown(page, EXAMPLE)
-    assert page.get_by_text(f"An example, drawn by the demo: {EXAMPLE}").is_visible()
-    frame.locator(".word", has_text="cat").first.hover()
-    with page.expect_download() as saved:
-        page.get_by_role("button", name="Save the page").click()
-    assert EXAMPLE in saved.value.path().read_text(encoding="utf-8")
-    assert page.get_by_role("button", name="Thumbnail").count() == 0  # nobody's run
 
 
 # Whether one must scroll to see all of a page, down and to the right.
@@ -227,28 +221,15 @@ def test_nothing_keeps_people_from_using_it(open_app, width, scheme):
     word = frame.locator(".word").filter(has_text="red")
     before = word.get_attribute("aria-pressed")  # strong words are pinned when it opens
     wanted = "false" if before == "true" else "true"
-    # Gradio's page may still move under a touch, which then becomes no click.
-    for way in (press, press, "click"):
-        getattr(word, way)()
-        if turned(word, wanted):
-            break
-    assert word.get_attribute("aria-pressed") == wanted
+    word.click()
+    frame.locator(f".word[aria-pressed={wanted}]").filter(has_text="red").wait_for()
 
 
-def turned(word, wanted):
-    """Whether a word is pressed or not as it should be, in a while."""
-    from playwright.sync_api import expect  # not installed everywhere
-
-    try:
-        expect(word).to_have_attribute("aria-pressed", wanted)
-    except AssertionError:
-        return False
-    return True
-
-
-def test_all_can_be_done_with_the_keyboard(open_app):
+def test_it_opens_with_an_example_and_all_can_be_done_with_the_keyboard(open_app):
     page = open_app(1280)
-    page.get_by_label("Prompt", exact=True).wait_for()
+    shown(page, EXAMPLE)
+    assert page.get_by_text(f"An example, drawn by the demo: {EXAMPLE}").is_visible()
+    assert page.get_by_role("button", name="Thumbnail").count() == 0  # nobody's run
     reached = []
     for _ in range(12):
         label = "(a.innerText || a.ariaLabel || a.tagName).trim().split('\\n')[0]"
@@ -256,27 +237,15 @@ def test_all_can_be_done_with_the_keyboard(open_app):
             page.evaluate(f"(() => {{ const a = document.activeElement; return {label} }})()")
         )
         page.keyboard.press("Tab")
-    for name in ("Draw", "Random seed", "Settings", "a cat left of a pizza"):
+    for name in ("Draw", "Random seed", "Settings", EXAMPLE):
         assert name in reached, (name, reached)
-    page.get_by_role("button", name="a cat left of a pizza").press("Enter")
-    frame = shown(page, "a cat left of a pizza")
+    page.get_by_role("button", name=EXAMPLE).press("Enter")
+    frame = shown(page, EXAMPLE)
     page.get_by_role("button", name="Thumbnail 1 of 1").wait_for()
     frame.locator(".word").first.press("Enter")
     assert frame.locator(".word").first.get_attribute("aria-pressed") == "true"
     with page.expect_download():
         page.get_by_role("button", name="Save the page").press("Enter")
-
-
-def test_colours_on_their_way_are_no_fault(browser):
-    page = browser.new_page()
-    page.set_content(
-        "<!doctype html><html lang=en><title>a</title><style>p { transition: opacity 2s }"
-        "@starting-style { p { opacity: 0.2 } }</style>"
-        "<main><h1>Words</h1><p>Some words</p></main></html>"
-    )
-    assert page.evaluate("document.getAnimations().length") == 1
-    assert faults_for_people(page) == []
-    page.close()
 
 
 def test_the_result_is_beside_the_prompt_and_says_how_far_it_is(open_app):
@@ -350,21 +319,13 @@ def test_words_that_the_demo_never_learnt_are_told_next_to_the_image_each_time(o
         page.get_by_role("button", name="Draw", exact=True).click()
         warning.wait_for(state="hidden")  # what the run before said is gone
         warning.wait_for()
+        red, green, _ = warning.evaluate("(p) => getComputedStyle(p).color.match(/\\d+/g)")
+        assert int(green) > int(red) / 2  # it is no error, which is red
     shown(page, "a zebra")
     page.get_by_label("Prompt", exact=True).fill("a cat")
     page.get_by_role("button", name="Draw", exact=True).click()
     shown(page, "a cat")
     assert page.get_by_role("alert").count() == 0
-
-
-def test_a_word_that_is_pasted_is_swapped(open_app):
-    page = open_app(1280)
-    page.get_by_role("tab", name="Edit").click()
-    page.get_by_label("for", exact=True).click()
-    page.keyboard.press("ControlOrMeta+a")
-    page.keyboard.insert_text("owl")  # no key is pressed, as with a paste or a phone
-    wait_for(page, "() => [...document.querySelectorAll('textarea')].some("
-                   "(one) => one.value === 'a owl left of a pizza')")  # fmt: skip
 
 
 def test_words_are_swapped_and_every_page_of_an_edit_is_shown(open_app):
@@ -375,7 +336,7 @@ def test_words_are_swapped_and_every_page_of_an_edit_is_shown(open_app):
     other = page.get_by_label("for", exact=True)
     other.click()
     other.press("ControlOrMeta+a")
-    other.press_sequentially("bus", delay=100)
+    page.keyboard.insert_text("bus")  # no key is pressed, as with a paste or a phone
     wait_for(page, "() => [...document.querySelectorAll('textarea')].some("
                    "(one) => one.value === 'a bus left of a pizza')")  # fmt: skip
     page.get_by_role("button", name="Edit").click()
@@ -413,10 +374,16 @@ def test_further_texts_are_mapped_as_by_the_command(open_app):
     assert titles <= {*frame.locator(".further h3").all_inner_texts()}
 
 
+# Measured at once: the page scrolls to what it says.
+BELOW = """(field) => document.getElementById("error").getBoundingClientRect().top
+  - field.getBoundingClientRect().bottom"""
+
+
 def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_folder):
     page, before = open_app(1280), len(trouble(served_folder))
     page.evaluate("localStorage.setItem('sdattn-runs', 'of another server')")
     page.reload()
+    wait_until_alive(page)
     say(page, "a cat", Width="64", Height="64")
     draw = page.get_by_role("button", name="Draw")
     wrong = [("Prompt", " ", "is empty"), ("Width", "250", "multiple of")]
@@ -429,8 +396,7 @@ def test_what_cannot_be_drawn_is_said_and_not_on_the_server(open_app, served_fol
         page.get_by_role("alert").filter(has_text=text).wait_for()
         assert field.get_attribute("aria-describedby") == "error"  # it stands below its field
         assert field.get_attribute("aria-invalid") == "true"
-        above, below = field.bounding_box(), page.locator("#error").bounding_box()
-        assert 0 <= below["y"] - above["y"] - above["height"] < 40
+        assert 0 <= field.evaluate(BELOW) < 40
         for button in ("Draw", "Stop"):
             page.get_by_role("button", name=button).click(trial=True, force=button == "Stop")
         field.fill("64" if name == "Width" else "a cat" if name == "Prompt" else "1")
@@ -514,6 +480,12 @@ def until(messages, kind):
     return next(one for one in messages if one["msg"] == kind)
 
 
+def completed(port, session):
+    """What a session's job ended with."""
+    with listening(port, session) as messages:
+        return until(messages, "process_completed")
+
+
 def test_nobody_passes_the_queue_by(port):
     for path in ("/gradio_api/run/draw", "/gradio_api/api/draw"):
         body = json.dumps({"data": ["a red cat", 0, *FOLDED[:2], 1, *FOLDED[2:]]})
@@ -542,8 +514,7 @@ def upload(port, data):
 def explained(port, session, path):
     photo = {"path": path, "orig_name": "a.png", "meta": {"_type": "gradio.FileData"}}
     call(port, session, "explain", [photo, "a cat", "", "default", False])
-    with listening(port, session) as messages:
-        return json.dumps(until(messages, "process_completed")["output"])
+    return json.dumps(completed(port, session)["output"])
 
 
 def test_only_what_was_uploaded_is_explained_and_no_address_is_fetched(port, tmp_path):
@@ -572,21 +543,14 @@ def test_an_image_that_was_stopped_or_whose_page_was_closed_is_given_up(port, se
     with listening(port, "closed") as messages:
         until(messages, "progress")
     join(port, "second", steps=1)
-    with listening(port, "second") as messages:
-        done = until(messages, "process_completed")
-    assert done["success"]
+    assert completed(port, "second")["success"]
     call(port, "second", "keep", [None, []])
-    with listening(port, "second") as messages:
-        done = until(messages, "process_completed")
+    done = completed(port, "second")
     assert done["success"] and "iframe" in done["output"]["data"][3]
     call(port, "second", "keep", [None, []])  # it is held no longer
-    with listening(port, "second") as messages:
-        kept = until(messages, "process_completed")["output"]["data"]
-    assert "iframe" not in json.dumps(kept)
+    assert "iframe" not in json.dumps(completed(port, "second")["output"]["data"])
     join(port, "third", steps=1, seed=None)  # draws nothing
-    with listening(port, "third") as messages:
-        done = until(messages, "process_completed")
-    assert "seed is empty" in json.dumps(done["output"]["data"])
+    assert "seed is empty" in json.dumps(completed(port, "third")["output"]["data"])
     calls = lines_of(served_folder)[before:]
     assert 3 <= len(calls) < 100  # of 201
     assert {*calls} == {"pass 2"}  # capture's hook, and one of the progress

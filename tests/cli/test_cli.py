@@ -1,10 +1,9 @@
 """The command line as a person uses it: what it prints, writes and returns."""
 
 import os
-import re
 
 import pytest
-from helpers.command_lines import generate
+from helpers.command_lines import generate, said
 from PIL import Image
 
 
@@ -15,43 +14,21 @@ from PIL import Image
         (("generate", "   "), "is empty"),
         (("generate", "cat", "--width", "100"), "multiple of 8"),
         (("generate", "cat", "--out", "file/run"), "Cannot write to"),
+        (("generate", "cat", "--model", "./nowhere"), "There is no model at"),
+        (("generate", "cat", "--model", "nothing"), "There is no model at"),
         (("show", "nowhere"), "There is no folder"),
         (("explain", "a cat", "no photo.jpg"), "There is no file 'a cat'"),
     ],
 )
 def test_failures_say_why_in_one_line(invoke, model, arguments, message):
     open("file", "w").close()
-    options = ("--model", model, "--device", "cpu") if arguments[0] == "generate" else ()
-    code, _, err = invoke(*arguments, *options)
+    command, *typed = arguments
+    options = ("--model", model, "--device", "cpu") if command == "generate" else ()
+    code, _, err = invoke(command, *options, *typed)
     assert code == 2
     assert message in err.splitlines()[-1]
     assert "Traceback" not in err
     assert not os.path.exists("outputs") or not os.listdir("outputs")
-
-
-@pytest.mark.parametrize("model_argument", ["./nowhere", "nothing"])
-def test_an_unknown_model_is_told(invoke, model_argument):
-    code, _, err = invoke("generate", "cat", "--model", model_argument)
-    assert code == 2
-    assert "There is no model at" in err
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        ("generate",),
-        ("generate", "cat", "--steps", "0"),
-        ("generate", "cat", "--steps", "-1"),
-        ("generate", "cat", "--width", "0"),
-        ("generate", "cat", "--dtype", "int8"),
-        ("generate", "cat", "--colour"),
-        ("nothing",),
-    ],
-)
-def test_wrong_usage_is_exit_code_2(invoke, arguments):
-    code, _, err = invoke(*arguments)
-    assert code == 2
-    assert "Usage" in err
 
 
 @pytest.mark.parametrize(
@@ -61,14 +38,23 @@ def test_wrong_usage_is_exit_code_2(invoke, arguments):
         (("explain", "a cat", "my photo.jpg"), "explain 'my photo.jpg' 'a cat'"),
         (("show", "run", "--steps", "4"), "`sdattn generate`"),
         (("generate", "an", "owl"), "quotes"),
+        (("generate",), "Missing argument"),
+        (("nothing",), "No such command"),
+        (("generate", "owl", "--steps", "0"), "'--steps': "),
+        (("generate", "owl", "--dtype", "int8"), "bfloat16"),
+        (("generate", "owl", "--max-memory", "4 G"), "'4 G' is not a size such as 4GB"),
+        (("generate", "owl", "--max-memory", "0 MB"), "'0 MB' is not a size"),
+        (("generate", "owl", "--negative-maps"), "--negative-maps needs --negative."),
+        (("generate", "owl", "--steps", "three"), "'--steps': 'three' "),
+        (("edit", "owl", "cat", "--null-text"), "--null-text needs --image"),
         (("generate", "owl", "--num_inference_steps", "4"), "--steps"),
     ],
 )
 def test_wrong_usage_is_told_with_what_to_type(invoke, arguments, message):
     open("my photo.jpg", "w").close()
     code, _, err = invoke(*arguments)
-    said = " ".join(re.sub("[│╭╮╰╯─]", " ", err).split())
-    assert code == 2 and message in said and "Possible options: --save" not in said
+    assert code == 2 and "Usage" in err and "Possible options: --save" not in err
+    assert message in said(err)
 
 
 @pytest.mark.slow

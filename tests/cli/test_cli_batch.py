@@ -9,21 +9,12 @@ from pathlib import Path
 
 import fsspec
 import pytest
+from helpers.command_lines import said
 from helpers.demo_words import THING
 from helpers.tiers import tiered
 
-from sdattn.batch import open_batch
 from sdattn.batch.request import Outcome, Request
 from sdattn.errors import DeniedError, InvalidValueError
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The requests that the command line makes."""
-    seen = []
-    nothing = Outcome(0, 0, 0, 0, 0, None, seconds=1.0)
-    monkeypatch.setattr("sdattn.batch.run.run_batch", lambda asked: seen.append(asked) or nothing)
-    return seen
 
 
 def test_what_the_command_line_is_given_is_asked_of_the_run(invoke, asked):
@@ -42,17 +33,6 @@ def test_what_the_command_line_is_given_is_asked_of_the_run(invoke, asked):
     assert invoke("batch", "in.txt", "--out", "run")[0] == 0
     assert asked[1].preset.refine is None and asked[1].max_errors is None
     assert (asked[1].strict, asked[1].force) == (False, False)
-
-
-@pytest.mark.slow
-def test_batch_refines(invoke, tmp_path):
-    (tmp_path / "in.txt").write_text(f"a red {THING}\n")
-    options = ["--steps", "1", "--save", "image,maps", "--device", "cpu", "--refine", "self"]
-    code, _, err = invoke("batch", "in.txt", "--out", "run", "--batch-size", "1", *options)
-    assert code == 0, err
-    one = open_batch(tmp_path / "run")["000001"]
-    assert one.heatmaps.preset.refine == "self"
-    assert one.info["self_attention"] is not None
 
 
 @pytest.mark.parametrize("command", ["batch", "generate"])
@@ -191,7 +171,7 @@ def test_a_batch_is_drawn_shown_and_checked(invoke, model, layout):
         (
             ("batch", "prompts.txt", "--out", "run", "--batch-size", "0"),
             2,
-            "greater than or equal to 1",
+            "'--batch-size': ",
         ),
         (("batch", "prompts.txt", "--out", "run", "--part", "3/2"), 2, "not K/N"),
         (
@@ -203,14 +183,13 @@ def test_a_batch_is_drawn_shown_and_checked(invoke, model, layout):
         (("batch", "prompts.txt", "--out", "run", "--dtype", "int8"), 2, "bfloat16"),
         (("batch", "--status", "nowhere"), 2, "nowhere has no batch.json"),
         (("batch", "--verify", "."), 2, "not a batch run's folder"),
-        (("show", "run", "--item", "1"), 2, "Say where to draw item 1"),
     ],
 )
 def test_batches_that_cannot_be(invoke, arguments, code, message):
     Path("prompts.txt").write_text("a red cat\n")
     found, _, err = invoke(*arguments)
     assert found == code
-    assert message in " ".join(err.replace("│", " ").split())
+    assert message in said(err)
     assert os.listdir() == ["prompts.txt"]
 
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from helpers.command_lines import said
 from helpers.demo_words import OTHER, PROMPT, THING
 from helpers.tiers import tiered
 from PIL import Image
@@ -30,11 +31,6 @@ def folders(demo, tmp_path_factory):
         run = generate(demo, PROMPT, num_inference_steps=2, capture_options=options)
         run.save(folder / name)
     return folder
-
-
-def said(text):
-    """What was printed, without the frame around it and the lines it was broken into."""
-    return " ".join(re.sub("[│╭╮╰╯─]", " ", text).split())
 
 
 def assert_is(path, kind):
@@ -122,13 +118,12 @@ def test_wrong_usage_is_exit_code_2(invoke, folders, arguments, message):
 @pytest.mark.parametrize(
     ("run", "arguments", "message"),
     [
-        ("means", ("--figure", "steps", "-o", "x.pdf"), "kept no single steps, only their mean"),
-        ("means", ("--figure", "heads", "-o", "x.pdf"), "no single heads"),
+        ("means", ("--figure", "steps", "-o", "x.pdf"), "`sdattn generate` and --keep steps."),
+        ("means", ("--figure", "heads", "-o", "x.pdf"), "`sdattn generate` and --keep heads."),
         ("means", ("--animate", "-o", "x.gif"), "no single steps"),
         ("kept", ("cow", "--figure", "layers", "-o", "x.pdf"), "'cow' is not in the prompt"),
         ("kept", ("cow", "--animate", "-o", "x.webp"), "'cow' is not in the prompt"),
         ("nowhere", ("--figure", "words", "-o", "x.pdf"), "There is no folder"),
-        ("kept", ("--item", "1", "--figure", "words", "-o", "x.pdf"), "has no batch.json"),
     ],
 )
 def test_failures_say_why_in_one_line(invoke, folders, run, arguments, message):
@@ -137,6 +132,14 @@ def test_failures_say_why_in_one_line(invoke, folders, run, arguments, message):
     assert err.startswith("sdattn: ") and err.count("\n") == 1
     assert message in err
     assert os.listdir() == []
+
+
+@pytest.mark.parametrize("more", [(), ("-o", "x"), ("--figure", "words", "-o", "x.pdf")])
+def test_a_run_without_items_is_told_from_a_batch(invoke, folders, more):
+    run = folders / "kept"
+    for command in (("show", run), ("diff", run, run)):
+        code, _, err = invoke(*command, "--item", "1", *(more if command[0] == "show" else ()))
+        assert code == 2 and "single run, which has no items. Leave --item 1 out" in said(err)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +214,12 @@ def test_a_figure_of_an_item_of_a_batch(invoke):
     assert f">{OTHER}<" in Path("x.svg").read_text()
     assert sorted(str(path) for path in Path("run").rglob("*")) == before
     [item] = map(str, Path("run").glob("shards/000000/000002-*"))
-    for folder, message in (("run", "Name one of its items"), (item, "--out")):
-        code, _, err = invoke("show", folder)
+    for shown, message in (
+        (("run",), "Name one of its items"),
+        ((item,), "--out"),
+        (("run", "--item", "000002"), "Say where to draw item 000002"),
+    ):
+        code, _, err = invoke("show", *shown)
         assert code == 2 and message in said(err)
     assert sorted(str(path) for path in Path("run").rglob("*")) == before
     code, _, err = invoke("show", "run", "--item", "7", "--animate", "-o", "x.gif")

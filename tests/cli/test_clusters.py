@@ -11,14 +11,11 @@ import subprocess
 from pathlib import Path
 
 import pytest
-import typer
 import yaml
-
-from sdattn import cli
+from helpers.command_lines import COMMANDS
 
 DOCS = Path(__file__).parents[2] / "docs"
 CLUSTERS = DOCS / "clusters"
-COMMANDS = typer.main.get_command(cli.commands).commands
 SBATCH = re.compile(r"^(?:# |job=\$\()?sbatch .*?(\S+\.sbatch) ([^\n)]*)", re.MULTILINE)
 STAND_INS = {
     "srun": """
@@ -124,7 +121,9 @@ def test_the_manifest_starts_a_command_that_there_is():
     assert f"'ray[data]=={cluster['rayVersion']}'" in page
 
 
-@pytest.mark.parametrize("page", sorted(DOCS.rglob("*.md")), ids=lambda page: page.stem)
+@pytest.mark.parametrize(
+    "page", [DOCS.parent / "README.md", *sorted(DOCS.rglob("*.md"))], ids=lambda page: page.stem
+)
 def test_pages_show_commands_with_options_that_there_are(page):
     blocks = re.findall(r"```sh\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
     for line in "".join(blocks).replace("\\\n", " ").splitlines():

@@ -4,27 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
-from helpers.command_lines import generate
+from helpers.command_lines import generate, said
 from helpers.demo_words import THING
 from PIL import Image, ImageChops
 
 from sdattn import load_run
-from sdattn.batch import Outcome
 from sdattn.cli.repeating import options_of_run
-
-
-def said(err):
-    """In one line, without the frame around it."""
-    return " ".join(err.replace("│", " ").split())
-
-
-@pytest.fixture
-def asked(monkeypatch):
-    """The requests that `sdattn batch` makes."""
-    seen = []
-    nothing = Outcome(0, 0, 0, 0, 0, None, seconds=1.0)
-    monkeypatch.setattr("sdattn.batch.run.run_batch", lambda asked: seen.append(asked) or nothing)
-    return seen
 
 
 def test_a_toml_file_has_the_defaults_and_what_is_typed_wins(invoke, asked):
@@ -126,9 +111,7 @@ def test_an_image_is_looked_at_again_with_the_run_json_of_its_run(invoke):
     assert invoke(*typed, "--force")[0] == 0
     assert load_run("third").settings.explained == first.explained
     code, _, err = invoke("generate", "--config", "first")
-    assert code == 2 and "is of a run of `sdattn explain`" in " ".join(
-        err.replace("│", " ").split()
-    )
+    assert code == 2 and "is of a run of `sdattn explain`" in said(err)
 
 
 @pytest.mark.parametrize("name", ["prompt", "targets", "mode", "self_replace_steps"])

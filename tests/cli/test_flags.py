@@ -6,10 +6,9 @@ from importlib.metadata import version
 
 import pytest
 import torch
-import typer
+from helpers.command_lines import COMMANDS
 from PIL import Image
 
-from sdattn import cli
 from sdattn.cli.failures import exit_code, reason
 from sdattn.cli.flags import spelled
 from sdattn.errors import (
@@ -21,8 +20,6 @@ from sdattn.errors import (
     OptionError,
     RunError,
 )
-
-COMMANDS = typer.main.get_command(cli.commands).commands
 
 
 @pytest.mark.parametrize(
@@ -37,7 +34,10 @@ COMMANDS = typer.main.get_command(cli.commands).commands
         ("info", OptionError("dtype", torch.float16, "no"), "--dtype float16: no"),
         ("info", OptionError("quantization", "3bit", "no"), "--quantize 3bit: no"),
         ("explain", OptionError("timesteps", [9, 9], "no"), "--timesteps 9,9: no"),
-        ("generate", OptionError("mode", "x", "no"), "`mode='x'`: no"),  # it has none
+        ("generate", OptionError("eta", 0.5, "no"), "--set eta=0.5: no"),
+        ("generate", OptionError("clean_caption", True, "no"), "--set clean_caption=true: no"),
+        ("generate", OptionError("sigmas", "a b", "no"), "--set sigmas='a b': no"),
+        ("edit", OptionError("eta", 0.5, "no"), "`eta=0.5`: no"),  # it has no --set
         ("generate", OptionError("causal", False, "no"), "`causal=False`: no"),
     ],
 )
@@ -54,7 +54,12 @@ def test_an_option_and_its_value_are_named_as_they_are_typed(command, error, typ
         ("`weights={'red cat': 2.0}`", "--weight 'red cat=2.0'"),
         ("not `guidance_scale`, `negative_prompt`.", "not --guidance, --negative."),
         ("Pass `true_cfg_scale=4`, say", "Pass `true_cfg_scale=4`, say"),
-        ("Use `capture()` around it", "Use `capture()` around it"),
+        ("Use `capture()` around it", "Use `sdattn.capture()` in Python around it"),
+        ("Call `edit_image()` or `run_batch()`", "Call `sdattn edit` or `sdattn batch`"),
+        (
+            "`generate()` with `capture_options={'steps': 'all', 'branch': 'both'}`",
+            "`sdattn generate` with --keep steps --negative-maps",
+        ),
         ("choose another `folder`", "choose another --out"),
         ("`blend='it`s'`, `blend=\"it's\"`", "--blend 'it`s', --blend 'it'\"'\"'s'"),
         ("'seed=3 {seed} cat' is in /runs/mode='x', --out or capture()",) * 2,
@@ -116,7 +121,7 @@ def test_a_bug_keeps_its_traceback_and_says_where_to_report_it(invoke, model, mo
             "--mode reweight needs a factor for a word, e.g. --weight cat=2.0",
         ),
         (("generate", "a cat", "--steps", "5000"), "--steps 5000: pass 1 to 1000"),
-        (("generate", "a cat", "--set", "generator=1"), "Use `capture()`"),
+        (("generate", "a cat", "--set", "generator=1"), "Use `sdattn.capture()` in Python"),
         (("generate", "a cat", "--width", "70"), "--width 70: this model makes sizes"),
         (("edit", "a cat", "a dog", "--image", "p.png", "--guidance", "0.5"), "or --no-null-text."),
     ],
@@ -144,13 +149,3 @@ def test_raw_errors_of_the_system_and_of_allocators_say_what_to_do():
     text = reason(full, COMMANDS["generate"])
     assert "another 4.1 GB" in text and "--width" in text
     assert "21.5 GB" in reason(RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB."))
-
-
-def test_maps_of_a_negative_prompt_need_one(invoke):
-    code, _, err = invoke("generate", "a cat", "--negative-maps")
-    assert code == 2 and "--negative-maps needs --negative." in err
-
-
-def test_an_option_by_its_name_in_python_is_told_by_its_own(invoke):
-    code, _, err = invoke("generate", "a cat", "--num-inference-steps", "3")
-    assert code == 2 and "--steps" in err

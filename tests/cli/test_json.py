@@ -80,11 +80,8 @@ def test_info_answers_with_the_layers(invoke, whole_model):
     code, out, _ = invoke("info", whole_model, "--json")
     found = only(out)
     assert code == 0
-    assert (found["pipeline"], found["device"], found["dtype"]) == (
-        "StableDiffusionPipeline",
-        "cpu",
-        "float32",
-    )
+    kind = [found[name] for name in ("pipeline", "device", "dtype")]
+    assert kind == ["StableDiffusionPipeline", "cpu", "float32"]
     assert len(found["layers"]) == 32
     first = "down_blocks.0.attentions.0.transformer_blocks.0.attn1"
     assert found["layers"][0] == {

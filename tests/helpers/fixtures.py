@@ -107,6 +107,19 @@ def command_line(monkeypatch, capsys, tmp_path):
 
 
 @pytest.fixture
+def asked(monkeypatch):
+    """The requests that `sdattn batch` makes; nothing is drawn."""
+    from sdattn.batch import Outcome
+
+    requests = []
+    nothing = Outcome(0, 0, 0, 0, 0, None, seconds=1.0)
+    monkeypatch.setattr(
+        "sdattn.batch.run.run_batch", lambda request: requests.append(request) or nothing
+    )
+    return requests
+
+
+@pytest.fixture
 def eagerly(monkeypatch):
     """Models that are compiled run eagerly, as if they were."""
     if not hasattr(torch.compiler, "set_stance"):  # torch 2.5

@@ -49,10 +49,15 @@ def test_an_empty_prompt_is_refused(tokenizer, prompt):
         read_prompt(tokenizer, prompt)
 
 
-@pytest.mark.parametrize("word", ["dog", "ca", "red cat", "cat a", "", "  "])
+@pytest.mark.parametrize("word", ["dog", "ca", "red cat", "", "  "])
 def test_a_word_that_is_not_there_is_refused_with_those_that_are(tokenizer, word):
     with pytest.raises(KeyError, match="a, cat|no word"):
         read_prompt(tokenizer, "a cat").find(word)
+
+
+def test_words_that_are_not_together_are_asked_for_one_by_one(tokenizer):
+    with pytest.raises(KeyError, match="'Cat A' are in the prompt, but.*alone: 'cat', 'a'"):
+        read_prompt(tokenizer, "a cat").find("Cat A")
 
 
 def test_words_that_were_cut_off_are_named():

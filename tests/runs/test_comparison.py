@@ -349,7 +349,7 @@ def test_items_of_batch_runs(invoke):
     ("more", "code", "message"),
     [
         (("cow",), 2, "'cow' is in neither run. A: 'cow' is not in the prompt. Its words are: a,"),
-        (("--item", "1"), 2, "has no batch.json"),
+        (("--item", "1"), 2, "which has no items"),
         (("--item", "1", "--item", "2", "--item", "3"), 2, "once for both runs, or twice"),
     ],
 )

@@ -59,6 +59,11 @@ def test_what_is_no_pipeline_is_refused_as_capture_refuses(call, pipe):
         call(PROMPT, pipe)
 
 
+def test_a_pipeline_in_the_place_of_an_edits_target_is_refused(pipe):
+    with pytest.raises(TypeError, match="pipeline first"):
+        edit_image(PROMPT, "a dog", pipe)
+
+
 @each_call
 @pytest.mark.slow
 def test_a_random_seed_is_recorded(call, pipe, tmp_path):

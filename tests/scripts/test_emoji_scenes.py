@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from scripts.scenes.emoji import CELLS, GAP, Scene, random_scene
+from scripts.scenes.emoji import Scene, random_scene
 from scripts.scenes.grounds import DEFAULT, GROUNDS, PLACES, draw_ground
 from scripts.scenes.shapes import DIRECTIONS
 from scripts.scenes.sprites import coloured
@@ -46,22 +46,6 @@ def test_image_and_truth_agree_with_another_composition(scenes):
         assert abs(scene.draw().astype(int) - image).max() <= 2  # it rounds at each object
         assert scene.covers() == pytest.approx(alphas, abs=1e-9)
         assert (scene.masks() == (alphas >= 0.5)).all()
-
-
-def test_objects_keep_clear_of_each_other_and_lie_wholly_in_the_image(scenes):
-    for scene in scenes:
-        boxes = []
-        for thing in scene.objects:
-            low = [round(CELLS * (at - thing.radius), 6) for at in thing.centre]
-            high = [round(CELLS * (at + thing.radius), 6) for at in thing.centre]
-            assert min(low) >= 0 and max(high) <= CELLS
-            assert all(corner == int(corner) for corner in (*low, *high))
-            boxes.append((low, high))
-        for i, (low, high) in enumerate(boxes):
-            for its_low, its_high in boxes[:i]:
-                gaps = [max(low[k] - its_high[k], its_low[k] - high[k]) for k in (0, 1)]
-                assert max(gaps) >= GAP
-        assert scene.covers().sum(0).max() <= 1
 
 
 def test_relation_words_agree_with_the_middles_of_the_masks():

@@ -10,7 +10,6 @@ from safetensors.torch import save_file
 
 from scripts.evaluation import evaluate_heatmaps
 from scripts.evaluation.images import Sample
-from scripts.evaluation.leakage import leakage
 from scripts.evaluation.measures import (
     LEVELS,
     average_precision,
@@ -143,20 +142,6 @@ def test_each_word_is_measured_on_what_it_is_about(subject):
     peaks = [float(one.values.max()) for one in maps_of(words, sample.heatmaps["default"])]
     np.testing.assert_allclose(peaks, 1.0, rtol=1e-5)
     assert function_peak(words, sample.heatmaps["default"]) == 0.0
-
-
-def test_what_leaks_is_on_the_other_object(subject):
-    scene = scene_of(("cat", None), ("dog", None), ground="gray")
-    cat, dog = scene.masks(64).astype(float)
-    sample = sample_of(
-        subject.pipe, "a cat left of a dog", scene, [3 * cat / cat.sum() + dog / dog.sum(), dog]
-    )
-    records = Records()
-    leakage(sample, "pairs", records)
-    assert records.values(("pairs", "alike", "default", "leaked")) == pytest.approx([0.25, 0.0])
-    assert records.values(("pairs", "alike", "default", "own")) == pytest.approx([0.75, 1.0])
-    areas = records.values(("pairs", "alike", "default", "area"))
-    assert areas == pytest.approx([dog.mean(), cat.mean()])
 
 
 @pytest.fixture(scope="module")

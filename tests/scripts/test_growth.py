@@ -9,25 +9,6 @@ import pytest
 from scripts.benchmarks import bench_growth
 from scripts.benchmarks.bench_growth import THEORY, VALUES, WAYS, growth, measure, slope
 from scripts.benchmarks.growth_layers import Shape
-from sdattn.keep.running_sums import RunningSum
-
-TINY = Shape(side=64, tokens=8, images=2)
-
-
-@pytest.mark.parametrize(
-    ("way", "cells", "columns"),
-    [("cross", 64, 8), ("cross, refined", 16, 16), ("cross, each step", 64, 8), ("joint", 16, 8)],
-)
-@pytest.mark.slow
-def test_a_point_has_the_bytes_of_its_maps_and_times_of_both(way, cells, columns):
-    take = RunningSum.take
-    point = measure("images", way, TINY, 2, math.inf)
-    assert point.cells == cells
-    passes = 2 if way == "cross, each step" else 1
-    assert point.held == passes * 2 * cells * columns * 4
-    assert point.watching > 0 and point.layer > 0
-    assert RunningSum.take is take
-    assert measure("images", "joint", TINY, 1, 10) is None
 
 
 def test_exponents_are_those_of_power_laws():
@@ -35,6 +16,7 @@ def test_exponents_are_those_of_power_laws():
     assert slope([1, 2, 4], [0, 5, 5]) == pytest.approx(0)
     assert slope([1, 2], [0, 5]) is None
     points = [measure("images", "cross", Shape(64, 8, n), 1, math.inf) for n in (1, 2)]
+    assert [point.held for point in points] == [64 * 8 * 4, 2 * 64 * 8 * 4]
     [found] = [one for one in growth(points) if (one["axis"], one["way"]) == ("images", "cross")]
     assert found["held"] == pytest.approx(1)
     assert found["theory"] == {"watching": 1, "held": 1}

@@ -69,11 +69,3 @@ def test_the_figures_are_those_of_the_images_and_maps(drawn, tmp_path, capsys):
     assert json.loads((tmp_path / "figures.json").read_text())["cases"] == told["cases"]
     with pytest.raises(SystemExit, match="other options"):
         evaluate_guiding.main([*asked, "--steps", "0.5"])
-
-
-def test_boxes_are_a_quarter_of_the_image():
-    subject = Subject(None, {}, shapes.random_scene, see_shapes)
-    for _, (left, top, right, bottom) in evaluate_guiding.cases(subject, 20, seed=1):
-        assert (right - left, bottom - top) == (0.5, 0.5)
-        assert min(left, top) >= 0
-        assert max(right, bottom) <= 1

@@ -8,7 +8,7 @@ from scripts.evaluation.images import unseen_scenes
 from scripts.evaluation.joint import drawn
 from scripts.evaluation.seeing import Subject, see_shapes
 from scripts.scenes.shapes import random_scene
-from sdattn import capture, generate, heatmaps
+from sdattn import generate
 
 pytestmark = pytest.mark.slow
 
@@ -32,22 +32,3 @@ def test_the_default_and_the_columns_are_those_of_generate(images):
             own, kept = one.heatmaps, image.heatmaps[name]
             columns = [column for column in kept.columns if column in own.columns]
             torch.testing.assert_close(kept.keep(columns).maps, own.keep(columns).maps)
-
-
-def test_a_block_and_a_part_of_the_steps_are_those_of_a_capture_of_them(images):
-    pipe, asked, found = images
-    block = "transformer_blocks.1.attn"
-    for name, kept in (
-        ("block 1", {"layers": [block], "steps": (0.5, 1.0)}),
-        ("steps 1/4 to 2/4", {"steps": (0.25, 0.5)}),
-    ):
-        with capture(pipe, **kept) as store:
-            pipe(
-                [prompt for _, _, prompt in asked],
-                generator=[torch.Generator().manual_seed(seed) for seed in (0, 1)],
-                output_type="latent",
-                **SHORT,
-            )
-        for image, own in zip(found, heatmaps(store), strict=True):
-            one = image.heatmaps[name]
-            torch.testing.assert_close(one.maps, own.keep(one.columns).maps)

@@ -14,10 +14,8 @@ from scripts.moving import (
     FRAMES,
     LONGEST,
     SHORTEST,
-    SIDE_BY_SIDE,
     MovingScene,
     goes_right,
-    random_video,
 )
 from scripts.scenes.emoji import CELLS, Scene, Thing
 from sdattn import Heatmaps
@@ -49,23 +47,6 @@ def test_all_objects_go_to_the_right_evenly_by_whole_cells():
     np.testing.assert_allclose(np.diff(places, axis=0), [[(1 / CELLS, 0)] * 2] * 4)
     slower = np.array([scene.objects[0].centre[0] for scene in video.frames()])
     assert set(np.diff(slower * CELLS).tolist()) == {0.0, 1.0}
-
-
-def test_videos_by_chance_stay_in_the_image_and_are_of_one_part(rng):
-    videos = [random_video(rng, held_out=bool(number % 2)) for number in range(60)]
-    for number, video in enumerate(videos):
-        assert video.scene.is_held_out == bool(number % 2)
-        for scene in video.frames():
-            for one in scene.objects:
-                assert min(one.centre) - one.radius > -1e-9
-                assert max(one.centre) + one.radius < 1 + 1e-9
-        least = SHORTEST if video.scene.relation in SIDE_BY_SIDE else LONGEST
-        assert least <= video.length <= LONGEST
-        for thing in zip(*(scene.objects for scene in video.frames()), strict=True):
-            assert goes_right([one.centre for one in thing], video.length - 1e-9)
-    assert {len(video.scene.objects) for video in videos} == {1, 2}
-    assert {video.length == LONGEST for video in videos} == {True, False}
-    assert len(random_video(rng, n_objects=2).scene.objects) == 2
 
 
 @pytest.mark.parametrize(

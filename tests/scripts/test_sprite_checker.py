@@ -11,12 +11,10 @@ from torch import nn
 from scripts.scenes.emoji import Scene, Thing, random_scene
 from scripts.scenes.sprites import nouns
 from scripts.sprite_checker import (
-    Segmenter,
     asked_for,
     find_things,
     true_labels,
 )
-from scripts.training.train_sprite_checker import measure, train
 
 pytestmark = pytest.mark.slow
 
@@ -94,20 +92,3 @@ def test_what_is_missing_added_doubled_or_elsewhere_is_wrong():
     red = replace(asked, objects=(asked.objects[0], thing("car", 0.75, "red")))
     [things] = find_things(Told(true_labels(red)), [drawn(red)])
     assert asked_for(asked, things).colours == (False,)
-
-
-def test_a_segmenter_that_is_trained_is_kept_and_measured(tmp_path, monkeypatch):
-    monkeypatch.setattr("scripts.training.train_sprite_checker.BATCH", 2)
-    monkeypatch.setattr(
-        "scripts.training.train_sprite_checker.measure",
-        lambda segmenter, count, **how: measure(segmenter, 2, **how),
-    )
-    segmenter = train(tmp_path, 2, 1, unseen_hands=True, device=torch.device("cpu"))
-    again = Segmenter()
-    again.load_state_dict(torch.load(tmp_path / "checker.pt")["state"]["checker"])
-    pixels = torch.randn(1, 3, 64, 96)
-    with torch.no_grad():
-        assert segmenter(pixels).shape == (1, GROUND + 1, 32, 48)
-        torch.testing.assert_close(segmenter(pixels), again.eval()(pixels), atol=1e-4, rtol=1e-3)
-    told = measure(segmenter, 3, seed=0, unseen_hands=True)
-    assert 0 <= told["overlap"] <= 1 and len(told["worst"]) == 8

@@ -24,7 +24,7 @@ from ..pipeline import Options, Pipeline
 Fact = TypeVar("Fact")
 PAGE = "docs/contributing/family.md"
 TWO_FACTS = """\
-is watched by two facts, which a dry run proposes:
+is watched in Python by two facts, which a dry run proposes:
     print(sdattn.inspect_attention(model, *its_arguments))
     with sdattn.capture(model, text=..., grid=...) as store: ...
 """
@@ -112,12 +112,11 @@ def family_of(model: object, asked: str = "") -> Family:
                 )
         alike = closest(type(unwrapped(model)))
         raise InvalidTypeError(
-            f"{what}. Supported: pipelines with one of these models, or the model itself: "
-            f"{'; '.join(family.title for family in _registered)}. "
-            f"{f'The closest by name is {alike.title}. ' if alike else ''}"
-            f"Any other {TWO_FACTS}"
+            f"{what}. The model itself {TWO_FACTS}"
             f"Written down they are a family, see {PAGE}; `python -m scripts.new_family MODEL`, in "
-            "a checkout of sdattn, drafts it."
+            "a checkout of sdattn, drafts it. "
+            f"{f'The closest family by name is {alike.title}. ' if alike else ''}"
+            f"Known are: {'; '.join(family.title for family in _registered)}."
         )
     return found
 
