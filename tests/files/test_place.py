@@ -1,16 +1,12 @@
 """A run's files, on a disk and in a storage: whole or not at all, and never outside."""
 
 import errno
-import os
-import subprocess
-import sys
 
 import pytest
 from helpers.storages import empty, faulty, quick_waits  # noqa: F401
 
 from sdattn.files import place as module
 from sdattn.files.place import Place
-from sdattn.files.temporary import remove_abandoned, temporary_name
 
 FILES = {"run.json": b"{}", "image.png": b"image", "heatmaps/01-cat.png": b"cat"}
 
@@ -140,21 +136,3 @@ def test_a_folder_of_something_else_is_refused(tmp_path):
         Place(tmp_path).begin()
     with pytest.raises(OSError, match="is a file"):
         Place(tmp_path / "notes.txt").begin()
-
-
-# Temporary files
-
-
-def test_what_dead_processes_left_is_removed(tmp_path):
-    script = "from sdattn.files.temporary import temporary_name; print(temporary_name('.t-'))"
-    dead = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    living = temporary_name(".t-")
-    elsewhere, old = ".t-othermachine-17-abcdef01", ".t-othermachine-18-abcdef01"
-    for name in (dead.stdout.strip(), living, elsewhere, old, "mine"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-    os.utime(tmp_path / old, (0, 0))
-    remove_abandoned(tmp_path, ".t-")
-    assert {path.name for path in tmp_path.iterdir()} == {living, elsewhere, "mine"}
