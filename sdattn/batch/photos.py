@@ -238,7 +238,7 @@ def photo_rows(source: str, kind: str | None, columns: Columns) -> tables.Rows:
     The source is a folder (of pairs, of tars, of Parquet files, or with datasets' metadata.jsonl),
     a tar, a table, or a saved data set. Raise ValueError for anything else.
     """
-    path = path_of(source)
+    path = tables.existing(source)
     skipped = Counter[str]()
     rows: Iterable[Row] = ()
     if path.is_dir() and not tables.is_saved(path):

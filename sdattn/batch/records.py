@@ -96,10 +96,13 @@ def read_manifest(place: Place) -> Manifest:
     try:
         data = place.read("batch.json")
     except FileNotFoundError as error:
-        raise MissingFileError(
-            f"{place.root} has no batch.json: it is not a batch run's folder. `run_batch()` makes "
-            "those."
-        ) from error
+        reason = f"There is no folder {place.root}. Check the path."
+        if place.root.exists():
+            reason = (
+                f"{place.root} has no batch.json: it is not a batch run's folder. `run_batch()` "
+                "makes those."
+            )
+        raise MissingFileError(reason) from error
     where = place.root / "batch.json"
     document = read_sealed(data, where, FORMAT, LOST, _SEAL)
     return read_document(Manifest, document, where, LOST)

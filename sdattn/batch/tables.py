@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
-from ..errors import InvalidValueError, access_error, optional
+from ..errors import InvalidValueError, MissingFileError, access_error, optional
 from ..files.addresses import AnyPath, path_of
 from ..files.images import SUFFIXES
 from ..files.paths import files_below
@@ -65,10 +65,11 @@ def kind_of(name: str) -> str | None:
 def list_rows(source: str, kind: str | None, choose: Choose) -> Rows:
     """Yield the rows of a list of prompts: a file, ``-`` for standard input, a saved data set or a
     folder of lists. Raise ValueError for anything else."""
-    path = path_of(source)
     if source == "-":
         yield from rows_of(sys.stdin.buffer, kind or "jsonl", choose)
-    elif is_saved(path) or not path.is_dir():
+        return
+    path = existing(source)
+    if is_saved(path) or not path.is_dir():
         yield from table_rows(path, kind, choose)
     else:
         names = names_below(path)
@@ -82,6 +83,14 @@ def list_rows(source: str, kind: str | None, choose: Choose) -> Rows:
         check_splits(source, {split[1] for name in lists if (split := SPLIT.fullmatch(name))})
         rows = (row for name in lists for row in table_rows(path / name, None, choose))
         yield from (row._replace(line=line) for line, row in enumerate(rows, 1))
+
+
+def existing(source: str) -> AnyPath:
+    """Return the path or address of a source; raise FileNotFoundError if there is none."""
+    path = path_of(source)
+    if not path.exists():
+        raise MissingFileError(f"There is no file or folder {source}. Check the path.")
+    return path
 
 
 def table_rows(path: AnyPath, kind: str | None, choose: Choose) -> Iterator[Row]:

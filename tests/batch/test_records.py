@@ -93,3 +93,5 @@ def test_batch_json_is_read_as_it_was_written_or_refused(tmp_path):
     (root / "batch.json").unlink()
     with pytest.raises(FileNotFoundError, match="is not a batch run's folder"):
         read_manifest(place)
+    with pytest.raises(FileNotFoundError, match="There is no folder .*nothere"):
+        read_manifest(Place(tmp_path / "nothere"))

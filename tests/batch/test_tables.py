@@ -293,8 +293,13 @@ def test_other_files_are_refused(tmp_path, name):
     put(tmp_path, name, "[]")
     with pytest.raises(ValueError, match=r"ends in .jsonl.*photos"):
         planned(source=tmp_path / name)
-    with pytest.raises(FileNotFoundError):
-        planned(source=tmp_path / "nothing.jsonl")
+
+
+@pytest.mark.parametrize("name", ["nothere", "nothere.jsonl", "nothere.tar"])
+@pytest.mark.parametrize("kind", ["source", "photos"])
+def test_a_source_that_is_not_there_is_told_so(tmp_path, kind, name):
+    with pytest.raises(FileNotFoundError, match=f"There is no file or folder .*{name}"):
+        planned(**{kind: tmp_path / name})
 
 
 @pytest.mark.parametrize(
