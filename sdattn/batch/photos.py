@@ -6,8 +6,9 @@ photo.jpg photo.txt                                     # pairs, in a folder or 
 
 import os
 import tarfile
+import threading
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -100,7 +101,7 @@ def _bytes_in(where: str, row: int, column: str) -> bytes:
         if row >= starts[-1]:
             raise InvalidValueError(f"{where} has fewer rows by now. Run the same command again.")
         group = bisect_right(starts, row) - 1
-        value = _row_group(where, column, group, changed)[row - starts[group]].as_py()
+        value = _value_in_group((where, column, group, changed), row - starts[group])
     return value["bytes"] if isinstance(value, dict) else value
 
 
@@ -116,10 +117,45 @@ def _starts(where: str, _changed: int) -> list[int]:
     return [0, *accumulate(sizes)]
 
 
-@lru_cache(maxsize=1)  # a file may be larger than memory
-def _row_group(where: str, column: str, group: int, _changed: int) -> Any:
-    with path_of(where).open("rb") as file:
-        return open_parquet(file).read_row_group(group, columns=[column], use_threads=False)[0]
+_Group = tuple[str, str, int, int]  # a Parquet file, a column, a row group, when it was written
+
+
+class _GroupReader:
+    """Reads a column of a row group forward, a few rows at a time: a group may be larger than
+    memory."""
+
+    def __init__(self, group: _Group):
+        self.group = group
+        self.first = 0  # row of the values in memory
+        self._values: Sequence[Any] = ()
+        self._batches = self._read()
+
+    def value(self, row: int) -> Any:
+        while row >= self.first + len(self._values):
+            self.first += len(self._values)
+            self._values = next(self._batches)
+        return self._values[row - self.first].as_py()
+
+    def _read(self) -> Iterator[Sequence[Any]]:
+        where, column, group, _ = self.group
+        with path_of(where).open("rb") as file:
+            opened = open_parquet(file)
+            options = {"row_groups": [group], "columns": [column], "use_threads": False}
+            yield from (batch[0] for batch in opened.iter_batches(tables.AT_ONCE, **options))
+
+
+_readers = deque[_GroupReader](maxlen=2)  # a process has two shards under way
+_reading = threading.Lock()
+
+
+def _value_in_group(group: _Group, row: int) -> Any:
+    """Return a value of a row group's column from the reader that is nearest before it."""
+    with _reading:
+        readers = [reader for reader in _readers if reader.group == group and reader.first <= row]
+        if not readers:
+            readers = [_GroupReader(group)]
+            _readers.append(readers[0])
+        return max(readers, key=lambda reader: reader.first).value(row)
 
 
 def _table_rows(path: AnyPath, kind: str | None, columns: Columns) -> Iterator[Row]:

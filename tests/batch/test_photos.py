@@ -329,6 +329,18 @@ def test_a_data_set_as_the_hub_has_it(tmp_path):
         explained(tmp_path)
 
 
+def test_of_a_large_row_group_a_few_rows_are_in_memory(tmp_path):
+    data = [photo(n) for n in range(300)]
+    path, cells = tmp_path / "p.parquet", {"image": data, "text": ["a cat"] * 300}
+    pages = {"use_dictionary": False, "write_batch_size": 8, "data_page_size": 2**10}
+    parquet.write_table(pa.table(cells), path, **pages)
+    items, _ = planned(photos=path)
+    before = pa.total_allocated_bytes()
+    for number in (0, 299, 5, 298):
+        assert items[number].image.read() == data[number]
+        assert pa.total_allocated_bytes() - before < path.stat().st_size / 2
+
+
 @pytest.mark.slow
 def test_a_saved_data_set_of_images(tmp_path):
     datasets = pytest.importorskip("datasets")
