@@ -24,12 +24,11 @@ from safetensors.torch import load
 from ..files.paths import inside
 from ..files.place import Place
 from ..files.writing import file_sha256, sha256
-from ..maps.presets import Preset
 from ..runs.info import RunInfo, read_info
 from ..runs.parts import MAPS, VIDEOS
 from ..runs.unpacking import map_shapes
 from .formats import FORMATS, RUN, Format, format_of
-from .gallery import About, gallery_pages
+from .gallery import gallery_pages
 from .records import (
     BatchSettings,
     Manifest,
@@ -84,21 +83,8 @@ def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator
         ),
     )
     yield "README.md", iter([card_of(manifest.settings, manifest.input.columns or ())])
-    for name, page in gallery_pages(_about(manifest), rows):
+    for name, page in gallery_pages(manifest, rows):
         yield name, iter([page])
-
-
-def _about(manifest: Manifest) -> About:
-    settings = manifest.settings
-    return About(
-        model=settings.model,
-        preset=Preset.from_json(settings.preset),
-        items=manifest.input.items,
-        bad_lines=manifest.input.bad_lines,
-        save=settings.save,
-        format=settings.format,
-        video_format=settings.video_format,
-    )
 
 
 def _rows(place: Place, manifest: Manifest) -> Iterator[dict[str, Any]]:

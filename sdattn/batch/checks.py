@@ -50,19 +50,6 @@ def check_items(
     return Checks(pipe, defaults).check(list(items))
 
 
-def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
-    """Return batches of jobs of one shape, at most ``size`` together, in the order of their first
-    items."""
-    batches: list[list[Job]] = []
-    filling: dict[int, list[Job]] = {}
-    for job in jobs:
-        if len(filling.get(job.shape, ())) in (0, size):
-            filling[job.shape] = []
-            batches.append(filling[job.shape])
-        filling[job.shape].append(job)
-    return batches
-
-
 class Checks:
     """Checks of items, a part of the list at a time; each set of options is checked once, and so is
     each text of which words are wanted."""

@@ -34,7 +34,8 @@ from .records import Manifest, ShardFile, ShardRecord, row_of
 
 RUN = "run.json"
 # Columns of a Parquet file before and after those of an item's row
-_IMAGES = dict.fromkeys(("image", "video"), {"bytes": "binary", "path": "string"})
+_FILE = {"bytes": "binary", "path": "string"}
+_IMAGES = {"image": _FILE, "video": _FILE}
 _FILES: dict[str, Any] = {
     "maps": [{"layer": "string", "shape": ["int32"], "values": ["halffloat"]}],
     "files": [{"name": "string", "bytes": "binary"}],

@@ -42,10 +42,12 @@ _SHOWN = 100  # bad lines in memory
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Consecutive jobs of one shape, in the order of the list; shards are numbered from 0."""
+    """Consecutive jobs of one shape, in the order of the list; shards are numbered from 0. The
+    ``digest`` is a checksum of its items, with their options and images."""
 
     number: int
     jobs: tuple[Job, ...]
+    digest: str
 
 
 def default_shard_items(items: int, batch_size: int, *, videos: bool) -> int:
@@ -104,13 +106,14 @@ class Plan(ExitStack):
 
     def shard(self, number: int) -> Shard:
         """Return a shard, read from the file."""
-        return Shard(number, tuple(map(self._job, self._lines(number))))
+        jobs = tuple(map(self._job, self._lines(number)))
+        return Shard(number, jobs, self.shard_digest(number))
 
     def shard_size(self, number: int) -> int:
         return int(self._starts[number + 1] - self._starts[number])
 
     def shard_digest(self, number: int) -> str:
-        """Return a checksum of a shard's items, with their options and images."""
+        """Return a shard's digest without its jobs."""
         return sha256(b"".join(map(self._told, self._lines(number)))).hexdigest()[:16]
 
     def _lines(self, number: int) -> Iterator[bytes]:

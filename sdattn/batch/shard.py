@@ -67,34 +67,28 @@ class Loaded(NamedTuple):
     video_format: str | None
 
 
-@dataclass
-class _Cached:
+class _Cached(NamedTuple):
     request: tuple[object, ...]
     pipe: Pipeline
     loaded: Loaded
-    lock: threading.Lock
+    lock: threading.Lock  # of whoever draws with it
 
 
 _cached: list[_Cached] = []  # at most one
 _loading = threading.Lock()
 
 
-def load(request: Request) -> tuple[Pipeline, threading.Lock]:
-    """Return this process's pipeline, loaded once, and the lock of whoever draws with it."""
-    cached = _load(request)
-    return cached.pipe, cached.lock
-
-
 def describe(request: Request) -> Loaded:
     """Return what a run's pipeline is, from the one that this process draws with."""
-    return _load(request).loaded
+    return load(request).loaded
 
 
 def forget_pipeline() -> None:
     _cached.clear()
 
 
-def _load(request: Request) -> _Cached:
+def load(request: Request) -> _Cached:
+    """Return this process's pipeline, loaded once."""
     key = request.model, str(request.device), str(request.dtype), repr(request.loading)
     with _loading:
         if not _cached or _cached[0].request != key:
@@ -127,7 +121,7 @@ def is_done(format: Format, record: ShardRecord | None, fingerprint: str) -> boo
 
 
 def draw_shard(
-    request: Request, manifest: Manifest, shard: Shard, fingerprint: str, tell: Tell | None = None
+    request: Request, manifest: Manifest, shard: Shard, tell: Tell | None = None
 ) -> ShardRecord:
     """Draw a shard's items, publish them and then the shard's record, which is returned.
 
@@ -136,6 +130,7 @@ def draw_shard(
     """
     place = Place(request.out)
     format = format_of(place, manifest)
+    fingerprint = shard_fingerprint(manifest, shard.digest)
     found = sound_record(place, shard.number)
     is_drawn = is_done(format, found, fingerprint)
     if found is not None and is_drawn and not (request.retry_failed and found.failed):
@@ -160,12 +155,12 @@ def draw_shard(
             packed.found[job.item.id] = failed_row(job.item, reason, text)
 
         if missing:
-            pipe, lock = load(request)
             _check_same(describe(request), manifest)
-            drawer = BatchDrawer(pipe, request.preset, store, fail)
+            pipeline = load(request)
+            drawer = BatchDrawer(pipeline.pipe, request.preset, store, fail)
             size = manifest.settings.batch_size
             for start in range(0, len(shard.jobs), size):
-                with lock:
+                with pipeline.lock:
                     drawer.draw(shard.jobs[start : start + size], missing)
                 packed.write(at_most=2 * size)
         packed.write(at_most=0)
@@ -222,8 +217,9 @@ def pack_item(request: Request, job: Job, run: ImageRun, edit: EditRun | None) -
     return _pack(parts, request.masks, {}, job, run, edit)
 
 
-def record_failure(request: Request, shard: Shard, fingerprint: str, reason: str) -> ShardRecord:
+def record_failure(request: Request, manifest: Manifest, shard: Shard, reason: str) -> ShardRecord:
     """Publish the record of a shard whose items all failed, since no worker lived to draw it."""
+    fingerprint = shard_fingerprint(manifest, shard.digest)
     rows = [failed_row(job.item, reason) for job in shard.jobs]
     record = ShardRecord(shard.number, fingerprint, None, None, rows)
     Place(request.out).publish(record_name(shard.number), record.packed())

@@ -78,23 +78,6 @@ def test_a_tar_is_what_webdataset_reads(tmp_path):
     assert {(member.mtime, member.uid, member.uname) for member in members} == {(0, 0, "")}
 
 
-def test_a_parquet_row_has_the_columns_of_its_row_and_its_maps(tmp_path):
-    import numpy as np
-    from pyarrow import parquet
-    from safetensors.numpy import load
-
-    _, record = written(tmp_path, "parquet", {"a": pack("a")})
-    [row] = parquet.read_table(tmp_path / record.data.name).to_pylist()
-    said = record.rows[0]
-    for column in ("id", "line", "prompt", "seed", "width", "words", "statistics", "truncated"):
-        assert row[column] == said[column]
-    assert row["image"] == {"bytes": pack("a")["image.png"], "path": "a.png"}
-    maps = load(pack("a")["maps.safetensors"])
-    for layer in row["maps"]:
-        values = np.array(layer["values"], np.float16).reshape(layer["shape"])
-        assert (values == maps[layer["layer"]]).all()
-
-
 @each_format
 def test_what_is_damaged_is_an_error_not_an_item(tmp_path, name):
     format, record = written(tmp_path, name, {"a": pack("a"), "b": pack("b", 2)})

@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 
@@ -12,7 +13,7 @@ from helpers.batch_runs import FORMATS, files_of, rows_of
 from sdattn.batch import Request, open_batch, run_batch, status, verify
 from sdattn.batch import run as module
 from sdattn.batch.engines import worker_devices
-from sdattn.batch.records import read_record, record_name
+from sdattn.batch.records import read_record
 from sdattn.batch.request import Outcome, part_of_environment
 from sdattn.batch.run import forecast
 from sdattn.files.place import Place
@@ -69,17 +70,7 @@ def test_what_is_missing_is_drawn_and_the_rest_kept(model, tmp_path, watched, fo
     assert calls <= len(watched.rows) < 2 * calls
 
 
-def test_parts_make_the_whole_in_any_order(model, tmp_path):
-    draw(model, tmp_path / "run", EIGHT)
-    for part in (3, 1, 2):
-        outcome = draw(model, tmp_path / "parts", EIGHT, part=(part, 3))
-    assert sum(outcome.items for _ in [0]) == outcome.whole
-    assert drawn_files(tmp_path / "parts") == drawn_files(tmp_path / "run")
-
-
 def test_parts_in_folders_of_their_own_are_merged_by_copying(model, tmp_path):
-    import shutil
-
     draw(model, tmp_path / "run", EIGHT)
     for part in (1, 2):
         draw(model, tmp_path / f"part-{part}", EIGHT, part=(part, 2))
@@ -93,8 +84,7 @@ def test_parts_in_folders_of_their_own_are_merged_by_copying(model, tmp_path):
     [
         ({"options": {**SMALL, "num_inference_steps": 2}}, "the input is another one"),
         ({"save": ("image",)}, "save image, maps is now image"),
-        ({"batch_size": 1}, "batch_size 2 is now 1"),
-        ({"format": "webdataset"}, "format folder is now webdataset"),
+        ({"format": "webdataset", "batch_size": 1}, "format folder is now webdataset"),
         ({"shard_items": 3}, "shard_items 2 is now 3"),
         ({"seed": 5}, "items as before, but other texts, seeds or options"),
     ],
@@ -146,10 +136,7 @@ def test_so_many_failures_end_the_run(model, tmp_path, watched, tiny_pipe):
     rows = [{"prompt": "a cat"} for _ in range(40)]
     outcome = draw(model, tmp_path / "run", rows, shard_items=2, max_errors=4)
     assert outcome.failed < 20
-    assert (
-        outcome.stopped
-        == f"{outcome.stopped.split()[0]} item(s) have failed, as many as `max_errors` allows"
-    )
+    assert outcome.stopped.endswith("item(s) have failed, as many as `max_errors` allows")
     assert outcome.exit_code == 1
 
 
@@ -166,11 +153,6 @@ def test_bad_lines_are_named_and_listed(model, tmp_path, capsys):
     assert not (tmp_path / "strict").exists()
     with pytest.raises(ValueError, match="None of 2 lines can be drawn: prompt=5"):
         draw(model, tmp_path / "none", [{"prompt": 5}] * 2)
-
-
-def test_a_limit_draws_the_first_items(model, tmp_path):
-    assert draw(model, tmp_path / "run", EIGHT, limit=3).whole == 3
-    assert [*open_batch(tmp_path / "run")] == ["i0", "i1", "i2"]
 
 
 def test_a_forecast_writes_nothing(model, tmp_path):
@@ -297,56 +279,18 @@ def test_status_is_read_from_the_records_alone(model, tmp_path):
 @pytest.mark.parametrize(
     ("variables", "part"),
     [
-        ({}, None),
-        ({"RANK": "0", "WORLD_SIZE": "1"}, None),
-        ({"RANK": "3", "WORLD_SIZE": "4"}, (4, 4)),
-        ({"RANK": "3"}, None),
-        (
-            {
-                "SLURM_ARRAY_TASK_ID": "1",
-                "SLURM_ARRAY_TASK_COUNT": "8",
-                "SLURM_ARRAY_TASK_MIN": "1",
-            },
-            (1, 8),
-        ),
-        (
-            {
-                "SLURM_ARRAY_TASK_ID": "7",
-                "SLURM_ARRAY_TASK_COUNT": "4",
-                "SLURM_ARRAY_TASK_MIN": "1",
-                "SLURM_ARRAY_TASK_STEP": "2",
-            },
-            (4, 4),
-        ),
-        (
-            {
-                "SLURM_ARRAY_TASK_ID": "1",
-                "SLURM_ARRAY_TASK_COUNT": "2",
-                "RANK": "1",
-                "WORLD_SIZE": "4",
-            },
-            (6, 8),
-        ),
+        ("", None),
+        ("RANK=0 WORLD_SIZE=1", None),
+        ("RANK=3 WORLD_SIZE=4", (4, 4)),
+        ("RANK=3", None),
+        ("TASK_ID=1 TASK_COUNT=8 TASK_MIN=1", (1, 8)),
+        ("TASK_ID=7 TASK_COUNT=4 TASK_MIN=1 TASK_STEP=2", (4, 4)),
+        ("TASK_ID=1 TASK_COUNT=2 RANK=1 WORLD_SIZE=4", (6, 8)),  # each rank of each job is a part
     ],
 )
 def test_the_part_of_a_launcher(variables, part):
-    assert part_of_environment(variables) == part
-
-
-def test_ranks_of_arrays_divide_all_of_it():
-    found = {
-        part_of_environment(
-            {
-                "SLURM_ARRAY_TASK_ID": str(job),
-                "SLURM_ARRAY_TASK_COUNT": "3",
-                "RANK": str(rank),
-                "WORLD_SIZE": "4",
-            }
-        )
-        for job in range(3)
-        for rank in range(4)
-    }
-    assert found == {(n, 12) for n in range(1, 13)}
+    variables = variables.replace("TASK", "SLURM_ARRAY_TASK").split()
+    assert part_of_environment(dict(variable.split("=") for variable in variables)) == part
 
 
 @pytest.mark.parametrize(
@@ -390,7 +334,3 @@ def test_an_outcome_says_its_exit_code():
         ({"stopped": "max_errors"}, 1),
     ):
         assert Outcome(**usual | changes, seconds=1).exit_code == code
-
-
-def test_a_record_is_named_by_its_number():
-    assert record_name(12) == "shards/000012.jsonl"

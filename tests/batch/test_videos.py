@@ -13,7 +13,6 @@ from PIL import Image
 from sdattn import generate, load_pipeline
 from sdattn.batch import Draw, open_batch, verify
 from sdattn.files.videos import best_format
-from sdattn.runs.info import MAPS
 
 OPTIONS = {"num_inference_steps": 2, "height": 32, "width": 48, "num_frames": 5}
 OPTIONS |= {"max_sequence_length": 12}
@@ -106,13 +105,6 @@ def test_a_preview_is_small_and_takes_the_videos_time(runs):
     for item, frames in (("plain", 5), ("long", 8)):
         with Image.open(folder_of(runs / "folder", item) / "preview.webp") as found:
             assert (found.n_frames, max(found.size)) == (frames, 48)
-
-
-@pytest.mark.slow
-def test_only_what_is_asked_for_is_saved(video_model, tmp_path):
-    draw(video_model, tmp_path / "run", ROWS[:1], options=OPTIONS, save=("maps",))
-    assert files_of(folder_of(tmp_path / "run", "plain")).keys() == {"run.json", MAPS}
-    assert verify(tmp_path / "run") == (1, [])
 
 
 @pytest.mark.parametrize(

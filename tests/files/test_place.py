@@ -113,23 +113,6 @@ def test_in_a_storage_the_last_file_comes_last(quick):
         assert [path.rpartition("/")[2] for path in order][-1] == "run.json"
 
 
-def test_a_storage_that_fails_now_and_then_is_asked_again(quick):
-    with empty("memory://bucket/run") as root:
-        calls = []
-
-        def now_and_then(own, *args, **options):
-            calls.append(args)
-            if len(calls) % 3:
-                raise TimeoutError("slow down")
-            return own(*args, **options)
-
-        place = Place(str(root))
-        place.root = faulty(root, pipe_file=now_and_then, put_file=now_and_then)
-        place.publish("a", b"a")
-        place.publish_folder("b", FILES, last="run.json")
-        assert place.read("a") == b"a" and place.read("b/image.png") == b"image"
-
-
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OSError, match=r"has no batch.json, but notes.txt. Choose another"):
