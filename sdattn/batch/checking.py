@@ -101,7 +101,8 @@ def remove_litter(place: Place, manifest: Manifest) -> list[str]:
     is younger than an hour may still get a record, and stays; so does all of a shard without a
     sound record, whose items need not be lost."""
     place.remove_temporary()
-    named, done = set[str](), set[str]()
+    named = set[str]()
+    done = set[str]()
     for record in read_records(place, manifest.input.shards):
         done.add(f"{record.number:06d}")
         named |= {record_name(record.number), *(row["place"] for row in record.whole)}

@@ -71,7 +71,8 @@ class Checks:
 
     def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
         """Return the jobs, and the items that cannot be drawn."""
-        jobs, bad = [], []
+        jobs = []
+        bad = []
         self.words.count(item.text for item in items if item.words is not None)
         for item in items:
             try:

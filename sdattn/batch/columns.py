@@ -89,7 +89,10 @@ class Columns:
     ):
         if keep != ALL and (taken := sorted(OWN_NAMES.intersection(keep))):
             raise OptionError("keep_columns", taken, "rows have columns so called. Rename yours.")
-        self.prompt, self.keep, self.options, self.photos = prompt, keep, options, photos
+        self.prompt = prompt
+        self.keep = keep
+        self.options = options
+        self.photos = photos
         self.named = () if keep == ALL else tuple(keep)
         self.kept = dict.fromkeys(self.named)
         self.left_out: dict[str, None] = {}  # of tables, as the pipeline has no such options

@@ -38,7 +38,9 @@ class BatchDrawer:
         store: Callable[[Job, ImageRun, EditRun | None], None],
         fail: Callable[[Job, str, str], None],
     ):
-        self.pipe, self.store, self.fail = pipe, store, fail
+        self.pipe = pipe
+        self.store = store
+        self.fail = fail
         self.preset = preset_for(pipe, preset)
         self.limit: int | None = None  # items that fit; None: as many as a batch has
 
@@ -103,7 +105,8 @@ class BatchDrawer:
         return edit(self.pipe, item.prompt, item.text, seed=item.seed, **options)
 
     def _run(self, jobs: Sequence[Job]) -> Run:
-        pipe, options = self.pipe, dict(jobs[0].options)
+        pipe = self.pipe
+        options = dict(jobs[0].options)
         prompts = [job.item.prompt for job in jobs]
         seeds = [job.item.seed for job in jobs]
         if images := [job.item.image.open() for job in jobs if job.item.image is not None]:

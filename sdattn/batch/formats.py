@@ -58,7 +58,8 @@ class Format(ABC):
     pattern: ClassVar[str]  # which files datasets reads
 
     def __init__(self, place: Place, manifest: Manifest):
-        self.place, self.manifest = place, manifest
+        self.place = place
+        self.manifest = manifest
 
     @abstractmethod
     def writer(self, number: int) -> ShardWriter: ...
@@ -91,7 +92,8 @@ class ShardWriter(ExitStack, ABC):
 
     def __init__(self, format: Format, number: int):
         super().__init__()
-        self.format, self.place, self.number = format, format.place, number
+        self.format = format
+        self.number = number
 
     @abstractmethod
     def add(self, item: str, files: Files) -> None: ...
@@ -149,7 +151,7 @@ class _FolderWriter(ShardWriter):
     def add(self, item: str, files: Files) -> None:
         # One item at a time: after a kill those that are there need not be drawn again.
         location = f"shards/{self.number:06d}/{item}-{sha256(files[RUN])[:_CHECKSUM]}"
-        self.place.publish_folder(location, files, last=RUN)
+        self.format.place.publish_folder(location, files, last=RUN)
         self.locations[item] = location
 
     def finish(self) -> tuple[ShardFile | None, dict[str, str]]:
@@ -165,7 +167,7 @@ class _FileWriter(ShardWriter):
     def __init__(self, format: Format, number: int):
         super().__init__(format, number)
         self.ids: list[str] = []
-        self.path = self.enter_context(self.place.temporary_file())
+        self.path = self.enter_context(self.format.place.temporary_file())
 
     def finish(self) -> tuple[ShardFile | None, dict[str, str]]:
         if not self.ids:
@@ -174,7 +176,7 @@ class _FileWriter(ShardWriter):
         checksum = file_sha256(self.path)
         name = f"shards/{self.number:06d}-{checksum[:_CHECKSUM]}{self.format.ending}"
         made = ShardFile(name, self.path.stat().st_size, checksum)
-        self.place.publish_file(name, self.path)
+        self.format.place.publish_file(name, self.path)
         return made, dict.fromkeys(self.ids, name)
 
     @abstractmethod
@@ -185,7 +187,8 @@ class Tars(Format):
     """Tar files as WebDataset has them, whose members have no owner and no time. A file's kind is
     what follows the first dot, so a dot in an id is written ``%2E``."""
 
-    ending, pattern = ".tar", "shards/*.tar"
+    ending = ".tar"
+    pattern = "shards/*.tar"
 
     def writer(self, number: int) -> ShardWriter:
         return _TarWriter(self, number)
@@ -248,7 +251,8 @@ class Parquets(Format):
     run                   bytes                                        run.json
     """
 
-    ending, pattern = ".parquet", "shards/*.parquet"
+    ending = ".parquet"
+    pattern = "shards/*.parquet"
 
     def writer(self, number: int) -> ShardWriter:
         return _ParquetWriter(self, number)

@@ -175,14 +175,13 @@ def _table_rows(path: AnyPath, kind: str | None, columns: Columns) -> Iterator[R
             yield row._replace(reason=str(error))
 
 
-def _photo(value: Any, where: str, at: tuple[int, str], folder: AnyPath) -> Photo:
-    name = ""
-    if isinstance(value, dict):
-        value, name = value.get("bytes"), value.get("path") or ""
-    if isinstance(value, bytes):
-        name = PurePosixPath(name).name or f"{at[0] + 1:06d}"
-        return Photo(where, name, row=at).seen(value)
-    name = name if value is None else value
+def _photo(cell: Any, where: str, at: tuple[int, str], folder: AnyPath) -> Photo:
+    """Return the image in a cell at a row and a column: ``{bytes, path}``, or either alone."""
+    name = cell.get("path") if isinstance(cell, dict) else cell
+    data = cell.get("bytes") if isinstance(cell, dict) else cell
+    if isinstance(data, bytes):
+        own = PurePosixPath(name).name if isinstance(name, str) else ""
+        return Photo(where, own or f"{at[0] + 1:06d}", row=at).seen(data)
     if not isinstance(name, str) or not name.strip() or is_address(name):
         raise InvalidValueError(f"{at[1]}={shown(name)}: write the path of an image on the disk.")
     return Photo(_absolute(folder / name), name).seen()
@@ -195,9 +194,7 @@ def _absolute(path: AnyPath) -> str:
 # Pairs: an image and its caption have one name, up to their endings
 
 
-def _pair_rows(
-    files: Iterable[tuple[Photo, str]], skipped: Counter[str], hint: str = ""
-) -> Iterator[Row]:
+def _pair_rows(files: Iterable[tuple[Photo, str]], skipped: Counter[str]) -> Iterator[Row]:
     """Yield a row for each image with its caption, and a bad one for what lacks one of both;
     ``files`` come with the reason why they cannot be opened."""
     groups: dict[str, dict[Photo, str]] = {}
@@ -206,12 +203,10 @@ def _pair_rows(
             groups.setdefault(splitext(normalize("NFC", file.name))[0], {})[file] = reason
         else:
             skipped[_ending(file.name) or file.name] += 1
-    lower = Counter(key.lower() for key in groups)
     for key, group in groups.items():
-        twin = " Another name differs only in case." if lower[key.lower()] > 1 else hint
         names = " and ".join(file.name for file in group)
         try:
-            image, caption = _pair(key, group, twin)
+            image, caption = _pair(key, group)
             text = caption.read().decode("utf-8-sig").strip()
             yield Row(0, {"prompt": text}, names, image=image.seen())
         except UnicodeDecodeError:
@@ -220,7 +215,7 @@ def _pair_rows(
             yield Row(0, text=names, reason=str(error))
 
 
-def _pair(key: str, group: Mapping[Photo, str], hint: str) -> tuple[Photo, Photo]:
+def _pair(key: str, group: Mapping[Photo, str]) -> tuple[Photo, Photo]:
     captions = [file for file in group if _ending(file.name) == ".txt"]
     images = [file for file in group if file not in captions]
     reasons = [f"{file.name} {reason}" for file, reason in group.items() if reason]
@@ -228,10 +223,10 @@ def _pair(key: str, group: Mapping[Photo, str], hint: str) -> tuple[Photo, Photo
         names = " and ".join(file.name for file in twice[0])
         reasons.append(f"{names} have one name. Write one image and one caption of a name.")
     elif not images:
-        reasons.append(f"{key}.txt is a caption without an image next to it.{hint}")
+        reasons.append(f"{key}.txt is a caption without an image next to it.")
     elif not captions:
         name = images[0].name
-        reasons.append(f"{name} is an image without a caption. Write one into {key}.txt.{hint}")
+        reasons.append(f"{name} is an image without a caption. Write one into {key}.txt.")
     elif _ending(images[0].name) in UNREAD:
         reasons.append(f"{images[0].name} is of a format that is not read. Convert it to PNG.")
     if reasons:
@@ -338,7 +333,9 @@ def _reason(path: Path, root: Path) -> str:
 
 
 def _folder_rows(root: AnyPath, columns: Columns, skipped: Counter[str]) -> Iterator[Row]:
-    above, metadata, named = "", "", set[int]()  # of the folder that imagefolder's metadata is in
+    above = ""  # of the folder that imagefolder's metadata is in
+    metadata = ""
+    named = set[int]()
     for prefix, names, bad in _folders(root, skipped):
         if not metadata or not prefix.startswith(above):
             found = (prefix + name for name in _METADATA if prefix + name in names)
@@ -358,10 +355,8 @@ def _folder_rows(root: AnyPath, columns: Columns, skipped: Counter[str]) -> Iter
             yield from (Row(0, text=f.name, reason=f"{f.name} {why}") for f, why in files)
         else:
             yield from _packed_rows(root, names, columns, skipped)
-            lists = [name for name in names if _ending(name) in (".csv", ".tsv", ".json", ".jsonl")]
-            hint = f" {lists[0]} has no column file_name, or is not metadata.csv." if lists else ""
             files = [file for file in files if _ending(file[0].name) not in (".tar", ".parquet")]
-            yield from _pair_rows(files, skipped, hint)
+            yield from _pair_rows(files, skipped)
 
 
 def _is_left(file: Photo, reason: str, named: set[int]) -> bool:

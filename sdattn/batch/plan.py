@@ -36,7 +36,8 @@ from .request import Request
 from .tables import Row, list_rows
 
 Tell = Callable[[int, int, int], None]  # of lines checked, good and bad ones
-_CHUNK, _SECONDS = 1000, 1.0  # lines, or time, between two calls of it
+_CHUNK = 1000  # lines between two calls of it,
+_SECONDS = 1.0  # or time
 _SHOWN = 100  # bad lines in memory
 
 
@@ -77,7 +78,8 @@ class Plan(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         folder = Path(self.enter_context(TemporaryDirectory(prefix="sdattn-plan-")))
-        self.bad_file, self._file = folder / "bad_lines.jsonl", folder / "items"
+        self.bad_file = folder / "bad_lines.jsonl"
+        self._file = folder / "items"
         self._bad = self.enter_context(self.bad_file.open("wb"))
         self._items = self.enter_context(self._file.open("wb"))
         self._offsets = array("Q")
@@ -187,7 +189,8 @@ class Plan(ExitStack):
 
     def divide(self, shard_items: int, columns: list[str] | None) -> None:
         """Put each item into the open shard of its shape; a full one is followed by another."""
-        self.shard_items, self.columns = shard_items, columns
+        self.shard_items = shard_items
+        self.columns = columns
         numbers = array("L")
         n_shards = 0
         open_shards: dict[int, list[int]] = {}  # shape -> number of the shard, free places

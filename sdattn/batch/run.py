@@ -164,7 +164,8 @@ def _planned(request: Request) -> Iterator[Plan]:
     with Progress(None, is_shown=request.progress) as progress:
 
         def tell(lines: int, good: int, bad: int) -> None:
-            progress.whole, progress.failed = good, bad
+            progress.whole = good
+            progress.failed = bad
 
         plan = make_plan(request, pipe, tell)
     with plan:
@@ -255,7 +256,8 @@ def _differences(before: Manifest, now: Manifest) -> list[str]:
     """Return the differences from the run that made a folder, a phrase each."""
     found = []
     for name in _COMPARED:
-        old, new = getattr(before.settings, name), getattr(now.settings, name)
+        old = getattr(before.settings, name)
+        new = getattr(now.settings, name)
         if old != new:
             what = "the model's weights or configuration" if name == "weights" else name
             found.append(f"{what} {_short(old)} is now {_short(new)}")

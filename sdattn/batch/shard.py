@@ -94,8 +94,8 @@ def load(request: Request) -> _Cached:
         if not _cached or _cached[0].request != key:
             _cached.clear()
             arguments = request.loading.arguments()
-            device, dtype = request.device, request.dtype
-            pipe = load_pipeline(request.model, device=device, dtype=dtype, **arguments)
+            arguments |= {"device": request.device, "dtype": request.dtype}
+            pipe = load_pipeline(request.model, **arguments)
             pipe.set_progress_bar_config(disable=True)
             limit_threads(pipe)
             loaded = Loaded(
@@ -259,7 +259,8 @@ class _InOrder:
     def __init__(self, jobs: Sequence[Job], add: Callable[[str, Files], None], tell: Tell):
         self.waiting = deque(job.item for job in jobs)
         self.found: dict[str, Future[_Packed] | Row] = {}
-        self.add, self.tell = add, tell
+        self.add = add
+        self.tell = tell
         self.done: list[_Packed | Row] = []
 
     def write(self, at_most: int) -> None:

@@ -133,13 +133,6 @@ def test_words_keep_their_columns_only(model, tmp_path):
     torch.testing.assert_close(few["red cat"].values, full.find("red cat")[0].values)
     drawn = sorted(os.listdir(items["few"] / "heatmaps"))
     assert drawn == ["01-red.png", "02-cat.png", "03-dog.png"]
-    # as generate() keeps them; colours may differ by a rounding
-    pipe = load_pipeline(model, device="cpu")
-    generated(pipe, rows[1], 2, SMALL).save(tmp_path / "alone")
-    pair = [files_of(folder) for folder in (items["few"], tmp_path / "alone")]
-    assert pair[0].keys() == pair[1].keys()
-    for name in ("image.png", "maps.safetensors"):
-        assert pair[0][name] == pair[1][name]
 
 
 OTHERS = {

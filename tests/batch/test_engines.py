@@ -52,14 +52,11 @@ def test_every_shard_is_drawn_once_and_so_many_at_a_time(threads):
     assert engine.most <= threads
 
 
-def test_after_a_stop_no_shard_is_begun():
+def test_after_a_stop_or_an_error_no_shard_is_begun():
     engine, found = Counting(1), []
     for record in map_shards(engine, None, shards(20), None, lambda: len(found) >= 3):
         found.append(record)
     assert len(engine.begun) == len(found) < 6
-
-
-def test_an_error_is_raised_and_no_other_shard_is_begun():
     engine = Counting(1, fail=[2])
     with pytest.raises(OSError, match="the disk is full"):
         [*map_shards(engine, None, shards(20), None, lambda: False)]

@@ -70,13 +70,11 @@ def test_an_image_upright_by_its_tag_and_changed_since(tmp_path):
 def test_what_has_no_pair_is_named(tmp_path):
     put(tmp_path, "images/a.png", PNG)
     put(tmp_path, "captions/a.txt", "a cat")
-    put(tmp_path, "captions.csv", "image,caption\na.png,a cat\n")
     put(tmp_path, "b.png", PNG)
     found, reasons = explained(tmp_path)
     assert found == {}
     named = [reason.split(" is ")[0] for reason in reasons]
     assert named == ["b.png", "captions/a.txt", "images/a.png"]
-    assert "captions.csv has no column file_name" in reasons[0]
 
 
 @pytest.mark.parametrize(
@@ -90,7 +88,7 @@ def test_what_has_no_pair_is_named(tmp_path):
         ({"a.png": PNG, "a.txt": b"wei\xdf"}, "a.txt is not UTF-8"),
         ({"a.png": PNG, "a.jpg": PNG, "a.txt": "x"}, "a.jpg and a.png have one name"),
         ({"a.png": PNG, "a.txt": "x", "a.TXT": "y"}, "a.TXT and a.txt have one name"),
-        ({"Cat.png": PNG, "cat.txt": "x"}, "Cat.png is an image without.*differs only in case"),
+        ({"Cat.png": PNG, "cat.txt": "x"}, "Cat.png is an image without.*into Cat.txt"),
     ],
 )
 def test_one_image_one_caption(tmp_path, files, reason):

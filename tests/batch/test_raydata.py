@@ -94,6 +94,8 @@ def test_a_row_that_cannot_be_is_refused_by_its_number(model, row, reason):
     made = Draw(str(model), options=SMALL, device="cpu")
     with pytest.raises(ValueError, match=reason):
         made(columns_of([{"prompt": "a cat"}, {"prompt": "a cat", **row}]))
+    with pytest.raises(ValueError, match="save=.*'overlays'.*'maps'"):  # and before it is loaded
+        Draw("no such model", save=["image", "overlays"])
 
 
 def test_a_row_that_fails_says_which(model):
@@ -107,8 +109,3 @@ def test_a_row_that_fails_says_which(model):
     made.pipe.text_encoder.register_forward_pre_hook(check_text, with_kwargs=True)
     with pytest.raises(RuntimeError, match="Row 2 of the batch, 'red': .*boom"):
         made({"prompt": ["a cat", "red"]})
-
-
-def test_a_part_that_is_not_known_is_refused_before_the_model_is_loaded():
-    with pytest.raises(ValueError, match="save=.*'overlays'.*'maps'"):
-        Draw("no such model", save=["image", "overlays"])

@@ -4,7 +4,7 @@ import json
 import os
 import shutil
 import signal
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.batch_draws import ALL, SMALL, draw, watch_models  # noqa: F401
@@ -205,26 +205,12 @@ def test_a_signal_finishes_the_shards_in_hand(model, tmp_path, monkeypatch, name
 @pytest.mark.parametrize("format", FORMATS)
 def test_two_commands_at_once_in_one_folder_end_well_and_with_equal_bytes(model, tmp_path, format):
     """As threads, so that they meet; in processes with kills each week, see test_killed."""
-    draw(model, tmp_path / "alone", EIGHT, format=format)
-    (tmp_path / "both.jsonl").write_text((tmp_path / "alone.jsonl").read_text())
     usual = {"options": SMALL, "device": "cpu", "save": ("image", "maps"), "batch_size": 2}
-    request = Request(
-        tmp_path / "both.jsonl", tmp_path / "both", model=str(model), format=format, **usual
-    )
-    outcomes, errors = [], []
-
-    def command():
-        try:
-            outcomes.append(run_batch(request))
-        except BaseException as error:
-            errors.append(error)
-
-    threads = [threading.Thread(target=command) for _ in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert errors == []
+    draw(model, tmp_path / "alone", EIGHT, format=format)
+    source = tmp_path / "alone.jsonl"
+    request = Request(source, tmp_path / "both", str(model), format=format, **usual)
+    with ThreadPoolExecutor(2) as pool:
+        outcomes = [*pool.map(run_batch, [request] * 2)]
     assert [outcome.whole for outcome in outcomes] == [8, 8]
     assert drawn_files(tmp_path / "both") == drawn_files(tmp_path / "alone")
 
@@ -250,27 +236,20 @@ def test_summaries_have_every_record_whoever_ends_last(model, tmp_path, monkeypa
 
 
 def test_status_is_read_from_the_records_alone(model, tmp_path):
-    draw(model, tmp_path / "run", EIGHT)
-    paths = records(tmp_path / "run")
+    rows = [{"prompt": "a cat", "id": f"i{n}"} for n in range(8)]
+    draw(model, tmp_path / "run", rows, shard_items=2)
     os.utime(tmp_path / "run/batch.json", (900, 900))
-    for number, path in enumerate(paths):
+    for number, path in enumerate(records(tmp_path / "run")):
         os.utime(path, (1000 + 10 * number, 1000 + 10 * number))
-    last = paths.pop()
-    items = len(rows_of(last)) - 2
-    last.unlink()
+    (tmp_path / "run/shards/000003.jsonl").unlink()
     found = status(tmp_path / "run")
-    assert (found.items, found.whole, found.failed) == (8, 8 - items, 0)
-    assert (found.shards, found.done, found.began) == (len(paths) + 1, len(paths), 900)
-    assert found.nbytes == sum(
-        len(data)
-        for name, data in files_of(tmp_path / "run").items()
-        if name.startswith("shards/")
-        and not name.endswith(".jsonl")
-        and name.split("/")[1][:6] != last.name[:6]
-    )
-    recent = 8 - items - (len(rows_of(paths[0])) - 2)
-    rate = recent / (10 * (len(paths) - 1))
-    assert found.rate == pytest.approx(rate) and found.seconds_left == pytest.approx(items / rate)
+    assert (found.items, found.whole, found.failed, found.began) == (8, 6, 0, 900)
+    assert (found.shards, found.done) == (4, 3)
+    files = files_of(tmp_path / "run/shards").items()
+    data = [held for name, held in files if name[:6] != "000003" and name[-6:] != ".jsonl"]
+    assert found.nbytes == sum(map(len, data))
+    assert found.rate == pytest.approx(4 / 20)  # after the first shard
+    assert found.seconds_left == pytest.approx(10)
 
 
 # Requests
@@ -296,20 +275,15 @@ def test_the_part_of_a_launcher(variables, part):
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"photos": "photos"}, "either `source`"),
-        ({"source": None}, "either `source`"),
-        ({"batch_size": 0}, "batch_size"),
-        ({"shard_items": True}, "shard_items"),
-        ({"limit": -1}, "limit"),
-        ({"part": (3, 2)}, "part"),
-        ({"save": ()}, "save"),
-        ({"save": "image"}, "save"),
+        *((changes, "either `source`") for changes in ({"photos": "p"}, {"source": None})),
+        *(({"save": value}, "save") for value in ((), "image")),
         ({"save": ("imgae",)}, "Did you mean 'image'"),
         ({"mask_words": ("cat",)}, "add masks to `save`"),
         ({"mask_threshold": 1.5, "save": ("masks",)}, "threshold"),
-        ({"engine": "slurm"}, "engine"),
         ({"device": "cuda:0", "workers": 2}, "device"),
-        ({"format": "zip"}, "format"),
+        *(({name: 0}, name) for name in ("batch_size", "shard_items", "limit", "max_errors")),
+        *(({name: "zip"}, name) for name in ("engine", "format", "input_format", "workers")),
+        ({"part": (3, 2)}, "part"),
         ({"out": ""}, "out"),
     ],
 )

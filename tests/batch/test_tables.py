@@ -153,10 +153,8 @@ def test_a_frame_with_holes_comes_back(tmp_path):
     ],
 )
 def test_names_of_other_programs_are_told_ours(name, ours):
-    for kind, data in (
-        ("jsonl", line_of(**{name: "7"})),
-        ("csv", f"prompt,{name}\na red cat,7\n".encode()),
-    ):
+    table = f"prompt,{name}\na red cat,7\n".encode()
+    for kind, data in (("jsonl", line_of(**{name: "7"})), ("csv", table)):
         items, [bad] = read_items(data, kind)
         check_message(bad)
         assert items == [] and repr(name) in bad.reason and ours in bad.reason
@@ -198,11 +196,9 @@ def test_a_text_has_a_prompt_a_line():
 
 
 def test_what_is_not_utf8_is_a_bad_line_of_every_kind():
-    for kind, data in (
-        ("jsonl", line_of() + b'\n{"prompt": "wei\xdf"}\n' + line_of()),
-        ("csv", b"prompt\na\nwei\xdf\nb\n"),
-        ("tsv", b"prompt\na\nwei\xdf\nb\n"),
-    ):
+    lines = line_of() + b'\n{"prompt": "wei\xdf"}\n' + line_of()
+    table = b"prompt\na\nwei\xdf\nb\n"
+    for kind, data in (("jsonl", lines), ("csv", table), ("tsv", table)):
         items, [bad] = read_items(data, kind)
         assert len(items) == 2
         assert "UTF-8" in bad.reason and bad.text.isprintable()
@@ -222,10 +218,9 @@ def test_standard_input_is_read_and_left_open(monkeypatch):
 
 
 def test_a_parquet_file_is_read_without_its_other_columns(tmp_path):
-    path = tmp_path / "p.parquet"
     table = {"caption": ["a cat", None], "words": [["cat"], None], "vector": [[0.5] * 9] * 2}
-    parquet.write_table(pa.table(table), path)
-    [item], [bad] = planned(source=path)
+    parquet.write_table(pa.table(table), tmp_path / "p.parquet")
+    [item], [bad] = planned(source=tmp_path / "p.parquet")
     assert (item.prompt, item.words, item.options) == ("a cat", ("cat",), {})
     assert "prompt is missing" in bad.reason
     put(tmp_path, "q.parquet", "PAR1 is not enough")
@@ -237,9 +232,8 @@ def test_a_folder_of_lists_is_one_list(tmp_path):
     put(tmp_path, "data/a.jsonl", line_of(prompt="one"))
     put(tmp_path, "data/b.csv", "prompt\ntwo\nthree\n")
     put(tmp_path, "README.md", "# not a list")
-    parquet.write_table(
-        pa.table({"text": ["four"]}), tmp_path / "data/train-00000-of-00001.parquet"
-    )
+    train = tmp_path / "data/train-00000-of-00001.parquet"
+    parquet.write_table(pa.table({"text": ["four"]}), train)
     items, _ = planned(source=tmp_path)
     assert [item.prompt for item in items] == ["one", "two", "three", "four"]
     assert [item.line for item in items] == [1, 2, 3, 4]
