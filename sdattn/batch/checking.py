@@ -31,6 +31,7 @@ from .formats import FORMATS, RUN, Format, format_of
 from .gallery import gallery_pages
 from .records import (
     BatchSettings,
+    ItemRow,
     Manifest,
     line_of,
     read_manifest,
@@ -87,7 +88,7 @@ def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator
         yield name, iter([page])
 
 
-def _rows(place: Place, manifest: Manifest) -> Iterator[dict[str, Any]]:
+def _rows(place: Place, manifest: Manifest) -> Iterator[ItemRow]:
     return rows_in_order(read_records(place, manifest.input.shards))
 
 
@@ -275,7 +276,7 @@ def _check_shard(
 _FILES = {"image": "image.png", "grid": "grid.png", "report": "report.html", "maps": MAPS}
 
 
-def _check_item(format: Format, row: Mapping[str, Any], save: Collection[str]) -> list[str]:
+def _check_item(format: Format, row: ItemRow, save: Collection[str]) -> list[str]:
     """Return an item's problems, a line each; none if every bit is as written."""
     problems: list[str] = []
     location = row["place"]

@@ -60,7 +60,7 @@ class Checks:
         self.negative = self.defaults.pop("negative_prompt", None)
         parameters = inspect.signature(pipe.__call__).parameters.values()
         self.kinds = {p.name: p.annotation for p in parameters if p.kind is not p.VAR_KEYWORD}
-        self.checked: dict[str, dict[str, Any] | Exception] = {}
+        self.checked: dict[str, Options | Exception] = {}
         self.shapes: dict[tuple[str, bool, int, bool], int] = {}
         self.words = _Words(pipe, cleans="clean_caption" in self.kinds)
         # Some pipelines pad prompts only to the longest of a batch.
@@ -83,14 +83,14 @@ class Checks:
         return jobs, bad
 
     def _job(self, item: Item) -> Job:
-        options = {
+        own_options = {
             name: number(value, whole=True) if self.kinds.get(name) in _WHOLE else value
             for name, value in item.options.items()
         }
         negative = item.negative_prompt
         if negative is None and item.image is None:
             negative = self.negative
-        item = replace(item, options=options, negative_prompt=negative)
+        item = replace(item, options=own_options, negative_prompt=negative)
         check_text(item.prompt, "prompt")
         check_text(item.text, "prompt")
         check_text(negative or "", "negative prompt")
@@ -110,7 +110,7 @@ class Checks:
         shape = (key, negative is not None, columns, item.edit_to is not None)
         return Job(item, options, self.shapes.setdefault(shape, len(self.shapes)))
 
-    def _options(self, item: Item) -> tuple[str, dict[str, Any]]:
+    def _options(self, item: Item) -> tuple[str, Options]:
         """Return an item's options, checked, and a text that is the same for the same ones."""
         size = None if item.image is None else fitted_size(self.pipe, item.image.size)
         given = {**self.defaults, **item.options}
@@ -130,7 +130,7 @@ class Checks:
             raise found
         return key, found
 
-    def _checked(self, given: dict[str, Any], size: tuple[int, int] | None) -> dict[str, Any]:
+    def _checked(self, given: Options, size: tuple[int, int] | None) -> Options:
         if size is not None:
             check_explained(self.pipe, size, **given)
             return given

@@ -349,7 +349,7 @@ def _arrow_type(kind: Any) -> Any:
 
 def _row_with_files(item: str, files: Files) -> dict[str, object]:
     rest = dict(files)
-    row: dict[str, Any] = row_of(read_info(files, item), Parquets.ending, "", {})
+    row = row_of(read_info(files, item), Parquets.ending, "", {})
     row |= {"id": item, "run": rest.pop(RUN)}
     if "image.png" in rest:
         row["image"] = {"bytes": rest.pop("image.png"), "path": f"{item}.png"}

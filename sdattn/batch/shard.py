@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import InvalidValueError
 from ..files.place import Files, Place
@@ -43,6 +43,7 @@ from .gallery.sheets import Tile, make_sheet, tile, tile_of_images
 from .items import Item
 from .plan import Shard
 from .records import (
+    ItemRow,
     Manifest,
     ShardFile,
     ShardRecord,
@@ -53,7 +54,6 @@ from .records import (
 from .request import Request
 
 Tell = Callable[[int, int], None]  # items that are whole now, and that failed
-Row = dict[str, Any]  # of a record
 
 
 class Loaded(NamedTuple):
@@ -194,7 +194,7 @@ def _check_same(loaded: Loaded, manifest: Manifest) -> None:
 
 
 def _publish_sheet(
-    place: Place, number: int, items: Sequence[_Packed | Row]
+    place: Place, number: int, items: Sequence[_Packed | ItemRow]
 ) -> tuple[ShardFile | None, Sequence[object]]:
     """Publish a shard's thumbnails, if any; return its file, and where each item's are in it."""
     image, thumbs = make_sheet([one.tile if isinstance(one, _Packed) else None for one in items])
@@ -206,7 +206,7 @@ def _publish_sheet(
     return sheet, thumbs
 
 
-def failed_row(item: Item, reason: str, text: str = "") -> dict[str, Any]:
+def failed_row(item: Item, reason: str, text: str = "") -> ItemRow:
     row = {"id": item.id, "line": item.line, "prompt": item.prompt, "seed": item.seed}
     return {**row, "failed": reason, "traceback": text}
 
@@ -258,10 +258,10 @@ class _InOrder:
 
     def __init__(self, jobs: Sequence[Job], add: Callable[[str, Files], None], tell: Tell):
         self.waiting = deque(job.item for job in jobs)
-        self.found: dict[str, Future[_Packed] | Row] = {}
+        self.found: dict[str, Future[_Packed] | ItemRow] = {}
         self.add = add
         self.tell = tell
-        self.done: list[_Packed | Row] = []
+        self.done: list[_Packed | ItemRow] = []
 
     def write(self, at_most: int) -> None:
         """Write items until only so many wait."""
@@ -275,7 +275,7 @@ class _InOrder:
             self.tell(int(isinstance(held, _Packed)), int(not isinstance(held, _Packed)))
 
 
-def _made(item: Item, found: Future[_Packed] | Row) -> _Packed | Row:
+def _made(item: Item, found: Future[_Packed] | ItemRow) -> _Packed | ItemRow:
     if not isinstance(found, Future):
         return found
     try:

@@ -151,7 +151,7 @@ def check_readable(text: str) -> None:
         )
 
 
-def _prompt_in(text: str, line: int) -> dict[str, Any]:
+def _prompt_in(text: str, line: int) -> dict[str, str]:
     is_header = line == 1 and text.lower().startswith("prompt,")
     if text.lstrip().startswith('{"') or is_header or "\t" in text:
         raise InvalidValueError(
@@ -263,7 +263,7 @@ def _value(name: str, cell: str, prompt: str) -> object:
         return cell
 
 
-def open_parquet(file: Any) -> Any:
+def open_parquet(file: object) -> Any:
     """Open a Parquet file such that a batch of rows takes no more memory than their pages."""
     parquet = optional("pyarrow.parquet", "Parquet", "sdattn[parquet]")
     try:

@@ -100,15 +100,3 @@ def test_a_server_that_fails_loses_nothing(
     assert len(told) < 20 if share < 0.2 else told
     assert verify(there) == (4, [])
     assert objects_of(there) == files_of(tmp_path / "run")
-
-
-def test_what_cannot_be_written_is_refused_in_a_line(bucket, request_of, monkeypatch):
-    with pytest.raises(OSError, match=r"^Cannot write to s3://nobucket/run: .*\.$") as refused:
-        run_batch(request_of("s3://nobucket/run", "folder"))
-    assert "\n" not in str(refused.value)
-    setting = {
-        name: value for name, value in fsspec.config.conf["s3"].items() if name not in S3_KEYS
-    }
-    monkeypatch.setitem(fsspec.config.conf, "s3", setting)
-    with pytest.raises(OSError, match=r"^s3://bucket/run cannot be reached: .*redentials"):
-        run_batch(request_of("s3://bucket/run", "folder"))

@@ -114,20 +114,6 @@ def test_failures_are_rows_with_a_reason_and_a_traceback(drawn, tmp_path, watche
     assert read_record(Place(tmp_path / "run"), 0) == record
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_failed_items_are_drawn_again_when_asked_and_the_others_kept(
-    drawn, tmp_path, watched, tiny_pipe, format
-):
-    rows = ("a cat", "a red dog", "red", "a cat")
-    watched.forbidden = tiny_pipe.tokenizer("dog").input_ids[1]
-    assert len(drawn("run", rows, format=format).failed) == 1
-    watched.forbidden = None
-    calls = len(watched.rows)
-    assert len(drawn("run", rows, format=format).failed) == 1  # it is done, as it is
-    record = drawn("run", rows, format=format, retry_failed=True)
-    assert len(record.whole) == 4 and len(watched.rows) - calls == 1
-
-
 def test_memory_that_is_short_halves_the_batch_the_same_way_each_time(drawn, tmp_path, watched):
     watched.most = 2
     for out in ("one", "other"):

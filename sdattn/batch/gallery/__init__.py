@@ -1,7 +1,7 @@
 """``index.html`` of a batch run, its items to browse: images, maps and what failed. The same
 rows give the same bytes; images and maps are in the shards' sheets, see :mod:`.sheets`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,7 @@ from ...models.demos import Demo, demo_named
 from ...prompts.words import is_content_word, name_things, split_words
 from ...runs.report.images import colour_tables
 from ...runs.report.pages import page
-from ..records import Manifest
+from ..records import ItemRow, Manifest
 
 EACH = 10_000  # items per page: a browser searches this many instantly
 _KEYS = ("id", "place", "prompt", "source_prompt", "source_file", "truncated", "blanked", "failed")
@@ -19,7 +19,7 @@ _OPENS = ("report.html", "grid.png", "video", "image.png")  # a card the first t
 
 
 def gallery_pages(
-    manifest: Manifest, rows: Callable[[], Iterator[Mapping[str, Any]]]
+    manifest: Manifest, rows: Callable[[], Iterator[ItemRow]]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield name and bytes of ``index.html``, ``index-2.html`` and so on, ``EACH`` items per page.
     ``rows`` is called twice and returns the rows of whole and of failed items in the order of the
@@ -52,7 +52,7 @@ def gallery_pages(
         yield name, page("gallery", home=Path(__file__).parent, images_from="'self' file:", **told)
 
 
-def _compact(row: Mapping[str, Any], sheets: dict[str, int], demo: Demo | None) -> dict[str, Any]:
+def _compact(row: ItemRow, sheets: dict[str, int], demo: Demo | None) -> ItemRow:
     """Return a row for gallery.js, without what is empty; the seed is text: JavaScript's integers
     end at 2**53."""
     made = {name: row.get(name) for name in _KEYS} | {"seed": str(row["seed"])}
@@ -67,7 +67,7 @@ def _compact(row: Mapping[str, Any], sheets: dict[str, int], demo: Demo | None) 
     return made
 
 
-def _best(row: Mapping[str, Any], strange: Sequence[str]) -> str | None:
+def _best(row: ItemRow, strange: Sequence[str]) -> str | None:
     """Return the word whose map rises highest above its mean: among an edit's new things, else
     words that name a thing, else content words; None if the model never learnt any of these."""
     words = row["words"]
