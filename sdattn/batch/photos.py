@@ -368,9 +368,7 @@ def _packed_rows(
     root: AnyPath, names: Sequence[str], columns: Columns, skipped: Counter[str]
 ) -> Iterator[Row]:
     """Yield the rows of a folder's tars, and of its Parquet files with images."""
-    tables.check_splits(
-        root, (split[1] for name in names if (split := tables.SPLIT.fullmatch(name)))
-    )
+    tables.check_splits(root, names)
     for name in names:
         try:
             if _ending(name) == ".tar":

@@ -20,7 +20,7 @@ KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
 AT_ONCE = 16  # rows with images in memory
 _KIND = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
 _UNREADABLE = re.compile("[\0\r\ud800-\udfff]")
-SPLIT = re.compile(r"(?:.*/)?([^/]+)-\d{5}-of-\d{5}\.parquet")  # as the Hub names a split's files
+_SPLIT = re.compile(r"(?:.*/)?([^/]+)-\d{5}-of-\d{5}\.parquet")  # as the Hub names a split's files
 
 # Lines of AUTOMATIC1111: options before a prompt, and the settings in its PNG files
 _SETTINGS = re.compile(r"\s*(--\w|Negative prompt:|Steps: \d)")
@@ -80,7 +80,7 @@ def list_rows(source: str, kind: str | None, choose: Choose) -> Rows:
                 "prompts. Pass images with captions as `photos`, prompts as .jsonl, .csv, .tsv or "
                 ".parquet."
             )
-        check_splits(source, {split[1] for name in lists if (split := SPLIT.fullmatch(name))})
+        check_splits(source, lists)
         rows = (row for name in lists for row in table_rows(path / name, None, choose))
         yield from (row._replace(line=line) for line, row in enumerate(rows, 1))
 
@@ -302,7 +302,7 @@ def open_saved(folder: str) -> Any:
     except Exception as error:  # of many kinds
         raise InvalidValueError(f"datasets cannot read the folder {folder}: {error}") from error
     splits = found if isinstance(found, dict) else {"": found}
-    check_splits(folder, splits)
+    _check_one_split(folder, splits)
     rows = next(iter(splits.values()))
     for name, feature in rows.features.items():
         if isinstance(feature, datasets.Image):
@@ -316,8 +316,12 @@ def names_below(folder: AnyPath) -> list[str]:
     return [name for name in names if "/." not in f"/{name}"]
 
 
-def check_splits(source: object, names: Iterable[str]) -> None:
-    """Raise ValueError for a data set of several splits."""
+def check_splits(source: object, files: Iterable[str]) -> None:
+    """Raise ValueError for files of several splits of a data set."""
+    _check_one_split(source, (split[1] for split in map(_SPLIT.fullmatch, files) if split))
+
+
+def _check_one_split(source: object, names: Iterable[str]) -> None:
     if len(splits := sorted(set(names))) > 1:
         raise InvalidValueError(
             f"{source} has the splits {', '.join(splits)}. Pass one: put its files into a folder "

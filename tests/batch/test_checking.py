@@ -8,8 +8,9 @@ from datetime import UTC, datetime
 import fsspec
 import pytest
 from helpers.batch_draws import draw, watch_models  # noqa: F401
-from helpers.batch_runs import FORMATS, files_of, manifest, new_run, pack, three
+from helpers.batch_runs import FORMATS, manifest, new_run, pack, three
 from helpers.storages import memory_bucket, quick_waits  # noqa: F401
+from helpers.trees import tree
 from PIL import Image
 
 from sdattn.batch import verify
@@ -86,7 +87,7 @@ def check_named(place, harm, *names):
 @each_format
 @pytest.mark.parametrize("harm", ["flipped", "cut", "removed"])
 def test_every_harm_of_every_file_is_named(run, format, harm):
-    before = files_of(run.root)
+    before = tree(run.root)
     for path in run.root.rglob("*"):
         os.utime(path, (0, 0))  # no harm makes litter of the rest
     data = [name for name in before if "/" in name and not name.endswith((".jsonl", "run.json"))]
@@ -95,7 +96,7 @@ def test_every_harm_of_every_file_is_named(run, format, harm):
         if name.endswith("run.json") or name in ("batch.json", record_name(0), record_name(2)):
             check_named(run, harm, name)
     check_named(run, harm, *SUMMARIES)
-    assert files_of(run.root) == before and verify(run.root) == (3, [])
+    assert tree(run.root) == before and verify(run.root) == (3, [])
 
 
 @each_format
@@ -175,14 +176,14 @@ def test_nothing_of_a_shard_without_a_sound_record_is_litter(root, format):
 def test_a_runs_command_writes_damaged_summaries_again(model, tmp_path):
     lines = [{"prompt": "a cat"}, {"prompt": 5}]
     draw(model, tmp_path / "run", lines)
-    before = files_of(tmp_path / "run")
+    before = tree(tmp_path / "run")
     for name in ("metadata.jsonl", "README.md", "bad_lines.jsonl"):
         (tmp_path / "run" / name).write_bytes(before[name][:-9])
     for name in ("errors.jsonl", "index.html"):
         (tmp_path / "run" / name).unlink()
     assert len(verify(tmp_path / "run")[1]) == 1  # the others are compared with sound records only
     assert draw(model, tmp_path / "run", lines).before == 1
-    assert files_of(tmp_path / "run") == before and verify(tmp_path / "run") == (1, [])
+    assert tree(tmp_path / "run") == before and verify(tmp_path / "run") == (1, [])
 
 
 def test_the_card_names_the_files_of_each_format():

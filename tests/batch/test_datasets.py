@@ -5,7 +5,8 @@ import io
 import json
 
 import pytest
-from helpers.batch_runs import FORMATS, draw, new_run, pack, rows_of, without_columns
+from helpers.batch_draws import SMALL, draw
+from helpers.batch_runs import FORMATS, new_run, pack, rows_of, without_columns
 from PIL import Image
 from safetensors.torch import load
 
@@ -39,7 +40,9 @@ def drawn(model, tmp_path_factory):
     rows = [{"prompt": "a cat", "id": "train"}, {"prompt": "a train, dev", "id": "test-1"}]
     rows += [{"prompt": "red, a dog", "negative_prompt": "cat", "id": "x.y"}]
     rows += [{"prompt": "dog and cat", "words": ["cat"], "width": 128, "id": "c_val.2"}]
-    assert draw(model, root, *rows, save=(*USUAL_OF_IMAGES, "masks")).exit_code == 0
+    options = {**SMALL, "guidance_scale": 2.0}
+    save = (*USUAL_OF_IMAGES, "masks")
+    assert draw(model, root, rows, options=options, save=save).exit_code == 0
     return root
 
 

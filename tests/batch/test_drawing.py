@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 import torch
 from helpers.batch_draws import ALL, SMALL, draw, watch_models  # noqa: F401
-from helpers.batch_runs import files_of, rows_of
+from helpers.batch_runs import rows_of
 from helpers.presets import OF_UNETS
 from helpers.tiny_pipelines import make_sdxl_pipeline
 from helpers.transformer_rows import flux, qwen_image, sana, sd3
+from helpers.trees import tree
 from safetensors.torch import load_file
 from torch.nn.modules.module import register_module_forward_pre_hook
 
@@ -48,7 +49,7 @@ def folders_of(root):
 def same_run(item, alone):
     """Byte for byte, but for what a single run does not know, the page's row of the item too."""
     name = Path(alone).name.encode()
-    item, alone = files_of(item), files_of(alone)
+    item, alone = tree(item), tree(alone)
     infos = [json.loads(files.pop("run.json")) for files in (item, alone)]
     for one in IDENTITY:
         infos[0].pop(one)

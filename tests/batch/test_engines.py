@@ -9,8 +9,9 @@ from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 from helpers.batch_draws import ALL, SMALL, draw
-from helpers.batch_runs import files_of, manifest, rows_of
+from helpers.batch_runs import manifest, rows_of
 from helpers.tiers import tiered
+from helpers.trees import tree
 
 from sdattn.batch import Request, engines
 from sdattn.batch.engines import Processes, RayTasks, map_shards
@@ -125,7 +126,7 @@ def test_worker_processes_draw_what_one_process_draws(model, tmp_path, format, m
 
 
 def without_source(root):
-    found = files_of(root)
+    found = tree(root)
     document = json.loads(found.pop("batch.json"))
     return found, document["settings"]
 

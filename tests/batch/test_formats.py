@@ -6,7 +6,8 @@ import shutil
 import tarfile
 
 import pytest
-from helpers.batch_runs import FORMATS, files_of, manifest, new_run, pack, publish_shard, three
+from helpers.batch_runs import FORMATS, manifest, new_run, pack, publish_shard, three
+from helpers.trees import tree
 
 from sdattn.batch.formats import FORMATS as KNOWN
 from sdattn.batch.formats import format_of, whole_items
@@ -49,9 +50,9 @@ def test_an_items_files_come_back_to_the_byte(tmp_path, name):
 def test_the_same_items_make_the_same_files(tmp_path, name):
     for folder in ("one", "other"):
         written(tmp_path / folder, name, {"a": pack("a"), "b": pack("b", 2)})
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "other")
+    assert tree(tmp_path / "one") == tree(tmp_path / "other")
     written(tmp_path / "third", name, {"a": pack("a"), "b": pack("b", 4)})
-    assert files_of(tmp_path / "one").keys() != files_of(tmp_path / "third").keys()
+    assert tree(tmp_path / "one").keys() != tree(tmp_path / "third").keys()
 
 
 @each_format
@@ -131,14 +132,14 @@ def test_an_unfinished_file_has_no_name(tmp_path):
         with format_of(place, made).writer(0) as writer:
             writer.add("a", pack("a"))
             raise KeyboardInterrupt
-    assert files_of(tmp_path) == {}
+    assert tree(tmp_path) == {}
 
 
 @each_format
 def test_a_shard_of_failures_has_no_data(tmp_path, name):
     with format_of(Place(tmp_path), manifest(format=name)).writer(0) as writer:
         assert writer.finish() == (None, {})
-    assert files_of(tmp_path) == {}
+    assert tree(tmp_path) == {}
 
 
 def test_a_row_names_its_masks_and_its_image(tmp_path):

@@ -8,7 +8,8 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from helpers.batch_draws import ALL, SMALL, draw, watch_models  # noqa: F401
-from helpers.batch_runs import FORMATS, files_of, rows_of
+from helpers.batch_runs import FORMATS, rows_of
+from helpers.trees import tree
 
 from sdattn.batch import Request, open_batch, run_batch, status, verify
 from sdattn.batch import run as module
@@ -23,7 +24,7 @@ EIGHT = [{"prompt": text, "id": f"i{n}"} for n, text in enumerate(ALL)]
 
 def drawn_files(root):
     """The run's files, but for batch.json, which names the list."""
-    return {name: data for name, data in files_of(root).items() if name != "batch.json"}
+    return {name: data for name, data in tree(root).items() if name != "batch.json"}
 
 
 def records(root):
@@ -47,16 +48,16 @@ def test_a_run_has_its_items_in_the_order_of_the_list_and_again_draws_nothing(
     page = batch._repr_html_()
     assert page.count("<img") == 8 and all(name in page for name in ids)
     assert verify(tmp_path / "run") == (8, [])
-    files, calls = files_of(tmp_path / "run"), len(watched.rows)
+    files, calls = tree(tmp_path / "run"), len(watched.rows)
     outcome = draw(model, tmp_path / "run", EIGHT)
     assert (outcome.before, outcome.whole, len(watched.rows)) == (8, 8, calls)
-    assert files_of(tmp_path / "run") == files
+    assert tree(tmp_path / "run") == files
 
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_what_is_missing_is_drawn_and_the_rest_kept(model, tmp_path, watched, format):
     draw(model, tmp_path / "run", EIGHT, format=format)
-    files = files_of(tmp_path / "run")
+    files = tree(tmp_path / "run")
     first, second, *_ = records(tmp_path / "run")
     first.unlink()
     data = read_record(Place(tmp_path / "run"), 1).data
@@ -66,7 +67,7 @@ def test_what_is_missing_is_drawn_and_the_rest_kept(model, tmp_path, watched, fo
         second.unlink()
     calls = len(watched.rows)
     draw(model, tmp_path / "run", EIGHT, format=format)
-    assert files_of(tmp_path / "run") == files
+    assert tree(tmp_path / "run") == files
     assert calls <= len(watched.rows) < 2 * calls
 
 
@@ -91,11 +92,11 @@ def test_parts_in_folders_of_their_own_are_merged_by_copying(model, tmp_path):
 )
 def test_another_runs_folder_is_refused_and_force_changes_it(model, tmp_path, changes, reason):
     draw(model, tmp_path / "run", EIGHT[:4])
-    files = files_of(tmp_path / "run")
+    files = tree(tmp_path / "run")
     with pytest.raises(ValueError, match="belongs to another run: .*Choose another") as refused:
         draw(model, tmp_path / "run", EIGHT[:4], **changes)
     assert reason in str(refused.value)
-    assert files_of(tmp_path / "run") == files
+    assert tree(tmp_path / "run") == files
     draw(model, tmp_path / "run", EIGHT[:4], force=True, **changes)
     draw(model, tmp_path / "other", EIGHT[:4], **changes)
     for path in (tmp_path / "run").rglob("*"):
@@ -172,7 +173,7 @@ def test_a_forecast_writes_nothing(model, tmp_path):
         assert (found.items, found.shards, found.bad_lines) == (60, 15, 0)
         assert found.seconds > 0
         run_batch(request)
-        made = files_of(tmp_path / format)
+        made = tree(tmp_path / format)
         assert abs(found.files - len(made)) <= 2
         data = sum(len(held) for name, held in made.items() if ".jsonl" not in name)
         assert 0.5 * data < found.nbytes < 1.5 * data
@@ -251,7 +252,7 @@ def test_status_is_read_from_the_records_alone(model, tmp_path):
     found = status(tmp_path / "run")
     assert (found.items, found.whole, found.failed, found.began) == (8, 6, 0, 900)
     assert (found.shards, found.done) == (4, 3)
-    files = files_of(tmp_path / "run/shards").items()
+    files = tree(tmp_path / "run/shards").items()
     data = [held for name, held in files if name[:6] != "000003" and name[-6:] != ".jsonl"]
     assert found.nbytes == sum(map(len, data))
     assert found.rate == pytest.approx(4 / 20)  # after the first shard

@@ -7,9 +7,10 @@ from dataclasses import replace
 import fsspec
 import pytest
 from helpers.batch_draws import ALL, SMALL
-from helpers.batch_runs import FORMATS, files_of
+from helpers.batch_runs import FORMATS
 from helpers.storages import S3_KEYS, quick_waits, s3_bucket, s3_server  # noqa: F401
 from helpers.tiers import tiered
+from helpers.trees import tree
 
 from sdattn.batch import Outcome, Request, open_batch, run_batch, status, verify
 from sdattn.files.place import Place
@@ -47,7 +48,7 @@ def test_four_parts_at_once_make_the_run_of_the_disk(bucket, request_of, tmp_pat
         outcomes = [*pool.map(run_batch, parts)]
     assert sum(outcome.whole for outcome in outcomes) == len(ALL)
     assert not any(outcome.exit_code for outcome in outcomes)
-    assert objects_of(there) == files_of(tmp_path / "run")
+    assert objects_of(there) == tree(tmp_path / "run")
     assert verify(there) == (len(ALL), [])
     assert status(there).whole == len(open_batch(there)) == len(ALL)
     assert run_batch(request_of(there, format)).before == len(ALL)
@@ -99,4 +100,4 @@ def test_a_server_that_fails_loses_nothing(
     assert (outcome.whole, outcome.exit_code) == (4, 0)
     assert len(told) < 20 if share < 0.2 else told
     assert verify(there) == (4, [])
-    assert objects_of(there) == files_of(tmp_path / "run")
+    assert objects_of(there) == tree(tmp_path / "run")

@@ -4,7 +4,8 @@ import json
 
 import pytest
 from helpers.batch_draws import ALL, SMALL, watch_models  # noqa: F401
-from helpers.batch_runs import FORMATS, files_of, manifest
+from helpers.batch_runs import FORMATS, manifest
+from helpers.trees import tree
 
 from sdattn import load_pipeline
 from sdattn.batch import Request
@@ -46,7 +47,7 @@ def drawn(model, tmp_path, tiny_pipe):
 def test_the_same_shard_has_the_same_bytes_in_another_folder(drawn, tmp_path, format):
     one, other = drawn("one", format=format), drawn("other", format=format)
     assert one == other and one.whole
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "other") != {}
+    assert tree(tmp_path / "one") == tree(tmp_path / "other") != {}
 
 
 def test_a_shard_whose_record_is_there_is_not_drawn(drawn, watched):
@@ -59,11 +60,11 @@ def test_a_shard_whose_record_is_there_is_not_drawn(drawn, watched):
 @pytest.mark.parametrize("harm", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
 def test_a_shard_without_its_thumbnails_is_drawn_again(drawn, tmp_path, harm):
     drawn("run")
-    before = files_of(tmp_path / "run")
+    before = tree(tmp_path / "run")
     [sheet] = (tmp_path / "run" / "shards").glob("*.webp")
     harm(sheet)
     drawn("run")
-    assert files_of(tmp_path / "run") == before
+    assert tree(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("name", ["weights", "dtype", "video_format"])
@@ -95,7 +96,7 @@ def test_an_attempt_that_was_killed_leaves_nothing_in_the_way(drawn, tmp_path, w
         path.unlink()  # of an item that was being written to a storage
     before = [path.stat().st_mtime_ns for path in kept]
     drawn("run", format=format)
-    assert files_of(tmp_path / "run") == files_of(tmp_path / "undisturbed")
+    assert tree(tmp_path / "run") == tree(tmp_path / "undisturbed")
     assert [path.stat().st_mtime_ns for path in kept] == before
     # batches of two items; one that lacks an item is drawn whole, with the same noise
     assert (len(kept), len(watched.rows) - calls) == ((2, 3) if format == "folder" else (0, 4))
@@ -122,7 +123,7 @@ def test_memory_that_is_short_halves_the_batch_the_same_way_each_time(drawn, tmp
         # 6 fail, 3 fail, 2 and 1, 2 and 1; then the last item
         assert watched.rows[start:] == [6, 3, 2, 1, 2, 1, 1]
         forget_pipeline()
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "other")
+    assert tree(tmp_path / "one") == tree(tmp_path / "other")
 
 
 def test_an_item_that_cannot_be_packed_fails_alone(drawn, monkeypatch):
@@ -153,7 +154,7 @@ def test_a_disk_that_fails_raises_and_records_nothing(drawn, tmp_path, monkeypat
     assert not (tmp_path / "run" / record_name(0)).exists()
     monkeypatch.undo()
     drawn("other"), drawn("run")
-    assert files_of(tmp_path / "run") == files_of(tmp_path / "other")
+    assert tree(tmp_path / "run") == tree(tmp_path / "other")
 
 
 @pytest.mark.parametrize("format", FORMATS)

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 from helpers.batch_draws import draw
-from helpers.batch_runs import FORMATS, files_of, rows_of
+from helpers.batch_runs import FORMATS, rows_of
+from helpers.trees import tree
 from helpers.video_rows import wan
 from PIL import Image
 
@@ -53,8 +54,8 @@ def test_an_item_is_what_generate_makes_of_it(video_model, runs, tmp_path):
     for seed, row in enumerate(ROWS):
         options = {**OPTIONS, **{k: v for k, v in row.items() if k not in ("id", "prompt")}}
         generate(pipe, row["prompt"], seed=seed, **options).save(tmp_path / row["id"])
-        found = files_of(folder_of(runs / "folder", row["id"]))
-        alone = files_of(tmp_path / row["id"])
+        found = tree(folder_of(runs / "folder", row["id"]))
+        alone = tree(tmp_path / row["id"])
         for files in (found, alone):
             files.pop("run.json"), files.pop("report.html")  # which name the item
         stills = {name for name in found if name.startswith("heatmaps/") and name[-4:] == ".png"}
