@@ -130,6 +130,7 @@ def test_what_is_no_file_is_never_opened(tmp_path):
     (folder / "more").symlink_to(outside)
     (folder / "again").symlink_to(folder / "d")
     (folder / "l.png").symlink_to(outside / "b.png")
+    put(folder, "l.txt", "another's dog")
     (folder / "lost.png").symlink_to(folder / "nothing.png")
     (folder / "inside.png").symlink_to(folder / "good.png")
     put(folder, "inside.txt", "a cat again")
