@@ -132,8 +132,8 @@ FAULTS = [
     ),
     Fault(
         "files/writing.py",
-        "if old.exists() and not folder.exists():\n                os.rename(left, folder)",
-        "if not folder.exists():\n                os.rename(left, folder)",
+        'if left.suffix == ".tmp" and was_moved_away:',
+        'if left.suffix == ".tmp" and not folder.exists():',
         "an incomplete folder of a killed process takes the run's name",
         ("files/test_writing.py",),
     ),

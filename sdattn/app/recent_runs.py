@@ -9,7 +9,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory, gettempdir
 
 from ..files.paths import file_name
-from ..files.temporary import remove_abandoned, temporary_name
+from ..files.writing import remove_abandoned, temporary_name
 from ..runs.run import Run
 
 _SIDE = 160  # pixels of the longer side of a small image

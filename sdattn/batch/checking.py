@@ -24,14 +24,14 @@ from safetensors.torch import load
 from ..files.paths import inside
 from ..files.place import Place
 from ..files.writing import file_sha256, sha256
-from ..maps.presets import Preset
 from ..runs.info import RunInfo, read_info
 from ..runs.parts import MAPS, VIDEOS
 from ..runs.unpacking import map_shapes
 from .formats import FORMATS, RUN, Format, format_of
-from .gallery import About, gallery_pages
+from .gallery import gallery_pages
 from .records import (
     BatchSettings,
+    ItemRow,
     Manifest,
     line_of,
     read_manifest,
@@ -84,24 +84,11 @@ def _summaries(place: Place, manifest: Manifest) -> Iterator[tuple[str, Iterator
         ),
     )
     yield "README.md", iter([card_of(manifest.settings, manifest.input.columns or ())])
-    for name, page in gallery_pages(_about(manifest), rows):
+    for name, page in gallery_pages(manifest, rows):
         yield name, iter([page])
 
 
-def _about(manifest: Manifest) -> About:
-    settings = manifest.settings
-    return About(
-        model=settings.model,
-        preset=Preset.from_json(settings.preset),
-        items=manifest.input.items,
-        bad_lines=manifest.input.bad_lines,
-        save=settings.save,
-        format=settings.format,
-        video_format=settings.video_format,
-    )
-
-
-def _rows(place: Place, manifest: Manifest) -> Iterator[dict[str, Any]]:
+def _rows(place: Place, manifest: Manifest) -> Iterator[ItemRow]:
     return rows_in_order(read_records(place, manifest.input.shards))
 
 
@@ -115,7 +102,8 @@ def remove_litter(place: Place, manifest: Manifest) -> list[str]:
     is younger than an hour may still get a record, and stays; so does all of a shard without a
     sound record, whose items need not be lost."""
     place.remove_temporary()
-    named, done = set[str](), set[str]()
+    named = set[str]()
+    done = set[str]()
     for record in read_records(place, manifest.input.shards):
         done.add(f"{record.number:06d}")
         named |= {record_name(record.number), *(row["place"] for row in record.whole)}
@@ -288,7 +276,7 @@ def _check_shard(
 _FILES = {"image": "image.png", "grid": "grid.png", "report": "report.html", "maps": MAPS}
 
 
-def _check_item(format: Format, row: Mapping[str, Any], save: Collection[str]) -> list[str]:
+def _check_item(format: Format, row: ItemRow, save: Collection[str]) -> list[str]:
     """Return an item's problems, a line each; none if every bit is as written."""
     problems: list[str] = []
     location = row["place"]

@@ -50,19 +50,6 @@ def check_items(
     return Checks(pipe, defaults).check(list(items))
 
 
-def plan_batches(jobs: Sequence[Job], size: int) -> list[list[Job]]:
-    """Return batches of jobs of one shape, at most ``size`` together, in the order of their first
-    items."""
-    batches: list[list[Job]] = []
-    filling: dict[int, list[Job]] = {}
-    for job in jobs:
-        if len(filling.get(job.shape, ())) in (0, size):
-            filling[job.shape] = []
-            batches.append(filling[job.shape])
-        filling[job.shape].append(job)
-    return batches
-
-
 class Checks:
     """Checks of items, a part of the list at a time; each set of options is checked once, and so is
     each text of which words are wanted."""
@@ -73,7 +60,7 @@ class Checks:
         self.negative = self.defaults.pop("negative_prompt", None)
         parameters = inspect.signature(pipe.__call__).parameters.values()
         self.kinds = {p.name: p.annotation for p in parameters if p.kind is not p.VAR_KEYWORD}
-        self.checked: dict[str, dict[str, Any] | Exception] = {}
+        self.checked: dict[str, Options | Exception] = {}
         self.shapes: dict[tuple[str, bool, int, bool], int] = {}
         self.words = _Words(pipe, cleans="clean_caption" in self.kinds)
         # Some pipelines pad prompts only to the longest of a batch.
@@ -84,7 +71,8 @@ class Checks:
 
     def check(self, items: Sequence[Item]) -> tuple[list[Job], list[BadLine]]:
         """Return the jobs, and the items that cannot be drawn."""
-        jobs, bad = [], []
+        jobs = []
+        bad = []
         self.words.count(item.text for item in items if item.words is not None)
         for item in items:
             try:
@@ -95,14 +83,14 @@ class Checks:
         return jobs, bad
 
     def _job(self, item: Item) -> Job:
-        options = {
+        own_options = {
             name: number(value, whole=True) if self.kinds.get(name) in _WHOLE else value
             for name, value in item.options.items()
         }
         negative = item.negative_prompt
         if negative is None and item.image is None:
             negative = self.negative
-        item = replace(item, options=options, negative_prompt=negative)
+        item = replace(item, options=own_options, negative_prompt=negative)
         check_text(item.prompt, "prompt")
         check_text(item.text, "prompt")
         check_text(negative or "", "negative prompt")
@@ -122,7 +110,7 @@ class Checks:
         shape = (key, negative is not None, columns, item.edit_to is not None)
         return Job(item, options, self.shapes.setdefault(shape, len(self.shapes)))
 
-    def _options(self, item: Item) -> tuple[str, dict[str, Any]]:
+    def _options(self, item: Item) -> tuple[str, Options]:
         """Return an item's options, checked, and a text that is the same for the same ones."""
         size = None if item.image is None else fitted_size(self.pipe, item.image.size)
         given = {**self.defaults, **item.options}
@@ -142,7 +130,7 @@ class Checks:
             raise found
         return key, found
 
-    def _checked(self, given: dict[str, Any], size: tuple[int, int] | None) -> dict[str, Any]:
+    def _checked(self, given: Options, size: tuple[int, int] | None) -> Options:
         if size is not None:
             check_explained(self.pipe, size, **given)
             return given

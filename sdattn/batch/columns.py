@@ -22,13 +22,31 @@ WHOLE = ("seed", "width", "height", "num_frames", "num_inference_steps")
 NUMBERS = (*WHOLE, "guidance_scale", "num_images_per_prompt", "num_videos_per_prompt")
 # The columns before the numbers in a table of the words of all items
 WORD_LABELS = ("id", "prompt", "seed", "word", "occurrence")
+# The columns of an item's row that every format has, and their types: a list of one, a struct
+ROW: dict[str, Any] = {
+    "id": "string",
+    "line": "int64",
+    "prompt": "string",
+    "source_prompt": "string",
+    "source_file": "string",
+    "negative_prompt": "string",
+    "seed": "int64",
+    "width": "int64",
+    "height": "int64",
+    "frames": "int64",
+    "num_inference_steps": "int64",
+    "guidance_scale": "float64",
+    "words": ["string"],
+    "masks": ["string"],
+    "truncated": ["string"],
+    "statistics": [{"word": "string", **dict.fromkeys(_STATISTICS, "float64")}],
+    "blanked": "bool",
+    "fingerprint": "string",
+}
 # Column names that rows, their tables and files use themselves
 OWN_NAMES = frozenset(
-    {"id", "line", "prompt", "source_prompt", "source_file", "negative_prompt", "seed", "width"}
-    | {"height", "frames", "num_inference_steps", "guidance_scale", "words", "statistics"}
-    | {"masks", "truncated", "blanked", "place", "fingerprint", "run_sha256", "files", "thumb"}
-    | {"file_name", "image", "video", "failed", "traceback", "maps", "run"}
-    | {*WORD_LABELS, *_STATISTICS}
+    {*ROW, *WORD_LABELS, *_STATISTICS, "file_name", "place", "run_sha256", "thumb"}
+    | {"image", "video", "maps", "files", "run", "failed", "traceback"}
 )
 
 
@@ -71,7 +89,10 @@ class Columns:
     ):
         if keep != ALL and (taken := sorted(OWN_NAMES.intersection(keep))):
             raise OptionError("keep_columns", taken, "rows have columns so called. Rename yours.")
-        self.prompt, self.keep, self.options, self.photos = prompt, keep, options, photos
+        self.prompt = prompt
+        self.keep = keep
+        self.options = options
+        self.photos = photos
         self.named = () if keep == ALL else tuple(keep)
         self.kept = dict.fromkeys(self.named)
         self.left_out: dict[str, None] = {}  # of tables, as the pipeline has no such options

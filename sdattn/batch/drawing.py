@@ -38,7 +38,9 @@ class BatchDrawer:
         store: Callable[[Job, ImageRun, EditRun | None], None],
         fail: Callable[[Job, str, str], None],
     ):
-        self.pipe, self.store, self.fail = pipe, store, fail
+        self.pipe = pipe
+        self.store = store
+        self.fail = fail
         self.preset = preset_for(pipe, preset)
         self.limit: int | None = None  # items that fit; None: as many as a batch has
 
@@ -87,31 +89,32 @@ class BatchDrawer:
             size = min(size, self.limit or size)  # it may have been halved again
 
     def _draw_together(self, part: Sequence[Job]) -> list[tuple[ImageRun, EditRun | None]]:
-        first = part[0].item
-        if first.edit_to is None:
-            return [(image_run, None) for image_run in run_together(self.pipe, part, self.preset)]
-        options: dict[str, Any] = {**first.edit, **part[0].options, "preset": self.preset}
-        if first.negative_prompt is not None:
-            options["negative_prompt"] = first.negative_prompt
+        """Draw, edit or explain jobs of one shape in one batch."""
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            run = edit(self.pipe, first.prompt, first.text, seed=first.seed, **options)
-        return [(run[1], run)]
+            warnings.simplefilter("ignore")  # about single items, whose rows list truncated words
+            if part[0].item.edit_to is not None:
+                run = self._edit(part[0])
+                return [(run[1], run)]
+            return [(image_run, None) for image_run in self._run(part)]
 
+    def _edit(self, job: Job) -> EditRun:
+        item = job.item
+        options: dict[str, Any] = {**item.edit, **job.options, "preset": self.preset}
+        if item.negative_prompt is not None:
+            options["negative_prompt"] = item.negative_prompt
+        return edit(self.pipe, item.prompt, item.text, seed=item.seed, **options)
 
-def run_together(pipe: Pipeline, jobs: Sequence[Job], preset: Preset) -> Run:
-    """Draw, or explain, jobs of one shape in one batch."""
-    prompts = [job.item.prompt for job in jobs]
-    seeds = [job.item.seed for job in jobs]
-    images = [job.item.image.open() for job in jobs if job.item.image is not None]
-    options = dict(jobs[0].options)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about single items, whose rows list truncated words
-        if images:
-            return explain(pipe, images, prompts, seed=seeds, preset=preset, **options)
+    def _run(self, jobs: Sequence[Job]) -> Run:
+        pipe = self.pipe
+        options = dict(jobs[0].options)
+        prompts = [job.item.prompt for job in jobs]
+        seeds = [job.item.seed for job in jobs]
+        if images := [job.item.image.open() for job in jobs if job.item.image is not None]:
+            return explain(pipe, images, prompts, seed=seeds, preset=self.preset, **options)
         if jobs[0].item.negative_prompt is not None:
             options["negative_prompt"] = [job.item.negative_prompt for job in jobs]
-        return sample(pipe, read_prompts(pipe, prompts, **options), seeds, options, preset=preset)
+        read = read_prompts(pipe, prompts, **options)
+        return sample(pipe, read, seeds, options, preset=self.preset)
 
 
 def _is_out_of_memory(error: Exception) -> bool:

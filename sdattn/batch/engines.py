@@ -10,6 +10,7 @@ import logging
 import os
 import signal
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import (
     FIRST_COMPLETED,
@@ -23,7 +24,7 @@ from contextlib import ExitStack, suppress
 from dataclasses import replace
 from multiprocessing import get_context, parent_process
 from queue import SimpleQueue
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -40,20 +41,13 @@ _TRIES = 3  # workers that a shard may end
 T = TypeVar("T")
 
 
-class Task(NamedTuple):
-    """A shard to draw, and what its record's fingerprint will be."""
-
-    shard: Shard
-    fingerprint: str
-
-
 class Engine(Protocol):
     threads: int
 
     def describe(self) -> Loaded:
         """Return what the pipeline is that draws the shards."""
 
-    def draw(self, manifest: Manifest, task: Task, tell: Tell) -> ShardRecord:
+    def draw(self, manifest: Manifest, shard: Shard, tell: Tell) -> ShardRecord:
         """Draw a shard and return its record; a shard that ends its workers is recorded so."""
 
     def close(self) -> None: ...
@@ -79,23 +73,23 @@ def worker_devices(request: Request) -> list[str]:
     return [str(device)] * (request.workers or 1)
 
 
-def map_tasks(
+def map_shards(
     engine: Engine,
     manifest: Manifest,
-    tasks: Iterable[Task],
+    shards: Iterable[Shard],
     tell: Tell,
     is_stopped: Callable[[], bool],
 ) -> Iterator[ShardRecord]:
     """Yield the records of shards as they are done, a few under way at once; when stopped, or after
     an error, those under way are finished and no other is begun."""
-    waiting = iter(tasks)
+    waiting = iter(shards)
     with ThreadPoolExecutor(engine.threads) as pool:
         under_way = set[Future[ShardRecord]]()
         while True:
             while len(under_way) < engine.threads and not is_stopped():
-                if (task := next(waiting, None)) is None:
+                if (shard := next(waiting, None)) is None:
                     break
-                under_way.add(pool.submit(engine.draw, manifest, task, tell))
+                under_way.add(pool.submit(engine.draw, manifest, shard, tell))
             if not under_way:
                 return
             # Woken twice a second, so that signals are heard.
@@ -116,36 +110,51 @@ class ThisProcess:
     def describe(self) -> Loaded:
         return describe(self.request)
 
-    def draw(self, manifest: Manifest, task: Task, tell: Tell) -> ShardRecord:
-        return draw_shard(self.request, manifest, task.shard, task.fingerprint, tell)
+    def draw(self, manifest: Manifest, shard: Shard, tell: Tell) -> ShardRecord:
+        return draw_shard(self.request, manifest, shard, tell)
 
     def close(self) -> None:
         forget_pipeline()
         torch.set_num_threads(self.torch_threads)
 
 
-class Processes:
-    """A process for each device. One that ends is replaced, and its shard drawn again."""
+class _Workers(ABC):
+    """Calls functions in other processes; a call that ends its process is tried in another."""
 
-    def __init__(self, request: Request, devices: list[str]):
+    ended: type[Exception]  # raised when that has ended so many
+
+    def __init__(self, request: Request, threads: int):
         self.request = request
-        self.threads = len(devices)
-        self.free = SimpleQueue[tuple[str, list[ProcessPoolExecutor]]]()
-        self.stack = ExitStack()
-        for device in devices:
-            self.free.put((device, []))
+        self.threads = threads
 
     def describe(self) -> Loaded:
         return self._call(describe)
 
-    def draw(self, manifest: Manifest, task: Task, tell: Tell) -> ShardRecord:
+    def draw(self, manifest: Manifest, shard: Shard, tell: Tell) -> ShardRecord:
         try:
-            record: ShardRecord = self._call(draw_shard, manifest, *task)
-        except BrokenProcessPool:
-            reason = f"each of {_TRIES} workers that drew its shard ended"
-            record = record_failure(self.request, *task, reason)
-        _tell_of(record, tell)
+            record: ShardRecord = self._call(draw_shard, manifest, shard)
+        except self.ended as error:
+            said = shorter(str(error).strip().rpartition("\n")[2], 300)
+            reason = f"each of {_TRIES} workers that drew its shard ended: {said}"
+            record = record_failure(self.request, manifest, shard, reason)
+        tell(len(record.whole), len(record.failed))
         return record
+
+    @abstractmethod
+    def _call(self, function: Callable[..., T], *arguments: object) -> T: ...
+
+
+class Processes(_Workers):
+    """A process for each device. One that ends is replaced, and its shard drawn again."""
+
+    ended = BrokenProcessPool
+
+    def __init__(self, request: Request, devices: list[str]):
+        super().__init__(request, len(devices))
+        self.free = SimpleQueue[tuple[str, list[ProcessPoolExecutor]]]()
+        self.stack = ExitStack()
+        for device in devices:
+            self.free.put((device, []))
 
     def _call(self, function: Callable[..., T], *arguments: object) -> T:
         """Call a function in a free worker, in another one if that ends."""
@@ -188,7 +197,7 @@ def _begin_worker() -> None:
     quiet_libraries(prompts=True)
 
 
-class RayTasks:
+class RayTasks(_Workers):
     """Remote tasks of Ray, which finds room for them, retries them and starts more machines; each
     worker process keeps its pipeline."""
 
@@ -204,27 +213,11 @@ class RayTasks:
         device = request.device or ("cuda" if gpus else "cpu")
         if not (request.device or gpus):  # an autoscaler may be waiting for a request
             say("Ray has no GPU now, so each worker takes a CPU; the device cuda waits for GPUs")
-        self.request = replace(request, device=device)
-        self.threads = request.workers or max(1, gpus)
+        super().__init__(replace(request, device=device), request.workers or max(1, gpus))
+        self.ended = ray.exceptions.RayError
         takes: dict[str, Any] = {"num_gpus": 1} if device == "cuda" else {"num_cpus": 1}
         # A worker is used again, though it holds a GPU: it has the pipeline.
         self.remote = ray.remote(max_retries=_TRIES - 1, max_calls=0, **takes)(_on_ray)
-
-    def describe(self) -> Loaded:
-        return self._call(describe)
-
-    def draw(self, manifest: Manifest, task: Task, tell: Tell) -> ShardRecord:
-        from ray.exceptions import RayError, RayTaskError
-
-        try:
-            record: ShardRecord = self._call(draw_shard, manifest, *task)
-        except RayTaskError:
-            raise
-        except RayError as error:
-            reason = f"each of {_TRIES} workers that drew its shard ended: {_reason(error)}"
-            record = record_failure(self.request, *task, reason)
-        _tell_of(record, tell)
-        return record
 
     def _call(self, function: Callable[..., T], *arguments: object) -> T:
         import ray
@@ -250,12 +243,3 @@ def _on_ray(cwd: str, function: Callable[..., T], *arguments: object) -> T:
         os.chdir(cwd)
     quiet_libraries(prompts=True)
     return function(*arguments)
-
-
-def _reason(gone: Exception) -> str:
-    said = [line for line in map(str.strip, str(gone).splitlines()) if line]
-    return f"{type(gone).__name__}: {shorter(''.join(said[-1:]), 300)}"
-
-
-def _tell_of(record: ShardRecord, tell: Tell) -> None:
-    tell(len(record.whole), len(record.failed))

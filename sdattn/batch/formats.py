@@ -26,13 +26,21 @@ from safetensors.torch import load
 from ..errors import InvalidValueError, MissingFileError, optional
 from ..files.place import Files, Place
 from ..files.writing import file_sha256, sha256
-from ..maps.statistics import NUMBERS
 from ..runs.info import read_info
 from ..runs.packing import pack_maps
 from ..runs.parts import MAPS, VIDEOS
+from .columns import ROW
 from .records import Manifest, ShardFile, ShardRecord, row_of
 
 RUN = "run.json"
+# Columns of a Parquet file before and after those of an item's row
+_FILE = {"bytes": "binary", "path": "string"}
+_IMAGES = {"image": _FILE, "video": _FILE}
+_FILES: dict[str, Any] = {
+    "maps": [{"layer": "string", "shape": ["int32"], "values": ["halffloat"]}],
+    "files": [{"name": "string", "bytes": "binary"}],
+    "run": "binary",
+}
 _SHORT = {"image.png": "png", RUN: "json"}  # names in a tar
 _LONG = {short: name for name, short in _SHORT.items()}
 _CHECKSUM = 6  # its digits in names
@@ -50,7 +58,8 @@ class Format(ABC):
     pattern: ClassVar[str]  # which files datasets reads
 
     def __init__(self, place: Place, manifest: Manifest):
-        self.place, self.manifest = place, manifest
+        self.place = place
+        self.manifest = manifest
 
     @abstractmethod
     def writer(self, number: int) -> ShardWriter: ...
@@ -77,15 +86,14 @@ class Format(ABC):
                 yield row["place"], row["id"]
 
 
-class ShardWriter(ABC):
-    """Writes a shard's items in their order; nothing has its name before :meth:`finish`."""
+class ShardWriter(ExitStack, ABC):
+    """Writes a shard's items in their order. Nothing has its name before :meth:`finish`; what was
+    not finished is removed at the end of the block."""
 
-    def __enter__(self) -> ShardWriter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """Remove what was not finished."""
-        return None
+    def __init__(self, format: Format, number: int):
+        super().__init__()
+        self.format = format
+        self.number = number
 
     @abstractmethod
     def add(self, item: str, files: Files) -> None: ...
@@ -103,7 +111,7 @@ class Folders(Format):
     pattern = "metadata.jsonl"
 
     def writer(self, number: int) -> ShardWriter:
-        return _FolderWriter(self.place, number)
+        return _FolderWriter(self, number)
 
     def read(
         self, location: str, item: str, names: Collection[str] | None = None
@@ -136,14 +144,14 @@ class Folders(Format):
 
 
 class _FolderWriter(ShardWriter):
-    def __init__(self, place: Place, number: int):
-        self.place, self.number = place, number
+    def __init__(self, format: Format, number: int):
+        super().__init__(format, number)
         self.locations: dict[str, str] = {}
 
     def add(self, item: str, files: Files) -> None:
         # One item at a time: after a kill those that are there need not be drawn again.
         location = f"shards/{self.number:06d}/{item}-{sha256(files[RUN])[:_CHECKSUM]}"
-        self.place.publish_folder(location, files, last=RUN)
+        self.format.place.publish_folder(location, files, last=RUN)
         self.locations[item] = location
 
     def finish(self) -> tuple[ShardFile | None, dict[str, str]]:
@@ -157,35 +165,30 @@ class _FileWriter(ShardWriter):
     """Fills a temporary file, which gets its name from its checksum."""
 
     def __init__(self, format: Format, number: int):
-        self.place = format.place
-        self.number = number
-        self.ending = format.ending
+        super().__init__(format, number)
         self.ids: list[str] = []
-        self._stack = ExitStack()
-        self.path = self._stack.enter_context(self.place.temporary_file())
-
-    def __exit__(self, *error: Any) -> None:
-        self._stack.__exit__(*error)
+        self.path = self.enter_context(self.format.place.temporary_file())
 
     def finish(self) -> tuple[ShardFile | None, dict[str, str]]:
         if not self.ids:
             return None, {}
-        self.close()
+        self.end_file()
         checksum = file_sha256(self.path)
-        name = f"shards/{self.number:06d}-{checksum[:_CHECKSUM]}{self.ending}"
+        name = f"shards/{self.number:06d}-{checksum[:_CHECKSUM]}{self.format.ending}"
         made = ShardFile(name, self.path.stat().st_size, checksum)
-        self.place.publish_file(name, self.path)
+        self.format.place.publish_file(name, self.path)
         return made, dict.fromkeys(self.ids, name)
 
     @abstractmethod
-    def close(self) -> None: ...
+    def end_file(self) -> None: ...
 
 
 class Tars(Format):
     """Tar files as WebDataset has them, whose members have no owner and no time. A file's kind is
     what follows the first dot, so a dot in an id is written ``%2E``."""
 
-    ending, pattern = ".tar", "shards/*.tar"
+    ending = ".tar"
+    pattern = "shards/*.tar"
 
     def writer(self, number: int) -> ShardWriter:
         return _TarWriter(self, number)
@@ -211,7 +214,7 @@ class _TarWriter(_FileWriter):
     def __init__(self, format: Format, number: int):
         super().__init__(format, number)
         self.tar = tarfile.open(self.path, "w", format=tarfile.PAX_FORMAT)  # noqa: SIM115
-        self._stack.callback(self.tar.fileobj.close)
+        self.callback(self.tar.fileobj.close)
 
     def add(self, item: str, files: Files) -> None:
         self.ids.append(item)
@@ -221,7 +224,7 @@ class _TarWriter(_FileWriter):
             member.size = len(data)
             self.tar.addfile(member, io.BytesIO(data))
 
-    def close(self) -> None:
+    def end_file(self) -> None:
         self.tar.close()
 
 
@@ -248,7 +251,8 @@ class Parquets(Format):
     run                   bytes                                        run.json
     """
 
-    ending, pattern = ".parquet", "shards/*.parquet"
+    ending = ".parquet"
+    pattern = "shards/*.parquet"
 
     def writer(self, number: int) -> ShardWriter:
         return _ParquetWriter(self, number)
@@ -280,7 +284,7 @@ class _ParquetWriter(_FileWriter):
         self.schema = _schema(format.manifest)
         how = {"compression": "zstd", "use_dictionary": False, "write_page_checksum": True}
         self.file = parquet.ParquetWriter(self.path, self.schema, **how)
-        self._stack.callback(self.file.close)
+        self.callback(self.file.close)
 
     def add(self, item: str, files: Files) -> None:
         import pyarrow as pa
@@ -288,7 +292,7 @@ class _ParquetWriter(_FileWriter):
         self.ids.append(item)
         self.file.write_table(pa.Table.from_pylist([_row_with_files(item, files)], self.schema))
 
-    def close(self) -> None:
+    def end_file(self) -> None:
         self.file.close()
 
 
@@ -315,49 +319,37 @@ def _schema(manifest: Manifest) -> Any:
     import pyarrow as pa
 
     settings = manifest.settings
-    text = pa.string()
-    texts = pa.list_(pa.string())
-    whole = pa.int64()
-    numbers = {"word": text, **dict.fromkeys(NUMBERS, pa.float64())}
-    maps = {"layer": text, "shape": pa.list_(pa.int32()), "values": pa.list_(pa.float16())}
-    file = pa.struct({"bytes": pa.binary(), "path": text})
     is_video = settings.video_format is not None
-    columns: dict[str, Any] = {}
-    if "image" in settings.save or (is_video and "video" in settings.save):
-        columns["image"] = file
-    if is_video and "video" in settings.save:
-        columns["video"] = file
-    columns |= {"id": text, "line": whole, "prompt": text}
-    if settings.edits:
-        columns["source_prompt"] = text
-    if settings.photos:
-        columns["source_file"] = text
-    columns |= {"negative_prompt": text, "seed": whole, "width": whole, "height": whole}
-    if is_video:
-        columns["frames"] = whole
-    columns |= {"num_inference_steps": whole, "guidance_scale": pa.float64(), "words": texts}
-    if "masks" in settings.save:
-        columns["masks"] = texts
-    columns |= {
-        "truncated": texts,
-        "statistics": pa.list_(pa.struct(numbers)),
-        "blanked": pa.bool_(),
-        "fingerprint": text,
-        **dict.fromkeys(manifest.input.columns or (), text),
+    has_video = is_video and "video" in settings.save
+    has = {
+        "image": has_video or "image" in settings.save,
+        "video": has_video,
+        "source_prompt": settings.edits,
+        "source_file": settings.photos,
+        "frames": is_video,
+        "masks": "masks" in settings.save,
+        "maps": "maps" in settings.save,
     }
-    if "maps" in settings.save:
-        columns["maps"] = pa.list_(pa.struct(maps))
-    columns |= {
-        "files": pa.list_(pa.struct({"name": text, "bytes": pa.binary()})),
-        "run": pa.binary(),
-    }
+    own = dict.fromkeys(manifest.input.columns or (), "string")
+    columns = {**_IMAGES, **ROW, **own, **_FILES}
+    fields = [(name, _arrow_type(kind)) for name, kind in columns.items() if has.get(name, True)]
     features = json.dumps({"info": {"features": {"image": {"_type": "Image"}}}})
-    return pa.schema(list(columns.items()), metadata={"huggingface": features})
+    return pa.schema(fields, metadata={"huggingface": features})
+
+
+def _arrow_type(kind: Any) -> Any:
+    import pyarrow as pa
+
+    if isinstance(kind, list):
+        return pa.list_(_arrow_type(kind[0]))
+    if isinstance(kind, dict):
+        return pa.struct([(name, _arrow_type(held)) for name, held in kind.items()])
+    return pa.type_for_alias(kind)
 
 
 def _row_with_files(item: str, files: Files) -> dict[str, object]:
     rest = dict(files)
-    row: dict[str, Any] = row_of(read_info(files, item), Parquets.ending, "", {})
+    row = row_of(read_info(files, item), Parquets.ending, "", {})
     row |= {"id": item, "run": rest.pop(RUN)}
     if "image.png" in rest:
         row["image"] = {"bytes": rest.pop("image.png"), "path": f"{item}.png"}

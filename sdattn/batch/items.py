@@ -151,7 +151,7 @@ def _check_together(given: Options, image: Photo | None) -> None:
         )
 
 
-def _between(low: int, high: float) -> Callable[[Any], bool]:
+def _between(low: int, high: float) -> Callable[[object], bool]:
     return lambda value: type(value) is int and low <= value <= high  # True is no number here
 
 

@@ -6,8 +6,9 @@ photo.jpg photo.txt                                     # pairs, in a folder or 
 
 import os
 import tarfile
+import threading
 from bisect import bisect_right
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -100,7 +101,7 @@ def _bytes_in(where: str, row: int, column: str) -> bytes:
         if row >= starts[-1]:
             raise InvalidValueError(f"{where} has fewer rows by now. Run the same command again.")
         group = bisect_right(starts, row) - 1
-        value = _row_group(where, column, group, changed)[row - starts[group]].as_py()
+        value = _value_in_group((where, column, group, changed), row - starts[group])
     return value["bytes"] if isinstance(value, dict) else value
 
 
@@ -116,10 +117,45 @@ def _starts(where: str, _changed: int) -> list[int]:
     return [0, *accumulate(sizes)]
 
 
-@lru_cache(maxsize=1)  # a file may be larger than memory
-def _row_group(where: str, column: str, group: int, _changed: int) -> Any:
-    with path_of(where).open("rb") as file:
-        return open_parquet(file).read_row_group(group, columns=[column], use_threads=False)[0]
+_Group = tuple[str, str, int, int]  # a Parquet file, a column, a row group, when it was written
+
+
+class _GroupReader:
+    """Reads a column of a row group forward, a few rows at a time: a group may be larger than
+    memory."""
+
+    def __init__(self, group: _Group):
+        self.group = group
+        self.first = 0  # row of the values in memory
+        self._values: Sequence[Any] = ()
+        self._batches = self._read()
+
+    def value(self, row: int) -> Any:
+        while row >= self.first + len(self._values):
+            self.first += len(self._values)
+            self._values = next(self._batches)
+        return self._values[row - self.first].as_py()
+
+    def _read(self) -> Iterator[Sequence[Any]]:
+        where, column, group, _ = self.group
+        with path_of(where).open("rb") as file:
+            opened = open_parquet(file)
+            options = {"row_groups": [group], "columns": [column], "use_threads": False}
+            yield from (batch[0] for batch in opened.iter_batches(tables.AT_ONCE, **options))
+
+
+_readers = deque[_GroupReader](maxlen=2)  # a process has two shards under way
+_reading = threading.Lock()
+
+
+def _value_in_group(group: _Group, row: int) -> Any:
+    """Return a value of a row group's column from the reader that is nearest before it."""
+    with _reading:
+        readers = [reader for reader in _readers if reader.group == group and reader.first <= row]
+        if not readers:
+            readers = [_GroupReader(group)]
+            _readers.append(readers[0])
+        return max(readers, key=lambda reader: reader.first).value(row)
 
 
 def _table_rows(path: AnyPath, kind: str | None, columns: Columns) -> Iterator[Row]:
@@ -139,14 +175,13 @@ def _table_rows(path: AnyPath, kind: str | None, columns: Columns) -> Iterator[R
             yield row._replace(reason=str(error))
 
 
-def _photo(value: Any, where: str, at: tuple[int, str], folder: AnyPath) -> Photo:
-    name = ""
-    if isinstance(value, dict):
-        value, name = value.get("bytes"), value.get("path") or ""
-    if isinstance(value, bytes):
-        name = PurePosixPath(name).name or f"{at[0] + 1:06d}"
-        return Photo(where, name, row=at).seen(value)
-    name = name if value is None else value
+def _photo(cell: Any, where: str, at: tuple[int, str], folder: AnyPath) -> Photo:
+    """Return the image in a cell at a row and a column: ``{bytes, path}``, or either alone."""
+    name = cell.get("path") if isinstance(cell, dict) else cell
+    data = cell.get("bytes") if isinstance(cell, dict) else cell
+    if isinstance(data, bytes):
+        own = PurePosixPath(name).name if isinstance(name, str) else ""
+        return Photo(where, own or f"{at[0] + 1:06d}", row=at).seen(data)
     if not isinstance(name, str) or not name.strip() or is_address(name):
         raise InvalidValueError(f"{at[1]}={shown(name)}: write the path of an image on the disk.")
     return Photo(_absolute(folder / name), name).seen()
@@ -159,9 +194,7 @@ def _absolute(path: AnyPath) -> str:
 # Pairs: an image and its caption have one name, up to their endings
 
 
-def _pair_rows(
-    files: Iterable[tuple[Photo, str]], skipped: Counter[str], hint: str = ""
-) -> Iterator[Row]:
+def _pair_rows(files: Iterable[tuple[Photo, str]], skipped: Counter[str]) -> Iterator[Row]:
     """Yield a row for each image with its caption, and a bad one for what lacks one of both;
     ``files`` come with the reason why they cannot be opened."""
     groups: dict[str, dict[Photo, str]] = {}
@@ -170,12 +203,10 @@ def _pair_rows(
             groups.setdefault(splitext(normalize("NFC", file.name))[0], {})[file] = reason
         else:
             skipped[_ending(file.name) or file.name] += 1
-    lower = Counter(key.lower() for key in groups)
     for key, group in groups.items():
-        twin = " Another name differs only in case." if lower[key.lower()] > 1 else hint
         names = " and ".join(file.name for file in group)
         try:
-            image, caption = _pair(key, group, twin)
+            image, caption = _pair(key, group)
             text = caption.read().decode("utf-8-sig").strip()
             yield Row(0, {"prompt": text}, names, image=image.seen())
         except UnicodeDecodeError:
@@ -184,7 +215,7 @@ def _pair_rows(
             yield Row(0, text=names, reason=str(error))
 
 
-def _pair(key: str, group: Mapping[Photo, str], hint: str) -> tuple[Photo, Photo]:
+def _pair(key: str, group: Mapping[Photo, str]) -> tuple[Photo, Photo]:
     captions = [file for file in group if _ending(file.name) == ".txt"]
     images = [file for file in group if file not in captions]
     reasons = [f"{file.name} {reason}" for file, reason in group.items() if reason]
@@ -192,10 +223,10 @@ def _pair(key: str, group: Mapping[Photo, str], hint: str) -> tuple[Photo, Photo
         names = " and ".join(file.name for file in twice[0])
         reasons.append(f"{names} have one name. Write one image and one caption of a name.")
     elif not images:
-        reasons.append(f"{key}.txt is a caption without an image next to it.{hint}")
+        reasons.append(f"{key}.txt is a caption without an image next to it.")
     elif not captions:
         name = images[0].name
-        reasons.append(f"{name} is an image without a caption. Write one into {key}.txt.{hint}")
+        reasons.append(f"{name} is an image without a caption. Write one into {key}.txt.")
     elif _ending(images[0].name) in UNREAD:
         reasons.append(f"{images[0].name} is of a format that is not read. Convert it to PNG.")
     if reasons:
@@ -238,7 +269,7 @@ def photo_rows(source: str, kind: str | None, columns: Columns) -> tables.Rows:
     The source is a folder (of pairs, of tars, of Parquet files, or with datasets' metadata.jsonl),
     a tar, a table, or a saved data set. Raise ValueError for anything else.
     """
-    path = path_of(source)
+    path = tables.existing(source)
     skipped = Counter[str]()
     rows: Iterable[Row] = ()
     if path.is_dir() and not tables.is_saved(path):
@@ -275,41 +306,36 @@ def _folders(
             tree.setdefault(folder + slash, []).append(name)
         yield from ((prefix, tree[prefix], {}) for prefix in sorted(tree))
         return
-    waiting = [""]
-    while waiting:
-        prefix = waiting.pop()
-        folders = list[str]()
-        files = list[str]()
-        bad = dict[str, str]()
-        for entry in sorted(os.scandir(root / prefix), key=lambda entry: entry.name):
-            name = prefix + entry.name
-            if entry.name.startswith("."):
-                skipped[_HIDDEN] += 1
-            elif reason := _reason_against(entry, root):
-                bad[name] = reason
-            elif entry.is_dir():
-                folders.append(f"{name}/")
-            else:
-                files.append(name)
-        if prefix and any(prefix + name in files for name in _RUNS):
+    for place, folders, files in os.walk(root):
+        path = Path(place)
+        prefix = "" if path == root else f"{path.relative_to(root).as_posix()}/"
+        if prefix and not _RUNS.isdisjoint(files):
             skipped[_HIDDEN] += 1
-        else:
-            waiting += reversed(folders)
-            yield prefix, files, bad
+            folders.clear()
+            continue
+        names = [name for name in (*folders, *files) if not name.startswith(".")]
+        skipped[_HIDDEN] += len(folders) + len(files) - len(names)
+        bad = {name: reason for name in sorted(names) if (reason := _reason(path / name, root))}
+        folders[:] = [name for name in sorted(folders) if name in names and name not in bad]
+        files = [prefix + name for name in sorted(files) if name in names and name not in bad]
+        yield prefix, files, {prefix + name: reason for name, reason in bad.items()}
 
 
-def _reason_against(entry: os.DirEntry[str], root: Path) -> str:
-    is_link = entry.is_symlink()
-    if is_link and (entry.is_dir() or not Path(entry).resolve().is_relative_to(root.resolve())):
+def _reason(path: Path, root: Path) -> str:
+    """Return the reason why a file or folder is not opened, or ""."""
+    is_elsewhere = not path.resolve().is_relative_to(root.resolve())
+    if path.is_symlink() and (path.is_dir() or is_elsewhere):
         return "is a link out of the folder, or to a folder. Copy its target."
-    if entry.is_dir() and not os.access(entry, os.R_OK | os.X_OK):
+    if path.is_dir() and not os.access(path, os.R_OK | os.X_OK):
         return "is a folder that cannot be looked into."
-    is_openable = entry.is_dir() or entry.is_file()
+    is_openable = path.is_dir() or path.is_file()
     return "" if is_openable else "is no file: a pipe, a socket, a device or a broken link."
 
 
 def _folder_rows(root: AnyPath, columns: Columns, skipped: Counter[str]) -> Iterator[Row]:
-    above, metadata, named = "", "", set[int]()  # of the folder that imagefolder's metadata is in
+    above = ""  # of the folder that imagefolder's metadata is in
+    metadata = ""
+    named = set[int]()
     for prefix, names, bad in _folders(root, skipped):
         if not metadata or not prefix.startswith(above):
             found = (prefix + name for name in _METADATA if prefix + name in names)
@@ -329,10 +355,8 @@ def _folder_rows(root: AnyPath, columns: Columns, skipped: Counter[str]) -> Iter
             yield from (Row(0, text=f.name, reason=f"{f.name} {why}") for f, why in files)
         else:
             yield from _packed_rows(root, names, columns, skipped)
-            lists = [name for name in names if _ending(name) in (".csv", ".tsv", ".json", ".jsonl")]
-            hint = f" {lists[0]} has no column file_name, or is not metadata.csv." if lists else ""
             files = [file for file in files if _ending(file[0].name) not in (".tar", ".parquet")]
-            yield from _pair_rows(files, skipped, hint)
+            yield from _pair_rows(files, skipped)
 
 
 def _is_left(file: Photo, reason: str, named: set[int]) -> bool:
@@ -344,9 +368,7 @@ def _packed_rows(
     root: AnyPath, names: Sequence[str], columns: Columns, skipped: Counter[str]
 ) -> Iterator[Row]:
     """Yield the rows of a folder's tars, and of its Parquet files with images."""
-    tables.check_splits(
-        root, (split[1] for name in names if (split := tables.SPLIT.fullmatch(name)))
-    )
+    tables.check_splits(root, names)
     for name in names:
         try:
             if _ending(name) == ".tar":

@@ -36,16 +36,19 @@ from .request import Request
 from .tables import Row, list_rows
 
 Tell = Callable[[int, int, int], None]  # of lines checked, good and bad ones
-_CHUNK, _SECONDS = 1000, 1.0  # lines, or time, between two calls of it
+_CHUNK = 1000  # lines between two calls of it,
+_SECONDS = 1.0  # or time
 _SHOWN = 100  # bad lines in memory
 
 
 @dataclass(frozen=True, slots=True)
 class Shard:
-    """Consecutive jobs of one shape, in the order of the list; shards are numbered from 0."""
+    """Consecutive jobs of one shape, in the order of the list; shards are numbered from 0. The
+    ``digest`` is a checksum of its items, with their options and images."""
 
     number: int
     jobs: tuple[Job, ...]
+    digest: str
 
 
 def default_shard_items(items: int, batch_size: int, *, videos: bool) -> int:
@@ -75,7 +78,8 @@ class Plan(ExitStack):
     def __init__(self) -> None:
         super().__init__()
         folder = Path(self.enter_context(TemporaryDirectory(prefix="sdattn-plan-")))
-        self.bad_file, self._file = folder / "bad_lines.jsonl", folder / "items"
+        self.bad_file = folder / "bad_lines.jsonl"
+        self._file = folder / "items"
         self._bad = self.enter_context(self.bad_file.open("wb"))
         self._items = self.enter_context(self._file.open("wb"))
         self._offsets = array("Q")
@@ -104,13 +108,14 @@ class Plan(ExitStack):
 
     def shard(self, number: int) -> Shard:
         """Return a shard, read from the file."""
-        return Shard(number, tuple(map(self._job, self._lines(number))))
+        jobs = tuple(map(self._job, self._lines(number)))
+        return Shard(number, jobs, self.shard_digest(number))
 
     def shard_size(self, number: int) -> int:
         return int(self._starts[number + 1] - self._starts[number])
 
     def shard_digest(self, number: int) -> str:
-        """Return a checksum of a shard's items, with their options and images."""
+        """Return a shard's digest without its jobs."""
         return sha256(b"".join(map(self._told, self._lines(number)))).hexdigest()[:16]
 
     def _lines(self, number: int) -> Iterator[bytes]:
@@ -184,7 +189,8 @@ class Plan(ExitStack):
 
     def divide(self, shard_items: int, columns: list[str] | None) -> None:
         """Put each item into the open shard of its shape; a full one is followed by another."""
-        self.shard_items, self.columns = shard_items, columns
+        self.shard_items = shard_items
+        self.columns = columns
         numbers = array("L")
         n_shards = 0
         open_shards: dict[int, list[int]] = {}  # shape -> number of the shard, free places

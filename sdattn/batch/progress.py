@@ -9,7 +9,9 @@ from datetime import timedelta
 
 from ..files.terminal import counted, say
 
-_FIRST_LINE, _LINE_EVERY = 2.0, 15.0  # seconds, without a terminal
+# Seconds before the first line and between two, without a terminal
+_FIRST_LINE = 2.0
+_LINE_EVERY = 15.0
 _REDRAW = 0.5
 
 
@@ -23,7 +25,8 @@ class Progress:
     """
 
     def __init__(self, total: int | None, before: int = 0, *, is_shown: bool = True):
-        self.total, self.before = total, before
+        self.total = total
+        self.before = before
         self.whole = self.failed = 0
         self._is_shown = is_shown
         self._lock = threading.Lock()

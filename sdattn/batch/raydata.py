@@ -61,7 +61,8 @@ class Draw:
             raise refuse("save", unknown, PARTS)
         self.options = dict(options or {})
         preset_of(preset)  # or refuse, before the model is loaded
-        self.seed, self.save = seed, save
+        self.seed = seed
+        self.save = save
         quiet_libraries(prompts=True)
         self.pipe = load_pipeline(model, device=device, dtype=dtype, **(loading or {}))
         if "video" in save and not makes_videos(self.pipe):

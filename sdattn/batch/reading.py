@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from html import escape
 from itertools import islice
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import NotFoundError
 from ..files.paths import inside
@@ -19,7 +19,7 @@ from ..runs.folder import SavedRun, saved_run
 from ..runs.parts import READ
 from .columns import WORD_LABELS
 from .formats import format_of
-from .records import read_manifest, read_records, record_name, rows_in_order
+from .records import ItemRow, read_manifest, read_records, record_name, rows_in_order
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -45,7 +45,7 @@ class SavedBatch(Mapping[str, SavedRun]):
         self._format = format_of(self._place, self._manifest)
         self._locations = {row["id"]: row["place"] for row in self._rows()}
 
-    def _rows(self) -> Iterator[dict[str, Any]]:
+    def _rows(self) -> Iterator[ItemRow]:
         """Yield the rows of the whole items."""
         records = read_records(self._place, self._manifest.input.shards)
         return (row for row in rows_in_order(records) if "failed" not in row)
@@ -102,7 +102,7 @@ class SavedBatch(Mapping[str, SavedRun]):
         columns = self._manifest.input.columns or ()
         return to_dataframe(self._words(columns), (*WORD_LABELS, *columns))
 
-    def _words(self, columns: list[str] | tuple[()]) -> Iterator[dict[str, Any]]:
+    def _words(self, columns: list[str] | tuple[()]) -> Iterator[ItemRow]:
         for row in self._rows():
             seen = Counter[str]()
             item = {name: row.get(name) for name in ("id", "prompt", "seed", *columns)}

@@ -24,6 +24,7 @@ from ..runs.info import RunInfo
 FORMAT = "sdattn-batch-3"
 LOST = "Draw the run again into another `folder`."
 _SEAL = "digest"
+ItemRow = dict[str, Any]  # of a record: an item, whole or failed
 _AT_ONCE = 16  # records read together: in a bucket each is a request
 
 
@@ -96,10 +97,13 @@ def read_manifest(place: Place) -> Manifest:
     try:
         data = place.read("batch.json")
     except FileNotFoundError as error:
-        raise MissingFileError(
-            f"{place.root} has no batch.json: it is not a batch run's folder. `run_batch()` makes "
-            "those."
-        ) from error
+        reason = f"There is no folder {place.root}. Check the path."
+        if place.root.exists():
+            reason = (
+                f"{place.root} has no batch.json: it is not a batch run's folder. `run_batch()` "
+                "makes those."
+            )
+        raise MissingFileError(reason) from error
     where = place.root / "batch.json"
     document = read_sealed(data, where, FORMAT, LOST, _SEAL)
     return read_document(Manifest, document, where, LOST)
@@ -134,14 +138,14 @@ class ShardRecord:
     fingerprint: str
     data: ShardFile | None
     sheet: ShardFile | None
-    rows: Sequence[dict[str, Any]]
+    rows: Sequence[ItemRow]
 
     @property
-    def whole(self) -> list[dict[str, Any]]:
+    def whole(self) -> list[ItemRow]:
         return [row for row in self.rows if "failed" not in row]
 
     @property
-    def failed(self) -> list[dict[str, Any]]:
+    def failed(self) -> list[ItemRow]:
         return [row for row in self.rows if "failed" in row]
 
     @property
@@ -209,13 +213,13 @@ def read_records(place: Place, shards: int) -> Iterator[ShardRecord]:
 # Rows
 
 
-def rows_in_order(records: Iterator[ShardRecord]) -> Iterator[dict[str, Any]]:
+def rows_in_order(records: Iterator[ShardRecord]) -> Iterator[ItemRow]:
     """Yield the rows of all records in the order of the list, with the ``sheet`` of their shard.
 
     Shards of several shapes overlap, and are numbered by their first items: so rows wait only until
     a shard begins behind them.
     """
-    waiting: list[tuple[int, str, dict[str, Any]]] = []
+    waiting: list[tuple[int, str, ItemRow]] = []
     for record in records:
         if not record.rows:
             continue
@@ -232,14 +236,14 @@ def line_of(row: Mapping[str, object]) -> bytes:
     return json.dumps(row, ensure_ascii=False, allow_nan=False).encode() + b"\n"
 
 
-def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]) -> dict[str, Any]:
+def row_of(info: RunInfo, location: str, checksum: str, sizes: Mapping[str, int]) -> ItemRow:
     """Return the row of ``metadata.jsonl`` for an item, with :meth:`WordStatistics.flat` of the
     ``words`` and ``run.json``'s ``checksum``."""
     options = info.options or {}
     columns = set(info.columns)
     size = info.size or (0, 0)
     folder = "" if location.endswith((".tar", ".parquet")) else f"{location}/"
-    row: dict[str, Any] = {}
+    row: ItemRow = {}
     if "image.png" in info.files and folder:
         row["file_name"] = f"{folder}image.png"  # the key that imagefolder looks for
     row |= {"id": info.id, "line": info.line, "prompt": info.prompt}

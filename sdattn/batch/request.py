@@ -18,7 +18,8 @@ from .formats import FORMATS, require_pyarrow
 from .tables import KINDS
 
 STOPS = {"SIGINT": 130, "SIGTERM": 143}  # and the exit code of each
-_BATCH, _BATCH_OF_VIDEOS = 8, 1
+_BATCH = 8
+_BATCH_OF_VIDEOS = 1
 
 
 @dataclass(frozen=True)
@@ -164,7 +165,8 @@ def part_of_environment(variables: Mapping[str, str] = os.environ) -> tuple[int,
     >>> part_of_environment({"RANK": "1", "WORLD_SIZE": "8"})
     (2, 8)
     """
-    number, count = 0, 1
+    number = 0
+    count = 1
     if "SLURM_ARRAY_TASK_ID" in variables and "SLURM_ARRAY_TASK_COUNT" in variables:
         first = int(variables.get("SLURM_ARRAY_TASK_MIN", "0"))
         step = int(variables.get("SLURM_ARRAY_TASK_STEP", "1"))

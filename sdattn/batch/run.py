@@ -32,7 +32,7 @@ from ..runs.info import FORMAT as RUN_FORMAT
 from .checking import remove_litter, write_summaries
 from .checks import Job
 from .drawing import BatchDrawer
-from .engines import Engine, Task, ThisProcess, engine_for, map_tasks, worker_devices
+from .engines import Engine, ThisProcess, engine_for, map_shards, worker_devices
 from .formats import format_of
 from .plan import Plan, make_plan
 from .progress import Progress
@@ -49,14 +49,10 @@ from .request import STOPS, Outcome, Request, part_of_environment
 from .shard import Loaded, is_done, load, pack_item, shard_fingerprint
 
 # Settings that determine the items' files
-_DECISIVE = (
-    *("weights", "dtype", "save", "preset", "batch_size", "edits", "photos", "video_format"),
-    *("mask_words", "mask_threshold"),
-)
-_COMPARED = (
-    *("weights", "pipeline", "dtype", "save", "preset", "options", "format", "batch_size"),
-    *("shard_items", "photos", "video_format", "mask_words", "mask_threshold"),
-)
+_DECISIVE = ["weights", "dtype", "save", "preset", "batch_size", "edits", "photos"]
+_DECISIVE += ["video_format", "mask_words", "mask_threshold"]
+_COMPARED = [name for name in _DECISIVE if name != "edits"]  # the input's digest tells those
+_COMPARED += ["pipeline", "options", "format", "shard_items"]
 _ECHO = 3.0  # seconds in which a launcher may repeat a signal that its processes already got
 
 
@@ -131,7 +127,7 @@ def forecast(request: Request) -> Forecast:
 
 def _draw_first(request: Request, plan: Plan) -> tuple[float, list[Files]]:
     """Draw the first batch; return the seconds that it takes, and its items' files."""
-    pipe, _ = load(request)
+    pipe = load(request).pipe
     jobs = plan.shard(0).jobs[: request.batch_of(videos=makes_videos(pipe))]
     packed: list[Files] = []
 
@@ -162,13 +158,14 @@ def _planned(request: Request) -> Iterator[Plan]:
     pipe: Pipeline | None = outline(request.model, request.loading)
     if pipe is None:  # a model without an outline
         device = "cpu" if request.engine == "ray" else worker_devices(request)[0]
-        pipe, _ = load(replace(request, device=device))
+        pipe = load(replace(request, device=device)).pipe
     request.parts(videos=makes_videos(pipe))  # or refuse
     capture_settings(pipe, preset_for(pipe, request.preset), (), request.options)
     with Progress(None, is_shown=request.progress) as progress:
 
         def tell(lines: int, good: int, bad: int) -> None:
-            progress.whole, progress.failed = good, bad
+            progress.whole = good
+            progress.failed = bad
 
         plan = make_plan(request, pipe, tell)
     with plan:
@@ -259,7 +256,8 @@ def _differences(before: Manifest, now: Manifest) -> list[str]:
     """Return the differences from the run that made a folder, a phrase each."""
     found = []
     for name in _COMPARED:
-        old, new = getattr(before.settings, name), getattr(now.settings, name)
+        old = getattr(before.settings, name)
+        new = getattr(now.settings, name)
         if old != new:
             what = "the model's weights or configuration" if name == "weights" else name
             found.append(f"{what} {_short(old)} is now {_short(new)}")
@@ -293,12 +291,9 @@ def _draw_missing(
     failed = sum(len(record.failed) for record in kept)
     # Two commands that begin at different places seldom draw the same shard.
     first = random.randrange(len(missing)) if missing else 0
-    tasks = (
-        Task(plan.shard(number), shard_fingerprint(manifest, plan.shard_digest(number)))
-        for number in missing[first:] + missing[:first]
-    )
+    shards = map(plan.shard, missing[first:] + missing[:first])
     with _Stops() as stops, Progress(items, whole, is_shown=request.progress) as progress:
-        for record in map_tasks(engine, manifest, tasks, progress.add, stops.is_set):
+        for record in map_shards(engine, manifest, shards, progress.add, stops.is_set):
             whole += len(record.whole)
             failed += len(record.failed)
             if request.max_errors is not None and failed >= request.max_errors:

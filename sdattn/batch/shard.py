@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from ..errors import InvalidValueError
 from ..files.place import Files, Place
@@ -43,6 +43,7 @@ from .gallery.sheets import Tile, make_sheet, tile, tile_of_images
 from .items import Item
 from .plan import Shard
 from .records import (
+    ItemRow,
     Manifest,
     ShardFile,
     ShardRecord,
@@ -53,7 +54,6 @@ from .records import (
 from .request import Request
 
 Tell = Callable[[int, int], None]  # items that are whole now, and that failed
-Row = dict[str, Any]  # of a record
 
 
 class Loaded(NamedTuple):
@@ -67,41 +67,35 @@ class Loaded(NamedTuple):
     video_format: str | None
 
 
-@dataclass
-class _Cached:
+class _Cached(NamedTuple):
     request: tuple[object, ...]
     pipe: Pipeline
     loaded: Loaded
-    lock: threading.Lock
+    lock: threading.Lock  # of whoever draws with it
 
 
 _cached: list[_Cached] = []  # at most one
 _loading = threading.Lock()
 
 
-def load(request: Request) -> tuple[Pipeline, threading.Lock]:
-    """Return this process's pipeline, loaded once, and the lock of whoever draws with it."""
-    cached = _load(request)
-    return cached.pipe, cached.lock
-
-
 def describe(request: Request) -> Loaded:
     """Return what a run's pipeline is, from the one that this process draws with."""
-    return _load(request).loaded
+    return load(request).loaded
 
 
 def forget_pipeline() -> None:
     _cached.clear()
 
 
-def _load(request: Request) -> _Cached:
+def load(request: Request) -> _Cached:
+    """Return this process's pipeline, loaded once."""
     key = request.model, str(request.device), str(request.dtype), repr(request.loading)
     with _loading:
         if not _cached or _cached[0].request != key:
             _cached.clear()
             arguments = request.loading.arguments()
-            device, dtype = request.device, request.dtype
-            pipe = load_pipeline(request.model, device=device, dtype=dtype, **arguments)
+            arguments |= {"device": request.device, "dtype": request.dtype}
+            pipe = load_pipeline(request.model, **arguments)
             pipe.set_progress_bar_config(disable=True)
             limit_threads(pipe)
             loaded = Loaded(
@@ -127,7 +121,7 @@ def is_done(format: Format, record: ShardRecord | None, fingerprint: str) -> boo
 
 
 def draw_shard(
-    request: Request, manifest: Manifest, shard: Shard, fingerprint: str, tell: Tell | None = None
+    request: Request, manifest: Manifest, shard: Shard, tell: Tell | None = None
 ) -> ShardRecord:
     """Draw a shard's items, publish them and then the shard's record, which is returned.
 
@@ -136,6 +130,7 @@ def draw_shard(
     """
     place = Place(request.out)
     format = format_of(place, manifest)
+    fingerprint = shard_fingerprint(manifest, shard.digest)
     found = sound_record(place, shard.number)
     is_drawn = is_done(format, found, fingerprint)
     if found is not None and is_drawn and not (request.retry_failed and found.failed):
@@ -160,12 +155,12 @@ def draw_shard(
             packed.found[job.item.id] = failed_row(job.item, reason, text)
 
         if missing:
-            pipe, lock = load(request)
             _check_same(describe(request), manifest)
-            drawer = BatchDrawer(pipe, request.preset, store, fail)
+            pipeline = load(request)
+            drawer = BatchDrawer(pipeline.pipe, request.preset, store, fail)
             size = manifest.settings.batch_size
             for start in range(0, len(shard.jobs), size):
-                with lock:
+                with pipeline.lock:
                     drawer.draw(shard.jobs[start : start + size], missing)
                 packed.write(at_most=2 * size)
         packed.write(at_most=0)
@@ -199,7 +194,7 @@ def _check_same(loaded: Loaded, manifest: Manifest) -> None:
 
 
 def _publish_sheet(
-    place: Place, number: int, items: Sequence[_Packed | Row]
+    place: Place, number: int, items: Sequence[_Packed | ItemRow]
 ) -> tuple[ShardFile | None, Sequence[object]]:
     """Publish a shard's thumbnails, if any; return its file, and where each item's are in it."""
     image, thumbs = make_sheet([one.tile if isinstance(one, _Packed) else None for one in items])
@@ -211,7 +206,7 @@ def _publish_sheet(
     return sheet, thumbs
 
 
-def failed_row(item: Item, reason: str, text: str = "") -> dict[str, Any]:
+def failed_row(item: Item, reason: str, text: str = "") -> ItemRow:
     row = {"id": item.id, "line": item.line, "prompt": item.prompt, "seed": item.seed}
     return {**row, "failed": reason, "traceback": text}
 
@@ -222,8 +217,9 @@ def pack_item(request: Request, job: Job, run: ImageRun, edit: EditRun | None) -
     return _pack(parts, request.masks, {}, job, run, edit)
 
 
-def record_failure(request: Request, shard: Shard, fingerprint: str, reason: str) -> ShardRecord:
+def record_failure(request: Request, manifest: Manifest, shard: Shard, reason: str) -> ShardRecord:
     """Publish the record of a shard whose items all failed, since no worker lived to draw it."""
+    fingerprint = shard_fingerprint(manifest, shard.digest)
     rows = [failed_row(job.item, reason) for job in shard.jobs]
     record = ShardRecord(shard.number, fingerprint, None, None, rows)
     Place(request.out).publish(record_name(shard.number), record.packed())
@@ -262,9 +258,10 @@ class _InOrder:
 
     def __init__(self, jobs: Sequence[Job], add: Callable[[str, Files], None], tell: Tell):
         self.waiting = deque(job.item for job in jobs)
-        self.found: dict[str, Future[_Packed] | Row] = {}
-        self.add, self.tell = add, tell
-        self.done: list[_Packed | Row] = []
+        self.found: dict[str, Future[_Packed] | ItemRow] = {}
+        self.add = add
+        self.tell = tell
+        self.done: list[_Packed | ItemRow] = []
 
     def write(self, at_most: int) -> None:
         """Write items until only so many wait."""
@@ -278,7 +275,7 @@ class _InOrder:
             self.tell(int(isinstance(held, _Packed)), int(not isinstance(held, _Packed)))
 
 
-def _made(item: Item, found: Future[_Packed] | Row) -> _Packed | Row:
+def _made(item: Item, found: Future[_Packed] | ItemRow) -> _Packed | ItemRow:
     if not isinstance(found, Future):
         return found
     try:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Se
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO, NamedTuple
 
-from ..errors import InvalidValueError, access_error, optional
+from ..errors import InvalidValueError, MissingFileError, access_error, optional
 from ..files.addresses import AnyPath, path_of
 from ..files.images import SUFFIXES
 from ..files.paths import files_below
@@ -20,7 +20,7 @@ KINDS = ("jsonl", "csv", "tsv", "txt", "parquet")
 AT_ONCE = 16  # rows with images in memory
 _KIND = {".ndjson": "jsonl", **{f".{kind}": kind for kind in KINDS}}
 _UNREADABLE = re.compile("[\0\r\ud800-\udfff]")
-SPLIT = re.compile(r"(?:.*/)?([^/]+)-\d{5}-of-\d{5}\.parquet")  # as the Hub names a split's files
+_SPLIT = re.compile(r"(?:.*/)?([^/]+)-\d{5}-of-\d{5}\.parquet")  # as the Hub names a split's files
 
 # Lines of AUTOMATIC1111: options before a prompt, and the settings in its PNG files
 _SETTINGS = re.compile(r"\s*(--\w|Negative prompt:|Steps: \d)")
@@ -65,10 +65,11 @@ def kind_of(name: str) -> str | None:
 def list_rows(source: str, kind: str | None, choose: Choose) -> Rows:
     """Yield the rows of a list of prompts: a file, ``-`` for standard input, a saved data set or a
     folder of lists. Raise ValueError for anything else."""
-    path = path_of(source)
     if source == "-":
         yield from rows_of(sys.stdin.buffer, kind or "jsonl", choose)
-    elif is_saved(path) or not path.is_dir():
+        return
+    path = existing(source)
+    if is_saved(path) or not path.is_dir():
         yield from table_rows(path, kind, choose)
     else:
         names = names_below(path)
@@ -79,9 +80,17 @@ def list_rows(source: str, kind: str | None, choose: Choose) -> Rows:
                 "prompts. Pass images with captions as `photos`, prompts as .jsonl, .csv, .tsv or "
                 ".parquet."
             )
-        check_splits(source, {split[1] for name in lists if (split := SPLIT.fullmatch(name))})
+        check_splits(source, lists)
         rows = (row for name in lists for row in table_rows(path / name, None, choose))
         yield from (row._replace(line=line) for line, row in enumerate(rows, 1))
+
+
+def existing(source: str) -> AnyPath:
+    """Return the path or address of a source; raise FileNotFoundError if there is none."""
+    path = path_of(source)
+    if not path.exists():
+        raise MissingFileError(f"There is no file or folder {source}. Check the path.")
+    return path
 
 
 def table_rows(path: AnyPath, kind: str | None, choose: Choose) -> Iterator[Row]:
@@ -142,7 +151,7 @@ def check_readable(text: str) -> None:
         )
 
 
-def _prompt_in(text: str, line: int) -> dict[str, Any]:
+def _prompt_in(text: str, line: int) -> dict[str, str]:
     is_header = line == 1 and text.lower().startswith("prompt,")
     if text.lstrip().startswith('{"') or is_header or "\t" in text:
         raise InvalidValueError(
@@ -254,7 +263,7 @@ def _value(name: str, cell: str, prompt: str) -> object:
         return cell
 
 
-def open_parquet(file: Any) -> Any:
+def open_parquet(file: object) -> Any:
     """Open a Parquet file such that a batch of rows takes no more memory than their pages."""
     parquet = optional("pyarrow.parquet", "Parquet", "sdattn[parquet]")
     try:
@@ -293,7 +302,7 @@ def open_saved(folder: str) -> Any:
     except Exception as error:  # of many kinds
         raise InvalidValueError(f"datasets cannot read the folder {folder}: {error}") from error
     splits = found if isinstance(found, dict) else {"": found}
-    check_splits(folder, splits)
+    _check_one_split(folder, splits)
     rows = next(iter(splits.values()))
     for name, feature in rows.features.items():
         if isinstance(feature, datasets.Image):
@@ -307,8 +316,12 @@ def names_below(folder: AnyPath) -> list[str]:
     return [name for name in names if "/." not in f"/{name}"]
 
 
-def check_splits(source: object, names: Iterable[str]) -> None:
-    """Raise ValueError for a data set of several splits."""
+def check_splits(source: object, files: Iterable[str]) -> None:
+    """Raise ValueError for files of several splits of a data set."""
+    _check_one_split(source, (split[1] for split in map(_SPLIT.fullmatch, files) if split))
+
+
+def _check_one_split(source: object, names: Iterable[str]) -> None:
     if len(splits := sorted(set(names))) > 1:
         raise InvalidValueError(
             f"{source} has the splits {', '.join(splits)}. Pass one: put its files into a folder "

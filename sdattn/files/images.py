@@ -20,7 +20,8 @@ UNREAD: tuple[str, ...] = (  # images too
     *(".jxl", ".jp2", ".psd", ".svg", ".tga", ".ico", ".ppm", ".eps", ".pdf"),
     *(".dng", ".cr2", ".cr3", ".nef", ".arw", ".raf", ".orf"),
 )
-_ORIENTATION, _TURNED = 0x0112, (5, 6, 7, 8)  # EXIF: width and height are exchanged
+_ORIENTATION = 0x0112  # of EXIF
+_TURNED = (5, 6, 7, 8)  # width and height are exchanged
 AnyImage = Image.Image | np.ndarray | str | Path
 # Formats to open: other readers of Pillow start programs, Ghostscript for EPS
 PHOTOS = ("PNG", "JPEG", "WEBP", "AVIF", "BMP", "GIF", "TIFF", "HEIF")

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 from ..errors import ExistsError, access_error
 from .addresses import Address, Copies, path_of
 from .paths import check_writable, inside
-from .temporary import remove_abandoned, temporary_name
-from .writing import flush, flush_tree, write_files
+from .writing import flush, flush_tree, remove_abandoned, temporary_name, write_files
 
 Files = Mapping[str, bytes]
 _TEMPORARY = ".sdattn-"  # begins names in the run's folder

@@ -120,7 +120,8 @@ def read_record(kind: Any, value: Mapping[str, Any], at: str = "") -> Any:
 
 def _read(kind: Any, value: Any, at: str) -> Any:
     """Return a JSON value as a field's annotation says; a Literal is checked by its class."""
-    origin, kinds = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    kinds = get_args(kind)
     if origin in (Union, UnionType):
         # The first type of a union that fits; if none does, the error names them all.
         fitting = (found for choice in kinds if (found := _attempt(choice, value, at)))
@@ -163,7 +164,8 @@ def shortened(value: Any) -> str:
 
 
 def _named(kind: Any) -> str:
-    origin, kinds = get_origin(kind), get_args(kind)
+    origin = get_origin(kind)
+    kinds = get_args(kind)
     if origin in (Union, UnionType):
         return " or ".join(dict.fromkeys(map(_named, kinds)))
     if origin in (list, tuple):

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 Format = Literal["mp4", "webp"]
 FORMATS: tuple[Format, ...] = get_args(Format)
-_CODEC, _OPTIONS = "libx264", {"crf": "18", "threads": "1"}  # 18: visually lossless
+_CODEC = "libx264"
+_OPTIONS = {"crf": "18", "threads": "1"}  # 18: visually lossless
 # Frames per second. An animated WebP, the format of masks and previews, counts whole milliseconds:
 # faster videos play at 1000.
 RATES = (0.01, 1000.0)

@@ -5,12 +5,12 @@ import glob
 import hashlib
 import json
 import os
-import re
 import shutil
 import socket
+import time
 import uuid
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,6 +18,9 @@ from typing import Any
 from ..errors import access_error
 from .addresses import AnyPath
 from .paths import inside
+
+_FORGOTTEN = 24 * 3600.0  # seconds after which another machine's temporary files are nobody's
+_CLOCKS_DIFFER = 3600.0
 
 
 def to_json(document: Any) -> bytes:
@@ -67,27 +70,45 @@ def whole_folder(folder: Path, *, replace: bool = False) -> Iterator[Path]:
     After an error or Ctrl-C nothing is left; leftovers of a kill are cleared next time. The
     contents survive a loss of power. An existing folder is replaced, or else an OSError is raised.
     """
-    name = f"{_begins(folder)}{uuid.uuid4().hex[:8]}"
-    temporary, old = folder.parent / f"{name}.tmp", folder.parent / f"{name}.old"
-    with at_work(temporary):
-        try:
-            yield temporary
-            flush_tree(temporary)
-            # Two renames: in between there is no folder, which clear_leftovers repairs after a
-            # kill.
-            if replace and folder.exists():
-                os.rename(folder, old)
-            os.rename(temporary, folder)
-            flush(folder.parent)
-        except OSError as error:
-            if error.errno in (errno.ENOSPC, errno.EDQUOT):
-                raise access_error(error, folder) from error
-            raise
-        finally:
-            if old.exists() and not folder.exists():
-                os.rename(old, folder)
-            shutil.rmtree(old, ignore_errors=True)
-            shutil.rmtree(temporary, ignore_errors=True)
+    name = temporary_name(_begins(folder))
+    temporary = folder.with_name(f"{name}.tmp")
+    old = folder.with_name(f"{name}.old")
+    temporary.mkdir()
+    try:
+        yield temporary
+        flush_tree(temporary)
+        # Two renames: in between there is no folder, which clear_leftovers repairs after a kill.
+        if replace and folder.exists():
+            os.rename(folder, old)
+        os.rename(temporary, folder)
+        flush(folder.parent)
+    except OSError as error:
+        if error.errno in (errno.ENOSPC, errno.EDQUOT):
+            raise access_error(error, folder) from error
+        raise
+    finally:
+        if old.exists() and not folder.exists():
+            os.rename(old, folder)
+        shutil.rmtree(old, ignore_errors=True)
+        shutil.rmtree(temporary, ignore_errors=True)
+
+
+def clear_leftovers(folder: Path) -> None:
+    """Remove what killed processes left next to ``folder``; a complete new folder, whose process
+    died after moving the old one away, takes its place first."""
+    begins = _begins(folder)
+    for left in abandoned(folder.parent, begins):
+        was_moved_away = left.with_suffix(".old").exists() and not folder.exists()
+        if left.suffix == ".tmp" and was_moved_away:
+            os.rename(left, folder)
+    for left in abandoned(folder.parent, begins):
+        if left.suffix == ".tmp" or folder.exists():
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _begins(folder: Path) -> str:
+    """Return how names of temporary folders next to ``folder`` begin."""
+    return f".{folder.name[:32]}.{sha256(folder.name.encode())[:8]}."
 
 
 def flush_tree(folder: Path) -> None:
@@ -107,61 +128,53 @@ def flush(path: Path) -> None:
         os.close(descriptor)
 
 
-def _begins(folder: Path) -> str:
-    """Return how names of temporary folders next to ``folder`` begin on this machine."""
-    digest = sha256(f"{socket.gethostname()}/{folder.name}".encode())[:8]
-    return f".{folder.name[:40]}.{digest}."
+# Temporary names, which tell the process that may still be at work on a file or folder
 
 
-@contextmanager
-def at_work(folder: Path) -> Iterator[None]:
-    """Make a folder that stays locked by the kernel as long as this process lives."""
-    first = folder.with_suffix(".new")
-    first.mkdir()
-    lock = _lock(first)
-    os.rename(first, folder)  # it never exists without its lock
+def temporary_name(prefix: str) -> str:
+    """Return a new name, ``PREFIX HOST-PID-RANDOM`` without the space."""
+    return f"{prefix}{_host()}-{os.getpid()}-{uuid.uuid4().hex[:8]}"
+
+
+def abandoned(folder: Path, prefix: str) -> list[Path]:
+    """Return the files and folders in ``folder`` with a :func:`temporary_name` of ``prefix`` whose
+    process has ended. Another machine's cannot be asked: its own are returned once they are a day
+    old."""
+    return [
+        path for path in sorted(folder.glob(f"{glob.escape(prefix)}*")) if _is_left(path, prefix)
+    ]
+
+
+def remove_abandoned(folder: Path, prefix: str) -> None:
+    """Remove what :func:`abandoned` returns."""
+    for path in abandoned(folder, prefix):
+        with suppress(OSError):  # another user's, or removed meanwhile
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _is_left(path: Path, prefix: str) -> bool:
+    host, _, rest = path.name.removeprefix(prefix).partition("-")
+    pid = rest.partition("-")[0]
     try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
+        written = path.stat().st_mtime
+    except OSError:  # removed meanwhile
+        return False
+    if host == _host() and pid.isdecimal():
+        return not _was_running(int(pid), written)
+    return time.time() - written > _FORGOTTEN
 
 
-def _lock(folder: Path) -> int | None:
-    """Return a descriptor that holds the folder's lock, or None if that cannot be had."""
+def _was_running(pid: int, then: float) -> bool:
+    """Check that a process runs, and did so ``then`` already: numbers of processes are used again,
+    in a container that is restarted at once. Clocks of other machines' disks may be wrong by an
+    hour."""
+    import psutil  # not needed to read
+
     try:
-        import fcntl
-    except ImportError:  # Windows
-        return None
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except OSError:
-        os.close(descriptor)
-        return None
-    return descriptor
+        return psutil.Process(pid).create_time() < then + _CLOCKS_DIFFER
+    except psutil.Error:
+        return psutil.pid_exists(pid)  # another user's may be hidden
 
 
-def clear_leftovers(folder: Path) -> None:
-    """Remove incomplete folders of dead processes on this machine next to ``folder``; a complete
-    one, whose process died after moving the old one away, takes its place."""
-    name = re.compile(re.escape(_begins(folder)) + r"[0-9a-f]{8}\.(tmp|old)")
-    found = folder.parent.glob(glob.escape(_begins(folder)) + "*")
-    for left in sorted(path for path in found if name.fullmatch(path.name)):
-        if left.is_symlink() or not left.is_dir():
-            continue
-        old = left.with_suffix(".old")
-        if left == old:
-            if not left.with_suffix(".tmp").exists() and folder.exists():
-                shutil.rmtree(old, ignore_errors=True)
-            continue
-        # The holder of the lock is alive and still working.
-        if (lock := _lock(left)) is None:
-            continue
-        try:
-            if old.exists() and not folder.exists():
-                os.rename(left, folder)
-            shutil.rmtree(left, ignore_errors=True)
-            shutil.rmtree(old, ignore_errors=True)
-        finally:
-            os.close(lock)
+def _host() -> str:
+    return socket.gethostname().replace("-", "_")

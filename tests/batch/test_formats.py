@@ -6,7 +6,8 @@ import shutil
 import tarfile
 
 import pytest
-from helpers.batch_runs import FORMATS, files_of, manifest, new_run, pack, publish_shard, three
+from helpers.batch_runs import FORMATS, manifest, new_run, pack, publish_shard, three
+from helpers.trees import tree
 
 from sdattn.batch.formats import FORMATS as KNOWN
 from sdattn.batch.formats import format_of, whole_items
@@ -49,9 +50,9 @@ def test_an_items_files_come_back_to_the_byte(tmp_path, name):
 def test_the_same_items_make_the_same_files(tmp_path, name):
     for folder in ("one", "other"):
         written(tmp_path / folder, name, {"a": pack("a"), "b": pack("b", 2)})
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "other")
+    assert tree(tmp_path / "one") == tree(tmp_path / "other")
     written(tmp_path / "third", name, {"a": pack("a"), "b": pack("b", 4)})
-    assert files_of(tmp_path / "one").keys() != files_of(tmp_path / "third").keys()
+    assert tree(tmp_path / "one").keys() != tree(tmp_path / "third").keys()
 
 
 @each_format
@@ -72,27 +73,8 @@ def test_a_tar_is_what_webdataset_reads(tmp_path):
     _, record = written(tmp_path, "webdataset", {DOTTED: pack(DOTTED)})
     with tarfile.open(tmp_path / record.data.name) as tar:
         members = tar.getmembers()
-    assert {member.name.partition(".")[0] for member in members} == {"a%2Eb-c%2E1"}
-    kinds = {member.name.partition(".")[2] for member in members}
-    assert kinds > {"png", "json", "maps.safetensors", "heatmaps.02-red.png"}
+    assert all(member.name.startswith("a%2Eb-c%2E1.") for member in members)
     assert {(member.mtime, member.uid, member.uname) for member in members} == {(0, 0, "")}
-
-
-def test_a_parquet_row_has_the_columns_of_its_row_and_its_maps(tmp_path):
-    import numpy as np
-    from pyarrow import parquet
-    from safetensors.numpy import load
-
-    _, record = written(tmp_path, "parquet", {"a": pack("a")})
-    [row] = parquet.read_table(tmp_path / record.data.name).to_pylist()
-    said = record.rows[0]
-    for column in ("id", "line", "prompt", "seed", "width", "words", "statistics", "truncated"):
-        assert row[column] == said[column]
-    assert row["image"] == {"bytes": pack("a")["image.png"], "path": "a.png"}
-    maps = load(pack("a")["maps.safetensors"])
-    for layer in row["maps"]:
-        values = np.array(layer["values"], np.float16).reshape(layer["shape"])
-        assert (values == maps[layer["layer"]]).all()
 
 
 @each_format
@@ -150,14 +132,14 @@ def test_an_unfinished_file_has_no_name(tmp_path):
         with format_of(place, made).writer(0) as writer:
             writer.add("a", pack("a"))
             raise KeyboardInterrupt
-    assert files_of(tmp_path) == {}
+    assert tree(tmp_path) == {}
 
 
 @each_format
 def test_a_shard_of_failures_has_no_data(tmp_path, name):
     with format_of(Place(tmp_path), manifest(format=name)).writer(0) as writer:
         assert writer.finish() == (None, {})
-    assert files_of(tmp_path) == {}
+    assert tree(tmp_path) == {}
 
 
 def test_a_row_names_its_masks_and_its_image(tmp_path):

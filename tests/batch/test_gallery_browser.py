@@ -1,7 +1,6 @@
 """The gallery's pages in a browser."""
 
 import json
-import random
 from dataclasses import replace
 from urllib.parse import unquote
 
@@ -60,42 +59,36 @@ def pixels(page, chosen):
 
 @pytest.fixture(scope="module")
 def many(tmp_path_factory):
-    """A run of 10,000 items in 100 shards: (root, rows)."""
-    root, numbers = tmp_path_factory.mktemp("many") / "a run", random.Random(5)
+    """A run of 400 items in 4 shards: (root, rows)."""
+    root = tmp_path_factory.mktemp("many") / "a run"
     data, [thumb] = make_sheet([tile(small_run(), ("image", "maps"))])
     (root / "shards").mkdir(parents=True)
     rows = []
-    for line in range(1, 10_001):
-        prompt = f"a {numbers.choice(('red', 'Green', 'blue'))} cat take-{line % 97}x"
+    for line in range(1, 401):
         sheet = f"shards/{line // 100:06d}-5eed.webp"
         (root / sheet).write_bytes(data)
-        changes = {"sheet": sheet, "thumb": thumb, "seed": numbers.randrange(2**63)}
-        rows.append(row(line, prompt, width=96, **changes))
-    for one in rows[:200:7]:
-        (root / one["place"]).mkdir(parents=True)
-        (root / one["place"] / "report.html").write_text("<title>a report</title>")
+        changes = {"sheet": sheet, "thumb": thumb, "width": 96}
+        rows.append(row(line, f"a red cat take-{line % 97}x", **changes))
+    report = root / rows[0]["place"] / "report.html"
+    report.parent.mkdir(parents=True)
+    report.write_text("<title>a report</title>")
     return written(root, rows, save=("maps", "report")), rows
 
 
-def test_of_ten_thousand_items_those_in_sight_are_drawn(many, open_page):
+def test_items_in_sight_are_drawn_and_those_far_away_let_go(many, open_page):
     root, rows = many
     page = open_page(root / "index.html", viewport={"width": 1280, "height": 900})
     ids = [one["id"] for one in rows]
     assert shown(page) == ids[:60]
-    assert page.inner_text("#status") == "10,000 items"
+    assert page.inner_text("#status") == "400 items"
     assert page.title() == "a run · sdattn" and page.inner_text("h1") == "a run"
-    first = page.locator("#cards canvas").first
     wait_for(page, "document.querySelector('#cards canvas').width === 192")
     for expected in (120, 180, 240):
         page.evaluate("scrollTo(0, document.body.scrollHeight)")
         wait_for(page, f"document.querySelectorAll('#cards > li').length >= {expected}")
     wait_for(page, "document.querySelector('#cards canvas').width === 0")
-    before = first.bounding_box()
-    assert before["height"] > 100  # what is freed keeps its place
-    drawn = "[...document.querySelectorAll('#cards canvas')].filter((one) => one.width).length"
-    wait_for(page, f"{drawn} > 0")
-    assert page.evaluate(drawn) < 120 and page.evaluate("sheets.size") <= 12
-    assert shown(page)[:240] == ids[:240] and len(shown(page)) < 600
+    assert page.locator("#cards canvas").first.bounding_box()["height"] > 100  # it keeps its place
+    assert shown(page)[:240] == ids[:240] and len(shown(page)) < 400
 
 
 def test_a_card_is_reached_and_opened_by_keys_and_the_way_back_keeps_the_search(many, open_page):
@@ -157,43 +150,33 @@ def test_heat_and_masks_are_those_of_the_map(tmp_path, open_page):
     assert labels(page) == [f"Mask of “cat”, from {low + 0.4 * (high - low):.2g}"]
 
 
-@pytest.mark.parametrize("save", [("image", "maps"), ("grid",)])
-def test_hostile_prompts_are_text(tmp_path, open_page, save):
+@pytest.mark.parametrize(("save", "format"), [(("image", "maps"), "tar"), (("grid",), "folder")])
+def test_hostile_prompts_are_text(tmp_path, open_page, save, format):
     data, [thumb] = make_sheet([tile(small_run(), save)])
     (tmp_path / "it's").write_bytes(data)
-    rows = [
-        row(n, one, item=f"h{n}", sheet="it's", thumb=thumb) for n, one in enumerate(HOSTILE, 1)
-    ]
-    rows[0] |= {
-        "truncated": ["<img src=x onerror=alert(2)>"],
-        "words": ["<b onclick=alert(3)>"] * 3,
-    }
+    sheet = {"sheet": "it's", "thumb": thumb}
+    rows = [row(n, one, item=f"h{n}", **sheet) for n, one in enumerate(HOSTILE, 1)]
+    rows[0] |= {"truncated": ["<img src=x onerror=alert(2)>"], "place": "javascript:alert(1)//"}
+    rows[0] |= {"words": ["<b onclick=alert(3)>"] * 3}
+    rows[1] |= {"place": "//example.org/a b#c?d%2F"}
     rows[0]["statistics"] = [{"word": "<b onclick=alert(3)>", "peak": 1, "mean": 0}] * 3
     rows += [failed(99, "<img src=x onerror=alert(4)>", prompt="<b>")]
-    root = written(tmp_path, rows, save=save, format="tar", model="<img src=x>")
+    root = written(tmp_path, rows, save=save, format=format, model="<img src=x>")
     page = open_page(root / "index.html", viewport=PHONE)
     wait_for(page, "document.querySelector('#cards canvas').width > 0")
+    links = page.locator("#cards a").evaluate_all("all => all.map((one) => one.href)")
+    assert all(one.startswith(f"{root.as_uri()}/") for one in links)
+    if format == "folder":  # whose cards open files
+        assert "example.org/a%20b%23c%3Fd%252F/" in links[1]
     said = page.locator("#cards .prompt")
     assert [one.text_content() for one in said.all()] == [*HOSTILE, "<b>"]
     directions = said.evaluate_all("all => all.map((one) => getComputedStyle(one).direction)")
     assert [n for n, one in enumerate(directions) if one == "rtl"] == [7, 8]
-    assert page.evaluate(
-        "[document.querySelectorAll('script').length, document.images.length]"
-    ) == [2, 0]
+    counts = "[document.querySelectorAll('script').length, document.images.length]"
+    assert page.evaluate(counts) == [2, 0]
     assert page.evaluate("document.documentElement.scrollWidth") == PHONE["width"]
     ask(page, HOSTILE[1])
     assert shown(page) == ["h2"]
-
-
-def test_a_place_is_a_path_below_the_page(tmp_path, open_page):
-    """Whoever wrote the row: it opens nothing elsewhere and runs nothing."""
-    locations = ("javascript:alert(1)//", "//example.org/x", "https://x.org/y", "a b#c?d%2F")
-    rows = [row(line, place=location) for line, location in enumerate(locations, 1)]
-    page = open_page(written(tmp_path / "run", rows, save=["grid"]) / "index.html")
-    links = page.locator("#cards a").evaluate_all("all => all.map((one) => one.href)")
-    below = (tmp_path / "run").as_uri() + "/"
-    assert all(one.startswith(below) for one in links) and len(links) == 4
-    assert links[3] == f"{below}a%20b%23c%3Fd%252F/grid.png"
 
 
 @pytest.mark.parametrize("format", tiered(["folder", "tar"], quick=0))

@@ -7,7 +7,7 @@ import re
 import pytest
 from helpers.item_lines import check_message, line_of, read_items, read_one
 
-from sdattn.batch.items import Item, item_of
+from sdattn.batch.items import Item
 
 LARGEST = 2**63 - 1
 
@@ -23,25 +23,13 @@ def reason_of(line, kind="jsonl"):
 
 
 def test_an_item_of_json_has_what_was_given():
-    given = {
-        "id": "cat.01_a-b",
-        "prompt": " a red cat ",
-        "negative_prompt": "",
-        "seed": LARGEST,
-        "words": ["Red  cat", "<eos>", "<|endoftext|>"],
-        "width": 16384,
-        "height": 8,
-        "num_inference_steps": 1,
-        "guidance_scale": 7.5,
-        "num_images_per_prompt": 1,
-        "guidance_rescale": 0.5,
-        "cross_attention_kwargs": {"scale": 0.5},
-        "eta": None,
-    }
-    item = read_one(json.dumps(given).encode())
-    own = {name: given.pop(name) for name in ("id", "prompt", "negative_prompt", "seed", "words")}
-    del given["eta"]
-    assert item == Item(line=1, options=given, **{**own, "words": tuple(own["words"])})
+    own = {"id": "cat.01_a-b", "prompt": " a red cat ", "negative_prompt": "", "seed": LARGEST}
+    options = {"width": 16384, "height": 8, "num_inference_steps": 1, "guidance_scale": 7.5}
+    options |= {"num_images_per_prompt": 1, "cross_attention_kwargs": {"scale": 0.5}}
+    words = ("Red  cat", "<eos>", "<|endoftext|>")
+    item = read_one(json.dumps({**own, **options, "words": words, "eta": None}).encode())
+    assert item == Item(line=1, options=options, words=words, **own)
+    assert pickle.loads(pickle.dumps(item)) == item
 
 
 def test_what_is_not_given_has_its_default():
@@ -55,29 +43,14 @@ def test_what_is_not_given_has_its_default():
     assert all(item.options == {} for item in items)
 
 
-def test_items_travel_between_processes():
-    items = [read_one(line_of(width=8)), read_one(b"a cat", "txt")]
-    assert pickle.loads(pickle.dumps(items)) == items
-
-
-def test_a_row_of_ray_data_is_an_item():
-    item = item_of({"id": "1", "seed": 5}, {"prompt": "a cat", "width": 64, "seed": None}, 1)
-    assert (item.id, item.seed, item.options, item.image) == ("1", 5, {"width": 64}, None)
-
-
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
         (b'{"prompt": "a cat"', "broken JSON at character 19: Expecting ',' delimiter"),
-        (b'{"prompt": "a cat"} {}', "broken JSON at character 21: Extra data"),
-        (b"{'prompt': 'a cat'}", "broken JSON at character 2"),
-        (b'{"prompt": "a\tcat"}', "broken JSON at character 14"),
         (b"a cat", "broken JSON at character 1"),
         (b'["a cat"]', "found \\['a cat'\\]. Write an object"),
-        (b'"a cat"', "found 'a cat'. Write an object"),
         (b"null", "found None"),
         (b'{"prompt": "a cat", "width": NaN}', "'NaN' is not a number"),
-        (b'{"prompt": "a cat", "x": [-Infinity]}', "'-Infinity' is not a number"),
         (b'{"prompt": "a cat", "x": -1e999}', "'-1e999' is not a number"),
         (b'{"prompt": "a cat", "x": ' + b"[" * 99_999 + b"]" * 99_999 + b"}", "too deep"),
         (b'{"prompt": "a cat", "x": ' + b'{"x": ' * 99_999, "too deep|broken JSON"),
@@ -108,8 +81,6 @@ BAD_FIELDS = [
     ("words", ["dog"], r"'dog' is not in the prompt\. Its words are: a, red, cat\."),
     ("words", ["cat", "ca"], "'ca' is not in"),
     ("image", "cat.jpg", "Pass the list as `photos`"),
-    ("words", ["cat red"], "'cat red' is not in"),
-    ("words", ["a red cat a"], "is not in"),
     ("num_images_per_prompt", 2, "an item is one image or video. Write a line for each"),
     *(("num_images_per_prompt", value, "one image") for value in (0, True, 2.0, "2")),
     *(("num_frames", value, "whole number from 1") for value in (0, -1, 1.5, True, "8.5")),
@@ -144,37 +115,14 @@ def test_ids_that_are_folders_everywhere(name):
     assert read_one(line_of(id=name)).id == str(name)
 
 
-@pytest.mark.parametrize(
-    ("prompt", "phrase"),
-    [
-        ("A Girl's red-haired cat!", "girl's RED-HAIRED"),
-        ("two words,  apart", "words , apart"),
-        ("a <cat-toy> here", "<cat-toy>"),
-        ("ein weißer Bär", "WEISSER BÄR"),
-        ("一只猫", "只猫"),
-    ],
-)
-def test_phrases_are_found_as_heatmaps_find_them(prompt, phrase):
-    assert read_one(line_of(prompt=prompt, words=[phrase])).words == (phrase,)
-
-
 def test_an_id_belongs_to_the_first_good_line_that_has_it():
-    lines = [
-        line_of(id="Cat", width=0),  # bad for another reason: the id stays free
-        line_of(id="cat"),
-        line_of(id="CAT"),
-        line_of(id="000005"),
-        line_of(),
-        line_of(id="cat"),
-    ]
+    lines = [line_of(id="Cat", width=0)]  # bad for another reason: the id stays free
+    lines += [*map(lambda name: line_of(id=name), ("cat", "CAT", "000005"))]
+    lines += [line_of(), line_of(id="cat")]
     items, bad = read_items(b"\n".join(lines), "jsonl")
     assert [item.line for item in items] == [2, 4]
-    assert [(one.line, re.findall(r"in line (\d)", one.reason)) for one in bad] == [
-        (1, []),
-        (3, ["2"]),
-        (5, ["4"]),
-        (6, ["2"]),
-    ]
+    taken = [(one.line, re.findall(r"in line (\d)", one.reason)) for one in bad]
+    assert taken == [(1, []), (3, ["2"]), (5, ["4"]), (6, ["2"])]
 
 
 @pytest.mark.parametrize("seed", [-1, 2**63])

@@ -44,12 +44,6 @@ def test_rows_are_those_of_a_run_bit_for_bit(model, drawn, tmp_path):
         assert (drawn["truncated"][i], drawn["blanked"][i]) == ([], False)
 
 
-def test_statistics_are_of_the_heatmaps(drawn):
-    for heatmaps, words in zip(drawn["heatmaps"], drawn["statistics"], strict=True):
-        peaks = [float(f"{heatmap.max():.6g}") for heatmap in heatmaps]
-        assert [word["peak"] for word in words] == peaks
-
-
 def test_a_row_keeps_its_columns_and_the_words_that_it_asks_for(drawn):
     assert drawn["words"][2] == ["red", "dog"]
     assert drawn["prompt"].tolist() == [row["prompt"] for row in ROWS]
@@ -100,41 +94,18 @@ def test_a_row_that_cannot_be_is_refused_by_its_number(model, row, reason):
     made = Draw(str(model), options=SMALL, device="cpu")
     with pytest.raises(ValueError, match=reason):
         made(columns_of([{"prompt": "a cat"}, {"prompt": "a cat", **row}]))
+    with pytest.raises(ValueError, match="save=.*'overlays'.*'maps'"):  # and before it is loaded
+        Draw("no such model", save=["image", "overlays"])
 
 
-def test_a_row_that_fails_says_which(model, watched_draw):
-    with pytest.raises(RuntimeError, match="Row 2 of the batch, 'red': .*boom"):
-        watched_draw({"prompt": ["a cat", "red"]})
-
-
-@pytest.mark.slow
-def test_a_batch_that_does_not_fit_is_halved(model, watched_draw):
-    """An image of three is drawn alone where the memory holds no more."""
-    watched_draw.most = 1
-    found = watched_draw({"prompt": ["a cat", "a dog", "a"]})
-    assert len(found["image"]) == 3
-
-
-@pytest.fixture
-def watched_draw(model):
-    """A `Draw` whose model cannot read "red" and fails as CUDA does at more than ``most`` rows."""
+def test_a_row_that_fails_says_which(model):
     made = Draw(str(model), options=SMALL, device="cpu")
-    made.most = 10**9
     [forbidden] = {*made.pipe.tokenizer("red").input_ids} - {*made.pipe.tokenizer("").input_ids}
-
-    def check(_, args, options):
-        if len(args[0] if args else options["sample"]) > made.most:
-            raise torch.OutOfMemoryError("CUDA out of memory.")
 
     def check_text(_, args, options):
         if (args[0] == forbidden).any():
             raise RuntimeError("boom")
 
-    made.pipe.unet.register_forward_pre_hook(check, with_kwargs=True)
     made.pipe.text_encoder.register_forward_pre_hook(check_text, with_kwargs=True)
-    return made
-
-
-def test_a_part_that_is_not_known_is_refused_before_the_model_is_loaded():
-    with pytest.raises(ValueError, match="save=.*'overlays'.*'maps'"):
-        Draw("no such model", save=["image", "overlays"])
+    with pytest.raises(RuntimeError, match="Row 2 of the batch, 'red': .*boom"):
+        made({"prompt": ["a cat", "red"]})

@@ -4,16 +4,17 @@ import json
 
 import pytest
 from helpers.batch_draws import ALL, SMALL, watch_models  # noqa: F401
-from helpers.batch_runs import FORMATS, files_of
+from helpers.batch_runs import FORMATS, manifest
+from helpers.trees import tree
 
 from sdattn import load_pipeline
 from sdattn.batch import Request
 from sdattn.batch import shard as module
-from sdattn.batch.formats import whole_items
+from sdattn.batch.formats import format_of
 from sdattn.batch.plan import make_plan
 from sdattn.batch.records import read_record, record_name
 from sdattn.batch.run import manifest_of
-from sdattn.batch.shard import describe, draw_shard, forget_pipeline, shard_fingerprint
+from sdattn.batch.shard import describe, draw_shard, forget_pipeline
 from sdattn.files.place import Place
 
 
@@ -37,8 +38,7 @@ def drawn(model, tmp_path, tiny_pipe):
         request = Request(source, tmp_path / out, model=str(model), **{**usual, **request})
         with make_plan(request, tiny_pipe) as plan:
             manifest = manifest_of(request, describe(request), plan)
-            fingerprint = shard_fingerprint(manifest, plan.shard_digest(0))
-            return draw_shard(request, manifest, plan.shard(0), fingerprint, tell)
+            return draw_shard(request, manifest, plan.shard(0), tell)
 
     return draw
 
@@ -47,30 +47,24 @@ def drawn(model, tmp_path, tiny_pipe):
 def test_the_same_shard_has_the_same_bytes_in_another_folder(drawn, tmp_path, format):
     one, other = drawn("one", format=format), drawn("other", format=format)
     assert one == other and one.whole
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "other") != {}
+    assert tree(tmp_path / "one") == tree(tmp_path / "other") != {}
 
 
 def test_a_shard_whose_record_is_there_is_not_drawn(drawn, watched):
     first = drawn("run")
-    calls = len(watched.rows)
-    assert drawn("run") == first and len(watched.rows) == calls
+    calls, told = len(watched.rows), []
+    assert drawn("run", tell=lambda *n: told.append(n)) == first and len(watched.rows) == calls
+    assert told == [(4, 0)]
 
 
 @pytest.mark.parametrize("harm", [lambda path: path.unlink(), lambda path: path.write_bytes(b"")])
 def test_a_shard_without_its_thumbnails_is_drawn_again(drawn, tmp_path, harm):
     drawn("run")
-    before = files_of(tmp_path / "run")
+    before = tree(tmp_path / "run")
     [sheet] = (tmp_path / "run" / "shards").glob("*.webp")
     harm(sheet)
     drawn("run")
-    assert files_of(tmp_path / "run") == before
-
-
-def test_a_shard_that_another_command_drew_is_told_too(drawn):
-    told = []
-    drawn("run")
-    record = drawn("run", tell=lambda *n: told.append(n))
-    assert told == [(len(record.whole), 0)]
+    assert tree(tmp_path / "run") == before
 
 
 @pytest.mark.parametrize("name", ["weights", "dtype", "video_format"])
@@ -97,27 +91,15 @@ def test_an_attempt_that_was_killed_leaves_nothing_in_the_way(drawn, tmp_path, w
     (tmp_path / "run" / record_name(0)).unlink()
     for path in (tmp_path / "run/shards").glob("*.webp"):
         path.unlink()
-    kept = [*(tmp_path / "run/shards").glob("000000/000001-*/run.json")]
-    for path in (tmp_path / "run/shards").glob("000000/00000[34]-*/run.json"):
+    kept = [*(tmp_path / "run/shards").glob("000000/00000[12]-*/run.json")]
+    for path in (tmp_path / "run/shards").glob("000000/000003-*/run.json"):
         path.unlink()  # of an item that was being written to a storage
     before = [path.stat().st_mtime_ns for path in kept]
     drawn("run", format=format)
-    assert files_of(tmp_path / "run") == files_of(tmp_path / "undisturbed")
+    assert tree(tmp_path / "run") == tree(tmp_path / "undisturbed")
     assert [path.stat().st_mtime_ns for path in kept] == before
-    if format == "folder":
-        assert len(kept) == 1 and len(watched.rows) - calls == 2 + 1  # batches of two items
-    else:
-        assert len(watched.rows) - calls == 2 + 2
-
-
-def test_only_batches_with_a_missing_item_are_drawn_and_with_the_same_noise(drawn, tmp_path):
-    drawn("undisturbed")
-    drawn("run")
-    (tmp_path / "run" / record_name(0)).unlink()
-    for path in (tmp_path / "run/shards").glob("000000/000002-*/run.json"):
-        path.unlink()
-    drawn("run")
-    assert files_of(tmp_path / "run") == files_of(tmp_path / "undisturbed")
+    # batches of two items; one that lacks an item is drawn whole, with the same noise
+    assert (len(kept), len(watched.rows) - calls) == ((2, 3) if format == "folder" else (0, 4))
 
 
 def test_failures_are_rows_with_a_reason_and_a_traceback(drawn, tmp_path, watched, tiny_pipe):
@@ -133,20 +115,6 @@ def test_failures_are_rows_with_a_reason_and_a_traceback(drawn, tmp_path, watche
     assert read_record(Place(tmp_path / "run"), 0) == record
 
 
-@pytest.mark.parametrize("format", FORMATS)
-def test_failed_items_are_drawn_again_when_asked_and_the_others_kept(
-    drawn, tmp_path, watched, tiny_pipe, format
-):
-    rows = ("a cat", "a red dog", "red", "a cat")
-    watched.forbidden = tiny_pipe.tokenizer("dog").input_ids[1]
-    assert len(drawn("run", rows, format=format).failed) == 1
-    watched.forbidden = None
-    calls = len(watched.rows)
-    assert len(drawn("run", rows, format=format).failed) == 1  # it is done, as it is
-    record = drawn("run", rows, format=format, retry_failed=True)
-    assert len(record.whole) == 4 and len(watched.rows) - calls == 1
-
-
 def test_memory_that_is_short_halves_the_batch_the_same_way_each_time(drawn, tmp_path, watched):
     watched.most = 2
     for out in ("one", "other"):
@@ -155,7 +123,7 @@ def test_memory_that_is_short_halves_the_batch_the_same_way_each_time(drawn, tmp
         # 6 fail, 3 fail, 2 and 1, 2 and 1; then the last item
         assert watched.rows[start:] == [6, 3, 2, 1, 2, 1, 1]
         forget_pipeline()
-    assert files_of(tmp_path / "one") == files_of(tmp_path / "other")
+    assert tree(tmp_path / "one") == tree(tmp_path / "other")
 
 
 def test_an_item_that_cannot_be_packed_fails_alone(drawn, monkeypatch):
@@ -186,44 +154,27 @@ def test_a_disk_that_fails_raises_and_records_nothing(drawn, tmp_path, monkeypat
     assert not (tmp_path / "run" / record_name(0)).exists()
     monkeypatch.undo()
     drawn("other"), drawn("run")
-    assert files_of(tmp_path / "run") == files_of(tmp_path / "other")
+    assert tree(tmp_path / "run") == tree(tmp_path / "other")
 
 
+@pytest.mark.parametrize("format", FORMATS)
 def test_on_another_kind_of_card_the_last_record_wins_and_both_are_true(
-    drawn, tmp_path, monkeypatch
+    drawn, tmp_path, monkeypatch, format
 ):
     """Two attempts whose bytes differ a little, at the same time: no file of one is the other's."""
+
+    def other_card(*args, **options):
+        pipe = load_pipeline(*args, **options)
+        pipe.unet.conv_in.bias.data += 0.01
+        return pipe
+
     monkeypatch.setattr(module, "digest_model", lambda pipe: "the same on both")
-    for format in FORMATS:
-        out = f"run-{format}"
-        record = drawn(out, format=format)
-        path = tmp_path / out / record_name(0)
-        first = path.read_bytes()
-        path.unlink()
-        if format == "folder":  # else what the other drew would be kept
-            monkeypatch.setattr(module, "whole_items", lambda *_: {})
-        forget_pipeline()
-
-        def other_card(*args, **options):
-            pipe = load_pipeline(*args, **options)
-            pipe.unet.conv_in.bias.data += 0.01
-            return pipe
-
-        monkeypatch.setattr(module, "load_pipeline", other_card)
-        second = drawn(out, format=format)
-        assert [row["run_sha256"] for row in second.rows] != [
-            row["run_sha256"] for row in record.rows
-        ]
-        for data in (first, second.packed()):  # each record's files are all there
-            path.write_bytes(data)
-            found = read_record(Place(tmp_path / out), 0)
-            if found.data is not None:
-                assert (tmp_path / out / found.data.name).stat().st_size == found.data.bytes
-            for row in found.whole:
-                if found.data is None:
-                    for file in row["files"]:
-                        held = tmp_path / out / row["place"] / file["name"]
-                        assert held.stat().st_size == file["bytes"]
-        forget_pipeline()
-        monkeypatch.setattr(module, "load_pipeline", load_pipeline)
-        monkeypatch.setattr(module, "whole_items", whole_items)
+    first = drawn("run", format=format)
+    (tmp_path / "run" / record_name(0)).unlink()
+    forget_pipeline()
+    monkeypatch.setattr(module, "whole_items", lambda *_: {})  # else the other's would be kept
+    monkeypatch.setattr(module, "load_pipeline", other_card)
+    second = drawn("run", format=format)
+    assert [row["run_sha256"] for row in first.rows] != [row["run_sha256"] for row in second.rows]
+    for record in (first, second):  # each record's files are all there
+        assert format_of(Place(tmp_path / "run"), manifest(format=format)).is_there(record)

@@ -6,14 +6,14 @@ import json
 import numpy as np
 import pytest
 from helpers.batch_draws import draw
-from helpers.batch_runs import FORMATS, files_of, rows_of
+from helpers.batch_runs import FORMATS, rows_of
+from helpers.trees import tree
 from helpers.video_rows import wan
 from PIL import Image
 
 from sdattn import generate, load_pipeline
 from sdattn.batch import Draw, open_batch, verify
 from sdattn.files.videos import best_format
-from sdattn.runs.info import MAPS
 
 OPTIONS = {"num_inference_steps": 2, "height": 32, "width": 48, "num_frames": 5}
 OPTIONS |= {"max_sequence_length": 12}
@@ -54,8 +54,8 @@ def test_an_item_is_what_generate_makes_of_it(video_model, runs, tmp_path):
     for seed, row in enumerate(ROWS):
         options = {**OPTIONS, **{k: v for k, v in row.items() if k not in ("id", "prompt")}}
         generate(pipe, row["prompt"], seed=seed, **options).save(tmp_path / row["id"])
-        found = files_of(folder_of(runs / "folder", row["id"]))
-        alone = files_of(tmp_path / row["id"])
+        found = tree(folder_of(runs / "folder", row["id"]))
+        alone = tree(tmp_path / row["id"])
         for files in (found, alone):
             files.pop("run.json"), files.pop("report.html")  # which name the item
         stills = {name for name in found if name.startswith("heatmaps/") and name[-4:] == ".png"}
@@ -106,13 +106,6 @@ def test_a_preview_is_small_and_takes_the_videos_time(runs):
     for item, frames in (("plain", 5), ("long", 8)):
         with Image.open(folder_of(runs / "folder", item) / "preview.webp") as found:
             assert (found.n_frames, max(found.size)) == (frames, 48)
-
-
-@pytest.mark.slow
-def test_only_what_is_asked_for_is_saved(video_model, tmp_path):
-    draw(video_model, tmp_path / "run", ROWS[:1], options=OPTIONS, save=("maps",))
-    assert files_of(folder_of(tmp_path / "run", "plain")).keys() == {"run.json", MAPS}
-    assert verify(tmp_path / "run") == (1, [])
 
 
 @pytest.mark.parametrize(

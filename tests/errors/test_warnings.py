@@ -83,18 +83,8 @@ def heatmaps_of_a_long_prompt(pipe):
     sdattn.heatmaps(store, pipe.tokenizer, LONG)  # this line
 
 
-def heatmaps_that_the_store_makes(pipe):
-    with sdattn.capture(pipe) as store:
-        pipe(LONG, **SMALL)
-    store.heatmaps()  # this line
-
-
 def a_prompt_that_is_read(pipe):
     sdattn.read_prompt(pipe.tokenizer, LONG)  # this line
-
-
-def prompts_that_are_read(pipe):
-    sdattn.read_prompts(pipe, [LONG])  # this line
 
 
 def an_image_that_is_drawn(pipe):
@@ -125,9 +115,7 @@ LINES = [
     a_controller_that_saw_nothing,
     a_handle_that_is_removed,
     heatmaps_of_a_long_prompt,
-    heatmaps_that_the_store_makes,
     a_prompt_that_is_read,
-    prompts_that_are_read,
     an_image_that_is_drawn,
     an_edit,
     a_capture_in_a_thread,

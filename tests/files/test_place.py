@@ -1,16 +1,12 @@
 """A run's files, on a disk and in a storage: whole or not at all, and never outside."""
 
 import errno
-import os
-import subprocess
-import sys
 
 import pytest
 from helpers.storages import empty, faulty, quick_waits  # noqa: F401
 
 from sdattn.files import place as module
 from sdattn.files.place import Place
-from sdattn.files.temporary import remove_abandoned, temporary_name
 
 FILES = {"run.json": b"{}", "image.png": b"image", "heatmaps/01-cat.png": b"cat"}
 
@@ -117,44 +113,9 @@ def test_in_a_storage_the_last_file_comes_last(quick):
         assert [path.rpartition("/")[2] for path in order][-1] == "run.json"
 
 
-def test_a_storage_that_fails_now_and_then_is_asked_again(quick):
-    with empty("memory://bucket/run") as root:
-        calls = []
-
-        def now_and_then(own, *args, **options):
-            calls.append(args)
-            if len(calls) % 3:
-                raise TimeoutError("slow down")
-            return own(*args, **options)
-
-        place = Place(str(root))
-        place.root = faulty(root, pipe_file=now_and_then, put_file=now_and_then)
-        place.publish("a", b"a")
-        place.publish_folder("b", FILES, last="run.json")
-        assert place.read("a") == b"a" and place.read("b/image.png") == b"image"
-
-
 def test_a_folder_of_something_else_is_refused(tmp_path):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OSError, match=r"has no batch.json, but notes.txt. Choose another"):
         Place(tmp_path).begin()
     with pytest.raises(OSError, match="is a file"):
         Place(tmp_path / "notes.txt").begin()
-
-
-# Temporary files
-
-
-def test_what_dead_processes_left_is_removed(tmp_path):
-    script = "from sdattn.files.temporary import temporary_name; print(temporary_name('.t-'))"
-    dead = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, check=True
-    )
-    living = temporary_name(".t-")
-    elsewhere, old = ".t-othermachine-17-abcdef01", ".t-othermachine-18-abcdef01"
-    for name in (dead.stdout.strip(), living, elsewhere, old, "mine"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "file").touch()
-    os.utime(tmp_path / old, (0, 0))
-    remove_abandoned(tmp_path, ".t-")
-    assert {path.name for path in tmp_path.iterdir()} == {living, elsewhere, "mine"}

@@ -3,6 +3,8 @@
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +13,7 @@ from helpers.forks import fork
 from helpers.small_runs import saved, small_run
 from helpers.trees import tree
 
-from sdattn.files.writing import write_whole
+from sdattn.files.writing import remove_abandoned, temporary_name, write_whole
 from sdattn.runs.folder import save_run
 from sdattn.runs.targets import check_target, new_folder
 
@@ -44,7 +46,7 @@ def write_and_die(at, folder, go):
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(os.name == "nt", reason="no flock")
+@pytest.mark.skipif(os.name == "nt", reason="no fork")
 @pytest.mark.parametrize(
     ("at", "existing"),
     [("inside", False), ("inside", True), ("between", True), ("after", False), ("after", True)],
@@ -75,7 +77,7 @@ def test_what_a_kill_left_is_cleared_by_the_next_run_there(tmp_path, at, existin
     assert all((tmp_path / other / "mine").exists() for other in others)
 
 
-@pytest.mark.skipif(os.name == "nt", reason="no flock")
+@pytest.mark.skipif(os.name == "nt", reason="no fork")
 def test_what_a_living_process_writes_stays(tmp_path):
     process = fork(write_and_die, "alive", tmp_path / "run", tmp_path / "go", daemon=True)
     while not (tmp_path / "ready").exists():
@@ -88,6 +90,22 @@ def test_what_a_living_process_writes_stays(tmp_path):
     (tmp_path / "go").touch()
     process.join(60)
     assert tree(tmp_path) == {"run/new": b"new", "ready": b"", "go": b""}
+
+
+def test_what_dead_processes_left_is_removed(tmp_path):
+    """Also if another process has got the number since, as in a container that was restarted."""
+    script = "from sdattn.files.writing import temporary_name; print(temporary_name('.t-'))"
+    asked = [sys.executable, "-c", script]
+    dead = subprocess.run(asked, capture_output=True, text=True, check=True).stdout.strip()
+    living, before_us = temporary_name(".t-"), temporary_name(".t-")
+    elsewhere, old = ".t-othermachine-17-abcdef01", ".t-othermachine-18-abcdef01"
+    for name in (dead, living, before_us, elsewhere, old, "mine"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "file").touch()
+    for name in (old, before_us):
+        os.utime(tmp_path / name, (0, 0))
+    remove_abandoned(tmp_path, ".t-")
+    assert set(os.listdir(tmp_path)) == {living, elsewhere, "mine"}
 
 
 def test_all_is_on_the_disk_before_it_takes_its_place(tmp_path, monkeypatch):

@@ -2,7 +2,6 @@
 
 import json
 from functools import cache
-from pathlib import Path
 
 import numpy as np
 import torch
@@ -10,7 +9,6 @@ from PIL import Image
 
 from helpers.tiny_tokenizers import tiny_tokenizer
 from sdattn import Heatmaps, read_prompt
-from sdattn.batch import Request, run_batch
 from sdattn.batch.checking import write_summaries
 from sdattn.batch.formats import format_of
 from sdattn.batch.records import BatchInput, Manifest, ShardRecord, record_name, row_of
@@ -133,16 +131,3 @@ def three(parts=("image", "overlays", "maps")):
 
 def rows_of(path):
     return [json.loads(line) for line in path.read_bytes().splitlines()]
-
-
-def files_of(folder):
-    paths = [path for path in Path(folder).rglob("*") if path.is_file()]
-    return {str(path.relative_to(folder)): path.read_bytes() for path in paths}
-
-
-def draw(model, out, *rows, **request):
-    source = Path(f"{out}.jsonl")
-    source.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    options = {"num_inference_steps": 1, "height": 64, "width": 64, "guidance_scale": 2.0}
-    request = {"save": ("image", "maps"), "options": options, "batch_size": 1, **request}
-    return run_batch(Request(source, out, str(model), device="cpu", **request))

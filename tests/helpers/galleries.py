@@ -4,7 +4,8 @@ import json
 from html.parser import HTMLParser
 from urllib.parse import quote
 
-from sdattn.batch.gallery import About, gallery_pages
+from helpers.batch_runs import manifest
+from sdattn.batch.gallery import gallery_pages
 from sdattn.batch.gallery.sheets import make_sheet, tile
 from sdattn.files.videos import preview
 from sdattn.maps.presets import Preset
@@ -81,10 +82,10 @@ def row_of(run, line, place, **more):
 
 def written(root, rows, *, items=None, bad_lines=0, **about):
     """Write the gallery of these rows."""
-    told = {"model": "m", "preset": PLAIN, "save": USUAL, "bad_lines": bad_lines}
-    told |= {"items": len(rows) if items is None else items, **about}
+    told = {"model": "m", "preset": PLAIN.to_json(), "save": [*about.pop("save", USUAL)]}
+    told |= {"items": len(rows) if items is None else items, "bad_lines": bad_lines, **about}
     root.mkdir(parents=True, exist_ok=True)
-    for name, data in gallery_pages(About(**told), lambda: iter(json.loads(json.dumps(rows)))):
+    for name, data in gallery_pages(manifest(**told), lambda: iter(json.loads(json.dumps(rows)))):
         (root / name).write_bytes(data)
     return root
 

@@ -1,39 +1,25 @@
 """``index.html`` of a batch run, its items to browse: images, maps and what failed. The same
 rows give the same bytes; images and maps are in the shards' sheets, see :mod:`.sheets`."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 from ...maps.presets import Preset
-from ...models.demos import demo_named
+from ...models.demos import Demo, demo_named
 from ...prompts.words import is_content_word, name_things, split_words
 from ...runs.report.images import colour_tables
 from ...runs.report.pages import page
+from ..records import ItemRow, Manifest
 
 EACH = 10_000  # items per page: a browser searches this many instantly
 _KEYS = ("id", "place", "prompt", "source_prompt", "source_file", "truncated", "blanked", "failed")
 _OPENS = ("report.html", "grid.png", "video", "image.png")  # a card the first that was saved
 
 
-@dataclass(frozen=True, kw_only=True)
-class About:
-    """Facts of a run that its pages state: number of items, number of lines that could not be read,
-    what it saved, its format and its video format, None for images."""
-
-    model: str
-    preset: Preset
-    items: int
-    bad_lines: int
-    save: Sequence[str]
-    format: str = "folder"
-    video_format: str | None = None
-
-
 def gallery_pages(
-    about: About, rows: Callable[[], Iterator[Mapping[str, Any]]]
+    manifest: Manifest, rows: Callable[[], Iterator[ItemRow]]
 ) -> Iterator[tuple[str, bytes]]:
     """Yield name and bytes of ``index.html``, ``index-2.html`` and so on, ``EACH`` items per page.
     ``rows`` is called twice and returns the rows of whole and of failed items in the order of the
@@ -46,30 +32,31 @@ def gallery_pages(
             spans.append((row["line"], row["line"]))
         spans[-1] = spans[-1][0], row["line"]
         failed += "failed" in row
-    saved = {*about.save} if about.format == "folder" else set()  # a browser opens nothing else
+    settings = manifest.settings
+    saved = {*settings.save} if settings.format == "folder" else set()  # a browser opens no other
     saved |= {"image"} if "video" in saved else set()
     opens = [name for name in _OPENS if name.partition(".")[0] in saved]
-    names = [name.replace("video", f"video.{about.video_format}") for name in opens]
-    data: dict[str, Any] = {"opens": names, "unit": about.preset.unit}
+    names = [name.replace("video", f"video.{settings.video_format}") for name in opens]
+    preset = Preset.from_json(settings.preset)
+    demo = demo_named(settings.model)
+    data: dict[str, Any] = {"opens": names, "unit": preset.unit}
     data["colours"] = colour_tables()["inferno"]
-    told: dict[str, Any] = {"about": about, "spans": spans}
-    told |= {"failed": failed, "done": items - failed}
+    told: dict[str, Any] = {"settings": settings, "input": manifest.input, "preset": preset}
+    told |= {"spans": spans, "failed": failed, "done": items - failed, "demo": demo}
     every = rows()
-    demo = demo_named(about.model)
     for number in range(1, max(len(spans), 1) + 1):
         sheets: dict[str, int] = {}
-        data["rows"] = [_compact(about, row, sheets) for row in islice(every, EACH)]
-        told |= {"number": number, "data": {**data, "sheets": [*sheets]}, "demo": demo}
+        data["rows"] = [_compact(row, sheets, demo) for row in islice(every, EACH)]
+        told |= {"number": number, "data": {**data, "sheets": [*sheets]}}
         name = "index.html" if number == 1 else f"index-{number}.html"
         yield name, page("gallery", home=Path(__file__).parent, images_from="'self' file:", **told)
 
 
-def _compact(about: About, row: Mapping[str, Any], sheets: dict[str, int]) -> dict[str, Any]:
+def _compact(row: ItemRow, sheets: dict[str, int], demo: Demo | None) -> ItemRow:
     """Return a row for gallery.js, without what is empty; the seed is text: JavaScript's integers
     end at 2**53."""
     made = {name: row.get(name) for name in _KEYS} | {"seed": str(row["seed"])}
     if "failed" not in row:
-        demo = demo_named(about.model)
         content = filter(is_content_word, row["words"])
         made["strange"] = strange = demo.strange(content) if demo else []
         made |= {"words": [*dict.fromkeys(row["words"])], "best": _best(row, strange)}
@@ -80,7 +67,7 @@ def _compact(about: About, row: Mapping[str, Any], sheets: dict[str, int]) -> di
     return made
 
 
-def _best(row: Mapping[str, Any], strange: Sequence[str]) -> str | None:
+def _best(row: ItemRow, strange: Sequence[str]) -> str | None:
     """Return the word whose map rises highest above its mean: among an edit's new things, else
     words that name a thing, else content words; None if the model never learnt any of these."""
     words = row["words"]

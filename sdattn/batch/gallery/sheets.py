@@ -16,7 +16,8 @@ from ...maps.masks import MaskSettings
 from ...runs.drawings import EVERY_MASK
 from ...runs.imagerun import ImageRun
 
-SIDE, CELLS = 192, 24  # of the longer side of an image and of a map
+SIDE = 192  # pixels of the longer side of an image
+CELLS = 24  # and of a map
 MOST_WORDS = 300  # of an item: a WebP has at most 16383 columns
 MOST_PIXELS = 20_000_000  # of all images, and of all maps: a browser unpacks the whole file
 
@@ -45,7 +46,8 @@ def tile(
     for heatmap in run.heatmaps.occurrences() if {*parts} - {"image", "video"} else ():
         words.setdefault(heatmap.label, heatmap)
     for heatmap in [*words.values()][:MOST_WORDS]:
-        (low, high), level = heatmap.range, masks.level(heatmap.values)  # of all frames
+        low, high = heatmap.range  # of all frames
+        level = masks.level(heatmap.values)
         if run.video is not None:
             frames = latent_frames(len(heatmap.values), len(run.video))
             heatmap = heatmap.frame(frames[run.video.middle])
