@@ -10,6 +10,7 @@ is asked for pixels:
     HiDream            [image | text], the text of two encoders
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -216,18 +217,31 @@ class NextDiTLayout(Layout):
             if not queries == keys == max(self.lengths) + call.cells():
                 return None
             return self._look(0, slice(0, self.lengths[0]))
-        captions = [part.shape[1] for part in call.given.get("ref_contexts") or ()]
-        captions += [0] * (len(call.references) - len(captions))
-        before = captions[: len(call.references)]
-        # a reference image without a caption has one of padding
-        text = sum(self._padded(length) or self.multiple for length in before)
-        after = sum(map(self._padded, captions[len(call.references) :]))
+        first, after = self._captions()
         images = [self._padded(call.cells(latent)) for latent in (*call.references, call.latent)]
-        further = keys - text - self._padded(self.n_text) - after - sum(images)
-        # only with reference images, whose features of another encoder stand between
-        if keys != queries or further < 0 or (further and not call.references):
+        text = first + self._padded(self.n_text) + after
+        if not queries == keys == text + self._features() + sum(images):
             return None
-        return self._look(keys - images[-1], slice(text, text + self.n_text))
+        return self._look(keys - images[-1], slice(first, first + self.n_text))
+
+    def _captions(self) -> tuple[int, int]:
+        """Return the columns of the reference images' captions before the text and after it."""
+        captions = [part.shape[1] for part in self.call.given.get("ref_contexts") or ()]
+        n_images = len(self.call.references)
+        captions += [0] * (n_images - len(captions))
+        # a reference image without a caption has one of padding
+        before = [self._padded(length) or self.multiple for length in captions[:n_images]]
+        return sum(before), sum(map(self._padded, captions[n_images:]))
+
+    def _features(self) -> int:
+        """Return the columns that hold the reference images' features by a vision encoder."""
+        call = self.call
+        if not call.references or getattr(call.model, "siglip_embedder", None) is None:
+            return 0
+        features = [math.prod(part.shape[1:3]) for part in call.given.get("siglip_feats") or ()]
+        features = features[: len(call.references)]
+        missing = len(call.references) + 1 - len(features)  # the image itself has none
+        return sum(map(self._padded, features)) + missing * self.multiple
 
     def of_row(self, look: Look, row: int) -> Look:
         if not self.is_first_version:

@@ -80,7 +80,7 @@ def run(name, checks, folder):
     model = models.make(name, embeddings())
     steps = {
         "double": lambda: known.check_double(model) if name in ("sd15", "flux") else "left out",
-        "maps": lambda: f"{known.check_maps(model)[0]:.1e} from float64",
+        "maps": lambda: known.check_maps(model),
         "places": lambda: known.check_places(model),
         "columns": lambda: known.check_columns(model),
     }
@@ -115,6 +115,7 @@ def main():
     parser.add_argument("--device", default="cpu", help="of overhead")
     parser.add_argument("--pairs", type=int, default=5, help="of overhead")
     parser.add_argument("--steps", type=int, default=20, help="of overhead")
+    parser.add_argument("--pixels", type=int, default=512, help="of overhead: side of the image")
     asked = parser.parse_args()
     home = asked.core.resolve()
     own = home / ".venv-sdattn" / "bin" / "python"
@@ -129,10 +130,10 @@ def main():
     print(f"ComfyUI {core.version()}", flush=True)
     if "overhead" in asked.checks:
         for told, plain, middle, low, high in overhead.measure(
-            asked.pairs, asked.steps, device=asked.device
+            asked.pairs, asked.steps, asked.pixels, device=asked.device
         ):
             ratios = f"x{middle:.3f} ({low:.3f} to {high:.3f})"
-            print(f"{told or 'second half'}: {plain:.2f} s without, {ratios}")
+            print(f"{told or 'second half'}: {plain:.2f} s without, {ratios}", flush=True)
         return
     if "write" in asked.checks:
         workflows.write()

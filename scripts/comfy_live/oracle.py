@@ -24,9 +24,16 @@ class Seen:
 
 @dataclass
 class Oracle:
-    """An ``optimized_attention_override`` that keeps what it is given and changes nothing."""
+    """An ``optimized_attention_override`` that keeps what it is given and changes nothing.
+
+    Attributes:
+        text_from: keys before the text, of captions of reference images.
+        tokens: tokens of a joint call, if there are reference images; 0 for no such images.
+    """
 
     inner: object = None
+    text_from: int = 0
+    tokens: int = 0
     seen: list = field(default_factory=list)
     calls: int = 0
     sigmas: object = None
@@ -51,31 +58,32 @@ class Oracle:
             for name in ("cond_or_uncond", "uuids", "block", "block_index", "block_type")
         }
         told["shape"] = list(options.get("activations_shape", ()))
-        told["sigma"] = float(options["sigmas"][0])
         self.seen.append(Seen(q.clone(), k.clone(), mask, told, self.calls))
 
-    def means(self, name, model, latent, texts, kind=0, keep=None):
+    def means(self, name, latent, texts, kind=0):
         """Return the means over calls and heads by place and grid, float64 ``[images, N, T]``.
 
         Args:
             name: of the model, in :data:`scripts.comfy_live.models.MODELS`.
-            model: the core's diffusion model.
             latent: shape of the latent, [B, C, rows, cols].
             texts: columns of the text of this kind; more, repeated, if batched with a longer one.
             kind: 0 for the positive text, 1 for the negative.
-            keep: noise up to which steps count, or None for all.
         """
         found, order = {}, {}
         for seen in self.seen:
             kinds = seen.options["cond_or_uncond"]
-            if kind not in kinds or (keep is not None and seen.options["sigma"] > keep):
+            if kind not in kinds:
                 continue
             block = seen.call, str(seen.options["block"]), seen.options["block_index"]
             order[block] = order.get(block, 0) + 1
-            place = places(name, model, latent, seen, texts, order[block])
+            if kind == 0 and self.tokens and seen.key.shape[2] != self.tokens:
+                continue
+            place = places(name, latent, seen, texts, order[block])
             if place is None:
                 continue
             where, grid, image, text = place
+            if kind == 0 and self.text_from:
+                text = (slice(self.text_from, self.text_from + texts),)
             probs = softmax(seen)
             each = len(probs) // len(kinds)
             rows = slice(kinds.index(kind) * each, (kinds.index(kind) + 1) * each)
@@ -104,7 +112,7 @@ def softmax(seen):
     return scores / scores.sum(-1, keepdim=True)
 
 
-def places(name, model, latent, seen, texts, number):
+def places(name, latent, seen, texts, number):
     """Return (place, grid, the image's queries, the text's keys) of a call; None if it has none."""
     queries, keys = seen.query.shape[2], seen.key.shape[2]
     rows, cols = latent[-2:]
@@ -125,8 +133,8 @@ def places(name, model, latent, seen, texts, number):
             return None
         text = slice(cells, keys - llama), slice(keys - llama, keys)
         return "block", half, slice(0, cells), text
-    if name in ("z_image", "lumina2"):
-        multiple = 32 if name == "z_image" else 1
+    if name.startswith("z_image") or name == "lumina2":
+        multiple = 1 if name == "lumina2" else 32
         image = cells + -cells % multiple
         if keys < image + texts:
             return None

@@ -4,18 +4,21 @@ import contextlib
 
 import torch
 
-from . import core
-from .checks import OVERRIDE, SIZES, images_for, sample, watched
+from . import core, references
+from .checks import (
+    OVERRIDE,
+    SIZES,
+    check_maps,
+    check_places,
+    check_prompt,
+    encoded,
+    images_for,
+    sample,
+    watched,
+)
 from .oracle import Oracle
 
 TOLERANCE = 1e-5
-
-
-def run_all(model):
-    """Run every scenario on a model and yield its name."""
-    for scenario in SCENARIOS:
-        scenario(model)
-        yield scenario.__name__.replace("_", " ")
 
 
 def both(model, positive, negative, latent, patcher=None, settings=None, **options):
@@ -374,22 +377,22 @@ def control_net(model):
 
 
 def reference_images(model):
-    if model.name not in ("flux", "qwen_image", "flux2_klein", "z_image"):
-        return
-    import node_helpers
-
-    positive, negative = texts(model, "a cat left of a pizza", "blurry")
-    sizes = ((8, 12), (10, 6)) if model.name == "z_image" else ((9, 12), (17, 7))
-    references = [torch.rand_like(model.latent(*size)) for size in sizes]
-    values = {"reference_latents": references}
-    with_images = node_helpers.conditioning_set_values(positive, values)
-    recorder = both(model, with_images, negative, odd(model))
-    (run,) = recorder.runs.values()
-    assert not run.problem, run.problem
-    maps = maps_of(recorder, model, odd(model), "a cat left of a pizza")[0]
-    plain = both(model, positive, negative, odd(model))
-    shape = maps_of(plain, model, odd(model), "a cat left of a pizza")[0].maps.shape
-    assert maps.maps.shape == shape and maps["cat"].peak > 0
+    """Images that the model is shown, by the core's own nodes: columns, places and maps."""
+    if model.name not in ("flux", "flux2_klein", "qwen_image", "z_image", "z_image_omni"):
+        return "left out"
+    prompt, told = "a cat left of a pizza", []
+    for images in (1, 2):
+        with encoded(model.clip) as kept, torch.inference_mode():
+            positive = references.encode(model, prompt, images)
+        if model.name.startswith("z_image"):
+            kept = kept[:1]  # then come the captions of the images
+        read = check_prompt(model, prompt, positive, kept, has_images=True)
+        check_places(model, positive)
+        told.append(check_maps(model, prompt, positive, **references.places(model, positive)))
+        recorder = both(model, positive, texts(model, "blurry")[0], odd(model))
+        maps = maps_of(recorder, model, odd(model), prompt)[0]
+        assert maps["cat"].columns == read.find("cat")[0], (maps["cat"].columns, read)
+    return ", ".join(told)
 
 
 def a_model_that_is_not_known(model):
