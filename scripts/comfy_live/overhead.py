@@ -36,7 +36,7 @@ SETTINGS = (
     {},
     {"steps": "all steps"},
     {"steps": "all steps", "keep": "every step"},
-
+    {"steps": "all steps", "heads": "every head"},
 )
 
 

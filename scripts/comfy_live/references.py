@@ -1,4 +1,4 @@
-"""Conditionings with reference images, made by the core's own nodes, and where their text stands."""
+"""Conditionings with reference images, by the core's own nodes, and where their text stands."""
 
 import types
 

@@ -26,7 +26,7 @@ def both(model, positive, negative, latent, patcher=None, settings=None, **optio
     options.setdefault("cfg", max(model.cfg, 2.0))
     patcher = patcher or model.patcher
     plain = sample(model, patcher, positive, negative, latent, **options)
-    patched, recorder = watched(patcher, steps="all steps", **(settings or {}))
+    patched, recorder = watched(patcher, **{"steps": "all steps", **(settings or {})})
     seen = sample(model, patched, positive, negative, latent, **options)
     assert torch.equal(plain, seen), f"latents differ by {(plain - seen).abs().max()}"
     return recorder
@@ -37,9 +37,9 @@ def asked(model, latent, prompt, **options):
     return reading.Asked(model.clip, prompt, images_for(latent), **options)
 
 
-def maps_of(recorder, model, latent, prompt, step=None, **options):
+def maps_of(recorder, model, latent, prompt, **options):
     reading = __import__(f"{core.nodes().__name__}.reading", fromlist=["heatmaps"])
-    return reading.heatmaps(recorder, asked(model, latent, prompt, **options), step)
+    return reading.heatmaps(recorder, asked(model, latent, prompt, **options))
 
 
 def refused(recorder, model, latent, prompt, says, **options):
@@ -250,7 +250,7 @@ def every_step(model):
     each = both(model, positive, negative, odd(model), settings={"keep": "every step"})
     prompt = "a cat left of a pizza"
     close(*(maps_of(one, model, odd(model), prompt) for one in (mean, each)))
-    single = [maps_of(each, model, odd(model), prompt, step)[0].maps for step in range(3)]
+    single = [maps_of(each, model, odd(model), prompt, step=i)[0].maps for i in range(3)]
     whole = maps_of(each, model, odd(model), prompt)[0].maps
     assert (torch.stack(single).mean(0) - whole).abs().max() < TOLERANCE
     recorder = watched(model.patcher, steps="all steps", keep="every step", megabytes=1)
@@ -263,7 +263,44 @@ def every_step(model):
     assert kept and not kept & run.over_budget, (kept, run.over_budget)
 
 
+def every_head(model):
+    """Each head's maps are the softmax in float64, of a step too, within the bytes allowed."""
+    prompt = "a cat left of a pizza"
+    (positive,) = texts(model, prompt)
+    latent = odd(model)
+    oracle = Oracle()
+    kept = {"steps": "all steps", "heads": "every head"}
+    patched, recorder = watched(model.patcher, oracle, **kept)
+    plain = sample(model, model.patcher, positive, positive, latent, cfg=1.0)
+    assert torch.equal(plain, sample(model, patched, positive, positive, latent, cfg=1.0))
+    (run,) = recorder.runs.values()
+    (text,) = run.conditionings.values()
+    expected = oracle.by_head(model.name, latent.shape, text.facts.columns)
+    by_head = text.sums.by_head()
+    assert by_head.keys() == expected.keys(), (by_head.keys(), expected.keys())
+    for key, maps in by_head.items():
+        worst = (maps - expected[key]).abs().max()
+        assert maps.shape == expected[key].shape and worst < TOLERANCE, (key, maps.shape, worst)
+    heads = [maps_of(recorder, model, latent, prompt, head=head)[0].maps for head in range(2)]
+    assert not torch.equal(*heads)
+    refused(recorder, model, latent, prompt, "counted from 0", head=99)
+    steps = both(
+        model, positive, positive, latent, settings={**kept, "keep": "every step"}, cfg=1.0
+    )
+    single = [maps_of(steps, model, latent, prompt, head=0, step=i)[0].maps for i in range(3)]
+    assert (torch.stack(single).mean(0) - heads[0]).abs().max() < TOLERANCE
+    limited, few = watched(model.patcher, **kept)
+    object.__setattr__(few.settings, "max_bytes", run.kept_apart // 2)
+    sample(model, limited, positive, positive, latent, cfg=1.0)
+    (run,) = few.runs.values()
+    assert run.kept_apart <= few.settings.max_bytes and "did not fit" in "".join(run.notes)
+    close(*(maps_of(one, model, latent, prompt) for one in (recorder, few)))
+    mean = both(model, positive, positive, latent, cfg=1.0)
+    refused(mean, model, latent, prompt, "every head", head=0)
+
+
 def self_attention(model):
+    """What the image attends to in itself is the softmax in float64, and maps are spread along."""
     positive, negative = texts(model, "a cat left of a pizza", "blurry")
     oracle = Oracle()
     patched, recorder = watched(model.patcher, oracle, steps="all steps", spread=True)
@@ -271,13 +308,27 @@ def self_attention(model):
     assert torch.equal(seen, sample(model, model.patcher, positive, negative, odd(model)))
     (run,) = recorder.runs.values()
     one = next(one for one in run.conditionings.values() if one.name == "positive")
-    for (_, grid), means in one.affinity.means().items():
-        assert means.shape[-2:] == (grid[0] * grid[1],) * 2
-        sums = means.sum(-1)
-        assert (sums <= 1 + 1e-4).all(), sums.max()
+    found = one.affinity.means()
+    expected = oracle.self_attention(model.name, odd(model).shape, one.facts.columns)
+    assert found.keys() == expected.keys(), (found.keys(), expected.keys())
+    for key, means in found.items():
+        worst = (means - expected[key]).abs().max()
+        assert worst < TOLERANCE, (key, worst)
     spread = maps_of(recorder, model, odd(model), "a cat left of a pizza", spread=True)[0]
     plain = maps_of(recorder, model, odd(model), "a cat left of a pizza")[0]
     assert spread["cat"].values.std() < plain["cat"].values.std()
+    node = core.nodes().NODE_CLASS_MAPPINGS["SdattnSelfAttentionOfSpot"]
+    images = images_for(odd(model))
+    drawn, mask = node().show(recorder, 17, 30, image=images)
+    assert drawn.shape == images.shape and mask.shape == images.shape[:3] and mask.max() == 1
+    key = max(found, key=lambda key: key[1][0] * key[1][1])
+    rows, cols = key[1]
+    cell = 30 * rows // images.shape[1] * cols + 17 * cols // images.shape[2]
+    of_cell = torch.stack([found[other][0, cell] for other in found if other[1] == key[1]]).mean(0)
+    reading = __import__(f"{core.nodes().__name__}.reading", fromlist=["cell_maps"])
+    spot = 17 / images.shape[2], 30 / images.shape[1]
+    shown = reading.cell_maps(recorder, asked(model, odd(model), ""), *spot)[0].flatten()
+    assert (shown * of_cell.sum() - of_cell).abs().max() < TOLERANCE
 
 
 def patches_of_other_nodes(model):
@@ -456,6 +507,7 @@ SCENARIOS = (
     previews_and_interrupts,
     samplers_of_all_kinds,
     every_step,
+    every_head,
     self_attention,
     patches_of_other_nodes,
     perturbed_guidance,

@@ -9,7 +9,7 @@ from integrations.comfyui import NODE_CLASS_MAPPINGS
 from sdattn import CaptureError
 from sdattn.errors import InvalidValueError
 
-Watch, Heatmaps, Mask, Spot, Regions = NODE_CLASS_MAPPINGS.values()
+Watch, Heatmaps, Mask, Spot, Regions, SelfAttention = NODE_CLASS_MAPPINGS.values()
 PROMPT = "a cat on the sofa"
 LATENT, PIXELS = (8, 12), (64, 96)
 CLIP = comfy.Clip(l=comfy.Part(tiny_tokenizer(), 77))
