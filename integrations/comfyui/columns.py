@@ -38,7 +38,7 @@ def read(clip: Any, prompt: str, facts: TextFacts) -> Prompt:
     if not parts:
         raise InvalidValueError("The prompt is empty. Write the text that was encoded.")
     tried: list[Prompt] = []
-    for tokenize in _ways(clip, facts.has_images):
+    for tokenize in _ways(clip, facts):
         of_parts = [list(_readings(clip, tokenize, part, facts.skips)) for part in parts]
         tried += of_parts[0]
         fitting: dict[object, Prompt] = {}
@@ -60,13 +60,16 @@ def read(clip: Any, prompt: str, facts: TextFacts) -> Prompt:
     )
 
 
-def _ways(clip: Any, has_images: bool) -> Iterator[Tokenize]:
+def _ways(clip: Any, facts: TextFacts) -> Iterator[Tokenize]:
     """Yield how ComfyUI's nodes may have had a text tokenized, the usual way first."""
 
     def tokenize(text: str, before: str = "", **options: Any) -> dict[str, Any]:
         tokens: dict[str, Any] = clip.tokenize(before + text, return_word_ids=True, **options)
         return tokens
 
+    if facts.has_captions:  # Text Encode Z-Image Omni
+        yield lambda text: tokenize(text, llama_template=OMNI)
+        return
     yield tokenize
     if hasattr(clip.tokenizer, "gemma2_2b"):  # CLIP Text Encode for Lumina2
         from comfy_extras.nodes_lumina2 import CLIPTextEncodeLumina2
@@ -75,14 +78,10 @@ def _ways(clip: Any, has_images: bool) -> Iterator[Tokenize]:
             before = f"{system} <Prompt Start> "
             yield lambda text, before=before: tokenize(text, before)
     images = getattr(clip.tokenizer, "llama_template_images", None)
-    if not has_images:
-        return
-    if images is not None:  # Text Encode Qwen Image Edit, and Plus
+    if facts.has_images and images is not None:  # Text Encode Qwen Image Edit, and Plus
         yield lambda text: tokenize(text, llama_template=images)
         plus = images.replace(VISION, "")
         yield lambda text: tokenize(text, f"Picture 1: {VISION}", llama_template=plus)
-    elif hasattr(clip.tokenizer, "llama_template"):  # Text Encode Z-Image Omni
-        yield lambda text: tokenize(text, llama_template=OMNI)
 
 
 def _readings(clip: Any, tokenize: Tokenize, prompt: str, skips: Sequence[str]) -> Iterator[Prompt]:

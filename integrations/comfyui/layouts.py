@@ -15,7 +15,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 
 Options = Mapping[str, Any]  # ComfyUI's transformer_options
@@ -90,12 +89,14 @@ class TextFacts:
         skips: names of tokenizers whose tokens the model does not attend to.
         filled_to: columns that shorter texts are filled up to on their left; 0 if they are not.
         has_images: there are reference images, which the text may name.
+        has_captions: the reference images have texts of their own, so that the template is theirs.
     """
 
     columns: int
     skips: tuple[str, ...] = ()
     filled_to: int = 0
     has_images: bool = False
+    has_captions: bool = False
 
 
 class Layout:
@@ -110,8 +111,13 @@ class Layout:
 
     def facts(self, repeats: int) -> TextFacts:
         """Return what is known of the text's columns, which are repeated so often."""
-        images = bool(self.call.references)
-        return TextFacts(self.n_text // repeats, self.skips, self.filled_to, images)
+        return TextFacts(
+            columns=self.n_text // repeats,
+            skips=self.skips,
+            filled_to=self.filled_to,
+            has_images=bool(self.call.references),
+            has_captions=bool(self.call.given.get("ref_contexts")),
+        )
 
     def look(self, queries: int, keys: int, options: Options) -> Look | None:
         """Return what an attention call of so many queries and keys shows; None for nothing."""
@@ -278,22 +284,3 @@ def read_layout(call: ModelCall) -> Layout:
             "single images."
         )
     return LAYOUTS[name](call)
-
-
-def rows_of(mask: Tensor | None, rows: slice, queries: slice) -> Tensor | None:
-    """Return a part of a mask as ComfyUI broadcasts it: ``[N, T]``, ``[B, N, T]`` or with heads."""
-    if mask is None:
-        return None
-    mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
-    mask = mask if len(mask) == 1 else mask[rows]
-    return mask if mask.shape[2] == 1 else mask[:, :, queries]
-
-
-def by_head(tensor: Tensor, heads: int, is_split: bool) -> Tensor:
-    """Return ``[B, heads, N, d]`` of what an attention function was given."""
-    return tensor if is_split else tensor.unflatten(-1, (heads, -1)).transpose(1, 2)
-
-
-def grouped(key: Tensor, heads: int) -> Tensor:
-    """Return keys with each head's own, for layers whose queries share them."""
-    return key if key.shape[1] == heads else torch.repeat_interleave(key, heads // key.shape[1], 1)

@@ -21,9 +21,9 @@ from torch import Tensor
 
 from sdattn.errors import CaptureError
 
-from .layouts import Layout, ModelCall, by_head, grouped, read_layout, rows_of
+from .layouts import Layout, ModelCall, read_layout
 from .runs import Conditioning, Run, Settings
-from .summing import Chunk, add
+from .summing import Chunk, add, by_head, grouped, rows_of
 
 KEY = "sdattn"
 OVERRIDE = "optimized_attention_override"
@@ -259,8 +259,9 @@ class Recorder:
                 "row belongs to is not known. Another node splits the batch (regional prompting "
                 "does so); take it out."
             )
-        query, key = by_head(query, heads, skip_reshape), by_head(key, heads, skip_reshape)
-        key = grouped(key, query.shape[1])
+        dim = query.shape[-1] if skip_reshape else query.shape[-1] // heads
+        query = by_head(query, dim, skip_reshape)
+        key = grouped(by_head(key, dim, skip_reshape), query.shape[1])
         for chunk in self._chunks:
             own = layout.of_row(look, chunk.rows.start)
             given = query[chunk.rows][:, :, own.queries], key[chunk.rows]

@@ -156,3 +156,22 @@ def _columns(texts: Sequence[slice], n_text: int) -> Iterator[slice]:
     yield slice(0, texts[0].stop - texts[0].start)
     for part in texts[1:]:
         yield slice(n_text - (part.stop - part.start), n_text)
+
+
+def rows_of(mask: Tensor | None, rows: slice, queries: slice) -> Tensor | None:
+    """Return a part of a mask as ComfyUI broadcasts it: ``[N, T]``, ``[B, N, T]`` or with heads."""
+    if mask is None:
+        return None
+    mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
+    mask = mask if len(mask) == 1 else mask[rows]
+    return mask if mask.shape[2] == 1 else mask[:, :, queries]
+
+
+def by_head(tensor: Tensor, dim: int, is_split: bool) -> Tensor:
+    """Return ``[B, heads, N, d]`` of what an attention function was given."""
+    return tensor if is_split else tensor.unflatten(-1, (-1, dim)).transpose(1, 2)
+
+
+def grouped(key: Tensor, heads: int) -> Tensor:
+    """Return keys with each head's own, for layers whose queries share them."""
+    return key if key.shape[1] == heads else torch.repeat_interleave(key, heads // key.shape[1], 1)

@@ -265,14 +265,39 @@ def encoded(encoder):
 
 def check_columns(model):
     """Columns are those of the encoder's own ids, and every word of each prompt is found."""
-    words = columns = 0
-    for prompt in PROMPTS:
+    words = columns = number = 0
+    for prompt, encode in _encodings(model):
         with encoded(model.clip) as kept, torch.inference_mode():
-            positive = model.encode(prompt)
+            positive = encode(prompt)
         read = check_prompt(model, prompt, positive, kept)
+        number += 1
         words += len(read.words)
         columns += len(read.tokens)
-    return f"{len(PROMPTS)} prompts, {words} words, {columns} columns"
+    return f"{number} prompts, {words} words, {columns} columns"
+
+
+def _encodings(model):
+    """Yield each prompt with what encodes it; for Lumina 2 also with each of its node's texts."""
+    for prompt in PROMPTS:
+        yield prompt, model.encode
+    if model.name == "lumina2":
+        from comfy_extras.nodes_lumina2 import CLIPTextEncodeLumina2
+
+        def encode(prompt, system):
+            return outputs(
+                CLIPTextEncodeLumina2, clip=model.clip, user_prompt=prompt, system_prompt=system
+            )[0]
+
+        for system in CLIPTextEncodeLumina2.SYSTEM_PROMPT:
+            for prompt in PROMPTS:
+                yield prompt, functools.partial(encode, system=system)
+
+
+def outputs(node, **inputs):
+    """Run a node of the core, of its older kind or its newer one."""
+    if hasattr(node, "execute"):
+        return node.execute(**inputs).result
+    return getattr(node(), node.FUNCTION)(**inputs)
 
 
 def check_prompt(model, prompt, positive, kept, has_images=False):
@@ -285,7 +310,8 @@ def check_prompt(model, prompt, positive, kept, has_images=False):
     if "conditioning_llama3" in extra:
         n_text += extra["conditioning_llama3"].shape[2]
     skips = ("l", "g") if model.name in ("flux", "hidream") else ()
-    facts = layouts.TextFacts(n_text, skips, has_images=has_images)
+    has_captions = bool(extra.get("reference_latents_text_embeds"))
+    facts = layouts.TextFacts(n_text, skips, has_images=has_images, has_captions=has_captions)
     read = columns.read(model.clip, prompt, facts)
     _check_ids(model, prompt, read, kept)
     _check_words(model, prompt, read)
@@ -300,30 +326,43 @@ def _check_ids(model, prompt, read, kept):
         name = names.get(id(network))
         if model.name in ("flux", "hidream") and name in ("clip_l", "clip_g"):
             continue
-        if model.name in ("sdxl", "sd3") and name == "clip_l":
-            continue  # side by side with CLIP-G's, which is checked
         table = network.transformer.get_input_embeddings()
-        rows = _sections(model, network, name, prompt)
-        tables.append((name, embeddings[:rows].flatten(0, 1), table))
+        rows = embeddings[: _sections(model, name, prompt)].flatten(0, 1)
+        if model.name in ("sdxl", "sd3") and name == "clip_l":
+            # beside CLIP-G, whose paddings are other tokens
+            content = [token.special == "" for token in read.tokens[: len(rows)]]
+            _check_rows(model, prompt, read.tokens[: len(rows)], rows, table, content)
+            continue
+        tables.append((name, rows, table))
     order = {"clip_g": 0, "clip_l": 0, "t5xxl": 1, "llama": 2}
     tables.sort(key=lambda one: order.get(one[0], 0))
-    got = [(row, table) for _, rows, table in tables for row in rows]
-    got = got[len(got) - len(read.tokens) :]
-    assert len(got) == len(read.tokens), (model.name, prompt, len(got), len(read.tokens))
-    for column, (token, (row, table)) in enumerate(zip(read.tokens, got, strict=True)):
-        if token.id < 0:
+    columns = sum(len(rows) for _, rows, _ in tables)
+    cut = columns - len(read.tokens)  # a template's start, which the encoder cuts off
+    assert cut >= 0, (model.name, prompt, columns, len(read.tokens))
+    first = 0
+    for _, rows, table in tables:
+        rows = rows[cut:]
+        tokens = read.tokens[first : first + len(rows)]
+        _check_rows(model, prompt, tokens, rows, table, [True] * len(rows))
+        first += len(rows)
+        cut = 0
+
+
+def _check_rows(model, prompt, tokens, rows, table, are_checked):
+    for token, row, is_checked in zip(tokens, rows, are_checked, strict=True):
+        if token.id < 0 or not is_checked:
             continue
         with torch.inference_mode():
             own = table(torch.tensor([token.id]), out_dtype=torch.float32)[0]
         assert torch.equal(own, row), (
-            f"{model.name}: column {column} of {prompt!r} is not {token.text!r} ({token.id})"
+            f"{model.name}: a column of {prompt!r} is not {token.text!r} ({token.id})"
         )
 
 
 _NETWORKS = ("clip_l", "clip_g", "t5xxl", "llama", "qwen25_7b", "qwen3_4b", "gemma2_2b")
 
 
-def _sections(model, network, name, prompt):
+def _sections(model, name, prompt):
     """Return the number of chunks, without the empty one that weights add."""
     tokens = model.clip.tokenize(prompt)
     key = {"clip_l": "l", "clip_g": "g"}.get(name, name)

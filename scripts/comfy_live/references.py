@@ -4,7 +4,7 @@ import types
 
 import torch
 
-from .checks import SIZES
+from .checks import SIZES, outputs
 from .models import SIGLIP, TEXT
 
 SIDE = 5  # patches of the vision encoder's image
@@ -45,13 +45,6 @@ def encode(model, prompt, images):
     vision = Vision() if model.name == "z_image_omni" else None
     (positive,) = outputs(nodes.TextEncodeZImageOmni, image_encoder=vision, **told)
     return positive
-
-
-def outputs(node, **inputs):
-    """Run a node of the core, of its older kind or its newer one."""
-    if hasattr(node, "execute"):
-        return node.execute(**inputs).result
-    return getattr(node(), node.FUNCTION)(**inputs)
 
 
 def places(model, positive):

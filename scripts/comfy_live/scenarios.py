@@ -17,6 +17,7 @@ from .checks import (
     watched,
 )
 from .oracle import Oracle
+from .prompts import PROMPTS
 
 TOLERANCE = 1e-5
 
@@ -189,6 +190,24 @@ def overrides_before_and_after(model):
     close(*(maps_of(one, model, odd(model), "a cat left of a pizza") for one in (recorder, after)))
 
 
+def model_attention_backend(model):
+    """The core's node, before ours and after; versions before it have none."""
+    import comfy_extras.nodes_model_advanced as advanced
+
+    if not hasattr(advanced, "ModelAttentionBackend"):
+        return "left out"
+    backend = advanced.ModelAttentionBackend()
+    positive, negative = texts(model, "a cat left of a pizza", "blurry")
+    (before,) = backend.patch(model.patcher, "pytorch attention")
+    recorder = both(model, positive, negative, odd(model), before)
+    patched, after = watched(model.patcher, steps="all steps")
+    (patched,) = backend.patch(patched, "pytorch attention")
+    guided = {"cfg": max(model.cfg, 2.0)}
+    seen = sample(model, patched, positive, negative, odd(model), **guided)
+    assert torch.equal(seen, sample(model, before, positive, negative, odd(model), **guided))
+    close(*(maps_of(one, model, odd(model), "a cat left of a pizza") for one in (recorder, after)))
+
+
 def clones_and_originals(model):
     positive, negative = texts(model, "a cat left of a pizza", "blurry")
     patched, recorder = watched(model.patcher, steps="all steps")
@@ -198,6 +217,11 @@ def clones_and_originals(model):
     sample(model, model.patcher, positive, negative, odd(model))
     assert list(recorder.runs.values()) == [run], "the original model is watched too"
     assert not model.patcher.wrappers.get("apply_model"), model.patcher.wrappers
+    latents = sample(model, model.patcher, positive, negative, odd(model))
+    patched.detach()  # as the core does to unload it
+    assert torch.equal(latents, sample(model, model.patcher, positive, negative, odd(model)))
+    assert torch.equal(latents, sample(model, patched, positive, negative, odd(model)))
+    assert [*recorder.runs.values()] != [run], "a model that was unloaded is watched no more"
 
 
 def previews_and_interrupts(model):
@@ -429,21 +453,28 @@ def control_net(model):
 
 def reference_images(model):
     """Images that the model is shown, by the core's own nodes: columns, places and maps."""
-    if model.name not in ("flux", "flux2_klein", "qwen_image", "z_image", "z_image_omni"):
+    if model.name not in references.REFERENCES:
         return "left out"
-    prompt, told = "a cat left of a pizza", []
+    told = []
     for images in (1, 2):
-        with encoded(model.clip) as kept, torch.inference_mode():
-            positive = references.encode(model, prompt, images)
-        if model.name.startswith("z_image"):
-            kept = kept[:1]  # then come the captions of the images
-        read = check_prompt(model, prompt, positive, kept, has_images=True)
+        for prompt in PROMPTS:
+            _read_with_images(model, prompt, images)
+        prompt = "a cat left of a pizza"
+        read, positive = _read_with_images(model, prompt, images)
         check_places(model, positive)
         told.append(check_maps(model, prompt, positive, **references.places(model, positive)))
         recorder = both(model, positive, texts(model, "blurry")[0], odd(model))
         maps = maps_of(recorder, model, odd(model), prompt)[0]
         assert maps["cat"].columns == read.find("cat")[0], (maps["cat"].columns, read)
-    return ", ".join(told)
+    return f"{len(PROMPTS)} prompts; {', '.join(told)}"
+
+
+def _read_with_images(model, prompt, images):
+    with encoded(model.clip) as kept, torch.inference_mode():
+        positive = references.encode(model, prompt, images)
+    if model.name.startswith("z_image"):
+        kept = kept[:1]  # then come the captions of the images
+    return check_prompt(model, prompt, positive, kept, has_images=True), positive
 
 
 def a_model_that_is_not_known(model):
@@ -503,6 +534,7 @@ SCENARIOS = (
     concatenated_texts,
     a_second_sampler,
     overrides_before_and_after,
+    model_attention_backend,
     clones_and_originals,
     previews_and_interrupts,
     samplers_of_all_kinds,

@@ -17,10 +17,6 @@ LOADERS = ("CheckpointLoaderSimple", "UNETLoader", "CLIPLoader", "DualCLIPLoader
 SOCKETS = {"INT", "FLOAT", "STRING", "BOOLEAN", "COMBO"}  # types that are widgets, with lists
 
 
-def _told(prompt="text", **more):
-    return {"attention": ["watch", 1], "clip": ["clip"], "image": ["decode", 0], **more}
-
-
 def _graph(loaders, model, clip, vae, size, sampler, readers, text=PROMPT, between=None):
     """Return a graph: nodes by name, each (class, inputs); ["name", output] is a link."""
     width, height = size
@@ -33,8 +29,14 @@ def _graph(loaders, model, clip, vae, size, sampler, readers, text=PROMPT, betwe
         **(between or {}),
         "watch": (
             "SdattnWatchAttention",
-            {"model": model, "steps": "second half", "keep": "mean", "spread": False}
-            | {"megabytes": 1024},
+            {
+                "model": model,
+                "steps": "second half",
+                "keep": "mean",
+                "spread": "self attention" in readers,
+                "megabytes": 1024,
+                "heads": "mean",
+            },
         ),
         "sampler": (
             "KSampler",
@@ -51,7 +53,7 @@ def _graph(loaders, model, clip, vae, size, sampler, readers, text=PROMPT, betwe
         "save": ("SaveImage", {"images": ["decode", 0], "filename_prefix": "image"}),
     }
     told = {"attention": ["watch", 1], "clip": clip, "image": ["decode", 0], "prompt": text}
-    usual = {"side": "positive", "spread": False}
+    usual = {"side": "positive", "spread": False, "step": -1, "head": -1}
     for name, (kind, inputs) in readers.items():
         own = {**told, **inputs, **usual} if kind.startswith("Sdattn") else inputs
         nodes[name] = (kind, own)
@@ -61,7 +63,7 @@ def _graph(loaders, model, clip, vae, size, sampler, readers, text=PROMPT, betwe
 HEATMAPS = {
     "heatmaps": (
         "SdattnWordHeatmaps",
-        {"words": "", "layout": "grid", "colors": "inferno", "steps": "mean"},
+        {"words": "", "layout": "grid", "colors": "inferno", "steps": "mean", "heads": "mean"},
     ),
     "show": ("SaveImage", {"images": ["heatmaps", 0], "filename_prefix": "heatmaps"}),
 }
@@ -71,7 +73,11 @@ MASK = {
     "as image": ("MaskToImage", {"mask": ["mask", 0]}),
     "show mask": ("SaveImage", {"images": ["as image", 0], "filename_prefix": "mask"}),
 }
-SPOT = {"spot": ("SdattnWordsAtSpot", {"x": 128, "y": 256, "most": 5})}
+SPOT = {
+    "spot": ("SdattnWordsAtSpot", {"x": 128, "y": 256, "most": 5}),
+    "self attention": ("SdattnSelfAttentionOfSpot", {"x": 128, "y": 256, "colors": "inferno"}),
+    "show spot": ("SaveImage", {"images": ["self attention", 0], "filename_prefix": "spot"}),
+}
 CHECKPOINT = (["checkpoint", 0], ["checkpoint", 1], ["checkpoint", 2])
 PARTS = (["unet", 0], ["clip", 0], ["vae", 0])
 
@@ -277,7 +283,7 @@ def run(name, model, folder, **changes):
     Path(folder).mkdir(parents=True, exist_ok=True)
     folder_paths.set_output_directory(str(folder))
     server = Server()
-    options = {"cache_args": {"lru": 0, "ram": 0}, "cache_size": 0}
+    options = {"cache_args": {"lru": 0, "ram": 0, "ram_inactive": 0}, "cache_size": 0}
     executor = execution.PromptExecutor(server, **newer(execution.PromptExecutor, **options))
     number = str(random.random())
     ends = [one for one, node in prompt.items() if _is_output(node["class_type"])]
@@ -298,6 +304,7 @@ def check(name, model, folder):
         EmptyLatentImage=size,
         EmptySD3LatentImage=size,
         SdattnWordsAtSpot={"x": 50, "y": 60},
+        SdattnSelfAttentionOfSpot={"x": 50, "y": 60},
     )
     files = sorted(path.name for path in (Path(folder) / name).glob("*.png"))
     graph = json.loads((HOME / f"{name}.json").read_text(encoding="utf-8"))
