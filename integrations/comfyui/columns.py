@@ -43,9 +43,9 @@ def read(clip: Any, prompt: str, facts: TextFacts) -> Prompt:
         tried += of_parts[0]
         fitting: dict[object, Prompt] = {}
         for readings in zip(*of_parts, strict=True):
-            found = _fitted(readings, facts)
-            if found is not None:
-                fitting.setdefault(tuple(word.columns for word in found.words), found)
+            fitted = _fitted(readings, facts)
+            if fitted is not None:
+                fitting.setdefault(tuple(word.columns for word in fitted.words), fitted)
         if len(fitting) == 1:
             return next(iter(fitting.values()))
         if fitting:
@@ -109,7 +109,8 @@ def _fitted(parts: Sequence[Prompt], facts: TextFacts) -> Prompt | None:
     templates' starts if the encoder cuts these off, filled up on the left, or with images as large
     as they must be. None if they do not fit."""
     whole = _concatenated(parts)
-    tokens, columns = whole.tokens, facts.columns
+    tokens = whole.tokens
+    columns = facts.columns
     images = [i for i, token in enumerate(tokens) if token.special == IMAGE]
     if images:  # their columns are what the text behind them leaves
         tail = len(tokens) - images[-1] - 1
@@ -127,7 +128,7 @@ def _fitted(parts: Sequence[Prompt], facts: TextFacts) -> Prompt | None:
 def _after_template(prompt: Prompt) -> int:
     """Return the number of columns after the template's start."""
     specials = [token.special for token in prompt.tokens]
-    return len(specials) - next((i for i, one in enumerate(specials) if one != TEMPLATE), 0)
+    return len(specials) - next((i for i, kind in enumerate(specials) if kind != TEMPLATE), 0)
 
 
 def _moved(prompt: Prompt, kept: int, before: Sequence[str]) -> Prompt:
@@ -136,17 +137,20 @@ def _moved(prompt: Prompt, kept: int, before: Sequence[str]) -> Prompt:
     shift = len(before) + kept - len(prompt.tokens)
     words = []
     for word in prompt.words:
-        own = tuple(column + shift for column in word.columns if column + shift >= len(before))
-        words.append(replace(word, columns=own))
+        columns = tuple(column + shift for column in word.columns if column + shift >= len(before))
+        words.append(replace(word, columns=columns))
     first = tuple(Token(-1, special, 0, 0, special) for special in before)
     return replace(prompt, words=tuple(words), tokens=(*first, *tokens))
 
 
 def _concatenated(prompts: Sequence[Prompt]) -> Prompt:
     """Return prompts whose columns follow each other, as one."""
-    text, words, tokens = "", [], []
+    text = ""
+    words = []
+    tokens = []
     for prompt in prompts:
-        start, first = len(text), len(tokens)
+        start = len(text)
+        first = len(tokens)
         for word in prompt.words:
             own = tuple(column + first for column in word.columns)
             words.append(replace(word, start=word.start + start, end=word.end + start, columns=own))

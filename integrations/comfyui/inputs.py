@@ -97,4 +97,4 @@ def words_of(text: str) -> list[str]:
 
 def as_images(images: Tensor) -> list[Image.Image]:
     data = (images.clamp(0, 1) * 255).round().byte().cpu().numpy()
-    return [Image.fromarray(one) for one in data]
+    return [Image.fromarray(pixels) for pixels in data]

@@ -70,9 +70,9 @@ def self_attention(affinity: Sums) -> tuple[Tensor, Grid]:
         )
     means = affinity.means()
     _, finest = max(means, key=lambda key: key[1][0] * key[1][1])
-    held = torch.stack([maps for (_, grid), maps in means.items() if grid == finest]).mean(0)
+    mean = torch.stack([maps for (_, grid), maps in means.items() if grid == finest]).mean(0)
     # of the attention to the image alone, in joint attention
-    return held / held.sum(-1, keepdim=True), finest
+    return mean / mean.sum(-1, keepdim=True), finest
 
 
 def area_of(text: Conditioning) -> tuple[int, ...]:
@@ -91,6 +91,6 @@ def in_latent(maps: Tensor, text: Conditioning) -> Tensor:
         return maps
     rows, cols, top, left = area_of(text)
     whole = maps.new_zeros(*text.latent, maps.shape[-1])
-    held = resize_maps(maps.movedim(-1, 0), (rows, cols)).movedim(0, -1)
-    whole[top : top + rows, left : left + cols] = held
+    resized = resize_maps(maps.movedim(-1, 0), (rows, cols)).movedim(0, -1)
+    whole[top : top + rows, left : left + cols] = resized
     return whole

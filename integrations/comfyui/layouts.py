@@ -189,7 +189,9 @@ class HiDreamLayout(Layout):
         self.n_text += self.n_llama
 
     def look(self, queries: int, keys: int, options: Options) -> Look | None:
-        cells, t5, llama = self.call.cells(), self.n_t5, self.n_llama
+        cells = self.call.cells()
+        t5 = self.n_t5
+        llama = self.n_llama
         if not queries == keys == cells + t5 + 2 * llama:
             return None
         middle = cells + t5 + llama

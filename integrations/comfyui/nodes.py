@@ -99,7 +99,8 @@ class WatchAttention:
             spread=spread,
             max_bytes=megabytes << 20,
         )
-        recorder, patched = Recorder(settings), model.clone()
+        recorder = Recorder(settings)
+        patched = model.clone()
         recorder.install(patched)
         return patched, recorder
 
@@ -197,7 +198,8 @@ class WordsAtSpot:
     ) -> dict[str, Any]:
         asked = asked_for(**told)
         width_share, height_share = _spot(asked, x, y)
-        lines, first = [], ""
+        lines = []
+        first = ""
         for number, maps in enumerate(heatmaps(attention, asked)):
             rows, cols = maps.maps.shape[:2]
             cell = int(height_share * rows), int(width_share * cols)
@@ -271,7 +273,8 @@ class SelfAttentionOfSpot:
     ) -> tuple[Tensor, Tensor]:
         asked = asked_for(**told)
         maps = cell_maps(attention, asked, *_spot(asked, x, y))
-        drawn, masks = [], []
+        drawn = []
+        masks = []
         for image, values in zip(as_images(asked.images), maps, strict=True):
             heatmap = Heatmap(f"x={x}, y={y}", values, ())
             overlay = heatmap.overlay(image, cmap=colors, caption=False)

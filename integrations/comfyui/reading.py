@@ -59,8 +59,9 @@ def heatmaps(recorder: Recorder, asked: Asked) -> list[Heatmaps]:
     layers = layer_maps(
         sums_of(text, asked.step), asked.head, text.affinity if asked.spread else None
     )
-    found = aggregate(layers, preset)
-    return [Heatmaps(prompt, in_latent(maps, text), preset=preset) for maps in found]
+    return [
+        Heatmaps(prompt, in_latent(maps, text), preset=preset) for maps in aggregate(layers, preset)
+    ]
 
 
 def cell_maps(recorder: Recorder, asked: Asked, x: float, y: float) -> Tensor:
@@ -130,15 +131,16 @@ def heads_kept(recorder: Recorder, asked: Asked) -> list[int]:
 def of_word(maps: Heatmaps, word: str) -> Heatmap:
     """Return a word's map; an embedding is found by its name too. Raise KeyError for none."""
     embedding = f"embedding:{word}"
-    known = {held.text: held for held in maps.prompt.words}
-    if held := known.get(word if word.startswith("embedding:") else embedding):
-        if not held.columns:
-            raise InvalidValueError(
-                f"The text encoder has no {held.text}: ComfyUI found no such file, or it is of "
-                "another encoder."
-            )
-        return maps[held.text]
-    return maps[word]
+    known = {of_prompt.text: of_prompt for of_prompt in maps.prompt.words}
+    named = known.get(word if word.startswith("embedding:") else embedding)
+    if named is None:
+        return maps[word]
+    if not named.columns:
+        raise InvalidValueError(
+            f"The text encoder has no {named.text}: ComfyUI found no such file, or it is of "
+            "another encoder."
+        )
+    return maps[named.text]
 
 
 def _run(recorder: Recorder, asked: Asked) -> Run:
@@ -150,13 +152,14 @@ def _run(recorder: Recorder, asked: Asked) -> Run:
         )
     runs = list(recorder.runs.values())
     fitting = [run for run in runs if any(map(_fits(asked.images), run.conditionings.values()))]
-    found = fitting or runs
-    if len(found) > 1:
+    candidates = fitting or runs
+    if len(candidates) > 1:
+        samplers = ", ".join(str(run.node) for run in candidates)
         raise CaptureError(
-            f"Samplers {', '.join(str(run.node) for run in found)} ran with this model, and whose "
-            "images these are cannot be told. Put a Watch attention of its own in front of each."
+            f"Samplers {samplers} ran with this model, and whose images these are cannot be told. "
+            "Put a Watch attention of its own in front of each."
         )
-    (run,) = found
+    (run,) = candidates
     if run.problem:
         raise CaptureError(run.problem)
     if not fitting and run.conditionings:
@@ -172,9 +175,10 @@ def _run(recorder: Recorder, asked: Asked) -> Run:
 def _fits(images: Tensor) -> Any:
     """Return a check whether a text's latent has the proportions of images."""
 
-    def check(one: Conditioning) -> bool:
-        rows, cols = one.latent
-        tall, wide = images.shape[1] / rows, images.shape[2] / cols
+    def check(text: Conditioning) -> bool:
+        rows, cols = text.latent
+        tall = images.shape[1] / rows
+        wide = images.shape[2] / cols
         return abs(tall - wide) <= max(tall, wide) / min(rows, cols)
 
     return check
@@ -184,22 +188,22 @@ def _text(run: Run, asked: Asked) -> Conditioning:
     """Return the text of a run that is asked for."""
     if not run.calls:
         raise CaptureError("The model was not called: no steps, or a model without text.")
-    named = [one for one in run.conditionings.values() if one.name == asked.name]
+    named = [text for text in run.conditionings.values() if text.name == asked.name]
     if not named:
-        names = ", ".join({one.name for one in run.conditionings.values()})
+        names = ", ".join({text.name for text in run.conditionings.values()})
         raise CaptureError(
             f"Nothing was drawn from a {asked.name} text (a guidance scale of 1 leaves out the "
             f"negative one). There are: {names}."
         )
     if asked.conditioning is not None:
-        texts = [states for states, _ in asked.conditioning]
-        named = [one for one in named if any(_is_same(one.text, text) for text in texts)]
+        encoded = [states for states, _ in asked.conditioning]
+        named = [text for text in named if any(_is_same(text.text, states) for states in encoded)]
         if not named:
             raise CaptureError(
                 f"The sampler drew nothing {asked.name} from the conditioning that is connected. "
                 "Connect the output of the text encoder whose words are asked for."
             )
-    seen = [one for one in named if one.sums.totals or one.by_step]
+    seen = [text for text in named if text.sums.totals or text.by_step]
     if not seen:
         raise CaptureError(_unseen(run, named))
     if len(seen) > 1:
@@ -220,8 +224,8 @@ def _is_same(drawn: Tensor, text: Tensor) -> bool:
 
 
 def _unseen(run: Run, texts: Sequence[Conditioning]) -> str:
-    if not any(one.facts for one in texts):
-        steps = sorted(set.union(*(one.steps for one in texts)))
+    if not any(text.facts for text in texts):
+        steps = sorted(set.union(*(text.steps for text in texts)))
         return (
             f"This text was drawn in steps {steps[0]} to {steps[-1]} of {run.n_steps} alone, and "
             "Watch attention kept the second half. Choose 'all steps' there."

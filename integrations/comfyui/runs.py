@@ -52,8 +52,8 @@ class Sums:
         both.calls = self.calls + other.calls
         both.totals = dict(self.totals)
         for key, total in other.totals.items():
-            held = both.totals.get(key)
-            both.totals[key] = total if held is None else _added(held, total.to(held.device))
+            before = both.totals.get(key)
+            both.totals[key] = total if before is None else _added(before, total.to(before.device))
         return both
 
     def over_heads(self) -> "Sums":
@@ -158,4 +158,14 @@ class Run:
 
     @property
     def kept_apart(self) -> int:
-        return sum(one.kept_apart for one in self.conditionings.values())
+        return sum(text.kept_apart for text in self.conditionings.values())
+
+
+def executing_node() -> str | None:
+    """Return the number of the node that ComfyUI runs now, or None."""
+    try:
+        from comfy_execution.utils import get_executing_context
+    except ImportError:
+        return None
+    context = get_executing_context()
+    return None if context is None else context.node_id

@@ -162,7 +162,10 @@ def rows_of(mask: Tensor | None, rows: slice, queries: slice) -> Tensor | None:
     """Return a part of a mask as ComfyUI broadcasts it: ``[N, T]``, ``[B, N, T]`` or with heads."""
     if mask is None:
         return None
-    mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
+    if mask.ndim == 2:
+        mask = mask[None, None]
+    elif mask.ndim == 3:
+        mask = mask[:, None]
     mask = mask if len(mask) == 1 else mask[rows]
     return mask if mask.shape[2] == 1 else mask[:, :, queries]
 

@@ -36,7 +36,8 @@ def sample(model, patcher, positive, negative, latent, steps=3, seed=7, cfg=None
     import comfy.sample
 
     noise = comfy.sample.prepare_noise(latent, seed)
-    if (change := options.pop("change", None)) is not None:
+    change = options.pop("change", None)
+    if change is not None:
         noise[..., change[0], change[1]] += 1.0
     with torch.inference_mode():
         return comfy.sample.sample(
@@ -81,7 +82,8 @@ def check_maps(model, prompt="a cat left of a pizza", positive=None, **of_oracle
     """
     latent = odd_latent(model)
     with torch.inference_mode():
-        positive, other = positive or model.encode(prompt), model.encode("")
+        positive = positive or model.encode(prompt)
+        other = model.encode("")
     plain = sample(model, model.patcher, positive, other, latent)
     oracle = Oracle(**of_oracle)
     patched, recorder = watched(model.patcher, oracle, steps="all steps")
@@ -90,7 +92,8 @@ def check_maps(model, prompt="a cat left of a pizza", positive=None, **of_oracle
     assert plain.isfinite().all(), f"{model.name}: latents are not finite"
     run = recorder.runs[None]
     assert not run.problem, f"{model.name}: {run.problem}"
-    worst, compared = 0.0, 0
+    worst = 0.0
+    compared = 0
     for one in run.conditionings.values():
         kind = ("positive", "negative").index(one.name)
         expected = oracle.means(model.name, latent.shape, one.facts.columns, kind)
@@ -115,7 +118,8 @@ def check_places(model, positive=None):
     with torch.inference_mode():
         positive = positive or model.encode("a cat left of a pizza")
     recording = __import__(f"{core.nodes().__name__}.recording", fromlist=["read_layout"])
-    layouts, original = [], recording.read_layout
+    layouts = []
+    original = recording.read_layout
     recording.read_layout = lambda call: layouts.append(original(call)) or layouts[-1]
     seen = {}
     for what in ("nothing", "patch", "token"):
@@ -207,19 +211,24 @@ def _briefly(one):
         return f"tensor of {one.ndim} axes"
     if isinstance(one, (list, tuple)):
         return [_briefly(part) for part in one]
-    return "number" if isinstance(one, int) else type(one).__name__ if one is None else "object"
+    if isinstance(one, int):
+        return "number"
+    return "nothing" if one is None else "object"
 
 
 def check_double(model):
     """The double in tests/ calls wrappers as the core does: which, in which order, with what."""
     double = _double()
     with torch.inference_mode():
-        positive, negative = model.encode("a cat"), model.encode("a dog")
-    patched, ours = model.patcher.clone(), Spy()
+        positive = model.encode("a cat")
+        negative = model.encode("a dog")
+    patched = model.patcher.clone()
+    ours = Spy()
     ours.install(patched)
     sample(model, patched, positive, negative, odd_latent(model), steps=2, cfg=2.0)
     kind = double.UNetModel if model.name == "sd15" else double.Flux
-    other, theirs = double.Patcher(double.Base(kind())), Spy()
+    other = double.Patcher(double.Base(kind()))
+    theirs = Spy()
     theirs.install(other)
     text = [[double.states(seed, 6), {}] for seed in (1, 2)]
     double.Guider(other, text[:1], text[1:]).sample(double.latents(7, 10), steps=2)
@@ -227,7 +236,8 @@ def check_double(model):
     assert kinds[0] == kinds[1], kinds
     for own, made in zip(ours.told, theirs.told, strict=True):
         if own[0] == "outer_sample":  # the double has no sampler and no noise mask
-            own, made = own[:3], made[:3]
+            own = own[:3]
+            made = made[:3]
         assert own == made, (own, made)
 
 
@@ -249,7 +259,8 @@ def encoded(encoder):
     """Yield what each of an encoder's networks embeds while it encodes: (module, embeddings)."""
     import comfy.sd1_clip
 
-    kept, original = [], comfy.sd1_clip.SDClipModel.process_tokens
+    kept = []
+    original = comfy.sd1_clip.SDClipModel.process_tokens
 
     def process(self, tokens, device):
         found = original(self, tokens, device)

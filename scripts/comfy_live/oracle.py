@@ -50,7 +50,8 @@ class Oracle:
         options = kwargs["transformer_options"]
         if options["sigmas"] is not self.sigmas or options["uuids"] != self.uuids:
             self.calls += 1
-            self.sigmas, self.uuids = options["sigmas"], options["uuids"]
+            self.sigmas = options["sigmas"]
+            self.uuids = options["uuids"]
         if not skip_reshape:
             q, k = (x.unflatten(-1, (heads, -1)).transpose(1, 2) for x in (q, k))
         told = {
@@ -141,7 +142,10 @@ def softmax(seen):
     scores = seen.query.double() @ seen.key.double().mT / math.sqrt(seen.query.shape[-1])
     mask = seen.mask
     if mask is not None:
-        mask = mask[None, None] if mask.ndim == 2 else mask[:, None] if mask.ndim == 3 else mask
+        if mask.ndim == 2:
+            mask = mask[None, None]
+        elif mask.ndim == 3:
+            mask = mask[:, None]
         if mask.dtype == torch.bool:
             scores = scores.masked_fill(~mask, -math.inf)
         else:
@@ -152,7 +156,8 @@ def softmax(seen):
 
 def place_of(name, latent, seen, texts, number):
     """Return the place of a call, the ``number``-th of its block; None if it shows no image."""
-    queries, keys = seen.query.shape[2], seen.key.shape[2]
+    queries = seen.query.shape[2]
+    keys = seen.key.shape[2]
     rows, cols = latent[-2:]
     half = (rows + 1) // 2, (cols + 1) // 2
     cells = half[0] * half[1]
@@ -163,7 +168,8 @@ def place_of(name, latent, seen, texts, number):
             return Place(where, grid, slice(None), (slice(0, keys),), None)
         return Place(where, grid, slice(None), (), slice(None)) if number == 1 else None
     if name == "flux2_klein":
-        half, cells = (rows, cols), rows * cols
+        half = (rows, cols)
+        cells = rows * cols
     if queries != keys:
         return None
     if name == "hidream":

@@ -64,7 +64,8 @@ def measure(pairs, steps, pixels, device="cpu", dtype=torch.float32):
     for told in SETTINGS:
         patched = watch().watch(held, **told)[0]
         seconds(patched)
-        ratios, plain = [], []
+        ratios = []
+        plain = []
         for number in range(pairs):
             both = {}
             for one in (held, patched) if number % 2 else (patched, held):

@@ -73,7 +73,8 @@ class Encoder:
     """A VAE that gives random latents, each of its own odd size where the model takes such."""
 
     def __init__(self, model):
-        self.model, self.sizes = model, list(REFERENCES[model.name])
+        self.model = model
+        self.sizes = list(REFERENCES[model.name])
 
     def encode(self, _):
         return torch.rand_like(self.model.latent(*self.sizes.pop(0)))

@@ -141,7 +141,8 @@ def concatenated_texts(model):
         return
     maps = maps_of(recorder, model, odd(model), "a cat\n---\na pizza")[0]
     n_text = cat[0][0].shape[1]
-    first, second = maps["cat"].columns[0], maps["pizza"].columns[0]
+    first = maps["cat"].columns[0]
+    second = maps["pizza"].columns[0]
     assert second == first + n_text, (first, second, n_text)
     refused(recorder, model, odd(model), "a cat", "cannot be told")
 
@@ -480,7 +481,8 @@ def _read_with_images(model, prompt, images):
 def a_model_that_is_not_known(model):
     positive, negative = texts(model, "a cat left of a pizza", "blurry")
     kind = type(model.patcher.model.diffusion_model)
-    name, kind.__name__ = kind.__name__, "SomethingNew"
+    name = kind.__name__
+    kind.__name__ = "SomethingNew"
     try:
         recorder = both(model, positive, negative, odd(model))
     finally:

@@ -163,11 +163,13 @@ def saved(graph):
     import nodes
 
     ids = {name: number for number, name in enumerate(graph, 1)}
-    found, links = [], []
+    found = []
+    links = []
     outputs = {name: {} for name in graph}
     for name, (kind, inputs) in graph.items():
         made = nodes.NODE_CLASS_MAPPINGS[kind]
-        sockets, widgets = [], []
+        sockets = []
+        widgets = []
         for socket, (type_name, told) in inputs_of(made).items():
             value = inputs.get(socket)
             if isinstance(value, list):
@@ -187,7 +189,8 @@ def saved(graph):
     for name, (_, inputs) in graph.items():
         origins = [value[0] for value in inputs.values() if isinstance(value, list)]
         depth[name] = 1 + max((depth[origin] for origin in origins), default=-1)
-    below, placed = {}, []
+    below = {}
+    placed = []
     for name, kind, made, sockets, widgets in found:
         height = 60 + 24 * (len(sockets) + len(widgets)) + 40 * (kind == "CLIPTextEncode")
         top = below.get(depth[name], 0)
@@ -245,7 +248,8 @@ def prompt_of(workflow):
     prompt = {}
     for node in workflow["nodes"]:
         linked = {one["name"]: one["link"] for one in node["inputs"]}
-        values, inputs = list(node["widgets_values"]), {}
+        values = list(node["widgets_values"])
+        inputs = {}
         for name, (type_name, told) in inputs_of(nodes.NODE_CLASS_MAPPINGS[node["type"]]).items():
             if linked.get(name) is not None:
                 inputs[name] = origin[linked[name]]
@@ -290,6 +294,21 @@ def run(name, model, folder, **changes):
     executor.execute(prompt, number, {}, ends)
     assert executor.success, executor.status_messages[-1:]
     return [told for kind, told in server.told if kind == "executed"]
+
+
+def draw_demo(folder):
+    """Run SD 1.5's example with the weights of sdattn's demo model, of its size."""
+    from . import demo
+
+    run(
+        "sd15",
+        demo.make(),
+        folder,
+        KSampler={"steps": 20, "cfg": 5.0, "sampler_name": "ddim"},
+        EmptyLatentImage={"width": 384, "height": 256},
+        SdattnWordsAtSpot={"x": 96, "y": 120},
+        SdattnSelfAttentionOfSpot={"x": 96, "y": 120},
+    )
 
 
 def check(name, model, folder):
@@ -387,5 +406,6 @@ class Pixels:
 
         samples = samples[:, :, 0] if samples.ndim == 5 else samples
         seen = torch.nn.functional.interpolate(samples[:, :3].float(), scale_factor=8)
-        low, high = seen.amin((1, 2, 3), keepdim=True), seen.amax((1, 2, 3), keepdim=True)
+        low = seen.amin((1, 2, 3), keepdim=True)
+        high = seen.amax((1, 2, 3), keepdim=True)
         return ((seen - low) / (high - low)).movedim(1, -1)

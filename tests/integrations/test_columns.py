@@ -5,7 +5,7 @@ import torch
 from helpers import comfy_double as comfy
 from helpers.tiny_tokenizers import tiny_t5, tiny_tokenizer
 
-from integrations.comfyui.columns import read
+from integrations.comfyui.columns import OMNI, read
 from integrations.comfyui.layouts import TextFacts
 from sdattn.errors import InvalidValueError
 
@@ -78,6 +78,21 @@ def test_a_template_is_no_word_and_may_be_cut_off():
     assert len(whole.find("on")) == 1
     rows = read(comfy.Clip(l=part), "on a sofa", TextFacts(77))
     assert rows.tokens[first[0]].special == "" and rows.tokens[1].special == "<template>"
+
+
+def test_the_template_is_that_of_captions_where_images_have_some():
+    """Both templates give as many columns, so their number does not tell them apart."""
+
+    class Clip(comfy.Clip):
+        def tokenize(self, text, return_word_ids=False, llama_template="on a {}"):
+            before, after = {"on a {}": ("on a ", ""), OMNI: ("on ", " sofa")}[llama_template]
+            return super().tokenize(before + text + after)
+
+    clip = Clip(l=clip_part())
+    before = [len(tiny_tokenizer()(text)["input_ids"]) - 1 for text in ("on a", "on")]
+    with_captions = TextFacts(77, has_images=True, has_captions=True)
+    assert read(clip, "cat", TextFacts(77)).find("cat") == [(before[0],)]
+    assert read(clip, "cat", with_captions).find("cat") == [(before[1],)]
 
 
 def test_concatenated_prompts_are_told_by_a_line():
