@@ -304,10 +304,10 @@ def draw_demo(folder):
         "sd15",
         demo.make(),
         folder,
-        KSampler={"steps": 20, "cfg": 5.0, "sampler_name": "ddim"},
-        EmptyLatentImage={"width": 384, "height": 256},
-        SdattnWordsAtSpot={"x": 96, "y": 120},
-        SdattnSelfAttentionOfSpot={"x": 96, "y": 120},
+        KSampler={"cfg": 5.0},
+        EmptyLatentImage={"width": 192, "height": 128},
+        SdattnWordsAtSpot={"x": 45, "y": 60},
+        SdattnSelfAttentionOfSpot={"x": 45, "y": 60},
     )
 
 
