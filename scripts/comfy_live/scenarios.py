@@ -130,6 +130,33 @@ def areas_masks_and_times(model):
     refused(recorder, model, odd(model), "a pizza", "all steps", conditioning=pizza)
 
 
+def an_area_beyond_the_latent(model):
+    """The core cuts an area at the latent's edges."""
+    import nodes
+
+    cat, negative = texts(model, "a cat", "blurry")
+    rows, cols = SIZES[model.name]
+    top, left = 4, 6
+    (area,) = nodes.ConditioningSetArea().append(cat, 8 * cols, 8 * rows, 8 * left, 8 * top, 1.0)
+    (whole,) = nodes.ConditioningCombine().combine(area, cat)
+    settings = {"spread": True}
+    recorder = both(model, area, negative, odd(model), settings=settings)
+    values = maps_of(recorder, model, odd(model), "a cat", conditioning=cat)[0]["cat"].values
+    assert values.shape == (rows, cols) and (values[top:, left:] > 0).all()
+    assert (values[:top] == 0).all() and (values[:, :left] == 0).all()
+    reading = __import__(f"{core.nodes().__name__}.reading", fromlist=["cell_maps"])
+    asks = asked(model, odd(model), "")
+    assert (reading.cell_maps(recorder, asks, 0.99, 0.99)[0][:top] == 0).all()
+    told = ""
+    try:
+        reading.cell_maps(recorder, asks, 0.01, 0.99)
+    except ValueError as error:
+        told = str(error)
+    assert "outside the area" in told, told
+    recorder = both(model, whole, negative, odd(model))
+    refused(recorder, model, odd(model), "a cat", "drew from 2", conditioning=cat)
+
+
 def concatenated_texts(model):
     import nodes
 
@@ -533,6 +560,7 @@ SCENARIOS = (
     several_images,
     a_longer_negative,
     areas_masks_and_times,
+    an_area_beyond_the_latent,
     concatenated_texts,
     a_second_sampler,
     overrides_before_and_after,
