@@ -21,6 +21,7 @@ from .pieces import IMAGE, Tokenize, read_prompts
 
 CLIPS = ("l", "g", "h")  # tokenizers whose columns are one encoder's, or those of two at once
 CONCATENATED = re.compile(r"\n\s*---+\s*\n")  # between the prompts of ConditioningConcat
+TURN = ["<|im_start|>", "user", "\u010a"]  # where the user's text begins
 VISION = "<|vision_start|><|image_pad|><|vision_end|>"
 OMNI = "<|vision_end|>{}<|im_end|>\n<|im_start|>assistant\n<|vision_start|>"
 
@@ -126,9 +127,15 @@ def _fitted(parts: Sequence[Prompt], facts: TextFacts) -> Prompt | None:
 
 
 def _after_template(prompt: Prompt) -> int:
-    """Return the number of columns after the template's start."""
+    """Return the number of columns after the template's start, as Qwen-Image's encoder cuts it."""
     specials = [token.special for token in prompt.tokens]
-    return len(specials) - next((i for i, kind in enumerate(specials) if kind != TEMPLATE), 0)
+    start = next((i for i, kind in enumerate(specials) if kind != TEMPLATE), 0)
+    texts = [token.text for token in prompt.tokens[:start]]
+    if TURN[0] in texts:
+        last = start - 1 - texts[::-1].index(TURN[0])
+        if texts[last:] != TURN:  # some versions spell it otherwise before an embedding
+            start = last
+    return len(specials) - start
 
 
 def _moved(prompt: Prompt, kept: int, before: Sequence[str]) -> Prompt:
