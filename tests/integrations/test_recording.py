@@ -181,6 +181,9 @@ def test_maps_of_each_head_are_its_softmax():
 def test_heads_are_kept_within_a_budget_and_their_mean_beyond_it(every_step):
     whole, _ = watched_by_head(every_step=every_step)
     (run,) = whole.runs.values()
+    cells = 7 * 10 + 4 * 5 + 7 * 10  # of the three layers
+    steps = 3 if every_step else 1
+    assert run.kept_apart == 2 * 2 * steps * comfy.HEADS * cells * 6 * 4  # texts, images, bytes
     limit = run.kept_apart // 2
     less, _ = watched_by_head(every_step=every_step, max_bytes=limit)
     (run,) = less.runs.values()
